@@ -1,0 +1,5 @@
+import sys
+
+from spheret.cli import main
+
+sys.exit(main())

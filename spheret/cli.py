@@ -1,0 +1,50 @@
+"""The command line: one row a command, each a plain function that tyro turns into flags."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from spheret.errors import unknown
+from spheret.version import __version__
+
+# what it is called: (module:function, what it is for); modules are imported when their command runs
+COMMANDS: dict[str, tuple[str, str]] = {}
+
+USAGE_ERROR = 2
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS), default=0)
+    rows = "\n".join(f"  spheret {name:<{width}}  {about}" for name, (_, about) in COMMANDS.items())
+    return f"spheret {__version__}: deep connections for PyTorch\n\n{rows}\n\nspheret COMMAND --help lists its flags."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; bad input ends with one sentence on stderr and exit code 2."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
+        print(_help())
+        return 0
+    if words[0] == "--version":
+        print(f"spheret {__version__}")
+        return 0
+    # a command is one word or two: `prepare`, `bench connection`
+    size = next((n for n in (2, 1) if " ".join(words[:n]) in COMMANDS), 0)
+    if not size:
+        group = [name for name in COMMANDS if name.startswith(words[0] + " ")]
+        print(unknown("command", " ".join(words[:2] if group else words[:1]), group or COMMANDS), file=sys.stderr)
+        return USAGE_ERROR
+    name = " ".join(words[:size])
+    module, _, function = COMMANDS[name][0].partition(":")
+    import tyro
+
+    try:
+        return (
+            tyro.cli(getattr(importlib.import_module(module), function), prog=f"spheret {name}", args=words[size:])
+            or 0
+        )
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
+        print(f"spheret {name}: {error}", file=sys.stderr)
+        return USAGE_ERROR

@@ -1,0 +1,68 @@
+"""Deep connections: the SCHEMES table, and `scheme(name, **options)` that takes a row of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+from spheret.connections import euclidean as flat
+from spheret.connections.base import Connection, Initialisation, Scheme
+from spheret.connections.norms import LayerNorm, RMSNorm, ScaleNorm
+from spheret.connections.spherical import SpheretNorm, Spherical, SphericalConnection
+from spheret.errors import unknown
+
+__all__ = [
+    "PAPER_SCHEMES",
+    "SCHEMES",
+    "Connection",
+    "Initialisation",
+    "LayerNorm",
+    "RMSNorm",
+    "ScaleNorm",
+    "Scheme",
+    "SpheretNorm",
+    "Spherical",
+    "SphericalConnection",
+    "scheme",
+]
+
+# a row is a Scheme class, or one with other defaults; the first nine are the paper's
+SCHEMES: dict[str, Callable[..., Scheme]] = {
+    "pre-ln": flat.PreLN,
+    "post-ln": flat.PostLN,
+    "pre-dyt": flat.PreDyT,
+    "peri-ln": flat.PeriLN,
+    "keel": flat.Keel,
+    # its tables do not say which schedule GeoNorm had: this is its own paper's
+    "geonorm": partial(Spherical, p=math.inf, schedule="harmonic"),
+    "proj-spheretnorm": partial(Spherical, p=1.0),
+    "cay-spheretnorm": partial(Spherical, p=2.0),
+    "p-spheretnorm": partial(Spherical, p=0.5),
+    "residual": flat.Residual,
+    "derf": flat.PreDerf,
+    "dyisru": flat.PreDyISRU,
+    "lns": flat.LNScaling,
+    "mix-ln": flat.MixLN,
+    "deepnorm": flat.DeepNorm,
+    "rezero": flat.ReZero,
+    "layerscale": flat.LayerScale,
+    "ngpt": flat.NGPT,
+    "orthogonal": flat.Orthogonal,
+    "scalenorm": flat.PreScaleNorm,
+}
+PAPER_SCHEMES: tuple[str, ...] = tuple(SCHEMES)[:9]
+
+
+def scheme(name: str, **options: Any) -> Scheme:
+    """The scheme of that name with these options: `scheme("p-spheretnorm", p=0.3, schedule="constant")`."""
+    if name not in SCHEMES:
+        raise unknown("scheme", name, SCHEMES)
+    row = SCHEMES[name]
+    allowed = [f.name for f in fields(row.func if isinstance(row, partial) else row) if f.name != "name"]  # type: ignore[arg-type]
+    for option in options:
+        if option not in allowed:
+            raise unknown(f"option of {name}", option, allowed)
+    return row(name=name, **options)

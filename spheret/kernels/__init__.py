@@ -1,0 +1,150 @@
+"""One operation, `retract`, on several backends, and the one place that chooses between them.
+
+`SPHERET_BACKEND` (read at import) or `use(...)` fixes the backend; an explicit choice that can't run is an
+error, never a silent fallback. Without one, each call takes the first of BACKENDS that can serve it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from torch import Tensor
+
+from spheret.errors import unknown
+from spheret.kernels import closed, reference
+from spheret.kernels.closed import compute_dtype, normalize
+from spheret.retractions import P, Retraction, as_retraction
+
+__all__ = ["BACKENDS", "Backend", "check_rows", "chosen", "compute_dtype", "normalize", "retract", "use"]
+
+
+class Backend(NamedTuple):
+    """`run(h, f, alpha, row, p, cap)`, and why it can't serve such a call (None: it can)."""
+
+    run: Callable[[Tensor, Tensor, P, Retraction, P, float | None], Tensor]
+    why_not: Callable[[Tensor, Tensor, Retraction], str | None]
+    automatic: bool = True
+
+
+def _reference(h: Tensor, f: Tensor, alpha: P, row: Retraction, p: P, cap: float | None) -> Tensor:
+    dtype = compute_dtype(h, f)
+    return reference.retract(h.to(dtype), f.to(dtype), alpha, row, p, cap).to(h.dtype)
+
+
+# in the order of preference
+BACKENDS: dict[str, Backend] = {
+    "closed": Backend(closed.retract, lambda h, f, row: None),
+    "reference": Backend(_reference, lambda h, f, row: None, automatic=False),
+}
+
+
+def _known(name: str) -> str:
+    if name not in BACKENDS:
+        raise unknown("backend", name, BACKENDS)
+    return name
+
+
+_forced: str | None = os.environ.get("SPHERET_BACKEND") or None
+if _forced is not None:
+    _known(_forced)
+
+
+@contextmanager
+def use(name: str | None) -> Iterator[None]:
+    """Fix the backend inside a `with` block; None gives the choice back to the library."""
+    global _forced
+    before, _forced = _forced, None if name is None else _known(name)
+    try:
+        yield
+    finally:
+        _forced = before
+
+
+def chosen(h: Tensor, f: Tensor, retraction: str | float | Retraction = "projection") -> str:
+    """The name of the backend that `retract` takes for such a call."""
+    row = as_retraction(retraction)
+    if _forced is not None:
+        reason = BACKENDS[_forced].why_not(h, f, row)
+        if reason:
+            raise RuntimeError(f"the {_forced} backend was asked for, but {reason}")
+        return _forced
+    return next(name for name, backend in BACKENDS.items() if backend.automatic and not backend.why_not(h, f, row))
+
+
+def check_rows(h: Tensor, f: Tensor, dim: int | None = None) -> None:
+    """A stream and a branch output of one shape, floating-point, at least 2 wide."""
+    for name, x in (("h", h), ("f", f)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(x).__name__}.")
+        if not x.is_floating_point():
+            raise TypeError(f"{name} must be floating-point, got {x.dtype}: convert it first, e.g. {name}.float().")
+    if h.shape != f.shape:
+        raise ValueError(
+            f"h and f must have the same shape, got {tuple(h.shape)} and {tuple(f.shape)}: "
+            "the branch must return the width of the stream."
+        )
+    if h.dim() == 0 or h.shape[-1] < 2:
+        raise ValueError(f"rows must be at least 2 wide to turn on a sphere, got shape {tuple(h.shape)}.")
+    if dim is not None and h.shape[-1] != dim:
+        raise ValueError(f"this connection was built for rows of width {dim}, got shape {tuple(h.shape)}.")
+
+
+def check_alpha(alpha: float | Tensor, h: Tensor) -> None:
+    if not isinstance(alpha, Tensor):
+        if not math.isfinite(alpha):
+            raise ValueError(f"alpha must be finite, got {alpha}.")
+        return
+    if not alpha.is_floating_point():
+        raise TypeError(f"alpha must be floating-point, got {alpha.dtype}.")
+    rows = (*h.shape[:-1], 1)
+    fits = alpha.dim() <= h.dim() and all(
+        given in (1, size) for given, size in zip(reversed(alpha.shape), reversed(rows), strict=False)
+    )
+    if not fits:
+        raise ValueError(
+            f"alpha must be a number or broadcast against the rows {rows}, got shape {tuple(alpha.shape)}: "
+            "its last dimension must be 1."
+        )
+
+
+def check_cap(max_angle: float | None) -> None:
+    if max_angle is not None and not 0 < max_angle <= math.pi:
+        raise ValueError(f"max_angle must be None or lie in (0, pi], got {max_angle}.")
+
+
+def dispatch(h: Tensor, f: Tensor, alpha: P, row: Retraction, p: P, cap: float | None) -> Tensor:
+    """`retract` after its arguments were checked; p is apart from its row so that it can be a parameter."""
+    return BACKENDS[chosen(h, f, row)].run(h, f, alpha, row, p, cap)
+
+
+def retract(
+    h: Tensor,
+    f: Tensor,
+    alpha: float | Tensor = 1.0,
+    retraction: str | float | Tensor | Retraction | Callable[[Tensor], Tensor] = "projection",
+    max_angle: float | None = None,
+) -> Tensor:
+    r"""Turn each row of h towards f along the sphere through it: the functional core.
+
+        c = <h,f>/<h,h>    z = f - c h    beta = alpha |z|/|h|    theta = min(theta(beta), max_angle)
+        out = cos(theta) h + |h| sin(theta) z/|z|                 so that |out| = |h|
+
+    h, f: (..., d) of any floating dtypes, d >= 2; computed in float32 or better, returned in h's dtype.
+    alpha: a number, or a tensor that broadcasts against the rows with last dimension 1; gets a gradient.
+    retraction: a name of RETRACTIONS, a number p > 0 (inf is the exponential map), a tensor p to learn,
+        a Retraction, or a function theta(beta).
+    max_angle: the largest turn in radians, in (0, pi]; None for no limit.
+
+    A row of zeros in h has no direction: it stays zero, its gradient passes through, and f's is 0 there
+    (squares underflow: in float32 that is any row of norm below about 1e-22). NaN in a row of h or f comes
+    out as NaN in that row, and only there. Paper: Eq. 5 to 9.
+    """
+    row = as_retraction(retraction)
+    check_rows(h, f)
+    check_alpha(alpha, h)
+    check_cap(max_angle)
+    return dispatch(h, f, alpha, row, row.p, max_angle)

@@ -1,0 +1,26 @@
+"""The paper's arithmetic in torch ops: the truth that every other backend is tested against in float64."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from spheret.retractions import P, Retraction
+
+
+def retract(h: Tensor, f: Tensor, alpha: float | Tensor, row: Retraction, p: P, cap: float | None) -> Tensor:
+    r"""h' = cos(theta) h + |h| sin(theta) z/|z|,  theta = theta(alpha |z|/|h|),  z = f - <h,f>/|h|^2 h.
+
+    Where the paper clamps a squared norm at 1e-12 this clamps at the smallest normal number, so that it holds
+    for rows of any size. A row of zeros has no direction: it stays as it is.
+    """
+    tiny = torch.finfo(h.dtype).tiny
+    h_norm_sq = (h * h).sum(-1, keepdim=True)
+    h_norm = h_norm_sq.clamp(min=tiny).sqrt()
+    z = f - ((h * f).sum(-1, keepdim=True) / h_norm_sq.clamp(min=tiny)) * h
+    z_norm = (z * z).sum(-1, keepdim=True).clamp(min=tiny).sqrt()
+    theta = row.theta(alpha * (z_norm / h_norm), p)
+    if cap is not None:
+        theta = theta.clamp(min=-cap, max=cap)
+    out = theta.cos() * h + (h_norm * theta.sin()) * (z / z_norm)
+    return torch.where(h_norm_sq == 0, h, out)
