@@ -235,8 +235,9 @@ def reduce_to(rowwise: Tensor | None, like: Tensor) -> Tensor | None:
 
 def retract(h: Tensor, f: Tensor, alpha: P, row: Retraction, p: P, cap: float | None) -> Tensor:
     if row.kernel is None:
-        # a retraction given by its angle alone: autograd derives what the table would know
-        vector = compute_dtype(h, f)
+        # a retraction given by its angle alone: autograd derives what the table would know, in float64 throughout,
+        # for its intermediate results have a wider range than the ones above
+        vector = _scalar_dtype(h)
         wide_h, wide_f = h.to(vector), f.to(vector)
         return forward(wide_h, wide_f, alpha, p, row, cap, dots(wide_h, wide_f)).to(h.dtype)
     function = _Retract if torch.compiler.is_compiling() else _RetractForwardMode

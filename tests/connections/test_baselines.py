@@ -1,0 +1,249 @@
+"""Each baseline against someone else's code, or against a second, literal statement of its formula."""
+
+import math
+
+import geoopt
+import pytest
+import torch
+import torch.nn.functional as F
+import x_transformers.x_transformers as xt
+from oracle import definition, rows
+from torch import nn
+
+from spheret import SCHEMES, retract, scheme
+from spheret.connections import norms
+
+D, N = 12, 6
+DEPTH = 2 * N
+
+
+def randomize(module):
+    """Weights that show a swapped or forgotten tensor."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.copy_(1 + 0.3 * torch.randn(p.shape, generator=generator))
+    return module.double()
+
+
+def assert_equal(got, truth):
+    torch.testing.assert_close(got, truth, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("norm_first", [True, False], ids=["pre-ln", "post-ln"])
+def test_blocks_equal_torch_transformer_encoder_layer(norm_first):
+    layer = nn.TransformerEncoderLayer(
+        D, 3, 4 * D, dropout=0.0, activation="gelu", batch_first=True, norm_first=norm_first
+    )
+    layer = layer.double().train()
+    made = scheme("pre-ln" if norm_first else "post-ln")
+    attention, mlp = (randomize(made.connect(D, l, DEPTH)) for l in (1, 2))
+    for connection, norm in ((attention, layer.norm1), (mlp, layer.norm2)):
+        own = connection.inner if norm_first else connection.outer
+        norm.load_state_dict(own.state_dict())
+    x = rows(2 * 5, D).view(2, 5, D)
+    h = attention(x, lambda y: layer.self_attn(y, y, y, need_weights=False)[0])
+    h = mlp(h, lambda y: layer.linear2(F.gelu(layer.linear1(y))))
+    assert_equal(h, layer(x))
+
+
+class TestAgainstXTransformers:
+    x = rows(6, D)
+
+    def test_dynamic_tanh(self):
+        own, other = randomize(norms.DynamicTanh(D)), xt.DynamicTanh(D).double()
+        other.load_state_dict({"pre_tanh_scale": own.a[0], "gamma": own.weight, "beta": own.bias})
+        assert_equal(own(self.x), other(self.x))
+
+    def test_dynamic_erf(self):
+        own, other = randomize(norms.DynamicErf(D)), xt.Derf(D).double()
+        other.load_state_dict({"alpha": own.a[0], "s": own.shift[0], "gamma": own.weight, "beta": own.bias})
+        assert_equal(own(self.x), other(self.x))
+
+    def test_scalenorm(self):
+        own, other = randomize(norms.PlainScaleNorm(D)), xt.ScaleNorm(D).double()
+        other.load_state_dict({"g": own.g / math.sqrt(D)})
+        assert_equal(own(self.x), other(self.x))
+
+    def test_rmsnorm(self):
+        own, other = randomize(norms.RMSNorm(D, eps=0.0)), xt.RMSNorm(D).double()
+        other.load_state_dict({"g": own.weight})
+        assert_equal(own(self.x), other(self.x))
+
+    def test_orthogonal_residual(self):
+        own, f = randomize(scheme("orthogonal").connect(D, 1, DEPTH)), rows(6, D, seed=1)
+        assert_equal(own.write(self.x, f), xt.OrthogonalResidualUpdate(D)(f, self.x))
+
+    def test_layerscale(self):
+        own = randomize(scheme("layerscale").connect(D, 1, DEPTH))
+        branch = nn.Linear(D, D).double()
+        other = xt.LayerScale(branch, D).double()
+        other.load_state_dict({"gamma": own.output.weight}, strict=False)
+        assert_equal(own(self.x, branch), self.x + other(own.inner(self.x)))
+
+
+@pytest.mark.parametrize(("retraction", "method"), [("exponential", "expmap"), ("projection", "retr")])
+def test_retractions_equal_geoopt_on_the_unit_sphere(retraction, method):
+    sphere = geoopt.Sphere()
+    h, f = F.normalize(rows(8, D), dim=-1), rows(8, D, seed=1)
+    v = 0.7 * sphere.proju(h, f)
+    assert_equal(retract(h, f, 0.7, retraction), getattr(sphere, method)(h, v))
+
+
+# the published formulas once more, written with torch's own norms on tensors, without a module of ours
+
+
+def ln(x, m):
+    return F.layer_norm(x, (D,), m.weight, m.bias, 1e-5)
+
+
+def rms(x, m):
+    return F.rms_norm(x, (D,), m.weight, 1e-5)
+
+
+def unit(x):
+    return x / x.norm(dim=-1, keepdim=True)
+
+
+def first_attention_or_mlp(c, h, branch):
+    y = h + branch(rms(h, c.inner))
+    return y if c.layer == 1 else rms(y, c.outer)
+
+
+def ngpt(c, h, branch):
+    rate = (0.05 * math.sqrt(D) * c.a).abs()
+    return unit(h + rate * (unit(branch(h)) - h))
+
+
+def spherical(c, h, branch, p, cap, factor):
+    alpha = factor * torch.clamp(F.softplus(c.update.a), max=1.0)
+    return definition(h, branch(h), alpha, p, cap)[0]
+
+
+FORMULAS = {
+    "residual": lambda c, h, F_: h + F_(h),
+    "pre-ln": lambda c, h, F_: h + F_(ln(h, c.inner)),
+    "post-ln": lambda c, h, F_: ln(h + F_(h), c.outer),
+    "pre-dyt": lambda c, h, F_: h + F_(c.inner.weight * torch.tanh(c.inner.a * h) + c.inner.bias),
+    "derf": lambda c, h, F_: h + F_(c.inner.weight * torch.erf(c.inner.a * h + c.inner.shift) + c.inner.bias),
+    "dyisru": lambda c, h, F_: h + F_(c.inner.weight * math.sqrt(D) * h / torch.sqrt(c.inner.b + h**2)),
+    "peri-ln": lambda c, h, F_: h + ln(F_(ln(h, c.inner)), c.output),
+    "keel": lambda c, h, F_: (
+        first_attention_or_mlp(c, h, F_) if c.layer < 3 else rms(2 * N * h + F_(rms(h, c.inner)), c.outer)
+    ),
+    "lns": lambda c, h, F_: h + F_(ln(h, c.inner.norm) / math.sqrt(math.ceil(c.layer / 2))),
+    # N // 4 = 1 block of Post-LN
+    "mix-ln": lambda c, h, F_: ln(h + F_(h), c.outer) if c.layer <= 2 else h + F_(ln(h, c.inner)),
+    "deepnorm": lambda c, h, F_: ln((2 * N) ** 0.25 * h + F_(h), c.outer),
+    "rezero": lambda c, h, F_: h + c.output.weight * F_(h),
+    "layerscale": lambda c, h, F_: h + c.output.weight * F_(ln(h, c.inner)),
+    "ngpt": ngpt,
+    "orthogonal": lambda c, h, F_: (
+        lambda f: h + f - (f * h).sum(-1, keepdim=True) / (h * h).sum(-1, keepdim=True) * h
+    )(F_(ln(h, c.inner))),
+    "scalenorm": lambda c, h, F_: h + F_(c.inner.g * h / h.norm(dim=-1, keepdim=True)),
+    "geonorm": lambda c, h, F_: spherical(c, h, F_, math.inf, math.pi / 4, 1 / c.layer),
+    "proj-spheretnorm": lambda c, h, F_: spherical(c, h, F_, 1.0, None, 1 / math.sqrt(c.layer)),
+    "cay-spheretnorm": lambda c, h, F_: spherical(c, h, F_, 2.0, math.pi / 4, 1 / math.sqrt(c.layer)),
+    "p-spheretnorm": lambda c, h, F_: spherical(c, h, F_, 0.5, None, 1 / math.sqrt(c.layer)),
+}
+
+
+def test_no_scheme_is_without_a_formula():
+    assert set(FORMULAS) == set(SCHEMES)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_every_sublayer_computes_its_published_formula(name):
+    h, branch = rows(6, D), nn.Sequential(nn.Linear(D, D), nn.Tanh()).double()
+    for layer in range(1, DEPTH + 1):
+        connection = randomize(scheme(name).connect(D, layer, DEPTH))
+        assert_equal(connection(h, branch), FORMULAS[name](connection, h, branch))
+
+
+class TestEntryAndExit:
+    x = rows(6, D)
+
+    def parts(self, name, d=D, **options):
+        made = scheme(name, **options)
+        return made.enter(d).double(), made.exit(d).double()
+
+    def test_nothing_happens_at_most_entries_and_a_layernorm_at_most_exits(self):
+        for name in ("residual", "pre-ln", "peri-ln", "lns", "mix-ln", "rezero", "layerscale", "orthogonal"):
+            enter, leave = self.parts(name)
+            assert torch.equal(enter(self.x), self.x)
+            assert_equal(leave(self.x), F.layer_norm(self.x, (D,), eps=1e-5))
+
+    def test_no_final_norm(self):
+        for name in ("post-ln", "keel", "deepnorm"):
+            enter, leave = self.parts(name)
+            assert torch.equal(leave(enter(self.x)), self.x)
+
+    def test_dyt_scales_the_embeddings_and_replaces_the_final_norm(self):
+        enter, leave = self.parts("pre-dyt")
+        torch.testing.assert_close(enter(self.x), math.sqrt(D) * self.x, rtol=1e-6, atol=0)
+        assert_equal(leave(self.x), torch.tanh(self.x))
+        assert isinstance(self.parts("derf")[1], norms.DynamicErf)
+        assert isinstance(self.parts("dyisru")[1], norms.DynamicISRU)
+        assert isinstance(self.parts("scalenorm")[1], norms.PlainScaleNorm)
+
+    @pytest.mark.parametrize(
+        ("width", "attention", "other"),
+        [(768, 1.0, 1.0), (1024, 1.0, 1.0), (1280, 1.0, 0.5), (2048, 1.0, 0.5), (4096, 0.8, 0.2), (8192, 0.2, 0.05)],
+    )
+    def test_dyt_slopes_by_width(self, width, attention, other):
+        made = scheme("pre-dyt")
+        slopes = [made.connect(width, l, 2).inner.a.item() for l in (1, 2)] + [made.exit(width).a.item()]
+        assert slopes == pytest.approx([attention, other, other])
+        assert scheme("pre-dyt", slope=0.3).exit(width).a.item() == pytest.approx(0.3)
+
+    def test_dyisru_has_rmsnorms_slope_at_0(self):
+        small = 1e-6 * self.x
+        torch.testing.assert_close(norms.DynamicISRU(D).double()(small), small, rtol=1e-9, atol=0)
+
+    def test_ngpt(self):
+        enter, leave = self.parts("ngpt")
+        assert_equal(enter(self.x), unit(self.x))
+        assert_equal(leave(self.x), math.sqrt(D) * self.x)
+
+    def test_spherical(self):
+        enter, leave = self.parts("proj-spheretnorm")
+        torch.testing.assert_close(enter(self.x), math.sqrt(D) * unit(self.x), rtol=1e-6, atol=1e-6)
+        assert_equal(leave(self.x), F.layer_norm(self.x, (D,), eps=1e-5))
+        enter, leave = self.parts("proj-spheretnorm", entry_norm=False, final_norm=False)
+        assert torch.equal(leave(enter(self.x)), self.x)
+
+
+class TestInitialisation:
+    def test_most_take_nanogpts(self):
+        for name in set(SCHEMES) - {"lns", "deepnorm"}:
+            init = scheme(name).initialisation(DEPTH)
+            assert (init.output, init.value, init.hidden) == (1 / math.sqrt(2 * N), 1, 1)
+
+    def test_the_others(self):
+        assert scheme("lns").initialisation(DEPTH).output == 1
+        init = scheme("deepnorm").initialisation(DEPTH)
+        assert init.output == init.value == init.hidden == pytest.approx((8 * N) ** -0.25)
+
+    @pytest.mark.parametrize(("blocks", "start"), [(1, 0.1), (18, 0.1), (19, 1e-5), (24, 1e-5), (25, 1e-6)])
+    def test_layerscale_by_depth(self, blocks, start):
+        assert scheme("layerscale").connect(D, 1, 2 * blocks).output.weight.tolist() == pytest.approx([start] * D)
+
+    def test_rezero_starts_as_the_identity(self):
+        x = rows(6, D).float()
+        assert torch.equal(scheme("rezero").connect(D, 1, DEPTH)(x, nn.Linear(D, D)), x)
+
+    def test_ngpt_step(self):
+        made = scheme("ngpt").connect(D, 1, DEPTH).double()
+        h, f = unit(rows(6, D)), rows(6, D, seed=1)
+        torch.testing.assert_close(made.write(h, f), unit(0.95 * h + 0.05 * unit(f)), rtol=1e-6, atol=1e-7)
+
+
+def test_ngpt_weight_normalisation_is_an_option():
+    reading, writing = rows(5, D).float(), rows(D, 5).float()
+    before = reading.clone()
+    scheme("ngpt").constrain([reading], [writing])
+    assert torch.equal(reading, before)
+    scheme("ngpt", normalize_weights=True).constrain([reading], [writing])
+    torch.testing.assert_close(reading.norm(dim=1), torch.ones(5))
+    torch.testing.assert_close(writing.norm(dim=0), torch.ones(5))

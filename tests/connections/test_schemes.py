@@ -1,0 +1,330 @@
+"""What every scheme must be: a good citizen of torch, whatever it computes. The table drives these tests."""
+
+import copy
+import math
+
+import pytest
+import torch
+from oracle import rows
+from safetensors.torch import load, save
+from torch import nn
+
+from spheret import PAPER_SCHEMES, SCHEMES, Connection, ScaleNorm, SpheretNorm, parameter_groups, scheme
+
+D, DEPTH = 8, 4
+SPHERICAL = ("geonorm", "proj-spheretnorm", "cay-spheretnorm", "p-spheretnorm")
+# options that change what is built, on top of the table's defaults
+VARIANTS = [
+    *((name, {}) for name in SCHEMES),
+    ("p-spheretnorm", {"learnable_p": True}),
+    ("proj-spheretnorm", {"inner_norm": True, "final_norm": False, "entry_norm": False, "index": "block"}),
+    ("cay-spheretnorm", {"exact_clamp": True, "schedule": "linear", "max_angle": None}),
+    ("pre-ln", {"norm": "rmsnorm", "bias": False}),
+]
+
+
+class Stack(nn.Module):
+    """A stream of DEPTH sublayers with small nonlinear branches, as a user would write it."""
+
+    def __init__(self, name, depth=DEPTH, **options):
+        super().__init__()
+        made = scheme(name, **options)
+        self.enter, self.exit = made.enter(D), made.exit(D)
+        self.connections = nn.ModuleList(made.connect(D, layer, depth) for layer in range(1, depth + 1))
+        self.branches = nn.ModuleList(nn.Sequential(nn.Linear(D, D), nn.Tanh()) for _ in range(depth))
+
+    def forward(self, x):
+        h = self.enter(x)
+        for connection, branch in zip(self.connections, self.branches, strict=True):
+            h = connection(h, branch)
+        return self.exit(h)
+
+
+@pytest.fixture(params=VARIANTS, ids=lambda v: "-".join([v[0], *map(str, v[1])]))
+def stack(request):
+    name, options = request.param
+    return Stack(name, **options)
+
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class TestCitizenship:
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    def test_dtype_in_is_dtype_out_and_the_arithmetic_is_float32(self, stack, dtype):
+        x = rows(6, D).to(dtype)
+        got = stack.to(dtype)(x)
+        assert got.dtype == dtype
+        truth = stack.double()(x.double())
+        # a few roundings of the stream to its own dtype, and no worse
+        torch.testing.assert_close(got.double(), truth, rtol=0, atol=60 * torch.finfo(dtype).eps)
+
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    def test_every_part_keeps_the_streams_dtype_for_any_branch_and_parameter_dtype(self, stack, dtype):
+        h = rows(6, D).to(dtype)
+        assert stack.enter(h).dtype == dtype
+        assert stack.exit(h).dtype == dtype
+        for connection in stack.connections:
+            assert connection.read(h).dtype == dtype
+            for branch in DTYPES:
+                assert connection.write(h, rows(6, D, seed=1).to(branch)).dtype == dtype
+
+    def test_autocast(self, stack):
+        x = rows(6, D).float()
+        with torch.autocast("cpu", torch.bfloat16):
+            out = stack(x)
+        assert out.dtype == torch.float32
+        torch.testing.assert_close(out, stack(x), rtol=0, atol=0.2)
+        out.sum().backward()
+        assert all(p.grad is None or p.grad.isfinite().all() for p in stack.parameters())
+
+    def test_any_leading_shape_and_memory_layout(self, stack):
+        x = rows(24, D).float()
+        flat = stack(x)
+        for shape in ((24,), (4, 6), (2, 3, 4)):
+            torch.testing.assert_close(stack(x.view(*shape, D)).view(24, D), flat)
+        assert stack(x[:0]).shape == (0, D)
+        torch.testing.assert_close(stack(x[3]), flat[3])
+        transposed = x.t().contiguous().t()
+        assert not transposed.is_contiguous()
+        torch.testing.assert_close(stack(transposed), flat)
+        torch.testing.assert_close(stack(x[:1].expand(5, D)), flat[:1].expand(5, D))
+        strided = torch.stack([x, -x], -1)[..., 0]
+        torch.testing.assert_close(stack(strided), flat)
+
+    def test_meta_device(self, stack):
+        assert stack.to("meta")(torch.empty(3, D, device="meta")).shape == (3, D)
+
+    def test_gradients(self, stack):
+        x = rows(2, D).requires_grad_()
+        stack.double()
+        assert torch.autograd.gradcheck(stack, (x,), check_forward_ad=True, check_batched_grad=True, fast_mode=True)
+        assert torch.autograd.gradgradcheck(stack, (x,), fast_mode=True, atol=1e-4)
+
+    def test_func_transforms(self, stack):
+        x, v = rows(3, D), rows(3, D, seed=1)
+        stack.double()
+        jacobian = torch.func.vmap(torch.func.jacrev(stack))(x)
+        pushed = torch.func.jvp(stack, (x,), (v,))[1]
+        torch.testing.assert_close(pushed, (jacobian @ v.unsqueeze(-1)).squeeze(-1), rtol=1e-9, atol=1e-11)
+        (pulled,) = torch.func.vjp(stack, x)[1](v)
+        torch.testing.assert_close(pulled, (v.unsqueeze(-2) @ jacobian).squeeze(-2), rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(torch.func.vmap(stack)(x), stack(x), rtol=1e-12, atol=1e-12)
+
+    def test_compiles_into_one_graph(self, stack):
+        x = rows(6, D).float().requires_grad_()
+        plain = stack(x)
+        (truth,) = torch.autograd.grad(plain.square().sum(), x)
+        torch.compiler.reset()
+        compiled = torch.compile(stack, backend="aot_eager", fullgraph=True)
+        out = compiled(x)
+        torch.testing.assert_close(out, plain, rtol=1e-5, atol=1e-6)
+        (got,) = torch.autograd.grad(out.square().sum(), x)
+        torch.testing.assert_close(got, truth, rtol=1e-4, atol=1e-5)
+
+    def test_state_round_trip_and_deepcopy(self, stack):
+        x = rows(6, D).float()
+        with torch.no_grad():
+            for p in stack.parameters():
+                p.add_(0.1 * torch.randn_like(p))
+        twin = copy.deepcopy(stack)
+        assert torch.equal(twin(x), stack(x))
+        for p in twin.parameters():
+            torch.nn.init.zeros_(p)
+        twin.load_state_dict(load(save(stack.state_dict())))
+        assert torch.equal(twin(x), stack(x))
+
+    def test_every_parameter_learns_and_none_is_a_scalar_that_fsdp_refuses(self, stack):
+        stack.double()
+        # rezero's branches get no gradient while every step is 0, so look a little beside the start
+        with torch.no_grad():
+            for p in stack.parameters():
+                p.mul_(0.9).sub_(0.01)
+        stack(rows(6, D)).pow(3).sum().backward()
+        for name, p in stack.named_parameters():
+            assert p.dim() >= 1, name
+            assert p.grad is not None, name
+            assert p.grad.abs().max() > 0, name
+
+    def test_nan_is_never_masked(self, stack):
+        x = rows(6, D).float()
+        x[2, 3] = math.nan
+        out = stack(x)
+        assert out[2].isnan().any()
+        assert out[:2].isfinite().all()
+        assert out[3:].isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["pre-ln", "proj-spheretnorm", "geonorm"])
+def test_inductor(name):
+    stack = Stack(name, depth=1)
+    x = rows(6, D).float().requires_grad_()
+    torch.compiler.reset()
+    out = torch.compile(stack, fullgraph=True)(x)
+    torch.testing.assert_close(out, stack(x), rtol=1e-5, atol=1e-5)
+    (got,) = torch.autograd.grad(out.square().sum(), x)
+    (truth,) = torch.autograd.grad(stack(x).square().sum(), x)
+    torch.testing.assert_close(got, truth, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+class TestTable:
+    def test_parts(self, name):
+        made = scheme(name)
+        assert made.name == name
+        assert made.source
+        assert type(made).__doc__
+        assert isinstance(made.connect(D, 1, 2), Connection)
+        init = made.initialisation(24)
+        assert 0 < init.output <= 1
+        assert 0 < init.value <= 1
+
+    def test_forward_is_write_of_branch_of_read(self, name):
+        connection = scheme(name).connect(D, 3, DEPTH).double()
+        h, branch = rows(5, D), nn.Linear(D, D).double()
+        assert torch.equal(connection(h, branch), connection.write(h, branch(connection.read(h))))
+
+    @pytest.mark.parametrize("layer", [0, -1, 5, 1.0, True])
+    def test_layers_out_of_range(self, name, layer):
+        with pytest.raises(ValueError, match="layer"):
+            scheme(name).connect(D, layer, 4)
+
+    def test_bad_widths(self, name):
+        for dim in (1, 0, -4, 2.0):
+            with pytest.raises(ValueError, match="dim must be an integer of at least 2"):
+                scheme(name).connect(dim, 1, 4)
+
+    def test_bad_rows(self, name):
+        connection = scheme(name).connect(D, 1, 4)
+        with pytest.raises(ValueError, match="same shape"):
+            connection.write(torch.ones(3, D), torch.ones(2, D))
+        with pytest.raises(ValueError, match="width 8"):
+            connection.write(torch.ones(3, 9), torch.ones(3, 9))
+        with pytest.raises(TypeError, match="floating-point"):
+            connection.write(torch.ones(3, D), torch.ones(3, D).long())
+
+    def test_zero_rows_stay_finite(self, name):
+        stack = Stack(name)
+        x = rows(4, D).float()
+        x[1] = 0
+        x.requires_grad_()
+        out = stack(x)
+        out.sum().backward()
+        assert out.isfinite().all()
+        assert x.grad.isfinite().all()
+
+    def test_unknown_options(self, name):
+        with pytest.raises(ValueError, match=f"unknown option of {name}"):
+            scheme(name, no_such_option=1)
+
+
+def test_unknown_scheme():
+    with pytest.raises(ValueError, match="Did you mean 'proj-spheretnorm'"):
+        scheme("proj-sphretnorm")
+
+
+def test_the_nine_of_the_paper():
+    assert PAPER_SCHEMES == (
+        "pre-ln", "post-ln", "pre-dyt", "peri-ln", "keel", "geonorm", "proj-spheretnorm", "cay-spheretnorm",
+        "p-spheretnorm",
+    )  # fmt: skip
+
+
+class TestSpherical:
+    @pytest.mark.parametrize(
+        ("name", "p", "cap", "schedule"),
+        [
+            ("proj-spheretnorm", 1.0, None, "sqrt"),
+            ("cay-spheretnorm", 2.0, math.pi / 4, "sqrt"),
+            ("p-spheretnorm", 0.5, None, "sqrt"),
+            ("geonorm", math.inf, math.pi / 4, "harmonic"),
+        ],
+    )
+    def test_defaults(self, name, p, cap, schedule):
+        update = scheme(name).connect(D, 4, 8).update
+        assert (update.p, update.max_angle, update.schedule) == (p, cap, schedule)
+        assert update.alpha.item() == pytest.approx(0.5 if schedule == "sqrt" else 0.25)
+
+    def test_cap_follows_p(self):
+        assert scheme("p-spheretnorm", p=1.5).connect(D, 1, 2).update.max_angle == math.pi / 4
+        assert scheme("p-spheretnorm", p=0.9).connect(D, 1, 2).update.max_angle is None
+        assert scheme("p-spheretnorm", learnable_p=True).connect(D, 1, 2).update.max_angle == math.pi / 4
+        assert scheme("geonorm", max_angle=0.1).connect(D, 1, 2).update.max_angle == 0.1
+
+    def test_block_index(self):
+        alphas = [scheme("proj-spheretnorm", index="block").connect(D, l, 8).update.alpha.item() for l in range(1, 9)]
+        assert alphas == pytest.approx([1 / math.sqrt(b) for b in (1, 1, 2, 2, 3, 3, 4, 4)])
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"p": 0.0}, "greater than 0"),
+            ({"p": math.nan}, "greater than 0"),
+            ({"schedule": "square"}, "unknown schedule"),
+            ({"index": "layer"}, "unknown index"),
+            ({"max_angle": "aut"}, "max_angle"),
+            ({"max_angle": -1.0}, "max_angle"),
+            ({"p": math.inf, "learnable_p": True}, "finite p to start from"),
+        ],
+    )
+    def test_bad_options_are_found_before_a_model_is_built(self, options, message):
+        with pytest.raises(ValueError, match=message):
+            scheme("p-spheretnorm", **options)
+
+    def test_learned_p_starts_where_it_was_told(self):
+        update = SpheretNorm(D, 1, retraction=0.5, learnable_p=True, max_angle=None)
+        assert update.p.item() == pytest.approx(0.5)
+        h, f = rows(5, D), rows(5, D, seed=1)
+        fixed = SpheretNorm(D, 1, retraction=0.5, max_angle=None)
+        torch.testing.assert_close(update(h, f), fixed(h, f), rtol=1e-6, atol=1e-6)
+        update(h, f).sum().backward()
+        assert update.raw_p.grad.abs() > 0
+
+    @pytest.mark.parametrize("name", SPHERICAL)
+    def test_angle_is_the_angle(self, name):
+        update = scheme(name).connect(D, 2, DEPTH).update
+        h, f = rows(50, D), 2 * rows(50, D, seed=1)
+        out = update(h, f)
+        cosine = (h * out).sum(-1) / (h.norm(dim=-1) * out.norm(dim=-1))
+        torch.testing.assert_close(update.angle(h, f).cos(), cosine, rtol=0, atol=1e-7)
+        zero = update.angle(torch.zeros(2, D), torch.ones(2, D))
+        assert (zero == 0).all()
+
+    def test_own_angle_in_a_module(self):
+        update = SpheretNorm(D, 1, retraction=torch.tanh)
+        h, f = rows(5, D).requires_grad_(), rows(5, D, seed=1).requires_grad_()
+        assert update.max_angle == math.pi / 4
+        assert torch.autograd.gradcheck(lambda h, f: update.double()(h, f), (h, f))
+
+
+def test_parameter_groups_keep_every_scalar_gain_and_bias_from_decaying():
+    for name, options in VARIANTS:
+        model = Stack(name, **options)
+        model.tied = model.branches[0]
+        decay, keep = parameter_groups(model, 0.1)
+        assert (decay["weight_decay"], keep["weight_decay"]) == (0.1, 0.0)
+        assert {id(p) for p in decay["params"]} == {id(b[0].weight) for b in model.branches}
+        assert len(decay["params"]) + len(keep["params"]) == len(list(model.parameters()))
+        torch.optim.AdamW([decay, keep], lr=1e-3)
+    frozen = Stack("pre-ln").requires_grad_(False)
+    assert all(not group["params"] for group in parameter_groups(frozen, 0.1))
+    with pytest.raises(ValueError, match="weight_decay"):
+        parameter_groups(frozen, -1)
+
+
+def test_decay_that_ignored_the_groups_would_move_the_step_size():
+    model = SpheretNorm(D, 1)
+    before = model.a.item()
+    for groups, moves in ((model.parameters(), True), (parameter_groups(model, 0.5), False)):
+        with torch.no_grad():
+            model.a.fill_(before)
+        optimizer = torch.optim.AdamW(groups, lr=0.1, weight_decay=0.5)
+        model.a.grad = torch.zeros(1)
+        optimizer.step()
+        assert (model.a.item() != before) == moves
+
+
+@pytest.mark.parametrize("width", [1, 0, "8"])
+def test_scalenorm_width(width):
+    with pytest.raises(ValueError, match="dim must be"):
+        ScaleNorm(width)

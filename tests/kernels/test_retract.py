@@ -1,0 +1,264 @@
+"""`retract` against its definition, at its edges, and under bad input, on every backend that runs here."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle import CAPS, PS, definition, normwise, rows
+from torch.autograd import gradcheck, gradgradcheck
+
+from spheret import RETRACTIONS, Retraction, angular, retract
+from spheret.kernels import BACKENDS, chosen, use
+
+CUSTOM = Retraction.from_angle(torch.tanh, "tanh")
+TORCH_BACKENDS = ("closed", "reference")
+
+
+def pair(d=24, n=16, seed=0, size=1.0, along=0.0):
+    """Rows h, and rows f with an orthogonal part of about `size` |h| and a part `along` h."""
+    h, f = rows(n, d, seed=seed), rows(n, d, seed=seed + 1)
+    f = f - (h * f).sum(-1, keepdim=True) / (h * h).sum(-1, keepdim=True) * h
+    f = f / f.norm(dim=-1, keepdim=True) * h.norm(dim=-1, keepdim=True) * size
+    return h, f + along * h
+
+
+@pytest.mark.parametrize("backend", TORCH_BACKENDS)
+@pytest.mark.parametrize("cap", CAPS)
+@pytest.mark.parametrize("p", PS)
+class TestDefinition:
+    def test_float64(self, p, cap, backend):
+        for size in (1e-20, 1e-8, 1e-3, 0.3, 1.0, 3.0, 30.0):
+            h, f = pair(size=size, along=0.5 if size > 1e-6 else 0.0)
+            truth, theta, _ = definition(h, f, 0.7, p, cap)
+            with use(backend):
+                got = retract(h, f, 0.7, p, cap)
+            assert (normwise(got, truth) <= 1e-12 * (1 + theta.squeeze(-1))).all()
+
+    def test_float32(self, p, cap, backend):
+        for size, along in ((1e-3, 0.0), (0.3, -2.0), (1.0, 3.0), (4.0, 0.1), (30.0, 1.0)):
+            h, f = (x.float() for x in pair(d=768, size=size, along=along))
+            truth, theta, c = definition(h, f, 0.7, p, cap)
+            with use(backend):
+                got = retract(h, f, 0.7, p, cap)
+            assert got.dtype == torch.float32
+            assert (normwise(got, truth) <= 1e-6 * (1 + theta + c.abs()).squeeze(-1)).all()
+
+
+@pytest.mark.parametrize("cap", CAPS)
+@pytest.mark.parametrize("retraction", [*PS, CUSTOM], ids=str)
+class TestGradients:
+    def check(self, h, f, retraction, cap, alpha=0.7):
+        h, f = h.clone().requires_grad_(), f.clone().requires_grad_()
+        step = torch.tensor([alpha], dtype=torch.float64, requires_grad=True)
+        assert gradcheck(
+            lambda *x: retract(*x, retraction, cap), (h, f, step), eps=1e-7, atol=1e-6, check_forward_ad=True
+        )
+
+    def test_everywhere(self, retraction, cap):
+        for size, along in ((0.0, 0.0), (0.0, 2.0), (1e-20, 0.0), (1e-6, 0.0), (0.02, 1.0), (1.0, -1.0), (1e3, 0.5)):
+            self.check(*pair(d=3, n=2, size=size, along=along), retraction, cap)
+
+    def test_second_order(self, retraction, cap):
+        for size in (0.0, 1e-6, 0.6):
+            h, f = (x.requires_grad_() for x in pair(d=3, n=2, size=size, along=0.5))
+            step = torch.tensor([0.7], dtype=torch.float64, requires_grad=True)
+            # finite differences of the gradient: their own error grows with the curvature 1/p^2
+            if retraction != 1e-3:
+                assert gradgradcheck(lambda *x: retract(*x, retraction, cap), (h, f, step), atol=1e-4, rtol=1e-3)
+
+    def test_both_sides_of_the_cap(self, retraction, cap):
+        p = getattr(retraction, "p", retraction)
+        if cap is None or not (math.isinf(p) or p * math.pi / 2 > cap):
+            return
+        edge = cap if math.isinf(p) else p * math.tan(cap / p)
+        for size in (edge * (1 - 1e-3), edge * (1 + 1e-3)):
+            self.check(*pair(d=3, n=2, size=size, along=0.3), retraction, cap, alpha=1.0)
+
+
+@pytest.mark.parametrize("cap", [None, math.pi / 4])
+@pytest.mark.parametrize("p", [0.1, 0.5, 1.0, 2.0, 3.7, 50.0])
+@pytest.mark.parametrize("size", [0.0, 1e-20, 1e-3, 1.0, 1e3])
+def test_a_learned_p_gets_its_gradient(p, cap, size):
+    h, f = (x.requires_grad_() for x in pair(d=3, n=2, size=size, along=0.5 if size > 1e-6 else 0.0))
+    step = torch.tensor([0.7], dtype=torch.float64, requires_grad=True)
+    free = torch.tensor([p], dtype=torch.float64, requires_grad=True)
+
+    def update(h, f, step, free):
+        return retract(h, f, step, free, cap)
+
+    assert gradcheck(update, (h, f, step, free), eps=1e-7, atol=1e-6, check_forward_ad=True)
+    if size < 10:
+        assert gradgradcheck(update, (h, f, step, free), atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(update(h, f, step, free), retract(h, f, step, p, cap), rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("backend", TORCH_BACKENDS)
+def test_gradients_agree_between_backends(backend):
+    for retraction in (*RETRACTIONS, 3.7, CUSTOM):
+        for cap in CAPS:
+            h, f = (x.requires_grad_() for x in pair(along=0.5))
+            step = torch.full((16, 1), 0.7, dtype=torch.float64, requires_grad=True)
+            truth = definition_gradients(h, f, step, retraction, cap)
+            with use(backend):
+                out = retract(h, f, step, retraction, cap)
+            got = torch.autograd.grad(out, (h, f, step), torch.ones_like(h) + h.detach())
+            for x, y in zip(got, truth, strict=True):
+                torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-12)
+
+
+def definition_gradients(h, f, step, retraction, cap):
+    """Autograd through the definition itself."""
+    with use("reference"):
+        out = retract(h, f, step, retraction, cap)
+    return torch.autograd.grad(out, (h, f, step), torch.ones_like(h) + h.detach())
+
+
+@pytest.mark.parametrize("cap", [None, math.pi / 4])
+@pytest.mark.parametrize("retraction", [*PS, CUSTOM], ids=str)
+def test_extreme_rows_stay_finite(retraction, cap):
+    for h_size in (1e-18, 1e-9, 1.0, 1e18):
+        for f_size in (0.0, 1e-18, 1.0, 1e15, 1e18, min(1e15 * h_size, 1e18)):
+            for parallel in (False, True):
+                for d in (2, 63, 768):
+                    h = torch.nn.functional.normalize(rows(2, d), dim=-1)
+                    f = h if parallel else torch.nn.functional.normalize(rows(2, d, seed=1), dim=-1)
+                    h, f = ((x * size).float().requires_grad_() for x, size in ((h, h_size), (f, f_size)))
+                    step = torch.tensor([0.9], requires_grad=True)
+                    out = retract(h, f, step, retraction, cap)
+                    out.backward(rows(2, d, seed=2).float())
+                    outputs = (out, h.grad, f.grad, step.grad)
+                    assert all(x.isfinite().all() for x in outputs), (h_size, f_size, parallel, d)
+
+
+@given(
+    st.integers(2, 70), st.floats(0.05, 50), st.floats(0, 3), st.floats(-3, 3), st.floats(-1, 1), st.integers(0, 99)
+)
+def test_the_norm_is_kept_and_the_angle_is_theta(d, p, size, along, alpha, seed):
+    h, f = pair(d=d, n=4, seed=seed, size=size, along=along)
+    out = retract(h, f, alpha, p)
+    torch.testing.assert_close(out.norm(dim=-1), h.norm(dim=-1), rtol=1e-12, atol=0)
+    cosine = (out * h).sum(-1) / (h * h).sum(-1)
+    z = f - (h * f).sum(-1, keepdim=True) / (h * h).sum(-1, keepdim=True) * h
+    beta = abs(alpha) * z.norm(dim=-1) / h.norm(dim=-1)
+    torch.testing.assert_close(cosine, angular(p).angle(beta).cos(), rtol=0, atol=1e-12)
+    # a negative step turns the other way
+    torch.testing.assert_close(retract(h, -f, -alpha, p), out, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("retraction", RETRACTIONS)
+@pytest.mark.parametrize("branch", [torch.float32, torch.bfloat16])
+def test_norm_drift_over_1000_updates(retraction, branch):
+    h = rows(32, 256).float()
+    before = h.double().norm(dim=-1)
+    cap = math.pi / 4 if RETRACTIONS[retraction].largest_angle > math.pi / 2 else None
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(1000):
+        c = 6 * torch.rand(32, 1, generator=generator) - 3
+        f = torch.randn(32, 256, generator=generator) + c * h
+        h = retract(h, f.to(branch), 1.0, retraction, cap)
+    drift = (h.double().norm(dim=-1) / before - 1).abs().max()
+    assert drift < (3e-5 if branch == torch.float32 else 1e-3)
+
+
+class TestRowsWithoutADirection:
+    @pytest.mark.parametrize("backend", TORCH_BACKENDS)
+    @pytest.mark.parametrize("retraction", [*RETRACTIONS, CUSTOM], ids=str)
+    def test_a_zero_row_stays_zero_and_finite(self, backend, retraction):
+        h, f = (x.float().requires_grad_() for x in pair())
+        with torch.no_grad():
+            h[3] = 0
+        with use(backend):
+            out = retract(h, f, 0.7, retraction, math.pi / 4)
+        assert (out[3] == 0).all()
+        assert out.isfinite().all()
+        out.backward(torch.ones_like(out))
+        assert h.grad.isfinite().all()
+        assert f.grad.isfinite().all()
+        assert (h.grad[3] == 1).all()
+        assert (f.grad[3] == 0).all()
+
+    @pytest.mark.parametrize("backend", TORCH_BACKENDS)
+    @pytest.mark.parametrize("where", ["h", "f"])
+    @pytest.mark.parametrize("retraction", [*RETRACTIONS, CUSTOM], ids=str)
+    def test_nan_comes_out_of_its_row_and_no_other(self, backend, where, retraction):
+        h, f = pair()
+        (h if where == "h" else f)[3, 5] = math.nan
+        with use(backend):
+            out = retract(h, f, 0.7, retraction, math.pi / 4)
+        assert out[3].isnan().all()
+        assert out[:3].isfinite().all()
+        assert out[4:].isfinite().all()
+
+
+class TestAlpha:
+    @pytest.mark.parametrize("shape", [(), (1,), (1, 1), (5, 1, 1), (1, 4, 1), (5, 4, 1)])
+    def test_shapes_that_broadcast(self, shape):
+        h, f = torch.randn(2, 5, 4, 8, dtype=torch.float64).unbind()
+        alpha = torch.rand(shape, dtype=torch.float64, requires_grad=True)
+        out = retract(h, f, alpha)
+        torch.testing.assert_close(out, retract(h, f, alpha.expand(5, 4, 1)))
+        out.sum().backward()
+        assert alpha.grad.shape == shape
+        assert gradcheck(lambda a: retract(h, f, a), (alpha,))
+
+    @pytest.mark.parametrize("shape", [(4,), (5, 4), (5, 4, 8), (3, 4, 1), (1, 5, 4, 1)])
+    def test_shapes_that_do_not(self, shape):
+        h, f = torch.randn(2, 5, 4, 8).unbind()
+        with pytest.raises(ValueError, match="last dimension must be 1"):
+            retract(h, f, torch.ones(shape))
+
+    def test_values(self):
+        h, f = torch.randn(2, 4, 8).unbind()
+        assert torch.equal(retract(h, f, 0.0), h)
+        with pytest.raises(ValueError, match="alpha must be finite"):
+            retract(h, f, math.nan)
+        with pytest.raises(TypeError, match="alpha must be floating-point"):
+            retract(h, f, torch.ones(1, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((torch.ones(3, 1), torch.ones(3, 1)), ValueError, "at least 2 wide"),
+        ((torch.ones(()), torch.ones(())), ValueError, "at least 2 wide"),
+        ((torch.ones(3, 4), torch.ones(3, 5)), ValueError, "the same shape"),
+        ((torch.ones(3, 4), torch.ones(4)), ValueError, "the same shape"),
+        ((torch.ones(3, 4).long(), torch.ones(3, 4)), TypeError, "h must be floating-point"),
+        ((torch.ones(3, 4), torch.ones(3, 4).int()), TypeError, "f must be floating-point"),
+        (([1.0, 2.0], torch.ones(2)), TypeError, "h must be a tensor"),
+        ((torch.ones(3, 4), torch.ones(3, 4), 1.0, "cayly"), ValueError, "Did you mean 'cayley'"),
+        ((torch.ones(3, 4), torch.ones(3, 4), 1.0, -1.0), ValueError, "greater than 0"),
+        (
+            (torch.ones(3, 4), torch.ones(3, 4), 1.0, 1.0, 0.0),
+            ValueError,
+            r"max_angle must be None or lie in \(0, pi\]",
+        ),
+        ((torch.ones(3, 4), torch.ones(3, 4), 1.0, 1.0, 4.0), ValueError, "max_angle"),
+        ((torch.ones(3, 4), torch.ones(3, 4), 1.0, 1.0, math.nan), ValueError, "max_angle"),
+    ],
+)
+def test_bad_input(arguments, error, message):
+    with pytest.raises(error, match=message):
+        retract(*arguments)
+
+
+class TestChooser:
+    def test_use_is_undone(self):
+        h = torch.ones(2, 4)
+        automatic = chosen(h, h)
+        with use("reference"):
+            assert chosen(h, h) == "reference"
+            with use(None):
+                assert chosen(h, h) == automatic
+        assert chosen(h, h) == automatic
+
+    def test_unknown_names(self):
+        with pytest.raises(ValueError, match="Did you mean 'closed'"), use("close"):
+            pass
+
+    def test_a_retraction_of_ones_own_runs_by_default(self):
+        h = torch.ones(2, 4)
+        assert chosen(h, h, CUSTOM) == "closed"
+        assert set(TORCH_BACKENDS) <= set(BACKENDS)

@@ -1,0 +1,116 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle import PS
+
+from spheret import RETRACTIONS, Retraction, angular, retract
+from spheret.retractions import as_retraction
+
+ROWS = [*RETRACTIONS.values(), *(angular(p) for p in PS)]
+# tanh has no closed form in the table: autograd must supply all of it
+CUSTOM = Retraction.from_angle(torch.tanh, "tanh")
+EVERY = [*ROWS, CUSTOM]
+W = torch.cat([torch.zeros(1), torch.logspace(-30, 3, 67)]).double()
+
+
+@pytest.mark.parametrize("row", EVERY, ids=repr)
+def test_coefficients_are_cosine_and_sine_of_the_angle(row):
+    beta = W.sqrt()
+    theta = row.angle(beta)
+    torch.testing.assert_close(row.a(W), theta.cos(), rtol=0, atol=4e-15)
+    torch.testing.assert_close(row.b(W)[1:], (theta.sin() / beta)[1:], rtol=1e-12, atol=1e-15)
+    assert row.a(W)[0] == 1
+    assert row.b(W)[0] == 1
+
+
+@pytest.mark.parametrize("row", EVERY, ids=repr)
+def test_derivatives_are_those_of_the_coefficients(row):
+    w = W.clone().requires_grad_()
+    a, b = row.coefficients(w, row.p)
+    da, db = row.derivatives(w.detach(), row.p)
+    for value, derivative in ((a, da), (b, db)):
+        (truth,) = torch.autograd.grad(value.sum(), w, retain_graph=True)
+        # autograd divides a difference of nearly equal numbers by w; the row's own formula does not
+        slack = 1e-12 + 4e-15 / W.clamp(min=1e-6)
+        assert ((derivative - truth).abs() <= slack * (1 + truth.abs())).all()
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 1.0, 2.0, 3.7, 50.0])
+def test_derivatives_in_p(p):
+    w = torch.logspace(-12, 3, 31).double()
+    free = torch.tensor([p], dtype=torch.float64, requires_grad=True)
+    row = angular(free)
+    da, db = row.p_derivatives(w, free.detach())
+    beta = w.sqrt()
+    x = beta / p
+    turn = x.atan() - x / (1 + x * x)
+    theta = p * x.atan()
+    torch.testing.assert_close(da, -theta.sin() * turn, rtol=1e-6, atol=1e-15)
+    torch.testing.assert_close(db, theta.cos() * turn / beta, rtol=1e-6, atol=1e-14)
+
+
+@pytest.mark.parametrize("row", EVERY, ids=repr)
+def test_cubic_coefficient_and_largest_angle(row):
+    beta = torch.tensor(min(1e-3, 1e-3 * row.p) if row.p == row.p else 1e-3, dtype=torch.float64)
+    fitted = (row.angle(beta) - beta) / beta**3
+    assert float(fitted) == pytest.approx(row.cubic, rel=1e-4, abs=1e-7)
+    far = row.angle(torch.tensor(1e12, dtype=torch.float64))
+    assert far <= row.largest_angle
+    if math.isfinite(row.largest_angle):
+        assert float(far) == pytest.approx(row.largest_angle, rel=1e-5)
+
+
+@given(st.floats(0.01, 100), st.floats(0, 1e4))
+def test_an_angular_step_never_turns_further_than_its_length(p, beta):
+    theta = angular(p).angle(torch.tensor(beta, dtype=torch.float64))
+    assert 0 <= theta <= min(beta, p * math.pi / 2) * (1 + 1e-15) + 1e-300
+
+
+def test_named_rows_are_members_of_the_family():
+    assert angular(1) is RETRACTIONS["projection"]
+    assert angular(2) is RETRACTIONS["cayley"]
+    assert angular(math.inf) is RETRACTIONS["exponential"]
+    w = W[W < 100]
+    for p in (1.0, 2.0):
+        free = angular(torch.tensor([p], dtype=torch.float64))
+        for got, named in zip(free.coefficients(w, free.p), angular(p).coefficients(w, p), strict=True):
+            torch.testing.assert_close(got, named, rtol=1e-13, atol=1e-15)
+
+
+class TestOwnAngle:
+    def test_a_function_is_a_retraction_wherever_one_is_taken(self):
+        h, f = torch.randn(2, 4, 8).unbind()
+        assert torch.equal(retract(h, f, retraction=torch.tanh), retract(h, f, retraction=CUSTOM))
+
+    def test_it_equals_the_table_row_of_the_same_angle(self):
+        own = Retraction.from_angle(lambda beta: 0.5 * torch.atan(beta / 0.5))
+        assert own.cubic == pytest.approx(angular(0.5).cubic)
+        torch.testing.assert_close(own.a(W), angular(0.5).a(W), rtol=0, atol=1e-14)
+        torch.testing.assert_close(own.b(W), angular(0.5).b(W), rtol=1e-13, atol=1e-14)
+
+    @pytest.mark.parametrize(
+        "theta",
+        [torch.cos, lambda b: 2 * torch.tanh(b), lambda b: b + b * b, torch.sqrt],
+        ids=["even", "slope 2", "not odd", "not smooth"],
+    )
+    def test_what_is_no_retraction_is_refused(self, theta):
+        with pytest.raises(ValueError, match="a retraction needs"):
+            Retraction.from_angle(theta)
+
+
+@pytest.mark.parametrize("p", [0, -1.0, math.nan, -math.inf])
+def test_p_must_be_positive(p):
+    with pytest.raises(ValueError, match="greater than 0"):
+        angular(p)
+
+
+def test_bad_names_and_types():
+    with pytest.raises(ValueError, match="Did you mean 'projection'"):
+        as_retraction("projektion")
+    with pytest.raises(TypeError, match="must be a name"):
+        as_retraction(None)
+    with pytest.raises(TypeError, match="floating-point"):
+        angular(torch.tensor([1]))

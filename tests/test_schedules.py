@@ -1,0 +1,36 @@
+import pytest
+
+from spheret import SCHEDULES
+from spheret.schedules import factor
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_factors_lie_in_the_unit_interval_and_never_grow(name):
+    factors = [factor(name, layer, 24) for layer in range(1, 25)]
+    assert all(0 <= x <= 1 for x in factors)
+    assert factors == sorted(factors, reverse=True)
+    # only the paper's own linear rule stops the last layer
+    assert (factors[-1] == 0) == (name == "linear-paper")
+
+
+def test_values():
+    assert [factor("constant", l) for l in (1, 4)] == [1, 1]
+    assert [factor("sqrt", l) for l in (1, 4)] == [1, 0.5]
+    assert [factor("harmonic", l) for l in (1, 4)] == [1, 0.25]
+    assert [factor("linear", l, 4) for l in (1, 2, 4)] == [1, 0.75, 0.25]
+    assert [factor("linear-paper", l, 4) for l in (1, 2, 4)] == [0.75, 0.5, 0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("sqr", 1), "Did you mean 'sqrt'"),
+        (("sqrt", 0), "counts from 1"),
+        (("sqrt", 1.0), "counts from 1"),
+        (("sqrt", 5, 4), "beyond num_layers"),
+        (("linear", 1), "needs num_layers"),
+    ],
+)
+def test_bad_input(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        factor(*arguments)
