@@ -14,47 +14,69 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from spheret.functions import Function, transformed
+
 
 def inverse_softplus(y: float) -> float:
     """x with softplus(x) = y > 0; like torch's softplus it is the identity from 20 on."""
     return y if y >= 20 else math.log(math.expm1(y))
 
 
-class _Bound(torch.autograd.Function):
-    generate_vmap_rule = True
-
+class _BoundedSoftplus(Function):
     @staticmethod
-    def forward(y: Tensor, low: float, high: float) -> Tensor:
-        return y.clamp(low, high)
+    def forward(x: Tensor, low: float, high: float, scale: float) -> Tensor:
+        return F.softplus(x).clamp(low, high) * scale
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        y, ctx.low, ctx.high = inputs
-        ctx.save_for_backward(y)
-        ctx.save_for_forward(y)
+        x, *ctx.options = inputs
+        ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
-        (y,) = ctx.saved_tensors
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
         # a descent step is -g: a negative gradient pushes up
-        outward = ((y >= ctx.high) & (g < 0)) | ((y <= ctx.low) & (g > 0))
-        return torch.where(outward, 0.0, g), None, None
-
-
-class _BoundForwardMode(_Bound):
-    # apart from its base because torch.compile refuses a Function that has a jvp
+        return _inward(ctx.saved_tensors[0], -g, *ctx.options).neg(), None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, t: Tensor, *_: Any) -> Tensor:
-        (y,) = ctx.saved_tensors
-        outward = ((y >= ctx.high) & (t > 0)) | ((y <= ctx.low) & (t < 0))
-        return torch.where(outward, 0.0, t)
+    def pushforward(ctx: Any, t: Tensor, *_: Any) -> Tensor:
+        return _inward(ctx.saved_tensors[0], t, *ctx.options)
 
 
-def bounded_softplus(x: Tensor, low: float, high: float, exact_clamp: bool = False) -> Tensor:
-    """clamp(softplus(x), low, high) in float32 or better, alive on its bounds unless `exact_clamp`."""
-    y = F.softplus(x.to(torch.promote_types(x.dtype, torch.float32)))
+class _BoundedNumber(torch.autograd.Function):
+    """The same for one number on the CPU, in Python's own arithmetic: a sixth of the time of as many tensor ops."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, low: float, high: float, scale: float) -> Tensor:
+        ctx.options = (low, high, scale)
+        ctx.save_for_backward(x)
+        y = F.softplus(x).item()
+        return torch.full_like(x, min(max(y, low), high) * scale) if y == y else torch.full_like(x, y)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
+        (x,) = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return _inward(x, -g, *ctx.options).neg(), None, None, None
+        low, high, scale = ctx.options
+        y, push = F.softplus(x).item(), g.item()
+        outward = (y >= high and push < 0) or (y <= low and push > 0)
+        # the slope of softplus is 1 - exp(-softplus)
+        return torch.full_like(x, 0.0 if outward else push * scale * -math.expm1(-y)), None, None, None
+
+
+def _inward(x: Tensor, t: Tensor, low: float, high: float, scale: float) -> Tensor:
+    """The softplus's slope times t, and 0 where x is on a bound or beyond and t points outward."""
+    y = F.softplus(x)
+    outward = ((y >= high) & (t > 0)) | ((y <= low) & (t < 0))
+    return torch.where(outward, 0.0, t * (scale * torch.sigmoid(x)))
+
+
+def bounded_softplus(x: Tensor, low: float, high: float, exact_clamp: bool = False, scale: float = 1.0) -> Tensor:
+    """scale clamp(softplus(x), low, high) in float32 or better, alive on its bounds unless `exact_clamp`; scale >= 0."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
     if exact_clamp:
-        return torch.clamp(y, low, high)
-    function = _Bound if torch.compiler.is_compiling() else _BoundForwardMode
-    return function.apply(y, low, high)
+        return scale * torch.clamp(F.softplus(x), low, high)
+    if x.numel() == 1 and x.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed():
+        return _BoundedNumber.apply(x, low, high, scale)
+    return _BoundedSoftplus.call(x, low, high, scale)

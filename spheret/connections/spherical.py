@@ -79,7 +79,7 @@ class SpheretNorm(nn.Module):
     @property
     def alpha(self) -> Tensor:
         """The step size lambda_l clamp(softplus(a), max 1), a 1-element tensor."""
-        return self.factor * bounded_softplus(self.a, 0.0, 1.0, self.exact_clamp)
+        return bounded_softplus(self.a, 0.0, 1.0, self.exact_clamp, scale=self.factor)
 
     @property
     def p(self) -> P:

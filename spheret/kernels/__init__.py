@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from spheret.errors import unknown
-from spheret.kernels import closed, reference
+from spheret.functions import transformed
+from spheret.kernels import closed, native, reference
 from spheret.kernels.closed import compute_dtype, normalize
 from spheret.retractions import P, Retraction, as_retraction
 
@@ -26,7 +27,7 @@ class Backend(NamedTuple):
     """`run(h, f, alpha, row, p, cap)`, and why it can't serve such a call (None: it can)."""
 
     run: Callable[[Tensor, Tensor, P, Retraction, P, float | None], Tensor]
-    why_not: Callable[[Tensor, Tensor, Retraction], str | None]
+    why_not: Callable[[Tensor, Tensor, Retraction, P], str | None]
     automatic: bool = True
 
 
@@ -35,10 +36,27 @@ def _reference(h: Tensor, f: Tensor, alpha: P, row: Retraction, p: P, cap: float
     return reference.retract(h.to(dtype), f.to(dtype), alpha, row, p, cap).to(h.dtype)
 
 
+def _needs_torch_ops(h: Tensor, f: Tensor) -> str | None:
+    """Why no kernel with a pointer to its rows can serve: what torch is doing must see torch ops."""
+    if torch.compiler.is_compiling():
+        return "torch.compile traces the closed form."
+    if transformed():
+        return "torch.func transforms and forward-mode gradients run on the closed backend."
+    for x in (h, f):
+        if type(x) not in (Tensor, torch.nn.Parameter):
+            return f"it takes plain tensors, got {type(x).__name__}."
+    return None
+
+
+def _native_why_not(h: Tensor, f: Tensor, row: Retraction, p: P) -> str | None:
+    return _needs_torch_ops(h, f) or native.why_not(h, f, row, p)
+
+
 # in the order of preference
 BACKENDS: dict[str, Backend] = {
-    "closed": Backend(closed.retract, lambda h, f, row: None),
-    "reference": Backend(_reference, lambda h, f, row: None, automatic=False),
+    "native": Backend(native.retract, _native_why_not),
+    "closed": Backend(closed.retract, lambda h, f, row, p: None),
+    "reference": Backend(_reference, lambda h, f, row, p: None, automatic=False),
 }
 
 
@@ -53,26 +71,37 @@ if _forced is not None:
     _known(_forced)
 
 
-@contextmanager
-def use(name: str | None) -> Iterator[None]:
-    """Fix the backend inside a `with` block; None gives the choice back to the library."""
-    global _forced
-    before, _forced = _forced, None if name is None else _known(name)
-    try:
-        yield
-    finally:
-        _forced = before
+class use:
+    """Fix the backend from here on, `use("closed")`, or inside a block, `with use("closed"):`.
+
+    None gives the choice back to the library.
+    """
+
+    def __init__(self, name: str | None):
+        global _forced
+        self.before, _forced = _forced, None if name is None else _known(name)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        global _forced
+        _forced = self.before
 
 
 def chosen(h: Tensor, f: Tensor, retraction: str | float | Retraction = "projection") -> str:
     """The name of the backend that `retract` takes for such a call."""
     row = as_retraction(retraction)
+    return _choose(h, f, row, row.p)
+
+
+def _choose(h: Tensor, f: Tensor, row: Retraction, p: P) -> str:
     if _forced is not None:
-        reason = BACKENDS[_forced].why_not(h, f, row)
+        reason = BACKENDS[_forced].why_not(h, f, row, p)
         if reason:
             raise RuntimeError(f"the {_forced} backend was asked for, but {reason}")
         return _forced
-    return next(name for name, backend in BACKENDS.items() if backend.automatic and not backend.why_not(h, f, row))
+    return next(name for name, backend in BACKENDS.items() if backend.automatic and not backend.why_not(h, f, row, p))
 
 
 def check_rows(h: Tensor, f: Tensor, dim: int | None = None) -> None:
@@ -100,6 +129,8 @@ def check_alpha(alpha: float | Tensor, h: Tensor) -> None:
         return
     if not alpha.is_floating_point():
         raise TypeError(f"alpha must be floating-point, got {alpha.dtype}.")
+    if alpha.dim() <= 1 and alpha.numel() == 1:
+        return
     rows = (*h.shape[:-1], 1)
     fits = alpha.dim() <= h.dim() and all(
         given in (1, size) for given, size in zip(reversed(alpha.shape), reversed(rows), strict=False)
@@ -118,7 +149,7 @@ def check_cap(max_angle: float | None) -> None:
 
 def dispatch(h: Tensor, f: Tensor, alpha: P, row: Retraction, p: P, cap: float | None) -> Tensor:
     """`retract` after its arguments were checked; p is apart from its row so that it can be a parameter."""
-    return BACKENDS[chosen(h, f, row)].run(h, f, alpha, row, p, cap)
+    return BACKENDS[_choose(h, f, row, p)].run(h, f, alpha, row, p, cap)
 
 
 def retract(

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from spheret.functions import Function
 from spheret.retractions import P, Pair, Retraction
 
 # |h|^2, <h,f> and |z|^2 of a row, each (..., 1)
@@ -171,9 +172,38 @@ def tangent(
     return ta.to(vector) * h + a.to(vector) * th + tq.to(vector) * r.z + q.to(vector) * tz
 
 
-class _Retract(torch.autograd.Function):
-    generate_vmap_rule = True
+def gradients(
+    g: Tensor, h: Tensor, f: Tensor, alpha: P, p: P, row: Retraction, cap: float | None, kept: Kept | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """`backward` on rows of any dtype, with dh and df in the dtypes of h and f."""
+    vector = compute_dtype(h, f)
+    wide_h, wide_f = h.to(vector), f.to(vector)
+    kept = dots(wide_h, wide_f) if kept is None else kept
+    dh, df, dalpha, dp = backward(g.to(vector), wide_h, wide_f, alpha, p, row, cap, kept)
+    return dh.to(h.dtype), df.to(f.dtype), dalpha, dp
 
+
+def _reduce(grad: Tensor, like: Tensor) -> Tensor:
+    """Sum a gradient a row into the shape that was broadcast against the rows."""
+    return (grad if grad.shape == like.shape else grad.sum_to_size(like.shape)).to(like.dtype)
+
+
+def for_inputs(
+    ctx: Any, alpha: P, p: P, dh: Tensor, df: Tensor, dalpha: Tensor | None, dp: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """Gradients for the inputs (h, f, alpha, p, row, cap) of a Function, summed over what was broadcast."""
+    wanted = ctx.needs_input_grad
+    return (
+        dh,
+        df,
+        _reduce(dalpha, alpha) if wanted[2] and isinstance(alpha, Tensor) and dalpha is not None else None,
+        _reduce(dp, p) if wanted[3] and isinstance(p, Tensor) and dp is not None else None,
+        None,
+        None,
+    )
+
+
+class _Retract(Function):
     @staticmethod
     def forward(h: Tensor, f: Tensor, alpha: P, p: P, row: Retraction, cap: float | None) -> tuple[Tensor, ...]:
         vector = compute_dtype(h, f)
@@ -199,38 +229,18 @@ class _Retract(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         h, f, alpha, p, kept = _Retract._saved(ctx)
-        vector = compute_dtype(h, f)
-        wide_h, wide_f = h.to(vector), f.to(vector)
-        if torch.is_grad_enabled():
-            # the gradient will itself be differentiated: the kept scalars must carry their history
-            kept = dots(wide_h, wide_f)
-        dh, df, dalpha, dp = backward(g.to(vector), wide_h, wide_f, alpha, p, ctx.row, ctx.cap, kept)
-        return (
-            dh.to(h.dtype),
-            df.to(f.dtype),
-            reduce_to(dalpha, alpha) if ctx.needs_input_grad[2] and isinstance(alpha, Tensor) else None,
-            reduce_to(dp, p) if ctx.needs_input_grad[3] and isinstance(p, Tensor) else None,
-            None,
-            None,
-        )
-
-
-class _RetractForwardMode(_Retract):
-    # apart from its base because torch.compile refuses a Function that has a jvp
+        # a gradient that will itself be differentiated needs scalars that carry their history
+        grads = gradients(g, h, f, alpha, p, ctx.row, ctx.cap, None if torch.is_grad_enabled() else kept)
+        return for_inputs(ctx, alpha, p, *grads)
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+    def pushforward(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         h, f, alpha, p, kept = _Retract._saved(ctx)
         vector = compute_dtype(h, f)
         wide_h, wide_f = h.to(vector), f.to(vector)
         kept = dots(wide_h, wide_f)
         out = tangent(tangents[:4], wide_h, wide_f, alpha, p, ctx.row, ctx.cap, kept)
         return out.to(h.dtype), None, None, None
-
-
-def reduce_to(rowwise: Tensor | None, like: Tensor) -> Tensor | None:
-    """Sum a value a row into the shape that was broadcast against the rows."""
-    return None if rowwise is None else rowwise.sum_to_size(like.shape).to(like.dtype)
 
 
 def retract(h: Tensor, f: Tensor, alpha: P, row: Retraction, p: P, cap: float | None) -> Tensor:
@@ -240,8 +250,7 @@ def retract(h: Tensor, f: Tensor, alpha: P, row: Retraction, p: P, cap: float | 
         vector = _scalar_dtype(h)
         wide_h, wide_f = h.to(vector), f.to(vector)
         return forward(wide_h, wide_f, alpha, p, row, cap, dots(wide_h, wide_f)).to(h.dtype)
-    function = _Retract if torch.compiler.is_compiling() else _RetractForwardMode
-    return function.apply(h, f, alpha, p, row, cap)[0]
+    return _Retract.call(h, f, alpha, p, row, cap)[0]
 
 
 def normalize(h: Tensor, radius: float | Tensor) -> Tensor:

@@ -1,0 +1,317 @@
+// The connection on a CPU: one pass over memory forward (read h, f; write out), one backward (read g, h, f; write
+// dh, df). A row is read twice, but the second time from the first-level cache. Built by native.py with the
+// machine's own compiler; the compiler's vector types make it AVX2, AVX-512 or NEON.
+//
+//   c = <h,f>/<h,h>   z = f - c h   w = alpha^2 <z,z>/<h,h>   out = a(w) h + alpha b(w) z
+//
+// This file includes itself, once for each pair of stream and branch types.
+#ifndef ROWS
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#ifdef __AVX__
+#include <immintrin.h>
+#endif
+
+#ifdef __AVX512F__
+#define LANES 16
+#else
+#define LANES 8
+#endif
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef uint32_t uvec __attribute__((vector_size(4 * LANES)));
+typedef uint16_t hvec __attribute__((vector_size(2 * LANES)));
+typedef uint16_t bf16;
+
+// rows that share a partial sum of dalpha and dp: fixed, so that the sums do not depend on the threads
+enum { CHUNK = 64 };
+enum { PROJECTION, CAYLEY, ANGULAR, EXPONENTIAL };
+typedef struct { double a, b, da, db, ap, bp; } coefficients;
+
+// cos(sqrt v), sin(sqrt v)/sqrt v and its derivative, analytic at 0
+static void root_functions(double v, double *cosine, double *sinc, double *dsinc) {
+    if (v < 1e-2) {  // six terms: the next is below 1e-20
+        *cosine = 1 + v * (-1. / 2 + v * (1. / 24 + v * (-1. / 720 + v * (1. / 40320 - v / 3628800))));
+        *sinc = 1 + v * (-1. / 6 + v * (1. / 120 + v * (-1. / 5040 + v * (1. / 362880 - v / 39916800))));
+        *dsinc = -1. / 6 + v * (2. / 120 + v * (-3. / 5040 + v * (4. / 362880 - v * 5 / 39916800)));
+    } else {
+        double root = sqrt(v);
+        *cosine = cos(root);
+        *sinc = sin(root) / root;
+        *dsinc = (*cosine - *sinc) / (2 * v);
+    }
+}
+
+// a(w), b(w) under the cap, with their derivatives in w and p; cap is INFINITY where there is none
+static coefficients evaluate(int kind, double w, double p, double cap, double cos_cap, double sin_cap) {
+    coefficients k = {0};
+    int over;
+    if (kind == PROJECTION) {
+        k.a = k.b = 1 / sqrt(1 + w);
+        k.da = k.db = -0.5 * k.a * k.a * k.a;
+        over = cap < M_PI_2 && k.a < cos_cap;
+    } else if (kind == CAYLEY) {
+        k.b = 4 / (4 + w);
+        k.a = 2 * k.b - 1;
+        k.db = -0.25 * k.b * k.b;
+        k.da = 2 * k.db;
+        over = cap < M_PI && k.a < cos_cap;
+    } else {
+        double ratio = 1, dratio = 0, u = 0, sinc, dsinc;
+        if (kind == ANGULAR) {  // arctan(sqrt u)/sqrt u and its derivative
+            u = w / (p * p);
+            if (u < 1e-2) {  // eight terms: the next is below 1e-17
+                ratio = 1 + u * (-1. / 3 + u * (1. / 5 + u * (-1. / 7 + u * (1. / 9 + u * (-1. / 11 +
+                        u * (1. / 13 - u / 15))))));
+                dratio = -1. / 3 + u * (2. / 5 + u * (-3. / 7 + u * (4. / 9 + u * (-5. / 11 + u * (6. / 13 -
+                         u * 7 / 15)))));
+            } else {
+                ratio = atan(sqrt(u)) / sqrt(u);
+                dratio = (1 / (1 + u) - ratio) / (2 * u);
+            }
+        }
+        double slope = 1 / (1 + u);
+        root_functions(w * ratio * ratio, &k.a, &sinc, &dsinc);
+        k.b = ratio * sinc;
+        k.da = -0.5 * k.b * slope;
+        k.db = (kind == ANGULAR ? dratio * sinc / (p * p) : 0) + ratio * ratio * dsinc * slope;
+        if (kind == ANGULAR) {
+            double turn = -2 * u * dratio / p;
+            k.ap = -k.b * w * turn;
+            k.bp = k.a * turn;
+        }
+        over = sqrt(w) * ratio > cap;
+    }
+    if (over) {  // the angle no longer depends on w
+        k.a = cos_cap;
+        k.b = sin_cap / sqrt(w);
+        k.db = -0.5 * k.b / w;
+        k.da = k.ap = k.bp = 0;
+    }
+    return k;
+}
+
+static inline double total(vec x) {
+    double sum = 0;
+    for (int i = 0; i < LANES; i++) sum += x[i];
+    return sum;
+}
+
+static inline vec load_f32(const float *x) { vec v; memcpy(&v, x, sizeof v); return v; }
+static inline vec load_b16(const bf16 *x) {
+    hvec half; memcpy(&half, x, sizeof half);
+    uvec bits = __builtin_convertvector(half, uvec) << 16;
+    return (vec)bits;
+}
+static inline float one_f32(const float *x) { return *x; }
+static inline float one_b16(const bf16 *x) { uint32_t bits = (uint32_t)*x << 16; float v; memcpy(&v, &bits, 4); return v; }
+
+// to the nearest bfloat16, ties to even; NaN stays NaN
+static inline hvec narrow(vec v) {
+    uvec bits = (uvec)v;
+    uvec nan = (uvec)(v != v);
+    bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return __builtin_convertvector((bits & ~nan) | (0x7fc0 & nan), hvec);
+}
+// stream: past the cache, for results too large to be found there again
+static inline void store_f32(float *x, vec v, int stream) {
+#if defined __AVX512F__
+    if (stream) { _mm512_stream_ps(x, (__m512)v); return; }
+#elif defined __AVX__
+    if (stream) { _mm256_stream_ps(x, (__m256)v); return; }
+#endif
+    memcpy(x, &v, sizeof v);
+}
+static inline void store_b16(bf16 *x, vec v, int stream) {
+    hvec half = narrow(v);
+#if defined __AVX512F__
+    if (stream) { _mm256_stream_si256((__m256i *)x, (__m256i)half); return; }
+#elif defined __AVX__
+    if (stream) { _mm_stream_si128((__m128i *)x, (__m128i)half); return; }
+#endif
+    memcpy(x, &half, sizeof half);
+}
+static inline void put_f32(float *x, float v) { *x = v; }
+static inline void put_b16(bf16 *x, float v) { vec wide = {v}; *x = narrow(wide)[0]; }
+
+static inline int aligned(const void *x, int64_t row_bytes) {
+    return ((uintptr_t)x % 64 == 0) && (row_bytes % (2 * LANES) == 0) && (row_bytes % 64 == 0);
+}
+static inline void fence(int stream) {
+#ifdef __AVX__
+    if (stream) _mm_sfence();
+#endif
+}
+
+#define ROWS
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+#define H float
+#define F float
+#define HN f32
+#define FN f32
+#define NAME(x) x##_f32_f32
+#include "native.c"
+#undef F
+#undef FN
+#undef NAME
+#define F bf16
+#define FN b16
+#define NAME(x) x##_f32_bf16
+#include "native.c"
+#undef H
+#undef HN
+#undef NAME
+#define H bf16
+#define HN b16
+#define NAME(x) x##_bf16_bf16
+#include "native.c"
+#undef F
+#undef FN
+#undef NAME
+#define F float
+#define FN f32
+#define NAME(x) x##_bf16_f32
+#include "native.c"
+
+#else
+
+// kept: |h|^2, <h,f>, |z|^2 of each row
+void NAME(forward)(const H *h_, const F *f_, H *out_, float *kept, int64_t n, int64_t d, double alpha,
+                   const float *alphas, int kind, double p, double cap, int threads, int stream) {
+    int64_t whole = d - d % LANES;
+    double cos_cap = cos(cap), sin_cap = sin(cap);
+    stream = stream && aligned(out_, d * sizeof(H));
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for schedule(static)
+        for (int64_t r = 0; r < n; r++) {
+            const H *h = h_ + r * d;
+            const F *f = f_ + r * d;
+            H *out = out_ + r * d;
+            vec shh = {0}, shf = {0}, sff = {0}, thh = {0}, thf = {0}, tff = {0};
+            double hh = 0, hf = 0, ff = 0;
+            int64_t at = 0;
+            for (; at + 2 * LANES <= d; at += 2 * LANES) {
+                vec x = JOIN(load_, HN)(h + at), y = JOIN(load_, FN)(f + at);
+                shh += x * x; shf += x * y; sff += y * y;
+                x = JOIN(load_, HN)(h + at + LANES), y = JOIN(load_, FN)(f + at + LANES);
+                thh += x * x; thf += x * y; tff += y * y;
+            }
+            if (at < whole) {
+                vec x = JOIN(load_, HN)(h + at), y = JOIN(load_, FN)(f + at);
+                shh += x * x; shf += x * y; sff += y * y;
+            }
+            for (int64_t i = whole; i < d; i++) {
+                float x = JOIN(one_, HN)(h + i), y = JOIN(one_, FN)(f + i);
+                hh += (double)x * x; hf += (double)x * y; ff += (double)y * y;
+            }
+            hh += total(shh + thh); hf += total(shf + thf); ff += total(sff + tff);
+            int live = hh != 0;
+            float c = live ? hf / hh : 0;
+            double exact = live ? hf / hh : 0, zz = ff - exact * hf;
+            // where the difference loses digits |z|^2 is summed from z; the row is still in the cache
+            if (!(zz >= 0.25 * ff)) {
+                vec szz = {0};
+                zz = 0;
+                for (int64_t i = 0; i < whole; i += LANES) {
+                    vec z = JOIN(load_, FN)(f + i) - c * JOIN(load_, HN)(h + i);
+                    szz += z * z;
+                }
+                for (int64_t i = whole; i < d; i++) {
+                    float z = JOIN(one_, FN)(f + i) - c * JOIN(one_, HN)(h + i);
+                    zz += (double)z * z;
+                }
+                zz += total(szz);
+            }
+            kept[3 * r] = hh; kept[3 * r + 1] = hf; kept[3 * r + 2] = zz;
+            double step = alphas ? alphas[r] : alpha;
+            coefficients k = evaluate(kind, live ? step * step * zz / hh : 0, p, cap, cos_cap, sin_cap);
+            double wide = live ? step * k.b : 0;
+            // what rounding c left along h is taken back out of the coefficient of h
+            float q = wide, a = k.a - wide * (exact - c);
+            for (int64_t i = 0; i < whole; i += LANES) {
+                vec x = JOIN(load_, HN)(h + i);
+                JOIN(store_, HN)(out + i, a * x + q * (JOIN(load_, FN)(f + i) - c * x), stream);
+            }
+            for (int64_t i = whole; i < d; i++) {
+                float x = JOIN(one_, HN)(h + i);
+                JOIN(put_, HN)(out + i, a * x + q * (JOIN(one_, FN)(f + i) - c * x));
+            }
+        }
+        fence(stream);
+    }
+}
+
+// dalpha: one value, or one a row where every row has its own alpha; dp: one value; either may be NULL.
+// partial: room for two values a chunk, which are added in order
+void NAME(backward)(const H *g_, const H *h_, const F *f_, const float *kept, H *dh_, F *df_, float *dalpha, float *dp,
+                    double *partial, int64_t n, int64_t d, double alpha, const float *alphas, int kind, double p, double cap, int threads,
+                    int stream) {
+    int64_t whole = d - d % LANES;
+    double cos_cap = cos(cap), sin_cap = sin(cap);
+    stream = stream && aligned(dh_, d * sizeof(H)) && aligned(df_, d * sizeof(F));
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for schedule(static)
+        for (int64_t chunk = 0; chunk < (n + CHUNK - 1) / CHUNK; chunk++) {
+            double sum_alpha = 0, sum_p = 0;
+            for (int64_t r = chunk * CHUNK; r < n && r < (chunk + 1) * CHUNK; r++) {
+                const H *g = g_ + r * d, *h = h_ + r * d;
+                const F *f = f_ + r * d;
+                H *dh = dh_ + r * d;
+                F *df = df_ + r * d;
+                int live = kept[3 * r] != 0;
+                double hh = live ? kept[3 * r] : 1, c = kept[3 * r + 1] / hh, eta2 = live ? kept[3 * r + 2] / hh : 0;
+                double step = alphas ? alphas[r] : alpha, norm = sqrt(hh), stretch = eta2 > 1 ? sqrt(eta2) : 1;
+                coefficients k = evaluate(kind, step * step * eta2, p, cap, cos_cap, sin_cap);
+                // u = h/|h| and v = z/max(|h|, |z|) keep every coefficient in float32's range
+                float c32 = c, iu = 1 / norm, iv = 1 / (norm * stretch);
+                vec sgh = {0}, sgz = {0};
+                double gu = 0, gz = 0;
+                for (int64_t i = 0; i < whole; i += LANES) {
+                    vec x = JOIN(load_, HN)(h + i), y = JOIN(load_, HN)(g + i);
+                    vec z = JOIN(load_, FN)(f + i) - c32 * x;
+                    sgh += y * (iu * x); sgz += y * (iv * z);
+                }
+                for (int64_t i = whole; i < d; i++) {
+                    float x = JOIN(one_, HN)(h + i), y = JOIN(one_, HN)(g + i), z = JOIN(one_, FN)(f + i) - c32 * x;
+                    gu += (double)y * (iu * x); gz += (double)y * (iv * z);
+                }
+                gu += total(sgh);
+                gz = (gz + total(sgz)) * stretch;
+                double q = live ? step * k.b : 0, slope = 2 * (k.da * gu + step * k.db * gz);
+                double kh = q * gu, kz = live ? step * step * slope : 0;
+                float fg = q, fz = kz * stretch, fh = -kh;
+                float hg = k.a - c * q, hz = -(kh + c * kz) * stretch, hu = c * kh - kz * eta2;
+                for (int64_t i = 0; i < whole; i += LANES) {
+                    vec x = JOIN(load_, HN)(h + i), y = JOIN(load_, HN)(g + i);
+                    vec v = iv * (JOIN(load_, FN)(f + i) - c32 * x), u = iu * x;
+                    JOIN(store_, FN)(df + i, fg * y + fz * v + fh * u, stream);
+                    JOIN(store_, HN)(dh + i, hg * y + hz * v + hu * u, stream);
+                }
+                for (int64_t i = whole; i < d; i++) {
+                    float x = JOIN(one_, HN)(h + i), y = JOIN(one_, HN)(g + i);
+                    float v = iv * (JOIN(one_, FN)(f + i) - c32 * x), u = iu * x;
+                    JOIN(put_, FN)(df + i, fg * y + fz * v + fh * u);
+                    JOIN(put_, HN)(dh + i, hg * y + hz * v + hu * u);
+                }
+                double row_alpha = live ? norm * (step * slope * eta2 + k.b * gz) : 0;
+                sum_alpha += row_alpha;
+                sum_p += live ? norm * (k.ap * gu + step * k.bp * gz) : 0;
+                if (alphas && dalpha) dalpha[r] = row_alpha;
+            }
+            partial[2 * chunk] = sum_alpha;
+            partial[2 * chunk + 1] = sum_p;
+        }
+        fence(stream);
+    }
+    double sum_alpha = 0, sum_p = 0;
+    for (int64_t chunk = 0; chunk < (n + CHUNK - 1) / CHUNK; chunk++) {
+        sum_alpha += partial[2 * chunk];
+        sum_p += partial[2 * chunk + 1];
+    }
+    if (dalpha && !alphas) *dalpha = sum_alpha;
+    if (dp) *dp = sum_p;
+}
+#endif

@@ -1,0 +1,188 @@
+"""The CPU kernel: native.c, compiled at first use with the machine's own compiler, called through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spheret.cache import cache_dir
+from spheret.kernels import closed
+from spheret.retractions import P, Retraction
+
+SOURCE = Path(__file__).with_name("native.c")
+# from the fastest to the most modest: no OpenMP where the compiler has none
+FLAGS = (
+    ("-O3", "-march=native", "-fno-math-errno", "-fopenmp"),
+    ("-O3", "-march=native", "-fno-math-errno"),
+    ("-O3", "-fno-math-errno"),
+)
+KINDS = {"projection": 0, "cayley": 1, "angular": 2, "exponential": 3}
+CHUNK = 64
+# results larger than this are written past the cache: nothing would find them there again
+STREAM_BYTES = 8 << 20
+# below this a second thread costs more than it does
+PARALLEL_ELEMENTS = 1 << 15
+_TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+
+
+def _processor() -> str:
+    """What -march=native depends on: a cache on a shared home directory serves several machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line for line in lines if line.startswith(("flags", "Features")))
+    except (OSError, StopIteration):
+        return platform.processor()
+
+
+def _compiler() -> str | None:
+    given = os.environ.get("CC")
+    return shutil.which(given) if given else next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+
+
+def _build(compiler: str) -> Path:
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    source = SOURCE.read_bytes()
+    key = hashlib.sha256("\0".join([repr(source), version, repr(FLAGS), platform.machine(), _processor()]).encode())
+    library = cache_dir() / "native" / f"{key.hexdigest()[:24]}.so"
+    if library.exists():
+        return library
+    library.parent.mkdir(parents=True, exist_ok=True)
+    print(f"spheret: compiling the native kernel with {Path(compiler).name}, once", file=sys.stderr)
+    said = ""
+    # each process builds its own file; the rename is atomic, so the last of several is as good as the first
+    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
+        made = Path(scratch) / "native.so"
+        for flags in FLAGS:
+            run = subprocess.run(
+                [compiler, *flags, "-shared", "-fPIC", str(SOURCE), "-o", str(made), "-lm"],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if run.returncode == 0:
+                os.replace(made, library)
+                return library
+            said = run.stderr.strip().splitlines()[-1] if run.stderr.strip() else f"exit code {run.returncode}"
+    raise RuntimeError(f"{compiler} could not build {SOURCE.name}: {said}")
+
+
+@functools.cache
+def _load() -> ctypes.CDLL | str:
+    """The library, or a sentence that says why there is none; tried once a process."""
+    compiler = _compiler()
+    if compiler is None:
+        return "there is no C compiler: install gcc or clang, or set CC."
+    try:
+        library = ctypes.CDLL(str(_build(compiler)))
+    except (OSError, RuntimeError) as error:
+        return f"it could not be built: {error}"
+    pointer, integer, real, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_double, ctypes.c_int64
+    rest = [size, size, real, pointer, integer, real, real, integer, integer]
+    for h in _TYPES.values():
+        for f in _TYPES.values():
+            getattr(library, f"forward_{h}_{f}").argtypes = [pointer] * 4 + rest
+            getattr(library, f"backward_{h}_{f}").argtypes = [pointer] * 9 + rest
+            for name in ("forward", "backward"):
+                getattr(library, f"{name}_{h}_{f}").restype = None
+    return library
+
+
+def _function(name: str, h: Tensor, f: Tensor) -> Any:
+    return getattr(_load(), f"{name}_{_TYPES[h.dtype]}_{_TYPES[f.dtype]}")
+
+
+def why_not(h: Tensor, f: Tensor, row: Retraction, p: P) -> str | None:
+    """Why the native kernel can't serve such a call; None: it can."""
+    if h.device.type != "cpu" or f.device.type != "cpu":
+        return f"it runs on the CPU, and the rows are on {h.device} and {f.device}."
+    if h.dtype not in _TYPES or f.dtype not in _TYPES:
+        return f"it takes float32 and bfloat16 rows, got {h.dtype} and {f.dtype}."
+    if row.kernel not in KINDS:
+        return f"it has no code for {row.name!r}: a retraction of your own runs on the closed backend."
+    if isinstance(p, Tensor) and p.numel() != 1:
+        return f"it takes one p for all rows, got a tensor of shape {tuple(p.shape)}."
+    loaded = _load()
+    return loaded if isinstance(loaded, str) else None
+
+
+def _shared(h: Tensor, alpha: P, p: P, row: Retraction, cap: float | None) -> tuple[tuple[Any, ...], Tensor | None]:
+    """The arguments that both passes end with, as C takes them, and the steps they point to, if a row has its own."""
+    n, d = h.numel() // h.shape[-1], h.shape[-1]
+    steps = None
+    if not isinstance(alpha, Tensor):
+        step = alpha
+    elif alpha.numel() == 1:
+        step = alpha.item()
+    else:
+        step, steps = 0.0, alpha.detach().float().expand(*h.shape[:-1], 1).contiguous()
+    number = p.item() if isinstance(p, Tensor) else p
+    kind = KINDS[row.kernel]  # type: ignore[index]
+    if kind == KINDS["angular"] and math.isinf(number):
+        # a learned p may get there
+        kind = KINDS["exponential"]
+    threads = 1 if n * d < PARALLEL_ELEMENTS else torch.get_num_threads()
+    stream = h.numel() * h.element_size() >= STREAM_BYTES
+    pointer = None if steps is None else steps.data_ptr()
+    return (n, d, step, pointer, kind, number, math.inf if cap is None else cap, threads, stream), steps
+
+
+def forward(h: Tensor, f: Tensor, alpha: P, p: P, row: Retraction, cap: float | None) -> tuple[Tensor, Tensor]:
+    """The next state of contiguous rows, and |h|^2, <h,f>, |z|^2 of each row as (n, 3) float32."""
+    rest, steps = _shared(h, alpha, p, row, cap)
+    out, kept = torch.empty_like(h), torch.empty(rest[0], 3)
+    _function("forward", h, f)(h.data_ptr(), f.data_ptr(), out.data_ptr(), kept.data_ptr(), *rest)
+    return out, kept
+
+
+def backward(
+    g: Tensor, h: Tensor, f: Tensor, alpha: P, p: P, row: Retraction, cap: float | None, kept: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """dh, df, and dalpha and dp in float32 where alpha and p are tensors: one value, or dalpha a value a row."""
+    rest, steps = _shared(h, alpha, p, row, cap)
+    dh, df = torch.empty_like(h), torch.empty_like(f)
+    partial = torch.empty((rest[0] + CHUNK - 1) // CHUNK, 2, dtype=torch.float64)
+    dalpha = torch.empty(steps.shape if steps is not None else alpha.shape) if isinstance(alpha, Tensor) else None
+    dp = torch.empty(p.shape) if isinstance(p, Tensor) else None
+    tensors = (g, h, f, kept, dh, df, dalpha, dp, partial)
+    _function("backward", h, f)(*(None if t is None else t.data_ptr() for t in tensors), *rest)
+    return dh, df, dalpha, dp
+
+
+class _Retract(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, f: Tensor, alpha: P, p: P, row: Retraction, cap: float | None) -> Tensor:
+        rows_h, rows_f = h.contiguous(), f.contiguous()
+        out, kept = forward(rows_h, rows_f, alpha, p, row, cap)
+        ctx.row, ctx.cap = row, cap
+        ctx.alpha, ctx.p = (None if isinstance(x, Tensor) else x for x in (alpha, p))
+        ctx.save_for_backward(h, f, *(x if isinstance(x, Tensor) else None for x in (alpha, p)), kept)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        h, f, alpha, p, kept = ctx.saved_tensors
+        alpha, p = ctx.alpha if alpha is None else alpha, ctx.p if p is None else p
+        if torch.is_grad_enabled():
+            # the gradient will itself be differentiated: the closed form's, in torch ops, can be
+            grads = closed.gradients(g, h, f, alpha, p, ctx.row, ctx.cap)
+        else:
+            rows_h, rows_f = h.contiguous(), f.contiguous()
+            grads = backward(g.contiguous(), rows_h, rows_f, alpha, p, ctx.row, ctx.cap, kept)
+        return closed.for_inputs(ctx, alpha, p, *grads)
+
+
+def retract(h: Tensor, f: Tensor, alpha: P, row: Retraction, p: P, cap: float | None) -> Tensor:
+    return _Retract.apply(h, f, alpha, p, row, cap)
