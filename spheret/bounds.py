@@ -73,7 +73,7 @@ def _inward(x: Tensor, t: Tensor, low: float, high: float, scale: float) -> Tens
 
 
 def bounded_softplus(x: Tensor, low: float, high: float, exact_clamp: bool = False, scale: float = 1.0) -> Tensor:
-    """scale clamp(softplus(x), low, high) in float32 or better, alive on its bounds unless `exact_clamp`; scale >= 0."""
+    """scale clamp(softplus(x), low, high) in float32 or better; alive on its bounds unless `exact_clamp`."""
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     if exact_clamp:
         return scale * torch.clamp(F.softplus(x), low, high)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -16,19 +17,22 @@ from torch import Tensor
 
 from spheret.errors import unknown
 from spheret.functions import transformed
-from spheret.kernels import closed, native, reference
-from spheret.kernels.closed import compute_dtype, normalize
-from spheret.retractions import P, Retraction, as_retraction
+from spheret.kernels import closed, native, reference, triton
+from spheret.kernels.closed import compute_dtype
+from spheret.kernels.fused import Fused
+from spheret.retractions import PROJECTION, P, Retraction, as_retraction
 
 __all__ = ["BACKENDS", "Backend", "check_rows", "chosen", "compute_dtype", "normalize", "retract", "use"]
 
 
 class Backend(NamedTuple):
-    """`run(h, f, alpha, row, p, cap)`, and why it can't serve such a call (None: it can)."""
+    """`run(h, f, alpha, row, p, cap)`, `normalize(h, radius)`, and why it can't serve a call (None: it can)."""
 
     run: Callable[[Tensor, Tensor, P, Retraction, P, float | None], Tensor]
+    normalize: Callable[[Tensor, P], Tensor]
     why_not: Callable[[Tensor, Tensor, Retraction, P], str | None]
-    automatic: bool = True
+    # whether it is taken without being asked for
+    automatic: Callable[[Tensor], bool]
 
 
 def _reference(h: Tensor, f: Tensor, alpha: P, row: Retraction, p: P, cap: float | None) -> Tensor:
@@ -38,8 +42,6 @@ def _reference(h: Tensor, f: Tensor, alpha: P, row: Retraction, p: P, cap: float
 
 def _needs_torch_ops(h: Tensor, f: Tensor) -> str | None:
     """Why no kernel with a pointer to its rows can serve: what torch is doing must see torch ops."""
-    if torch.compiler.is_compiling():
-        return "torch.compile traces the closed form."
     if transformed():
         return "torch.func transforms and forward-mode gradients run on the closed backend."
     for x in (h, f):
@@ -48,15 +50,22 @@ def _needs_torch_ops(h: Tensor, f: Tensor) -> str | None:
     return None
 
 
-def _native_why_not(h: Tensor, f: Tensor, row: Retraction, p: P) -> str | None:
-    return _needs_torch_ops(h, f) or native.why_not(h, f, row, p)
+def _fused(module: ModuleType, device: str) -> Backend:
+    kernel: Fused = module.KERNEL
+    return Backend(
+        kernel.retract,
+        kernel.normalize,
+        lambda h, f, row, p: _needs_torch_ops(h, f) or module.why_not(h, f, row, p),
+        lambda h: h.device.type == device,
+    )
 
 
 # in the order of preference
 BACKENDS: dict[str, Backend] = {
-    "native": Backend(native.retract, _native_why_not),
-    "closed": Backend(closed.retract, lambda h, f, row, p: None),
-    "reference": Backend(_reference, lambda h, f, row, p: None, automatic=False),
+    "triton": _fused(triton, "cuda"),
+    "native": _fused(native, "cpu"),
+    "closed": Backend(closed.retract, closed.normalize, lambda h, f, row, p: None, lambda h: True),
+    "reference": Backend(_reference, closed.normalize, lambda h, f, row, p: None, lambda h: False),
 }
 
 
@@ -96,12 +105,17 @@ def chosen(h: Tensor, f: Tensor, retraction: str | float | Retraction = "project
 
 
 def _choose(h: Tensor, f: Tensor, row: Retraction, p: P) -> str:
+    if torch.compiler.is_compiling() and row.kernel is not None:
+        # traced, the closed form fuses with its neighbours; another kernel is an op there, and speaks when it runs
+        return _forced or "closed"
     if _forced is not None:
         reason = BACKENDS[_forced].why_not(h, f, row, p)
         if reason:
             raise RuntimeError(f"the {_forced} backend was asked for, but {reason}")
         return _forced
-    return next(name for name, backend in BACKENDS.items() if backend.automatic and not backend.why_not(h, f, row, p))
+    return next(
+        name for name, backend in BACKENDS.items() if backend.automatic(h) and not backend.why_not(h, f, row, p)
+    )
 
 
 def check_rows(h: Tensor, f: Tensor, dim: int | None = None) -> None:
@@ -179,3 +193,10 @@ def retract(
     check_alpha(alpha, h)
     check_cap(max_angle)
     return dispatch(h, f, alpha, row, row.p, max_angle)
+
+
+def normalize(h: Tensor, radius: float | Tensor) -> Tensor:
+    """radius h/|h| for each row, in h's dtype; radius is a number or a 1-element tensor. A zero row stays zero."""
+    if torch.compiler.is_compiling():
+        return closed.normalize(h, radius)
+    return BACKENDS[_choose(h, h, PROJECTION, 1.0)].normalize(h, radius)

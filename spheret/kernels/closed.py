@@ -183,21 +183,21 @@ def gradients(
     return dh.to(h.dtype), df.to(f.dtype), dalpha, dp
 
 
-def _reduce(grad: Tensor, like: Tensor) -> Tensor:
+def reduce_to(grad: Tensor, like: Tensor) -> Tensor:
     """Sum a gradient a row into the shape that was broadcast against the rows."""
     return (grad if grad.shape == like.shape else grad.sum_to_size(like.shape)).to(like.dtype)
 
 
 def for_inputs(
-    ctx: Any, alpha: P, p: P, dh: Tensor, df: Tensor, dalpha: Tensor | None, dp: Tensor | None
+    ctx: Any, alpha: P, p: P, dh: Tensor, df: Tensor, dalpha: Tensor, dp: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     """Gradients for the inputs (h, f, alpha, p, row, cap) of a Function, summed over what was broadcast."""
     wanted = ctx.needs_input_grad
     return (
         dh,
         df,
-        _reduce(dalpha, alpha) if wanted[2] and isinstance(alpha, Tensor) and dalpha is not None else None,
-        _reduce(dp, p) if wanted[3] and isinstance(p, Tensor) and dp is not None else None,
+        reduce_to(dalpha, alpha) if wanted[2] and isinstance(alpha, Tensor) else None,
+        reduce_to(dp, p) if wanted[3] and isinstance(p, Tensor) and dp is not None else None,
         None,
         None,
     )
@@ -254,12 +254,26 @@ def retract(h: Tensor, f: Tensor, alpha: P, row: Retraction, p: P, cap: float | 
 
 
 def normalize(h: Tensor, radius: float | Tensor) -> Tensor:
-    """radius h/|h|; a row of zeros stays zero."""
+    """radius h/|h|; a row of zeros stays zero, and gets no gradient."""
     vector = compute_dtype(h)
     x = h.to(vector)
     hh = (x * x).detach().sum(-1, keepdim=True).to(_scalar_dtype(h))
     live = hh != 0
     # h/|h| does not see the length of h: a first, constant scaling keeps tiny and huge rows in range
     x = x * torch.where(live, hh, 1.0).rsqrt().to(vector)
-    inverse = torch.where(live, (x * x).sum(-1, keepdim=True).to(_scalar_dtype(h)), 1.0).rsqrt()
+    inverse = torch.where(
+        live, torch.where(live, (x * x).sum(-1, keepdim=True).to(_scalar_dtype(h)), 1.0).rsqrt(), 0.0
+    )
     return (x * (_wide(radius, h) * inverse).to(vector)).to(h.dtype)
+
+
+def norm_gradients(g: Tensor, h: Tensor, radius: P) -> tuple[Tensor, Tensor]:
+    """dh, and the gradient of radius row by row, in torch ops that can be differentiated again."""
+    vector = compute_dtype(h)
+    u = normalize(h.to(vector), 1.0)
+    wide = g.to(vector)
+    along = (wide * u).sum(-1, keepdim=True)
+    hh = (h.to(vector) ** 2).sum(-1, keepdim=True).to(_scalar_dtype(h))
+    inverse = torch.where(hh == 0, 0.0, torch.where(hh == 0, 1.0, hh).rsqrt())
+    scale = (_wide(radius, h) * inverse).to(vector)
+    return (scale * (wide - along * u)).to(h.dtype), along

@@ -25,6 +25,8 @@ typedef uint16_t bf16;
 
 // rows that share a partial sum of dalpha and dp: fixed, so that the sums do not depend on the threads
 enum { CHUNK = 64 };
+// elements that share a partial sum of a dot: two levels keep the rounding of long rows as small as that of short ones
+enum { BLOCK = 256 };
 enum { PROJECTION, CAYLEY, ANGULAR, EXPONENTIAL };
 typedef struct { double a, b, da, db, ap, bp; } coefficients;
 
@@ -99,9 +101,12 @@ static inline double total(vec x) {
 
 static inline vec load_f32(const float *x) { vec v; memcpy(&v, x, sizeof v); return v; }
 static inline vec load_b16(const bf16 *x) {
+#if defined __AVX2__ && LANES == 8  // gcc makes five instructions of what is two
+    return (vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)x)), 16);
+#else
     hvec half; memcpy(&half, x, sizeof half);
-    uvec bits = __builtin_convertvector(half, uvec) << 16;
-    return (vec)bits;
+    return (vec)(__builtin_convertvector(half, uvec) << 16);
+#endif
 }
 static inline float one_f32(const float *x) { return *x; }
 static inline float one_b16(const bf16 *x) { uint32_t bits = (uint32_t)*x << 16; float v; memcpy(&v, &bits, 4); return v; }
@@ -151,7 +156,9 @@ static inline void fence(int stream) {
 #define HN f32
 #define FN f32
 #define NAME(x) x##_f32_f32
+#define NORM(x) x##_f32
 #include "native.c"
+#undef NORM
 #undef F
 #undef FN
 #undef NAME
@@ -165,7 +172,9 @@ static inline void fence(int stream) {
 #define H bf16
 #define HN b16
 #define NAME(x) x##_bf16_bf16
+#define NORM(x) x##_bf16
 #include "native.c"
+#undef NORM
 #undef F
 #undef FN
 #undef NAME
@@ -189,40 +198,48 @@ void NAME(forward)(const H *h_, const F *f_, H *out_, float *kept, int64_t n, in
             const H *h = h_ + r * d;
             const F *f = f_ + r * d;
             H *out = out_ + r * d;
-            vec shh = {0}, shf = {0}, sff = {0}, thh = {0}, thf = {0}, tff = {0};
+            vec hh_ = {0}, hf_ = {0}, ff_ = {0};
             double hh = 0, hf = 0, ff = 0;
-            int64_t at = 0;
-            for (; at + 2 * LANES <= d; at += 2 * LANES) {
-                vec x = JOIN(load_, HN)(h + at), y = JOIN(load_, FN)(f + at);
-                shh += x * x; shf += x * y; sff += y * y;
-                x = JOIN(load_, HN)(h + at + LANES), y = JOIN(load_, FN)(f + at + LANES);
-                thh += x * x; thf += x * y; tff += y * y;
-            }
-            if (at < whole) {
-                vec x = JOIN(load_, HN)(h + at), y = JOIN(load_, FN)(f + at);
-                shh += x * x; shf += x * y; sff += y * y;
+            for (int64_t i = 0; i < whole;) {
+                vec shh = {0}, shf = {0}, sff = {0}, thh = {0}, thf = {0}, tff = {0};
+                int64_t end = i + BLOCK < whole ? i + BLOCK : whole;
+                for (; i + LANES < end; i += 2 * LANES) {
+                    vec x = JOIN(load_, HN)(h + i), y = JOIN(load_, FN)(f + i);
+                    shh += x * x; shf += x * y; sff += y * y;
+                    x = JOIN(load_, HN)(h + i + LANES), y = JOIN(load_, FN)(f + i + LANES);
+                    thh += x * x; thf += x * y; tff += y * y;
+                }
+                for (; i < end; i += LANES) {
+                    vec x = JOIN(load_, HN)(h + i), y = JOIN(load_, FN)(f + i);
+                    shh += x * x; shf += x * y; sff += y * y;
+                }
+                hh_ += shh + thh; hf_ += shf + thf; ff_ += sff + tff;
             }
             for (int64_t i = whole; i < d; i++) {
                 float x = JOIN(one_, HN)(h + i), y = JOIN(one_, FN)(f + i);
                 hh += (double)x * x; hf += (double)x * y; ff += (double)y * y;
             }
-            hh += total(shh + thh); hf += total(shf + thf); ff += total(sff + tff);
+            hh += total(hh_); hf += total(hf_); ff += total(ff_);
             int live = hh != 0;
             float c = live ? hf / hh : 0;
             double exact = live ? hf / hh : 0, zz = ff - exact * hf;
             // where the difference loses digits |z|^2 is summed from z; the row is still in the cache
             if (!(zz >= 0.25 * ff)) {
-                vec szz = {0};
+                vec zz_ = {0};
                 zz = 0;
-                for (int64_t i = 0; i < whole; i += LANES) {
-                    vec z = JOIN(load_, FN)(f + i) - c * JOIN(load_, HN)(h + i);
-                    szz += z * z;
+                for (int64_t i = 0; i < whole;) {
+                    vec sum = {0};
+                    for (int64_t end = i + BLOCK < whole ? i + BLOCK : whole; i < end; i += LANES) {
+                        vec z = JOIN(load_, FN)(f + i) - c * JOIN(load_, HN)(h + i);
+                        sum += z * z;
+                    }
+                    zz_ += sum;
                 }
                 for (int64_t i = whole; i < d; i++) {
                     float z = JOIN(one_, FN)(f + i) - c * JOIN(one_, HN)(h + i);
                     zz += (double)z * z;
                 }
-                zz += total(szz);
+                zz += total(zz_);
             }
             kept[3 * r] = hh; kept[3 * r + 1] = hf; kept[3 * r + 2] = zz;
             double step = alphas ? alphas[r] : alpha;
@@ -243,7 +260,7 @@ void NAME(forward)(const H *h_, const F *f_, H *out_, float *kept, int64_t n, in
     }
 }
 
-// dalpha: one value, or one a row where every row has its own alpha; dp: one value; either may be NULL.
+// dalpha: one value, or one a row where every row has its own alpha; dp: one value.
 // partial: room for two values a chunk, which are added in order
 void NAME(backward)(const H *g_, const H *h_, const F *f_, const float *kept, H *dh_, F *df_, float *dalpha, float *dp,
                     double *partial, int64_t n, int64_t d, double alpha, const float *alphas, int kind, double p, double cap, int threads,
@@ -267,19 +284,22 @@ void NAME(backward)(const H *g_, const H *h_, const F *f_, const float *kept, H 
                 coefficients k = evaluate(kind, step * step * eta2, p, cap, cos_cap, sin_cap);
                 // u = h/|h| and v = z/max(|h|, |z|) keep every coefficient in float32's range
                 float c32 = c, iu = 1 / norm, iv = 1 / (norm * stretch);
-                vec sgh = {0}, sgz = {0};
+                vec gu_ = {0}, gz_ = {0};
                 double gu = 0, gz = 0;
-                for (int64_t i = 0; i < whole; i += LANES) {
-                    vec x = JOIN(load_, HN)(h + i), y = JOIN(load_, HN)(g + i);
-                    vec z = JOIN(load_, FN)(f + i) - c32 * x;
-                    sgh += y * (iu * x); sgz += y * (iv * z);
+                for (int64_t i = 0; i < whole;) {
+                    vec su = {0}, sz = {0};
+                    for (int64_t end = i + BLOCK < whole ? i + BLOCK : whole; i < end; i += LANES) {
+                        vec x = JOIN(load_, HN)(h + i), y = JOIN(load_, HN)(g + i);
+                        su += y * (iu * x); sz += y * (iv * (JOIN(load_, FN)(f + i) - c32 * x));
+                    }
+                    gu_ += su; gz_ += sz;
                 }
                 for (int64_t i = whole; i < d; i++) {
                     float x = JOIN(one_, HN)(h + i), y = JOIN(one_, HN)(g + i), z = JOIN(one_, FN)(f + i) - c32 * x;
                     gu += (double)y * (iu * x); gz += (double)y * (iv * z);
                 }
-                gu += total(sgh);
-                gz = (gz + total(sgz)) * stretch;
+                gu += total(gu_);
+                gz = (gz + total(gz_)) * stretch;
                 double q = live ? step * k.b : 0, slope = 2 * (k.da * gu + step * k.db * gz);
                 double kh = q * gu, kz = live ? step * step * slope : 0;
                 float fg = q, fz = kz * stretch, fh = -kh;
@@ -299,7 +319,7 @@ void NAME(backward)(const H *g_, const H *h_, const F *f_, const float *kept, H 
                 double row_alpha = live ? norm * (step * slope * eta2 + k.b * gz) : 0;
                 sum_alpha += row_alpha;
                 sum_p += live ? norm * (k.ap * gu + step * k.bp * gz) : 0;
-                if (alphas && dalpha) dalpha[r] = row_alpha;
+                if (alphas) dalpha[r] = row_alpha;
             }
             partial[2 * chunk] = sum_alpha;
             partial[2 * chunk + 1] = sum_p;
@@ -311,7 +331,85 @@ void NAME(backward)(const H *g_, const H *h_, const F *f_, const float *kept, H 
         sum_alpha += partial[2 * chunk];
         sum_p += partial[2 * chunk + 1];
     }
-    if (dalpha && !alphas) *dalpha = sum_alpha;
-    if (dp) *dp = sum_p;
+    if (!alphas) *dalpha = sum_alpha;
+    *dp = sum_p;
 }
+
+#ifdef NORM
+// the entry of a spherical stream: out = radius h/|h|; kept: |h|^2 of each row
+void NORM(norm_forward)(const H *h_, H *out_, float *kept, int64_t n, int64_t d, double radius, int threads,
+                        int stream) {
+    int64_t whole = d - d % LANES;
+    stream = stream && aligned(out_, d * sizeof(H));
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for schedule(static)
+        for (int64_t r = 0; r < n; r++) {
+            const H *h = h_ + r * d;
+            H *out = out_ + r * d;
+            vec hh_ = {0};
+            double hh = 0;
+            for (int64_t i = 0; i < whole;) {
+                vec sum = {0};
+                for (int64_t end = i + BLOCK < whole ? i + BLOCK : whole; i < end; i += LANES) {
+                    vec x = JOIN(load_, HN)(h + i);
+                    sum += x * x;
+                }
+                hh_ += sum;
+            }
+            for (int64_t i = whole; i < d; i++) { float x = JOIN(one_, HN)(h + i); hh += (double)x * x; }
+            hh += total(hh_);
+            kept[r] = hh;
+            float scale = hh != 0 ? radius / sqrt(hh) : 0;
+            for (int64_t i = 0; i < whole; i += LANES)
+                JOIN(store_, HN)(out + i, scale * JOIN(load_, HN)(h + i), stream);
+            for (int64_t i = whole; i < d; i++) JOIN(put_, HN)(out + i, scale * JOIN(one_, HN)(h + i));
+        }
+        fence(stream);
+    }
+}
+
+void NORM(norm_backward)(const H *g_, const H *h_, const float *kept, H *dh_, float *dradius, double *partial,
+                         int64_t n, int64_t d, double radius, int threads, int stream) {
+    int64_t whole = d - d % LANES;
+    stream = stream && aligned(dh_, d * sizeof(H));
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for schedule(static)
+        for (int64_t chunk = 0; chunk < (n + CHUNK - 1) / CHUNK; chunk++) {
+            double sum = 0;
+            for (int64_t r = chunk * CHUNK; r < n && r < (chunk + 1) * CHUNK; r++) {
+                const H *g = g_ + r * d, *h = h_ + r * d;
+                H *dh = dh_ + r * d;
+                double inverse = kept[r] != 0 ? 1 / sqrt(kept[r]) : 0, gu = 0;
+                float iu = inverse;
+                vec gu_ = {0};
+                for (int64_t i = 0; i < whole;) {
+                    vec part = {0};
+                    for (int64_t end = i + BLOCK < whole ? i + BLOCK : whole; i < end; i += LANES)
+                        part += JOIN(load_, HN)(g + i) * (iu * JOIN(load_, HN)(h + i));
+                    gu_ += part;
+                }
+                for (int64_t i = whole; i < d; i++) gu += (double)JOIN(one_, HN)(g + i) * (iu * JOIN(one_, HN)(h + i));
+                gu += total(gu_);
+                float scale = radius * inverse, along = gu;
+                for (int64_t i = 0; i < whole; i += LANES) {
+                    vec u = iu * JOIN(load_, HN)(h + i);
+                    JOIN(store_, HN)(dh + i, scale * (JOIN(load_, HN)(g + i) - along * u), stream);
+                }
+                for (int64_t i = whole; i < d; i++) {
+                    float u = iu * JOIN(one_, HN)(h + i);
+                    JOIN(put_, HN)(dh + i, scale * (JOIN(one_, HN)(g + i) - along * u));
+                }
+                sum += gu;
+            }
+            partial[chunk] = sum;
+        }
+        fence(stream);
+    }
+    double sum = 0;
+    for (int64_t chunk = 0; chunk < (n + CHUNK - 1) / CHUNK; chunk++) sum += partial[chunk];
+    *dradius = sum;
+}
+#endif
 #endif

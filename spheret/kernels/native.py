@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from spheret.cache import cache_dir
-from spheret.kernels import closed
+from spheret.kernels.fused import Fused
 from spheret.retractions import P, Retraction
 
 SOURCE = Path(__file__).with_name("native.c")
@@ -91,12 +91,19 @@ def _load() -> ctypes.CDLL | str:
         return f"it could not be built: {error}"
     pointer, integer, real, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_double, ctypes.c_int64
     rest = [size, size, real, pointer, integer, real, real, integer, integer]
-    for h in _TYPES.values():
-        for f in _TYPES.values():
-            getattr(library, f"forward_{h}_{f}").argtypes = [pointer] * 4 + rest
-            getattr(library, f"backward_{h}_{f}").argtypes = [pointer] * 9 + rest
-            for name in ("forward", "backward"):
-                getattr(library, f"{name}_{h}_{f}").restype = None
+    signatures = {
+        f"{name}_{h}_{f}": [pointer] * pointers + rest
+        for name, pointers in (("forward", 4), ("backward", 9))
+        for h in _TYPES.values()
+        for f in _TYPES.values()
+    } | {
+        f"norm_{name}_{h}": [pointer] * pointers + [size, size, real, integer, integer]
+        for name, pointers in (("forward", 3), ("backward", 6))
+        for h in _TYPES.values()
+    }
+    for name, types in signatures.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = types, None
     return library
 
 
@@ -118,7 +125,15 @@ def why_not(h: Tensor, f: Tensor, row: Retraction, p: P) -> str | None:
     return loaded if isinstance(loaded, str) else None
 
 
-def _shared(h: Tensor, alpha: P, p: P, row: Retraction, cap: float | None) -> tuple[tuple[Any, ...], Tensor | None]:
+def _threads(elements: int) -> int:
+    return 1 if elements < PARALLEL_ELEMENTS else torch.get_num_threads()
+
+
+def _stream(h: Tensor) -> bool:
+    return h.numel() * h.element_size() >= STREAM_BYTES
+
+
+def _shared(h: Tensor, alpha: P, p: P, kind: str, cap: float | None) -> tuple[tuple[Any, ...], Tensor | None]:
     """The arguments that both passes end with, as C takes them, and the steps they point to, if a row has its own."""
     n, d = h.numel() // h.shape[-1], h.shape[-1]
     steps = None
@@ -129,60 +144,57 @@ def _shared(h: Tensor, alpha: P, p: P, row: Retraction, cap: float | None) -> tu
     else:
         step, steps = 0.0, alpha.detach().float().expand(*h.shape[:-1], 1).contiguous()
     number = p.item() if isinstance(p, Tensor) else p
-    kind = KINDS[row.kernel]  # type: ignore[index]
-    if kind == KINDS["angular"] and math.isinf(number):
+    if math.isinf(number):
         # a learned p may get there
-        kind = KINDS["exponential"]
-    threads = 1 if n * d < PARALLEL_ELEMENTS else torch.get_num_threads()
-    stream = h.numel() * h.element_size() >= STREAM_BYTES
-    pointer = None if steps is None else steps.data_ptr()
-    return (n, d, step, pointer, kind, number, math.inf if cap is None else cap, threads, stream), steps
+        kind = "exponential"
+    pointer, limit = None if steps is None else steps.data_ptr(), math.inf if cap is None else cap
+    return (n, d, step, pointer, KINDS[kind], number, limit, _threads(n * d), _stream(h)), steps
 
 
-def forward(h: Tensor, f: Tensor, alpha: P, p: P, row: Retraction, cap: float | None) -> tuple[Tensor, Tensor]:
+def forward(h: Tensor, f: Tensor, alpha: P, p: P, kind: str, cap: float | None) -> tuple[Tensor, Tensor]:
     """The next state of contiguous rows, and |h|^2, <h,f>, |z|^2 of each row as (n, 3) float32."""
-    rest, steps = _shared(h, alpha, p, row, cap)
+    rest, _steps = _shared(h, alpha, p, kind, cap)
     out, kept = torch.empty_like(h), torch.empty(rest[0], 3)
     _function("forward", h, f)(h.data_ptr(), f.data_ptr(), out.data_ptr(), kept.data_ptr(), *rest)
     return out, kept
 
 
 def backward(
-    g: Tensor, h: Tensor, f: Tensor, alpha: P, p: P, row: Retraction, cap: float | None, kept: Tensor
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """dh, df, and dalpha and dp in float32 where alpha and p are tensors: one value, or dalpha a value a row."""
-    rest, steps = _shared(h, alpha, p, row, cap)
+    g: Tensor, h: Tensor, f: Tensor, alpha: P, p: P, kind: str, cap: float | None, kept: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dh, df, and dalpha and dp in float32: one value in the shape it has there, or dalpha a value a row."""
+    rest, steps = _shared(h, alpha, p, kind, cap)
     dh, df = torch.empty_like(h), torch.empty_like(f)
     partial = torch.empty((rest[0] + CHUNK - 1) // CHUNK, 2, dtype=torch.float64)
-    dalpha = torch.empty(steps.shape if steps is not None else alpha.shape) if isinstance(alpha, Tensor) else None
-    dp = torch.empty(p.shape) if isinstance(p, Tensor) else None
+    dalpha = torch.empty((1,) if not isinstance(alpha, Tensor) else alpha.shape if steps is None else steps.shape)
+    dp = torch.empty(p.shape if isinstance(p, Tensor) else (1,))
     tensors = (g, h, f, kept, dh, df, dalpha, dp, partial)
-    _function("backward", h, f)(*(None if t is None else t.data_ptr() for t in tensors), *rest)
+    _function("backward", h, f)(*(t.data_ptr() for t in tensors), *rest)
     return dh, df, dalpha, dp
 
 
-class _Retract(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, h: Tensor, f: Tensor, alpha: P, p: P, row: Retraction, cap: float | None) -> Tensor:
-        rows_h, rows_f = h.contiguous(), f.contiguous()
-        out, kept = forward(rows_h, rows_f, alpha, p, row, cap)
-        ctx.row, ctx.cap = row, cap
-        ctx.alpha, ctx.p = (None if isinstance(x, Tensor) else x for x in (alpha, p))
-        ctx.save_for_backward(h, f, *(x if isinstance(x, Tensor) else None for x in (alpha, p)), kept)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        h, f, alpha, p, kept = ctx.saved_tensors
-        alpha, p = ctx.alpha if alpha is None else alpha, ctx.p if p is None else p
-        if torch.is_grad_enabled():
-            # the gradient will itself be differentiated: the closed form's, in torch ops, can be
-            grads = closed.gradients(g, h, f, alpha, p, ctx.row, ctx.cap)
-        else:
-            rows_h, rows_f = h.contiguous(), f.contiguous()
-            grads = backward(g.contiguous(), rows_h, rows_f, alpha, p, ctx.row, ctx.cap, kept)
-        return closed.for_inputs(ctx, alpha, p, *grads)
+def _norm_shared(h: Tensor, radius: P) -> tuple[Any, ...]:
+    n, d = h.numel() // h.shape[-1], h.shape[-1]
+    return (n, d, radius.item() if isinstance(radius, Tensor) else radius, _threads(n * d), _stream(h))
 
 
-def retract(h: Tensor, f: Tensor, alpha: P, row: Retraction, p: P, cap: float | None) -> Tensor:
-    return _Retract.apply(h, f, alpha, p, row, cap)
+def norm_forward(h: Tensor, radius: P) -> tuple[Tensor, Tensor]:
+    """radius h/|h| of contiguous rows, and |h|^2 of each row."""
+    rest = _norm_shared(h, radius)
+    out, kept = torch.empty_like(h), torch.empty(rest[0])
+    function = getattr(_load(), f"norm_forward_{_TYPES[h.dtype]}")
+    function(h.data_ptr(), out.data_ptr(), kept.data_ptr(), *rest)
+    return out, kept
+
+
+def norm_backward(g: Tensor, h: Tensor, radius: P, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """dh, and dradius in the shape of radius."""
+    rest = _norm_shared(h, radius)
+    dh, dradius = torch.empty_like(h), torch.empty(radius.shape if isinstance(radius, Tensor) else (1,))
+    partial = torch.empty((rest[0] + CHUNK - 1) // CHUNK, dtype=torch.float64)
+    function = getattr(_load(), f"norm_backward_{_TYPES[h.dtype]}")
+    function(*(t.data_ptr() for t in (g, h, kept, dh, dradius, partial)), *rest)
+    return dh, dradius
+
+
+KERNEL = Fused("native", forward, backward, norm_forward, norm_backward)

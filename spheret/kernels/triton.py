@@ -1,0 +1,142 @@
+"""The CUDA kernels' launcher; the kernels themselves are in triton_rows.py, imported when a GPU first needs them."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import math
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spheret.kernels.fused import Fused
+from spheret.retractions import P, Retraction
+
+KINDS = ("projection", "cayley", "angular", "exponential")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# rows up to this width live in registers; wider ones are read in a loop over tiles
+WHOLE_ROW = 8192
+TILE = 2048
+
+
+def interpreted() -> bool:
+    """Whether triton runs its kernels in Python, which it can on any device."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@functools.cache
+def _installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def why_not(h: Tensor, f: Tensor, row: Retraction, p: P) -> str | None:
+    """Why the Triton kernels can't serve such a call; None: they can."""
+    if not _installed():
+        return 'triton is not installed. Run: pip install "spheret[triton]"'
+    if h.device.type != "cuda" and not interpreted():
+        return f"it runs on CUDA, and the rows are on {h.device} (TRITON_INTERPRET=1 runs it anywhere, slowly)."
+    if f.device != h.device:
+        return f"h and f are on different devices, {h.device} and {f.device}."
+    if h.dtype not in DTYPES or f.dtype not in DTYPES:
+        return f"it takes float32, bfloat16 and float16 rows, got {h.dtype} and {f.dtype}."
+    if row.kernel not in KINDS:
+        return f"it has no code for {row.name!r}: a retraction of your own runs on the closed backend."
+    if isinstance(p, Tensor) and p.numel() != 1:
+        return f"it takes one p for all rows, got a tensor of shape {tuple(p.shape)}."
+    return None
+
+
+def shape(d: int) -> dict[str, Any]:
+    """The tile for rows of width d: how many rows a program holds, how wide, and with how many warps."""
+    block = 1 << (d - 1).bit_length()
+    loop = block > WHOLE_ROW
+    block = TILE if loop else max(block, 16)
+    return {
+        "ROWS": max(1, 1024 // block),
+        "BLOCK": block,
+        "LOOP": loop,
+        "num_warps": 4 if block <= 1024 else 8 if block <= 4096 else 16,
+    }
+
+
+def _number(x: P) -> tuple[Tensor | None, float, int]:
+    """Pointer, value and mode, as the kernels take a step or a p."""
+    return (None, float(x), 0) if not isinstance(x, Tensor) else (x, 0.0, 1 if x.numel() == 1 else 2)
+
+
+def _launch(kernel: Any, tensors: tuple[Tensor, ...], alpha: P, p: P, kind: str, cap: float | None) -> None:
+    h = tensors[0]
+    n, d = h.numel() // h.shape[-1], h.shape[-1]
+    if isinstance(alpha, Tensor) and alpha.numel() != 1:
+        alpha = alpha.expand(*h.shape[:-1], 1).contiguous()
+    if not isinstance(p, Tensor) and math.isinf(p):
+        # the exponential map has no p; triton would bake an infinity into the kernel
+        p = 1.0
+    alpha_ptr, alpha_value, alpha_mode = _number(alpha)
+    p_ptr, p_value, p_mode = _number(p)
+    tile = shape(d)
+    # 4: an angle that no cosine is below
+    limit = 4.0 if cap is None else cap
+    kernel[((n + tile["ROWS"] - 1) // tile["ROWS"],)](
+        *tensors, n, d, alpha_ptr, alpha_value, p_ptr, p_value,
+        limit, -2.0 if cap is None else math.cos(cap), math.sin(limit),
+        KIND=kind, CAPPED=cap is not None, ALPHA=alpha_mode, P=p_mode, **tile,
+    )  # fmt: skip
+
+
+def forward(h: Tensor, f: Tensor, alpha: P, p: P, kind: str, cap: float | None) -> tuple[Tensor, Tensor]:
+    """The next state of contiguous rows, and |h|^2, <h,f>, |z|^2 of each row as (n, 3) float32."""
+    from spheret.kernels import triton_rows
+
+    out = torch.empty_like(h)
+    kept = torch.empty(h.numel() // h.shape[-1], 3, device=h.device)
+    if h.numel():
+        _launch(triton_rows.forward_rows, (h, f, out, kept), alpha, p, kind, cap)
+    return out, kept
+
+
+def backward(
+    g: Tensor, h: Tensor, f: Tensor, alpha: P, p: P, kind: str, cap: float | None, kept: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dh, df, and dalpha and dp as (..., 1) float32, one value a row."""
+    from spheret.kernels import triton_rows
+
+    dh, df = torch.empty_like(h), torch.empty_like(f)
+    sums = torch.empty(h.numel() // h.shape[-1], 2, device=h.device)
+    if h.numel():
+        _launch(triton_rows.backward_rows, (g, h, f, kept, dh, df, sums), alpha, p, kind, cap)
+    dalpha, dp = (sums[:, i].reshape(*h.shape[:-1], 1) for i in (0, 1))
+    return dh, df, dalpha, dp
+
+
+def _norm_launch(kernel: Any, tensors: tuple[Tensor, ...], radius: P) -> None:
+    h = tensors[0]
+    n, d = h.numel() // h.shape[-1], h.shape[-1]
+    pointer, value, mode = _number(radius)
+    tile = shape(d)
+    kernel[((n + tile["ROWS"] - 1) // tile["ROWS"],)](*tensors, n, d, pointer, value, RADIUS=mode, **tile)
+
+
+def norm_forward(h: Tensor, radius: P) -> tuple[Tensor, Tensor]:
+    """radius h/|h| of contiguous rows, and |h|^2 of each row."""
+    from spheret.kernels import triton_rows
+
+    out, kept = torch.empty_like(h), torch.empty(h.numel() // h.shape[-1], device=h.device)
+    if h.numel():
+        _norm_launch(triton_rows.norm_forward_rows, (h, out, kept), radius)
+    return out, kept
+
+
+def norm_backward(g: Tensor, h: Tensor, radius: P, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """dh, and the gradient of radius as (..., 1), one value a row."""
+    from spheret.kernels import triton_rows
+
+    dh, sums = torch.empty_like(h), torch.empty(*h.shape[:-1], 1, device=h.device)
+    if h.numel():
+        _norm_launch(triton_rows.norm_backward_rows, (g, h, kept, dh, sums), radius)
+    return dh, sums
+
+
+KERNEL = Fused("triton", forward, backward, norm_forward, norm_backward)

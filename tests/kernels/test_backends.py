@@ -1,0 +1,360 @@
+"""Every backend x retraction x cap x dtype against the float64 reference, beside the closed form's own error."""
+
+import math
+
+import pytest
+import torch
+from oracle import rows
+
+from spheret import RETRACTIONS, Retraction, ScaleNorm, angular, retract
+from spheret.kernels import BACKENDS, chosen, native, normalize, triton, use
+from spheret.kernels import closed as closed_form
+
+FUSED = ("native", "triton")
+EVERY = tuple(BACKENDS)
+HALF = (torch.bfloat16, torch.float16)
+PAIRS = [
+    (torch.float32, torch.float32),
+    (torch.float32, torch.bfloat16),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.bfloat16, torch.float32),
+    (torch.float16, torch.float32),
+    (torch.float32, torch.float16),
+]
+CASES = {**RETRACTIONS, "p=0.1": angular(0.1), "p=3.7": angular(3.7), "p=1e6": angular(1e6)}
+
+
+@pytest.fixture(autouse=True)
+def _uninitialized_memory_is_nan():
+    """A kernel that skips an element leaves NaN behind."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def takes(backend, *dtypes):
+    return backend != "native" or torch.float16 not in dtypes
+
+
+def inputs(d, n=16, h_dtype=torch.float32, f_dtype=torch.float32):
+    """Rows with steps from 0.003 to 3 radii, partly along h, some nearly parallel to it."""
+    h, f, g = (rows(n, d, seed=s) for s in (0, 1, 2))
+    f = f * torch.logspace(-2.5, 0.5, n, dtype=torch.float64).view(n, 1)
+    f[1::2] += h[1::2]
+    return h.to(h_dtype), f.to(f_dtype), g.to(h_dtype)
+
+
+def gradients(backend, h, f, g, row, cap, alpha=0.7, p=None, dtype=None):
+    """Output, dh, df and the rows' shares of dalpha (and dp), with the backend's own sum of them last."""
+    h, f, g = (x.to(dtype or x.dtype) for x in (h, f, g))
+    scalar = dtype or torch.float32
+    h, f = h.requires_grad_(), f.requires_grad_()
+    step = torch.full((1,), alpha, dtype=scalar, requires_grad=True)
+    free = None if p is None else torch.full((1,), p, dtype=scalar, requires_grad=True)
+    with use(backend):
+        out = retract(h, f, step, row if free is None else free, cap)
+    learned = [x for x in (step, free) if x is not None]
+    return [out.detach(), *torch.autograd.grad(out, (h, f, *learned), g)]
+
+
+def check_errors(backend, d, row, cap, h_dtype, f_dtype, p=None):
+    h, f, g = inputs(d, h_dtype=h_dtype, f_dtype=f_dtype)
+    truth = gradients("reference", h, f, g, row, cap, p=p, dtype=torch.float64)
+    mine = gradients(backend, h, f, g, row, cap, p=p)
+    with pytest.MonkeyPatch.context() as patch:
+        if backend == "triton":
+            # its scalars are float32, so it is held to the closed form as a device without float64 computes it
+            patch.setattr(closed_form, "_scalar_dtype", lambda x: torch.float32)
+        closed = gradients("closed", h, f, g, row, cap, p=p)
+    for index, (x, y, exact) in enumerate(zip(mine, closed, truth, strict=True)):
+        assert x.isfinite().all()
+        if index < 3:
+            scale = exact.norm(dim=-1).clamp(min=1e-30)
+            error, bar = (((v.double() - exact).norm(dim=-1) / scale) for v in (x, y))
+            eps = torch.finfo(x.dtype).eps
+            # the worst row, and the typical one; an eps is what rounding the result alone may cost
+            assert error.max() <= 2 * bar.max() + eps, (index, error.max(), bar.max())
+            assert error.square().mean().sqrt() <= 2 * bar.square().mean().sqrt() + eps / 4
+        else:
+            scale = share_size(h, f, g, row, cap, p)[index - 3]
+            error, bar = ((v.double() - exact).abs().item() for v in (x, y))
+            assert error <= 2 * bar + 4 * torch.finfo(torch.float32).eps * scale, (index, error, bar, scale)
+
+
+def share_size(h, f, g, row, cap, p):
+    """The sum of the sizes of the rows' shares of dalpha and dp."""
+    n = len(h)
+    step = torch.full((n, 1), 0.7, dtype=torch.float64, requires_grad=True)
+    free = torch.full((n, 1), p or 1.0, dtype=torch.float64, requires_grad=True)
+    with use("closed"):
+        out = retract(h.double(), f.double(), step, row if p is None else free, cap)
+    learned = (step,) if p is None else (step, free)
+    return [x.abs().sum().item() for x in torch.autograd.grad(out, learned, g.double())]
+
+
+@pytest.mark.parametrize("backend", FUSED)
+@pytest.mark.parametrize("cap", [None, math.pi / 4], ids=["free", "capped"])
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("h_dtype", "f_dtype"), PAIRS, ids=str)
+def test_errors_are_at_most_twice_the_closed_forms(backend, name, cap, h_dtype, f_dtype):
+    if not takes(backend, h_dtype, f_dtype):
+        with pytest.raises(RuntimeError, match="float32 and bfloat16"), use(backend):
+            retract(*inputs(8, h_dtype=h_dtype, f_dtype=f_dtype)[:2])
+        return
+    check_errors(backend, 100, CASES[name], cap, h_dtype, f_dtype)
+
+
+@pytest.mark.parametrize("backend", FUSED)
+@pytest.mark.parametrize("d", [2, 3, 7, 8, 17, 63, 255, 768, 1023, 1280, 4096, 16384])
+def test_widths(backend, d):
+    check_errors(backend, d, RETRACTIONS["projection"], None, torch.float32, torch.float32)
+    check_errors(backend, d, RETRACTIONS["exponential"], math.pi / 4, torch.float32, torch.bfloat16)
+
+
+@pytest.mark.parametrize("backend", FUSED)
+@pytest.mark.parametrize("cap", [None, math.pi / 4], ids=["free", "capped"])
+@pytest.mark.parametrize("p", [0.1, 0.5, 1.0, 2.0, 3.7, 50.0])
+def test_learned_p(backend, p, cap):
+    check_errors(backend, 100, None, cap, torch.float32, torch.float32, p=p)
+
+
+@pytest.mark.parametrize("backend", FUSED)
+def test_a_step_a_row(backend):
+    h, f, g = inputs(63)
+    grads = []
+    for name, dtype in ((backend, torch.float32), ("reference", torch.float64)):
+        alpha = torch.linspace(-1, 1, 16, dtype=dtype).view(16, 1).requires_grad_()
+        with use(name):
+            out = retract(h.to(dtype), f.to(dtype), alpha)
+        grads.append((out, *torch.autograd.grad(out, alpha, g.to(dtype))))
+    for x, y in zip(*grads, strict=True):
+        torch.testing.assert_close(x.double(), y, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", FUSED)
+class TestEdges:
+    def test_empty(self, backend):
+        h = torch.ones(0, 8, requires_grad=True)
+        alpha = torch.ones(1, requires_grad=True)
+        with use(backend):
+            retract(h, h * 1, alpha).sum().backward()
+        assert h.grad.shape == (0, 8)
+        assert alpha.grad.tolist() == [0]
+
+    def test_layouts(self, backend):
+        h, f, _ = inputs(24)
+        with use(backend):
+            truth = retract(h, f)
+            assert torch.equal(retract(h.t().contiguous().t(), torch.stack([f, f], -1)[..., 1]), truth)
+            assert torch.equal(retract(h.view(4, 4, 24), f.view(4, 4, 24)), truth.view(4, 4, 24))
+            x = h[:1].expand(5, 24).clone().requires_grad_()
+            out = retract(x, f[:1].expand(5, 24))
+            assert torch.equal(out, truth[:1].expand(5, 24))
+            # an expanded gradient, as sum() makes it
+            out.sum().backward()
+            torch.testing.assert_close(x.grad[0], x.grad[4])
+
+    def test_misaligned_rows(self, backend):
+        h, f, _ = inputs(24)
+        shifted = torch.cat([torch.zeros(1), h.flatten()])[1:].view(16, 24)
+        assert shifted.data_ptr() % 16
+        with use(backend):
+            assert torch.equal(retract(shifted, f), retract(h, f))
+
+    def test_zero_and_nan_rows(self, backend):
+        h, f, g = inputs(24)
+        h[3], h[5, 2], f[7, 2] = 0, math.nan, math.nan
+        h.requires_grad_(), f.requires_grad_()
+        for name in RETRACTIONS:
+            with use(backend):
+                out = retract(h, f, 0.7, name, math.pi / 4)
+            dh, df = torch.autograd.grad(out, (h, f), g)
+            assert (out[3] == 0).all()
+            assert torch.equal(dh[3], g[3])
+            assert (df[3] == 0).all()
+            assert out[[5, 7]].isnan().all()
+            good = [i for i in range(16) if i not in (3, 5, 7)]
+            assert all(x[good].isfinite().all() for x in (out, dh, df))
+
+    def test_extreme_rows(self, backend):
+        for h_size, f_size in ((1e-18, 1e18), (1e18, 1e18), (1e-18, 1e-18), (1.0, 1e15), (1e18, 0.0)):
+            for name in CASES:
+                for cap in (None, math.pi / 4):
+                    h, f, g = (x.double() for x in inputs(24))
+                    h, f = (
+                        (torch.nn.functional.normalize(x, dim=-1) * s).float() for x, s in ((h, h_size), (f, f_size))
+                    )
+                    got = gradients(backend, h, f, g.float(), CASES[name], cap)
+                    assert all(x.isfinite().all() for x in got), (h_size, f_size, name, cap)
+                    torch.testing.assert_close(
+                        got[0].double().norm(dim=-1), h.double().norm(dim=-1), rtol=1e-5, atol=0
+                    )
+
+    def test_drift(self, backend):
+        n = 64 if backend == "native" else 4
+        h = rows(n, 96).float()
+        before = h.double().norm(dim=-1)
+        generator = torch.Generator().manual_seed(1)
+        updates = 1000 if backend == "native" else 60
+        with use(backend):
+            for _ in range(updates):
+                c = 6 * torch.rand(n, 1, generator=generator) - 3
+                h = retract(h, torch.randn(n, 96, generator=generator) + c * h, 1.0, 0.5)
+        assert (h.double().norm(dim=-1) / before - 1).abs().max() < 3e-5 * updates / 1000
+
+    def test_double_backward(self, backend):
+        h, f, _ = (x.requires_grad_() for x in inputs(6, n=2))
+        results = []
+        for name in (backend, "closed"):
+            with use(name):
+                out = retract(h, f, 0.7, 0.5)
+            first = torch.autograd.grad(out.pow(3).sum(), (h, f), create_graph=True)
+            results.append(torch.autograd.grad(sum(x.pow(2).sum() for x in first), (h, f)))
+        for x, y in zip(*results, strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
+
+    def test_a_retraction_of_ones_own_is_refused(self, backend):
+        h, f, _ = inputs(24)
+        with pytest.raises(RuntimeError, match=r"no code for 'tanh'.*closed backend"), use(backend):
+            retract(h, f, retraction=Retraction.from_angle(torch.tanh))
+
+    def test_transforms_are_refused_when_asked_for_and_served_when_not(self, backend):
+        h, f, _ = inputs(24)
+        with pytest.raises(RuntimeError, match=r"torch.func transforms"), use(backend):
+            torch.func.vmap(retract)(h, f)
+        torch.testing.assert_close(torch.func.vmap(retract)(h, f), retract(h, f))
+
+    def test_other_dtypes_and_devices_are_refused(self, backend):
+        h = torch.ones(2, 4, dtype=torch.float64)
+        with pytest.raises(RuntimeError, match="float32"), use(backend):
+            retract(h, h)
+        with pytest.raises(RuntimeError, match="meta" if backend == "native" else "meta|float32"), use(backend):
+            retract(h.to("meta"), h)
+
+    def test_many_ps_are_refused(self, backend):
+        h, f, _ = inputs(24)
+        with pytest.raises(RuntimeError, match="one p for all rows"), use(backend):
+            retract(h, f, 1.0, torch.ones(16, 1))
+        assert retract(h, f, 1.0, torch.ones(16, 1)).isfinite().all()
+
+
+@pytest.mark.parametrize("backend", FUSED)
+class TestOperators:
+    def arguments(self):
+        h, f, g = inputs(24, n=5)
+        alpha = torch.tensor([0.7], requires_grad=True)
+        p = torch.tensor([0.5], requires_grad=True)
+        return (h.requires_grad_(), f.requires_grad_(), alpha, 0.0, p, 0.0, "angular", 0.7), g
+
+    def test_opcheck(self, backend):
+        torch.use_deterministic_algorithms(False)
+        kernel = {"native": native, "triton": triton}[backend].KERNEL
+        (h, f, alpha, *rest), g = self.arguments()
+        torch.library.opcheck(kernel.forward_op, (h, f, alpha, *rest))
+        torch.library.opcheck(kernel.forward_op, (h, f.detach().bfloat16(), None, 0.7, None, 1.0, "projection", None))
+        _, kept = kernel.forward_op(h, f, alpha, *rest)
+        detached = [x.detach() if isinstance(x, torch.Tensor) else x for x in (g, h, f, alpha, *rest)]
+        torch.library.opcheck(kernel.backward_op, (*detached, kept.detach()))
+
+    def test_an_explicit_choice_is_one_op_under_compile(self, backend):
+        torch.use_deterministic_algorithms(False)
+        h, f, g = (x.requires_grad_() for x in inputs(24))
+        alpha = torch.tensor([0.7], requires_grad=True)
+
+        def update(h, f, alpha):
+            return retract(2 * h, f, alpha, "cayley", 0.5) + 1
+
+        with use(backend):
+            torch.compiler.reset()
+            out = torch.compile(update, backend="aot_eager", fullgraph=True)(h, f, alpha)
+            got = torch.autograd.grad(out, (h, f, alpha), g.detach())
+        truth = torch.autograd.grad(update(h, f, alpha), (h, f, alpha), g.detach())
+        torch.testing.assert_close(out, update(h, f, alpha))
+        for x, y in zip(got, truth, strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", EVERY)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("d", [2, 63, 768, 9000])
+def test_normalize(backend, dtype, d):
+    h, _, g = inputs(d, h_dtype=dtype)
+    h[3] = 0
+    results = []
+    for name, wide in ((backend, dtype), ("closed", torch.float64)):
+        x = h.to(wide).requires_grad_()
+        radius = torch.tensor([3.0], dtype=torch.float32 if wide == dtype else wide, requires_grad=True)
+        with use(name):
+            out = normalize(x, radius)
+        results.append((out, *torch.autograd.grad(out, (x, radius), g.to(wide))))
+    eps = torch.finfo(dtype).eps
+    (out, dh, dradius), (true_out, true_dh, true_dradius) = results
+    torch.testing.assert_close(out.double(), true_out, rtol=4 * eps, atol=8 * eps)
+    torch.testing.assert_close(dh.double(), true_dh, rtol=4 * eps, atol=8 * eps)
+    # the rows' shares cancel in the sum
+    share = (g.double() * true_out).sum(-1).abs().sum().item() / 3
+    torch.testing.assert_close(
+        dradius.double(), true_dradius, rtol=0, atol=8 * torch.finfo(torch.float32).eps * share
+    )
+    assert (out[3] == 0).all()
+    assert (dh[3] == 0).all()
+
+
+@pytest.mark.parametrize("backend", EVERY)
+def test_normalize_extremes_and_second_order(backend):
+    for size in (1e-18, 1e18):
+        x = (torch.nn.functional.normalize(rows(3, 24), dim=-1) * size).float().requires_grad_()
+        with use(backend):
+            out = normalize(x, 2.0)
+        (dx,) = torch.autograd.grad(out, x, rows(3, 24, seed=1).float())
+        assert dx.isfinite().all()
+        torch.testing.assert_close(out.norm(dim=-1), torch.full((3,), 2.0))
+    with use(backend):
+        entry = ScaleNorm(6)
+        x = rows(2, 6).float().requires_grad_()
+        (first,) = torch.autograd.grad(entry(x).pow(3).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.pow(2).sum(), x)
+    x64 = x.detach().double().requires_grad_()
+    (first,) = torch.autograd.grad(entry.double()(x64).pow(3).sum(), x64, create_graph=True)
+    (truth,) = torch.autograd.grad(first.pow(2).sum(), x64)
+    torch.testing.assert_close(second.double(), truth, rtol=1e-3, atol=1e-2)
+
+
+class TestMemory:
+    """What autograd keeps between forward and backward, counted with saved-tensor hooks."""
+
+    def kept_bytes(self, update, n=64, d=256):
+        h, f = (torch.randn(n, d, requires_grad=True) for _ in range(2))
+        alpha = torch.tensor([0.5], requires_grad=True)
+        seen = {}
+
+        def pack(x):
+            seen[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            out = update(h, f, alpha)
+        assert out.shape == h.shape
+        return sum(seen.values()), 2 * 4 * n * d, 4 * n
+
+    @pytest.mark.parametrize("name", RETRACTIONS)
+    @pytest.mark.parametrize("backend", ["closed", *FUSED])
+    def test_rows_and_at_most_8_numbers_a_row(self, backend, name):
+        with use(backend):
+            kept, two_rows, number = self.kept_bytes(lambda h, f, alpha: retract(h, f, alpha, name, 0.5))
+        assert two_rows <= kept <= two_rows + 8 * number
+
+    def test_the_papers_arithmetic_keeps_more_than_twice_as_much(self):
+        with use("reference"):
+            kept, two_rows, _ = self.kept_bytes(lambda h, f, alpha: retract(h, f, alpha, "angular"))
+        assert kept > 2 * two_rows
+
+
+def test_automatic_choice():
+    h = torch.ones(2, 4)
+    assert chosen(h, h) == "native"
+    assert chosen(h.double(), h) == "closed"
+    assert chosen(h.half(), h) == "closed"
+    assert chosen(h.to("meta"), h.to("meta")) == "closed"
