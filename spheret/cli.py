@@ -10,7 +10,9 @@ from spheret.errors import unknown
 from spheret.version import __version__
 
 # what it is called: (module:function, what it is for); modules are imported when their command runs
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "bench connection": ("spheret.bench.connection:connection", "time one update of the stream on every backend"),
+}
 
 USAGE_ERROR = 2
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from spheret.errors import unknown
-from spheret.functions import transformed
+from spheret.functions import traced_transforms, transformed
 from spheret.kernels import closed, native, reference, triton
 from spheret.kernels.closed import compute_dtype
 from spheret.kernels.fused import Fused
@@ -105,9 +105,8 @@ def chosen(h: Tensor, f: Tensor, retraction: str | float | Retraction = "project
 
 
 def _choose(h: Tensor, f: Tensor, row: Retraction, p: P) -> str:
-    if torch.compiler.is_compiling() and row.kernel is not None:
-        # traced, the closed form fuses with its neighbours; another kernel is an op there, and speaks when it runs
-        return _forced or "closed"
+    if torch.compiler.is_compiling():
+        return _choose_traced(h, f, row, p)
     if _forced is not None:
         reason = BACKENDS[_forced].why_not(h, f, row, p)
         if reason:
@@ -116,6 +115,20 @@ def _choose(h: Tensor, f: Tensor, row: Retraction, p: P) -> str:
     return next(
         name for name, backend in BACKENDS.items() if backend.automatic(h) and not backend.why_not(h, f, row, p)
     )
+
+
+def _choose_traced(h: Tensor, f: Tensor, row: Retraction, p: P) -> str:
+    """Under torch.compile the closed form is traced and fuses with its neighbours; any other kernel is an op.
+
+    On CPUs the op is taken: what Inductor makes of the closed form there goes over memory twice as often.
+    """
+    if row.kernel is None:
+        return "closed"
+    if _forced is not None:
+        return _forced
+    served = h.device.type == "cpu" and h.dtype in native.DTYPES and f.dtype in native.DTYPES
+    one_p = not isinstance(p, Tensor) or p.numel() == 1
+    return "native" if served and one_p and not traced_transforms() and native.ready() else "closed"
 
 
 def check_rows(h: Tensor, f: Tensor, dim: int | None = None) -> None:

@@ -116,7 +116,7 @@ static inline hvec narrow(vec v) {
     uvec bits = (uvec)v;
     uvec nan = (uvec)(v != v);
     bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    return __builtin_convertvector((bits & ~nan) | (0x7fc0 & nan), hvec);
+    return __builtin_convertvector(bits | (nan & 0x7fc0), hvec);
 }
 // stream: past the cache, for results too large to be found there again
 static inline void store_f32(float *x, vec v, int stream) {
@@ -280,41 +280,59 @@ void NAME(backward)(const H *g_, const H *h_, const F *f_, const float *kept, H 
                 F *df = df_ + r * d;
                 int live = kept[3 * r] != 0;
                 double hh = live ? kept[3 * r] : 1, c = kept[3 * r + 1] / hh, eta2 = live ? kept[3 * r + 2] / hh : 0;
-                double step = alphas ? alphas[r] : alpha, norm = sqrt(hh), stretch = eta2 > 1 ? sqrt(eta2) : 1;
+                double step = alphas ? alphas[r] : alpha, norm = sqrt(hh);
                 coefficients k = evaluate(kind, step * step * eta2, p, cap, cos_cap, sin_cap);
-                // u = h/|h| and v = z/max(|h|, |z|) keep every coefficient in float32's range
-                float c32 = c, iu = 1 / norm, iv = 1 / (norm * stretch);
-                vec gu_ = {0}, gz_ = {0};
+                float c32 = c;
+                vec gh_ = {0}, gz_ = {0};
                 double gu = 0, gz = 0;
                 for (int64_t i = 0; i < whole;) {
-                    vec su = {0}, sz = {0};
+                    vec sh = {0}, sz = {0};
                     for (int64_t end = i + BLOCK < whole ? i + BLOCK : whole; i < end; i += LANES) {
                         vec x = JOIN(load_, HN)(h + i), y = JOIN(load_, HN)(g + i);
-                        su += y * (iu * x); sz += y * (iv * (JOIN(load_, FN)(f + i) - c32 * x));
+                        sh += y * x; sz += y * (JOIN(load_, FN)(f + i) - c32 * x);
                     }
-                    gu_ += su; gz_ += sz;
+                    gh_ += sh; gz_ += sz;
                 }
                 for (int64_t i = whole; i < d; i++) {
                     float x = JOIN(one_, HN)(h + i), y = JOIN(one_, HN)(g + i), z = JOIN(one_, FN)(f + i) - c32 * x;
-                    gu += (double)y * (iu * x); gz += (double)y * (iv * z);
+                    gu += (double)y * x; gz += (double)y * z;
                 }
-                gu += total(gu_);
-                gz = (gz + total(gz_)) * stretch;
+                gu = (gu + total(gh_)) / norm;
+                gz = (gz + total(gz_)) / norm;
                 double q = live ? step * k.b : 0, slope = 2 * (k.da * gu + step * k.db * gz);
                 double kh = q * gu, kz = live ? step * step * slope : 0;
-                float fg = q, fz = kz * stretch, fh = -kh;
-                float hg = k.a - c * q, hz = -(kh + c * kz) * stretch, hu = c * kh - kz * eta2;
-                for (int64_t i = 0; i < whole; i += LANES) {
-                    vec x = JOIN(load_, HN)(h + i), y = JOIN(load_, HN)(g + i);
-                    vec v = iv * (JOIN(load_, FN)(f + i) - c32 * x), u = iu * x;
-                    JOIN(store_, FN)(df + i, fg * y + fz * v + fh * u, stream);
-                    JOIN(store_, HN)(dh + i, hg * y + hz * v + hu * u, stream);
-                }
-                for (int64_t i = whole; i < d; i++) {
-                    float x = JOIN(one_, HN)(h + i), y = JOIN(one_, HN)(g + i);
-                    float v = iv * (JOIN(one_, FN)(f + i) - c32 * x), u = iu * x;
-                    JOIN(put_, FN)(df + i, fg * y + fz * v + fh * u);
-                    JOIN(put_, HN)(dh + i, hg * y + hz * v + hu * u);
+                // df = q g + kz/|h| z - kh/|h| h, and so dh, collected into coefficients of g, f and h
+                double ff = kz / norm, fh = -kh / norm - ff * c;
+                double hf = -(kh + c * kz) / norm, hx = (c * kh - kz * eta2) / norm - hf * c, hg = k.a - c * q;
+                int in_range = fabs(ff) < 1e30 && fabs(fh) < 1e30 && fabs(hf) < 1e30 && fabs(hx) < 1e30;
+                if (in_range && eta2 > 0.01 * c * c) {
+                    float a1 = q, a2 = ff, a3 = fh, b1 = hg, b2 = hf, b3 = hx;
+                    for (int64_t i = 0; i < whole; i += LANES) {
+                        vec x = JOIN(load_, HN)(h + i), y = JOIN(load_, HN)(g + i), z = JOIN(load_, FN)(f + i);
+                        JOIN(store_, FN)(df + i, a1 * y + a2 * z + a3 * x, stream);
+                        JOIN(store_, HN)(dh + i, b1 * y + b2 * z + b3 * x, stream);
+                    }
+                    for (int64_t i = whole; i < d; i++) {
+                        float x = JOIN(one_, HN)(h + i), y = JOIN(one_, HN)(g + i), z = JOIN(one_, FN)(f + i);
+                        JOIN(put_, FN)(df + i, a1 * y + a2 * z + a3 * x);
+                        JOIN(put_, HN)(dh + i, b1 * y + b2 * z + b3 * x);
+                    }
+                } else {  // f nearly parallel to h: z itself, so that little cancels; rows of extreme size: vectors of norm 1
+                    double stretch = eta2 > 1 ? sqrt(eta2) : 1;
+                    float iu = 1 / norm, iv = 1 / (norm * stretch), a1 = q, a2 = kz * stretch, a3 = -kh;
+                    float b1 = hg, b2 = -(kh + c * kz) * stretch, b3 = c * kh - kz * eta2;
+                    for (int64_t i = 0; i < whole; i += LANES) {
+                        vec x = JOIN(load_, HN)(h + i), y = JOIN(load_, HN)(g + i);
+                        vec v = iv * (JOIN(load_, FN)(f + i) - c32 * x), u = iu * x;
+                        JOIN(store_, FN)(df + i, a1 * y + a2 * v + a3 * u, stream);
+                        JOIN(store_, HN)(dh + i, b1 * y + b2 * v + b3 * u, stream);
+                    }
+                    for (int64_t i = whole; i < d; i++) {
+                        float x = JOIN(one_, HN)(h + i), y = JOIN(one_, HN)(g + i);
+                        float v = iv * (JOIN(one_, FN)(f + i) - c32 * x), u = iu * x;
+                        JOIN(put_, FN)(df + i, a1 * y + a2 * v + a3 * u);
+                        JOIN(put_, HN)(dh + i, b1 * y + b2 * v + b3 * u);
+                    }
                 }
                 double row_alpha = live ? norm * (step * slope * eta2 + k.b * gz) : 0;
                 sum_alpha += row_alpha;

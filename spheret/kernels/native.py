@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from spheret.cache import cache_dir
+from spheret.functions import constant_when_traced
 from spheret.kernels.fused import Fused
 from spheret.retractions import P, Retraction
 
@@ -36,6 +37,7 @@ STREAM_BYTES = 8 << 20
 # below this a second thread costs more than it does
 PARALLEL_ELEMENTS = 1 << 15
 _TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+DTYPES = tuple(_TYPES)
 
 
 def _processor() -> str:
@@ -105,6 +107,12 @@ def _load() -> ctypes.CDLL | str:
         function = getattr(library, name)
         function.argtypes, function.restype = types, None
     return library
+
+
+@constant_when_traced
+def ready() -> bool:
+    """Whether the library is there, as torch.compile may ask while it traces."""
+    return not isinstance(_load(), str)
 
 
 def _function(name: str, h: Tensor, f: Tensor) -> Any:

@@ -306,12 +306,16 @@ def norm_forward_rows(
     columns = tl.arange(0, BLOCK)[None, :]
     base = rows * d
     radius = _scalar(radius_ptr, radius_value, rows, row_ok, RADIUS)
-    total = tl.zeros((ROWS, BLOCK), tl.float32)
-    for start in range(0, d, BLOCK):
-        ok = row_ok & (start + columns < d)
-        h = tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
-        total += h * h
-    hh = tl.sum(total, axis=1, keep_dims=True)
+    if LOOP:
+        total = tl.zeros((ROWS, BLOCK), tl.float32)
+        for start in range(0, d, BLOCK):
+            ok = row_ok & (start + columns < d)
+            h = tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
+            total += h * h
+        hh = tl.sum(total, axis=1, keep_dims=True)
+    else:
+        h = tl.load(h_ptr + base + columns, mask=row_ok & (columns < d), other=0.0).to(tl.float32)
+        hh = tl.sum(h * h, axis=1, keep_dims=True)
     live = hh != 0.0
     scale = tl.where(live, tl.div_rn(radius, tl.sqrt_rn(tl.where(live, hh, 1.0))), 0.0)
     if LOOP:
@@ -338,13 +342,19 @@ def norm_backward_rows(
     hh = tl.load(kept_ptr + rows, mask=row_ok, other=1.0)
     live = hh != 0.0
     inverse = tl.where(live, tl.div_rn(1.0, tl.sqrt_rn(tl.where(live, hh, 1.0))), 0.0)
-    total = tl.zeros((ROWS, BLOCK), tl.float32)
-    for start in range(0, d, BLOCK):
-        ok = row_ok & (start + columns < d)
-        g = tl.load(g_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
-        u = tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32) * inverse
-        total += g * u
-    gu = tl.sum(total, axis=1, keep_dims=True)
+    if LOOP:
+        total = tl.zeros((ROWS, BLOCK), tl.float32)
+        for start in range(0, d, BLOCK):
+            ok = row_ok & (start + columns < d)
+            g = tl.load(g_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
+            u = tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32) * inverse
+            total += g * u
+        gu = tl.sum(total, axis=1, keep_dims=True)
+    else:
+        ok = row_ok & (columns < d)
+        g = tl.load(g_ptr + base + columns, mask=ok, other=0.0).to(tl.float32)
+        u = tl.load(h_ptr + base + columns, mask=ok, other=0.0).to(tl.float32) * inverse
+        gu = tl.sum(g * u, axis=1, keep_dims=True)
     scale = radius * inverse
     if LOOP:
         for start in range(0, d, BLOCK):

@@ -1,0 +1,192 @@
+"""`spheret bench connection`: every backend and its rivals on the same rows, forward and forward+backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spheret.bench.paper import PSEUDOCODE
+from spheret.bench.timing import interleaved, keep_freed_memory, write_json
+from spheret.errors import unknown
+from spheret.kernels import BACKENDS, retract, use
+
+Update = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+BRANCHES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# what a float32 result may differ from the float64 reference by, relative to the norm of the row or gradient
+TOLERANCE = 1e-4
+
+
+class Rows:
+    """A stream, a branch, a step and an incoming gradient, and how much memory an update of them must touch."""
+
+    def __init__(self, n: int, d: int, branch: torch.dtype, device: str):
+        generator = torch.Generator().manual_seed(0)
+        made = (torch.randn(n, d, generator=generator).to(device) for _ in range(3))
+        self.h, self.f, self.g = made
+        self.f = self.f.to(branch)
+        self.alpha = torch.tensor([0.5], device=device, requires_grad=True)
+        self.h.requires_grad_(), self.f.requires_grad_()
+        stream, side = n * d * 4, n * d * self.f.element_size()
+        self.add_bytes = 3 * stream
+        self.bytes = {"forward": 2 * stream + side, "both": 5 * stream + 3 * side}
+
+    def forward(self, update: Update) -> Callable[[], object]:
+        def run() -> None:
+            with torch.no_grad():
+                update(self.h, self.f, self.alpha)
+
+        return run
+
+    def both(self, update: Update) -> Callable[[], object]:
+        def run() -> None:
+            update(self.h, self.f, self.alpha).backward(self.g)
+            self.h.grad = self.f.grad = self.alpha.grad = None
+
+        return run
+
+    def error(self, update: Update, truth: Update) -> float:
+        """The largest relative error of result, dh and df against the float64 reference."""
+        wide = [x.detach().double().requires_grad_() for x in (self.h, self.f, self.alpha)]
+        exact = truth(*wide)
+        exacts = (exact, *torch.autograd.grad(exact, wide[:2], self.g.double()))
+        out = update(self.h, self.f, self.alpha)
+        got = (out, *torch.autograd.grad(out, (self.h, self.f), self.g))
+        # a bfloat16 gradient has bfloat16's rounding
+        slack = (1.0, 1.0, 1.0 if self.f.dtype == torch.float32 else 2**-14)
+        worst = 0.0
+        for x, y, scale in zip(got, exacts, slack, strict=True):
+            difference, size = (x.detach().double() - y.detach()).norm(), y.detach().norm()
+            worst = max(worst, float(difference / size) * scale)
+        return worst
+
+
+def _with(backend: str, retraction: str, cap: float | None) -> Update:
+    def update(h: Tensor, f: Tensor, alpha: Tensor) -> Tensor:
+        with use(backend):
+            return retract(h, f, alpha, retraction, cap)
+
+    return update
+
+
+def contestants(rows: Rows, retraction: str, compiled: bool) -> tuple[dict[str, Update], dict[str, Update]]:
+    """Those whose result must be the connection's, and those that compute something else."""
+    paper, cap = PSEUDOCODE[retraction]
+    backends = {
+        name: _with(name, retraction, cap)
+        for name, backend in BACKENDS.items()
+        if name != "reference" and backend.automatic(rows.h)
+    }
+    connections: dict[str, Update] = {**backends, "paper, eager": paper}
+    if compiled:
+        connections["closed, compiled"] = torch.compile(_with("closed", retraction, cap))
+        connections["paper, compiled"] = torch.compile(paper)
+    norm = nn.LayerNorm(rows.h.shape[-1], device=rows.h.device)
+    others: dict[str, Update] = {
+        "LayerNorm(h + f)": lambda h, f, alpha: norm(h + f),
+        "h + f": lambda h, f, alpha: h + f,
+    }
+    return connections, others
+
+
+def measure(
+    rows: Rows, retraction: str, repeats: int, compiled: bool, progress: Callable[[int], Callable[[], object]]
+) -> list[dict[str, Any]]:
+    """A row a contestant; one that computes something wrong has an error and no time."""
+    connections, others = contestants(rows, retraction, compiled)
+    truth = _with("reference", retraction, PSEUDOCODE[retraction][1])
+    errors = {name: rows.error(update, truth) for name, update in connections.items()}
+    right = {name: u for name, u in connections.items() if errors[name] <= TOLERANCE} | others
+    add = {"torch.add": lambda: torch.add(rows.h.detach(), rows.g)}
+    runs = {f"forward {k}": rows.forward(u) for k, u in right.items()} | {
+        f"both {k}": rows.both(u) for k, u in right.items()
+    }
+    seconds = interleaved({**add, **runs}, repeats, progress((len(runs) + 1) * (repeats + 2)))
+    table = []
+    for name in [*connections, *others]:
+        row: dict[str, Any] = {"name": name, "error": errors.get(name)}
+        for kind in ("forward", "both") if name in right else ():
+            time, limit = seconds[f"{kind} {name}"], seconds["torch.add"] * rows.bytes[kind] / rows.add_bytes
+            row[kind] = {"ms": time * 1e3, "to_limit": time / limit, "GB/s": rows.bytes[kind] / time / 1e9}
+        table.append(row)
+    return table
+
+
+def connection(
+    rows: int = 8192,
+    width: int = 768,
+    retraction: str = "projection",
+    branch: str = "float32",
+    repeats: int = 31,
+    compile: bool = True,
+    curve: bool = False,
+    json: Path | None = None,
+) -> int:
+    """Time one update of the stream on every backend, beside the paper's code and LayerNorm(h + f).
+
+    Args:
+        rows: how many rows (tokens).
+        width: how wide they are.
+        retraction: projection, cayley, angular or exponential, each with the paper's angle cap.
+        branch: dtype of the branch output; the stream is float32.
+        repeats: rounds of all contestants; the median is printed.
+        compile: whether to include what torch.compile makes (it takes a minute to compile).
+        curve: instead of one width, 64 to 8192 at a constant number of elements.
+        json: also write the table here.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table
+
+    if retraction not in PSEUDOCODE:
+        raise unknown("retraction", retraction, PSEUDOCODE)
+    if branch not in BRANCHES:
+        raise unknown("branch dtype", branch, BRANCHES)
+    if rows < 1 or width < 2 or repeats < 1:
+        raise ValueError(f"rows and repeats must be at least 1 and width at least 2, got {rows}, {repeats}, {width}.")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    kept = keep_freed_memory()
+    console = Console()
+    widths = [64 * 2**k for k in range(8)] if curve else [width]
+    results: list[dict[str, Any]] = []
+    with Progress(console=console, transient=True) as bar:
+        for d in widths:
+            n = max(1, rows * width // d) if curve else rows
+            data = Rows(n, d, BRANCHES[branch], device)
+
+            def progress(total: int, label: str = f"{n} x {d}") -> Callable[[], object]:
+                task = bar.add_task(label, total=total)
+                return lambda: bar.advance(task)
+
+            table = measure(data, retraction, repeats, compile and not curve, progress)
+            results.append({"rows": n, "width": d, "table": table})
+    for result in results:
+        title = f"{result['rows']} x {result['width']}, {retraction}, {branch} branch, {device}"
+        console.print(_table(Table(title=title), result["table"]))
+    console.print(
+        "limit: the time of torch.add into a new tensor, scaled by the bytes that must move "
+        "(forward 3 rows, backward 5); GB/s counts those bytes. Medians of interleaved runs."
+    )
+    wrong = sorted({row["name"] for result in results for row in result["table"] if "both" not in row})
+    write_json(json, {"retraction": retraction, "branch": branch, "freed memory kept": kept, "results": results})
+    if wrong:
+        console.print(f"no speed for {', '.join(wrong)}: the result is wrong.")
+    return 1 if wrong else 0
+
+
+def _table(table: Any, rows: list[dict[str, Any]]) -> Any:
+    for column in ("", "error", "fwd ms", "x limit", "GB/s", "f+b ms", "x limit", "GB/s"):
+        table.add_column(column, justify="left" if not column else "right", no_wrap=True)
+    for row in rows:
+        cells = [row["name"], "" if row["error"] is None else f"{row['error']:.0e}"]
+        for kind in ("forward", "both"):
+            found = row.get(kind)
+            cells += (
+                [f"{found['ms']:.2f}", f"{found['to_limit']:.2f}", f"{found['GB/s']:.1f}"] if found else ["-"] * 3
+            )
+        table.add_row(*cells)
+    return table

@@ -1,0 +1,71 @@
+import json
+
+import pytest
+import torch
+
+from spheret.bench import connection as bench
+from spheret.bench.paper import PSEUDOCODE
+from spheret.cli import main
+from spheret.kernels import use
+
+QUICK = ["--rows", "64", "--width", "32", "--repeats", "1", "--no-compile"]
+
+
+@pytest.mark.parametrize("retraction", PSEUDOCODE)
+def test_the_papers_code_computes_what_the_backends_do(retraction):
+    rows = bench.Rows(64, 48, torch.float32, "cpu")
+    paper, cap = PSEUDOCODE[retraction]
+    truth = bench._with("reference", retraction, cap)
+    assert rows.error(paper, truth) < 1e-6
+    for backend in ("closed", "native"):
+        assert rows.error(bench._with(backend, retraction, cap), truth) < 1e-6
+
+
+@pytest.mark.parametrize("branch", bench.BRANCHES)
+def test_command(tmp_path, capsys, branch):
+    assert main(["bench", "connection", *QUICK, "--branch", branch, "--json", str(tmp_path / "a" / "b.json")]) == 0
+    printed = capsys.readouterr().out
+    written = json.loads((tmp_path / "a" / "b.json").read_text())
+    table = written["results"][0]["table"]
+    assert {"native", "closed", "paper, eager", "LayerNorm(h + f)", "h + f"} == {row["name"] for row in table}
+    assert all(row["name"] in printed for row in table)
+    assert all(row["both"]["ms"] > 0 for row in table)
+    assert written["torch"] == torch.__version__
+
+
+def test_curve(tmp_path):
+    assert main(["bench", "connection", *QUICK, "--curve", "--json", str(tmp_path / "c.json")]) == 0
+    widths = [result["width"] for result in json.loads((tmp_path / "c.json").read_text())["results"]]
+    assert widths == [64, 128, 256, 512, 1024, 2048, 4096, 8192]
+
+
+def test_no_speed_for_a_wrong_result(monkeypatch, capsys):
+    paper, cap = PSEUDOCODE["projection"]
+    monkeypatch.setitem(PSEUDOCODE, "projection", (lambda h, f, alpha: 1.01 * paper(h, f, alpha), cap))
+    assert main(["bench", "connection", *QUICK]) == 1
+    printed = capsys.readouterr().out
+    assert "no speed for paper, eager: the result is wrong." in printed
+    (row,) = (line for line in printed.splitlines() if "paper, eager" in line and "│" in line)
+    assert [cell.strip() for cell in row.split("│")][3:9] == ["-"] * 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--retraction", "cayly"], "Did you mean 'cayley'"),
+        (["--branch", "float8"], "unknown branch dtype"),
+        (["--rows", "0"], "at least 1"),
+    ],
+)
+def test_bad_input(arguments, message, capsys):
+    assert main(["bench", "connection", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_backends_are_restored():
+    with use("closed"):
+        rows = bench.Rows(4, 8, torch.float32, "cpu")
+        bench._with("native", "projection", None)(rows.h, rows.f, rows.alpha)
+        from spheret.kernels import chosen
+
+        assert chosen(rows.h, rows.f) == "closed"

@@ -1,0 +1,72 @@
+"""Compile the Triton kernels for GPUs that are not here, and print what ptxas says of each, as JSON.
+
+A program of its own: the tests run Triton's interpreter, which is chosen when triton is imported.
+"""
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from spheret.kernels import triton_rows
+from spheret.kernels.triton import shape
+
+BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+CHIPS = {80: "sm_80", 90: "sm_90a", 100: "sm_100a"}
+ROWS = {"h_ptr", "f_ptr", "out_ptr", "g_ptr", "dh_ptr", "df_ptr"}
+
+
+def report(kernel, width, dtype, arch):
+    tile = shape(width)
+    warps = tile.pop("num_warps")
+    # the case with the most code: the general retraction, capped, with step and p in memory
+    constants = {"KIND": "angular", "CAPPED": True, "ALPHA": 1, "P": 1, "RADIUS": 1, **tile}
+    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
+
+    def kind(name):
+        if name in constants:
+            return "constexpr"
+        return (
+            f"*{dtype}" if name in ROWS else "*fp32" if name.endswith("_ptr") else "i32" if name in "nd" else "fp32"
+        )
+
+    signature = {name: kind(name) for name in kernel.arg_names}
+    aligned = [i for i, name in enumerate(kernel.arg_names) if name.endswith("_ptr") or name == "d"]
+    made = triton.compile(
+        ASTSource(kernel, signature, constants, {(i,): [["tt.divisibility", 16]] for i in aligned}),
+        target=GPUTarget("cuda", arch, 32),
+        options={"num_warps": warps},
+    )
+    tool = BIN / "ptxas-blackwell" if arch >= 100 and (BIN / "ptxas-blackwell").exists() else BIN / "ptxas"
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(made.asm["ptx"])
+        file.flush()
+        command = [tool, "-v", f"--gpu-name={CHIPS[arch]}", file.name, "-o", "/dev/null"]
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    return {
+        "kernel": kernel.__name__,
+        "width": width,
+        "dtype": dtype,
+        "arch": arch,
+        "registers": int(re.search(r"Used (\d+) registers", said)[1]),
+        "spills": sum(map(int, re.findall(r"(\d+) bytes spill", said))),
+    }
+
+
+if __name__ == "__main__":
+    kernels = [
+        triton_rows.forward_rows,
+        triton_rows.backward_rows,
+        triton_rows.norm_forward_rows,
+        triton_rows.norm_backward_rows,
+    ]
+    widths = [int(width) for width in sys.argv[1:]] or [768, 1280, 4096, 8192, 16384]
+    cases = itertools.product(kernels, widths, ("bf16", "fp32"), CHIPS)
+    json.dump([report(*case) for case in cases], sys.stdout)

@@ -1,0 +1,150 @@
+"""The native kernel's life: built once, cached, safe among processes, and missed gracefully."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from spheret import RETRACTIONS, retract
+from spheret.kernels import native, use
+
+SCRIPT = """
+import torch, spheret
+from spheret.kernels import chosen, use
+h = torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
+print(chosen(h, h), spheret.retract(h, h.flip(0)).sum().item())
+"""
+
+
+def run(code=SCRIPT, *, cache, check=True, **environment):
+    env = {**os.environ, "SPHERET_CACHE": str(cache), **environment}
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=check)
+
+
+class TestBuilding:
+    def test_once_with_a_notice_then_from_the_cache(self, tmp_path):
+        first, second = run(cache=tmp_path), run(cache=tmp_path)
+        assert first.stdout == second.stdout
+        assert first.stdout.startswith("native ")
+        assert first.stderr.count("\n") == 1
+        assert first.stderr.startswith("spheret: compiling the native kernel with ")
+        assert second.stderr == ""
+        assert [p.suffix for p in (tmp_path / "native").iterdir()] == [".so"]
+
+    def test_several_processes_at_once(self, tmp_path):
+        env = {**os.environ, "SPHERET_CACHE": str(tmp_path)}
+        command = [sys.executable, "-c", SCRIPT]
+        started = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+        outputs = {process.communicate()[0] for process in started}
+        assert all(process.returncode == 0 for process in started)
+        assert len(outputs) == 1
+        assert len(list((tmp_path / "native").iterdir())) == 1
+
+    def test_another_compiler_is_another_library(self, tmp_path):
+        wrapper = tmp_path / "mycc"
+        wrapper.write_text('#!/bin/sh\n[ "$1" = --version ] && echo mine && exit\nexec cc "$@"\n')
+        wrapper.chmod(0o755)
+        run(cache=tmp_path / "cache")
+        said = run(cache=tmp_path / "cache", CC=str(wrapper)).stderr
+        assert "with mycc" in said
+        assert len(list((tmp_path / "cache" / "native").iterdir())) == 2
+
+    def test_a_compiler_without_openmp_will_do(self, tmp_path):
+        wrapper = tmp_path / "plaincc"
+        wrapper.write_text('#!/bin/sh\ncase "$*" in *-fopenmp*) exit 1;; esac\nexec cc "$@"\n')
+        wrapper.chmod(0o755)
+        assert run(cache=tmp_path / "cache", CC=str(wrapper)).stdout.startswith("native ")
+
+
+class TestWithoutIt:
+    """A default that works, and a clear sentence for an explicit choice."""
+
+    EXPLICIT = "import torch, spheret\nh = torch.ones(2, 4)\nspheret.kernels.use('native')\nspheret.retract(h, h)"
+
+    def broken(self, tmp_path, name):
+        wrapper = tmp_path / "badcc"
+        wrapper.write_text("#!/bin/sh\necho 'no such luck' >&2\nexit 1\n")
+        wrapper.chmod(0o755)
+        unwritable = tmp_path / "file"
+        unwritable.write_text("")
+        return {
+            "no compiler": {"PATH": str(tmp_path), "CC": ""},
+            "no such compiler": {"CC": "no-such-compiler"},
+            "a compiler that fails": {"CC": str(wrapper)},
+            "no place to write": {"SPHERET_CACHE": str(unwritable)},
+        }[name]
+
+    @pytest.mark.parametrize(
+        ("name", "sentence"),
+        [
+            ("no compiler", "there is no C compiler: install gcc or clang, or set CC"),
+            ("no such compiler", "there is no C compiler"),
+            ("a compiler that fails", "could not build native.c: no such luck"),
+            ("no place to write", "could not be built: .*Not a directory"),
+        ],
+    )
+    def test(self, tmp_path, name, sentence):
+        environment = self.broken(tmp_path, name)
+        cache = Path(environment.pop("SPHERET_CACHE", tmp_path / "cache"))
+        assert run(cache=cache, **environment).stdout.startswith("closed ")
+        failed = run(self.EXPLICIT, cache=cache, check=False, **environment)
+        assert failed.returncode != 0
+        last = failed.stderr.strip().splitlines()[-1]
+        assert last.startswith("RuntimeError: the native backend was asked for, but ")
+        assert re.search(sentence, last)
+
+    def test_the_environment_variable(self, tmp_path):
+        assert run(cache=tmp_path, SPHERET_BACKEND="reference").stdout.startswith("reference ")
+        failed = run(cache=tmp_path, check=False, SPHERET_BACKEND="nativ")
+        assert "Did you mean 'native'?" in failed.stderr
+
+    def test_triton_missing_or_no_gpu(self, tmp_path):
+        code = "import torch, spheret\nh = torch.ones(2, 4)\nspheret.kernels.use('triton')\nspheret.retract(h, h)"
+        said = run(code, cache=tmp_path, check=False, TRITON_INTERPRET="0").stderr.strip().splitlines()[-1]
+        assert "the triton backend was asked for, but it runs on CUDA, and the rows are on cpu" in said
+        hide = "import importlib.util as u\nfind = u.find_spec\n"
+        hide += "u.find_spec = lambda n, *a: None if n == 'triton' else find(n, *a)\n"
+        said = run(hide + code, cache=tmp_path, check=False).stderr.strip().splitlines()[-1]
+        assert 'triton is not installed. Run: pip install "spheret[triton]"' in said
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", RETRACTIONS)
+def test_the_same_bits_for_any_number_of_threads(name, threads):
+    h, f, g = (torch.randn(1000, 96) for _ in range(3))
+    seen = []
+    for count in (1, 2, 3, 4):
+        threads(count)
+        x, y = h.clone().requires_grad_(), f.clone().requires_grad_()
+        alpha = torch.tensor([0.7], requires_grad=True)
+        p = torch.tensor([0.5], requires_grad=True) if name == "angular" else name
+        with use("native"):
+            out = retract(x, y, alpha, p, 0.5)
+        learned = (alpha, p) if name == "angular" else (alpha,)
+        seen.append([out, *torch.autograd.grad(out, (x, y, *learned), g)])
+    for other in seen[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(seen[0], other, strict=True))
+
+
+def test_results_past_the_cache_are_the_same(monkeypatch):
+    """Large results are written with non-temporal stores; the switch must not show."""
+    h, f, g = (torch.randn(256, 128) for _ in range(3))
+    seen = []
+    for limit in (0, 1 << 40):
+        monkeypatch.setattr(native, "STREAM_BYTES", limit)
+        for branch in (torch.float32, torch.bfloat16):
+            x, y = h.clone().requires_grad_(), f.to(branch).requires_grad_()
+            out = retract(x, y, 0.5)
+            seen.append([out, *torch.autograd.grad(out, (x, y), g)])
+    for index in (0, 1):
+        assert all(torch.equal(a, b) for a, b in zip(seen[index], seen[index + 2], strict=True))
