@@ -10,6 +10,7 @@ from safetensors.torch import load, save
 from torch import nn
 
 from spheret import PAPER_SCHEMES, SCHEMES, Connection, ScaleNorm, SpheretNorm, parameter_groups, scheme
+from spheret.kernels import use
 
 D, DEPTH = 8, 4
 SPHERICAL = ("geonorm", "proj-spheretnorm", "cay-spheretnorm", "p-spheretnorm")
@@ -121,6 +122,13 @@ class TestCitizenship:
         torch.testing.assert_close(out, plain, rtol=1e-5, atol=1e-6)
         (got,) = torch.autograd.grad(out.square().sum(), x)
         torch.testing.assert_close(got, truth, rtol=1e-4, atol=1e-5)
+
+    def test_the_closed_form_compiles_too(self, stack):
+        # on a CPU a kernel takes its place in the graph unless it is asked for
+        if not any(isinstance(module, SpheretNorm) for module in stack.modules()):
+            return
+        with use("closed"):
+            self.test_compiles_into_one_graph(stack)
 
     def test_state_round_trip_and_deepcopy(self, stack):
         x = rows(6, D).float()
