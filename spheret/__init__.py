@@ -10,6 +10,7 @@ from spheret.connections import (
     SpheretNorm,
     scheme,
 )
+from spheret.gpt import GPT, GPTConfig
 from spheret.kernels import retract
 from spheret.optim import parameter_groups
 from spheret.retractions import RETRACTIONS, Retraction, angular
@@ -17,11 +18,13 @@ from spheret.schedules import SCHEDULES
 from spheret.version import __version__
 
 __all__ = [
+    "GPT",
     "PAPER_SCHEMES",
     "RETRACTIONS",
     "SCHEDULES",
     "SCHEMES",
     "Connection",
+    "GPTConfig",
     "Retraction",
     "ScaleNorm",
     "Scheme",
