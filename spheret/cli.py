@@ -10,7 +10,9 @@ from spheret.errors import unknown
 from spheret.version import __version__
 
 # what it is called: (module:function, what it is for); modules are imported when their command runs
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "prepare": ("spheret.data.command:command", "turn any text into checked, resumable shards of token ids"),
+}
 
 USAGE_ERROR = 2
 
