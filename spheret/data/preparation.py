@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -95,10 +96,19 @@ def prepare(
     job = _Job(source, tokenizer, directory, fraction, shard_tokens, workers or cores(), quiet)
     with Workspace(directory) as workspace:
         manifest = workspace.manifest()
-        if manifest is None:
-            job.run(workspace)
-        else:
+        if manifest is not None:
             job.compare(manifest)
+            workspace.tidy()
+        else:
+            try:
+                job.run(workspace)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                kept = "what is done is kept" if workspace.resumable else "nothing was kept"
+                raise OSError(
+                    f"no space left for {directory}, and {kept}: free some and run the same command again."
+                ) from error
     return open_data(directory)
 
 

@@ -91,14 +91,14 @@ class GPT2Tokenizer(Tokenizer):
 
     def __init__(self) -> None:
         tiktoken = need("tiktoken", "gpt2")
-        self._encoding = tiktoken.Encoding(
+        self.encoding = tiktoken.Encoding(
             "gpt2",
             pat_str=need("tiktoken_ext.openai_public", "gpt2").r50k_pat_str,
             mergeable_ranks=(ranks := _merge_ranks(self._vocabulary())),
             special_tokens={END_OF_TEXT: self.end_of_text},
             explicit_n_vocab=self.vocab_size,
         )
-        self._words = WordEncoder(self._encoding.encode_ordinary, ranks, self.end_of_text)
+        self._words = WordEncoder(self.encoding.encode_ordinary, ranks, self.end_of_text)
 
     def _vocabulary(self) -> str:
         # tiktoken's own reader downloads, or copies local files into a temporary folder
@@ -113,13 +113,13 @@ class GPT2Tokenizer(Tokenizer):
         return merges.decode()
 
     def encode(self, text: str) -> np.ndarray:
-        return np.concatenate([self._encoding.encode_to_numpy(part, disallowed_special=()) for part in pieces(text)])
+        return np.concatenate([self.encoding.encode_to_numpy(part, disallowed_special=()) for part in pieces(text)])
 
     def encode_documents(self, documents: Sequence[bytes]) -> np.ndarray:
         return self._words(documents)
 
     def _decode(self, ids: np.ndarray) -> str:
-        return self._encoding.decode(ids.tolist())
+        return self.encoding.decode(ids.tolist())
 
 
 def _merge_ranks(merges: str) -> dict[bytes, int]:

@@ -36,6 +36,7 @@ _TABLE_BITS = 18
 # a window has fewer ids than this counts to
 _COUNT_BITS = 24
 _LONGEST_KEPT = 64
+_LINE = re.compile(rb" ?[!-~]+")
 _KEPT_WORDS = 1 << 18
 _MASKS = np.array([(1 << 8 * n) - 1 for n in range(9)], dtype=np.uint64)
 
@@ -150,8 +151,10 @@ class _Table:
         # place and count in one number: a word's ids are pool[place:place + count]; an id stands at its own place
         self._where = np.zeros(size, dtype=np.int64)
         self._pool = np.arange(max(vocabulary.values()) + 1, dtype=np.uint32)
-        self._room = len(self._pool) + 8 * _KEPT_WORDS
+        self._used = len(self._pool)
+        self._room = self._used + 8 * _KEPT_WORDS
         self._known: dict[bytes, int] = {}
+        (self._line_end,) = encode("\n")
         words = [word for word in vocabulary if len(word) <= _KEY_BYTES]
         lengths = np.array([len(word) for word in words])
         low, high, slots = _keys(b"".join(words), np.cumsum(lengths) - lengths, lengths)
@@ -160,7 +163,7 @@ class _Table:
 
     def full(self) -> bool:
         """Whether it has learnt more than it should keep in memory."""
-        return len(self._known) > _KEPT_WORDS or len(self._pool) > self._room
+        return len(self._known) > _KEPT_WORDS or self._used > self._room
 
     def ids(self, data: bytes) -> np.ndarray:
         """The ids of a window: (ids,) uint32."""
@@ -189,27 +192,40 @@ class _Table:
 
     def _learn(self, data: bytes, starts: np.ndarray, lengths: np.ndarray) -> list[int]:
         """Where the ids of words are that the arrays do not hold."""
-        found: list[int] = []
-        fresh: list[int] = []
-        size = len(self._pool)
-        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
-            word = data[start : start + length]
-            where = self._known.get(word)
-            if where is None:
+        spans = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
+        words = [data[start:end] for start, end in spans]
+        known = self._known
+        lines: list[bytes] = []
+        others: list[bytes] = []
+        for word in dict.fromkeys(words):
+            if word not in known:
                 single = self._vocabulary.get(word)
-                if single is None:
-                    ids = self._encode(word.decode())
-                    where = size << _COUNT_BITS | len(ids)
-                    fresh += ids
-                    size += len(ids)
+                if single is not None:
+                    known[word] = single << _COUNT_BITS | 1
                 else:
-                    where = single << _COUNT_BITS | 1
-                if length <= _LONGEST_KEPT:
-                    self._known[word] = where
-            found.append(where)
-        if fresh:
-            self._pool = np.concatenate([self._pool, np.array(fresh, dtype=np.uint32)])
+                    (lines if _LINE.fullmatch(word) else others).append(word)
+        # words without a line end inside can be asked for together, a line each: the expression joins none of them
+        fresh = np.array(self._encode(b"\n".join([*lines, b""]).decode()) if lines else [], dtype=np.uint32)
+        ends = np.flatnonzero(fresh == self._line_end)
+        begins = np.concatenate([ends[:0], [0], ends[:-1] + 1]) if lines else ends
+        places = (self._keep(fresh) + begins) << _COUNT_BITS | ends - begins
+        known.update(zip(lines, places.tolist(), strict=True))
+        for word in others:
+            ids = np.array(self._encode(word.decode()), dtype=np.uint32)
+            known[word] = self._keep(ids) << _COUNT_BITS | len(ids)
+        found = [known[word] for word in words]
+        for word in others:
+            if len(word) > _LONGEST_KEPT:
+                del known[word]
         return found
+
+    def _keep(self, ids: np.ndarray) -> int:
+        """Add ids to the pool; where they are."""
+        place, self._used = self._used, self._used + len(ids)
+        if self._used > len(self._pool):
+            self._pool = np.concatenate([self._pool, np.empty(self._used, dtype=np.uint32)])
+        self._pool[place : self._used] = ids
+        return place
 
 
 def _keys(data: bytes, starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,8 +1,7 @@
-"""Chunks of documents to ids, in this process and in others beside it, in order.
+"""Chunks of documents to ids, in order: in this process if there is little to do, else in others.
 
 Other processes are fresh interpreters that talk over pipes: nothing is forked under running threads, nothing is
-pickled, they load numpy and the tokenizer but no torch, and they end by themselves when this process does. Until they
-have started, and beside them, this process works too.
+pickled, they load numpy and the tokenizer but no torch, and they end by themselves when this process does.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import signal
 import struct
 import subprocess
 import sys
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,8 +28,8 @@ from spheret.data.chunks import Chunk
 
 # what all tasks under way may hold together
 FLIGHT_BYTES = 1 << 26
-# a corpus below this is done before another process has started
-SMALL_BYTES = 1 << 22
+# a corpus below this is done before other processes would have paid for their start
+SMALL_BYTES = 1 << 26
 # documents and ids of the two splits, and the sum of the documents' hashes
 _HEADER = struct.Struct("<QQQQ32s")
 _SIZE = struct.Struct("<Q")
@@ -82,8 +80,6 @@ def serve() -> None:
     given = json.loads(sys.argv[1])
     tokenizer = tokenizers.named(given["tokenizer"], Path(given["directory"]))
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    answers.write(b"!")
-    answers.flush()
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
             (count,) = _SIZE.unpack(_read(requests, _SIZE.size))
@@ -121,10 +117,6 @@ class _Process:
         assert self._process.stdout is not None
         self._requests, self._answers = self._process.stdin, self._process.stdout
 
-    def ready(self) -> bool:
-        """Wait until it has its tokenizer; whether it has."""
-        return self._answers.read(1) == b"!"
-
     def __call__(self, documents: Sequence[bytes], dtype: np.dtype[Any]) -> Encoded:
         """Send a chunk and wait for its ids."""
         try:
@@ -158,67 +150,64 @@ class _Process:
 
 
 class Team:
-    """This process and, for a large corpus, others beside it: whichever is free takes the next chunk."""
+    """The processes that encode a corpus: none for a small one."""
 
     def __init__(self, directory: Path, val_fraction: float, workers: int, corpus_bytes: int | None) -> None:
-        self._directory, self._val_fraction, self._workers = directory, val_fraction, workers
-        self._small = corpus_bytes is not None and corpus_bytes < SMALL_BYTES
+        self._directory, self._val_fraction = directory, val_fraction
+        small = corpus_bytes is not None and corpus_bytes < SMALL_BYTES
+        self._size = 0 if small or workers == 1 else workers
         self._processes: list[_Process] = []
-        self._idle: queue.SimpleQueue[_Process | None] = queue.SimpleQueue()
 
     def __enter__(self) -> Team:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop()
-
-    def _stop(self) -> None:
         while self._processes:
             self._processes.pop().stop()
 
     def start(self, tokenizer: str) -> None:
-        """Start the other processes; they are waited for only while there is nothing else to do."""
+        """Start the processes, which load the tokenizer of this name while this one does other things."""
         given = {"tokenizer": tokenizer, "directory": str(self._directory), "val_fraction": self._val_fraction}
-
-        def welcome(process: _Process) -> None:
-            if process.ready():
-                self._idle.put(process)
-
         # bytes are copied faster than they are sent
-        for _ in range(0 if self._small or tokenizer == "bytes" else self._workers - 1):
-            process = _Process(given)
-            self._processes.append(process)
-            threading.Thread(target=welcome, args=(process,), daemon=True).start()
+        if tokenizer != "bytes":
+            self._processes = [_Process(given) for _ in range(self._size)]
 
     def encode(self, chunks: Iterable[Chunk], tokenizer: tokenizers.Tokenizer) -> Iterator[tuple[Chunk, Encoded]]:
-        """Every chunk and what it became, in order, with a bounded size under way."""
-        dtype = shards.dtype_for(tokenizer.vocab_size)
-        # this process itself
-        self._idle.put(None)
+        """Every chunk and what it became, in order."""
+        if not self._processes:
+            for chunk in chunks:
+                yield chunk, encode(chunk.documents, tokenizer, self._val_fraction)
+        else:
+            yield from self._encode_beside(chunks, shards.dtype_for(tokenizer.vocab_size))
 
+    def _encode_beside(self, chunks: Iterable[Chunk], dtype: np.dtype[Any]) -> Iterator[tuple[Chunk, Encoded]]:
+        """The same by other processes, with a bounded size under way."""
+        idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
+        for process in self._processes:
+            idle.put(process)
+
+        # a thread here only waits for a pipe
         def work(documents: Sequence[bytes]) -> Encoded:
-            process = self._idle.get()
+            process = idle.get()
             try:
-                if process is None:
-                    return encode(documents, tokenizer, self._val_fraction)
                 return process(documents, dtype)
             finally:
-                self._idle.put(process)
+                idle.put(process)
 
-        pool = ThreadPoolExecutor(self._workers, thread_name_prefix="spheret-prepare")
+        pool = ThreadPoolExecutor(len(self._processes), thread_name_prefix="spheret-prepare")
         flying: deque[tuple[Chunk, Future[Encoded]]] = deque()
         held = 0
         try:
             for chunk in chunks:
                 flying.append((chunk, pool.submit(work, chunk.documents)))
                 held += chunk.size
-                while len(flying) > 4 * self._workers or (held > FLIGHT_BYTES and len(flying) > 1):
+                while len(flying) > 4 * len(self._processes) or (held > FLIGHT_BYTES and len(flying) > 1):
                     first, future = flying.popleft()
                     yield first, future.result()
                     held -= first.size
             for first, future in flying:
                 yield first, future.result()
         finally:
-            # what other processes are at ends with them
-            self._stop()
+            # threads that wait for a process end with it
+            self.__exit__()
             pool.shutdown(wait=True, cancel_futures=True)

@@ -128,7 +128,12 @@ class Workspace:
     def finish(self, manifest: dict[str, Any]) -> None:
         """Write the manifest, which makes the directory whole, then forget the progress."""
         write_atomically(self.directory / MANIFEST, dump(manifest))
-        (self.directory / PROGRESS).unlink(missing_ok=True)
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Remove what only an unfinished preparation needs, as a kill after the manifest leaves it."""
+        for name in (PROGRESS, f"{PROGRESS}.tmp"):
+            (self.directory / name).unlink(missing_ok=True)
 
     def _discard(self) -> None:
         for path in self.directory.iterdir():
