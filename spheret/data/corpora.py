@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spheret.data.cache import cache_directory
 from spheret.data.files import Document, FileReader, Reader, missing_column, signature, text_of
 from spheret.errors import need, unknown
 
@@ -118,8 +119,12 @@ class HubReader:
             if files is None
             else {"path": "parquet", "data_files": {"train": [str(path) for path in files]}}
         )
+        cache = cache_directory() / "datasets"
         try:
-            self._stream = datasets.load_dataset(**where, split="train", streaming=True)
+            if files is None:
+                # fails at once where there is no network; what follows would try for half a minute first
+                need("huggingface_hub", "data").HfApi().dataset_info(row.path, revision=row.revision, timeout=30)
+            self._stream = datasets.load_dataset(**where, split="train", streaming=True, cache_dir=str(cache))
         except Exception as error:
             if files is None:
                 raise ConnectionError(row.unreachable()) from error

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from spheret.data import shards, tokenizers
+from spheret.data.cache import cache_directory
 from spheret.data.chunks import chunks, repair
 from spheret.data.corpora import CORPORA, Corpus, resolve
 from spheret.data.meter import Meter
@@ -51,14 +52,6 @@ def _documents_digest(corpus: Corpus) -> str:
 
 def _hex(total: int) -> str:
     return f"{total % (1 << 256):064x}"
-
-
-def cache_directory() -> Path:
-    """Where prepared data is kept unless told: $SPHERET_CACHE, else the user's cache directory."""
-    given = os.environ.get("SPHERET_CACHE")
-    if given:
-        return Path(given).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spheret"
 
 
 def cache_path(corpus: Corpus, tokenizer: str, val_fraction: float) -> Path:

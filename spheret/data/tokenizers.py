@@ -198,7 +198,8 @@ def _trained(size: str, texts: Iterable[str]) -> Tokenizer:
     def limited() -> Iterator[str]:
         left = TRAINING_BYTES
         for text in texts:
-            for part in pieces(text, 1 << 16):
+            # a run without a space is one word to the trainer, however long
+            for part in pieces(text, 1 << 12):
                 left -= len(part)
                 if left < 0:
                     return
@@ -211,6 +212,7 @@ def _trained(size: str, texts: Iterable[str]) -> Tokenizer:
         vocab_size=int(size),
         special_tokens=[END_OF_TEXT],
         initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()),
+        max_token_length=64,
         show_progress=False,
     )
     tokenizer.train_from_iterator(limited(), trainer)

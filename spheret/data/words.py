@@ -42,7 +42,7 @@ _MASKS = np.array([(1 << 8 * n) - 1 for n in range(9)], dtype=np.uint64)
 
 
 # a longer document is encoded in pieces of about this many characters, so that memory stays bounded
-PIECE_CHARACTERS = 1 << 20
+PIECE_CHARACTERS = 1 << 18
 # between two words, before the space: a word never reaches across, so the ids are the same
 _BETWEEN = re.compile(r"(?<=\S)(?=[ \n]\S)")
 
@@ -131,14 +131,21 @@ class WordEncoder:
         table = getattr(self._local, "table", None)
         if table is None or table.full():
             table = self._local.table = _Table(self._encode, self._vocabulary)
-        found = []
+        found: list[np.ndarray] = []
         for start, end in _windows(data):
+            # long without a place to cut: nothing for the arrays, which would take ten times its size
             if end - start > 8 * _WINDOW_BYTES:
-                # a megabyte without a place to cut: nothing for the arrays, which would take ten times its size
-                found += [np.array(self._encode(part), dtype=np.uint32) for part in pieces(data[start:end].decode())]
+                found += self._plainly(data[start:end])
             else:
                 found.append(table.ids(data[start:end]))
         return np.concatenate(found)
+
+    def _plainly(self, data: bytes) -> Iterator[np.ndarray]:
+        for number, text in enumerate(data.split(SEPARATOR)):
+            if number:
+                yield np.array([self._end_of_text], dtype=np.uint32)
+            for part in pieces(text.decode()):
+                yield np.array(self._encode(part), dtype=np.uint32)
 
 
 class _Table:
