@@ -20,7 +20,7 @@ from spheret.data.shards import check_ids
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 # how many windows are read before the pages they touched are given back; the kernel's cache keeps them
-_WINDOWS_HELD = 4096
+_WINDOWS_HELD = 256
 # how many shuffled indices are worked out at once
 _INDEX_BLOCK = 4096
 _ROUNDS = 4

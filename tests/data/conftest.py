@@ -9,7 +9,7 @@ import pytest
 
 SENTENCES = (
     "The quick brown fox doesn't jump.",
-    "Ünïcode – “quotes” and 中文 stay.",
+    "Ünïcode \u2013 “quotes” and 中文 stay.",
     "tabs\tand  spaces,\n\nthen 1234 more",
 )
 
