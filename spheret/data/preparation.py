@@ -136,16 +136,13 @@ class _Job:
             **{key: manifest[key] for key in ("val_fraction", "shard_tokens")},
         }
         wrong = [f"{key} {found[key]!r}, not {asked[key]!r}" for key in asked if asked[key] != found[key]]
-        if (
-            not wrong
-            and self.corpus.signature
-            and manifest["corpus"]["documents_sha256"] != _documents_digest(self.corpus)
-        ):
-            wrong = ["the corpus's text, which has changed since"]
-        if not wrong and manifest["tokenizer"]["file"] and Path(self.spec).suffix == ".json":
-            wrong = (
-                ["another tokenizer"] if tokenizers.load(self.spec).sha256 != manifest["tokenizer"]["sha256"] else []
-            )
+        # a name does not say what is in the files
+        if not wrong and self.corpus.signature:
+            digest = manifest["corpus"]["documents_sha256"]
+            wrong = ["text that has changed since"] if _documents_digest(self.corpus) != digest else []
+        if not wrong and Path(self.spec).suffix == ".json":
+            digest = manifest["tokenizer"]["sha256"]
+            wrong = ["another tokenizer"] if tokenizers.load(self.spec).sha256 != digest else []
         if wrong:
             raise FileExistsError(
                 f"{self.directory} already holds other data ({'; '.join(wrong)}): give another --out, or delete it."

@@ -260,13 +260,12 @@ def scan(path: Path, dtype: np.dtype[Any], vocab_size: int, sha256: str) -> np.n
         found = np.bincount(block, minlength=vocab_size)
         largest = max(largest, len(found) - 1 if len(found) > vocab_size else 0)
         counts += found[:vocab_size].astype("<u8")
-    if largest:
-        check_ids(path, largest, vocab_size)
     if digest.hexdigest() != sha256:
         raise ValueError(
             f"the shard {path} is damaged: its SHA-256 is {digest.hexdigest()}, the manifest says {sha256}. "
             f"Prepare the directory again, or copy the shard again."
         )
+    check_ids(path, largest, vocab_size)
     return counts
 
 
