@@ -41,10 +41,13 @@ def _text(document: Document) -> str:
 def plain_batch(path: Path, block: int, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """nanoGPT's way: map the file anew for every batch, random places, a tensor a row, then stack."""
     data = np.memmap(path, dtype=np.uint16, mode="r")
-    starts = torch.randint(len(data) - block, (batch_size,))
-    x = torch.stack([torch.from_numpy(data[i : i + block].astype(np.int64)) for i in starts])
-    y = torch.stack([torch.from_numpy(data[i + 1 : i + 1 + block].astype(np.int64)) for i in starts])
-    return x, y
+    starts = torch.randint(len(data) - block, (batch_size,)).tolist()
+
+    def rows(shift: int) -> torch.Tensor:
+        windows = (data[start + shift : start + shift + block] for start in starts)
+        return torch.stack([torch.from_numpy(window.astype(np.int64)) for window in windows])
+
+    return rows(0), rows(1)
 
 
 def _seconds(work: Callable[[], Any]) -> float:

@@ -126,13 +126,15 @@ def _merge_ranks(merges: str) -> dict[bytes, int]:
     """Token bytes to ids of GPT-2's merge list, whose characters stand for bytes: printable ones for themselves."""
     printable = [byte for byte in range(256) if chr(byte).isprintable() and chr(byte) != " "]
     rest = [byte for byte in range(256) if byte not in printable]
-    byte_of = {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(rest)}
-    ranks = {bytes([byte]): rank for rank, byte in enumerate(printable + rest)}
-    # the first line is a version, the last is empty
-    spelled = str.maketrans({**{character: chr(byte) for character, byte in byte_of.items()}, " ": None})
-    for line in merges.split("\n")[1:-1]:
-        ranks[line.translate(spelled).encode("latin-1")] = len(ranks)
-    return ranks
+    byte_of = np.zeros(512, dtype=np.uint8)
+    byte_of[printable], byte_of[256 : 256 + len(rest)] = printable, rest
+    # the first line is a version; a merge is two parts with a blank between them
+    characters = np.frombuffer(merges[merges.index("\n") + 1 :].replace(" ", "").encode("utf-32-le"), dtype="<u4")
+    ends = np.flatnonzero(characters == ord("\n"))
+    spelled = byte_of[characters].tobytes()
+    tokens = [bytes([byte]) for byte in printable + rest]
+    tokens += [spelled[first:end] for first, end in zip([0, *(ends[:-1] + 1).tolist()], ends.tolist(), strict=True)]
+    return {token: rank for rank, token in enumerate(tokens)}
 
 
 class JSONTokenizer(Tokenizer):
