@@ -19,12 +19,14 @@ import numpy as np
 
 # it ends a document here: a byte that no UTF-8 text has
 SEPARATOR = b"\xff"
-_LETTER, _DIGIT, _OTHER, _SPACE, _END = range(5)
+_LETTER, _DIGIT, _OTHER, _SPACE, _END, _FOREIGN = range(6)
 _CLASSES = np.full(256, _OTHER, dtype=np.uint8)
 _CLASSES[[*range(ord("a"), ord("z") + 1), *range(ord("A"), ord("Z") + 1)]] = _LETTER
 _CLASSES[[*range(ord("0"), ord("9") + 1)]] = _DIGIT
 _CLASSES[[9, 10, 11, 12, 13, 32]] = _SPACE
+_CLASSES[128:] = _FOREIGN
 _CLASSES[SEPARATOR[0]] = _END
+_TRANSLATION = _CLASSES.tobytes()
 
 # bytes that fit the processor's caches with all that is computed from them
 _WINDOW_BYTES = 1 << 16
@@ -68,9 +70,10 @@ def _windows(data: bytes) -> Iterator[tuple[int, int]]:
         start = end
 
 
-def word_starts(data: np.ndarray) -> np.ndarray:
+def word_starts(text: bytes) -> np.ndarray:
     """Where words begin; a stretch between two cuts with bytes outside ASCII is one word: (words,) int64."""
-    classes = _CLASSES[data]
+    data = np.frombuffer(text, dtype=np.uint8)
+    classes = np.frombuffer(text.translate(_TRANSLATION), dtype=np.uint8)
     begins = np.empty(len(data), dtype=bool)
     begins[0] = True
     np.not_equal(classes[1:], classes[:-1], out=begins[1:])
@@ -79,8 +82,8 @@ def word_starts(data: np.ndarray) -> np.ndarray:
     begins[:-1] |= (classes[:-1] == _SPACE) & wordlike
     begins[1:] &= ~((data[:-1] == 32) & wordlike)
     _contractions(data, classes, begins)
-    if (foreign := np.flatnonzero((data >= 128) & (classes != _END))).size:
-        _merge_foreign(data, classes, begins, foreign)
+    if classes.max() == _FOREIGN:
+        _merge_foreign(data, classes, begins)
     return np.flatnonzero(begins)
 
 
@@ -100,7 +103,7 @@ def _contractions(data: np.ndarray, classes: np.ndarray, begins: np.ndarray) -> 
     begins[after[after < len(data)]] = True
 
 
-def _merge_foreign(data: np.ndarray, classes: np.ndarray, begins: np.ndarray, foreign: np.ndarray) -> None:
+def _merge_foreign(data: np.ndarray, classes: np.ndarray, begins: np.ndarray) -> None:
     printable = (data > 32) & (data < 127)
     cut = np.zeros(len(data), dtype=bool)
     cut[1:-1] = ((data[1:-1] == 32) | (data[1:-1] == 10)) & printable[:-2] & printable[2:]
@@ -110,7 +113,7 @@ def _merge_foreign(data: np.ndarray, classes: np.ndarray, begins: np.ndarray, fo
     cut[0] = True
     stretch = np.cumsum(cut) - 1
     touched = np.zeros(int(stretch[-1]) + 1, dtype=bool)
-    touched[stretch[foreign]] = True
+    touched[stretch[classes == _FOREIGN]] = True
     begins &= cut | ~touched[stretch]
 
 
@@ -174,7 +177,7 @@ class _Table:
 
     def ids(self, data: bytes) -> np.ndarray:
         """The ids of a window: (ids,) uint32."""
-        starts = word_starts(np.frombuffer(data, dtype=np.uint8))
+        starts = word_starts(data)
         lengths = np.diff(starts, append=len(data))
         low, high, slots = _keys(data, starts, lengths)
         # slots are in range, so clipping changes none; it is faster than checking

@@ -1,0 +1,50 @@
+"""What the documentation says runs as it stands."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import spheret
+
+from spheret.data import CORPORA
+from spheret.data.corpora import Hub
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "data.md").read_text()
+
+
+def test_python_blocks_run(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    assert len(blocks) == 3
+    # one after the other in one interpreter, each with names of its own
+    program = f"import json\nfor block in json.loads({json.dumps(json.dumps(blocks))}): exec(block, {{}})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", CORPORA)
+def test_every_corpus_is_documented(name: str) -> None:
+    row = CORPORA[name]
+    assert f"| `{name}` |" in PAGE
+    if isinstance(row, Hub):
+        for fact in (row.path, row.revision, row.licence, f"{row.documents:,}"):
+            assert fact in PAGE
+
+
+def test_numbers_are_those_of_the_file() -> None:
+    numbers = json.loads((ROOT / "benchmarks" / "data.json").read_text())
+    assert f"| {numbers['prepare']['ratio']:.2f}x |" in PAGE
+    assert f"| {numbers['loader']['ratio']:.2f}x |" in PAGE
+
+
+def test_the_benchmark_runs(tmp_path: Path) -> None:
+    out = tmp_path / "data.json"
+    done = spheret("bench", "data", "--repeats", 1, "--batches", 20, "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 3
+    assert json.loads(out.read_text()).keys() == {"machine", "prepare", "loader", "memory"}
