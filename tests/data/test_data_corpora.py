@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from conftest import documents
+from data_helpers import documents
 
 from spheret.data import files
 from spheret.data.corpora import CORPORA, Hub, resolve

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import spheret
+from data_helpers import spheret
 
 from spheret.data import CORPORA
 from spheret.data.corpora import Hub
@@ -23,7 +24,10 @@ def test_python_blocks_run(tmp_path: Path) -> None:
     assert len(blocks) == 3
     # one after the other in one interpreter, each with names of its own
     program = f"import json\nfor block in json.loads({json.dumps(json.dumps(blocks))}): exec(block, {{}})"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, env=environment
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from conftest import contents, documents
+from data_helpers import contents, documents
 
 from spheret.data import prepare
 from spheret.data.workers import SMALL_BYTES

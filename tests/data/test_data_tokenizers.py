@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import documents
+from data_helpers import documents
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 

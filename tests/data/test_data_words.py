@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import documents
+from data_helpers import documents
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
