@@ -151,6 +151,8 @@ class _Job:
     def run(self, workspace: Workspace) -> None:
         """Tokenize from the start, or from where a killed run got to, and write the manifest last."""
         fingerprint = {**self.asked(), "version": shards.VERSION, "files": self.corpus.signature}
+        if Path(self.spec).suffix == ".json":
+            fingerprint["tokenizer_sha256"] = tokenizers.load(self.spec).sha256
         progress = workspace.progress(fingerprint)
         if progress is None:
             workspace.started = True
@@ -182,7 +184,7 @@ class _Job:
             team.start(self.spec)
         tokenizer = tokenizers.load(self.spec, _texts(self.corpus, self.val_fraction))
         if tokenizer.file is not None:
-            shards.write_atomically(self.directory / tokenizers.FILE, tokenizer.file)
+            shards.write_atomically(self.directory / shards.TOKENIZER, tokenizer.file)
             team.start(tokenizer.name)
         return tokenizer
 

@@ -18,6 +18,8 @@ VERSION = 1
 MANIFEST = "manifest.json"
 # how often every id occurs in the train split: little-endian uint64, one per id
 COUNTS = "counts.bin"
+# a tokenizer that its name alone cannot rebuild
+TOKENIZER = "tokenizer.json"
 SPLITS = ("train", "val")
 _SHARD_NAME = re.compile(r"(train|val)-\d{5}\.bin")
 
@@ -249,6 +251,9 @@ def check_sizes(directory: Path, manifest: dict[str, Any]) -> None:
         for shard in manifest["shards"][split]:
             check_size(directory / shard["name"], shard["tokens"], dtype)
     check_size(directory / COUNTS, manifest["tokenizer"]["vocab_size"], np.dtype("<u8"))
+    tokenizer = manifest["tokenizer"]["file"]
+    if tokenizer is not None and not (directory / TOKENIZER).is_file():
+        raise FileNotFoundError(f"{directory / TOKENIZER} is missing: prepare {directory} again, or copy it again.")
 
 
 def scan(path: Path, dtype: np.dtype[Any], vocab_size: int, sha256: str) -> np.ndarray:
@@ -280,6 +285,12 @@ def verify(directory: Path) -> dict[str, Any]:
             found = scan(directory / shard["name"], dtype, vocab_size, shard["sha256"])
             if split == "train":
                 counts += found
+    if manifest["tokenizer"]["file"] is not None:
+        digest = hashlib.sha256((directory / TOKENIZER).read_bytes()).hexdigest()
+        if digest != manifest["tokenizer"]["sha256"]:
+            raise ValueError(
+                f"{directory / TOKENIZER} is damaged: its SHA-256 is {digest}. Prepare the directory again."
+            )
     stored = (directory / COUNTS).read_bytes()
     if stored != counts.tobytes() or hashlib.sha256(stored).hexdigest() != manifest["counts_sha256"]:
         raise ValueError(f"{directory / COUNTS} does not match the train shards: prepare the directory again.")

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from spheret.data.shards import TOKENIZER
 from spheret.data.words import WordEncoder, pieces
 from spheret.errors import need, unknown
 
 END_OF_TEXT = "<|endoftext|>"
-# where a data directory keeps a tokenizer that its name alone cannot rebuild
-FILE = "tokenizer.json"
 # other people's tokenizer.json name it otherwise
 _END_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 
@@ -258,13 +257,13 @@ def describe(tokenizer: Tokenizer) -> dict[str, Any]:
         "sha256": tokenizer.sha256,
         "vocab_size": tokenizer.vocab_size,
         "end_of_text": tokenizer.end_of_text,
-        "file": None if tokenizer.file is None else FILE,
+        "file": None if tokenizer.file is None else TOKENIZER,
     }
 
 
 def named(name: str, directory: Path) -> Tokenizer:
     """The tokenizer that a data directory calls by this name: from its own file, if it has one."""
-    path = directory / FILE
+    path = directory / TOKENIZER
     return JSONTokenizer(path.read_bytes(), name) if path.exists() else load(name)
 
 

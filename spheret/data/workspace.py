@@ -8,13 +8,12 @@ import re
 from pathlib import Path
 from typing import IO, Any
 
-from spheret.data.shards import COUNTS, FORMAT, MANIFEST, dump, read_manifest, write_atomically
-from spheret.data.tokenizers import FILE
+from spheret.data.shards import COUNTS, FORMAT, MANIFEST, TOKENIZER, dump, read_manifest, write_atomically
 
 PROGRESS = "progress.json"
 LOCK = "prepare.lock"
 _OURS = re.compile(
-    rf"({re.escape(PROGRESS)}|{re.escape(FILE)}|{re.escape(COUNTS)}|{re.escape(MANIFEST)})(\.tmp)?"
+    rf"({re.escape(PROGRESS)}|{re.escape(TOKENIZER)}|{re.escape(COUNTS)}|{re.escape(MANIFEST)})(\.tmp)?"
     r"|(train|val)-\d{5}\.bin(\.part)?"
 )
 

@@ -23,7 +23,7 @@ from data_helpers import contents, documents, spheret
 
 from spheret.data import CORPORA, cached, chunks, open_data, preparation, prepare, shards, workers
 from spheret.data.corpora import Hub
-from spheret.data.tokenizers import TOKENIZERS
+from spheret.data.tokenizers import TOKENIZERS, load
 
 SPECS = {name: name for name in TOKENIZERS} | {"bpe": "bpe:300"}
 OPTIONS: dict[str, Any] = {"val_fraction": 0.2, "shard_tokens": 700}
@@ -320,6 +320,17 @@ def test_an_unfinished_preparation_of_something_else(folder: Path, tmp_path: Pat
     with pytest.raises(FileExistsError, match=r"something else \(files differs\)"):
         prepare(str(folder), "bytes", tmp_path / "out", **OPTIONS)
     assert contents(tmp_path / "out") == before
+
+
+def test_a_tokenizer_json_of_the_same_name_is_told_apart(folder: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.json"
+    own.write_bytes(load("bpe:300", documents()).file or b"")
+    data = prepare(str(folder), str(own), tmp_path / "out", **OPTIONS)
+    assert data.manifest["tokenizer"]["name"] == "own.json"
+    assert data.decode(data.tokenizer().encode("some text")) == "some text"
+    own.write_bytes(load("bpe:310", documents()).file or b"")
+    with pytest.raises(FileExistsError, match="another tokenizer"):
+        prepare(str(folder), str(own), tmp_path / "out", **OPTIONS)
 
 
 def test_two_processes_cannot_share_a_directory(folder: Path, tmp_path: Path) -> None:

@@ -129,3 +129,15 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
 
 def test_the_type_follows_the_vocabulary() -> None:
     assert [dtype_for(size).str for size in (257, 1 << 16, (1 << 16) + 1)] == ["<u2", "<u2", "<u4"]
+
+
+def test_a_stored_tokenizer_is_checked_too(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": f"text {n}"}) + "\n" for n in range(60)))
+    data = prepare(str(tmp_path / "in.jsonl"), "bpe:300", tmp_path / "out", val_fraction=0.2)
+    assert verify(data.path)["tokenizer"]["file"] == "tokenizer.json"
+    _resize(data.path / "tokenizer.json", 1)
+    with pytest.raises(ValueError, match=r"tokenizer\.json is damaged: its SHA-256"):
+        verify(data.path)
+    (data.path / "tokenizer.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"tokenizer\.json is missing"):
+        open_data(data.path)
