@@ -174,14 +174,18 @@ class JSONTokenizer(Tokenizer):
 
 
 def _splits_like_gpt2(definition: dict[str, Any]) -> bool:
-    """Whether a tokenizer.json works on GPT-2's words and nothing else, so that words can be encoded one by one."""
-    before = definition.get("pre_tokenizer") or {}
+    """Whether a tokenizer.json is byte-level BPE on GPT-2's words alone, so that words can be encoded one by one."""
+    before, model = definition.get("pre_tokenizer") or {}, definition["model"]
+    alphabet = need("tokenizers", "data").pre_tokenizers.ByteLevel.alphabet()
     return (
         definition.get("normalizer") is None
         and all(token["special"] for token in definition.get("added_tokens", []))
         and before.get("type") == "ByteLevel"
         and before.get("use_regex") is True
         and before.get("add_prefix_space") is False
+        and model["type"] == "BPE"
+        and not model.get("dropout")
+        and set(alphabet) <= set(model["vocab"])
     )
 
 

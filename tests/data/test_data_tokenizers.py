@@ -104,6 +104,26 @@ def test_any_tokenizer_json(tmp_path: Path) -> None:
         load(str(path))
 
 
+# what is changed in a byte-level BPE: then words cannot be encoded on their own
+CHANGES = {
+    "prefix": lambda definition: definition["pre_tokenizer"].update(add_prefix_space=True),
+    "no expression": lambda definition: definition["pre_tokenizer"].update(use_regex=False),
+    "lower case": lambda definition: definition.update(normalizer={"type": "Lowercase"}),
+    "a missing byte": lambda definition: definition["model"]["vocab"].pop("\u010a"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_other_byte_level_tokenizers_are_encoded_whole(change: str, tmp_path: Path) -> None:
+    definition = json.loads(LOADED["bpe"].file or b"")
+    CHANGES[change](definition)
+    (tmp_path / "other.json").write_text(json.dumps(definition))
+    tokenizer = load(str(tmp_path / "other.json"))
+    texts = [*documents(20), "A Line\nand  another\n\n"]
+    own = [id for text in texts for id in [*tokenizer.encode(text).tolist(), tokenizer.end_of_text]]
+    assert tokenizer.encode_documents([text.encode() for text in texts]).tolist() == own
+
+
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
