@@ -1,6 +1,6 @@
 # every target makes its own environment in .venv from nothing but python3
 PYTHON ?= python3
-EXTRAS := dev,triton,hub,corpus
+EXTRAS := dev,triton,hub,corpus,gpt2,data
 BIN := .venv/bin
 
 .PHONY: env test test-all lint format check clean

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 
-def cache_dir() -> Path:
+def cache_directory() -> Path:
     given = os.environ.get("SPHERET_CACHE")
     if given:
-        return Path(given)
+        return Path(given).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spheret"

@@ -11,7 +11,9 @@ from spheret.version import __version__
 
 # what it is called: (module:function, what it is for); modules are imported when their command runs
 COMMANDS: dict[str, tuple[str, str]] = {
+    "prepare": ("spheret.data.command:command", "turn any text into checked, resumable shards of token ids"),
     "bench connection": ("spheret.bench.connection:connection", "time one update of the stream on every backend"),
+    "bench data": ("spheret.bench.data:command", "time prepare and the loader against the plain ways"),
 }
 
 USAGE_ERROR = 2

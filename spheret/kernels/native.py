@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spheret.cache import cache_dir
+from spheret.cache import cache_directory
 from spheret.functions import constant_when_traced
 from spheret.kernels.fused import Fused
 from spheret.retractions import P, Retraction
@@ -58,7 +58,7 @@ def _build(compiler: str) -> Path:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     source = SOURCE.read_bytes()
     key = hashlib.sha256("\0".join([repr(source), version, repr(FLAGS), platform.machine(), _processor()]).encode())
-    library = cache_dir() / "native" / f"{key.hexdigest()[:24]}.so"
+    library = cache_directory() / "native" / f"{key.hexdigest()[:24]}.so"
     if library.exists():
         return library
     library.parent.mkdir(parents=True, exist_ok=True)

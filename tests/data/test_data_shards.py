@@ -1,0 +1,143 @@
+"""The format: what is damaged is named before it is used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from data_helpers import spheret
+
+from spheret.data import open_data, prepare, verify
+from spheret.data.shards import dtype_for
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prepared directory."""
+    root = tmp_path_factory.mktemp("shards")
+    (root / "texts").mkdir()
+    for number in range(60):
+        (root / "texts" / f"{number}.txt").write_text(f"text {number} " * 20)
+    return prepare(str(root / "texts"), "bytes", root / "out", val_fraction=0.2, shard_tokens=4000).path
+
+
+@pytest.fixture
+def copy(whole: Path, tmp_path: Path) -> Path:
+    """A copy of it to damage."""
+    return Path(shutil.copytree(whole, tmp_path / "copy"))
+
+
+def _edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    manifest = json.loads((path / "manifest.json").read_text())
+    change(manifest)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def _resize(path: Path, by: int) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:by] if by < 0 else data + b"\0" * by)
+
+
+# what is done to the directory: what opening it says
+REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "truncated": (lambda path: _resize(path / "train-00000.bin", -2), "train-00000.bin is truncated, 7,998 bytes"),
+    "too long": (lambda path: _resize(path / "val-00000.bin", 4), "val-00000.bin is too long"),
+    "odd length": (lambda path: _resize(path / "train-00001.bin", -1), "train-00001.bin has an odd length"),
+    "missing shard": (lambda path: (path / "train-00000.bin").unlink(), "train-00000.bin is missing"),
+    "missing counts": (lambda path: (path / "counts.bin").unlink(), "counts.bin is missing"),
+    "another version": (lambda path: _edit(path, lambda m: m.update(version=2)), "version 2, this spheret reads 1"),
+    "not ours": (lambda path: _edit(path, lambda m: m.update(format="other")), "not written by spheret prepare"),
+    "no JSON": (lambda path: (path / "manifest.json").write_text("{"), "manifest.json is damaged"),
+    "a list": (lambda path: (path / "manifest.json").write_text("[]"), "not written by spheret prepare"),
+    "missing field": (lambda path: _edit(path, lambda m: m.pop("tokens")), "damaged .field 'tokens'"),
+    "wrong sum": (lambda path: _edit(path, lambda m: m["tokens"].update(val=1)), "do not add up"),
+    "wrong type": (lambda path: _edit(path, lambda m: m.update(dtype="uint32")), "dtype 'uint32' is not that of 257"),
+    "large id": (
+        lambda path: _edit(path, lambda m: m["shards"]["train"][0].update(largest_id=257)),
+        "holds token id 257, beyond the vocabulary of 257",
+    ),
+    "foreign path": (
+        lambda path: _edit(path, lambda m: m["shards"]["train"][0].update(name="../../x.bin")),
+        "is none of ours",
+    ),
+    "no manifest": (lambda path: (path / "manifest.json").unlink(), "holds no manifest.json"),
+}
+
+
+@pytest.mark.parametrize("damage", REFUSED)
+def test_what_cannot_be_opened(damage: str, copy: Path) -> None:
+    act, said = REFUSED[damage]
+    act(copy)
+    with pytest.raises((ValueError, FileNotFoundError), match=said):
+        open_data(copy)
+    with pytest.raises((ValueError, FileNotFoundError), match=said):
+        verify(copy)
+
+
+@pytest.mark.parametrize("name", ["train-00000.bin", "val-00000.bin"])
+def test_a_flipped_byte_is_found_by_verify(name: str, copy: Path) -> None:
+    assert verify(copy)["tokenizer"]["name"] == "bytes"
+    _flip(copy / name)
+    open_data(copy)
+    with pytest.raises(ValueError, match=f"{name} is damaged: its SHA-256"):
+        verify(copy)
+
+
+def test_an_id_beyond_the_vocabulary_is_found_by_verify(copy: Path) -> None:
+    ids = np.fromfile(copy / "train-00000.bin", dtype="<u2")
+    ids[7] = 300
+    ids.tofile(copy / "train-00000.bin")
+    digest = hashlib.sha256(ids.tobytes()).hexdigest()
+    _edit(copy, lambda manifest: manifest["shards"]["train"][0].update(sha256=digest))
+    with pytest.raises(ValueError, match="token id 300, beyond the vocabulary of 257"):
+        verify(copy)
+
+
+def test_wrong_counts_are_found_by_verify(copy: Path) -> None:
+    _flip(copy / "counts.bin")
+    with pytest.raises(ValueError, match="does not match the train shards"):
+        verify(copy)
+
+
+def test_verify_as_a_command(copy: Path) -> None:
+    good = spheret("prepare", "--verify", "--out", copy)
+    assert good.returncode == 0, good.stderr
+    assert "every shard matches its SHA-256" in good.stdout
+    _flip(copy / "train-00000.bin")
+    bad = spheret("prepare", "--verify", "--out", copy)
+    assert bad.returncode == 2
+    assert bad.stderr.count("\n") == 1
+    assert "train-00000.bin is damaged" in bad.stderr
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no data directory at"):
+        open_data(tmp_path / "nothing")
+
+
+def test_the_type_follows_the_vocabulary() -> None:
+    assert [dtype_for(size).str for size in (257, 1 << 16, (1 << 16) + 1)] == ["<u2", "<u2", "<u4"]
+
+
+def test_a_stored_tokenizer_is_checked_too(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": f"text {n}"}) + "\n" for n in range(60)))
+    data = prepare(str(tmp_path / "in.jsonl"), "bpe:300", tmp_path / "out", val_fraction=0.2)
+    assert verify(data.path)["tokenizer"]["file"] == "tokenizer.json"
+    _resize(data.path / "tokenizer.json", 1)
+    with pytest.raises(ValueError, match=r"tokenizer\.json is damaged: its SHA-256"):
+        verify(data.path)
+    (data.path / "tokenizer.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"tokenizer\.json is missing"):
+        open_data(data.path)
