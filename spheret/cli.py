@@ -13,6 +13,7 @@ from spheret.version import __version__
 COMMANDS: dict[str, tuple[str, str]] = {
     "prepare": ("spheret.data.command:command", "turn any text into checked, resumable shards of token ids"),
     "bench connection": ("spheret.bench.connection:connection", "time one update of the stream on every backend"),
+    "bench step": ("spheret.bench.step:step", "time a whole training step under every scheme"),
     "bench data": ("spheret.bench.data:command", "time prepare and the loader against the plain ways"),
 }
 
