@@ -17,6 +17,7 @@ from spheret.connections import PAPER_SCHEMES, SCHEMES
 from spheret.errors import need, unknown
 from spheret.gpt import GPT, PRESETS, GPTConfig
 from spheret.kernels import use
+from spheret.loss import has_bfloat16
 from spheret.optim import parameter_groups
 
 RIVAL = "transformers GPT-2"
