@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spheret.functions import Function, transformed
+from spheret.functions import Function, needs_torch_ops, transformed
 
 
 def inverse_softplus(y: float) -> float:
@@ -56,7 +56,7 @@ class _BoundedNumber(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
         (x,) = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if needs_torch_ops(g):
             return _inward(x, -g, *ctx.options).neg(), None, None, None
         low, high, scale = ctx.options
         y, push = F.softplus(x).item(), g.item()
@@ -77,6 +77,7 @@ def bounded_softplus(x: Tensor, low: float, high: float, exact_clamp: bool = Fal
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     if exact_clamp:
         return scale * torch.clamp(F.softplus(x), low, high)
-    if x.numel() == 1 and x.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed():
+    plain = type(x) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling() and not transformed()
+    if plain and x.numel() == 1 and x.device.type == "cpu":
         return _BoundedNumber.apply(x, low, high, scale)
     return _BoundedSoftplus.call(x, low, high, scale)

@@ -14,6 +14,11 @@ def transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
+def needs_torch_ops(g: torch.Tensor) -> bool:
+    """Whether a backward must be torch ops: it will be differentiated itself, or g is a batch of gradients."""
+    return torch.is_grad_enabled() or transformed() or torch._C._functorch.is_legacy_batchedtensor(g)
+
+
 def constant_when_traced(function: Callable[[], bool]) -> Callable[[], bool]:
     """Have torch.compile call this while it traces and take the answer as a constant.
 

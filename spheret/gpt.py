@@ -299,7 +299,7 @@ class GPT(nn.Module):
             raise ValueError(f"top_p must lie in (0, 1], got {top_p}.")
         if new < 0:
             raise ValueError(f"new must be at least 0, got {new}.")
-        was_training = self.training
+        modes = [(module, module.training) for module in self.modules()]
         self.eval()
         generator = None if seed is None else torch.Generator(tokens.device).manual_seed(seed)
         weight = self.tokens.weight
@@ -318,7 +318,8 @@ class GPT(nn.Module):
                 logits = self.logits(h[:, -1]).float() if weight.dtype != torch.float64 else self.logits(h[:, -1])
                 tokens = torch.cat([tokens, _choose(logits, temperature, top_k, top_p, generator)], dim=1)
         finally:
-            self.train(was_training)
+            for module, training in modes:
+                module.training = training
         return tokens
 
 

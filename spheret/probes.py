@@ -43,7 +43,11 @@ class Sublayer:
 
 @contextmanager
 def probe(model: GPT, see: Callable[[Sublayer], object]) -> Iterator[None]:
-    """Within the block, call `see` after every sublayer of every forward pass. Outside it nothing is hooked."""
+    """Within the block, call `see` after every sublayer of every forward pass. Outside it nothing is hooked.
+
+    With `checkpointing` a backward inside the block runs the sublayers again, and they are seen again. During cached
+    generation a branch sees its new tokens alone, and so do the attention weights computed from its input.
+    """
     handles = []
     number = 0
     for block in model.sublayers():

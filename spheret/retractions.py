@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,13 +53,22 @@ class Retraction:
     largest_angle: P
     # the row that native and Triton kernels know this one by; None: torch only
     kernel: str | None = None
+    # what `from_angle` was given
+    own_angle: Callable[[Tensor], Tensor] | None = None
 
     def __repr__(self) -> str:
         return f"Retraction({self.name!r})"
 
-    # a dataclass would copy p by reference and the functions by value; both are shared, as constants are
+    # rows are constants: copied as themselves, and pickled by what makes them, for their functions cannot be
     def __deepcopy__(self, memo: dict[int, object]) -> Retraction:
         return self
+
+    def __reduce__(self) -> tuple[Callable[..., Retraction], tuple[Any, ...]]:
+        if self.kernel == "angular":
+            return angular, (self.p,)
+        if self.kernel is not None:
+            return as_retraction, (self.name,)
+        return Retraction.from_angle, (self.own_angle, self.name, self.largest_angle)
 
     def angle(self, beta: Tensor) -> Tensor:
         """theta(beta), the angle of a step."""
@@ -114,6 +124,7 @@ class Retraction:
             None,
             cubic,
             largest_angle,
+            own_angle=theta,
         )
 
 

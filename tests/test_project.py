@@ -20,7 +20,7 @@ def requirements():
     names += re.findall(
         r"^\w+ = \[(.*?)\]", text.split("[project.optional-dependencies]")[1].split("\n[")[0], re.M | re.S
     )
-    return {re.split(r"[><=\[ ]", name)[0] for group in names for name in re.findall(r'"([^"]+)"', group)}
+    return {re.split(r"[><=\[; ]", name)[0] for group in names for name in re.findall(r'"([^"]+)"', group)}
 
 
 def test_every_direct_dependency_is_pinned_and_nothing_else():

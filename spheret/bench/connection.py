@@ -13,6 +13,7 @@ from spheret.bench.paper import PSEUDOCODE
 from spheret.bench.timing import interleaved, keep_freed_memory, write_json
 from spheret.errors import unknown
 from spheret.kernels import BACKENDS, retract, use
+from spheret.retractions import RETRACTIONS
 
 Update = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -79,7 +80,9 @@ def contestants(rows: Rows, retraction: str, compiled: bool) -> tuple[dict[str, 
     backends = {
         name: _with(name, retraction, cap)
         for name, backend in BACKENDS.items()
-        if name != "reference" and backend.automatic(rows.h)
+        if name != "reference"
+        and backend.automatic(rows.h)
+        and not backend.why_not(rows.h, rows.f, RETRACTIONS[retraction], 1.0)
     }
     connections: dict[str, Update] = {**backends, "paper, eager": paper}
     if compiled:

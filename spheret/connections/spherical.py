@@ -57,6 +57,8 @@ class SpheretNorm(nn.Module):
         self.schedule, self.exact_clamp = schedule, exact_clamp
         self.factor = factor(schedule, layer, num_layers)
         self.retraction = as_retraction(retraction)
+        if isinstance(self.retraction.p, Tensor):
+            raise TypeError("a p to learn is the module's own: give its start as a number, with learnable_p=True.")
         if isinstance(max_angle, str):
             if max_angle != "auto":
                 raise ValueError(f'max_angle must be a number, None or "auto", got {max_angle!r}.')

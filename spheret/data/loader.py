@@ -47,15 +47,15 @@ class Stream:
 
     def window(self, start: int, length: int) -> np.ndarray:
         """`length` ids from `start` on, over shard ends and from the last id on to the first: (length,)."""
-        start %= len(self)
-        index = bisect.bisect_right(self._ends, start)
-        array = self._arrays[index]
-        first = start - (self._ends[index] - len(array))
-        window = array[first : first + length]
-        if len(window) < length:
-            rest = self.window(self._ends[index], length - len(window))
-            window = np.concatenate([window, rest])
-        return window
+        parts: list[np.ndarray] = []
+        while length:
+            start %= len(self)
+            index = bisect.bisect_right(self._ends, start)
+            array = self._arrays[index]
+            first = start - (self._ends[index] - len(array))
+            parts.append(array[first : first + length])
+            start, length = self._ends[index], length - len(parts[-1])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def batch(self, starts: Sequence[int], block: int) -> Batch:
         """The windows at `starts` and, one id later, their targets: two of (len(starts), block) int64."""

@@ -50,7 +50,7 @@ class Data:
 
     def decode(self, ids: Sequence[int] | np.ndarray | torch.Tensor) -> str:
         """The text of some ids."""
-        return self._tokenizer.decode(ids.numpy() if isinstance(ids, torch.Tensor) else ids)
+        return self._tokenizer.decode(ids.cpu().numpy() if isinstance(ids, torch.Tensor) else ids)
 
     @cached_property
     def _tokenizer(self) -> tokenizers.Tokenizer:

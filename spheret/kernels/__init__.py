@@ -55,7 +55,7 @@ def _fused(module: ModuleType, device: str) -> Backend:
     return Backend(
         kernel.retract,
         kernel.normalize,
-        lambda h, f, row, p: _needs_torch_ops(h, f) or module.why_not(h, f, row, p),
+        lambda h, f, row, p: _needs_torch_ops(h, f) or module.missing() or module.unsuited(h, f, row, p),
         lambda h: h.device.type == device,
     )
 
@@ -88,10 +88,12 @@ class use:
 
     def __init__(self, name: str | None):
         global _forced
-        self.before, _forced = _forced, None if name is None else _known(name)
+        self.name = None if name is None else _known(name)
+        self.before, _forced = _forced, self.name
 
     def __enter__(self) -> None:
-        pass
+        global _forced
+        _forced = self.name
 
     def __exit__(self, *_: object) -> None:
         global _forced
@@ -117,18 +119,21 @@ def _choose(h: Tensor, f: Tensor, row: Retraction, p: P) -> str:
     )
 
 
+_OPS: dict[str, ModuleType] = {"triton": triton, "native": native}
+
+
 def _choose_traced(h: Tensor, f: Tensor, row: Retraction, p: P) -> str:
     """Under torch.compile the closed form is traced and fuses with its neighbours; any other kernel is an op.
 
     On CPUs the op is taken: what Inductor makes of the closed form there goes over memory twice as often.
     """
-    if row.kernel is None:
-        return "closed"
     if _forced is not None:
+        reason = _OPS[_forced].unsuited(h, f, row, p) if _forced in _OPS else None
+        if reason:
+            raise RuntimeError(f"the {_forced} backend was asked for, but {reason}")
         return _forced
-    served = h.device.type == "cpu" and h.dtype in native.DTYPES and f.dtype in native.DTYPES
-    one_p = not isinstance(p, Tensor) or p.numel() == 1
-    return "native" if served and one_p and not traced_transforms() and native.ready() else "closed"
+    suited = h.device.type == "cpu" and native.unsuited(h, f, row, p) is None
+    return "native" if suited and not traced_transforms() and native.ready() else "closed"
 
 
 def check_rows(h: Tensor, f: Tensor, dim: int | None = None) -> None:
@@ -149,22 +154,19 @@ def check_rows(h: Tensor, f: Tensor, dim: int | None = None) -> None:
         raise ValueError(f"this connection was built for rows of width {dim}, got shape {tuple(h.shape)}.")
 
 
-def check_alpha(alpha: float | Tensor, h: Tensor) -> None:
-    if not isinstance(alpha, Tensor):
-        if not math.isfinite(alpha):
-            raise ValueError(f"alpha must be finite, got {alpha}.")
+def check_scalar(name: str, x: float | Tensor, h: Tensor) -> None:
+    """A number, or a tensor with one value or one a row."""
+    if not isinstance(x, Tensor):
         return
-    if not alpha.is_floating_point():
-        raise TypeError(f"alpha must be floating-point, got {alpha.dtype}.")
-    if alpha.dim() <= 1 and alpha.numel() == 1:
+    if not x.is_floating_point():
+        raise TypeError(f"{name} must be floating-point, got {x.dtype}.")
+    if x.dim() <= 1 and x.numel() == 1:
         return
     rows = (*h.shape[:-1], 1)
-    fits = alpha.dim() <= h.dim() and all(
-        given in (1, size) for given, size in zip(reversed(alpha.shape), reversed(rows), strict=False)
-    )
-    if not fits:
+    sizes = zip(reversed(x.shape), reversed(rows), strict=False)
+    if x.dim() > h.dim() or not all(given in (1, size) for given, size in sizes):
         raise ValueError(
-            f"alpha must be a number or broadcast against the rows {rows}, got shape {tuple(alpha.shape)}: "
+            f"{name} must be a number or broadcast against the rows {rows}, got shape {tuple(x.shape)}: "
             "its last dimension must be 1."
         )
 
@@ -203,7 +205,10 @@ def retract(
     """
     row = as_retraction(retraction)
     check_rows(h, f)
-    check_alpha(alpha, h)
+    if not isinstance(alpha, Tensor) and not math.isfinite(alpha):
+        raise ValueError(f"alpha must be finite, got {alpha}.")
+    check_scalar("alpha", alpha, h)
+    check_scalar("p", row.p, h)
     check_cap(max_angle)
     return dispatch(h, f, alpha, row, row.p, max_angle)
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spheret.functions import needs_torch_ops
 from spheret.kernels import closed
 from spheret.retractions import P, Retraction
 
@@ -65,7 +66,7 @@ def _function(forward: Forward, backward: Backward) -> type[torch.autograd.Funct
         def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
             h, f, alpha, p, kept = ctx.saved_tensors
             alpha, p = ctx.alpha if alpha is None else alpha, ctx.p if p is None else p
-            if torch.is_grad_enabled():
+            if needs_torch_ops(g):
                 return closed.for_inputs(ctx, alpha, p, *closed.gradients(g, h, f, alpha, p, ctx.row, ctx.cap))
             rows_g, rows_h, rows_f = (x.contiguous() for x in (g, h, f))
             grads = backward(rows_g, rows_h, rows_f, alpha, p, str(ctx.row.kernel), ctx.cap, kept)
@@ -87,7 +88,7 @@ def _norm_function(forward: NormForward, backward: NormBackward) -> type[torch.a
         def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
             h, radius, kept = ctx.saved_tensors
             radius = ctx.radius if radius is None else radius
-            if torch.is_grad_enabled():
+            if needs_torch_ops(g):
                 dh, dradius = closed.norm_gradients(g, h, radius)
             else:
                 dh, dradius = backward(g.contiguous(), h.contiguous(), radius, kept)

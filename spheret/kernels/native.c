@@ -220,7 +220,7 @@ void NAME(forward)(const H *h_, const F *f_, H *out_, float *kept, int64_t n, in
                 hh += (double)x * x; hf += (double)x * y; ff += (double)y * y;
             }
             hh += total(hh_); hf += total(hf_); ff += total(ff_);
-            int live = hh != 0;
+            int live = (float)hh != 0;
             float c = live ? hf / hh : 0;
             double exact = live ? hf / hh : 0, zz = ff - exact * hf;
             // where the difference loses digits |z|^2 is summed from z; the row is still in the cache
@@ -378,7 +378,7 @@ void NORM(norm_forward)(const H *h_, H *out_, float *kept, int64_t n, int64_t d,
             for (int64_t i = whole; i < d; i++) { float x = JOIN(one_, HN)(h + i); hh += (double)x * x; }
             hh += total(hh_);
             kept[r] = hh;
-            float scale = hh != 0 ? radius / sqrt(hh) : 0;
+            float scale = (float)hh != 0 ? radius / sqrt(hh) : 0;
             for (int64_t i = 0; i < whole; i += LANES)
                 JOIN(store_, HN)(out + i, scale * JOIN(load_, HN)(h + i), stream);
             for (int64_t i = whole; i < d; i++) JOIN(put_, HN)(out + i, scale * JOIN(one_, HN)(h + i));

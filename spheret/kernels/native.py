@@ -8,6 +8,7 @@ import hashlib
 import math
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -49,27 +50,36 @@ def _processor() -> str:
         return platform.processor()
 
 
-def _compiler() -> str | None:
-    given = os.environ.get("CC")
-    return shutil.which(given) if given else next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+def _compiler() -> list[str]:
+    """The words that call the compiler: $CC, which may hold flags, or the first that is found."""
+    given = shlex.split(os.environ.get("CC", ""))
+    if given:
+        if shutil.which(given[0]) is None:
+            raise OSError(f"there is no C compiler {given[0]!r}, which CC names.")
+        return given
+    found = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if found is None:
+        raise OSError("there is no C compiler: install gcc or clang, or set CC.")
+    return [found]
 
 
-def _build(compiler: str) -> Path:
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+def _build(compiler: list[str]) -> Path:
+    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    version += " ".join(compiler[1:])
     source = SOURCE.read_bytes()
     key = hashlib.sha256("\0".join([repr(source), version, repr(FLAGS), platform.machine(), _processor()]).encode())
     library = cache_directory() / "native" / f"{key.hexdigest()[:24]}.so"
     if library.exists():
         return library
     library.parent.mkdir(parents=True, exist_ok=True)
-    print(f"spheret: compiling the native kernel with {Path(compiler).name}, once", file=sys.stderr)
+    print(f"spheret: compiling the native kernel with {Path(compiler[0]).name}, once", file=sys.stderr)
     said = ""
     # each process builds its own file; the rename is atomic, so the last of several is as good as the first
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         made = Path(scratch) / "native.so"
         for flags in FLAGS:
             run = subprocess.run(
-                [compiler, *flags, "-shared", "-fPIC", str(SOURCE), "-o", str(made), "-lm"],
+                [*compiler, *flags, "-shared", "-fPIC", str(SOURCE), "-o", str(made), "-lm"],
                 capture_output=True,
                 text=True,
                 check=False,
@@ -78,17 +88,14 @@ def _build(compiler: str) -> Path:
                 os.replace(made, library)
                 return library
             said = run.stderr.strip().splitlines()[-1] if run.stderr.strip() else f"exit code {run.returncode}"
-    raise RuntimeError(f"{compiler} could not build {SOURCE.name}: {said}")
+    raise RuntimeError(f"{' '.join(compiler)} could not build {SOURCE.name}: {said}")
 
 
 @functools.cache
 def _load() -> ctypes.CDLL | str:
     """The library, or a sentence that says why there is none; tried once a process."""
-    compiler = _compiler()
-    if compiler is None:
-        return "there is no C compiler: install gcc or clang, or set CC."
     try:
-        library = ctypes.CDLL(str(_build(compiler)))
+        library = ctypes.CDLL(str(_build(_compiler())))
     except (OSError, RuntimeError) as error:
         return f"it could not be built: {error}"
     pointer, integer, real, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_double, ctypes.c_int64
@@ -119,8 +126,8 @@ def _function(name: str, h: Tensor, f: Tensor) -> Any:
     return getattr(_load(), f"{name}_{_TYPES[h.dtype]}_{_TYPES[f.dtype]}")
 
 
-def why_not(h: Tensor, f: Tensor, row: Retraction, p: P) -> str | None:
-    """Why the native kernel can't serve such a call; None: it can."""
+def unsuited(h: Tensor, f: Tensor, row: Retraction, p: P) -> str | None:
+    """Why the native kernel is not for such a call; None: it is."""
     if h.device.type != "cpu" or f.device.type != "cpu":
         return f"it runs on the CPU, and the rows are on {h.device} and {f.device}."
     if h.dtype not in _TYPES or f.dtype not in _TYPES:
@@ -129,8 +136,18 @@ def why_not(h: Tensor, f: Tensor, row: Retraction, p: P) -> str | None:
         return f"it has no code for {row.name!r}: a retraction of your own runs on the closed backend."
     if isinstance(p, Tensor) and p.numel() != 1:
         return f"it takes one p for all rows, got a tensor of shape {tuple(p.shape)}."
+    return None
+
+
+def missing() -> str | None:
+    """Why there is no native kernel on this machine; None: there is."""
     loaded = _load()
     return loaded if isinstance(loaded, str) else None
+
+
+def _room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Memory for C to write to, whatever torch's default dtype and device are."""
+    return torch.empty(shape, dtype=dtype, device="cpu")
 
 
 def _threads(elements: int) -> int:
@@ -162,7 +179,7 @@ def _shared(h: Tensor, alpha: P, p: P, kind: str, cap: float | None) -> tuple[tu
 def forward(h: Tensor, f: Tensor, alpha: P, p: P, kind: str, cap: float | None) -> tuple[Tensor, Tensor]:
     """The next state of contiguous rows, and |h|^2, <h,f>, |z|^2 of each row as (n, 3) float32."""
     rest, _steps = _shared(h, alpha, p, kind, cap)
-    out, kept = torch.empty_like(h), torch.empty(rest[0], 3)
+    out, kept = torch.empty_like(h), _room(rest[0], 3)
     _function("forward", h, f)(h.data_ptr(), f.data_ptr(), out.data_ptr(), kept.data_ptr(), *rest)
     return out, kept
 
@@ -173,9 +190,9 @@ def backward(
     """dh, df, and dalpha and dp in float32: one value in the shape it has there, or dalpha a value a row."""
     rest, steps = _shared(h, alpha, p, kind, cap)
     dh, df = torch.empty_like(h), torch.empty_like(f)
-    partial = torch.empty((rest[0] + CHUNK - 1) // CHUNK, 2, dtype=torch.float64)
-    dalpha = torch.empty((1,) if not isinstance(alpha, Tensor) else alpha.shape if steps is None else steps.shape)
-    dp = torch.empty(p.shape if isinstance(p, Tensor) else (1,))
+    partial = _room((rest[0] + CHUNK - 1) // CHUNK, 2, dtype=torch.float64)
+    dalpha = _room(*((1,) if not isinstance(alpha, Tensor) else alpha.shape if steps is None else steps.shape))
+    dp = _room(*(p.shape if isinstance(p, Tensor) else (1,)))
     tensors = (g, h, f, kept, dh, df, dalpha, dp, partial)
     _function("backward", h, f)(*(t.data_ptr() for t in tensors), *rest)
     return dh, df, dalpha, dp
@@ -189,7 +206,7 @@ def _norm_shared(h: Tensor, radius: P) -> tuple[Any, ...]:
 def norm_forward(h: Tensor, radius: P) -> tuple[Tensor, Tensor]:
     """radius h/|h| of contiguous rows, and |h|^2 of each row."""
     rest = _norm_shared(h, radius)
-    out, kept = torch.empty_like(h), torch.empty(rest[0])
+    out, kept = torch.empty_like(h), _room(rest[0])
     function = getattr(_load(), f"norm_forward_{_TYPES[h.dtype]}")
     function(h.data_ptr(), out.data_ptr(), kept.data_ptr(), *rest)
     return out, kept
@@ -198,8 +215,8 @@ def norm_forward(h: Tensor, radius: P) -> tuple[Tensor, Tensor]:
 def norm_backward(g: Tensor, h: Tensor, radius: P, kept: Tensor) -> tuple[Tensor, Tensor]:
     """dh, and dradius in the shape of radius."""
     rest = _norm_shared(h, radius)
-    dh, dradius = torch.empty_like(h), torch.empty(radius.shape if isinstance(radius, Tensor) else (1,))
-    partial = torch.empty((rest[0] + CHUNK - 1) // CHUNK, dtype=torch.float64)
+    dh, dradius = torch.empty_like(h), _room(*(radius.shape if isinstance(radius, Tensor) else (1,)))
+    partial = _room((rest[0] + CHUNK - 1) // CHUNK, dtype=torch.float64)
     function = getattr(_load(), f"norm_backward_{_TYPES[h.dtype]}")
     function(*(t.data_ptr() for t in (g, h, kept, dh, dradius, partial)), *rest)
     return dh, dradius

@@ -31,10 +31,13 @@ def _installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def why_not(h: Tensor, f: Tensor, row: Retraction, p: P) -> str | None:
-    """Why the Triton kernels can't serve such a call; None: they can."""
-    if not _installed():
-        return 'triton is not installed. Run: pip install "spheret[triton]"'
+def missing() -> str | None:
+    """Why there are no Triton kernels here; None: there are."""
+    return None if _installed() else 'triton is not installed. Run: pip install "spheret[triton]"'
+
+
+def unsuited(h: Tensor, f: Tensor, row: Retraction, p: P) -> str | None:
+    """Why the Triton kernels are not for such a call; None: they are."""
     if h.device.type != "cuda" and not interpreted():
         return f"it runs on CUDA, and the rows are on {h.device} (TRITON_INTERPRET=1 runs it anywhere, slowly)."
     if f.device != h.device:
@@ -59,6 +62,11 @@ def shape(d: int) -> dict[str, Any]:
         "LOOP": loop,
         "num_warps": 4 if block <= 1024 else 8 if block <= 4096 else 16,
     }
+
+
+def _room(h: Tensor, *shape: int) -> Tensor:
+    """float32 beside the rows, whatever torch's default dtype and device are."""
+    return torch.empty(shape, dtype=torch.float32, device=h.device)
 
 
 def _number(x: P) -> tuple[Tensor | None, float, int]:
@@ -91,7 +99,7 @@ def forward(h: Tensor, f: Tensor, alpha: P, p: P, kind: str, cap: float | None) 
     from spheret.kernels import triton_rows
 
     out = torch.empty_like(h)
-    kept = torch.empty(h.numel() // h.shape[-1], 3, device=h.device)
+    kept = _room(h, h.numel() // h.shape[-1], 3)
     if h.numel():
         _launch(triton_rows.forward_rows, (h, f, out, kept), alpha, p, kind, cap)
     return out, kept
@@ -104,7 +112,7 @@ def backward(
     from spheret.kernels import triton_rows
 
     dh, df = torch.empty_like(h), torch.empty_like(f)
-    sums = torch.empty(h.numel() // h.shape[-1], 2, device=h.device)
+    sums = _room(h, h.numel() // h.shape[-1], 2)
     if h.numel():
         _launch(triton_rows.backward_rows, (g, h, f, kept, dh, df, sums), alpha, p, kind, cap)
     dalpha, dp = (sums[:, i].reshape(*h.shape[:-1], 1) for i in (0, 1))
@@ -123,7 +131,7 @@ def norm_forward(h: Tensor, radius: P) -> tuple[Tensor, Tensor]:
     """radius h/|h| of contiguous rows, and |h|^2 of each row."""
     from spheret.kernels import triton_rows
 
-    out, kept = torch.empty_like(h), torch.empty(h.numel() // h.shape[-1], device=h.device)
+    out, kept = torch.empty_like(h), _room(h, h.numel() // h.shape[-1])
     if h.numel():
         _norm_launch(triton_rows.norm_forward_rows, (h, out, kept), radius)
     return out, kept
@@ -133,7 +141,7 @@ def norm_backward(g: Tensor, h: Tensor, radius: P, kept: Tensor) -> tuple[Tensor
     """dh, and the gradient of radius as (..., 1), one value a row."""
     from spheret.kernels import triton_rows
 
-    dh, sums = torch.empty_like(h), torch.empty(*h.shape[:-1], 1, device=h.device)
+    dh, sums = torch.empty_like(h), _room(h, *h.shape[:-1], 1)
     if h.numel():
         _norm_launch(triton_rows.norm_backward_rows, (g, h, kept, dh, sums), radius)
     return dh, sums

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -137,6 +138,8 @@ class TestCitizenship:
                 p.add_(0.1 * torch.randn_like(p))
         twin = copy.deepcopy(stack)
         assert torch.equal(twin(x), stack(x))
+        # processes that are spawned get their models so
+        assert torch.equal(pickle.loads(pickle.dumps(stack))(x), stack(x))
         for p in twin.parameters():
             torch.nn.init.zeros_(p)
         twin.load_state_dict(load(save(stack.state_dict())))
@@ -297,6 +300,10 @@ class TestSpherical:
         torch.testing.assert_close(update.angle(h, f).cos(), cosine, rtol=0, atol=1e-7)
         zero = update.angle(torch.zeros(2, D), torch.ones(2, D))
         assert (zero == 0).all()
+
+    def test_a_tensor_p_would_not_be_registered(self):
+        with pytest.raises(TypeError, match="learnable_p=True"):
+            SpheretNorm(D, 1, retraction=torch.ones(1))
 
     def test_own_angle_in_a_module(self):
         update = SpheretNorm(D, 1, retraction=torch.tanh)

@@ -360,3 +360,63 @@ def test_automatic_choice():
     assert chosen(h.double(), h) == "closed"
     assert chosen(h.half(), h) == "closed"
     assert chosen(h.to("meta"), h.to("meta")) == "closed"
+
+
+@pytest.mark.parametrize("backend", FUSED)
+class TestSurroundings:
+    """What torch's defaults and modes are must not matter to a kernel that writes through pointers."""
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+    def test_default_dtype(self, backend, dtype):
+        h, f, g = inputs(64, n=512)
+        truth = gradients(backend, h, f, g, RETRACTIONS["angular"], 0.5)
+        torch.set_default_dtype(dtype)
+        try:
+            got = gradients(backend, h, f, g, RETRACTIONS["angular"], 0.5)
+            with use(backend):
+                x = h.clone().requires_grad_()
+                normalize(x, torch.tensor([3.0], dtype=torch.float32)).backward(g)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert all(torch.equal(a, b) for a, b in zip(got, truth, strict=True))
+
+    def test_default_device(self, backend):
+        h, f, _ = inputs(64)
+        with use(backend), torch.device("meta"):
+            out = retract(h, f, 0.5)
+        assert out.device.type == "cpu"
+
+    def test_a_batch_of_gradients(self, backend):
+        h, f, _ = inputs(6, n=2)
+        for update in (lambda h: retract(h, f, 0.5), lambda h: normalize(h, 2.0)):
+            with use(backend):
+                out = torch.autograd.functional.jacobian(update, h, vectorize=True)
+                one_by_one = torch.autograd.functional.jacobian(update, h)
+            torch.testing.assert_close(out, one_by_one, rtol=1e-4, atol=1e-5)
+
+    def test_a_forced_choice_that_cannot_be_is_an_error_under_compile_too(self, backend):
+        torch.compiler.reset()
+        compiled = torch.compile(lambda h, f: retract(h, f, 0.5), backend="aot_eager")
+        h = torch.ones(2, 4, dtype=torch.float64)
+        with use(backend), pytest.raises(Exception, match="takes float32"):
+            compiled(h, h)
+
+
+def test_use_can_be_entered_again():
+    h = torch.ones(2, 4)
+    choice = use("reference")
+    with choice:
+        pass
+    assert chosen(h, h) == "native"
+    with choice:
+        assert chosen(h, h) == "reference"
+    assert chosen(h, h) == "native"
+
+
+def test_tiny_rows_count_as_zero_in_both_directions():
+    for d in (2, 24):
+        h, f = (torch.full((1, d), 1e-25) for _ in range(2))
+        f[0, 0] = 0
+        for backend in ("native", "closed"):
+            with use(backend):
+                assert torch.equal(retract(h, f), h)

@@ -209,6 +209,13 @@ class TestAlpha:
         with pytest.raises(ValueError, match="last dimension must be 1"):
             retract(h, f, torch.ones(shape))
 
+    @pytest.mark.parametrize("shape", [(8,), (5, 1), (3, 5, 4, 1)])
+    def test_p_has_the_same_rule(self, shape):
+        h, f = torch.randn(2, 5, 4, 8).unbind()
+        with pytest.raises(ValueError, match="p must be a number or broadcast against the rows"):
+            retract(h, f, 1.0, torch.ones(shape))
+        assert retract(h, f, 1.0, torch.ones(4, 1)).shape == h.shape
+
     def test_values(self):
         h, f = torch.randn(2, 4, 8).unbind()
         assert torch.equal(retract(h, f, 0.0), h)
