@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ END_OF_TEXT = "<|endoftext|>"
 _END_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 
 
-class Tokenizer:
+class Tokenizer(ABC):
     """Text to ids in [0, vocab_size) and back; `end_of_text` ends every document and is never inside one."""
 
     name: str
@@ -30,9 +31,9 @@ class Tokenizer:
     # what tokenizer.json must hold to build this again; None where the name is enough
     file: bytes | None = None
 
+    @abstractmethod
     def encode(self, text: str) -> np.ndarray:
         """The ids of a text, without an end; what looks like a special token in it is plain text."""
-        raise NotImplementedError
 
     def encode_documents(self, documents: Sequence[bytes]) -> np.ndarray:
         """The ids of UTF-8 documents, each followed by the end of text, in order: one array."""
@@ -47,8 +48,9 @@ class Tokenizer:
             raise ValueError(f"token id {wrong} is not in the vocabulary of {self.name}: 0 to {self.vocab_size - 1}.")
         return self._decode(array)
 
+    @abstractmethod
     def _decode(self, ids: np.ndarray) -> str:
-        raise NotImplementedError
+        """The same for ids known to be in range."""
 
     @property
     def padded_vocab_size(self) -> int:
