@@ -191,13 +191,13 @@ class GPT(nn.Module):
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
         factors = self.scheme.initialisation(2 * self.config.layers)
-        for block in self.sublayers():
+        for block in self.each_block():
             block.attention.qkv.weight[2 * self.config.width :] *= factors.value
             block.attention.output.weight *= factors.output
             block.mlp.hidden.weight *= factors.hidden
             block.mlp.output.weight *= factors.output
 
-    def sublayers(self) -> Iterator[Block]:
+    def each_block(self) -> Iterator[Block]:
         for block in self.blocks:
             assert isinstance(block, Block)
             yield block
@@ -222,7 +222,7 @@ class GPT(nn.Module):
 
     def constrain(self) -> None:
         """What the scheme wants done to the weights after an optimiser step (most: nothing)."""
-        blocks = list(self.sublayers())
+        blocks = list(self.each_block())
         reading = [w for b in blocks for w in (b.attention.qkv.weight, b.mlp.hidden.weight)]
         writing = [w for b in blocks for w in (b.attention.output.weight, b.mlp.output.weight)]
         self.scheme.constrain([self.tokens.weight, *reading], writing)

@@ -50,7 +50,7 @@ def probe(model: GPT, see: Callable[[Sublayer], object]) -> Iterator[None]:
     """
     handles = []
     number = 0
-    for block in model.sublayers():
+    for block in model.each_block():
         for connection, branch in (
             (block.attention_connection, block.attention),
             (block.mlp_connection, block.mlp),

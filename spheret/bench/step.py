@@ -38,7 +38,7 @@ def _ours(name: str, size: str, block: int, shared: GPT | None) -> GPT:
     model.tokens, model.positions = shared.tokens, shared.positions
     model.enter, model.exit = fresh.enter, fresh.exit
     made, width = model.scheme, model.config.width
-    for index, (block_, other) in enumerate(zip(model.sublayers(), shared.sublayers(), strict=True)):
+    for index, (block_, other) in enumerate(zip(model.each_block(), shared.each_block(), strict=True)):
         block_.attention, block_.mlp = other.attention, other.mlp
         block_.attention_connection = made.connect(width, 2 * index + 1, 2 * model.config.layers)
         block_.mlp_connection = made.connect(width, 2 * index + 2, 2 * model.config.layers)

@@ -261,9 +261,8 @@ def normalize(h: Tensor, radius: float | Tensor) -> Tensor:
     live = hh != 0
     # h/|h| does not see the length of h: a first, constant scaling keeps tiny and huge rows in range
     x = x * torch.where(live, hh, 1.0).rsqrt().to(vector)
-    inverse = torch.where(
-        live, torch.where(live, (x * x).sum(-1, keepdim=True).to(_scalar_dtype(h)), 1.0).rsqrt(), 0.0
-    )
+    square = torch.where(live, (x * x).sum(-1, keepdim=True).to(_scalar_dtype(h)), 1.0)
+    inverse = torch.where(live, square.rsqrt(), 0.0)
     return (x * (_wide(radius, h) * inverse).to(vector)).to(h.dtype)
 
 

@@ -72,8 +72,9 @@ def _function(forward: Forward, backward: Backward) -> type[torch.autograd.Funct
         def forward(ctx: Any, h: Tensor, f: Tensor, alpha: P, p: P, row: Retraction, cap: float | None) -> Tensor:
             out, kept = forward(h.contiguous(), f.contiguous(), alpha, p, str(row.kernel), cap)
             ctx.row, ctx.cap = row, cap
-            ctx.alpha, ctx.p = (None if isinstance(x, Tensor) else x for x in (alpha, p))
-            ctx.save_for_backward(h, f, *(x if isinstance(x, Tensor) else None for x in (alpha, p)), kept)
+            steps, ctx.alpha = (alpha, None) if isinstance(alpha, Tensor) else (None, alpha)
+            free, ctx.p = (p, None) if isinstance(p, Tensor) else (None, p)
+            ctx.save_for_backward(h, f, steps, free, kept)
             return out
 
         @staticmethod

@@ -123,8 +123,10 @@ def ready() -> bool:
     return not isinstance(_load(), str)
 
 
-def _function(name: str, h: Tensor, f: Tensor) -> Any:
-    return getattr(_load(), f"{name}_{_TYPES[h.dtype]}_{_TYPES[f.dtype]}")
+@functools.cache
+def _function(name: str, *dtypes: torch.dtype) -> Any:
+    """The C function of that name for rows of these dtypes."""
+    return getattr(_load(), "_".join([name, *(_TYPES[dtype] for dtype in dtypes)]))
 
 
 def unsuited(h: Tensor, f: Tensor, row: Retraction, p: P) -> str | None:
@@ -175,7 +177,7 @@ def forward(h: Tensor, f: Tensor, alpha: P, p: P, kind: str, cap: float | None) 
     """The next state of contiguous rows, and |h|^2, <h,f>, |z|^2 of each row as (n, 3) float32."""
     rest, _steps = _shared(h, alpha, p, kind, cap)
     out, kept = torch.empty_like(h), _room(rest[0], 3)
-    _function("forward", h, f)(h.data_ptr(), f.data_ptr(), out.data_ptr(), kept.data_ptr(), *rest)
+    _function("forward", h.dtype, f.dtype)(h.data_ptr(), f.data_ptr(), out.data_ptr(), kept.data_ptr(), *rest)
     return out, kept
 
 
@@ -189,7 +191,7 @@ def backward(
     dalpha = _room(*((1,) if not isinstance(alpha, Tensor) else alpha.shape if steps is None else steps.shape))
     dp = _room(*(p.shape if isinstance(p, Tensor) else (1,)))
     tensors = (g, h, f, kept, dh, df, dalpha, dp, partial)
-    _function("backward", h, f)(*(t.data_ptr() for t in tensors), *rest)
+    _function("backward", h.dtype, f.dtype)(*(t.data_ptr() for t in tensors), *rest)
     return dh, df, dalpha, dp
 
 
@@ -202,8 +204,7 @@ def norm_forward(h: Tensor, radius: P) -> tuple[Tensor, Tensor]:
     """radius h/|h| of contiguous rows, and |h|^2 of each row."""
     rest = _norm_shared(h, radius)
     out, kept = torch.empty_like(h), _room(rest[0])
-    function = getattr(_load(), f"norm_forward_{_TYPES[h.dtype]}")
-    function(h.data_ptr(), out.data_ptr(), kept.data_ptr(), *rest)
+    _function("norm_forward", h.dtype)(h.data_ptr(), out.data_ptr(), kept.data_ptr(), *rest)
     return out, kept
 
 
@@ -212,8 +213,7 @@ def norm_backward(g: Tensor, h: Tensor, radius: P, kept: Tensor) -> tuple[Tensor
     rest = _norm_shared(h, radius)
     dh, dradius = torch.empty_like(h), _room(*(radius.shape if isinstance(radius, Tensor) else (1,)))
     partial = _room((rest[0] + CHUNK - 1) // CHUNK, dtype=torch.float64)
-    function = getattr(_load(), f"norm_backward_{_TYPES[h.dtype]}")
-    function(*(t.data_ptr() for t in (g, h, kept, dh, dradius, partial)), *rest)
+    _function("norm_backward", h.dtype)(*(t.data_ptr() for t in (g, h, kept, dh, dradius, partial)), *rest)
     return dh, dradius
 
 

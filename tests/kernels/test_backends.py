@@ -12,7 +12,6 @@ from spheret.kernels import closed as closed_form
 
 FUSED = ("native", "triton")
 EVERY = tuple(BACKENDS)
-HALF = (torch.bfloat16, torch.float16)
 PAIRS = [
     (torch.float32, torch.float32),
     (torch.float32, torch.bfloat16),
