@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from spheret.bench.paper import PSEUDOCODE
-from spheret.bench.timing import interleaved, keep_freed_memory, write_json
+from spheret.bench.timing import interleaved, write_json
 from spheret.errors import unknown
 from spheret.kernels import BACKENDS, retract, use
+from spheret.memory import keep_freed_memory
 from spheret.retractions import RETRACTIONS
 
 Update = Callable[[Tensor, Tensor, Tensor], Tensor]

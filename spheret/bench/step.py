@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spheret.bench.timing import interleaved, keep_freed_memory, write_json
+from spheret.bench.timing import interleaved, write_json
 from spheret.connections import PAPER_SCHEMES, SCHEMES
 from spheret.errors import need, unknown
 from spheret.gpt import GPT, PRESETS, GPTConfig
 from spheret.kernels import use
 from spheret.loss import has_bfloat16
+from spheret.memory import keep_freed_memory
 from spheret.optim import parameter_groups
 
 RIVAL = "transformers GPT-2"

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from spheret import files
 from spheret.cache import cache_directory
 from spheret.data import shards, tokenizers
 from spheret.data.chunks import chunks, repair
@@ -22,15 +23,11 @@ from spheret.data.meter import Meter
 from spheret.data.store import Data, open_data
 from spheret.data.workers import Team, validates
 from spheret.data.workspace import Workspace
+from spheret.machine import cores
 
 SHARD_TOKENS = 1 << 26
 # what a kill can lose at most
 CHECKPOINT_TOKENS = 1 << 24
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _texts(corpus: Corpus, val_fraction: float) -> Iterator[str]:
@@ -184,7 +181,7 @@ class _Job:
             team.start(self.spec)
         tokenizer = tokenizers.load(self.spec, _texts(self.corpus, self.val_fraction))
         if tokenizer.file is not None:
-            shards.write_atomically(self.directory / shards.TOKENIZER, tokenizer.file)
+            files.write_atomically(self.directory / shards.TOKENIZER, tokenizer.file)
             team.start(tokenizer.name)
         return tokenizer
 
@@ -254,7 +251,7 @@ class _Job:
                 found = shards.scan(self.directory / shard["name"], dtype, vocab_size, shard["sha256"])
                 if split == "train":
                     unigrams += found
-        shards.write_atomically(self.directory / shards.COUNTS, unigrams.tobytes())
+        files.write_atomically(self.directory / shards.COUNTS, unigrams.tobytes())
         asked = self.asked()
         return {
             "format": shards.FORMAT,

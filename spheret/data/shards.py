@@ -13,6 +13,8 @@ from typing import IO, Any
 
 import numpy as np
 
+from spheret import files
+
 FORMAT = "spheret-data"
 VERSION = 1
 MANIFEST = "manifest.json"
@@ -32,41 +34,6 @@ def dtype_for(vocab_size: int) -> np.dtype[Any]:
 def shard_name(split: str, index: int) -> str:
     """The file of a split's shard."""
     return f"{split}-{index:05d}.bin"
-
-
-def sync_directory(directory: Path) -> None:
-    """Make renames in a directory last through a power cut."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_all(file: IO[bytes], data: bytes | memoryview) -> None:
-    """Write every byte to an unbuffered file, or raise."""
-    view = memoryview(data).cast("B")
-    while view:
-        view = view[file.write(view) :]
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """The file holds the old bytes or all of the new ones, whatever happens meanwhile."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with temporary.open("wb", buffering=0) as file:
-            write_all(file, data)
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
-
-
-def dump(value: Any) -> bytes:
-    """JSON that is the same bytes for the same value."""
-    return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
 class SplitWriter:
@@ -128,7 +95,7 @@ class SplitWriter:
                 self._file = self._part.open("wb", buffering=0)
             head, ids = np.split(ids, [self._size - self._tokens])
             head = np.ascontiguousarray(head, dtype=self._dtype)
-            write_all(self._file, head.data)
+            files.write_all(self._file, head.data)
             self._note(head)
             if self._tokens == self._size:
                 self._finish_shard()
@@ -141,7 +108,7 @@ class SplitWriter:
         self._file.close()
         self._file = None
         self._part.replace(self._final)
-        sync_directory(self._directory)
+        files.sync_directory(self._directory)
         self.shards.append(
             {
                 "name": self._final.name,

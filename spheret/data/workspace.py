@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from spheret.data.shards import COUNTS, FORMAT, MANIFEST, TOKENIZER, dump, read_manifest, write_atomically
+from spheret.data.shards import COUNTS, FORMAT, MANIFEST, TOKENIZER, read_manifest
+from spheret.files import Lock, dump, write_atomically
 
 PROGRESS = "progress.json"
 LOCK = "prepare.lock"
@@ -28,7 +28,7 @@ class Workspace:
         # whether the last note holds tokens to go on from
         self.resumable = False
         self._created: Path | None = None
-        self._lock: IO[bytes] | None = None
+        self._lock = Lock(directory / LOCK)
 
     def __enter__(self) -> Workspace:
         path = self.directory
@@ -38,16 +38,15 @@ class Workspace:
         # the topmost folder that is made here, so that a failure can take it away again
         self._created = next((p for p in (*reversed(path.parents), path) if not p.exists()), None)
         path.mkdir(parents=True, exist_ok=True)
-        self._acquire()
+        if not self._lock.acquire():
+            raise BlockingIOError(f"another process is preparing into {path}: wait for it, or give another --out.")
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         # bad input leaves nothing behind; a full disk, a lost network or Ctrl-C leaves whole work to go on from
         if self.started and error is not None and (isinstance(error, ValueError) or not self.resumable):
             self._discard()
-        assert self._lock is not None
-        (self.directory / LOCK).unlink(missing_ok=True)
-        self._lock.close()
+        self._lock.release()
         if error is not None and self._created is not None:
             self._remove_empty()
 
@@ -66,25 +65,6 @@ class Workspace:
             f"--out {self.directory} is not empty and not ours (it holds {sorted(names)[0]!r}): give a new or "
             f"empty directory."
         )
-
-    def _acquire(self) -> None:
-        import fcntl
-
-        path = self.directory / LOCK
-        while True:
-            lock = path.open("ab", buffering=0)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                lock.close()
-                raise BlockingIOError(
-                    f"another process is preparing into {self.directory}: wait for it, or give another --out."
-                ) from None
-            # whoever held it may have finished and removed the file between the two calls
-            if path.exists() and os.fstat(lock.fileno()).st_ino == path.stat().st_ino:
-                self._lock = lock
-                return
-            lock.close()
 
     def _remove_empty(self) -> None:
         """Take away the folders that were made here, unless something is in them."""

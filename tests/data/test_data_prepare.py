@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 from data_helpers import contents, documents, spheret
 
+from spheret import files
 from spheret.data import CORPORA, cached, chunks, open_data, preparation, prepare, shards, workers
 from spheret.data.corpora import Hub
 from spheret.data.tokenizers import TOKENIZERS, load
@@ -99,7 +100,7 @@ def test_stopped_at_every_write_and_run_again(
     spec: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = contents(prepare(str(folder), spec, tmp_path / "whole", workers=1, **OPTIONS).path)
-    real, left = shards.write_all, 0
+    real, left = files.write_all, 0
 
     def limited(file: Any, data: bytes | memoryview) -> None:
         nonlocal left
@@ -110,10 +111,10 @@ def test_stopped_at_every_write_and_run_again(
             raise _Stopped
         real(file, data)
 
-    monkeypatch.setattr(shards, "write_all", limited)
+    monkeypatch.setattr(files, "write_all", limited)
     # as a kill would: what is there stays
     monkeypatch.setattr("spheret.data.workspace.Workspace.__exit__", lambda *_: None)
-    monkeypatch.setattr("spheret.data.workspace.Workspace._acquire", lambda *_: None)
+    monkeypatch.setattr("spheret.files.Lock.acquire", lambda *_: True)
     stops = 0
     for allowed in range(0, 1000, 3):
         left = allowed
@@ -132,7 +133,7 @@ def test_stopped_at_every_write_and_run_again(
 @pytest.mark.usefixtures("small")
 def test_a_full_disk(number: int, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = contents(prepare(str(folder), "bytes", tmp_path / "whole", **OPTIONS).path)
-    real, left = shards.write_all, number
+    real, left = files.write_all, number
 
     def full(file: Any, data: bytes | memoryview) -> None:
         nonlocal left
@@ -144,7 +145,7 @@ def test_a_full_disk(number: int, folder: Path, tmp_path: Path, monkeypatch: pyt
 
     out = tmp_path / "deep" / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(shards, "write_all", full)
+        patch.setattr(files, "write_all", full)
         with pytest.raises(OSError, match=r"no space left for .*run the same command again") as caught:
             prepare(str(folder), "bytes", out, **OPTIONS)
     if "nothing was kept" in str(caught.value):
