@@ -12,6 +12,9 @@ from spheret.version import __version__
 # what it is called: (module:function, what it is for); modules are imported when their command runs
 COMMANDS: dict[str, tuple[str, str]] = {
     "prepare": ("spheret.data.command:command", "turn any text into checked, resumable shards of token ids"),
+    "train": ("spheret.train.command:train", "train a GPT under any scheme, resumable to the bit"),
+    "sample": ("spheret.train.sample:sample", "text from a run"),
+    "doctor": ("spheret.doctor:doctor", "versions, device, backends with a self-check; --crash-drill"),
     "bench connection": ("spheret.bench.connection:connection", "time one update of the stream on every backend"),
     "bench step": ("spheret.bench.step:step", "time a whole training step under every scheme"),
     "bench data": ("spheret.bench.data:command", "time prepare and the loader against the plain ways"),
@@ -46,10 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import tyro
 
     try:
-        return (
-            tyro.cli(getattr(importlib.import_module(module), function), prog=f"spheret {name}", args=words[size:])
-            or 0
-        )
+        loaded = importlib.import_module(module)
+        # a module may take words that tyro has no form for
+        arguments = getattr(loaded, "rewrite", list)(words[size:])
+        return tyro.cli(getattr(loaded, function), prog=f"spheret {name}", args=arguments) or 0
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         print(f"spheret {name}: {error}", file=sys.stderr)
         return USAGE_ERROR

@@ -283,8 +283,9 @@ class GPT(nn.Module):
         top_p: float | None = None,
         seed: int | None = None,
         cached: bool = True,
+        vocab: int | None = None,
     ) -> Tensor:
-        """tokens (batch, time) followed by `new` more; temperature 0 takes the likeliest.
+        """tokens (batch, time) followed by `new` more; temperature 0 takes the likeliest; ids below `vocab` only.
 
         Beyond `block` tokens the model sees the last `block` of them, as in nanoGPT; positions are learned, so
         nothing cached survives such a shift, and each step computes anew.
@@ -297,6 +298,8 @@ class GPT(nn.Module):
             raise ValueError(f"top_k must be at least 1, got {top_k}.")
         if top_p is not None and not 0 < top_p <= 1:
             raise ValueError(f"top_p must lie in (0, 1], got {top_p}.")
+        if vocab is not None and not 0 < vocab <= self.config.vocab:
+            raise ValueError(f"vocab must lie between 1 and {self.config.vocab}, got {vocab}.")
         if new < 0:
             raise ValueError(f"new must be at least 0, got {new}.")
         modes = [(module, module.training) for module in self.modules()]
@@ -316,6 +319,8 @@ class GPT(nn.Module):
                 else:
                     h = self.stream(tokens[:, cache.length :], cache)
                 logits = self.logits(h[:, -1]).float() if weight.dtype != torch.float64 else self.logits(h[:, -1])
+                # the embedding's padding has rows that no tokenizer knows
+                logits = logits[:, :vocab]
                 tokens = torch.cat([tokens, _choose(logits, temperature, top_k, top_p, generator)], dim=1)
         finally:
             for module, training in modes:

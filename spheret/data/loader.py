@@ -7,7 +7,7 @@ import contextlib
 import mmap
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -185,7 +185,7 @@ class Loader:
         first = (micro * self.world_size + self.rank) * size
         return self._stream.batch(self.starts(step)[first : first + size].tolist(), self.block)
 
-    def batches(self, start: int = 0, stop: int | None = None, ahead: int = 4) -> Iterator[Batch]:
+    def batches(self, start: int = 0, stop: int | None = None, ahead: int = 4) -> Generator[Batch]:
         """Every micro-batch of steps `start` to `stop`, with `ahead` of them made by a background thread."""
         ready: queue.Queue[Batch | BaseException | None] = queue.Queue(maxsize=max(1, ahead))
         closed = threading.Event()

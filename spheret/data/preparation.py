@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -19,11 +18,11 @@ from spheret.cache import cache_directory
 from spheret.data import shards, tokenizers
 from spheret.data.chunks import chunks, repair
 from spheret.data.corpora import CORPORA, Corpus, resolve
-from spheret.data.meter import Meter
 from spheret.data.store import Data, open_data
 from spheret.data.workers import Team, validates
 from spheret.data.workspace import Workspace
 from spheret.machine import cores
+from spheret.meter import Meter
 
 SHARD_TOKENS = 1 << 26
 # what a kill can lose at most
@@ -201,7 +200,12 @@ class _Job:
         done = sum(writer.tokens for writer in writers.values())
         due = CHECKPOINT_TOKENS
         with Meter(f"prepare {self.corpus.name}", self.quiet) as meter:
-            meter.update(done, reader.fraction())
+            before = done
+
+            def show(fraction: float | None) -> None:
+                meter.show(f"{done:,} tokens, {(done - before) / meter.seconds:,.0f} tokens/s", fraction)
+
+            show(reader.fraction())
             for chunk, encoded in team.encode(chunks(reader), tokenizer):
                 finished = [writers[split].append(ids) for split, ids in encoded.ids.items()]
                 counts.update(chunk.counts)
@@ -219,7 +223,7 @@ class _Job:
                         "splits": {split: writer.sync() for split, writer in writers.items()},
                     }
                     workspace.record(fingerprint, state)
-                meter.update(done, chunk.fraction)
+                show(chunk.fraction)
         self._check_splits(counts)
         for writer in writers.values():
             writer.finish()

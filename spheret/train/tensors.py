@@ -1,4 +1,4 @@
-"""safetensors files, written tensor by tensor: no copy of the whole is ever made, and every byte is hashed on its way.
+"""safetensors files, written tensor by tensor: the whole is never copied, and every byte is hashed on its way.
 
 The library's own writer takes all tensors at once, which a sharded model cannot give without gathering everything.
 """

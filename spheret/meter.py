@@ -1,4 +1,4 @@
-"""How far long work is: a bar in a terminal, a line now and then elsewhere."""
+"""How far long work is: a bar in a terminal, a line now and then elsewhere; both on stderr."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Any
 LINE_SECONDS = 10.0
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Hours, minutes, seconds: 1:02:03."""
     minutes, seconds = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
 
 
 class Meter:
-    """Tokens so far, tokens/s and time left, on stderr."""
+    """A title, what the work says of itself, and the time left."""
 
     def __init__(self, title: str, quiet: bool = False) -> None:
         self._title, self._quiet = title, quiet
         self._begun = self._shown = time.monotonic()
-        self._first: tuple[int, float] | None = None
+        self._first: float | None = None
         self._bar: Any = None
         self._task: Any = None
 
@@ -39,21 +40,30 @@ class Meter:
         if self._bar is not None:
             self._bar.stop()
 
-    def update(self, tokens: int, fraction: float | None) -> None:
-        """Show that `tokens` are done, which is `fraction` of all (None: nobody knows)."""
+    @property
+    def seconds(self) -> float:
+        """Since the meter began."""
+        return max(time.monotonic() - self._begun, 1e-9)
+
+    def show(self, said: str, fraction: float | None, now: bool = False) -> None:
+        """Say how it goes and that `fraction` of all is done (None: nobody knows); `now` prints a line at once."""
         if self._quiet:
             return
-        now = time.monotonic()
-        # a resumed run starts with tokens that it did not make
+        # a resumed run starts with work that it did not do
         if self._first is None:
-            self._first = tokens, fraction or 0.0
-        seconds = max(now - self._begun, 1e-9)
-        said = f"{tokens:,} tokens, {(tokens - self._first[0]) / seconds:,.0f} tokens/s"
-        gained = (fraction or 0.0) - self._first[1]
+            self._first = fraction or 0.0
+        gained = (fraction or 0.0) - self._first
         if fraction is not None and gained > 0:
-            said += f", {_clock(seconds * (1 - fraction) / gained)} left"
+            said += f", {clock(self.seconds * (1 - fraction) / gained)} left"
         if self._bar is not None:
             self._bar.update(self._task, completed=fraction or 0.0, said=said)
-        elif now - self._shown >= LINE_SECONDS:
-            self._shown = now
+        elif now or time.monotonic() - self._shown >= LINE_SECONDS:
+            self._shown = time.monotonic()
             print(f"{self._title}: {said}", file=sys.stderr, flush=True)
+
+    def say(self, text: str) -> None:
+        """A line of its own, which the bar does not overwrite."""
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=sys.stderr, flush=True)

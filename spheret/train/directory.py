@@ -1,0 +1,106 @@
+"""The directory a run is written to: its own, locked to one process, and never a stranger's."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from spheret.data.shards import TOKENIZER
+from spheret.files import Lock
+from spheret.train import checkpoint
+from spheret.train.run import CHECKPOINTS, CONFIG, LOCK, METRICS, Run, open_run
+
+# everything a run may hold; --force removes these and nothing else
+OURS = (
+    CONFIG, METRICS, CHECKPOINTS, TOKENIZER, "tensorboard", "eval.json", "eval_samples.jsonl", "certificate.json",
+    "certificate", "inspect",
+)  # fmt: skip
+
+
+def existing(path: Path, resume: bool, force: bool) -> Run | None:
+    """The run to go on with, or None for a start from nothing; refuses whatever would destroy something."""
+    if resume and force:
+        raise ValueError("--resume goes on with a run and --force starts it again: give one of them.")
+    if path.exists() and not path.is_dir():
+        raise NotADirectoryError(f"--out {path} is a file: give a directory.")
+    names = {entry.name for entry in path.iterdir()} - {LOCK} if path.is_dir() else set()
+    # a kill while config.json was written
+    names -= {f"{name}.tmp" for name in (CONFIG, TOKENIZER)}
+    if not names:
+        return None
+    if CONFIG not in names and names != {TOKENIZER}:
+        strangers = sorted(names - set(OURS)) or sorted(names)
+        raise FileExistsError(f"--out {path} is not empty and no run (it holds {strangers[0]!r}): give another.")
+    if force or CONFIG not in names:
+        return None
+    if not resume:
+        raise FileExistsError(
+            f"--out {path} holds a run already: go on with it (--resume), start it again (--force), or give another."
+        )
+    return open_run(path)
+
+
+@contextmanager
+def claimed(path: Path, force: bool) -> Iterator[None]:
+    """The directory, made and locked; with `force` what a run left there is removed first."""
+    made = next((p for p in (*reversed(path.parents), path) if not p.exists()), None)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = Lock(path / LOCK)
+        free = lock.acquire()
+    except OSError as error:
+        raise OSError(f"cannot write to --out {path} ({error.strerror}): give a directory that can be.") from error
+    if not free:
+        raise BlockingIOError(f"another process is training in {path}: wait for it, or give another --out.")
+    try:
+        if force:
+            for name in OURS:
+                target = path / name
+                shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
+        checkpoint.tidy(path / CHECKPOINTS)
+        yield
+    finally:
+        lock.release()
+        _remove_empty(path, made)
+
+
+def _remove_empty(path: Path, made: Path | None) -> None:
+    """Take away the folders that were made here, unless something is in them."""
+    if made is None:
+        return
+    for each in (path, *path.parents):
+        try:
+            each.rmdir()
+        except OSError:
+            return
+        if each == made:
+            return
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """A disk that is full or read-only, as one sentence that says what is safe."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
+            raise
+        kept = checkpoint.steps(path / CHECKPOINTS)
+        safe = f"step-{kept[-1]} is whole" if kept else "there was no checkpoint yet"
+        raise OSError(
+            f"{path} cannot be written ({error.strerror}), and {safe}: make room and go on with --resume."
+        ) from error
+
+
+def check_space(path: Path, parameters: int, keep: int) -> None:
+    """Raise before any work if the disk cannot hold the checkpoints: weights and two moments, each in float32."""
+    where = next(p for p in (path, *path.parents) if p.exists())
+    needed, free = 12 * parameters * (keep + 2), shutil.disk_usage(where).free
+    if free < needed:
+        raise OSError(
+            f"--out {path} has {free / 1e9:.2f} GB left and the checkpoints need {needed / 1e9:.2f}: make room, or "
+            f"lower --keep."
+        )

@@ -1,0 +1,101 @@
+"""The crash drill: a run killed -9 again and again, resumed each time, must end as the unbroken one, to the bit."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from spheret.train.checkpoint import MODEL, OPTIMIZER
+from spheret.train.run import METRICS, TIMING, open_run
+
+# a checkpoint every other step: many of the kills fall inside a save
+RECIPE = (
+    "--scheme", "proj-spheretnorm", "--layers", "2", "--heads", "2", "--width", "32", "--block", "64",
+    "--batch-size", "4", "--steps", "60", "--eval-every", "10", "--eval-windows", "8", "--checkpoint-every", "2", "--dropout", "0.1",
+    "--data", "sotu", "--threads", "1", "--no-tensorboard", "--quiet",
+)  # fmt: skip
+
+
+def start(out: Path, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+    """`spheret train --resume` in a process of its own."""
+    root = Path(__file__).parent.parent.parent
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-m", "spheret", "train", *arguments, "--out", str(out), "--resume"]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
+
+
+def _reached(process: subprocess.Popen[bytes], path: Path, size: int) -> bool:
+    """Wait until the metrics have grown to a size; False if the process ended first."""
+    while process.poll() is None:
+        if path.exists() and path.stat().st_size >= size:
+            return True
+        time.sleep(0.002)
+    return False
+
+
+def _finish(process: subprocess.Popen[bytes]) -> None:
+    _, said = process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"training ended with code {process.returncode}: {said.decode().strip()}")
+
+
+def kill_and_resume(
+    out: Path, arguments: Sequence[str], kills: int, seed: int, size: int, say: Callable[[str], object]
+) -> None:
+    """Train into `out`, killed -9 at `kills` seeded moments: once the metrics reach a size, and a little later."""
+    choose = random.Random(seed)
+    marks = sorted(choose.uniform(0.02, 0.95) * size for _ in range(kills))
+    for number, mark in enumerate(marks, start=1):
+        process = start(out, arguments)
+        if not _reached(process, out / METRICS, int(mark)):
+            _finish(process)
+            break
+        time.sleep(choose.uniform(0, 0.02))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        say(f"kill {number} of {kills}")
+    _finish(start(out, arguments))
+
+
+def timeless(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Metrics without what the wall clock decides."""
+    return [{key: value for key, value in record.items() if key not in TIMING} for record in records]
+
+
+def differences(left: Path, right: Path) -> list[str]:
+    """What is not equal to the bit in two finished runs: weights, optimiser, metrics apart from timing."""
+    runs = [open_run(path) for path in (left, right)]
+    last = [run.checkpoint() for run in runs]
+    found = [f"the last step: {last[0].step} and {last[1].step}"] if last[0].step != last[1].step else []
+    found += [
+        name
+        for name in (MODEL, OPTIMIZER)
+        if (last[0].path / name).read_bytes() != (last[1].path / name).read_bytes()
+    ]
+    ours, theirs = (timeless(run.metrics()) for run in runs)
+    found += [f"metrics of step {a['step']}" for a, b in zip(ours, theirs, strict=False) if a != b][:3]
+    if len(ours) != len(theirs):
+        found.append(f"{len(ours)} and {len(theirs)} lines of metrics")
+    return found
+
+
+def drill(
+    directory: Path,
+    kills: int = 5,
+    seed: int = 1337,
+    arguments: Sequence[str] = RECIPE,
+    say: Callable[[str], object] = lambda text: None,
+) -> list[str]:
+    """Train twice in a directory, unbroken and broken, and return what differs: nothing, if all is well."""
+    unbroken, broken = directory / "unbroken", directory / "broken"
+    _finish(start(unbroken, arguments))
+    say("the unbroken run is done")
+    kill_and_resume(broken, arguments, kills, seed, (unbroken / METRICS).stat().st_size, say)
+    return differences(unbroken, broken)

@@ -1,0 +1,300 @@
+"""The loop: update, look, write down, save. Everything that can be killed is killed somewhere in here."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spheret.data import Data
+from spheret.gpt import GPT
+from spheret.meter import Meter
+from spheret.optim import parameter_groups
+from spheret.train import checkpoint
+from spheret.train.checkpoint import Checkpoint
+from spheret.train.config import TrainConfig
+from spheret.train.distributed import World
+from spheret.train.metrics import Log, Tracker
+from spheret.train.monitor import gradient_norms, look
+from spheret.train.run import CHECKPOINTS, METRICS
+from spheret.train.tensors import Entry
+from spheret.train.watch import NonFinite, Watch, check_weights, find_non_finite, finite
+
+FINISHED, STOPPED_BY_GUARD = 0, 3
+# a signal that was obeyed ends the process as the shell expects: 130 and 143
+SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143}
+Observer = Callable[[int, GPT, tuple[Tensor, Tensor]], dict[str, Any]]
+
+
+class Trainer:
+    """One run in one directory, which it has to itself: `fit` ends with an exit code."""
+
+    def __init__(
+        self,
+        path: Path,
+        model: GPT,
+        config: TrainConfig,
+        data: Data,
+        world: World,
+        unigram_entropy: float | None = None,
+        tensorboard: bool = True,
+        quiet: bool = False,
+        observers: dict[str, tuple[int, Observer]] | None = None,
+    ) -> None:
+        """observers: a key of the metrics line, and every how many updates to ask whom for its value."""
+        self.path, self.config, self.data, self.world = path, config, data, world
+        self.model = model.to(world.device).train()
+        self.step, self.seconds = 0, 0.0
+        self.best: dict[str, Any] | None = None
+        self.val_loss: float | None = None
+        self.watch = Watch(unigram_entropy)
+        self.observers = observers or {}
+        self._tensorboard, self._quiet = tensorboard, quiet
+        self._accumulation = config.accumulation(world.size)
+        self._loader = data.loader(
+            config.block,
+            config.batch_size * world.size * self._accumulation,
+            config.seed,
+            world.rank,
+            world.size,
+            self._accumulation,
+        )
+        # none is needed where nothing is evaluated: some data has no validation split
+        self._validation: Iterable[tuple[Tensor, Tensor, Tensor]] = (
+            data.validation(config.block, config.batch_size, config.eval_windows) if config.eval_every else ()
+        )
+        self._loss = world.wrap(self.model)
+        if config.compile:
+            self._loss = torch.compile(self._loss)
+        self.optimizer = torch.optim.AdamW(
+            parameter_groups(self.model, config.weight_decay),
+            lr=config.lr,
+            betas=config.betas,
+            fused=world.device.type in ("cpu", "cuda"),
+        )
+        self._named = dict(self.model.named_parameters())
+        self._log: Log | None = None
+        self._asked_to_stop: int | None = None
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """bf16 arithmetic where that was asked for; weights stay float32."""
+        if self.config.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.world.device.type, torch.bfloat16)
+
+    def update(self, batches: Iterator[tuple[Tensor, Tensor]]) -> dict[str, Any]:
+        """One update from `accumulation` micro-batches; raises NonFinite before anything is changed."""
+        begun = time.perf_counter()
+        step = self.step + 1
+        lr = self.config.lr_at(step)
+        total = torch.zeros((), device=self.world.device)
+        taken = []
+        random = self.world.random_states() if self.model.config.dropout else None
+        for micro in range(self._accumulation):
+            x, y = (part.to(self.world.device, non_blocking=True) for part in next(batches))
+            taken.append((x, y))
+            with self.world.syncing(micro == self._accumulation - 1):
+                with self.precision():
+                    loss = self._loss(x, y) / self._accumulation
+                loss.backward()
+            total += loss.detach()
+        mean, stop = (self.world.sum(torch.stack([total, total.new_tensor(self._stopping())]))).tolist()
+        mean /= self.world.size
+        norm = float(self.world.clip(self.model, self.config.clip))
+        if not finite(mean, norm):
+            if random is not None:
+                self.world.restore_random(random, self.config.seed)
+            raise NonFinite(find_non_finite(self.model, taken, self.precision))
+        line: dict[str, Any] = {"step": step, "loss": mean, "lr": lr, "grad_norm": norm}
+        # gradients are gone after the update
+        if self._due(step, self.config.eval_every):
+            line["grad_norms"] = gradient_norms(self.model)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.model.constrain()
+        self.step = step
+        self.watch.loss(mean)
+        took = time.perf_counter() - begun
+        self.seconds += took
+        self._asked_to_stop = self._asked_to_stop or (int(stop) or None)
+        timing = {"tokens_per_second": self.config.tokens_per_update / took, "seconds": self.seconds}
+        return {**line, "spikes": self.watch.spikes, **timing}
+
+    def _stopping(self) -> int:
+        return self._asked_to_stop or 0
+
+    def _due(self, step: int, every: int) -> bool:
+        return bool(every) and (step % every == 0 or step == self.config.steps)
+
+    @torch.no_grad()
+    def evaluate(self) -> tuple[float, dict[int, tuple[int, float]]]:
+        """The validation loss, and tokens and summed loss of every document."""
+        sums: np.ndarray = np.zeros((2, 0))
+        self.model.eval()
+        for number, (x, y, documents) in enumerate(self._validation):
+            if number % self.world.size != self.world.rank:
+                continue
+            with self.precision():
+                losses = self.model.token_losses(x.to(self.world.device), y.to(self.world.device))
+            flat, owner = losses.double().cpu().flatten().numpy(), documents.flatten().numpy()
+            found = np.stack([np.bincount(owner), np.bincount(owner, flat)])
+            size = max(sums.shape[1], found.shape[1])
+            sums = sum(np.pad(part, ((0, 0), (0, size - part.shape[1]))) for part in (sums, found))  # type: ignore[assignment]
+        self.model.train()
+        return sums[1].sum() / sums[0].sum(), {
+            int(d): (int(sums[0, d]), float(sums[1, d])) for d in np.flatnonzero(sums[0])
+        }
+
+    def _look_inside(self, line: dict[str, Any]) -> str | None:
+        """Add validation and a record a sublayer to a line; what there is to be alarmed about."""
+        self.val_loss, documents = self.evaluate()
+        with self.precision():
+            seen = look(self.model, next(iter(self._validation))[0].to(self.world.device))
+        norms = line.pop("grad_norms")
+        for layer, norm in zip(seen["layers"], norms, strict=True):
+            layer["grad_norm"] = norm
+        line |= {"val_loss": self.val_loss, **seen}
+        if self.step == self.config.steps:
+            line["val_documents"] = [[d, tokens, loss] for d, (tokens, loss) in documents.items()]
+        alarm = self.watch.collapse(seen["layers"])
+        if alarm is not None:
+            line["alarm"] = alarm
+        return alarm
+
+    def fit(self) -> int:
+        """Train to the last step, a signal or a guard; returns the exit code."""
+        self._log = Log(self.path / METRICS, self.step) if self.world.is_main else None
+        tracker = Tracker(self.path / "tensorboard", self._tensorboard and self.world.is_main, self.step)
+        title = f"train {self.model.config.scheme}"
+        batches = self._loader.batches(self.step, self.config.steps)
+        try:
+            with _signals(self._ask_to_stop), Meter(title, self._quiet or not self.world.is_main) as meter:
+                while self.step < self.config.steps:
+                    try:
+                        line = self.update(batches)
+                        evaluated = self._due(self.step, self.config.eval_every)
+                        alarm = self._look_inside(line) if evaluated else None
+                        for key, (every, observe) in self.observers.items():
+                            if self._due(self.step, every):
+                                line[key] = observe(self.step, self.model, self._loader.batch(self.step - 1))
+                        self._write(line, tracker)
+                        if self._due(self.step, self.config.checkpoint_every) or self._asked_to_stop:
+                            self.save(self.val_loss if evaluated else None)
+                    except NonFinite as error:
+                        self._write({"step": self.step + 1, "loss": None, "stopped": str(error)}, tracker)
+                        kept = max(checkpoint.steps(self.path / CHECKPOINTS), default=None)
+                        kept_text = "there was no checkpoint yet" if kept is None else f"step-{kept} is kept"
+                        meter.say(f"stopped before update {self.step + 1}: {error}; {kept_text}.")
+                        return STOPPED_BY_GUARD
+                    if alarm is not None:
+                        meter.say(f"ALARM: {alarm}.")
+                    self._show(meter, line, evaluated)
+                    if self._asked_to_stop and self.step < self.config.steps:
+                        meter.say(f"stopped and saved at step {self.step}: go on with --resume.")
+                        return SIGNALS[signal.Signals(self._asked_to_stop)]
+            return FINISHED
+        finally:
+            batches.close()
+            tracker.close()
+            if self._log is not None:
+                self._log.close()
+
+    def _ask_to_stop(self, number: int) -> None:
+        self._asked_to_stop = number
+
+    def _write(self, line: dict[str, Any], tracker: Tracker) -> None:
+        if self._log is not None:
+            self._log.append(line)
+            tracker.log(line)
+
+    def _show(self, meter: Meter, line: dict[str, Any], evaluated: bool) -> None:
+        val = "" if self.val_loss is None else f", val {self.val_loss:.4f}"
+        said = f"step {self.step}/{self.config.steps}, loss {line['loss']:.4f}{val}"
+        meter.show(f"{said}, {line['tokens_per_second']:,.0f} tokens/s", self.step / self.config.steps, evaluated)
+
+    def entries(self) -> dict[str, list[Entry]]:
+        """What a checkpoint holds, tensor by tensor: weights, and the optimiser's state under the weights' names."""
+
+        def entry(name: str, tensor: Tensor) -> Entry:
+            return Entry(name, tensor.dtype, tuple(tensor.shape), lambda: self.world.whole(tensor))
+
+        optimizer = [
+            entry(f"{name}.{key}", value)
+            for name, parameter in self._named.items()
+            for key, value in sorted(self.optimizer.state.get(parameter, {}).items())
+        ]
+        model = [entry(name, tensor) for name, tensor in self.model.state_dict().items()]
+        return {checkpoint.MODEL: model, checkpoint.OPTIMIZER: optimizer}
+
+    def save(self, val_loss: float | None) -> None:
+        """Write a checkpoint of this step, then remove those that are no longer kept."""
+        check_weights(self.model)
+        if val_loss is not None and (self.best is None or val_loss < self.best["val_loss"]):
+            self.best = {"step": self.step, "val_loss": val_loss}
+        state = {
+            "val_loss": val_loss,
+            "last_val_loss": self.val_loss,
+            "best": self.best,
+            "seconds": self.seconds,
+            "watch": self.watch.state(),
+            "rng": self.world.random_states(),
+            "threads": torch.get_num_threads(),
+        }
+        # a checkpoint promises the lines up to its step
+        if self._log is not None:
+            self._log.sync()
+        directory = self.path / CHECKPOINTS
+        checkpoint.save(directory, self.step, self.entries(), state)
+        checkpoint.prune(directory, self.config.keep, None if self.best is None else self.best["step"])
+
+    @torch.no_grad()
+    def restore(self, saved: Checkpoint) -> None:
+        """Continue from a checkpoint, to the bit."""
+        self.load_weights(saved)
+        for key, value in saved.optimizer().items():
+            name, _, part = key.rpartition(".")
+            self.optimizer.state[self._named[name]][part] = value.to(self.world.device)
+        self.step, self.seconds = saved.step, saved.state["seconds"]
+        self.best, self.val_loss = saved.state["best"], saved.state["last_val_loss"]
+        self.watch.restore(saved.state["watch"])
+        self.world.restore_random(saved.state["rng"], self.config.seed + self.step)
+
+    @torch.no_grad()
+    def load_weights(self, saved: Checkpoint) -> None:
+        """A checkpoint's weights and nothing else of it."""
+        found, wanted = saved.model(), self.model.state_dict()
+        checkpoint.check_fit(saved.path, found, wanted)
+        for name, tensor in wanted.items():
+            tensor.copy_(found[name])
+
+
+@contextmanager
+def _signals(heard: Callable[[int], None]) -> Iterator[None]:
+    """Within the block, the first SIGINT or SIGTERM is heard; a second one acts as ever."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def hear(number: int, frame: object) -> None:
+        heard(number)
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+    for number in SIGNALS:
+        signal.signal(number, hear)
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

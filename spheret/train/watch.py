@@ -1,0 +1,133 @@
+"""Guards: a loss that spikes, tokens that collapse, and the first layer where numbers stopped being numbers."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spheret.gpt import GPT
+from spheret.probes import Sublayer, probe
+
+SPIKE_WINDOW, SPIKE_LEAST, SPIKE_Z = 64, 20, 5.0
+COLLAPSED_COSINE = 0.99
+# how near the unigram entropy a loss "sits": nothing is learned but frequencies
+ENTROPY_MARGIN = 0.02
+COLLAPSE_ADVICE = (
+    "what helps: --head-bias unigram, which gives the frequencies a home of their own, or a longer --warmup, "
+    "100 updates or more"
+)
+
+
+class NonFinite(ArithmeticError):
+    """A loss, gradient or weight that is not a number; says where it began."""
+
+
+class Watch:
+    """What one needs to remember between steps to judge the next."""
+
+    def __init__(self, unigram_entropy: float | None) -> None:
+        self.unigram_entropy = unigram_entropy
+        self.spikes = 0
+        self.collapsed = 0
+        self.alarmed = False
+        self.losses: deque[float] = deque(maxlen=SPIKE_WINDOW)
+
+    def state(self) -> dict[str, Any]:
+        names = ("spikes", "collapsed", "alarmed")
+        return {**{name: getattr(self, name) for name in names}, "losses": list(self.losses)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.spikes, self.collapsed, self.alarmed = state["spikes"], state["collapsed"], state["alarmed"]
+        self.losses.clear()
+        self.losses.extend(state["losses"])
+
+    def loss(self, value: float) -> None:
+        """Count a spike: a loss more than SPIKE_Z standard deviations above the mean of the last ones."""
+        if len(self.losses) >= SPIKE_LEAST:
+            mean, deviation = statistics.fmean(self.losses), statistics.pstdev(self.losses)
+            self.spikes += value > mean + SPIKE_Z * max(deviation, 1e-6)
+        self.losses.append(value)
+
+    def collapse(self, layers: Iterable[dict[str, Any]]) -> str | None:
+        """The alarm, once: in two looks running, states of one direction and a loss at the unigram entropy."""
+        if self.unigram_entropy is None or not self.losses:
+            return None
+        worst = max(layers, key=lambda layer: layer["cosine"])
+        recent = list(self.losses)[-SPIKE_LEAST:]
+        stuck = abs(statistics.fmean(recent) - self.unigram_entropy) < ENTROPY_MARGIN * self.unigram_entropy
+        self.collapsed = self.collapsed + 1 if stuck and worst["cosine"] > COLLAPSED_COSINE else 0
+        if self.collapsed < 2 or self.alarmed:
+            return None
+        self.alarmed = True
+        return (
+            f"token collapse: after sublayer {worst['layer']} the states of different tokens have a mean cosine of "
+            f"{worst['cosine']:.3f}, and the loss {statistics.fmean(recent):.3f} sits at the unigram entropy "
+            f"{self.unigram_entropy:.3f}; {COLLAPSE_ADVICE}"
+        )
+
+
+def where(layer: int) -> str:
+    """A sublayer by number and by what it is."""
+    return f"sublayer {layer} ({'attention' if layer % 2 else 'MLP'} of block {(layer + 1) // 2})"
+
+
+def _finite(x: Tensor) -> bool:
+    return bool(x.isfinite().all())
+
+
+def find_non_finite(
+    model: GPT,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    precision: Callable[[], AbstractContextManager[Any]],
+) -> str:
+    """Run an update's batches again and name the first place, in the order of computing, that is not finite."""
+    bad = next((name for name, p in model.named_parameters() if not _finite(p)), None)
+    if bad is not None:
+        return f"the weights {bad} are not finite"
+    for x, y in batches:
+        found: list[str] = []
+
+        def see(seen: Sublayer, found: list[str] = found) -> None:
+            for what, value in (("branch", seen.f), ("output", seen.out)):
+                if not _finite(value):
+                    found.append(f"the {what} of {where(seen.layer)} is not finite")
+            if seen.out.requires_grad:
+                seen.out.register_hook(
+                    lambda g: (
+                        None if _finite(g) else found.append(f"the gradient at {where(seen.layer)} is not finite")
+                    )
+                )
+
+        model.zero_grad(set_to_none=True)
+        with probe(model, see):
+            with precision():
+                loss = model(x, y)
+            if not found and not _finite(loss):
+                found.append("the loss is not finite, though every sublayer's output is")
+            if not found:
+                loss.backward()
+        if not found:
+            bad = next((n for n, p in model.named_parameters() if p.grad is not None and not _finite(p.grad)), None)
+            if bad is not None:
+                found.append(f"the gradient of {bad} is not finite")
+        if found:
+            return found[0]
+    return "run again, every sublayer's output and gradient is finite: the norm of the whole gradient overflowed"
+
+
+def finite(*values: float) -> bool:
+    return all(map(math.isfinite, values))
+
+
+def check_weights(model: torch.nn.Module) -> None:
+    """Raise if a weight is not a number: such a model is never saved as the latest."""
+    bad = next((name for name, p in model.named_parameters() if not _finite(p.detach())), None)
+    if bad is not None:
+        raise NonFinite(f"the weights {bad} are not finite")
