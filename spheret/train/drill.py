@@ -18,8 +18,8 @@ from spheret.train.run import METRICS, TIMING, open_run
 # a checkpoint every other step: many of the kills fall inside a save
 RECIPE = (
     "--scheme", "proj-spheretnorm", "--layers", "2", "--heads", "2", "--width", "32", "--block", "64",
-    "--batch-size", "4", "--steps", "60", "--eval-every", "10", "--eval-windows", "8", "--checkpoint-every", "2", "--dropout", "0.1",
-    "--data", "sotu", "--threads", "1", "--no-tensorboard", "--quiet",
+    "--batch-size", "4", "--steps", "60", "--eval-every", "10", "--eval-windows", "8", "--checkpoint-every", "2",
+    "--dropout", "0.1", "--data", "sotu", "--threads", "1", "--no-tensorboard", "--quiet",
 )  # fmt: skip
 
 

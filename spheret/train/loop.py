@@ -166,7 +166,7 @@ class Trainer:
         line |= {"val_loss": self.val_loss, **seen}
         if self.step == self.config.steps:
             line["val_documents"] = [[d, tokens, loss] for d, (tokens, loss) in documents.items()]
-        alarm = self.watch.collapse(seen["layers"])
+        alarm = self.watch.collapse(self.step, self.config.warmup, seen["layers"])
         if alarm is not None:
             line["alarm"] = alarm
         return alarm

@@ -87,11 +87,13 @@ def read(path: Path) -> dict[str, Tensor]:
     """Every tensor of a file, by name."""
     from safetensors import SafetensorError, safe_open
 
-    start = path.open("rb").read(2)
-    if start == b"PK" or start[:1] == b"\x80":
+    with path.open("rb") as file:
+        start = file.read(9)
+    # a header's length may begin with the same byte, but then comes a brace
+    if start[8:] != b"{" and (start[:2] == b"PK" or start[:1] == b"\x80"):
         raise ValueError(f"{path} is a pickle, not safetensors: loading one runs whatever is in it, so none is.")
     try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        with safe_open(path, framework="pt") as opened:
+            return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{path} is no safetensors file ({error}).") from None

@@ -18,7 +18,9 @@ from spheret.probes import Sublayer, probe
 SPIKE_WINDOW, SPIKE_LEAST, SPIKE_Z = 64, 20, 5.0
 COLLAPSED_COSINE = 0.99
 # how near the unigram entropy a loss "sits": nothing is learned but frequencies
-ENTROPY_MARGIN = 0.02
+ENTROPY_MARGIN = 0.03
+# a healthy run passes by there; a collapsed one stays
+COLLAPSE_UPDATES = 20
 COLLAPSE_ADVICE = (
     "what helps: --head-bias unigram, which gives the frequencies a home of their own, or a longer --warmup, "
     "100 updates or more"
@@ -35,16 +37,17 @@ class Watch:
     def __init__(self, unigram_entropy: float | None) -> None:
         self.unigram_entropy = unigram_entropy
         self.spikes = 0
-        self.collapsed = 0
+        self.collapsed_since: int | None = None
         self.alarmed = False
         self.losses: deque[float] = deque(maxlen=SPIKE_WINDOW)
 
     def state(self) -> dict[str, Any]:
-        names = ("spikes", "collapsed", "alarmed")
+        names = ("spikes", "collapsed_since", "alarmed")
         return {**{name: getattr(self, name) for name in names}, "losses": list(self.losses)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.spikes, self.collapsed, self.alarmed = state["spikes"], state["collapsed"], state["alarmed"]
+        self.spikes, self.alarmed = state["spikes"], state["alarmed"]
+        self.collapsed_since = state["collapsed_since"]
         self.losses.clear()
         self.losses.extend(state["losses"])
 
@@ -55,15 +58,19 @@ class Watch:
             self.spikes += value > mean + SPIKE_Z * max(deviation, 1e-6)
         self.losses.append(value)
 
-    def collapse(self, layers: Iterable[dict[str, Any]]) -> str | None:
-        """The alarm, once: in two looks running, states of one direction and a loss at the unigram entropy."""
+    def collapse(self, step: int, warmup: int, layers: Iterable[dict[str, Any]]) -> str | None:
+        """The alarm, once: for a while after the warm-up, states of one direction and a loss at the unigram entropy."""
         if self.unigram_entropy is None or not self.losses:
             return None
         worst = max(layers, key=lambda layer: layer["cosine"])
         recent = list(self.losses)[-SPIKE_LEAST:]
         stuck = abs(statistics.fmean(recent) - self.unigram_entropy) < ENTROPY_MARGIN * self.unigram_entropy
-        self.collapsed = self.collapsed + 1 if stuck and worst["cosine"] > COLLAPSED_COSINE else 0
-        if self.collapsed < 2 or self.alarmed:
+        if step <= warmup or not stuck or worst["cosine"] < COLLAPSED_COSINE:
+            self.collapsed_since = None
+            return None
+        if self.collapsed_since is None:
+            self.collapsed_since = step
+        if step - self.collapsed_since < COLLAPSE_UPDATES or self.alarmed:
             return None
         self.alarmed = True
         return (

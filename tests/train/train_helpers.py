@@ -1,0 +1,35 @@
+"""Small runs through the command line itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from spheret.cli import main
+from spheret.train.drill import timeless
+from spheret.train.run import open_run
+
+TINY = (
+    "--layers", "2", "--heads", "2", "--width", "16", "--block", "32", "--batch-size", "4", "--eval-windows", "4",
+    "--threads", "1", "--no-tensorboard", "--quiet",
+)  # fmt: skip
+
+
+def train(out: Path, data: Path | str, *words: str, scheme: str = "proj-spheretnorm", steps: int = 6) -> int:
+    arguments = ["train", "--scheme", scheme, "--data", str(data), "--steps", str(steps), *TINY]
+    # argparse lets the last of two equal flags win
+    return main([*arguments, "--out", str(out), *words])
+
+
+def metrics(out: Path) -> list[dict[str, Any]]:
+    """Lines without what the clock decides."""
+    return timeless([json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()])
+
+
+def losses(out: Path) -> list[float]:
+    return [line["loss"] for line in metrics(out)]
+
+
+def weights(out: Path) -> bytes:
+    return (open_run(out).checkpoint().path / "model.safetensors").read_bytes()
