@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spheret import ScaleNorm, SpheretNorm
-from spheret.bounds import bounded_softplus, inverse_softplus
+from spheret.bounds import bounded_softplus, inverse_softplus, stop_outward
+from spheret.optim import stop_outward_gradients, sum_bounded_gradients
 
 MAKERS = {
     "a": lambda **options: SpheretNorm(16, 1, **options),
@@ -118,3 +119,35 @@ def test_transforms():
 @pytest.mark.parametrize("y", [1e-6, 0.1, 1.0, 5.0, 19.9, 20.0, 35.8])
 def test_inverse_softplus(y):
     assert F.softplus(torch.tensor(inverse_softplus(y), dtype=torch.float64)).item() == pytest.approx(y, rel=1e-8)
+
+
+@pytest.mark.parametrize("exact_clamp", [False, True])
+def test_micro_batches_add_up_to_their_batch(exact_clamp):
+    torch.manual_seed(0)
+    h, f = torch.randn(64, 8, dtype=torch.float64), torch.randn(64, 8, dtype=torch.float64)
+    target = torch.randn(64, 8, dtype=torch.float64)
+
+    def gradients(parts):
+        enter, update = ScaleNorm(8, exact_clamp).double(), SpheretNorm(8, 1, exact_clamp=exact_clamp).double()
+        model = torch.nn.ModuleList([enter, update])
+        sum_bounded_gradients(model)
+        for a, b, c in zip(*(x.chunk(parts) for x in (h, f, target)), strict=True):
+            (update(enter(a), b) * c).sum().backward()
+        stop_outward_gradients(model)
+        return torch.stack([enter.gamma.grad, update.a.grad])
+
+    whole = gradients(1)
+    assert torch.allclose(gradients(16), whole, rtol=1e-12)
+    # without micro-batches it is the gradient that was always there
+    enter, update = ScaleNorm(8, exact_clamp).double(), SpheretNorm(8, 1, exact_clamp=exact_clamp).double()
+    (update(enter(h), f) * target).sum().backward()
+    assert torch.allclose(torch.stack([enter.gamma.grad, update.a.grad]), whole, rtol=1e-12)
+
+
+@given(st.floats(-4, 4), st.floats(-2, 2))
+def test_the_sum_stops_what_a_single_backward_stops(x, g):
+    x = torch.tensor([x], dtype=torch.float64, requires_grad=True)
+    bounded_softplus(x, 0.2, 1.0).mul(g).sum().backward()
+    stopped, x.grad = x.grad, None
+    bounded_softplus(x, 0.2, 1.0, passing=True).mul(g).sum().backward()
+    assert torch.allclose(stop_outward(x.detach(), x.grad, 0.2, 1.0), stopped)

@@ -139,13 +139,17 @@ class ScaleNorm(Norm):
 
     def __init__(self, dim: int, exact_clamp: bool = False):
         super().__init__(dim)
-        self.exact_clamp = exact_clamp
+        self.exact_clamp, self.passing = exact_clamp, False
         self.gamma = nn.Parameter(torch.full((1,), inverse_softplus(math.sqrt(dim))))
 
     @property
     def radius(self) -> Tensor:
         """R, a 1-element tensor."""
-        return bounded_softplus(self.gamma, 1.0, math.sqrt(self.dim), self.exact_clamp)
+        return bounded_softplus(self.gamma, 1.0, math.sqrt(self.dim), self.exact_clamp, passing=self.passing)
+
+    def bounded(self) -> tuple[nn.Parameter, float, float]:
+        """The parameter whose softplus is kept in an interval, and that interval."""
+        return self.gamma, 1.0, math.sqrt(self.dim)
 
     def apply_wide(self, x: Tensor) -> Tensor:
         return normalize(x, self.radius)

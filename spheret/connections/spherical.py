@@ -54,7 +54,7 @@ class SpheretNorm(nn.Module):
         super().__init__()
         check_layer(layer, num_layers)
         self.dim, self.layer, self.num_layers = check_dim(dim), layer, num_layers
-        self.schedule, self.exact_clamp = schedule, exact_clamp
+        self.schedule, self.exact_clamp, self.passing = schedule, exact_clamp, False
         self.factor = factor(schedule, layer, num_layers)
         self.retraction = as_retraction(retraction)
         if isinstance(self.retraction.p, Tensor):
@@ -81,7 +81,11 @@ class SpheretNorm(nn.Module):
     @property
     def alpha(self) -> Tensor:
         """The step size lambda_l clamp(softplus(a), max 1), a 1-element tensor."""
-        return bounded_softplus(self.a, 0.0, 1.0, self.exact_clamp, scale=self.factor)
+        return bounded_softplus(self.a, 0.0, 1.0, self.exact_clamp, self.factor, self.passing)
+
+    def bounded(self) -> tuple[nn.Parameter, float, float]:
+        """The parameter whose softplus is kept in an interval, and that interval."""
+        return self.a, 0.0, 1.0
 
     @property
     def p(self) -> P:

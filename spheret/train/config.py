@@ -15,8 +15,8 @@ from spheret.gpt import PRESETS, GPTConfig
 PRECISIONS = ("float32", "bf16")
 # the paper's learning rates by size
 LEARNING_RATES = {"S": 6e-4, "M": 3e-4, "L": 2.5e-4}
-# what may change when a run goes on: none of it touches an update
-FREE = ("eval_every", "checkpoint_every", "keep", "certify_every", "compile", "init_from")
+# what may change when a run goes on: none of it changes an update, but for the last bits
+FREE = ("batch_size", "eval_every", "checkpoint_every", "keep", "certify_every", "compile", "init_from")
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,9 @@ class Options:
 
     def given(self) -> dict[str, Any]:
         """What was said, by name."""
-        return {name: value for name, value in asdict(self).items() if value not in (None, False, ())}
+        # 0 is said, though it equals False
+        unsaid = (None, False, ())
+        return {k: v for k, v in asdict(self).items() if not any(v is u for u in unsaid)}
 
 
 def from_toml(path: Path) -> dict[str, Any]:

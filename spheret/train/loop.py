@@ -17,7 +17,7 @@ from torch import Tensor
 from spheret.data import Data
 from spheret.gpt import GPT
 from spheret.meter import Meter
-from spheret.optim import parameter_groups
+from spheret.optim import parameter_groups, stop_outward_gradients, sum_bounded_gradients
 from spheret.train import checkpoint
 from spheret.train.checkpoint import Checkpoint
 from spheret.train.config import TrainConfig
@@ -71,6 +71,7 @@ class Trainer:
         self._validation: Iterable[tuple[Tensor, Tensor, Tensor]] = (
             data.validation(config.block, config.batch_size, config.eval_windows) if config.eval_every else ()
         )
+        sum_bounded_gradients(self.model)
         self._loss = world.wrap(self.model)
         if config.compile:
             self._loss = torch.compile(self._loss)
@@ -108,6 +109,7 @@ class Trainer:
             total += loss.detach()
         mean, stop = (self.world.sum(torch.stack([total, total.new_tensor(self._stopping())]))).tolist()
         mean /= self.world.size
+        stop_outward_gradients(self.model)
         norm = float(self.world.clip(self.model, self.config.clip))
         if not finite(mean, norm):
             if random is not None:

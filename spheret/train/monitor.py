@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -39,15 +38,13 @@ def on_bound(model: nn.Module) -> list[str]:
     """The bounded scalars that sit on a bound, by parameter name."""
     names = []
     for name, module in model.named_modules():
-        if isinstance(module, SpheretNorm) and float(module.alpha) in (0.0, _float32(module.factor)):
-            names.append(f"{name}.a")
-        if isinstance(module, ScaleNorm) and float(module.radius) in (1.0, _float32(math.sqrt(module.dim))):
-            names.append(f"{name}.gamma")
+        if isinstance(module, (SpheretNorm, ScaleNorm)):
+            parameter, low, high = module.bounded()
+            value = float(nn.functional.softplus(parameter.detach()))
+            # softplus of the start rounds to either side of its bound
+            if value <= low * (1 + 1e-6) or value >= high * (1 - 1e-6):
+                names.append(f"{name}.{'a' if isinstance(module, SpheretNorm) else 'gamma'}")
     return names
-
-
-def _float32(value: float) -> float:
-    return float(torch.tensor(value))
 
 
 @torch.no_grad()

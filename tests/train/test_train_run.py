@@ -1,0 +1,355 @@
+"""Runs through the command line: what they leave, that they repeat, and that they go on to the bit."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from train_helpers import TINY, losses, metrics, train, weights
+
+from spheret.cli import main
+from spheret.connections import PAPER_SCHEMES, SCHEMES
+from spheret.data import open_data
+from spheret.gpt import GPT, GPTConfig
+from spheret.train import drill
+from spheret.train.config import TrainConfig
+from spheret.train.distributed import World
+from spheret.train.loop import Trainer
+from spheret.train.run import TIMING, open_run
+
+
+@pytest.fixture(scope="module")
+def unbroken(prepared, tmp_path_factory):
+    """A run of twelve steps with dropout, a checkpoint every other."""
+    out = tmp_path_factory.mktemp("runs") / "unbroken"
+    assert train(out, prepared, *BROKEN_WORDS, steps=12) == 0
+    return out
+
+
+BROKEN_WORDS = ("--checkpoint-every", "2", "--eval-every", "3", "--dropout", "0.1")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_scheme_trains_and_says_what_it_sees(scheme, prepared, tmp_path):
+    assert train(tmp_path / "run", prepared, scheme=scheme, steps=3) == 0
+    run = open_run(tmp_path / "run")
+    lines = run.metrics()
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    for line in lines:
+        assert {"step", "loss", "lr", "grad_norm", "spikes", *TIMING} <= line.keys()
+    last = lines[-1]
+    assert [layer["layer"] for layer in last["layers"]] == [1, 2, 3, 4]
+    keys = {"layer", "angle_mean", "angle_max", "alpha", "norm", "drift", "cosine", "grad_norm"}
+    assert all(layer.keys() == keys for layer in last["layers"])
+    spherical = last["radius"] is not None
+    assert spherical == (scheme in ("geonorm", "proj-spheretnorm", "cay-spheretnorm", "p-spheretnorm"))
+    if spherical:
+        assert max(layer["drift"] for layer in last["layers"]) < 1e-5
+        assert all(name.endswith((".a", ".gamma")) for name in last["on_bound"])
+        assert all(layer["alpha"] > 0 for layer in last["layers"])
+    documents = last["val_documents"]
+    assert sum(row[2] for row in documents) / sum(row[1] for row in documents) == pytest.approx(last["val_loss"])
+
+
+def test_the_first_loss_and_the_validation_loss_are_the_models(prepared, tmp_path):
+    assert train(tmp_path / "run", prepared, "--seed", "7", steps=2) == 0
+    run, data = open_run(tmp_path / "run"), open_data(prepared)
+    torch.manual_seed(7)
+    model = GPT(run.model_config)
+    assert losses(tmp_path / "run")[0] == pytest.approx(
+        float(model(*data.loader(32, 4, 7).batch(0)).detach()), rel=1e-6
+    )
+    trained = run.model()
+    found = torch.cat([trained.token_losses(x, y).flatten() for x, y, _ in data.validation(32, 4, 4)])
+    assert run.metrics()[-1]["val_loss"] == pytest.approx(float(found.double().mean()), rel=1e-6)
+
+
+def test_the_directory_and_its_config(unbroken, prepared):
+    config = json.loads((unbroken / "config.json").read_text())
+    assert GPTConfig.from_dict(config["model"]).scheme == "proj-spheretnorm"
+    assert config["train"]["steps"] == 12
+    assert config["data"]["path"] == str(prepared)
+    assert config["environment"]["threads"] == 1
+    names = {path.name for path in (unbroken / "checkpoints").iterdir()}
+    best = min((line for line in metrics(unbroken) if "val_loss" in line and line["step"] % 2 == 0), key=_val_loss)
+    assert names == {"step-10", "step-12", f"step-{best['step']}"}
+    state = json.loads((unbroken / "checkpoints" / "step-12" / "state.json").read_text())
+    assert state["threads"] == 1
+    assert state["rng"]
+
+
+def _val_loss(line):
+    return line["val_loss"]
+
+
+def test_two_runs_of_one_seed_are_one(unbroken, prepared, tmp_path):
+    assert train(tmp_path / "again", prepared, *BROKEN_WORDS, steps=12) == 0
+    assert drill.differences(unbroken, tmp_path / "again") == []
+    assert train(tmp_path / "other", prepared, *BROKEN_WORDS, "--seed", "1", steps=12) == 0
+    assert "model.safetensors" in drill.differences(unbroken, tmp_path / "other")
+
+
+def test_the_evaluation_interval_changes_no_training_loss(unbroken, prepared, tmp_path):
+    words = ("--checkpoint-every", "2", "--eval-every", "5", "--dropout", "0.1")
+    assert train(tmp_path / "run", prepared, *words, steps=12) == 0
+    assert losses(tmp_path / "run") == losses(unbroken)
+    assert weights(tmp_path / "run") == weights(unbroken)
+    assert train(tmp_path / "never", prepared, *words[:2], "--eval-every", "0", *words[4:], steps=12) == 0
+    assert losses(tmp_path / "never") == losses(unbroken)
+
+
+@pytest.mark.parametrize("scheme", PAPER_SCHEMES)
+def test_accumulation_is_a_larger_batch(scheme, prepared, tmp_path):
+    found = []
+    for batch_size in (2, 8):
+        config = TrainConfig(
+            steps=1, batch_size=batch_size, tokens_per_update=256, block=32, lr=1e-3, min_lr=1e-4, warmup=0,
+            eval_every=0, eval_windows=1, checkpoint_every=1,
+        )  # fmt: skip
+        torch.manual_seed(0)
+        model = GPT(GPTConfig(layers=2, heads=2, width=16, block=32, vocab=320, scheme=scheme))
+        trainer = Trainer(tmp_path, model, config, open_data(prepared), World(torch.device("cpu")), quiet=True)
+        gradients = {}
+
+        def keep(*_, model=model, gradients=gradients):
+            gradients.update({name: p.grad.clone() for name, p in model.named_parameters()})
+
+        trainer.optimizer.register_step_pre_hook(keep)
+        line = trainer.update(trainer._loader.batches(0, 1))
+        found.append((line["loss"], line["grad_norm"], gradients))
+    (loss, norm, gradients), (other_loss, other_norm, others) = found
+    assert (loss, norm) == pytest.approx((other_loss, other_norm), rel=1e-6)
+    for name, gradient in gradients.items():
+        assert float((gradient - others[name]).norm()) < 1e-6, name
+
+
+def test_init_from_takes_the_weights_and_nothing_else(unbroken, prepared, tmp_path):
+    out = tmp_path / "run"
+    assert train(out, prepared, "--init-from", str(unbroken), "--seed", "5", steps=2) == 0
+    model = open_run(unbroken).model()
+    first = open_data(prepared).loader(32, 4, 5).batch(0)
+    assert losses(out)[0] == pytest.approx(float(model(*first).detach()), rel=1e-6)
+    assert [line["step"] for line in metrics(out)] == [1, 2]
+    assert metrics(out)[0]["lr"] == open_run(out).config["train"]["lr"] / 1
+    # the same from one checkpoint of it
+    source = str(unbroken / "checkpoints" / "step-12")
+    assert train(tmp_path / "same", prepared, "--init-from", source, "--seed", "5", steps=2) == 0
+    assert losses(tmp_path / "same") == losses(out)
+
+
+def test_a_stop_at_every_checkpoint_and_resume(unbroken, prepared, tmp_path):
+    # as a kill right after a save would leave it
+    for step in (2, 6, 10):
+        out = tmp_path / str(step)
+        assert train(out, prepared, *BROKEN_WORDS, "--keep", "9", steps=12) == 0
+        for path in (out / "checkpoints").iterdir():
+            if int(path.name.removeprefix("step-")) > step:
+                shutil.rmtree(path)
+        assert train(out, prepared, *BROKEN_WORDS, "--resume", steps=12) == 0
+        assert drill.differences(unbroken, out) == []
+
+
+@pytest.mark.parametrize("start", ["missing", "empty", "no checkpoint"])
+def test_resume_with_nothing_to_resume_starts(start, unbroken, prepared, tmp_path):
+    out = tmp_path / "run"
+    if start == "empty":
+        out.mkdir()
+    if start == "no checkpoint":
+        shutil.copytree(unbroken, out)
+        shutil.rmtree(out / "checkpoints")
+    assert train(out, prepared, *BROKEN_WORDS, "--resume", steps=12) == 0
+    assert drill.differences(unbroken, out) == []
+
+
+def test_resume_alone_knows_the_run(unbroken, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(unbroken, out)
+    shutil.rmtree(out / "checkpoints" / "step-12")
+    assert main(["train", "--out", str(out), "--resume", "auto", "--quiet", "--no-tensorboard"]) == 0
+    assert drill.differences(unbroken, out) == []
+
+
+def test_resuming_a_finished_run_does_nothing(unbroken, capsys):
+    before = {path: path.read_bytes() for path in unbroken.rglob("*") if path.is_file()}
+    assert main(["train", "--out", str(unbroken), "--resume"]) == 0
+    assert "is finished: 12 steps" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in unbroken.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "missing"])
+def test_a_damaged_newest_checkpoint_falls_back(damage, unbroken, prepared, tmp_path, capsys):
+    out = tmp_path / "run"
+    shutil.copytree(unbroken, out)
+    path = out / "checkpoints" / "step-12" / "optimizer.safetensors"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 4
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(data if damage == "flipped" else data[:-7])
+    assert train(out, prepared, *BROKEN_WORDS, "--resume", steps=12) == 0
+    assert "step-12 is damaged" in capsys.readouterr().err
+    assert drill.differences(unbroken, out) == []
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_killed_at_seeded_moments_and_resumed(precision, prepared, tmp_path):
+    words = list(drill.RECIPE)
+    words[words.index("--data") + 1] = str(prepared)
+    words[words.index("--steps") + 1] = "24"
+    said: list[str] = []
+    assert drill.drill(tmp_path, 3, 1337, [*words, "--precision", precision], said.append) == []
+    assert said[1:] == ["kill 1 of 3", "kill 2 of 3", "kill 3 of 3"]
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_killed_twenty_times(precision, seed, prepared, tmp_path):
+    words = list(drill.RECIPE)
+    words[words.index("--data") + 1] = str(prepared)
+    assert drill.drill(tmp_path, 20, seed, [*words, "--precision", precision], print) == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_ends(number, code, prepared, tmp_path):
+    words = ("--checkpoint-every", "1000", "--eval-every", "10", "--dropout", "0.1", "--data", str(prepared), *TINY)
+    arguments = ("--scheme", "pre-ln", "--steps", "40", *words)
+    unbroken, out = tmp_path / "unbroken", tmp_path / "run"
+    drill._finish(drill.start(unbroken, arguments))
+    process = drill.start(out, arguments)
+    assert drill._reached(process, out / "metrics.jsonl", 600)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == code
+    assert b"go on with --resume" in said
+    stopped = open_run(out).checkpoint().step
+    assert 0 < stopped < 40
+    assert len(metrics(out)) == stopped
+    drill._finish(drill.start(out, arguments))
+    assert drill.differences(unbroken, out) == []
+
+
+def test_a_directory_is_one_process_s(prepared, tmp_path):
+    words = ("--scheme", "pre-ln", "--steps", "100000", "--data", str(prepared), *TINY)
+    out = tmp_path / "run"
+    process = drill.start(out, words)
+    try:
+        assert drill._reached(process, out / "metrics.jsonl", 100)
+        assert open_run(out).is_locked()
+        second = drill.start(out, words)
+        _, said = second.communicate(timeout=120)
+        assert second.returncode == 2
+        assert b"another process is training" in said
+    finally:
+        process.kill()
+        process.communicate()
+    # kill -9 leaves no lock
+    assert not open_run(out).is_locked()
+
+
+def test_lines_beyond_the_checkpoint_are_dropped(unbroken, prepared, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(unbroken, out)
+    shutil.rmtree(out / "checkpoints" / "step-12")
+    with (out / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 13, "loss": 1}\nnonsense\n{"step": 14, "lo')
+    assert train(out, prepared, *BROKEN_WORDS, "--resume", steps=12) == 0
+    assert drill.differences(unbroken, out) == []
+
+
+def test_tensorboard_is_written_and_cannot_stop_a_run(prepared, tmp_path, monkeypatch, capsys):
+    words = [word for word in TINY if word != "--no-tensorboard"]
+    command = ["train", "--scheme", "pre-ln", "--data", str(prepared), "--steps", "2", *words]
+    assert main([*command, "--out", str(tmp_path / "a")]) == 0
+    assert list((tmp_path / "a" / "tensorboard").iterdir())
+
+    from torch.utils.tensorboard import SummaryWriter
+
+    def broken(*arguments):
+        raise OSError("disk on fire")
+
+    monkeypatch.setattr(SummaryWriter, "add_scalar", broken)
+    assert main([*command, "--out", str(tmp_path / "b")]) == 0
+    assert capsys.readouterr().err.count("TensorBoard is off, the run goes on: disk on fire") == 1
+    assert len(metrics(tmp_path / "b")) == 2
+
+
+def test_a_corpus_by_name_is_prepared_into_the_cache(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SPHERET_CACHE", str(tmp_path / "cache"))
+    words = [word for word in TINY if word != "--quiet"]
+    command = [
+        "train",
+        "--scheme",
+        "pre-ln",
+        "--data",
+        "sotu",
+        "--steps",
+        "2",
+        *words,
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    assert main(command) == 0
+    said = capsys.readouterr()
+    assert '"unigram_entropy"' in said.out
+    assert "step 2/2, loss" in said.err
+    config = open_run(tmp_path / "run").config
+    assert config["data"]["path"].startswith(str(tmp_path / "cache"))
+    assert config["data"]["tokenizer"]["name"] == "bytes"
+
+
+def test_toml_and_flags(prepared, tmp_path):
+    (tmp_path / "run.toml").write_text('scheme = "p-spheretnorm"\nsteps = 3\nlr = 0.5\n[set]\np = 0.25\n')
+    words = ["--config", str(tmp_path / "run.toml"), "--lr", "0.001", "--data", str(prepared), *TINY]
+    assert main(["train", *words, "--set", "schedule=constant", "--set", "p=0.5", "--out", str(tmp_path / "a")]) == 0
+    config = open_run(tmp_path / "a").config
+    assert (config["train"]["lr"], config["train"]["steps"]) == (0.001, 3)
+    assert config["model"]["scheme_options"] == {"schedule": "constant", "p": 0.5}
+
+
+def test_sampling(unbroken, capsys):
+    assert main(["sample", str(unbroken), "--prompt", "The", "--tokens", "30", "--count", "2"]) == 0
+    first = capsys.readouterr().out
+    assert first.startswith("The")
+    assert main(["sample", str(unbroken), "--prompt", "The", "--tokens", "30", "--count", "2"]) == 0
+    assert capsys.readouterr().out == first
+    assert main(["sample", str(unbroken), "--tokens", "5", "--temperature", "0"]) == 0
+    assert main(["sample", str(unbroken / "nowhere")]) == 2
+    assert "no run directory" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_compiled_training_is_the_same_training(prepared, tmp_path):
+    assert train(tmp_path / "a", prepared, steps=3) == 0
+    assert train(tmp_path / "b", prepared, "--compile", steps=3) == 0
+    assert losses(tmp_path / "a") == pytest.approx(losses(tmp_path / "b"), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_memory_is_constant_over_two_thousand_steps(prepared, tmp_path):
+    words = ("--scheme", "proj-spheretnorm", "--steps", "2000", "--eval-every", "100", "--data", str(prepared), *TINY)
+    process = drill.start(tmp_path / "run", words)
+    seen = {}
+    while process.poll() is None:
+        path = tmp_path / "run" / "metrics.jsonl"
+        lines = path.read_bytes().count(b"\n") if path.exists() else 0
+        about = Path(f"/proc/{process.pid}/status")
+        status = about.read_text() if about.exists() else ""
+        if "VmRSS:" in status:
+            seen[lines] = int(status.split("VmRSS:")[1].split()[0])
+        time.sleep(0.2)
+    drill._finish(process)
+    early = max(size for lines, size in seen.items() if 150 <= lines <= 500)
+    late = max(size for lines, size in seen.items() if lines >= 1500)
+    assert late < 1.02 * early + 2048
+
+
+def test_importing_spheret_needs_no_trainer():
+    code = "import sys, spheret; print([m for m in sys.modules if m.startswith(('spheret.train', 'tyro', 'rich'))])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
