@@ -154,5 +154,5 @@ def check_fit(path: Path, saved: Mapping[str, Tensor], wanted: Mapping[str, Tens
     """Raise, naming keys, unless the saved tensors are those of this model."""
     rows = differing(saved, wanted)
     if rows:
-        shown = ", ".join(rows[:8]) + (f" and {len(rows) - 8} more" if len(rows) > 8 else "")
+        shown = ", ".join(rows[:16]) + (f" and {len(rows) - 16} more" if len(rows) > 16 else "")
         raise ValueError(f"{path} is of another model; these differ: {shown}. Give the scheme and sizes it has.")
