@@ -15,8 +15,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("spheret.train.command:train", "train a GPT under any scheme, resumable to the bit"),
     "sample": ("spheret.train.sample:sample", "text from a run"),
     "doctor": ("spheret.doctor:doctor", "versions, device, backends with a self-check; --crash-drill"),
+    "plan": ("spheret.plan.command:command", "memory, FLOPs, traffic and hours of a run before it is started"),
+    "reproduce": (
+        "spheret.study.reproduce:reproduce",
+        "the paper's runs with its hyperparameters, one cell or all 48",
+    ),
     "bench connection": ("spheret.bench.connection:connection", "time one update of the stream on every backend"),
     "bench step": ("spheret.bench.step:step", "time a whole training step under every scheme"),
+    "bench scale": ("spheret.bench.scale:scale", "time a training step against depth and width"),
     "bench data": ("spheret.bench.data:command", "time prepare and the loader against the plain ways"),
 }
 

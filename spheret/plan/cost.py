@@ -1,0 +1,185 @@
+"""What a step computes and sends, how long that takes, and which way of running it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from spheret.errors import unknown
+from spheret.gpt import PRESETS, GPTConfig
+from spheret.plan import memory
+from spheret.plan.memory import FLOAT, PRECISIONS
+
+# the paper's sizes, GPT-2's largest, and GPT-3's 2.7 B and 6.7 B: layers, heads, width
+SIZES = {**PRESETS, "1.5B": (48, 25, 1600), "2.7B": (32, 32, 2560), "7B": (32, 32, 4096)}
+PARALLEL = ("ddp", "fsdp")
+GPUS_A_NODE = 8
+# the share of a link's stated rate that is reached
+LINK_UTILISATION = 0.8
+# the share of a GPU's memory that tensors may fill: the rest is the allocator's gaps, NCCL and the CUDA context
+USABLE = 0.9
+
+
+@dataclass(frozen=True)
+class GPU:
+    """Stated rates: matrix products without sparsity in FLOP/s, memory in bytes, NVLink or PCIe one way in B/s."""
+
+    bf16: float
+    float32: float
+    memory: float
+    link: float
+    source: str
+
+
+GPUS = {
+    "a100": GPU(312e12, 19.5e12, 80e9, 300e9, "NVIDIA A100 datasheet, SXM 80 GB"),
+    "h100": GPU(989.4e12, 66.9e12, 80e9, 450e9, "NVIDIA H100 datasheet, SXM 80 GB, without sparsity"),
+    "h200": GPU(989.4e12, 66.9e12, 141e9, 450e9, "NVIDIA H200 datasheet, SXM, without sparsity"),
+    "b200": GPU(2250e12, 75e12, 180e9, 900e9, "NVIDIA DGX B200 datasheet, an eighth of it, without sparsity"),
+    "rtx4090": GPU(165.2e12, 82.6e12, 24e9, 32e9, "NVIDIA Ada architecture whitepaper; PCIe 4.0 x16"),
+}
+
+
+def split(sequences: int, gpus: int, batch_size: int) -> tuple[int, int]:
+    """Sequences a GPU at a time, at most `batch_size`, and how often, so that an update is exactly `sequences`."""
+    if gpus < 1 or sequences % gpus:
+        allowed = ", ".join(str(n) for n in range(1, sequences + 1) if sequences % n == 0)
+        raise ValueError(f"an update of {sequences} sequences divides over {allowed} processes, got {gpus}.")
+    each = sequences // gpus
+    batch = next(b for b in range(min(batch_size, each), 0, -1) if each % b == 0)
+    return batch, each // batch
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One way to run one update of a model."""
+
+    config: GPTConfig
+    gpu: GPU
+    gpus: int
+    parallel: str
+    batch: int
+    accumulation: int
+    precision: str
+    checkpointing: bool
+    utilisation: float
+    network: float  # between nodes, bytes a second for each GPU
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that a GPU holds at a time."""
+        return self.batch * self.config.block
+
+    @property
+    def tokens_per_update(self) -> int:
+        return self.tokens * self.accumulation * self.gpus
+
+
+def bytes_held(setup: Setup) -> dict[str, float]:
+    """Bytes on each GPU, by what they are; their sum is the peak of a step.
+
+    DDP's buckets are a copy of the gradients. FSDP2 shards weights, gradients and moments; it gathers two branches
+    at a time (one ahead), holds embeddings and head whole, and, where an update accumulates, every gradient too.
+    """
+    config, precision = setup.config, setup.precision
+    weights, optimizer = memory.weights_bytes(config), memory.optimizer_bytes(config)
+    # what FSDP gathers is in autocast's dtype already
+    passing = memory.most(config, setup.tokens, precision, setup.checkpointing, copies=setup.parallel == "ddp")
+    if setup.parallel == "ddp":
+        buckets = weights if setup.gpus > 1 else 0
+        held: dict[str, float] = {
+            "weights": weights,
+            "gradients": weights,
+            "optimiser": optimizer,
+            "DDP buckets": buckets,
+        }
+    else:
+        shape, shards, number = memory.shape(config), setup.gpus, PRECISIONS[precision]
+        whole = 2 * FLOAT * (shape.parameters - shape.branches)
+        whole += 2 * shape.largest_branch * (2 * number + FLOAT)
+        whole += weights if setup.accumulation > 1 else 0
+        held = {
+            "weights": weights / shards,
+            "gradients": weights / shards,
+            "optimiser": optimizer / shards,
+            "FSDP gathered": whole,
+        }
+    return {**held, "activations": passing}
+
+
+def fits(setup: Setup) -> bool:
+    return sum(bytes_held(setup).values()) <= USABLE * setup.gpu.memory
+
+
+def forward_flops(config: GPTConfig, tokens: int) -> tuple[int, int]:
+    """Multiplications and additions of the blocks' matrix products and of the head's, attention as a full square."""
+    d = config.width
+    blocks = config.layers * tokens * (2 * 12 * d * d + 4 * config.block * d)
+    return blocks, 2 * tokens * d * config.vocab
+
+
+def step_flops(config: GPTConfig, tokens: int, checkpointing: bool = False) -> int:
+    """Forward and backward, the backward twice the forward; checkpointing computes at most the blocks once more."""
+    blocks, head = forward_flops(config, tokens)
+    return 3 * (blocks + head) + (blocks if checkpointing else 0)
+
+
+def bytes_sent(setup: Setup) -> dict[str, float]:
+    """Bytes that each GPU sends in an update, with ring algorithms."""
+    shape, rest = memory.shape(setup.config), (setup.gpus - 1) / setup.gpus
+    if setup.parallel == "ddp":
+        return {"all-reduced": 2 * rest * FLOAT * shape.parameters}
+    root = FLOAT * (shape.parameters - shape.branches)
+    branches = PRECISIONS[setup.precision] * shape.branches
+    # branches are let go after the forward and gathered again for the backward
+    return {
+        "gathered": rest * setup.accumulation * (root + 2 * branches),
+        "reduce-scattered": rest * FLOAT * shape.parameters,
+    }
+
+
+def compute_seconds(setup: Setup) -> float:
+    rate = getattr(setup.gpu, setup.precision) * setup.utilisation
+    return setup.accumulation * step_flops(setup.config, setup.tokens, setup.checkpointing) / rate
+
+
+def network_seconds(setup: Setup) -> float:
+    link = setup.gpu.link if setup.gpus <= GPUS_A_NODE else min(setup.gpu.link, setup.network)
+    return sum(bytes_sent(setup).values()) / (link * LINK_UTILISATION)
+
+
+def step_seconds(setup: Setup) -> float:
+    """An update: computing, and the part of sending that does not hide behind it.
+
+    DDP sends during the last backward, FSDP during every pass.
+    """
+    compute = compute_seconds(setup)
+    hidden = compute if setup.parallel == "fsdp" else compute / setup.accumulation * 2 / 3
+    return compute + max(0.0, network_seconds(setup) - hidden)
+
+
+def _ways(sequences: int, gpus: int, batch_size: int) -> Iterator[tuple[str, bool, int, int]]:
+    batches = dict.fromkeys(split(sequences, gpus, limit) for limit in range(batch_size, 0, -1))
+    for parallel, checkpointing, (batch, accumulation) in product(PARALLEL, (False, True), batches):
+        yield parallel, checkpointing, batch, accumulation
+
+
+def choose(
+    config: GPTConfig, gpu: GPU, gpus: int, sequences: int, batch_size: int, precision: str, utilisation: float,
+    network: float,
+) -> Setup | None:  # fmt: skip
+    """DDP where it fits and FSDP where it must be; batch and checkpointing by what is fastest; None: nothing fits."""
+    setups = [
+        Setup(config, gpu, gpus, parallel, batch, accumulation, precision, again, utilisation, network)
+        for parallel, again, batch, accumulation in _ways(sequences, gpus, batch_size)
+    ]
+    fitting = [setup for setup in setups if fits(setup)]
+    return min(fitting, key=lambda way: (PARALLEL.index(way.parallel), step_seconds(way)), default=None)
+
+
+def sized(size: str, scheme: str, block: int = 1024) -> GPTConfig:
+    if size not in SIZES:
+        raise unknown("size", size, SIZES)
+    layers, heads, width = SIZES[size]
+    return GPTConfig(layers=layers, heads=heads, width=width, block=block, scheme=scheme)

@@ -1,0 +1,69 @@
+import json
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from spheret import SCHEMES
+from spheret.bench import scale as bench
+from spheret.cli import main
+
+QUICK = ["--layers", "1,2", "--widths", "32,64", "--depth-width", "32", "--width-layers", "1", "--block", "8"]
+
+
+def test_command(tmp_path, capsys):
+    out = tmp_path / "scale.json"
+    assert main(["bench", "scale", *QUICK, "--batch-size", "2", "--repeats", "1", "--json", str(out)]) == 0
+    printed, found = capsys.readouterr().out, json.loads(out.read_text())
+    assert found["depth"]["layers"] == [1, 2]
+    assert found["width"]["widths"] == [32, 64]
+    for part in ("depth", "width"):
+        assert [row["scheme"] for row in found[part]["rows"]] == ["pre-ln", "proj-spheretnorm"]
+        assert all(len(row["seconds"]) == 2 and min(row["seconds"]) > 0 for row in found[part]["rows"])
+    assert "proj-spheretnorm" in printed
+    assert found["torch"] == torch.__version__
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
+def test_the_exponent_of_a_power_law(power):
+    sizes = [4, 8, 16, 32, 64]
+    assert bench.exponent(sizes, [0.003 * size**power for size in sizes]) == pytest.approx(power)
+
+
+class Operations(TorchDispatchMode):
+    """How many operations torch runs."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_layer_adds_as_much_to_a_step(scheme):
+    # times belong in the benchmark: what else the machine does is in them
+    counts = []
+    for layers in (4, 8, 12):
+        run = bench._step(scheme, layers, 32, 8, 2)
+        # the optimiser makes its state in the first step
+        run()
+        with Operations() as operations:
+            run()
+        counts.append(operations.count)
+    assert counts[2] - counts[1] == counts[1] - counts[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--layers", "4"], "at least two different"),
+        (["--widths", "a,b"], "separated by commas"),
+        (["--widths", "32,40"], "multiple of 32"),
+        (["--schemes", "preln"], "Did you mean 'pre-ln'"),
+        (["--repeats", "0"], "at least 1"),
+    ],
+)
+def test_bad_input(words, message, capsys):
+    assert main(["bench", "scale", *words]) == 2
+    assert message in capsys.readouterr().err

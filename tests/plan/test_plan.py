@@ -1,0 +1,260 @@
+"""The plan's arithmetic against measurement: saved tensors, live storages, torch's FLOP counter, real optimisers."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from torch.utils.flop_counter import FlopCounterMode
+
+from spheret import GPT, SCHEMES, GPTConfig, parameter_groups
+from spheret.cli import main
+from spheret.plan import cost, memory
+from spheret.plan.cost import GPUS, Setup
+
+# layers, heads, width, block, vocabulary, batch
+SMALL = [(2, 2, 32, 64, 257, 4), (4, 4, 64, 64, 257, 8), (3, 2, 48, 128, 1000, 4)]
+
+
+def config(size, scheme="proj-spheretnorm", **changes):
+    layers, heads, width, block, vocab, _ = size
+    return GPTConfig(layers=layers, heads=heads, width=width, block=block, vocab=vocab, scheme=scheme, **changes)
+
+
+def forward(model, precision, batch):
+    tokens, targets = torch.randint(model.config.vocab, (2, batch, model.config.block))
+    # two storages, as the loader gives them
+    tokens, targets = tokens.clone(), targets.clone()
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        return model(tokens, targets)
+
+
+def saved_bytes(model, precision, batch):
+    """What autograd keeps of a real step's forward: each storage once, no parameters."""
+    seen = {}
+
+    def pack(x):
+        seen[x.untyped_storage().data_ptr()] = x
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        loss = forward(model, precision, batch)
+    assert loss.requires_grad
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    return sum(x.untyped_storage().nbytes() for address, x in seen.items() if address not in own)
+
+
+@pytest.mark.parametrize("precision", memory.PRECISIONS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_activations_are_what_autograd_keeps(scheme, precision):
+    for size in SMALL:
+        model = GPT(config(size, scheme))
+        measured = saved_bytes(model, precision, size[-1])
+        planned = memory.activations(model.config, size[-1] * model.config.block, precision).total
+        # a tenth is promised; small constants aside it is exact
+        assert planned == pytest.approx(measured, rel=0.01), size
+
+
+class Live(TorchDispatchMode):
+    """The most bytes of tensors that exist at once, counted after every operation of torch."""
+
+    def __init__(self, tensors):
+        super().__init__()
+        self.storages, self.most = {}, 0
+        self._see(tensors)
+
+    def _see(self, tensors):
+        for x in tensors:
+            if isinstance(x, torch.Tensor):
+                storage = x.untyped_storage()
+                reference = StorageWeakRef(storage)
+                self.storages[reference.cdata] = (reference, storage.nbytes())
+        self.storages = {key: found for key, found in self.storages.items() if not found[0].expired()}
+        self.most = max(self.most, sum(size for _, size in self.storages.values()))
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        self._see(tree_iter((args, kwargs, out)))
+        return out
+
+
+@pytest.mark.parametrize("precision", memory.PRECISIONS)
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("scheme", ["pre-ln", "proj-spheretnorm"])
+def test_the_peak_of_a_step_is_the_sum_of_its_parts(scheme, checkpointing, precision):
+    size = (6, 4, 64, 64, 500, 8)
+    model = GPT(config(size, scheme, checkpointing=checkpointing))
+    optimizer = torch.optim.AdamW(parameter_groups(model, 0.1), fused=True)
+    forward(model, precision, size[-1]).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    state = [x for found in optimizer.state.values() for x in found.values()]
+    # two passes: at the second the gradients are there
+    with Live([*model.parameters(), *state]) as live:
+        for _ in range(2):
+            forward(model, precision, size[-1]).backward()
+        optimizer.step()
+    setup = Setup(model.config, GPUS["h100"], 1, "ddp", size[-1], 2, precision, checkpointing, 0.35, 50e9)
+    assert sum(cost.bytes_held(setup).values()) == pytest.approx(live.most, rel=0.1)
+
+
+@pytest.mark.parametrize("scheme", ["pre-ln", "proj-spheretnorm", "keel", "ngpt"])
+def test_weights_gradients_and_moments_exactly(scheme):
+    for size in SMALL:
+        model = GPT(config(size, scheme))
+        optimizer = torch.optim.AdamW(parameter_groups(model, 0.1), fused=True)
+        forward(model, "float32", size[-1]).backward()
+        optimizer.step()
+
+        def held(tensors):
+            return sum(x.untyped_storage().nbytes() for x in tensors)
+
+        assert memory.weights_bytes(model.config) == held(model.parameters())
+        assert memory.weights_bytes(model.config) == held(p.grad for p in model.parameters())
+        state = (x for found in optimizer.state.values() for x in found.values())
+        assert memory.optimizer_bytes(model.config) == held(state)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("scheme", ["pre-ln", "cay-spheretnorm"])
+def test_flops_are_what_torch_counts(scheme, checkpointing):
+    for size in SMALL:
+        model = GPT(config(size, scheme, checkpointing=checkpointing))
+        # flash attention on CPUs is not in torch's counter; its plain products are
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            forward(model, "float32", size[-1]).backward()
+        tokens, counted = size[-1] * model.config.block, counter.get_total_flops()
+        # computing again ends with the last thing that is kept; Pre-LN keeps no branch output, and spares its product
+        spared = 8 * tokens * model.config.layers * model.config.width**2
+        counted += spared if checkpointing and scheme == "pre-ln" else 0
+        assert cost.step_flops(model.config, tokens, checkpointing) == counted
+
+
+def test_the_papers_arithmetic_keeps_more():
+    made = config(SMALL[1])
+    ours, papers = (sum(memory.connections(made, 512, "float32", name)) for name in (None, "reference"))
+    assert papers > 1.5 * ours
+    # h and f and a few numbers a row
+    assert ours == pytest.approx(2 * made.layers * 512 * (2 * 4 * made.width), rel=0.05)
+    # a model without spherical connections has nothing to save there
+    flat = config(SMALL[1], "pre-ln")
+    assert memory.connections(flat, 512, "float32") == memory.connections(flat, 512, "float32", "reference")
+
+
+class TestSplit:
+    def test_every_split_is_the_whole_update(self):
+        for sequences in (1, 12, 128, 480):
+            for gpus in range(1, sequences + 1):
+                if sequences % gpus:
+                    with pytest.raises(ValueError, match=f"an update of {sequences} sequences"):
+                        cost.split(sequences, gpus, 16)
+                    continue
+                batch, accumulation = cost.split(sequences, gpus, 16)
+                assert batch * accumulation * gpus == sequences
+                assert 1 <= batch <= 16
+
+    def test_the_papers(self):
+        assert cost.split(128, 8, 16) == (16, 1)
+        assert cost.split(128, 1, 16) == (16, 8)
+        assert cost.split(128, 16, 16) == (8, 1)
+
+
+def setup(size="L", gpus=8, parallel="ddp", batch=16, accumulation=1, precision="bf16", checkpointing=False):
+    made = cost.sized(size, "proj-spheretnorm")
+    return Setup(made, GPUS["h100"], gpus, parallel, batch, accumulation, precision, checkpointing, 0.35, 50e9)
+
+
+class TestWays:
+    def test_a_ring_all_reduce_moves_each_gradient_twice(self):
+        way = setup(gpus=4, precision="float32")
+        n = memory.shape(way.config).parameters
+        assert cost.bytes_sent(way)["all-reduced"] == pytest.approx(2 * 3 / 4 * 4 * n)
+        # gathering in float32 for both passes and scattering once is half as much again, the root aside
+        sharded = cost.bytes_sent(setup(gpus=4, parallel="fsdp", precision="float32"))
+        assert 2 < sum(sharded.values()) / (3 / 4 * 4 * n) < 3
+
+    def test_one_gpu_sends_nothing(self):
+        for parallel in cost.PARALLEL:
+            assert sum(cost.bytes_sent(setup(gpus=1, parallel=parallel)).values()) == 0
+
+    def test_shards_shrink_and_gathered_parts_do_not(self):
+        few, many = (cost.bytes_held(setup("7B", gpus=n, parallel="fsdp", batch=1)) for n in (8, 64))
+        for part in ("weights", "gradients", "optimiser"):
+            assert few[part] == pytest.approx(8 * many[part])
+        assert few["FSDP gathered"] == many["FSDP gathered"]
+        whole = cost.bytes_held(setup("7B", gpus=8, parallel="fsdp", batch=1, accumulation=2))
+        assert whole["FSDP gathered"] - few["FSDP gathered"] == memory.weights_bytes(setup("7B").config)
+
+    def test_checkpointing_holds_less_and_computes_more(self):
+        plain, again = setup(), setup(checkpointing=True)
+        assert cost.bytes_held(again)["activations"] < 0.3 * cost.bytes_held(plain)["activations"]
+        assert cost.step_seconds(again) > cost.step_seconds(plain)
+
+    def test_what_is_chosen_fits_and_ddp_comes_first(self):
+        for size, expected in (("S", "ddp"), ("L", "ddp"), ("7B", "fsdp")):
+            way = cost.choose(cost.sized(size, "pre-ln"), GPUS["h100"], 8, 128, 16, "bf16", 0.35, 50e9)
+            assert way.parallel == expected
+            assert cost.fits(way)
+            assert way.tokens_per_update == 131_072
+        assert cost.choose(cost.sized("7B", "pre-ln"), GPUS["rtx4090"], 1, 128, 16, "bf16", 0.35, 50e9) is None
+
+    def test_no_stated_rate_is_out_of_order(self):
+        for gpu in GPUS.values():
+            assert gpu.float32 < gpu.bf16 < 1e16
+            assert 1e10 < gpu.memory < 1e12
+            assert gpu.source
+
+
+class TestCommand:
+    def test_says_what_it_counted(self, capsys, tmp_path):
+        out = tmp_path / "plan.json"
+        assert main(["plan", "--size", "S", "--gpus", "4", "--parallel", "fsdp", "--json", str(out)]) == 0
+        said, found = capsys.readouterr().out, json.loads(out.read_text())
+        assert found["parameters"] == GPT(GPTConfig.preset("S")).parameter_count()
+        assert f"{found['parameters']:,} parameters" in said
+        assert (found["batch_size"], found["accumulation"]) == (16, 2)
+        assert [row["gpus"] for row in found["growth"]] == [8, 64, 1024] * len(cost.SIZES)
+        assert found["growth"][-1]["parameters"] == pytest.approx(6.7e9, rel=0.02)
+        assert all(math.isfinite(row["hours"]) for row in found["growth"])
+        for word in (
+            "utilisation: 35%",
+            "NVIDIA H100 datasheet",
+            "FSDP gathered",
+            "reduce-scattered",
+            "checkpointing",
+        ):
+            assert word in said
+
+    def test_the_commands_of_the_docs(self, capsys):
+        page = (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
+        commands = re.findall(r"^    spheret (plan [^#\n]*)", page, re.MULTILINE)
+        assert len(commands) == 3
+        for command in commands:
+            assert main(command.split()) == 0
+        # the table of the page, from the first of them
+        said = capsys.readouterr().out
+        assert "32.71" in said
+        assert "| activations of 16 x 1,024 tokens, GB | 6.9 | 17.6 | 32.7 |" in page
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["--gpu", "h10"], "Did you mean 'h100'"),
+            (["--size", "XXL"], "unknown size"),
+            (["--parallel", "tensor"], "unknown parallel"),
+            (["--precision", "fp8"], "unknown precision"),
+            (["--gpus", "3"], "divides over 1, 2, 4, 8"),
+            (["--utilisation", "0"], "in (0, 1]"),
+            (["--tokens-per-update", "1000"], "multiple of block"),
+            (["--scheme", "preln"], "Did you mean 'pre-ln'"),
+        ],
+    )
+    def test_bad_input(self, words, message, capsys):
+        assert main(["plan", *words]) == 2
+        assert message in capsys.readouterr().err
