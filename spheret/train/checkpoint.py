@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,13 +35,14 @@ class Checkpoint:
     step: int
     state: dict[str, Any]
 
-    def model(self) -> dict[str, Tensor]:
-        return tensors.read(self.path / MODEL)
+    def model(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights by name, one at a time."""
+        return tensors.each(self.path / MODEL)
 
-    def optimizer(self) -> dict[str, Tensor]:
-        """Empty for weights that were not trained here."""
+    def optimizer(self) -> Iterator[tuple[str, Tensor]]:
+        """The optimiser's state, under the weights' names; nothing for weights that were not trained here."""
         path = self.path / OPTIMIZER
-        return tensors.read(path) if path.exists() else {}
+        return tensors.each(path) if path.exists() else iter(())
 
 
 def save(directory: Path, step: int, parts: Mapping[str, Sequence[Entry]], state: dict[str, Any]) -> Path:
@@ -138,21 +139,22 @@ def newest(directory: Path, say: Callable[[str], object] = warnings.warn) -> Che
     return None
 
 
-def differing(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
+def differing(saved: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> list[str]:
     """What keeps saved tensors from filling wanted ones: missing, left over, or of another shape."""
     rows = [f"{name} (missing)" for name in wanted if name not in saved]
     rows += [f"{name} (not in this model)" for name in saved if name not in wanted]
     rows += [
-        f"{name} ({tuple(saved[name].shape)} for {tuple(wanted[name].shape)})"
+        f"{name} ({saved[name]} for {wanted[name]})"
         for name in wanted
-        if name in saved and saved[name].shape != wanted[name].shape
+        if name in saved and saved[name] != wanted[name]
     ]
     return rows
 
 
-def check_fit(path: Path, saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-    """Raise, naming keys, unless the saved tensors are those of this model."""
-    rows = differing(saved, wanted)
+def check_fit(saved: Checkpoint, wanted: Mapping[str, Tensor]) -> None:
+    """Raise, naming keys, unless the saved weights are those of this model."""
+    path = saved.path
+    rows = differing(tensors.shapes(path / MODEL), {name: tuple(tensor.shape) for name, tensor in wanted.items()})
     if rows:
         shown = ", ".join(rows[:16]) + (f" and {len(rows) - 16} more" if len(rows) > 16 else "")
         raise ValueError(f"{path} is of another model; these differ: {shown}. Give the scheme and sizes it has.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,7 +23,7 @@ from spheret.memory import keep_freed_memory
 from spheret.train import checkpoint
 from spheret.train.config import FREE, Options, TrainConfig, from_toml, options_of, resolve_model, resolve_training
 from spheret.train.directory import check_space, claimed, existing, explained
-from spheret.train.distributed import World, resolve_device
+from spheret.train.distributed import Group, World, join
 from spheret.train.loop import FINISHED, Observer, Trainer
 from spheret.train.run import CHECKPOINTS, Run, describe_data, open_run, write_config
 
@@ -108,10 +109,12 @@ def _observers(training: TrainConfig) -> dict[str, tuple[int, Observer]]:
     return {"certificate": (training.certify_every, live.observer())}
 
 
-def _environment(device: torch.device) -> dict[str, Any]:
+def _environment(world: World) -> dict[str, Any]:
     return {
         **machine.machine(),
-        "device": str(device),
+        "device": world.device.type,
+        "processes": world.size,
+        "parallel": world.parallel if isinstance(world, Group) else None,
         "commit": machine.commit(),
         "command": " ".join(["spheret", *sys.argv[1:]]),
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -129,6 +132,8 @@ def train(
     threads: int | None = None,
     tensorboard: bool = True,
     quiet: bool = False,
+    parallel: str | None = None,
+    timeout: int = 600,
 ) -> int:
     """Train a GPT under any scheme; killed at any moment, it goes on to the bit with --resume.
 
@@ -145,42 +150,67 @@ def train(
         threads: CPU threads; a resumed run takes those it had, for they decide the last bits.
         tensorboard: write TensorBoard's files too, where it is installed.
         quiet: no progress.
+        parallel: ddp or fsdp, for processes that torchrun starts.
+        timeout: seconds to wait for the other processes.
     """
     if config is not None:
         options = replace(options, **{**from_toml(config), **options.given()})
-    path = Path(out).expanduser()
-    run = existing(path, resume, force)
-    world = World(resolve_device(device))
     if threads is not None and threads < 1:
         raise ValueError(f"--threads must be at least 1, got {threads}.")
     if threads is not None:
         torch.set_num_threads(threads)
-    model_config, training, data = _resolved(run, options, world.device, world.size)
+    world = join(device, parallel, timeout)
+    try:
+        return _train(world, Path(out).expanduser(), options, resume, force, threads, tensorboard, quiet)
+    finally:
+        world.close()
+
+
+def _train(
+    world: World,
+    path: Path,
+    options: Options,
+    resume: bool,
+    force: bool,
+    threads: int | None,
+    tensorboard: bool,
+    quiet: bool,
+) -> int:
+    # the main process looks, and prepares a corpus, before the others do
+    run = existing(path, resume, force) if world.is_main else None
+    resolved = _resolved(run, options, world.device, world.size) if world.is_main else None
+    run = world.share(run)
+    model_config, training, data = resolved or _resolved(run, options, world.device, world.size)
     keep_freed_memory()
     described = describe_data(data, data.manifest["tokenizer"])
-    resolved = {"model": model_config.as_dict(), "train": training.as_dict(), "data": described}
+    config = {"model": model_config.as_dict(), "train": training.as_dict(), "data": described}
     model = _built(model_config, training, data)
+    parameters = model.parameter_count()
     trainer = Trainer(
         path, model, training, data, world, described["unigram_entropy"], tensorboard, quiet, _observers(training)
     )
     if training.init_from is not None and not resume:
         _initial(training.init_from, trainer)
-    check_space(path, model.parameter_count(), training.keep)
-    with claimed(path, force), explained(path):
-        saved = checkpoint.newest(path / CHECKPOINTS, _say)
-        if run is None:
-            environment = _environment(world.device)
-            write_config(path, {**resolved, "environment": environment}, data.tokenizer().file)
+    if world.is_main:
+        check_space(path, parameters, training.keep)
+    with claimed(path, force) if world.is_main else nullcontext(), explained(path):
+        saved = None
+        if world.is_main:
+            saved = checkpoint.newest(path / CHECKPOINTS, _say)
+            if run is None:
+                write_config(path, {**config, "environment": _environment(world)}, data.tokenizer().file)
+        saved = world.share(saved)
         if saved is not None:
             if threads is None:
                 torch.set_num_threads(saved.state["threads"])
             trainer.restore(saved)
         elif training.init_from is not None and resume:
             _initial(training.init_from, trainer)
-        if not quiet:
-            _announce(resolved, model, trainer)
+        if not quiet and world.is_main:
+            _announce(config, parameters, trainer)
         if trainer.step >= training.steps:
-            _say(f"{path} is finished: {training.steps} steps.")
+            if world.is_main:
+                _say(f"{path} is finished: {training.steps} steps.")
             return FINISHED
         return trainer.fit()
 
@@ -189,11 +219,11 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _announce(resolved: dict[str, Any], model: GPT, trainer: Trainer) -> None:
+def _announce(resolved: dict[str, Any], parameters: int, trainer: Trainer) -> None:
     """The resolved config, as it is saved, and what follows from it."""
     print(files.dump(resolved).decode(), end="")
     print(
-        f"{model.parameter_count():,} parameters, {trainer.config.accumulation(trainer.world.size)} micro-batches an "
+        f"{parameters:,} parameters, {trainer.config.accumulation(trainer.world.size)} micro-batches an "
         f"update, {trainer.config.steps * trainer.config.tokens_per_update:,} tokens, device {trainer.world.device}, "
         f"{torch.get_num_threads()} threads" + (f", going on after step {trainer.step}" if trainer.step else "")
     )

@@ -2,14 +2,43 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from spheret.errors import unknown
 from spheret.gpt import GPT
+
+PARALLEL = ("ddp", "fsdp")
+T = TypeVar("T")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's part of a tensor: all of it, unless it is sharded."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor gathered from its shards, if it has any; then every process must ask."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def like(full: Tensor, pattern: Tensor) -> Tensor:
+    """A whole tensor, on the device and in the shards of another."""
+    if not hasattr(pattern, "placements"):
+        return full.to(pattern.device)
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh: Any = pattern.device_mesh  # type: ignore[attr-defined]
+    # every process read the file: nothing is sent
+    return distribute_tensor(full.to(mesh.device_type), mesh, pattern.placements, src_data_rank=None)
 
 
 class World:
@@ -26,7 +55,7 @@ class World:
         """Whether this process writes and prints."""
         return self.rank == 0
 
-    def wrap(self, model: GPT) -> Callable[[Tensor, Tensor], Tensor]:
+    def wrap(self, model: GPT, bf16: bool) -> Callable[[Tensor, Tensor], Tensor]:
         """What turns a batch into a loss, given the model on its device."""
         return model
 
@@ -38,30 +67,120 @@ class World:
         """The sum over all processes, in float64."""
         return values.double()
 
-    def clip(self, model: GPT, largest: float) -> Tensor:
-        """Scale the gradient down to a norm of at most `largest`, and return the norm it had."""
-        return torch.nn.utils.clip_grad_norm_(model.parameters(), largest)
+    def gather(self, value: T) -> list[T]:
+        """What every process has, in the order of their ranks."""
+        return [value]
 
-    def whole(self, tensor: Tensor) -> Tensor:
-        """A parameter or its state, gathered from whatever shards it has."""
-        return tensor.detach()
+    def share(self, value: T) -> T:
+        """What the main process has."""
+        return value
 
-    def random_states(self) -> list[str]:
-        """The generators' state of every process."""
-        return [_random_state(self.device)]
+    def any(self, value: bool) -> bool:
+        """Whether it is so on any process."""
+        return any(self.gather(value))
 
     def restore_random(self, states: list[str], seed: int) -> None:
         """Back to this process's saved state; in a world of another size, to a seed of its own."""
         if len(states) == self.size:
-            _set_random_state(self.device, states[self.rank])
+            set_random_state(self.device, states[self.rank])
         else:
             torch.manual_seed(seed + self.rank)
 
-    def barrier(self) -> None:
-        """Wait for every process."""
-
     def close(self) -> None:
         """Leave the group."""
+
+
+class Group(World):
+    """The processes that torchrun started, as data in parallel: DDP, or FSDP2 with its shards."""
+
+    def __init__(self, device: torch.device, parallel: str, timeout: int) -> None:
+        super().__init__(device)
+        self.parallel = parallel
+        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self._wrapped: Any = None
+        if device.type == "cuda":
+            self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", self.rank)))
+            torch.cuda.set_device(self.device)
+        try:
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=timeout))
+        except (RuntimeError, ValueError) as error:
+            where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            raise RuntimeError(
+                f"process {self.rank} of {self.size} met no others at {where} within {timeout} s: see that all are "
+                f"started, that the address can be reached, or give a longer --timeout "
+                f"({str(error).splitlines()[0]})."
+            ) from error
+
+    def wrap(self, model: GPT, bf16: bool) -> Callable[[Tensor, Tensor], Tensor]:
+        if self.parallel == "ddp":
+            from torch.nn.parallel import DistributedDataParallel
+
+            devices = [self.device] if self.device.type == "cuda" else None
+            self._wrapped = DistributedDataParallel(model, device_ids=devices)
+        else:
+            shard(model, dist.init_device_mesh(self.device.type, (self.size,)), bf16)
+            self._wrapped = model
+        return self._wrapped
+
+    def syncing(self, last: bool) -> AbstractContextManager[Any]:
+        if self.parallel == "ddp":
+            return nullcontext() if last else self._wrapped.no_sync()
+        self._wrapped.set_requires_gradient_sync(last)
+        return nullcontext()
+
+    def sum(self, values: Tensor) -> Tensor:
+        values = values.double()
+        dist.all_reduce(values)
+        return values
+
+    def gather(self, value: T) -> list[T]:
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value)
+        return found
+
+    def share(self, value: T) -> T:
+        held = [value]
+        dist.broadcast_object_list(held)
+        return held[0]
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+def shard(model: GPT, mesh: Any, bf16: bool) -> None:
+    """FSDP2: each branch with bf16 parameters and float32 reduction, then block and root in float32.
+
+    A policy on a whole block would cast the stream; this way it and the learnable scalars stay float32.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bf16 else MixedPrecisionPolicy()
+    for block in model.each_block():
+        for branch in (block.attention, block.mlp):
+            fully_shard(branch, mesh=mesh, mp_policy=policy)
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    # evaluation enters the model here
+    register_fsdp_forward_method(model, "token_losses")
+
+
+def join(wanted: str | None, parallel: str | None, timeout: int) -> World:
+    """The world that this process was started in: torchrun's, or one of its own."""
+    if parallel is not None and parallel not in PARALLEL:
+        raise unknown("--parallel", parallel, PARALLEL)
+    if timeout < 1:
+        raise ValueError(f"--timeout must be at least 1 second, got {timeout}.")
+    device = resolve_device(wanted)
+    started = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+    if parallel is not None and not started:
+        raise ValueError(
+            f"--parallel {parallel} is for processes that torchrun starts: torchrun --nproc_per_node=N -m spheret "
+            f"train ..."
+        )
+    # one process under torchrun still shards if told to
+    if started and (int(os.environ["WORLD_SIZE"]) > 1 or parallel is not None):
+        return Group(device, parallel or "ddp", timeout)
+    return World(device)
 
 
 def _generators(device: torch.device) -> list[torch.Generator]:
@@ -71,12 +190,14 @@ def _generators(device: torch.device) -> list[torch.Generator]:
     return found
 
 
-def _random_state(device: torch.device) -> str:
+def random_state(device: torch.device) -> str:
+    """The state of the generators that this process draws from."""
     return ",".join(bytes(g.get_state().numpy()).hex() for g in _generators(device))
 
 
-def _set_random_state(device: torch.device, state: str) -> None:
-    # a state saved on another kind of device has fewer or more parts
+def set_random_state(device: torch.device, state: str) -> None:
+    """Back to such a state."""
+    # one saved on another kind of device has fewer or more parts
     for generator, text in zip(_generators(device), state.split(","), strict=False):
         generator.set_state(torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8))
 

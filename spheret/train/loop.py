@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spheret.data import Data
+from spheret.data import Data, Validation
 from spheret.gpt import GPT
 from spheret.meter import Meter
 from spheret.optim import parameter_groups, stop_outward_gradients, sum_bounded_gradients
 from spheret.train import checkpoint
 from spheret.train.checkpoint import Checkpoint
 from spheret.train.config import TrainConfig
-from spheret.train.distributed import World
+from spheret.train.distributed import World, like, local, random_state, set_random_state, whole
 from spheret.train.metrics import Log, Tracker
 from spheret.train.monitor import gradient_norms, look
 from spheret.train.run import CHECKPOINTS, METRICS
@@ -68,11 +68,11 @@ class Trainer:
             self._accumulation,
         )
         # none is needed where nothing is evaluated: some data has no validation split
-        self._validation: Iterable[tuple[Tensor, Tensor, Tensor]] = (
+        self._validation: Validation | tuple[()] = (
             data.validation(config.block, config.batch_size, config.eval_windows) if config.eval_every else ()
         )
         sum_bounded_gradients(self.model)
-        self._loss = world.wrap(self.model)
+        self._loss = world.wrap(self.model, config.precision == "bf16")
         if config.compile:
             self._loss = torch.compile(self._loss)
         self.optimizer = torch.optim.AdamW(
@@ -98,7 +98,7 @@ class Trainer:
         lr = self.config.lr_at(step)
         total = torch.zeros((), device=self.world.device)
         taken = []
-        random = self.world.random_states() if self.model.config.dropout else None
+        random = random_state(self.world.device) if self.model.config.dropout else None
         for micro in range(self._accumulation):
             x, y = (part.to(self.world.device, non_blocking=True) for part in next(batches))
             taken.append((x, y))
@@ -107,14 +107,14 @@ class Trainer:
                     loss = self._loss(x, y) / self._accumulation
                 loss.backward()
             total += loss.detach()
-        mean, stop = (self.world.sum(torch.stack([total, total.new_tensor(self._stopping())]))).tolist()
-        mean /= self.world.size
+        mean = self._agree(total)
         stop_outward_gradients(self.model)
-        norm = float(self.world.clip(self.model, self.config.clip))
+        norm = float(whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)))
         if not finite(mean, norm):
             if random is not None:
-                self.world.restore_random(random, self.config.seed)
-            raise NonFinite(find_non_finite(self.model, taken, self.precision))
+                set_random_state(self.world.device, random)
+            with self.world.syncing(False):
+                raise NonFinite(find_non_finite(self.model, taken, self.precision, self.world))
         line: dict[str, Any] = {"step": step, "loss": mean, "lr": lr, "grad_norm": norm}
         # gradients are gone after the update
         if self._due(step, self.config.eval_every):
@@ -128,40 +128,53 @@ class Trainer:
         self.watch.loss(mean)
         took = time.perf_counter() - begun
         self.seconds += took
-        self._asked_to_stop = self._asked_to_stop or (int(stop) or None)
         timing = {"tokens_per_second": self.config.tokens_per_update / took, "seconds": self.seconds}
         return {**line, "spikes": self.watch.spikes, **timing}
 
-    def _stopping(self) -> int:
-        return self._asked_to_stop or 0
+    def _agree(self, loss: Tensor) -> float:
+        """The mean loss over all processes; and if one was asked to stop, all are."""
+        asked = [float(self._asked_to_stop == number) for number in SIGNALS]
+        total, *counts = self.world.sum(torch.stack([loss, *loss.new_tensor(asked)])).tolist()
+        for number, count in zip(SIGNALS, counts, strict=True):
+            if count:
+                self._asked_to_stop = number
+        return total / self.world.size
 
     def _due(self, step: int, every: int) -> bool:
         return bool(every) and (step % every == 0 or step == self.config.steps)
 
     @torch.no_grad()
     def evaluate(self) -> tuple[float, dict[int, tuple[int, float]]]:
-        """The validation loss, and tokens and summed loss of every document."""
-        sums: np.ndarray = np.zeros((2, 0))
+        """The validation loss, and tokens and summed loss of every document; processes share the batches."""
+        mine: dict[int, list[tuple[int, int, float]]] = {}
         self.model.eval()
         for number, (x, y, documents) in enumerate(self._validation):
-            if number % self.world.size != self.world.rank:
+            # where the last round has no batch left for a process it joins in, for shards are gathered together
+            ours, left_over = number % self.world.size == self.world.rank, number == len(self._validation) - 1
+            idle = left_over and self.world.rank > number % self.world.size
+            if not (ours or idle):
                 continue
             with self.precision():
                 losses = self.model.token_losses(x.to(self.world.device), y.to(self.world.device))
             flat, owner = losses.double().cpu().flatten().numpy(), documents.flatten().numpy()
-            found = np.stack([np.bincount(owner), np.bincount(owner, flat)])
-            size = max(sums.shape[1], found.shape[1])
-            sums = sum(np.pad(part, ((0, 0), (0, size - part.shape[1]))) for part in (sums, found))  # type: ignore[assignment]
+            if ours:
+                counts, sums = np.bincount(owner), np.bincount(owner, flat)
+                mine[number] = [(int(d), int(counts[d]), float(sums[d])) for d in np.flatnonzero(counts)]
         self.model.train()
-        return sums[1].sum() / sums[0].sum(), {
-            int(d): (int(sums[0, d]), float(sums[1, d])) for d in np.flatnonzero(sums[0])
-        }
+        found: dict[int, tuple[int, float]] = {}
+        # added up in the order of the batches, whoever had them
+        for _, rows in sorted(pair for part in self.world.gather(mine) for pair in part.items()):
+            for document, tokens, loss in rows:
+                before = found.get(document, (0, 0.0))
+                found[document] = before[0] + tokens, before[1] + loss
+        return sum(loss for _, loss in found.values()) / sum(tokens for tokens, _ in found.values()), found
 
     def _look_inside(self, line: dict[str, Any]) -> str | None:
         """Add validation and a record a sublayer to a line; what there is to be alarmed about."""
         self.val_loss, documents = self.evaluate()
         with self.precision():
-            seen = look(self.model, next(iter(self._validation))[0].to(self.world.device))
+            x, y, _ = next(iter(self._validation))
+            seen = look(self.model, x.to(self.world.device), y.to(self.world.device))
         norms = line.pop("grad_norms")
         for layer, norm in zip(seen["layers"], norms, strict=True):
             layer["grad_norm"] = norm
@@ -228,7 +241,7 @@ class Trainer:
         """What a checkpoint holds, tensor by tensor: weights, and the optimiser's state under the weights' names."""
 
         def entry(name: str, tensor: Tensor) -> Entry:
-            return Entry(name, tensor.dtype, tuple(tensor.shape), lambda: self.world.whole(tensor))
+            return Entry(name, tensor.dtype, tuple(tensor.shape), lambda: whole(tensor))
 
         optimizer = [
             entry(f"{name}.{key}", value)
@@ -240,7 +253,7 @@ class Trainer:
 
     def save(self, val_loss: float | None) -> None:
         """Write a checkpoint of this step, then remove those that are no longer kept."""
-        check_weights(self.model)
+        check_weights(self.model, self.world)
         if val_loss is not None and (self.best is None or val_loss < self.best["val_loss"]):
             self.best = {"step": self.step, "val_loss": val_loss}
         state = {
@@ -249,23 +262,29 @@ class Trainer:
             "best": self.best,
             "seconds": self.seconds,
             "watch": self.watch.state(),
-            "rng": self.world.random_states(),
+            "rng": self.world.gather(random_state(self.world.device)),
             "threads": torch.get_num_threads(),
         }
+        parts, directory = self.entries(), self.path / CHECKPOINTS
+        if self._log is None:
+            # shards are gathered tensor by tensor, by everyone, for the one who writes
+            for entry in (entry for entries in parts.values() for entry in entries):
+                entry.make()
+            return
         # a checkpoint promises the lines up to its step
-        if self._log is not None:
-            self._log.sync()
-        directory = self.path / CHECKPOINTS
-        checkpoint.save(directory, self.step, self.entries(), state)
+        self._log.sync()
+        checkpoint.save(directory, self.step, parts, state)
         checkpoint.prune(directory, self.config.keep, None if self.best is None else self.best["step"])
 
     @torch.no_grad()
     def restore(self, saved: Checkpoint) -> None:
         """Continue from a checkpoint, to the bit."""
         self.load_weights(saved)
-        for key, value in saved.optimizer().items():
+        for key, value in saved.optimizer():
             name, _, part = key.rpartition(".")
-            self.optimizer.state[self._named[name]][part] = value.to(self.world.device)
+            parameter = self._named[name]
+            placed = value.to(self.world.device) if value.dim() == 0 else like(value, parameter)
+            self.optimizer.state[parameter][part] = placed
         self.step, self.seconds = saved.step, saved.state["seconds"]
         self.best, self.val_loss = saved.state["best"], saved.state["last_val_loss"]
         self.watch.restore(saved.state["watch"])
@@ -274,10 +293,10 @@ class Trainer:
     @torch.no_grad()
     def load_weights(self, saved: Checkpoint) -> None:
         """A checkpoint's weights and nothing else of it."""
-        found, wanted = saved.model(), self.model.state_dict()
-        checkpoint.check_fit(saved.path, found, wanted)
-        for name, tensor in wanted.items():
-            tensor.copy_(found[name])
+        wanted = self.model.state_dict()
+        checkpoint.check_fit(saved, wanted)
+        for name, value in saved.model():
+            local(wanted[name]).copy_(local(like(value, wanted[name])))
 
 
 @contextmanager

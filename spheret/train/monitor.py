@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from spheret.connections import ScaleNorm, SpheretNorm, SphericalConnection
 from spheret.gpt import GPT
 from spheret.probes import Sublayer, probe
+from spheret.train.distributed import whole
 
 
 def mean_cosine(states: Tensor) -> float:
@@ -40,7 +41,7 @@ def on_bound(model: nn.Module) -> list[str]:
     for name, module in model.named_modules():
         if isinstance(module, (SpheretNorm, ScaleNorm)):
             parameter, low, high = module.bounded()
-            value = float(nn.functional.softplus(parameter.detach()))
+            value = float(nn.functional.softplus(whole(parameter)))
             # softplus of the start rounds to either side of its bound
             if value <= low * (1 + 1e-6) or value >= high * (1 - 1e-6):
                 names.append(f"{name}.{'a' if isinstance(module, SpheretNorm) else 'gamma'}")
@@ -48,7 +49,7 @@ def on_bound(model: nn.Module) -> list[str]:
 
 
 @torch.no_grad()
-def look(model: GPT, tokens: Tensor) -> dict[str, Any]:
+def look(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, Any]:
     """Radius, bounded scalars and a record a sublayer, from one forward pass in evaluation mode."""
     layers: list[dict[str, Any]] = []
     entry: list[Tensor] = []
@@ -62,11 +63,17 @@ def look(model: GPT, tokens: Tensor) -> dict[str, Any]:
     model.eval()
     try:
         with probe(model, see):
-            model.stream(tokens)
+            model.token_losses(tokens, targets)
     finally:
         model.train(training)
-    radius = float(model.enter.radius) if isinstance(model.enter, ScaleNorm) else None
-    return {"radius": radius, "on_bound": on_bound(model), "layers": layers}
+    return {"radius": _radius(model.enter), "on_bound": on_bound(model), "layers": layers}
+
+
+def _radius(entry: nn.Module) -> float | None:
+    if not isinstance(entry, ScaleNorm):
+        return None
+    parameter, low, high = entry.bounded()
+    return min(max(float(nn.functional.softplus(whole(parameter))), low), high)
 
 
 def gradient_norms(model: GPT) -> list[float]:
@@ -75,5 +82,5 @@ def gradient_norms(model: GPT) -> list[float]:
     for block in model.each_block():
         for parts in ((block.attention, block.attention_connection), (block.mlp, block.mlp_connection)):
             grads = [p.grad for part in parts for p in part.parameters() if p.grad is not None]
-            found.append(float(torch.nn.utils.get_total_norm(grads)))
+            found.append(float(whole(torch.nn.utils.get_total_norm(grads))))
     return found

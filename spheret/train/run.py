@@ -75,9 +75,8 @@ class Run:
         found = self.checkpoint(step)
         with torch.random.fork_rng(devices=[]):
             model = GPT(self.model_config)
-        saved = found.model()
-        checkpoint.check_fit(found.path, saved, model.state_dict())
-        model.load_state_dict(saved)
+        checkpoint.check_fit(found, model.state_dict())
+        model.load_state_dict(dict(found.model()))
         return model.to(device).eval()
 
     def data(self) -> Data:

@@ -9,8 +9,10 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,6 +87,24 @@ def _parts(entries: Sequence[Entry]) -> Iterator[bytes | memoryview]:
 
 def read(path: Path) -> dict[str, Tensor]:
     """Every tensor of a file, by name."""
+    return dict(each(path))
+
+
+def shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of a file."""
+    with _opened(path) as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+
+
+def each(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a file, one at a time."""
+    with _opened(path) as file:
+        for name in file.keys():  # noqa: SIM118
+            yield name, file.get_tensor(name)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
     with path.open("rb") as file:
@@ -94,6 +114,6 @@ def read(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} is a pickle, not safetensors: loading one runs whatever is in it, so none is.")
     try:
         with safe_open(path, framework="pt") as opened:
-            return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            yield opened
     except SafetensorError as error:
         raise ValueError(f"{path} is no safetensors file ({error}).") from None

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from spheret.gpt import GPT
 from spheret.probes import Sublayer, probe
+from spheret.train.distributed import World, local
 
 SPIKE_WINDOW, SPIKE_LEAST, SPIKE_Z = 64, 20, 5.0
 COLLAPSED_COSINE = 0.99
@@ -86,18 +87,25 @@ def where(layer: int) -> str:
 
 
 def _finite(x: Tensor) -> bool:
-    return bool(x.isfinite().all())
+    return bool(local(x).isfinite().all())
+
+
+def _bad_weights(model: torch.nn.Module, world: World) -> str | None:
+    bad = next((name for name, p in model.named_parameters() if not _finite(p.detach())), None)
+    said = f"the weights {bad} are not finite" if bad else None
+    return next((each for each in world.gather(said) if each), None)
 
 
 def find_non_finite(
     model: GPT,
     batches: Iterable[tuple[Tensor, Tensor]],
     precision: Callable[[], AbstractContextManager[Any]],
+    world: World,
 ) -> str:
     """Run an update's batches again and name the first place, in the order of computing, that is not finite."""
-    bad = next((name for name, p in model.named_parameters() if not _finite(p)), None)
-    if bad is not None:
-        return f"the weights {bad} are not finite"
+    bad_weights = _bad_weights(model, world)
+    if bad_weights is not None:
+        return bad_weights
     for x, y in batches:
         found: list[str] = []
 
@@ -118,14 +126,17 @@ def find_non_finite(
                 loss = model(x, y)
             if not found and not _finite(loss):
                 found.append("the loss is not finite, though every sublayer's output is")
-            if not found:
+            if not world.any(bool(found)):
                 loss.backward()
         if not found:
-            bad = next((n for n, p in model.named_parameters() if p.grad is not None and not _finite(p.grad)), None)
+            grads = ((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)
+            bad = next((name for name, grad in grads if not _finite(grad)), None)
             if bad is not None:
                 found.append(f"the gradient of {bad} is not finite")
-        if found:
-            return found[0]
+        # the first process that saw something speaks
+        said = next((each[0] for each in world.gather(found) if each), None)
+        if said is not None:
+            return said
     return "run again, every sublayer's output and gradient is finite: the norm of the whole gradient overflowed"
 
 
@@ -133,8 +144,8 @@ def finite(*values: float) -> bool:
     return all(map(math.isfinite, values))
 
 
-def check_weights(model: torch.nn.Module) -> None:
+def check_weights(model: torch.nn.Module, world: World) -> None:
     """Raise if a weight is not a number: such a model is never saved as the latest."""
-    bad = next((name for name, p in model.named_parameters() if not _finite(p.detach())), None)
+    bad = _bad_weights(model, world)
     if bad is not None:
-        raise NonFinite(f"the weights {bad} are not finite")
+        raise NonFinite(bad)

@@ -9,10 +9,12 @@ from train_helpers import metrics, train
 from spheret.connections import PAPER_SCHEMES, SCHEMES, scheme
 from spheret.gpt import GPT, MLP, Attention, GPTConfig
 from spheret.train import checkpoint
+from spheret.train.distributed import World
 from spheret.train.monitor import look, mean_cosine, on_bound
 from spheret.train.run import open_run
 from spheret.train.watch import SPIKE_LEAST, Watch, find_non_finite
 
+ALONE = World(torch.device("cpu"))
 TINY = {"layers": 3, "heads": 2, "width": 16, "block": 16, "vocab": 32}
 
 
@@ -66,7 +68,7 @@ def test_the_first_bad_gradient_is_named(layer, name):
     model.blocks[layer].mlp.output.register_forward_hook(lambda module, inputs, out: _Poison.apply(out))
     x = torch.randint(32, (2, 16))
     # the branch's gradient is poisoned: the state below it is the first that shows it
-    found = find_non_finite(model, [(x, x)], torch.enable_grad)
+    found = find_non_finite(model, [(x, x)], torch.enable_grad, ALONE)
     below = f"sublayer {2 * layer + 1} (attention of block {layer + 1})"
     # what lies below may be cut off by a branch that passes nothing back
     assert below in found or "gradient of" in found
@@ -78,7 +80,9 @@ def test_the_first_bad_output_is_named(layer):
     torch.nn.init.constant_(model.blocks[layer].attention.output.bias, 3e38)
     model.blocks[layer].attention.output.register_forward_hook(lambda module, inputs, out: out * 10)
     x = torch.randint(32, (2, 16))
-    assert f"the branch of sublayer {2 * layer + 1} (attention" in find_non_finite(model, [(x, x)], torch.enable_grad)
+    assert f"the branch of sublayer {2 * layer + 1} (attention" in find_non_finite(
+        model, [(x, x)], torch.enable_grad, ALONE
+    )
 
 
 def test_bad_weights_are_named():
@@ -86,7 +90,8 @@ def test_bad_weights_are_named():
     model.blocks[1].mlp.hidden.weight.data[0, 0] = torch.nan
     x = torch.randint(32, (2, 16))
     assert (
-        find_non_finite(model, [(x, x)], torch.enable_grad) == "the weights blocks.1.mlp.hidden.weight are not finite"
+        find_non_finite(model, [(x, x)], torch.enable_grad, ALONE)
+        == "the weights blocks.1.mlp.hidden.weight are not finite"
     )
 
 
@@ -100,7 +105,7 @@ def test_a_huge_learning_rate_ends_with_a_sentence_and_a_good_checkpoint(prepare
     assert "is kept" in capsys.readouterr().err or "no checkpoint" in capsys.readouterr().err
     for step in checkpoint.steps(out / "checkpoints"):
         weights = checkpoint.verify(out / "checkpoints" / f"step-{step}").model()
-        assert all(tensor.isfinite().all() for tensor in weights.values())
+        assert all(tensor.isfinite().all() for _, tensor in weights)
 
 
 def test_spikes_are_counted():
@@ -185,7 +190,7 @@ def test_looking_changes_nothing(name):
     x = torch.randint(32, (2, 16))
     before = {key: value.clone() for key, value in model.state_dict().items()}
     random = torch.get_rng_state()
-    seen = look(model, x)
+    seen = look(model, x, x)
     assert torch.equal(torch.get_rng_state(), random)
     assert model.training
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())

@@ -1,0 +1,98 @@
+"""Run by torchrun: every case in one launch. Arguments: the data, the output, and a name of JOBS."""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from spheret.connections import PAPER_SCHEMES
+from spheret.data import open_data
+from spheret.gpt import GPT, GPTConfig
+from spheret.train.config import TrainConfig
+from spheret.train.distributed import PARALLEL, Group, World
+from spheret.train.loop import Trainer
+
+SCHEMES = {name: (name, {}) for name in PAPER_SCHEMES} | {
+    "learned p": ("p-spheretnorm", {"learnable_p": True}),
+    "ngpt": ("ngpt", {"normalize_weights": True}),
+}
+
+
+def config(**changes):
+    return TrainConfig(**{
+        "steps": 3, "batch_size": 2, "tokens_per_update": 2 * 4 * 16, "block": 16, "lr": 1e-3, "min_lr": 1e-4,
+        "warmup": 0, "eval_every": 3, "eval_windows": 5, "checkpoint_every": 1, "keep": 9, **changes,
+    })  # fmt: skip
+
+
+def make(path, data, case, world, **changes):
+    name, options = SCHEMES[case]
+    torch.manual_seed(1337)
+    model = GPT(GPTConfig(layers=2, heads=2, width=16, block=16, vocab=320, scheme=name, scheme_options=options))
+    path.mkdir(parents=True, exist_ok=True)
+    return Trainer(path, model, config(**changes), data, world, 3.0, tensorboard=False, quiet=True)
+
+
+def every_scheme(data, out, world):
+    for world.parallel in PARALLEL:
+        for case in SCHEMES:
+            assert make(out / world.parallel / case, data, case, world).fit() == 0
+        assert make(out / world.parallel / "bf16", data, "proj-spheretnorm", world, precision="bf16").fit() == 0
+
+
+def one_sided(data, out, world):
+    """Only one rank sees a bad number, or is asked to stop: all of them must end alike, and none wait for ever."""
+    from spheret.gpt import MLP
+
+    real = MLP.forward
+    for world.parallel in PARALLEL:
+        trainer = make(out / f"nan-{world.parallel}", data, "proj-spheretnorm", world)
+        if world.rank == 1:
+            MLP.forward = lambda self, x: real(self, x) * float("nan")
+        assert trainer.fit() == 3
+        MLP.forward = real
+        trainer = make(out / f"stop-{world.parallel}", data, "proj-spheretnorm", world, steps=50)
+        if world.rank == 1:
+            trainer._ask_to_stop(15)
+        assert trainer.fit() == 143
+
+
+def resume_from_one(data, out, world):
+    """What one process saved goes on here, both ways."""
+    from spheret.train import checkpoint
+
+    for world.parallel in PARALLEL:
+        trainer = make(out / f"resumed-{world.parallel}", data, "proj-spheretnorm", world)
+        trainer.restore(checkpoint.verify(out / "alone" / "checkpoints" / "step-1"))
+        assert trainer.fit() == 0
+
+
+def precision_of_the_stream(data, out, world):
+    """Under FSDP in bf16 the stream and the scalars stay float32, the branches compute in bf16."""
+    from spheret.probes import probe
+
+    world.parallel = "fsdp"
+    trainer = make(out / "precision", data, "proj-spheretnorm", world, precision="bf16")
+    seen = []
+    x, y, _ = next(iter(trainer._validation))
+    with probe(trainer.model, seen.append), torch.autocast("cpu", torch.bfloat16):
+        trainer.model.token_losses(x, y)
+    assert {s.h.dtype for s in seen} == {torch.float32}
+    assert {s.f.dtype for s in seen} == {torch.bfloat16}
+    assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
+
+
+JOBS = (every_scheme, one_sided, resume_from_one, precision_of_the_stream)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    group = Group(torch.device("cpu"), "ddp", 60)
+    for job in JOBS:
+        job(open_data(Path(sys.argv[1])), Path(sys.argv[2]), group)
+    group.close()
+
+
+def alone(path, data, case, **changes):
+    """The same in one process."""
+    assert make(path, data, case, World(torch.device("cpu")), **changes).fit() == 0

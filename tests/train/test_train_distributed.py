@@ -1,0 +1,227 @@
+"""Two processes are one with twice the micro-batches: DDP and FSDP, saved on so many, resumed on others."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import distributed_cases as cases
+import pytest
+import torch
+from train_helpers import TINY, losses, metrics
+
+from spheret.data import open_data
+from spheret.train import checkpoint, drill
+from spheret.train.distributed import PARALLEL
+from spheret.train.run import open_run
+
+HERE = Path(__file__).parent
+ENVIRONMENT = {
+    **os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+    "PYTHONPATH": os.pathsep.join([str(HERE.parent.parent), str(HERE)]),
+}  # fmt: skip
+
+
+LAUNCH = [sys.executable, "-m", "torch.distributed.run"]
+
+
+def torchrun(*words, processes=2):
+    command = [*LAUNCH, "--standalone", f"--nproc_per_node={processes}", *map(str, words)]
+    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def together(prepared, tmp_path_factory):
+    """Everything that one launch of two processes did."""
+    out = tmp_path_factory.mktemp("together")
+    data = open_data(prepared)
+    torch.set_num_threads(1)
+    cases.alone(out / "alone", data, "proj-spheretnorm")
+    done = torchrun(HERE / "distributed_cases.py", prepared, out)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return out
+
+
+def final(path):
+    return dict(checkpoint.newest(path / "checkpoints").model())
+
+
+def assert_close(ours, theirs, tolerance=1e-6):
+    for name, tensor in theirs.items():
+        ours_, theirs_ = ours[name], tensor
+        if name.endswith("qkv.bias"):
+            # softmax does not see a shift of all keys: the exact gradient is 0, and Adam turns rounding into steps
+            third = len(tensor) // 3
+            ours_, theirs_ = (torch.cat([x[:third], x[2 * third :]]) for x in (ours_, theirs_))
+        assert torch.allclose(ours_, theirs_, rtol=0, atol=tolerance), name
+
+
+@pytest.mark.parametrize("case", cases.SCHEMES)
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_two_processes_are_one(parallel, case, together, prepared, tmp_path):
+    cases.alone(tmp_path, open_data(prepared), case)
+    path = together / parallel / case
+    assert losses(path) == pytest.approx(losses(tmp_path), rel=1e-6)
+    ours, theirs = metrics(path)[-1], metrics(tmp_path)[-1]
+    assert ours["val_loss"] == pytest.approx(theirs["val_loss"], rel=1e-6)
+    assert [row[:2] for row in ours["val_documents"]] == [row[:2] for row in theirs["val_documents"]]
+    assert ours["on_bound"] == theirs["on_bound"]
+    for a, b in zip(ours["layers"], theirs["layers"], strict=True):
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3)
+    assert_close(final(path), final(tmp_path), 2e-6)
+    moments = [dict(checkpoint.newest(p / "checkpoints").optimizer()) for p in (path, tmp_path)]
+    assert moments[0].keys() == moments[1].keys()
+    for name, tensor in moments[1].items():
+        assert torch.allclose(moments[0][name], tensor, atol=1e-6), name
+
+
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_bf16_trains_alike(parallel, together, prepared, tmp_path):
+    cases.alone(tmp_path, open_data(prepared), "proj-spheretnorm", precision="bf16")
+    assert losses(together / parallel / "bf16") == pytest.approx(losses(tmp_path), rel=2e-3)
+
+
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_one_bad_process_stops_all_and_is_named(parallel, together):
+    stopped = metrics(together / f"nan-{parallel}")[-1]
+    assert stopped["loss"] is None
+    assert "sublayer 2 (MLP of block 1)" in stopped["stopped"]
+    # asked on one, saved for all
+    assert checkpoint.newest(together / f"stop-{parallel}" / "checkpoints").step == 1
+
+
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_saved_on_one_resumed_on_two(parallel, together):
+    resumed = losses(together / f"resumed-{parallel}")
+    assert resumed == pytest.approx(losses(together / "alone")[1:], rel=1e-6)
+
+
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_saved_on_two_resumed_on_one(parallel, together, prepared, tmp_path):
+    from spheret.train.distributed import World
+
+    trainer = cases.make(tmp_path, open_data(prepared), "proj-spheretnorm", World(torch.device("cpu")))
+    trainer.restore(checkpoint.verify(together / parallel / "proj-spheretnorm" / "checkpoints" / "step-1"))
+    assert trainer.fit() == 0
+    assert losses(tmp_path) == pytest.approx(losses(together / parallel / "proj-spheretnorm")[1:], rel=1e-6)
+
+
+WORDS = (
+    "--scheme", "proj-spheretnorm", "--steps", "30", "--tokens-per-update", "512", "--eval-every", "10",
+    "--checkpoint-every", "3", *TINY,
+)  # fmt: skip
+
+
+def test_a_killed_worker_and_torchruns_restart(prepared, tmp_path):
+    unbroken, out = tmp_path / "unbroken", tmp_path / "run"
+    words = [*WORDS, "--data", str(prepared), "--parallel", "ddp", "--resume", "auto"]
+    done = torchrun("-m", "spheret", "train", *words, "--out", unbroken)
+    assert done.returncode == 0, done.stderr[-3000:]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        "--max-restarts=3",
+    ]
+    process = subprocess.Popen(
+        [*command, "-m", "spheret", "train", *words, "--out", str(out)],
+        env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    size = (unbroken / "metrics.jsonl").stat().st_size
+    assert drill._reached(process, out / "metrics.jsonl", size // 2)
+    workers = _workers(process.pid)
+    assert len(workers) == 2
+    os.kill(workers[1], signal.SIGKILL)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said.decode()[-3000:]
+    assert drill.differences(unbroken, out) == []
+
+
+def _workers(parent):
+    """The processes that torchrun started, in the order of their ranks."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (path / "stat").read_text().rsplit(")", 1)[1].split()
+            if int(fields[1]) == parent:
+                environment = dict(
+                    pair.split("=", 1) for pair in (path / "environ").read_text().split("\0") if "=" in pair
+                )
+                if "LOCAL_RANK" in environment:
+                    found[int(environment["LOCAL_RANK"])] = int(path.name)
+        except (OSError, IndexError):
+            continue
+    return [found[rank] for rank in sorted(found)]
+
+
+def _port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def test_two_nodes(prepared, tmp_path):
+    def nodes(*words):
+        port = _port()
+        started = [
+            subprocess.Popen(
+                [
+                    *LAUNCH, "--nnodes=2", f"--node_rank={node}", "--nproc_per_node=1",
+                    "--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{port}",
+                    "--rdzv_id=test", "--local_addr=127.0.0.1", "-m", "spheret", "train", *words,
+                ],
+                env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            )
+            for node in (0, 1)
+        ]  # fmt: skip
+        for process in started:
+            _, said = process.communicate(timeout=300)
+            assert process.returncode == 0, said.decode()[-3000:]
+
+    out = tmp_path / "run"
+    words = [*WORDS, "--data", str(prepared), "--parallel", "fsdp", "--out", str(out)]
+    words[words.index("--steps") + 1] = "4"
+    nodes(*words)
+    assert [line["step"] for line in metrics(out)] == [1, 2, 3, 4]
+    before = losses(out)
+    step = open_run(out).checkpoint()
+    assert step.step == 4
+    # the last one is lost: they go on together
+    checkpoint.discard(step.path)
+    nodes(*words, "--resume")
+    assert losses(out) == pytest.approx(before, rel=1e-6)
+    assert open_run(out).config["environment"]["processes"] == 2
+
+
+def test_a_rendezvous_that_never_completes(prepared, tmp_path):
+    environment = {
+        **ENVIRONMENT, "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_port()),
+    }  # fmt: skip
+    words = [*WORDS, "--data", str(prepared), "--out", str(tmp_path / "run"), "--timeout", "3"]
+    begun = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "spheret", "train", *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2
+    assert "process 0 of 2 met no others at 127.0.0.1" in done.stderr
+    assert time.monotonic() - begun < 60
+    assert not (tmp_path / "run").exists()
+
+
+def test_parallel_needs_torchrun(prepared, tmp_path, capsys):
+    from spheret.cli import main
+
+    for words, said in ((("ddp",), "torchrun --nproc_per_node=N"), (("ddq",), "Did you mean 'ddp'")):
+        command = ["train", *WORDS, "--data", str(prepared), "--out", str(tmp_path / "run"), "--parallel", *words]
+        assert main(command) == 2
+        assert said in capsys.readouterr().err
