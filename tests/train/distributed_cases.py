@@ -1,6 +1,7 @@
 """Run by torchrun: every case in one launch. Arguments: the data, the output, and a name of JOBS."""
 
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -9,7 +10,7 @@ from spheret.connections import PAPER_SCHEMES
 from spheret.data import open_data
 from spheret.gpt import GPT, GPTConfig
 from spheret.train.config import TrainConfig
-from spheret.train.distributed import PARALLEL, Group, World
+from spheret.train.distributed import PARALLEL, Group, World, whole
 from spheret.train.loop import Trainer
 
 SCHEMES = {name: (name, {}) for name in PAPER_SCHEMES} | {
@@ -82,7 +83,49 @@ def precision_of_the_stream(data, out, world):
     assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
 
 
-JOBS = (every_scheme, one_sided, resume_from_one, precision_of_the_stream)
+def gradients_are_shared_once(data, out, world):
+    """Micro-batches before the last send nothing, around forward and backward both; the last one shares the sum."""
+    for world.parallel in PARALLEL:
+        trainer = make(out / f"sync-{world.parallel}", data, "proj-spheretnorm", world)
+        sent = []
+        for micro in (0, 1):
+            x, y = trainer._loader.batch(0, micro)
+            with world.syncing(micro == 1), watch_sent(sent):
+                trainer._loss(x, y).backward()
+            if micro == 0:
+                assert not sent
+        assert sent
+        weight = whole(trainer.model.blocks[0].mlp.output.weight.grad)
+        first, second = world.gather(weight)
+        assert torch.equal(first, second)
+
+
+@contextmanager
+def watch_sent(sent):
+    """The reductions that run within the block, by the profiler's names."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        yield
+    sent += [event.key for event in profile.key_averages() if "c10d::" in event.key and "reduce" in event.key]
+
+
+def main_alone_may_evaluate(data, out, world):
+    """Under DDP a look by the main process alone waits for nobody, and training goes on after it."""
+    world.parallel = "ddp"
+    trainer = make(out / "alone-evaluates", data, "pre-ln", world)
+    if world.is_main:
+        x, y, _ = next(iter(trainer._validation))
+        trainer.model.token_losses(x, y)
+    assert trainer.fit() == 0
+
+
+JOBS = (
+    gradients_are_shared_once,
+    main_alone_may_evaluate,
+    every_scheme,
+    one_sided,
+    resume_from_one,
+    precision_of_the_stream,
+)
 
 
 if __name__ == "__main__":
@@ -90,6 +133,8 @@ if __name__ == "__main__":
     group = Group(torch.device("cpu"), "ddp", 60)
     for job in JOBS:
         job(open_data(Path(sys.argv[1])), Path(sys.argv[2]), group)
+        (Path(sys.argv[2]) / "done").mkdir(exist_ok=True)
+        (Path(sys.argv[2]) / "done" / f"{job.__name__}-{group.rank}").touch()
     group.close()
 
 

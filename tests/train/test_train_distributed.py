@@ -13,7 +13,9 @@ import pytest
 import torch
 from train_helpers import TINY, losses, metrics
 
+from spheret.connections import SCHEMES
 from spheret.data import open_data
+from spheret.gpt import GPT, GPTConfig
 from spheret.train import checkpoint, drill
 from spheret.train.distributed import PARALLEL
 from spheret.train.run import open_run
@@ -76,6 +78,24 @@ def test_two_processes_are_one(parallel, case, together, prepared, tmp_path):
     assert moments[0].keys() == moments[1].keys()
     for name, tensor in moments[1].items():
         assert torch.allclose(moments[0][name], tensor, atol=1e-6), name
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_every_parameter_has_a_gradient_in_every_step(name):
+    # DDP waits for each of them: one that is unused would hang or end the run
+    options = {"learnable_p": True} if name == "p-spheretnorm" else {}
+    model = GPT(GPTConfig(layers=2, heads=2, width=16, block=16, vocab=32, scheme=name, scheme_options=options))
+    x = torch.randint(32, (2, 16))
+    for _ in range(2):
+        model(x, x).backward()
+        assert [key for key, p in model.named_parameters() if p.grad is None] == []
+        model.zero_grad(set_to_none=True)
+
+
+@pytest.mark.parametrize("job", [job.__name__ for job in cases.JOBS])
+def test_the_launch_did_every_job(job, together):
+    # each asserts for itself in both processes; a hang would have ended the launch by its timeout
+    assert sorted(p.name for p in (together / "done").glob(f"{job}-*")) == [f"{job}-0", f"{job}-1"]
 
 
 @pytest.mark.parametrize("parallel", PARALLEL)
