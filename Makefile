@@ -1,22 +1,35 @@
 # every target makes its own environment in .venv from nothing but python3
 PYTHON ?= python3
-EXTRAS := dev,triton,hub,corpus,gpt2,data
+EXTRAS := dev,triton,hub,corpus,gpt2,data,eval,track
 BIN := .venv/bin
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: env test test-all lint format check clean
+.PHONY: race env test test-all drill lint format check clean
+
+# the main job needs no more than the library and its corpus
+race: .venv/.race
+	$(BIN)/python -m spheret race
+
+.venv/.race: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(INSTALL) -e ".[corpus]"
+	touch $@
 
 env: .venv/.ready
 
 .venv/.ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
-	touch $@
+	$(INSTALL) -e ".[$(EXTRAS)]"
+	touch $@ .venv/.race
 
 test: env
 	$(BIN)/python -m pytest -n 2
 
 test-all: env
-	$(BIN)/python -m pytest -n 2 -m ""
+	$(BIN)/python -m pytest -n 2 -m "not drill"
+
+drill: env
+	$(BIN)/python -m pytest -m drill
 
 lint: env
 	$(BIN)/ruff check .

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import statistics
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +14,15 @@ from typing import Any
 import torch
 
 from spheret.bench.timing import interleaved, write_json
+from spheret.cache import cache_directory
 from spheret.connections import SCHEMES
+from spheret.data import cached
 from spheret.errors import unknown
 from spheret.gpt import GPT, GPTConfig
+from spheret.machine import cores
 from spheret.memory import keep_freed_memory
 from spheret.optim import parameter_groups
+from spheret.train.run import open_run
 
 # a small vocabulary: the head's cost has nothing to do with depth
 VOCAB, HEAD = 257, 32
@@ -61,6 +69,36 @@ def sweep(
     return {name: sizes, "rows": rows}
 
 
+def _trained(directory: Path, processes: int, threads: int, steps: int, layers: int, width: int) -> float:
+    """Tokens a second of `spheret train` under torchrun: the median of the second half of its steps."""
+    out = directory / f"{processes}x{threads}"
+    words = [
+        "--scheme", "proj-spheretnorm", "--layers", layers, "--width", width, "--heads", width // HEAD,
+        "--block", 128, "--batch-size", 4, "--tokens-per-update", 1024, "--steps", steps, "--eval-every", 0,
+        "--data", "sotu", "--checkpoint-every", steps, "--threads", threads, "--no-tensorboard", "--quiet", "--out", out,
+    ]  # fmt: skip
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    done = subprocess.run([*launch, "-m", "spheret", "train", *map(str, words)], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"training on {processes} processes failed: {done.stderr.strip()[-500:]}")
+    rates = [line["tokens_per_second"] for line in open_run(out).metrics()]
+    return statistics.median(rates[len(rates) // 2 :])
+
+
+def processes(steps: int, layers: int, width: int) -> list[dict[str, Any]]:
+    """Tokens a second of the same updates by one process and by two, in turn, three times; medians."""
+    cached("sotu", "bytes")
+    found: dict[tuple[int, int], list[float]] = {(1, 1): [], (1, 2): [], (2, 1): []}
+    for _ in range(3):
+        for case, rates in found.items():
+            with tempfile.TemporaryDirectory(prefix="scale-", dir=cache_directory()) as directory:
+                rates.append(_trained(Path(directory), *case, steps, layers, width))
+    return [
+        {"processes": count, "threads": threads, "tokens/s": statistics.median(rates)}
+        for (count, threads), rates in found.items()
+    ]
+
+
 def scale(
     layers: str = "4,8,16,32,64",
     widths: str = "64,128,256,512",
@@ -70,6 +108,7 @@ def scale(
     block: int = 64,
     batch_size: int = 4,
     repeats: int = 5,
+    steps: int = 40,
     json: Path | None = None,
 ) -> int:
     """Time a full step (forward, backward, clip, AdamW) on the CPU over depths and widths, interleaved.
@@ -83,6 +122,7 @@ def scale(
         block: tokens a sequence.
         batch_size: sequences a step.
         repeats: rounds; the median is printed.
+        steps: updates of the runs on one process and on two; 0 leaves them out.
         json: also write the table here.
     """
     from rich.console import Console
@@ -122,7 +162,18 @@ def scale(
         "exponent: the slope of log time over log size. Linear in depth is 1; in width it lies between 1 (rows of "
         "the stream) and 2 (matrix products). Medians of interleaved steps."
     )
-    write_json(json, {"block": block, "batch_size": batch_size, "repeats": repeats, "depth": depth, "width": breadth})
+    shared = processes(steps, 4, depth_width) if steps else []
+    if shared:
+        table = Table("processes", "threads each", "tokens/s", title=f"spheret train, 4 layers, width {depth_width}")
+        for row in shared:
+            table.add_row(str(row["processes"]), str(row["threads"]), f"{row['tokens/s']:,.0f}")
+        console.print(table)
+        console.print(
+            f"These processes share the {cores()} cores of one machine: this shows the price of gradients sent "
+            "through gloo, not how training grows over machines."
+        )
+    result = {"depth": depth, "width": breadth, "processes": shared or "not run"}
+    write_json(json, {"block": block, "batch_size": batch_size, "repeats": repeats, **result})
     return 0
 
 

@@ -13,7 +13,10 @@ QUICK = ["--layers", "1,2", "--widths", "32,64", "--depth-width", "32", "--width
 
 def test_command(tmp_path, capsys):
     out = tmp_path / "scale.json"
-    assert main(["bench", "scale", *QUICK, "--batch-size", "2", "--repeats", "1", "--json", str(out)]) == 0
+    assert (
+        main(["bench", "scale", *QUICK, "--batch-size", "2", "--repeats", "1", "--steps", "0", "--json", str(out)])
+        == 0
+    )
     printed, found = capsys.readouterr().out, json.loads(out.read_text())
     assert found["depth"]["layers"] == [1, 2]
     assert found["width"]["widths"] == [32, 64]
@@ -22,6 +25,13 @@ def test_command(tmp_path, capsys):
         assert all(len(row["seconds"]) == 2 and min(row["seconds"]) > 0 for row in found[part]["rows"])
     assert "proj-spheretnorm" in printed
     assert found["torch"] == torch.__version__
+
+
+@pytest.mark.slow
+def test_one_process_and_two():
+    rows = bench.processes(4, 1, 32)
+    assert [(row["processes"], row["threads"]) for row in rows] == [(1, 1), (1, 2), (2, 1)]
+    assert all(row["tokens/s"] > 0 for row in rows)
 
 
 @pytest.mark.parametrize("power", [0.5, 1.0, 2.0])

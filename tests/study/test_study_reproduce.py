@@ -188,6 +188,15 @@ class TestRunning:
         assert main([*words, "--out", str(out)]) == 0
         assert "2 of 2 done" in capfd.readouterr().out
 
+    def test_two_processes_train_the_same(self, out, tmp_path, capfd):
+        words = self.words(tmp_path / "two")
+        words[words.index("--nproc") + 1] = "2"
+        assert main(words) == 0, capfd.readouterr().err[-2000:]
+        ours, theirs = (open_run(path / self.cell.name) for path in (tmp_path / "two", out))
+        assert ours.config["environment"]["processes"] == 2
+        losses = [[line["loss"] for line in run.metrics()] for run in (ours, theirs)]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-2)
+
     def test_a_run_that_diverged_is_shown_and_left(self, out, capsys):
         with (out / self.cell.name / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": 20, "loss": None, "stopped": "layer 1"}) + "\n")
