@@ -15,6 +15,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("spheret.train.command:train", "train a GPT under any scheme, resumable to the bit"),
     "sample": ("spheret.train.sample:sample", "text from a run"),
     "doctor": ("spheret.doctor:doctor", "versions, device, backends with a self-check; --crash-drill"),
+    "certify": ("spheret.analysis.command:command", "what is proven of a run's stability, and what is only measured"),
+    "inspect": ("spheret.analysis.inspection:command", "what the stream of a run does, or those of two side by side"),
     "plan": ("spheret.plan.command:command", "memory, FLOPs, traffic and hours of a run before it is started"),
     "reproduce": (
         "spheret.study.reproduce:reproduce",
@@ -24,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench step": ("spheret.bench.step:step", "time a whole training step under every scheme"),
     "bench scale": ("spheret.bench.scale:scale", "time a training step against depth and width"),
     "bench data": ("spheret.bench.data:command", "time prepare and the loader against the plain ways"),
+    "bench certify": ("spheret.bench.certify:command", "how the cost of a certificate grows with layers and tokens"),
 }
 
 USAGE_ERROR = 2

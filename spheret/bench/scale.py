@@ -75,7 +75,8 @@ def _trained(directory: Path, processes: int, threads: int, steps: int, layers: 
     words = [
         "--scheme", "proj-spheretnorm", "--layers", layers, "--width", width, "--heads", width // HEAD,
         "--block", 128, "--batch-size", 4, "--tokens-per-update", 1024, "--steps", steps, "--eval-every", 0,
-        "--data", "sotu", "--checkpoint-every", steps, "--threads", threads, "--no-tensorboard", "--quiet", "--out", out,
+        "--checkpoint-every", steps, "--data", "sotu", "--threads", threads, "--no-tensorboard", "--quiet",
+        "--out", out,
     ]  # fmt: skip
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     done = subprocess.run([*launch, "-m", "spheret", "train", *map(str, words)], capture_output=True, text=True)

@@ -16,7 +16,7 @@ from spheret.train.run import CHECKPOINTS, CONFIG, LOCK, METRICS, Run, open_run
 # everything a run may hold; --force removes these and nothing else
 OURS = (
     CONFIG, METRICS, CHECKPOINTS, TOKENIZER, "tensorboard", "eval.json", "eval_samples.jsonl", "certificate.json",
-    "certificate", "inspect",
+    "certificate.png", "inspect.json", "inspect.png",
 )  # fmt: skip
 
 

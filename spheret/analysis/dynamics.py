@@ -1,0 +1,140 @@
+"""What the stream does from layer to layer: the symptoms that deep connections are to cure, for every scheme."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spheret.gpt import GPT
+from spheret.probes import Sublayer, probe
+from spheret.train.monitor import gradient_norms, mean_cosine
+
+
+def massive(states: Tensor) -> float:
+    """How far the largest activation stands out: max |x_i| over the median |x_i| of the same tokens."""
+    size = states.abs().flatten()
+    return float(size.max() / size.median())
+
+
+def effective_rank(states: Tensor) -> float:
+    """exp of the entropy of the normalised singular values of the tokens' states, (tokens, width): 1 to width."""
+    values = torch.linalg.svdvals(states.flatten(0, -2).double())
+    share = values / values.sum()
+    return float(torch.special.entr(share).sum().exp())
+
+
+def sink(weights: Tensor) -> list[float]:
+    """The attention that each head pays to the first token, from (batch, heads, time, time); its own query aside."""
+    return [] if weights.shape[-1] < 2 else [float(x) for x in weights[:, :, 1:, 0].double().mean((0, 2))]
+
+
+def angles(first: Tensor, second: Tensor) -> Tensor:
+    """The angle between the rows of two tensors, in radians; by half-angles, so that small ones keep their digits."""
+    u, v = (torch.nn.functional.normalize(x.double(), dim=-1) for x in (first, second))
+    return 2 * torch.atan2((u - v).norm(dim=-1), (u + v).norm(dim=-1))
+
+
+def angular_distances(states: list[Tensor]) -> list[list[float]]:
+    """The mean angle between a token's states after i and after j sublayers, over pi: (sublayers + 1) squared."""
+    return [[float(angles(a, b).mean()) / math.pi for b in states] for a in states]
+
+
+def consecutive(states: list[Tensor]) -> list[float | None]:
+    """The mean cosine between each sublayer's update of the stream and the one before it; None for the first."""
+    steps = [after.double() - before.double() for before, after in pairwise(states)]
+    pairs = pairwise(steps)
+    return [None, *(float(torch.nn.functional.cosine_similarity(a, b, dim=-1).mean()) for a, b in pairs)]
+
+
+@contextmanager
+def removed(model: GPT, layer: int) -> Iterator[None]:
+    """Within the block, sublayer `layer` leaves the stream as it is."""
+    block = list(model.each_block())[(layer - 1) // 2]
+    connection = block.attention_connection if layer % 2 else block.mlp_connection
+    handle = connection.register_forward_hook(lambda module, args, out: args[0])
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@torch.no_grad()
+def loss_of(model: GPT, x: Tensor, y: Tensor) -> float:
+    return float(model.token_losses(x, y).double().mean())
+
+
+def removals(model: GPT, x: Tensor, y: Tensor, tick: Callable[[], object] = lambda: None) -> list[float]:
+    """What the loss rises by when each sublayer alone is removed: near 0, and the curse of depth has it."""
+    whole = loss_of(model, x, y)
+    found = []
+    for layer in range(1, 2 * model.config.layers + 1):
+        with removed(model, layer):
+            found.append(loss_of(model, x, y) - whole)
+        tick()
+    return found
+
+
+def gradients(model: GPT, x: Tensor, y: Tensor) -> dict[str, list[float]]:
+    """The norm of the loss's gradient in each sublayer's weights and in the stream before it; no trace is left."""
+    kept = [(p, p.grad, p.requires_grad) for p in model.parameters()]
+    records: list[Sublayer] = []
+    try:
+        for p, _, _ in kept:
+            p.grad = None
+            p.requires_grad_(True)
+        with torch.enable_grad(), probe(model, records.append):
+            loss = model(x, y)
+            for s in records:
+                s.h.retain_grad()
+            loss.backward()
+        stream = [float(s.h.grad.double().norm()) if s.h.grad is not None else math.nan for s in records]
+        return {"weights": gradient_norms(model), "stream": stream}
+    finally:
+        for p, grad, wanted in kept:
+            p.grad = grad
+            p.requires_grad_(wanted)
+
+
+@torch.no_grad()
+def dynamics(model: GPT, x: Tensor, y: Tensor, tick: Callable[[], object] = lambda: None) -> dict[str, Any]:
+    """Everything of this module on windows x with targets y, (windows, time), as plain data; in evaluation mode."""
+    records: list[Sublayer] = []
+    with probe(model, records.append):
+        loss = loss_of(model, x, y)
+    states = [records[0].h, *(s.out for s in records)]
+    slopes = gradients(model, x, y)
+    cosines, effects = consecutive(states), removals(model, x, y, tick)
+    layers = []
+    for index, s in enumerate(records):
+        weights = s.attention
+        heads = None if weights is None else sink(weights)
+        layers.append(
+            {
+                "layer": s.layer,
+                "branch": "mlp" if weights is None else "attention",
+                "norm": float(s.out.double().norm(dim=-1).mean()),
+                "massive": massive(s.out),
+                "angle": float(angles(s.h, s.out).mean()),
+                "update_cosine": cosines[index],
+                "token_cosine": mean_cosine(s.out),
+                "effective_rank": effective_rank(s.out),
+                "sink": sum(heads) / len(heads) if heads else None,
+                "sink_heads": heads,
+                "removal": effects[index],
+                "gradient": slopes["weights"][index],
+                "stream_gradient": slopes["stream"][index],
+            }
+        )
+    entry = {
+        "norm": float(states[0].double().norm(dim=-1).mean()),
+        "massive": massive(states[0]),
+        "token_cosine": mean_cosine(states[0]),
+        "effective_rank": effective_rank(states[0]),
+    }
+    return {"loss": loss, "entry": entry, "layers": layers, "angular_distance": angular_distances(states)}

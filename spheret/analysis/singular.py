@@ -1,0 +1,115 @@
+"""Largest and smallest singular values: dense where the matrix is small, from its products with vectors elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# v (..., n) -> (..., n), one operator for each of the leading indices
+Product = Callable[[Tensor], Tensor]
+# below this ratio of eigenvalues, squaring a matrix costs its smallest singular value too many digits
+_SQUARED = 1e-5
+
+
+class Extremes(NamedTuple):
+    """sigma_max and sigma_min of each operator, (...), and how far J' u is from sigma v for each.
+
+    A residual of 0 is a dense value. Otherwise sigma_max is a lower bound and sigma_min an upper bound, and some
+    singular value lies within the residual of each.
+    """
+
+    largest: Tensor
+    smallest: Tensor
+    largest_residual: Tensor
+    smallest_residual: Tensor
+
+
+def dense(matrices: Tensor) -> Extremes:
+    """Of each of (..., n, n): from the eigenvalues of M'M, and by SVD where these are too far apart."""
+    flat = matrices.flatten(0, -3) if matrices.dim() > 2 else matrices[None]
+    # no square may overflow or vanish
+    scale = flat.abs().amax((-2, -1)).clamp(min=torch.finfo(flat.dtype).tiny)
+    unit = flat / scale[:, None, None]
+    values = torch.linalg.eigvalsh(unit.mT @ unit)
+    largest, smallest = values[:, -1].clamp(min=0).sqrt(), values[:, 0].clamp(min=0).sqrt()
+    poor = values[:, 0] < _SQUARED * values[:, -1]
+    if poor.any():
+        exact = torch.linalg.svdvals(unit[poor])
+        largest[poor], smallest[poor] = exact[:, 0], exact[:, -1]
+    shape = matrices.shape[:-2]
+    zero = torch.zeros(shape, dtype=flat.dtype, device=flat.device)
+    return Extremes((largest * scale).view(shape), (smallest * scale).view(shape), zero, zero)
+
+
+def lanczos(
+    apply: Product, transpose: Product, like: Tensor, steps: int = 96, tolerance: float = 1e-6, seed: int = 0
+) -> Extremes:
+    """Of square operators known by their products alone: Golub-Kahan bidiagonalisation, kept orthogonal.
+
+    like: (..., n), the shape of the vectors, one operator for each leading index. At n steps the result is exact, up
+    to rounding. It stops once every residual is below `tolerance` times its value.
+    """
+    generator = torch.Generator(like.device).manual_seed(seed)
+    size = like.shape[-1]
+    steps = min(steps, size)
+    diagonal: list[Tensor] = []
+    above: list[Tensor] = []
+    us: list[Tensor] = []
+    vs: list[Tensor] = []
+    v, _ = _next(torch.zeros_like(like), vs, generator)
+    found = None
+    for step in range(1, steps + 1):
+        vs.append(v)
+        w = apply(v)
+        if us:
+            w = w - above[-1][..., None] * us[-1]
+        u, length = _next(w, us, generator)
+        us.append(u)
+        diagonal.append(length)
+        w = transpose(u) - length[..., None] * v
+        v, length = _next(w, vs, generator) if step < size else (v, torch.zeros_like(length))
+        above.append(length)
+        # the small problem is solved now and then, and at the end
+        if step == steps or step % 8 == 0:
+            found = _ritz(diagonal, above)
+            limit = tolerance * torch.stack([found.largest, found.smallest])
+            if (torch.stack([found.largest_residual, found.smallest_residual]) <= limit).all():
+                break
+    assert found is not None
+    return found
+
+
+def _next(w: Tensor, basis: list[Tensor], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """w made orthogonal to the basis, of norm 1, and its length; 0 and a random direction where nothing is left."""
+    before = w.norm(dim=-1)
+    w = _orthogonal(w, basis)
+    length = w.norm(dim=-1)
+    lost = length <= 1e-12 * before.clamp(min=torch.finfo(w.dtype).tiny)
+    if lost.any():
+        fresh = torch.randn(w.shape, dtype=w.dtype, device=w.device, generator=generator)
+        w = torch.where(lost[..., None], _orthogonal(fresh, basis), w)
+        length = torch.where(lost, 0.0, length)
+    return w / w.norm(dim=-1, keepdim=True), length
+
+
+def _orthogonal(w: Tensor, basis: list[Tensor]) -> Tensor:
+    if basis:
+        known = torch.stack(basis, -2)
+        # twice is enough
+        for _ in range(2):
+            w = w - (known.mT @ (known @ w[..., None])).squeeze(-1)
+    return w
+
+
+def _ritz(diagonal: list[Tensor], above: list[Tensor]) -> Extremes:
+    """Extreme singular values of the bidiagonal matrix, and the residuals of their vectors."""
+    small = torch.diag_embed(torch.stack(diagonal, -1))
+    if len(diagonal) > 1:
+        small = small + torch.diag_embed(torch.stack(above[:-1], -1), offset=1)
+    left, values, _ = torch.linalg.svd(small)
+    # J'u - sigma v is along the next v, by as much as u's last coordinate
+    residual = above[-1].abs()[..., None] * left[..., -1, :].abs()
+    return Extremes(values[..., 0], values[..., -1], residual[..., 0], residual[..., -1])

@@ -1,0 +1,190 @@
+"""A model's sublayers as functions to differentiate: one token's own path, and whole sequences, in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from spheret.connections import SphericalConnection
+from spheret.gpt import GPT, Attention
+from spheret.probes import Sublayer, probe
+from spheret.train.distributed import whole
+
+# x -> (f, out): what the branch says and the next state
+Both = Callable[[Tensor], tuple[Tensor, Tensor]]
+# numbers that one batch of directional derivatives may hold at a time
+_NUMBERS = 1 << 22
+
+
+def float64_twin(model: GPT) -> GPT:
+    """The same model in float64 and evaluation mode; the given one, its gradients and random states stay as they are.
+
+    It is what the weights mean in (nearly) exact arithmetic.
+    """
+    where = "cpu" if next(model.parameters()).device.type == "mps" else None
+    # on the meta device nothing is drawn and nothing is allocated
+    with torch.device("meta"):
+        twin = GPT(model.config)
+    wide = {name: whole(x).to(where, torch.float64) for name, x in model.state_dict().items()}
+    twin.load_state_dict(wide, assign=True)
+    return twin.eval().requires_grad_(False)
+
+
+def check_finite(model: GPT, what: str) -> None:
+    """An error that names the first parameter that is not finite."""
+    for name, x in model.state_dict().items():
+        if not x.isfinite().all():
+            raise ValueError(
+                f"{what} has NaN or infinity in {name}: it says nothing about stability, take an earlier checkpoint."
+            )
+
+
+@torch.no_grad()
+def states(model: GPT, tokens: Tensor) -> list[Sublayer]:
+    """Every sublayer's record of one pass over tokens (1, time)."""
+    seen: list[Sublayer] = []
+    with probe(model, seen.append):
+        model.stream(tokens)
+    for s in seen:
+        if not s.out.isfinite().all():
+            raise ValueError(f"the stream is not finite after sublayer {s.layer}: there is nothing to certify.")
+        if (s.h == 0).all(-1).any():
+            raise ValueError(f"a token's stream is all zeros before sublayer {s.layer}: it lies on no sphere.")
+    return seen
+
+
+def branch_name(s: Sublayer) -> str:
+    return "attention" if isinstance(s.branch, Attention) else "mlp"
+
+
+def is_spherical(s: Sublayer) -> bool:
+    return isinstance(s.connection, SphericalConnection)
+
+
+def turn_arguments(s: Sublayer) -> dict[str, Any]:
+    """What `jacobians.turn` needs besides h and f."""
+    update = s.connection.update
+    with torch.no_grad():
+        return {
+            "alpha": update.alpha,
+            "retraction": update.retraction,
+            "max_angle": update.max_angle,
+            "p": update.p,
+        }
+
+
+def own_path(s: Sublayer, positions: Tensor) -> Both:
+    """A token's next state as a function of its own state alone, its neighbours held: x (1, positions, width).
+
+    No token hears a later one, so the product of these Jacobians over the layers is exactly the derivative of the
+    token's last state in its own first one.
+    """
+    if isinstance(s.branch, Attention):
+        speak = _attention_of_one(s.branch, s.branch_input, positions)
+    else:
+        speak = s.branch
+
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        f = speak(s.connection.read(x))
+        return f, s.connection.write(x, f)
+
+    return both
+
+
+def _attention_of_one(branch: Attention, context: Tensor, positions: Tensor) -> Callable[[Tensor], Tensor]:
+    """Attention of the tokens at `positions` with the keys and values of those before them held."""
+    _, keys, values = branch._split(context)
+    hidden = torch.arange(context.shape[1], device=context.device) >= positions[:, None]
+
+    def speak(x: Tensor) -> Tensor:
+        q, own_key, own_value = branch._split(x)
+        before = (q @ keys.mT).masked_fill(hidden, -math.inf)
+        own = (q * own_key).sum(-1, keepdim=True)
+        weights = (torch.cat([before, own], -1) / math.sqrt(q.shape[-1])).softmax(-1)
+        y = weights[..., :-1] @ values + weights[..., -1:] * own_value
+        return branch.output(y.transpose(1, 2).reshape(x.shape))
+
+    return speak
+
+
+def whole_sequence(s: Sublayer) -> Both:
+    """All tokens' next states as a function of all their states: x (1, time, width)."""
+
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        f = s.branch(s.connection.read(x))
+        return f, s.connection.write(x, f)
+
+    return both
+
+
+@contextmanager
+def differentiable() -> Iterator[None]:
+    """Within it attention can be differentiated forwards; torch's fast kernels cannot."""
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
+def _chunk(s: Sublayer, rows: int) -> int:
+    """How many directions at a time keep the intermediate values of `rows` tokens within bounds."""
+    width, time = s.h.shape[-1], s.h.shape[1]
+    return max(
+        1, _NUMBERS // (rows * max(8 * width, (s.branch.heads if branch_name(s) == "attention" else 0) * time))
+    )
+
+
+def token_jacobians(s: Sublayer, both: Both, x: Tensor) -> tuple[Tensor, Tensor]:
+    """A = DF and J of every token of x (1, n, width) by automatic differentiation: two of (n, width, width)."""
+
+    def along(direction: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.func.jvp(both, (x,), (direction.expand_as(x),))[1]
+
+    width = x.shape[-1]
+    basis = torch.eye(width, dtype=x.dtype, device=x.device)
+    A, J = torch.vmap(along, chunk_size=_chunk(s, x.shape[1]))(basis)
+    return A[:, 0].permute(1, 2, 0), J[:, 0].permute(1, 2, 0)
+
+
+def sequence_jacobians(s: Sublayer, both: Both, x: Tensor) -> tuple[Tensor, Tensor]:
+    """A and J of the whole sequence x (1, time, width): two of (time width, time width)."""
+    size = x.numel()
+
+    def along(direction: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.func.jvp(both, (x,), (direction.view_as(x),))[1]
+
+    basis = torch.eye(size, dtype=x.dtype, device=x.device)
+    A, J = torch.vmap(along, chunk_size=_chunk(s, x.shape[1]))(basis)
+    return A.flatten(1).mT, J.flatten(1).mT
+
+
+def frobenius(s: Sublayer, both: Both, x: Tensor, c: Tensor, sequence: bool) -> Tensor:
+    """An upper bound on |B|, B = DF - c, that never holds B: its Frobenius norm, a few columns at a time.
+
+    For tokens, (n,). For a whole sequence the norm of the (time, time) matrix of its blocks' Frobenius norms, which
+    is above |B| and not above the Frobenius norm of all of it.
+    """
+    n, width = x.shape[1:]
+    chunk = _chunk(s, n)
+    squares = torch.zeros((n, n) if sequence else (n,), dtype=x.dtype, device=x.device)
+
+    def column(direction: Tensor) -> Tensor:
+        f = torch.func.jvp(lambda x: both(x)[0], (x,), (direction,))[1]
+        return (f - c[:, None] * direction).square().sum(-1)[0]
+
+    for source in range(n) if sequence else [None]:
+        for first in range(0, width, chunk):
+            count = min(chunk, width - first)
+            directions = torch.zeros(count, *x.shape, dtype=x.dtype, device=x.device)
+            index = torch.arange(count, device=x.device)
+            directions[index, :, slice(None) if source is None else source, first + index] = 1.0
+            found = torch.vmap(column)(directions).sum(0)
+            if source is None:
+                squares += found
+            else:
+                squares[:, source] += found
+    return torch.linalg.matrix_norm(squares.sqrt(), ord=2) if sequence else squares.sqrt()

@@ -1,0 +1,347 @@
+"""Certificates of real models: against brute-force autograd, never violated, never more than is proven."""
+
+import copy
+import json
+import math
+
+import pytest
+import torch
+from analysis_helpers import VOCAB, config, trained, windows
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from spheret import GPT, SCHEMES, SpheretNorm, parameter_groups
+from spheret.analysis import measure
+from spheret.analysis.certificate import certify, section, summary, verify
+from spheret.analysis.live import observer
+from spheret.analysis.sublayers import float64_twin, states
+from spheret.connections import Spherical, scheme
+
+SPHERICAL = tuple(name for name in SCHEMES if isinstance(scheme(name), Spherical))
+FLAT = tuple(name for name in SCHEMES if name not in SPHERICAL)
+OPTIONS = (
+    ("p-spheretnorm", (("learnable_p", True),)),
+    ("cay-spheretnorm", (("max_angle", None),)),
+    ("geonorm", (("max_angle", 0.05), ("schedule", "constant"))),
+    ("proj-spheretnorm", (("inner_norm", True), ("index", "block"))),
+    ("proj-spheretnorm", (("entry_norm", False), ("schedule", "linear-paper"))),
+)
+
+
+def quiet(scheme_name, **options):
+    """An untrained model whose branches say so little that the bounds hold something."""
+    torch.manual_seed(0)
+    model = GPT(config(scheme_name, **options))
+    with torch.no_grad():
+        for block in model.each_block():
+            block.attention.output.weight.mul_(0.2)
+            block.mlp.output.weight.mul_(0.2)
+    return model
+
+
+def test_the_own_path_is_the_derivative_of_a_token_in_itself():
+    """The product of own-token Jacobians, against autograd through the whole model."""
+    twin = float64_twin(trained("proj-spheretnorm"))
+    ids = windows()[0][:1, :12]
+    first = states(twin, ids)[0].h
+
+    def last(h):
+        for block in twin.each_block():
+            h = block(h)
+        return h[0, 7]
+
+    G = torch.autograd.functional.jacobian(last, first)[:, 0, 7]
+    truth = torch.linalg.svdvals(G)
+    found = measure.measure_tokens(twin, [(ids, torch.tensor([3, 7]))]).products[-1]
+    assert float(found["sigma_max"][1]) == pytest.approx(float(truth[0]), rel=1e-9)
+    assert float(found["sigma_min"][1]) == pytest.approx(float(truth[-1]), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["proj-spheretnorm", "geonorm", "pre-ln", "post-ln", "ngpt", "orthogonal"])
+def test_numbers_are_those_of_brute_force(name):
+    twin = float64_twin(trained(name))
+    ids = windows()[0][:1, :10]
+    own = measure.measure_tokens(twin, [(ids, torch.arange(10))])
+    whole = measure.measure_sequence(twin, ids)
+    for s, numbers, sequence in zip(states(twin, ids), own.updates, whole.updates, strict=True):
+        J = torch.autograd.functional.jacobian(lambda h, s=s: s.connection(h, s.branch), s.h)[0, :, :, 0]
+        A = torch.autograd.functional.jacobian(lambda h, s=s: s.branch(s.connection.read(h)), s.h)[0, :, :, 0]
+        c = (s.h * s.f).sum(-1)[0] / s.h.square().sum(-1)[0]
+        d = s.h.shape[-1]
+        for t in (0, 4, 9):
+            values = torch.linalg.svdvals(J[t, :, t])
+            B = A[t, :, t] - c[t] * torch.eye(d, dtype=torch.float64)
+            assert float(numbers["sigma_max"][t]) == pytest.approx(float(values[0]), rel=1e-9)
+            assert float(numbers["sigma_min"][t]) == pytest.approx(float(values[-1]), rel=1e-5, abs=1e-12)
+            norm = float(torch.linalg.matrix_norm(B, ord=2))
+            assert norm <= float(numbers["B"][t]) <= norm * (1 + 1e-8)
+        values = torch.linalg.svdvals(J.reshape(10 * d, 10 * d))
+        assert float(sequence["sigma_max"][0]) == pytest.approx(float(values[0]), rel=1e-9)
+        assert float(sequence["sigma_min"][0]) == pytest.approx(float(values[-1]), rel=1e-5, abs=1e-12)
+        B = A.reshape(10 * d, 10 * d) - torch.diag(c.repeat_interleave(d))
+        norm = float(torch.linalg.matrix_norm(B, ord=2))
+        assert norm <= float(sequence["B"][0]) <= norm * (1 + 1e-8)
+
+
+@pytest.mark.parametrize(("name", "options"), [*((name, ()) for name in SPHERICAL), *OPTIONS])
+def test_no_bound_is_violated_on_a_trained_model(name, options):
+    """Every spherical scheme, every layer, 64 tokens; J equals the closed form there too."""
+    found = certify(trained(name, options=options), windows()[0], 64, sequence=8)
+    assert verify(found) == []
+    for part in (found["own_path"], found["sequence"]):
+        for row in part["layers"]:
+            assert row["verdict"] in ("proven", "vacuous")
+            assert row["violations"] == 0
+            assert row["closed_form_error"] < 1e-10
+            assert row["sigma_max"] >= 1 - 1e-12
+            assert (row["verdict"] == "vacuous") == (row["m_min"] == 0)
+        for row in part["depth"]:
+            assert row["violations"] == 0
+            assert row["criterion_min"] <= row["product_m_min"] * (1 + 1e-12)
+        growth = part["growth"]
+        assert growth["S"] <= growth["S_envelope"] * (1 + 1e-9)
+        assert growth["A"] <= growth["A_envelope"] * (1 + 1e-9)
+    json.dumps(found, allow_nan=False)
+
+
+@pytest.mark.parametrize("name", SPHERICAL)
+def test_proven_where_there_is_something_to_prove(name):
+    model = quiet(name)
+    found = certify(model, windows()[0], 64, sequence=8)
+    assert found["own_path"]["verdicts"] == {"proven": 4}
+    last = found["own_path"]["depth"][-1]
+    assert 0 < last["criterion_min"] <= last["product_m_min"] <= last["sigma_min"] <= 1 <= last["sigma_max"]
+    assert math.log(last["sigma_max"]) <= last["S_max"]
+    assert found["own_path"]["lost"]["proof"] is None
+    assert found["own_path"]["bounds"] == "proven"
+    assert verify(found) == []
+
+
+def test_the_verdict_is_the_worst_tokens():
+    """One token whose bound says nothing takes the layer's proof away."""
+    model = copy.deepcopy(trained("proj-spheretnorm"))
+    many = certify(model, windows()[0], 64, sequence=0)["own_path"]["layers"]
+    for row in many:
+        assert row["tokens_with_m"] < 64
+        assert row["verdict"] == "vacuous"
+        assert "nothing" in row["why"]
+
+
+def test_own_tokens_do_not_bound_the_sequence():
+    """What tokens say to each other counts: the sequence operator's |B| is above every own-token |B|."""
+    model = trained("proj-spheretnorm", layers=2, width=32, steps=30)
+    ids = windows()[0][:1, :10]
+    twin = float64_twin(model)
+    own = measure.measure_tokens(twin, [(ids, torch.arange(10))]).updates[0]["B"]
+    whole = measure.measure_sequence(twin, ids).updates[0]["B"]
+    assert float(whole) > float(own.max()) * 1.05
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_flat_schemes_are_measured_only_and_say_why(name):
+    found = certify(trained(name, steps=3), windows()[0], 8, sequence=4)
+    for part in (found["own_path"], found["sequence"]):
+        assert part["verdicts"] == {"measured only": 4}
+        assert part["bounds"] == "none"
+        assert all("no retraction" in row["why"] and "m_min" not in row for row in part["layers"])
+    assert "no retraction of the sphere" in summary(found)[0]
+    assert verify(found) == []
+    json.dumps(found, allow_nan=False)
+
+
+class TestWithoutMatrices:
+    """The ways for wide models, on narrow ones where the truth is at hand."""
+
+    @pytest.fixture
+    def narrow(self, monkeypatch):
+        monkeypatch.setattr(measure, "DENSE", 8)
+
+    @pytest.mark.parametrize("name", ["proj-spheretnorm", "pre-ln"])
+    def test_singular_values_agree_with_dense_svd(self, name, monkeypatch):
+        """d = 64, attention and MLP of a trained model, to 1e-4."""
+        twin = float64_twin(trained(name, layers=1, width=64))
+        ids = [(windows()[0][:1], torch.arange(0, 64, 8))]
+        dense = measure.measure_tokens(twin, ids)
+        monkeypatch.setattr(measure, "DENSE", 8)
+        free = measure.measure_tokens(twin, ids)
+        assert (dense.norm_method, free.norm_method) == ("svd", "frobenius")
+        assert (dense.sigma_method, free.sigma_method) == ("svd", "lanczos")
+        pairs = [*zip(dense.updates, free.updates, strict=True), (dense.products[-1], free.products[-1])]
+        for truth, found in pairs:
+            torch.testing.assert_close(found["sigma_max"], truth["sigma_max"], rtol=1e-4, atol=0.0)
+            there = truth["sigma_min"] > 1e-6
+            torch.testing.assert_close(found["sigma_min"][there], truth["sigma_min"][there], rtol=1e-4, atol=0.0)
+            assert (found["sigma_min"] >= truth["sigma_min"] * (1 - 1e-6) - 1e-12).all()
+
+    def test_the_norm_is_still_an_upper_bound(self, narrow, monkeypatch):
+        twin = float64_twin(trained("geonorm", layers=1, width=16))
+        ids = windows()[0][:1, :6]
+        free = measure.measure_tokens(twin, [(ids, torch.arange(6))]), measure.measure_sequence(twin, ids)
+        monkeypatch.setattr(measure, "DENSE", 512)
+        dense = measure.measure_tokens(twin, [(ids, torch.arange(6))]), measure.measure_sequence(twin, ids)
+        for part, truth in zip(free, dense, strict=True):
+            for found, exact in zip(part.updates, truth.updates, strict=True):
+                assert (found["B"] >= exact["B"] * (1 - 1e-9)).all()
+                assert (found["B"] <= exact["B"] * math.sqrt(6 * 16)).all()
+                assert (found["m"] <= exact["m"] + 1e-12).all()
+
+    def test_products_are_taken_at_dyadic_depths(self, narrow):
+        twin = float64_twin(GPT(config("proj-spheretnorm", layers=3, width=16)))
+        products = measure.measure_tokens(twin, [(windows()[0][:1], torch.arange(2))]).products
+        assert [p is not None for p in products] == [True, True, False, True, False, True]
+
+    def test_certificate(self, narrow):
+        found = certify(quiet("proj-spheretnorm", width=16), windows()[0], 6, sequence=3)
+        assert verify(found) == []
+        assert found["own_path"]["norm_of_B"] == "frobenius"
+        assert found["own_path"]["verdicts"].get("measured only") is None
+
+    def test_an_estimate_from_below_proves_nothing(self, narrow):
+        found = certify(quiet("proj-spheretnorm", width=16), windows()[0], 6, sequence=3, exact=False)
+        for part in (found["own_path"], found["sequence"]):
+            assert part["norm_of_B"] == "lanczos"
+            assert part["verdicts"] == {"measured only": 4}
+            assert "below" in part["layers"][0]["why"]
+            assert part["bounds"] == "estimated"
+            assert part["lost"]["proof"] is None
+        assert "proven" not in " ".join(summary(found))
+        assert verify(found) == []
+
+    @pytest.mark.parametrize("exact", [False, pytest.param(True, marks=pytest.mark.slow)])
+    def test_no_matrix_a_token_is_held_beyond_512(self, exact):
+        """Of all tensors that are made on the way, none is as large as a Jacobian for every token."""
+        width, tokens = 640, 8
+        twin = float64_twin(GPT(config("proj-spheretnorm", layers=1, width=width, block=8)))
+        with Watch() as watch:
+            found = measure.measure_tokens(twin, [(torch.randint(VOCAB, (1, 8)), torch.arange(tokens))], exact)
+        assert found.norm_method == ("frobenius" if exact else "lanczos")
+        assert watch.largest < tokens * width * width
+
+
+class Watch(TorchDispatchMode):
+    """The number of elements of the largest tensor that any operation returned."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for x in out if isinstance(out, (tuple, list)) else [out]:
+            # a view is no memory of its own
+            if isinstance(x, torch.Tensor) and not x._is_view():
+                self.largest = max(self.largest, x.numel())
+        return out
+
+
+class TestForgery:
+    def test_an_update_that_is_another_is_caught(self, monkeypatch):
+        """A model that turns three times as far as its alpha says breaks the closed form, and the verdict says so."""
+        honest = SpheretNorm.forward
+        monkeypatch.setattr(SpheretNorm, "forward", lambda self, h, f: honest(self, h, 3 * f))
+        found = certify(trained("proj-spheretnorm"), windows()[0], 8, sequence=4)
+        assert set(found["own_path"]["verdicts"]) == {"violated"}
+        assert set(found["sequence"]["verdicts"]) == {"violated"}
+        assert "proven" not in " ".join(summary(found))
+        assert verify(found)
+
+    @pytest.mark.parametrize(
+        ("key", "value", "said"),
+        [
+            ("sigma_max", 50.0, "sigma_max"),
+            ("sigma_min", 1e-3, "sigma_min"),
+            ("delta_max", 50.0, "delta"),
+            ("m_min", 0.0, "should be 'vacuous'"),
+            ("verdict", "vacuous", "should be 'proven'"),
+            ("violations", 3, "3 tokens contradict"),
+        ],
+    )
+    def test_a_changed_number_is_found(self, key, value, said):
+        found = certify(quiet("proj-spheretnorm", width=16), windows()[0], 4, sequence=0)
+        assert verify(found) == []
+        found["own_path"]["layers"][1][key] = value
+        assert any(said in sentence and "layer 2" in sentence for sentence in verify(found))
+
+    def test_proven_is_taken_from_an_estimate(self):
+        found = certify(quiet("proj-spheretnorm", width=16), windows()[0], 4, sequence=0)
+        found["own_path"]["norm_of_B"] = "lanczos"
+        assert len(verify(found)) == 4
+
+
+class TestBadInput:
+    def test_not_finite(self):
+        model = copy.deepcopy(trained("proj-spheretnorm"))
+        with torch.no_grad():
+            model.blocks[1].mlp.hidden.weight[0, 0] = math.nan
+        with pytest.raises(ValueError, match=r"NaN or infinity in blocks\.1\.mlp\.hidden\.weight"):
+            certify(model, windows()[0], 4)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [({"tokens": 257}, "256 are there"), ({"tokens": 0}, "at least 1"), ({"sequence": -1}, "at least 0")],
+    )
+    def test_sizes(self, options, message):
+        with pytest.raises(ValueError, match=message):
+            certify(trained("proj-spheretnorm"), windows()[0], **options)
+
+    def test_a_stream_of_zeros(self):
+        model = copy.deepcopy(trained("proj-spheretnorm"))
+        with torch.no_grad():
+            model.tokens.weight.zero_()
+            model.positions.weight.zero_()
+        with pytest.raises(ValueError, match="no sphere"):
+            certify(model, windows()[0], 4, sequence=0)
+
+    def test_no_certificate_no_section(self, tmp_path):
+        assert section(tmp_path) is None
+        (tmp_path / "certificate.json").write_text("{")
+        with pytest.raises(ValueError, match="damaged"):
+            section(tmp_path)
+        (tmp_path / "certificate.json").write_text("{}")
+        with pytest.raises(ValueError, match="not written by"):
+            section(tmp_path)
+
+
+class TestLive:
+    @pytest.mark.parametrize("name", ["proj-spheretnorm", "pre-ln"])
+    def test_it_leaves_no_trace(self, name):
+        torch.manual_seed(1)
+        model = GPT(config(name)).train()
+        model(*windows()).backward()
+        weights = {key: x.clone() for key, x in model.state_dict().items()}
+        gradients = [p.grad.clone() for p in model.parameters()]
+        random, threads = torch.get_rng_state(), torch.get_num_threads()
+        seen = observer(tokens=8)(3, model, windows())
+        assert torch.equal(torch.get_rng_state(), random)
+        assert torch.get_num_threads() == threads
+        assert all(module.training for module in model.modules())
+        assert all(p.requires_grad for p in model.parameters())
+        assert all(torch.equal(x, weights[key]) for key, x in model.state_dict().items())
+        assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients, strict=True))
+        assert seen["tokens"] == 8
+        assert len(seen["layers"]) == 4
+        assert seen["seconds"] > 0
+        json.dumps(seen, allow_nan=False)
+
+    def test_a_step_after_it_is_the_same_step(self):
+        def stepped(look):
+            torch.manual_seed(2)
+            model = GPT(config("p-spheretnorm"))
+            optimizer = torch.optim.AdamW(parameter_groups(model, 0.1), lr=1e-3)
+            for step in range(3):
+                model(*windows()).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if look:
+                    observer(4)(step, model, windows())
+            return model.state_dict()
+
+        with_it, without = stepped(True), stepped(False)
+        assert all(torch.equal(with_it[key], without[key]) for key in without)
+
+    def test_what_it_cannot_say_ends_no_run(self):
+        model = GPT(config("proj-spheretnorm"))
+        with torch.no_grad():
+            model.blocks[0].mlp.hidden.weight[0, 0] = math.inf
+        assert "hidden.weight" in observer(4)(1, model, windows())["failed"]
+
+    def test_bad_tokens(self):
+        with pytest.raises(ValueError, match="at least 1"):
+            observer(0)

@@ -1,0 +1,258 @@
+"""certify, inspect and train --certify-every on real run directories."""
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+from analysis_helpers import config
+
+from spheret import GPT, SCHEMES
+from spheret.analysis import certificate
+from spheret.analysis.command import certify_run
+from spheret.analysis.initialisation import at_start, depths, goes_deep
+from spheret.cli import main
+from spheret.data import cached
+from spheret.train.run import create_run, open_run
+
+SIZE = ["--layers", "2", "--heads", "4", "--width", "32", "--block", "64", "--batch-size", "4"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Three short runs: one observed, the same unobserved, and one in flat space."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, scheme, more in (
+        ("ball", "proj-spheretnorm", ["--certify-every", "5"]),
+        ("unseen", "proj-spheretnorm", []),
+        ("flat", "pre-ln", ["--certify-every", "10"]),
+    ):
+        words = ["train", "--scheme", scheme, *SIZE, "--data", "sotu", "--steps", "10", "--eval-every", "5"]
+        assert main([*words, *more, "--quiet", "--out", str(folder / name)]) == 0
+    return folder
+
+
+def test_certify(runs, capsys):
+    assert main(["certify", str(runs / "ball"), "--tokens", "16", "--sequence", "4"]) == 0
+    said = capsys.readouterr().out
+    assert "16 tokens: of 4 layers" in said
+    assert "exact arithmetic" in " ".join(said.split())
+    found = json.loads((runs / "ball" / "certificate.json").read_text())
+    assert found["checkpoint"] == 10
+    assert found["tokens"] == 16
+    assert certificate.verify(found) == []
+    assert (runs / "ball" / "certificate.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_certify_a_flat_run_says_why_nothing_is_proven(runs, capsys):
+    assert main(["certify", str(runs / "flat"), "--tokens", "8", "--sequence", "0"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "4 measured only (its update is no retraction" in said
+    assert "proven:" not in said
+
+
+def test_section(runs):
+    assert main(["certify", str(runs / "ball"), "--tokens", "8", "--sequence", "2"]) == 0
+    found = certificate.section(runs / "ball")
+    assert len(found["rows"]) == 4
+    assert all(len(row) == len(found["columns"]) for row in found["rows"])
+    assert sum(found["verdicts"].values()) == 4
+    assert found["verdicts"]["violated"] == 0
+    assert found["contradictions"] == []
+    assert all(len(values) == 4 for values in found["series"].values())
+    assert len(found["sequence"]["rows"]) == 4
+    json.dumps(found, allow_nan=False)
+
+
+def test_a_forged_certificate_shows_in_the_section(runs, tmp_path):
+    found = certify_run(open_run(runs / "ball"), tokens=4, sequence=0)
+    found["own_path"]["layers"][0]["sigma_max"] = 1e3
+    (tmp_path / certificate.FILE).write_text(json.dumps(found))
+    assert "sigma_max 1000" in certificate.section(tmp_path)["contradictions"][0]
+
+
+def test_a_violation_ends_with_code_1(runs, capsys, monkeypatch):
+    from spheret import SpheretNorm
+
+    honest = SpheretNorm.forward
+    monkeypatch.setattr(SpheretNorm, "forward", lambda self, h, f: honest(self, h, 3 * f))
+    assert (
+        main(["certify", str(runs / "ball"), "--tokens", "4", "--sequence", "0", "--out", str(runs / "forged")]) == 1
+    )
+    assert "contradiction" in capsys.readouterr().err
+
+
+def test_the_live_version(runs):
+    lines = open_run(runs / "ball").metrics()
+    assert [line["step"] for line in lines if "certificate" in line] == [5, 10]
+    seen = lines[-1]["certificate"]
+    assert seen["tokens"] == 16
+    assert sum(seen["verdicts"].values()) == 4
+    assert seen["seconds"] > 0
+    assert open_run(runs / "flat").metrics()[-1]["certificate"]["verdicts"] == {"measured only": 4}
+
+
+def test_an_observed_run_is_the_same_run(runs):
+    observed, unseen = (open_run(runs / name).model().state_dict() for name in ("ball", "unseen"))
+    assert all(torch.equal(observed[key], unseen[key]) for key in unseen)
+
+
+def test_inspect_one(runs, capsys):
+    assert main(["inspect", str(runs / "flat"), "--windows", "2"]) == 0
+    assert "loss without" in " ".join(capsys.readouterr().out.split())
+    (found,) = json.loads((runs / "flat" / "inspect.json").read_text())["runs"]
+    assert [line["step"] for line in found["training"]] == [5, 10]
+    assert all(layer["initial_gradient"] > 0 for layer in found["layers"])
+    assert (runs / "flat" / "inspect.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_inspect_two_side_by_side(runs, capsys, tmp_path):
+    words = ["inspect", str(runs / "ball"), str(runs / "flat"), "--windows", "2", "--out", str(tmp_path / "both")]
+    assert main(words) == 0
+    assert "ball, proj-spheretnorm" in capsys.readouterr().out
+    found = json.loads((tmp_path / "both" / "inspect.json").read_text())["runs"]
+    assert [each["scheme"] for each in found] == ["proj-spheretnorm", "pre-ln"]
+
+
+def test_gradients_before_training_are_those_of_the_first_step(runs):
+    """The initial model is drawn again from the seed: its first loss is the run's first loss."""
+    from spheret.analysis.inspection import initial
+
+    run = open_run(runs / "ball")
+    loader = run.data().loader(64, run.config["train"]["batch_size"], run.config["train"]["seed"])
+    assert float(initial(run, run.data())(*loader.batch(0)).detach()) == pytest.approx(
+        run.metrics()[0]["loss"], rel=1e-5
+    )
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["RUN", "--checkpoint", "3"], "no checkpoint of step 3"),
+            (["RUN", "--tokens", "9999999"], "9,999,999 tokens were asked for"),
+            (["RUN", "--tokens", "0"], "at least 1"),
+            (["RUN", "--data", "nowhere"], "neither a directory nor a corpus"),
+            (["RUN", "--scheme", "pre-ln"], "one of the two"),
+            ([], "one of the two"),
+            (["nowhere"], "no run directory"),
+            (["--scheme", "preln"], "Did you mean 'pre-ln'"),
+            (["--scheme", "pre-ln", "--layers", "deep"], "like 4..512"),
+        ],
+    )
+    def test_certify(self, runs, words, message, capsys):
+        assert main(["certify", *(str(runs / "ball") if word == "RUN" else word for word in words)]) == 2
+        assert message in capsys.readouterr().err
+
+    def test_inspect(self, runs, capsys):
+        assert main(["inspect", str(runs / "ball"), "--windows", "0"]) == 2
+        assert main(["inspect", str(runs / "nowhere")]) == 2
+        assert "at least 1" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("name", ["certify", "inspect"])
+    def test_a_checkpoint_with_nan(self, tmp_path, name, capsys):
+        model = GPT(config("proj-spheretnorm"))
+        with torch.no_grad():
+            model.blocks[0].attention.qkv.weight[3, 3] = math.nan
+        create_run(tmp_path / "bad", model, cached("sotu", "bytes").manifest["tokenizer"])
+        assert main([name, str(tmp_path / "bad"), "--data", "sotu"]) == 2
+        said = capsys.readouterr().err
+        assert "checkpoint step-0" in said
+        assert "blocks.0.attention.qkv.weight" in said
+        assert not (tmp_path / "bad" / "certificate.json").exists()
+
+    def test_weights_from_elsewhere_need_data(self, tmp_path, capsys):
+        create_run(tmp_path / "alien", GPT(config("proj-spheretnorm")), cached("sotu", "bytes").manifest["tokenizer"])
+        assert main(["certify", str(tmp_path / "alien")]) == 2
+        assert "--data" in capsys.readouterr().err
+        assert main(["certify", str(tmp_path / "alien"), "--data", "sotu", "--tokens", "4", "--sequence", "0"]) == 0
+
+    def test_data_in_other_tokens(self, runs, tmp_path, capsys):
+        text = tmp_path / "text.txt"
+        text.write_text("a few words of no importance, again and again. " * 400)
+        words = ["prepare", str(text), "--tokenizer", "bpe:300", "--val-fraction", "0"]
+        assert main([*words, "--out", str(tmp_path / "bpe")]) == 0
+        assert main(["certify", str(runs / "ball"), "--data", str(tmp_path / "bpe")]) == 2
+        assert "bpe:300" in capsys.readouterr().err
+
+    def test_less_data_than_a_window(self, runs, tmp_path, capsys):
+        for number in range(4):
+            (tmp_path / "texts").mkdir(exist_ok=True)
+            (tmp_path / "texts" / f"{number}.txt").write_text("short text " * (4 + number))
+        words = ["prepare", str(tmp_path / "texts"), "--tokenizer", "bytes", "--val-fraction", "0.3"]
+        assert main([*words, "--out", str(tmp_path / "little")]) == 0
+        words = ["certify", str(runs / "ball"), "--data", str(tmp_path / "little"), "--sequence", "0"]
+        assert main([*words, "--tokens", "10", "--out", str(tmp_path / "out")]) == 0
+        assert main([*words, "--tokens", "1000", "--out", str(tmp_path / "out")]) == 2
+        assert "ask for fewer" in capsys.readouterr().err
+
+
+class TestBeforeTraining:
+    @pytest.mark.parametrize("name", SCHEMES)
+    def test_every_scheme(self, name):
+        row = at_start(name, 4, 16)
+        assert row["condition"] >= 1
+        assert row["norm"] > 0
+        assert row["gradient"] > 0
+        if name.endswith("spheretnorm") or name == "geonorm":
+            assert row["norm"] == pytest.approx(1)
+            assert row["removed"] == 0
+            assert goes_deep(row)
+
+    def test_norms_after_the_sum_remove_directions(self):
+        assert at_start("post-ln", 4, 16)["removed"] == 2
+        assert at_start("ngpt", 4, 16)["removed"] == 1
+
+    def test_it_is_what_a_brute_force_jacobian_says(self):
+        torch.manual_seed(5)
+        before = torch.get_rng_state()
+        row = at_start("pre-ln", 1, 16)
+        assert torch.equal(torch.get_rng_state(), before)
+        from spheret.analysis import initialisation as i
+        from spheret.analysis.sublayers import float64_twin, states
+
+        torch.manual_seed(0)
+        model = GPT(i.GPTConfig(layers=1, heads=4, width=16, block=i.TIME, vocab=i.VOCAB, scheme="pre-ln"))
+        ids = torch.randint(i.VOCAB, (1, i.TIME + 1))
+        twin = float64_twin(model)
+        h = states(twin, ids[:, :-1])[0].h
+        worst = 0.0
+        for t in (7, 15, 23, 31):
+            G = torch.autograd.functional.jacobian(lambda x, t=t: twin.blocks[0](x)[0, t], h)[:, 0, t]
+            values = torch.linalg.svdvals(G)
+            worst = max(worst, float(values[0] / values[-1]))
+        assert row["condition"] == pytest.approx(worst, rel=1e-8)
+
+    def test_command(self, tmp_path, capsys):
+        words = ["--scheme", "pre-ln,geonorm", "--layers", "1..4", "--width", "16", "--out", str(tmp_path)]
+        assert main(["certify", *words]) == 0
+        assert "or more" in capsys.readouterr().out
+        rows = json.loads((tmp_path / "initialisation.json").read_text())["rows"]
+        assert [(row["scheme"], row["layers"]) for row in rows][:3] == [("pre-ln", 1), ("pre-ln", 2), ("pre-ln", 4)]
+        assert (tmp_path / "initialisation.png").read_bytes().startswith(b"\x89PNG")
+
+    def test_depths(self):
+        assert depths("4..512") == [4, 8, 16, 32, 64, 128, 256, 512]
+        assert depths("3,5") == [3, 5]
+        assert depths("7") == [7]
+
+
+def test_an_older_checkpoint(runs):
+    steps = sorted(int(path.name.split("-")[1]) for path in (runs / "ball" / "checkpoints").iterdir())
+    found = certify_run(open_run(runs / "ball"), steps[0], tokens=4, sequence=0)
+    assert found["checkpoint"] == steps[0]
+
+
+def test_nothing_but_its_files_is_written(runs, tmp_path):
+    shutil.copytree(runs / "ball", tmp_path / "copy")
+    before = {path.relative_to(tmp_path): path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    out = tmp_path / "elsewhere"
+    assert main(["certify", str(tmp_path / "copy"), "--tokens", "4", "--sequence", "0", "--out", str(out)]) == 0
+    assert sorted(path.name for path in out.iterdir()) == ["certificate.json", "certificate.png"]
+    after = {
+        path.relative_to(tmp_path): path.stat().st_mtime_ns
+        for path in tmp_path.rglob("*")
+        if path.is_file() and out not in path.parents
+    }
+    assert after == before
