@@ -17,6 +17,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("spheret.doctor:doctor", "versions, device, backends with a self-check; --crash-drill"),
     "certify": ("spheret.analysis.command:command", "what is proven of a run's stability, and what is only measured"),
     "inspect": ("spheret.analysis.inspection:command", "what the stream of a run does, or those of two side by side"),
+    "race": ("spheret.study.race:race", "every scheme on the same batches, then one report; resumable"),
+    "report": ("spheret.study.report:command", "compare runs: a page, tables and figures, every number traced"),
     "plan": ("spheret.plan.command:command", "memory, FLOPs, traffic and hours of a run before it is started"),
     "reproduce": (
         "spheret.study.reproduce:reproduce",

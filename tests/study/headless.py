@@ -1,0 +1,117 @@
+"""A real browser without a window, driven over its debugging pipe with nothing but the standard library."""
+
+import base64
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import time
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars",
+    "--remote-debugging-pipe",
+)  # fmt: skip
+
+
+def find():
+    """The browser's path, or None."""
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
+class Browser:
+    """One tab; `open` loads a page and returns what happened meanwhile."""
+
+    def __init__(self, profile):
+        ours, theirs = os.pipe(), os.pipe()
+        # the pipe is spoken on descriptors 3 and 4
+        command = f'exec "$0" "$@" 3<&{ours[0]} 4>&{theirs[1]}'
+        self._process = subprocess.Popen(
+            ["bash", "-c", command, find(), *FLAGS, f"--user-data-dir={profile}", "about:blank"],
+            pass_fds=(ours[0], theirs[1]),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        os.close(ours[0])
+        os.close(theirs[1])
+        self._out, self._in = ours[1], theirs[0]
+        self._buffer, self._count, self._session, self._events = b"", 0, None, []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+
+    def close(self):
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        os.close(self._out)
+        os.close(self._in)
+
+    def _receive(self, deadline):
+        while b"\0" not in self._buffer:
+            ready, _, _ = select.select([self._in], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise TimeoutError("the browser did not answer")
+            data = os.read(self._in, 1 << 20)
+            if not data:
+                raise EOFError("the browser ended")
+            self._buffer += data
+        text, _, self._buffer = self._buffer.partition(b"\0")
+        return json.loads(text)
+
+    def call(self, method, **parameters):
+        """Say something to the browser and wait for its answer; events that come before it are kept."""
+        self._count += 1
+        message = {"id": self._count, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._out, json.dumps(message).encode() + b"\0")
+        deadline = time.monotonic() + 60
+        while True:
+            answer = self._receive(deadline)
+            if answer.get("id") == self._count:
+                if "error" in answer:
+                    raise RuntimeError(f"{method}: {answer['error']}")
+                return answer["result"]
+            self._events.append(answer)
+
+    def evaluate(self, expression):
+        return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+
+    def open(self, url, width, scheme="light"):
+        """Load a page; returns (console errors, addresses that were asked for)."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self._events.clear()
+        self.call("Page.navigate", url=url)
+        deadline = time.monotonic() + 60
+        while not any(event.get("method") == "Page.loadEventFired" for event in self._events):
+            self._events.append(self._receive(deadline))
+        # whatever comes late
+        time.sleep(0.3)
+        self.evaluate("1")
+        return self._errors(), [
+            event["params"]["request"]["url"]
+            for event in self._events
+            if event.get("method") == "Network.requestWillBeSent"
+        ]
+
+    def _errors(self):
+        found = []
+        for event in self._events:
+            method, parameters = event.get("method"), event.get("params", {})
+            if method == "Runtime.exceptionThrown":
+                found.append(parameters["exceptionDetails"]["text"])
+            if method == "Runtime.consoleAPICalled":
+                found.append(str(parameters["args"]))
+            if method == "Log.entryAdded":
+                found.append(parameters["entry"]["text"])
+        return found
+
+    def screenshot(self):
+        """The whole page as PNG."""
+        return base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"])

@@ -1,0 +1,88 @@
+"""Sections of runs that were evaluated or certified, from what those rooms write."""
+
+import json
+
+import pytest
+from study_helpers import write_run, write_tables
+
+from spheret.cli import COMMANDS, main
+from spheret.study.published import METRICS
+from spheret.study.results import read
+
+
+@pytest.fixture
+def runs(tmp_path):
+    return [write_run(tmp_path / name, name) for name in ("pre-ln", "proj-spheretnorm")]
+
+
+def test_without_either_there_is_no_section(runs, tmp_path):
+    write_tables(runs, tmp_path / "report")
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert 'id="zero-shot"' not in page
+    assert 'id="certificates"' not in page
+
+
+class TestZeroShot:
+    @pytest.fixture(autouse=True)
+    def _room(self):
+        pytest.importorskip("spheret.evaluate.results", reason="spheret.evaluate is not here")
+
+    def evaluate(self, run, right):
+        """What spheret eval writes: the summary, and a line a document and task."""
+        from spheret.evaluate import results
+
+        lines, tasks = [], {}
+        for metric in METRICS:
+            values = [float(i < right) if metric.higher_is_better else -2.0 - 0.01 * i for i in range(10)]
+            if metric.metric == "word_perplexity":
+                values = [[10 * value, 10] for value in values]
+            entry = tasks.setdefault(metric.task, {"metrics": {}})
+            entry["metrics"][metric.metric] = results.summary(metric.metric, values)
+            lines += [(metric.task, i, metric.metric, value) for i, value in enumerate(values)]
+        merged = {}
+        for task, document, metric, value in lines:
+            merged.setdefault((task, document), {})[metric] = value
+        document = {"format": results.FORMAT, "version": results.VERSION, "step": 60, "limit": None, "tasks": tasks}
+        (run / results.EVAL).write_text(json.dumps(document))
+        (run / results.SAMPLES).write_text(
+            "".join(
+                json.dumps({"task": task, "document": i, "hash": f"h{i}", "metrics": metrics}) + "\n"
+                for (task, i), metrics in merged.items()
+            )
+        )
+
+    def test_tables(self, runs, tmp_path):
+        self.evaluate(runs[0], 4)
+        self.evaluate(runs[1], 7)
+        write_tables(runs, tmp_path / "report")
+        table = (tmp_path / "report" / "tables.csv").read_text()
+        assert "zero-shot,pre-ln,BoolQ acc,40.00 \u00b1 " in table
+        assert "zero-shot,proj-spheretnorm,average accuracy,70.00" in table
+        assert "proj-spheretnorm/eval.json tasks.boolq.metrics.acc" in table
+        assert "zero-shot-pairs,BoolQ acc: pre-ln - proj-spheretnorm,difference,-30.00" in table
+
+    def test_beside_the_paper(self, runs, tmp_path):
+        config = json.loads((runs[1] / "config.json").read_text())
+        config["data"]["corpus"]["name"] = "openwebtext"
+        config["model"] |= {"layers": 36, "heads": 20, "width": 1280}
+        (runs[1] / "config.json").write_text(json.dumps(config))
+        self.evaluate(runs[1], 7)
+        write_tables(runs[1:], tmp_path / "report")
+        table = (tmp_path / "report" / "tables.csv").read_text()
+        assert 'paper-zero-shot-openwebtext,1-SpheretNorm,"BoolQ acc, here",70.00' in table
+        assert 'paper-zero-shot-openwebtext,1-SpheretNorm,"BoolQ acc, paper",61.04' in table
+
+
+@pytest.mark.skipif("certify" not in COMMANDS, reason="spheret certify is not here")
+def test_certificates(tmp_path):
+    run = tmp_path / "run"
+    tiny = ["--layers", "1", "--heads", "2", "--width", "16", "--block", "16", "--steps", "2", "--eval-windows", "4"]
+    arguments = ["--scheme", "proj-spheretnorm", "--data", "sotu", *tiny, "--out", str(run), "--quiet"]
+    assert main(["train", *arguments]) == 0
+    assert main(["certify", str(run)]) == 0
+    write_tables([run], tmp_path / "report")
+    assert (run / "certificate.json").exists()
+    assert len(read([run]).results) == 1
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "Certificate of run" in page
+    assert "From run/certificate.json" in page
