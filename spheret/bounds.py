@@ -48,6 +48,11 @@ class _BoundedSoftplus(Function):
         return _inward(ctx.saved_tensors[0], t, *ctx.options)
 
 
+def _number(x: Tensor, low: float, high: float, scale: float) -> Tensor:
+    y = F.softplus(x).item()
+    return torch.full_like(x, min(max(y, low), high) * scale) if y == y else torch.full_like(x, y)
+
+
 class _BoundedNumber(torch.autograd.Function):
     """The same for one number on the CPU, in Python's own arithmetic: much cheaper than as many tensor ops."""
 
@@ -55,8 +60,7 @@ class _BoundedNumber(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, low: float, high: float, scale: float, passing: bool) -> Tensor:
         ctx.options = (-math.inf, math.inf, scale) if passing else (low, high, scale)
         ctx.save_for_backward(x)
-        y = F.softplus(x).item()
-        return torch.full_like(x, min(max(y, low), high) * scale) if y == y else torch.full_like(x, y)
+        return _number(x, low, high, scale)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -99,5 +103,7 @@ def bounded_softplus(
         return scale * torch.clamp(F.softplus(x), low, high)
     plain = type(x) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling() and not transformed()
     if plain and x.numel() == 1 and x.device.type == "cpu":
+        if not torch.is_grad_enabled():
+            return _number(x, low, high, scale)
         return _BoundedNumber.apply(x, low, high, scale, passing)
     return _BoundedSoftplus.call(x, low, high, scale, passing)

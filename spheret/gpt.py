@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from spheret.connections import Scheme, scheme
 from spheret.errors import unknown
+from spheret.linear import Linear, linear
 from spheret.loss import cross_entropy, token_losses
+from spheret.sampling import check_prompt, choose, left_padded
 
 ACTIVATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
 HEAD_BIASES = ("none", "zero", "unigram")
@@ -89,12 +92,30 @@ class GPTConfig:
 
 
 class Cache:
-    """Keys and values of the tokens seen so far, a pair of (batch, heads, block, d) a layer."""
+    """Keys and values of the tokens seen so far, a pair of (batch, heads, block, d) a layer.
+
+    The model asks for `update` and `get_seq_length` alone, as transformers' caches have them.
+    """
 
     def __init__(self, config: GPTConfig, batch: int, device: torch.device, dtype: torch.dtype):
         shape = (batch, config.heads, config.block, config.width // config.heads)
         self.layers = [torch.empty(2, *shape, device=device, dtype=dtype) for _ in range(config.layers)]
         self.length = 0
+
+    def update(self, k: Tensor, v: Tensor, layer_idx: int) -> tuple[Tensor, ...]:
+        """A layer's keys and values with these new ones behind them; the last layer moves the length on."""
+        past, end = self.layers[layer_idx], self.length + k.shape[2]
+        past[0, :, :, self.length : end], past[1, :, :, self.length : end] = k, v
+        if layer_idx == len(self.layers) - 1:
+            self.length = end
+        return past[:, :, :, :end].unbind()
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+
+# a layer's new keys and values to all of them
+Past = Callable[[Tensor, Tensor], Sequence[Tensor]]
 
 
 class Attention(nn.Module):
@@ -103,8 +124,8 @@ class Attention(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.heads, self.dropout = config.heads, config.dropout
-        self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.bias)
-        self.output = nn.Linear(config.width, config.width, bias=config.bias)
+        self.qkv = Linear(config.width, 3 * config.width, bias=config.bias)
+        self.output = Linear(config.width, config.width, bias=config.bias)
 
     def _split(self, x: Tensor) -> tuple[Tensor, ...]:
         batch, time, width = x.shape
@@ -117,15 +138,15 @@ class Attention(nn.Module):
         future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
         return scores.masked_fill(future, -math.inf).softmax(-1)
 
-    def forward(self, x: Tensor, past: Tensor | None = None, length: int = 0) -> Tensor:
+    def forward(self, x: Tensor, past: Past | None = None, mask: Tensor | None = None) -> Tensor:
         batch, time, width = x.shape
         q, k, v = self._split(x)
         if past is not None:
-            past[0, :, :, length : length + time], past[1, :, :, length : length + time] = k, v
-            k, v = past[:, :, :, : length + time].unbind()
+            k, v = past(k, v)
         dropout = self.dropout if self.training else 0.0
-        # a prompt attends causally, a single new token to all that came before
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=time > 1)
+        # unless a mask says otherwise, a prompt attends causally and a single new token to all that came before
+        causal = mask is None and time > 1
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
         y = self.output(y.transpose(1, 2).reshape(batch, time, width))
         return F.dropout(y, self.dropout, self.training)
 
@@ -134,8 +155,8 @@ class MLP(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.approximate, self.dropout = ACTIVATIONS[config.activation], config.dropout
-        self.hidden = nn.Linear(config.width, 4 * config.width, bias=config.bias)
-        self.output = nn.Linear(4 * config.width, config.width, bias=config.bias)
+        self.hidden = Linear(config.width, 4 * config.width, bias=config.bias)
+        self.output = Linear(4 * config.width, config.width, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.output(F.gelu(self.hidden(x), approximate=self.approximate))
@@ -152,11 +173,8 @@ class Block(nn.Module):
         self.attention_connection = made.connect(config.width, 2 * index + 1, sublayers)
         self.mlp_connection = made.connect(config.width, 2 * index + 2, sublayers)
 
-    def forward(self, h: Tensor, past: Tensor | None = None, length: int = 0) -> Tensor:
-        if past is None:
-            h = self.attention_connection(h, self.attention)
-        else:
-            h = self.attention_connection(h, lambda x: self.attention(x, past, length))
+    def forward(self, h: Tensor, past: Past | None = None, mask: Tensor | None = None) -> Tensor:
+        h = self.attention_connection(h, lambda x: self.attention(x, past, mask))
         return self.mlp_connection(h, self.mlp)
 
 
@@ -168,7 +186,7 @@ class GPT(nn.Module):
 
     def __init__(self, config: GPTConfig, counts: Tensor | None = None):
         super().__init__()
-        self.config = config
+        self.config, self.checkpointing = config, config.checkpointing
         made = config.made_scheme()
         self.scheme = made
         self.tokens = nn.Embedding(config.vocab, config.width)
@@ -227,39 +245,54 @@ class GPT(nn.Module):
         writing = [w for b in blocks for w in (b.attention.output.weight, b.mlp.output.weight)]
         self.scheme.constrain([self.tokens.weight, *reading], writing)
 
-    def _check(self, tokens: Tensor, past: int) -> None:
+    def _check(self, tokens: Tensor, positions: Tensor | None, past: int) -> None:
         if tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"tokens must be (batch, time) integers, got {tuple(tokens.shape)} {tokens.dtype}.")
         if not 0 < tokens.shape[1] + past <= self.config.block:
             raise ValueError(f"between 1 and block = {self.config.block} tokens fit, got {tokens.shape[1] + past}.")
         # looking at the values would make a GPU wait
-        if not torch.compiler.is_compiling() and tokens.device.type == "cpu" and tokens.numel():
-            low, high = (int(x) for x in tokens.aminmax())
-            if low < 0 or high >= self.config.vocab:
-                bad = low if low < 0 else high
-                raise ValueError(f"token {bad} lies outside the vocabulary of {self.config.vocab}.")
+        if torch.compiler.is_compiling() or tokens.device.type != "cpu" or not tokens.numel():
+            return
+        low, high = (int(x) for x in tokens.aminmax())
+        if low < 0 or high >= self.config.vocab:
+            bad = low if low < 0 else high
+            raise ValueError(f"token {bad} lies outside the vocabulary of {self.config.vocab}.")
+        if positions is not None and int(positions.max()) >= self.config.block:
+            raise ValueError(f"positions below block = {self.config.block} exist, got {int(positions.max())}.")
 
-    def stream(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
-        """The stream after the last sublayer and the exit, (batch, time, width)."""
-        past = 0 if cache is None else cache.length
-        self._check(tokens, past)
-        where = torch.arange(past, past + tokens.shape[1], device=tokens.device)
-        h = self.tokens(tokens) + self.positions(where)
+    def stream(
+        self,
+        tokens: Tensor,
+        cache: Cache | None = None,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """The stream after the last sublayer and the exit, (batch, time, width).
+
+        positions: (batch or 1, time), by default those after the cache.  mask: what each token sees, True or an
+        addend of its scores, (batch or 1, 1, time, keys); by default itself and what precedes it.
+        """
+        past = 0 if cache is None or positions is not None else cache.get_seq_length()
+        self._check(tokens, positions, past)
+        time = tokens.shape[1]
+        if positions is None:
+            positions = torch.arange(past, past + time, device=tokens.device)
+            if past and time > 1 and mask is None:
+                mask = torch.ones(time, past + time, dtype=torch.bool, device=tokens.device).tril(past)
+        h = self.tokens(tokens) + self.positions(positions)
         h = self.enter(F.dropout(h, self.config.dropout, self.training))
         for index, block in enumerate(self.blocks):
             if cache is not None:
-                h = block(h, cache.layers[index], past)
-            elif self.config.checkpointing and torch.is_grad_enabled():
-                h = checkpoint(block, h, use_reentrant=False)
+                h = block(h, partial(cache.update, layer_idx=index), mask)
+            elif self.checkpointing and torch.is_grad_enabled():
+                h = checkpoint(block, h, None, mask, use_reentrant=False)
             else:
-                h = block(h)
-        if cache is not None:
-            cache.length += tokens.shape[1]
+                h = block(h, None, mask)
         return self.exit(h)
 
     def logits(self, h: Tensor) -> Tensor:
         """The head, tied to the token embedding, on the stream that left."""
-        y = F.linear(h, self.tokens.weight)
+        y = linear(h, self.tokens.weight)
         return y if self.head_bias is None else y + self.head_bias.to(y.dtype)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
@@ -283,25 +316,21 @@ class GPT(nn.Module):
         top_p: float | None = None,
         seed: int | None = None,
         cached: bool = True,
+        padding: Tensor | None = None,
         vocab: int | None = None,
+        until: Callable[[Tensor], bool] | None = None,
     ) -> Tensor:
-        """tokens (batch, time) followed by `new` more; temperature 0 takes the likeliest; ids below `vocab` only.
+        """tokens (batch, time) followed by `new` more; temperature 0 takes the likeliest.
+
+        padding: (batch,) how many at the left of each row are no tokens.  vocab: choose ids below it alone, for
+        embeddings with more rows than the tokenizer has tokens.  until: stop once it is true of all tokens so far.
 
         Beyond `block` tokens the model sees the last `block` of them, as in nanoGPT; positions are learned, so
         nothing cached survives such a shift, and each step computes anew.
         """
-        if tokens.dim() != 2 or tokens.shape[1] == 0:
-            raise ValueError(f"a prompt is (batch, time) with at least one token, got {tuple(tokens.shape)}.")
-        if not temperature >= 0:
-            raise ValueError(f"temperature must be at least 0 (0 takes the likeliest token), got {temperature}.")
-        if top_k is not None and top_k < 1:
-            raise ValueError(f"top_k must be at least 1, got {top_k}.")
-        if top_p is not None and not 0 < top_p <= 1:
-            raise ValueError(f"top_p must lie in (0, 1], got {top_p}.")
+        check_prompt(tokens, new, temperature, top_k, top_p, padding)
         if vocab is not None and not 0 < vocab <= self.config.vocab:
             raise ValueError(f"vocab must lie between 1 and {self.config.vocab}, got {vocab}.")
-        if new < 0:
-            raise ValueError(f"new must be at least 0, got {new}.")
         modes = [(module, module.training) for module in self.modules()]
         self.eval()
         generator = None if seed is None else torch.Generator(tokens.device).manual_seed(seed)
@@ -315,31 +344,20 @@ class GPT(nn.Module):
         try:
             for _ in range(new):
                 if cache is None or tokens.shape[1] > self.config.block:
-                    h = self.stream(tokens[:, -self.config.block :])
+                    seen, used = tokens[:, -self.config.block :], None
                 else:
-                    h = self.stream(tokens[:, cache.length :], cache)
+                    seen, used = tokens[:, cache.length :], cache
+                if padding is None:
+                    h = self.stream(seen, used)
+                else:
+                    keys = seen.shape[1] if used is None else tokens.shape[1]
+                    h = self.stream(seen, used, *left_padded(seen.shape[1], keys, padding - (tokens.shape[1] - keys)))
                 logits = self.logits(h[:, -1]).float() if weight.dtype != torch.float64 else self.logits(h[:, -1])
-                # the embedding's padding has rows that no tokenizer knows
-                logits = logits[:, :vocab]
-                tokens = torch.cat([tokens, _choose(logits, temperature, top_k, top_p, generator)], dim=1)
+                chosen = choose(logits[:, :vocab], temperature, top_k, top_p, generator)
+                tokens = torch.cat([tokens, chosen], dim=1)
+                if until is not None and until(tokens):
+                    break
         finally:
             for module, training in modes:
                 module.training = training
         return tokens
-
-
-def _choose(
-    logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator | None
-) -> Tensor:
-    """One token a row, (batch, 1)."""
-    if temperature == 0:
-        return logits.argmax(-1, keepdim=True)
-    logits = logits / temperature
-    if top_k is not None and top_k < logits.shape[-1]:
-        logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -math.inf)
-    if top_p is not None:
-        ordered, order = logits.sort(descending=True)
-        # the smallest set of tokens that holds top_p of the probability: those before it is reached
-        outside = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1) >= top_p
-        logits = logits.masked_fill(outside.scatter(-1, order, outside), -math.inf)
-    return torch.multinomial(logits.softmax(-1), 1, generator=generator)

@@ -123,17 +123,23 @@ class GPT2Tokenizer(Tokenizer):
         return self.encoding.decode(ids.tolist())
 
 
-def _merge_ranks(merges: str) -> dict[bytes, int]:
-    """Token bytes to ids of GPT-2's merge list, whose characters stand for bytes: printable ones for themselves."""
+def byte_letters() -> dict[int, str]:
+    """The character of each byte in byte-level vocabularies, GPT-2's order: itself where it prints, else from 256."""
     printable = [byte for byte in range(256) if chr(byte).isprintable() and chr(byte) != " "]
     rest = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(rest)}
+
+
+def _merge_ranks(merges: str) -> dict[bytes, int]:
+    """Token bytes to ids of GPT-2's merge list, whose characters stand for bytes: printable ones for themselves."""
+    letters = byte_letters()
     byte_of = np.zeros(512, dtype=np.uint8)
-    byte_of[printable], byte_of[256 : 256 + len(rest)] = printable, rest
+    byte_of[[ord(letter) for letter in letters.values()]] = list(letters)
     # the first line is a version; a merge is two parts with a blank between them
     characters = np.frombuffer(merges[merges.index("\n") + 1 :].replace(" ", "").encode("utf-32-le"), dtype="<u4")
     ends = np.flatnonzero(characters == ord("\n"))
     spelled = byte_of[characters].tobytes()
-    tokens = [bytes([byte]) for byte in printable + rest]
+    tokens = [bytes([byte]) for byte in letters]
     tokens += [spelled[first:end] for first, end in zip([0, *(ends[:-1] + 1).tolist()], ends.tolist(), strict=True)]
     return {token: rank for rank, token in enumerate(tokens)}
 
@@ -160,7 +166,7 @@ class JSONTokenizer(Tokenizer):
         self.end_of_text = vocabulary[end]
         self.vocab_size = max(vocabulary.values()) + 1
         # a word of the vocabulary need not be reached by the merges, so every word is asked for
-        self._words = WordEncoder(self._ids, {}, self.end_of_text) if _splits_like_gpt2(json.loads(file)) else None
+        self._words = WordEncoder(self._ids, {}, self.end_of_text) if splits_like_gpt2(json.loads(file)) else None
 
     def encode_documents(self, documents: Sequence[bytes]) -> np.ndarray:
         return super().encode_documents(documents) if self._words is None else self._words(documents)
@@ -175,7 +181,7 @@ class JSONTokenizer(Tokenizer):
         return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
 
 
-def _splits_like_gpt2(definition: dict[str, Any]) -> bool:
+def splits_like_gpt2(definition: dict[str, Any]) -> bool:
     """Whether a tokenizer.json is byte-level BPE on GPT-2's words alone, so that words can be encoded one by one."""
     before, model = definition.get("pre_tokenizer") or {}, definition["model"]
     alphabet = need("tokenizers", "data").pre_tokenizers.ByteLevel.alphabet()

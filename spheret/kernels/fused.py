@@ -51,7 +51,7 @@ class Fused:
     def __init__(
         self, name: str, forward: Forward, backward: Backward, norm_forward: NormForward, norm_backward: NormBackward
     ):
-        self.function = _function(forward, backward)
+        self.forward, self.function = forward, _function(forward, backward)
         self.norm_function = _norm_function(norm_forward, norm_backward)
         self.forward_op, self.backward_op = _operators(name, forward, backward)
 
@@ -63,6 +63,9 @@ class Fused:
             step, number = (0.0 if isinstance(x, Tensor) else float(x) for x in (alpha, p))
             steps, free = (x if isinstance(x, Tensor) else None for x in (alpha, p))
             return self.forward_op(h, f, steps, step, free, number, row.kernel, cap)[0]
+        if not torch.is_grad_enabled():
+            # what autograd costs is much, for the single rows of generation
+            return self.forward(h.contiguous(), f.contiguous(), alpha, p, str(row.kernel), cap)[0]
         return self.function.apply(h, f, alpha, p, row, cap)
 
 

@@ -1,0 +1,12 @@
+"""The transformers face of the model: importing this registers it with transformers' Auto classes."""
+
+from __future__ import annotations
+
+from spheret.errors import need
+
+need("transformers", "hub")
+
+from spheret.hub.gpt2 import from_gpt2, to_gpt2  # noqa: E402
+from spheret.hub.model import SpheretConfig, SpheretForCausalLM  # noqa: E402
+
+__all__ = ["SpheretConfig", "SpheretForCausalLM", "from_gpt2", "to_gpt2"]

@@ -1,0 +1,183 @@
+"""`spheret export` and `spheret import`: a run as files that transformers loads, and such files as a run."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import transformers
+import tyro
+
+from spheret.cache import cache_directory
+from spheret.data.shards import TOKENIZER
+from spheret.data.tokenizers import JSONTokenizer, Tokenizer, describe
+from spheret.data.tokenizers import load as load_tokenizer
+from spheret.errors import unknown
+from spheret.gpt import GPT
+from spheret.hub.gpt2 import from_gpt2, to_gpt2
+from spheret.hub.model import SpheretForCausalLM
+from spheret.hub.tokenizers import is_gpt2, write_tokenizer
+from spheret.train.run import Run, create_run, open_run
+from spheret.version import __version__
+
+KINDS = ("spheret", "gpt2")
+
+
+def export_command(
+    run: str,
+    /,
+    to: Path,
+    kind: Annotated[str, tyro.conf.arg(name="as")] = "spheret",
+    step: int | None = None,
+) -> int:
+    """Write a run's model and tokenizer as safetensors and JSON that transformers loads.
+
+    Args:
+        run: the run directory.
+        to: the directory to write, new or empty.
+        kind: spheret, for `import spheret.hub` and AutoModelForCausalLM; or gpt2, a stock GPT-2 that needs nothing of
+            spheret, where the scheme is pre-ln.
+        step: which checkpoint; the newest by default.
+    """
+    made = export(open_run(run), to, kind, step)
+    first = "import spheret.hub, then " if kind == "spheret" else ""
+    print(f"{made}: {first}AutoModelForCausalLM.from_pretrained loads it")
+    return 0
+
+
+def export(run: Run, to: str | Path, kind: str = "spheret", step: int | None = None) -> Path:
+    """The directory `to`, which is whole or absent."""
+    if kind not in KINDS:
+        raise unknown("kind of export", kind, KINDS)
+    target = Path(to).expanduser()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise FileExistsError(f"{target} exists and is not empty: give a new directory.")
+    model, tokenizer = run.model(step), run.tokenizer()
+    described, end = describe(tokenizer), tokenizer.end_of_text
+    more = {"bos_token_id": end, "eos_token_id": end, "spheret_tokenizer": described}
+    made: Any = to_gpt2(model, **more) if kind == "gpt2" else SpheretForCausalLM.of(model, **more)
+    partial = target.with_name(target.name + ".part")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        with _without_bars():
+            made.save_pretrained(partial)
+        write_tokenizer(partial, described, tokenizer.file, model.config.block)
+        if target.exists():
+            target.rmdir()
+        partial.replace(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return target
+
+
+def import_command(source: str, /, out: Path, tokenizer: str | None = None) -> int:
+    """Make a run directory of a model that transformers has saved: one of `spheret export`, or a GPT-2.
+
+    Args:
+        source: the directory, its .safetensors file, or a name on the Hugging Face hub.
+        out: the run directory to write.
+        tokenizer: gpt2, bytes or a path to a tokenizer.json; by default the one that lies beside the weights, else
+            gpt2 for GPT-2's vocabulary.
+    """
+    run = import_(source, out, tokenizer)
+    config = run.model_config
+    print(f"{run.path}: {config.layers} layers, {config.scheme}, tokenizer {run.tokenizer().name}")
+    return 0
+
+
+def import_(source: str | Path, out: str | Path, tokenizer: str | None = None) -> Run:
+    """A run with one checkpoint, step-0: the source's weights to the bit, half precision widened to float32."""
+    path = Path(source).expanduser()
+    place = str(path.parent if path.is_file() else path if path.exists() else source)
+    loaded = _load(place)
+    if loaded.dtype == torch.float64:
+        raise ValueError(f"{source} holds float64 weights, and a run holds float32: convert them first.")
+    if isinstance(loaded, SpheretForCausalLM):
+        model = loaded.model
+    elif loaded.config.model_type == "gpt2":
+        model = from_gpt2(loaded)
+    else:
+        raise ValueError(f"{source} is a {loaded.config.model_type}, and only spheret and gpt2 can be imported.")
+    chosen = _tokenizer(place, tokenizer, getattr(loaded.config, "spheret_tokenizer", None), model)
+    if chosen.vocab_size > model.config.vocab:
+        raise ValueError(
+            f"the tokenizer {chosen.name} has {chosen.vocab_size} tokens and {source} rows for {model.config.vocab}: "
+            "give the one it was trained with by --tokenizer."
+        )
+    environment = {
+        "spheret": __version__,
+        "transformers": version("transformers"),
+        "imported": str(source),
+        "model_type": loaded.config.model_type,
+    }
+    return create_run(out, model.float(), describe(chosen), chosen.file, environment)
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """transformers' own bars are for models that take minutes."""
+    bars = transformers.utils.logging
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            bars.enable_progress_bar()
+
+
+def _load(place: str) -> Any:
+    """transformers' model from a directory, or from the hub where it is such a name; safetensors alone are read."""
+    directory = Path(place)
+    if directory.is_dir():
+        if not (directory / "config.json").is_file():
+            raise FileNotFoundError(f"{place} has no config.json: point at a directory that transformers has saved.")
+        if not list(directory.glob("*.safetensors")):
+            raise FileNotFoundError(f"{place} has no .safetensors, and pickles are never read: convert it first.")
+    elif not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", place):
+        raise FileNotFoundError(
+            f"there is nothing at {place}: give a directory with config.json and model.safetensors."
+        )
+    try:
+        with _without_bars():
+            return transformers.AutoModelForCausalLM.from_pretrained(
+                place, use_safetensors=True, trust_remote_code=False, cache_dir=str(cache_directory() / "hub")
+            )
+    except OSError as error:
+        raise OSError(
+            f"{place} is no directory here, and the Hugging Face hub did not give it "
+            f"({str(error).strip().splitlines()[0]}): give a directory with config.json and model.safetensors."
+        ) from None
+
+
+def _tokenizer(place: str, asked: str | None, described: dict[str, Any] | None, model: GPT) -> Tokenizer:
+    """The one that is asked for, was exported, or lies there; else GPT-2's, for a vocabulary of its size."""
+    file = Path(place) / TOKENIZER
+    if asked is not None:
+        return load_tokenizer(asked)
+    if described is not None:
+        made = (
+            JSONTokenizer(file.read_bytes(), described["name"])
+            if described["file"]
+            else load_tokenizer(described["name"])
+        )
+        if describe(made) != described:
+            raise ValueError(
+                f"{file} is not the tokenizer that was exported ({json.dumps(described)}): export it again."
+            )
+        return made
+    if file.is_file():
+        return load_tokenizer("gpt2") if is_gpt2(file.read_bytes()) else JSONTokenizer(file.read_bytes(), TOKENIZER)
+    if model.config.vocab not in (50257, 50304):
+        raise ValueError(
+            f"{place} has no {TOKENIZER}, and its {model.config.vocab} tokens are not GPT-2's: give --tokenizer."
+        )
+    return load_tokenizer("gpt2")

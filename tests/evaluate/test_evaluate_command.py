@@ -1,0 +1,189 @@
+"""`spheret eval`: what it writes, what it keeps, and what it says of bad input."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from spheret import GPT, GPTConfig
+from spheret.cli import main
+from spheret.data.tokenizers import describe
+from spheret.data.tokenizers import load as load_tokenizer
+from spheret.evaluate import PAPER_TASKS, TASKS, compare, read, table
+from spheret.evaluate.tasks import MANIFEST, prefetch
+from spheret.train.run import create_run
+
+ROWS = Path(__file__).parent / "rows"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPHERET_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def make_run(path, seed=0, block=512):
+    torch.manual_seed(seed)
+    model = GPT(GPTConfig(layers=1, heads=2, width=16, block=block, vocab=320, scheme="proj-spheretnorm"))
+    return create_run(path, model, describe(load_tokenizer("bytes")))
+
+
+def evaluated(run, *words):
+    assert main(["eval", str(run.path), "--data", str(ROWS), *words]) == 0
+    return read(run.path)
+
+
+def test_the_papers_tasks(tmp_path, capsys):
+    run = make_run(tmp_path / "run")
+    found = evaluated(run, "--batch-size", "4")
+    assert set(found["tasks"]) == set(TASKS)
+    assert (found["step"], found["dtype"], found["batch_size"], found["truncated"]) == (0, "float32", 4, 0)
+    assert set(found["versions"]) == {"spheret", "lm_eval", "datasets", "torch"}
+    for name, task in found["tasks"].items():
+        assert task["documents"] == len((ROWS / f"{name}.jsonl").read_text().splitlines())
+        assert len(task["hash"]) == len(task["data_sha256"]) == 64
+        assert all(cell["value"] is not None and cell["stderr"] is not None for cell in task["metrics"].values())
+    said = capsys.readouterr()
+    assert "average zero-shot accuracy" in said.out
+    assert "loglikelihood: 93 of 93" in said.err
+    # nothing but the results and the cache
+    assert {p.name for p in tmp_path.iterdir()} == {"run", "cache"}
+    assert {p.name for p in run.path.iterdir()} == {"config.json", "checkpoints", "eval.json", "eval_samples.jsonl"}
+    (row,) = table([run.path])
+    assert [(c["column"], c["task"], c["metric"]) for c in row["cells"]] == list(PAPER_TASKS)
+    accuracies = [cell["value"] for cell in row["cells"][:10]]
+    assert row["average"]["value"] == pytest.approx(sum(accuracies) / 10)
+
+
+def test_tasks_one_after_another(tmp_path):
+    run = make_run(tmp_path / "run")
+    evaluated(run, "--tasks", "piqa")
+    assert set(evaluated(run, "--tasks", "sciq,arc_easy")["tasks"]) == {"piqa", "sciq", "arc_easy"}
+    lines = [json.loads(line) for line in (run.path / "eval_samples.jsonl").read_text().splitlines()]
+    assert sorted({line["task"] for line in lines}) == ["arc_easy", "piqa", "sciq"]
+    again = evaluated(run, "--tasks", "piqa")
+    assert len((run.path / "eval_samples.jsonl").read_text().splitlines()) == len(lines)
+    # other settings do not mix
+    assert set(evaluated(run, "--tasks", "piqa", "--limit", "2")["tasks"]) == {"piqa"}
+    assert read(run.path)["tasks"]["piqa"]["documents"] == 2
+    assert again["tasks"]["piqa"]["documents"] == 3
+    (row,) = table([run.path])
+    assert row["average"] is None
+    assert [cell["task"] for cell in row["cells"] if cell["value"] is not None] == ["piqa"]
+
+
+def test_two_runs_on_the_same_documents(tmp_path):
+    first, second = make_run(tmp_path / "a", 1), make_run(tmp_path / "b", 2)
+    for run in (first, second):
+        evaluated(run)
+    rows = compare(first.path, second.path)
+    assert [(r["column"], r["task"], r["metric"]) for r in rows] == list(PAPER_TASKS)
+    cells = [{c["task"] + c["metric"]: c["value"] for c in table([run.path])[0]["cells"]} for run in (first, second)]
+    for row in rows:
+        key = row["task"] + row["metric"]
+        assert row["difference"] == pytest.approx(cells[0][key] - cells[1][key], rel=1e-9, abs=1e-9)
+        assert row["wins"] + row["losses"] <= row["documents"]
+        assert 0 <= row["p"] <= 1
+    evaluated(second, "--limit", "2")
+    with pytest.raises(ValueError, match="different documents of arc_challenge"):
+        compare(first.path, second.path)
+
+
+def test_long_documents_are_cut_and_counted(tmp_path, capsys):
+    found = evaluated(make_run(tmp_path / "run", block=96), "--tasks", "boolq,piqa")
+    assert 0 < found["truncated"] < found["requests"]
+    assert f"{found['truncated']} of {found['requests']} requests were longer" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
+def test_prefetch_writes_what_data_reads(tmp_path, capsys):
+    """From local copies in place of the hub: rows in, only their fields out, and nothing twice."""
+    sources = {}
+    for name, task in TASKS.items():
+        (tmp_path / name).mkdir()
+        shutil.copy(ROWS / f"{name}.jsonl", tmp_path / name / f"{task.split}.jsonl")
+        sources[name] = (str(tmp_path / name), None)
+    counts = prefetch(tmp_path / "data", TASKS, sources)
+    assert counts == {name: 4 if name == "arc_challenge" else 3 for name in TASKS}
+    for name, task in TASKS.items():
+        for fetched, given in zip(
+            (tmp_path / "data" / f"{name}.jsonl").read_text().splitlines(),
+            (ROWS / f"{name}.jsonl").read_text().splitlines(),
+            strict=True,
+        ):
+            assert json.loads(fetched) == {key: json.loads(given)[key] for key in task.fields}
+    manifest = json.loads((tmp_path / "data" / MANIFEST).read_bytes())
+    assert manifest["piqa"]["rows"] == 3
+    shutil.rmtree(tmp_path / "piqa")
+    assert prefetch(tmp_path / "data", ["piqa"], sources) == {"piqa": 3}
+    run = make_run(tmp_path / "run")
+    assert main(["eval", str(run.path), "--data", str(tmp_path / "data"), "--tasks", "hellaswag"]) == 0
+    there = read(run.path)["tasks"]["hellaswag"]["metrics"]
+    assert there == evaluated(run, "--tasks", "hellaswag")["tasks"]["hellaswag"]["metrics"]
+
+
+CHANGES = {
+    "missing": ("piqa", lambda text: text.replace('"sol1"', '"solution1"', 1)),
+    "empty": ("lambada_openai", lambda text: '{"text": "  "}\n' + text),
+    "no-json": ("sciq", lambda text: text + "{...\n"),
+    "no-rows": ("boolq", lambda text: ""),
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--tasks", "piqqa", "--data", str(ROWS)], "unknown task 'piqqa'. Did you mean piqa"),
+        (["--data", "{}/nowhere"], "no rows of arc_challenge at"),
+        (
+            ["--data", "{}/missing"],
+            "line 1 of {}/missing/piqa.jsonl has no 'sol1': a row holds goal, sol1, sol2, label",
+        ),
+        (["--data", "{}/empty"], "line 1 of {}/empty/lambada_openai.jsonl has an empty 'text'"),
+        (["--data", "{}/no-json"], "line 4 of {}/no-json/sciq.jsonl is no JSON"),
+        (["--data", "{}/no-rows"], "holds no rows"),
+        (["--limit", "0", "--data", str(ROWS)], "limit must be at least 1"),
+        (["--batch-size", "0", "--data", str(ROWS)], 'positive number or "auto"'),
+        (["--dtype", "int8", "--data", str(ROWS)], "unknown dtype 'int8'"),
+        (["--step", "5", "--data", str(ROWS)], "no checkpoint of step 5: there are 0"),
+    ],
+)
+def test_bad_input(words, message, tmp_path, capsys):
+    run = make_run(tmp_path / "run")
+    for name, (task, change) in CHANGES.items():
+        shutil.copytree(ROWS, tmp_path / name)
+        path = tmp_path / name / f"{task}.jsonl"
+        path.write_text(change(path.read_text()))
+    assert main(["eval", str(run.path), *(word.format(tmp_path) for word in words)]) == 2
+    said = capsys.readouterr().err
+    assert message.format(*[tmp_path] * message.count("{}")) in said
+    assert said.count("\n") == 1
+    assert not (run.path / "eval.json").exists()
+
+
+def test_a_run_that_is_none(tmp_path, capsys):
+    run = make_run(tmp_path / "run")
+    shutil.rmtree(run.path / "checkpoints")
+    for words, message in (
+        (["eval", str(run.path), "--data", str(ROWS)], "has no checkpoint yet"),
+        (["eval", str(tmp_path / "none"), "--data", str(ROWS)], "no run directory at"),
+        (["eval"], "which run?"),
+    ):
+        assert main(words) == 2
+        assert message in capsys.readouterr().err
+    with pytest.raises(FileNotFoundError, match=r"has not been evaluated: run spheret eval"):
+        read(run.path)
+
+
+@pytest.mark.slow
+def test_no_internet_and_no_rows(tmp_path, capsys):
+    run = make_run(tmp_path / "run")
+    for words in (["eval", str(run.path), "--tasks", "piqa"], ["eval", "--prefetch", str(tmp_path / "data")]):
+        assert main(words) == 2
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert "spheret eval --prefetch DIR where there is internet" in said or "is there internet?" in said
+    assert main(["eval", str(run.path), "--tasks", "hellaswagg"]) == 2
+    assert "Did you mean hellaswag" in capsys.readouterr().err

@@ -1,0 +1,178 @@
+"""The adapter's rolling likelihood and generation, and lm_eval's own command line with our model in it."""
+
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from spheret import GPT, GPTConfig
+from spheret.data.tokenizers import describe
+from spheret.data.tokenizers import load as load_tokenizer
+from spheret.evaluate.lm import SpheretLM
+from spheret.train.run import create_run
+
+TEXT = "Fellow citizens of the Senate and of the House of Representatives: among the vicissitudes of life"
+
+
+def made(block=32, scheme="proj-spheretnorm", scale=0.05):
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(layers=2, heads=2, width=32, block=block, vocab=320, scheme=scheme)).double()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(scale * torch.randn_like(p))
+    return model.eval()
+
+
+def adapter(model, **options):
+    return SpheretLM(model=model, tokenizer=load_tokenizer("bytes"), dtype="float64", **options)
+
+
+def ask(*arguments):
+    return SimpleNamespace(args=arguments)
+
+
+class TestRolling:
+    @pytest.mark.parametrize("length", [1, 31, 32, 33, 64, 90])
+    def test_every_token_once_with_the_most_context(self, length):
+        """Windows of `block` from the end of text on; the last is full and scores only what is left."""
+        model, text = made(), TEXT[:length]
+        ids = [256, *text.encode()]
+        losses = []
+        for start in range(0, length, 32):
+            stop = min(start + 32, length)
+            first = max(0, stop - 32)
+            window = torch.tensor([ids[first : stop + 1]])
+            each = model.token_losses(window[:, :-1], window[:, 1:])[0]
+            losses.append(each[start - first :].sum())
+        (found,) = adapter(model).loglikelihood_rolling([ask(text)])
+        assert found == pytest.approx(-float(sum(losses)), rel=1e-9)
+
+    def test_documents_do_not_mix(self):
+        lm = adapter(made(), batch_size=3)
+        together = lm.loglikelihood_rolling([ask(TEXT), ask("We the People"), ask(TEXT[:40])])
+        alone = [lm.loglikelihood_rolling([ask(text)])[0] for text in (TEXT, "We the People", TEXT[:40])]
+        assert together == pytest.approx(alone, rel=1e-9)
+
+
+class TestGeneration:
+    PROMPTS = ("We the", "Fellow citizens of the Senate", "Among", "")
+
+    @pytest.mark.parametrize("batch_size", [1, 3, "auto"])
+    def test_a_batch_is_each_alone(self, batch_size):
+        model = made(block=64)
+        lm = adapter(model, batch_size=batch_size)
+        said = lm.generate_until([ask(p, {"max_gen_toks": 20, "until": []}) for p in self.PROMPTS])
+        for prompt, text in zip(self.PROMPTS, said, strict=True):
+            ids = torch.tensor([list(prompt.encode()) or [256]])
+            out = model.generate(ids, 20, temperature=0, vocab=257)[0, ids.shape[1] :].tolist()
+            out = out[: out.index(256)] if 256 in out else out
+            assert text == bytes(out).decode(errors="replace")
+
+    def test_it_stops_where_it_is_told(self):
+        model = made(block=64)
+        lm = adapter(model)
+        (whole,) = lm.generate_until([ask("We the", {"max_gen_toks": 20})])
+        stop = whole[3]
+        (cut,) = lm.generate_until([ask("We the", {"max_gen_toks": 20, "until": [stop]})])
+        assert cut == whole[: whole.index(stop)]
+        assert lm.generate_until([ask("We the", {"max_gen_toks": 20, "until": stop})]) == [cut]
+
+    def test_sampling(self):
+        lm = adapter(made(block=64))
+        options = {"max_gen_toks": 12, "do_sample": True, "temperature": 1.5, "top_k": 20, "seed": 3}
+        first, again = (lm.generate_until([ask("We", options)]) for _ in range(2))
+        assert first == again
+        assert first != lm.generate_until([ask("We", {**options, "seed": 4})])
+
+    def test_a_long_prompt_is_cut_and_counted(self):
+        lm = adapter(made(block=32))
+        lm.generate_until([ask(TEXT, {"max_gen_toks": 8}), ask("We", {"max_gen_toks": 8})])
+        assert (lm.truncated, lm.asked) == (1, 2)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"max_gen_toks": 64}, "leaves no room for a prompt"),
+            ({"num_beams": 3}, "unknown generation option 'num_beams'"),
+        ],
+    )
+    def test_bad_options(self, options, message):
+        with pytest.raises(ValueError, match=message):
+            adapter(made(block=64)).generate_until([ask("We", options)])
+
+
+class TestBadInput:
+    def test_nothing_to_score(self):
+        with pytest.raises(ValueError, match="request 1 has nothing to score"):
+            adapter(made()).loglikelihood([ask("We", " the"), ask("We", "")])
+
+    def test_no_context_is_the_end_of_text(self):
+        model = made()
+        ((found, _),) = adapter(model).loglikelihood([ask("", "We")])
+        window = torch.tensor([[256, *b"We"]])
+        assert found == pytest.approx(-float(model.token_losses(window[:, :-1], window[:, 1:]).sum()), rel=1e-9)
+
+    def test_a_tokenizer_of_another_model(self):
+        with pytest.raises(ValueError, match="gpt2 has 50257 tokens and the model rows for 320"):
+            SpheretLM(model=made(), tokenizer=load_tokenizer("gpt2"))
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"batch_size": 0}, 'positive number or "auto"'),
+            ({"batch_size": "many"}, 'positive number or "auto"'),
+            ({"dtype": "float8"}, "unknown dtype"),
+            ({"model": None}, "needs a run directory"),
+        ],
+    )
+    def test_options(self, options, message):
+        with pytest.raises(ValueError, match=message):
+            SpheretLM(**{"model": made(), "tokenizer": load_tokenizer("bytes"), **options})
+
+
+def test_lm_evals_own_command_line(tmp_path):
+    """A task of our own file, our run, lm_eval's parser, tables and result files."""
+    tokenizer = load_tokenizer("bytes")
+    create_run(tmp_path / "run", made(block=64).float(), describe(tokenizer))
+    (tmp_path / "tasks").mkdir()
+    rows = [
+        {"q": "We the", "a": [" People", " Senate"], "gold": 0},
+        {"q": "Fellow", "a": [" men", " citizens"], "gold": 1},
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    definition = {
+        "task": "openings", "dataset_path": "json", "dataset_name": None, "output_type": "multiple_choice",
+        "dataset_kwargs": {"data_files": {"test": f"{tmp_path}/rows.jsonl"}, "cache_dir": f"{tmp_path}/cache"},
+        "test_split": "test", "doc_to_text": "{{q}}", "doc_to_choice": "{{a}}", "doc_to_target": "gold",
+        "metric_list": [{"metric": "acc"}],
+    }  # fmt: skip
+    (tmp_path / "tasks" / "openings.yaml").write_text(json.dumps(definition))
+    words = ["run", "--model", "spheret", "--model_args", f"run={tmp_path / 'run'}", "--tasks", "openings"]
+    words += [
+        "--include_path",
+        str(tmp_path / "tasks"),
+        "--batch_size",
+        "2",
+        "--device",
+        "cpu",
+        "--output_path",
+        str(tmp_path),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "spheret.evaluate", *words],
+        capture_output=True, text=True, check=False, timeout=300, env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (written,) = tmp_path.rglob("results_*.json")
+    found = json.loads(written.read_text())["results"]["openings"]["acc,none"]
+    lm = SpheretLM(run=str(tmp_path / "run"))
+    right = sum(
+        max(range(2), key=lambda i: answers[i][0]) == row["gold"]
+        for row in rows
+        for answers in [lm.loglikelihood([ask(row["q"], answer) for answer in (" " + a for a in row["a"])])]
+    )
+    assert found == right / 2

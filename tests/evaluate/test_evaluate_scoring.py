@@ -1,0 +1,93 @@
+"""Packed, masked and batched log-likelihoods against the plain ones, a request at a time."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spheret import GPT, GPTConfig
+from spheret.evaluate.scoring import Request, batches, pack, request, score
+
+BLOCK, VOCAB = 16, 7
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    made = GPT(GPTConfig(layers=2, heads=2, width=16, block=BLOCK, vocab=VOCAB, scheme="proj-spheretnorm")).double()
+    with torch.no_grad():
+        for p in made.parameters():
+            p.add_(0.2 * torch.randn_like(p))
+    return made.eval()
+
+
+def plain(model: GPT, asked: Request) -> tuple[float, bool]:
+    """One sequence through the whole model."""
+    tokens = torch.tensor([asked.tokens])
+    with torch.no_grad():
+        logits = model(tokens[:, :-1])[0, -asked.scored :].log_softmax(-1)
+    target = tokens[0, -asked.scored :]
+    return float(logits.gather(1, target[:, None]).sum()), bool((logits.argmax(-1) == target).all())
+
+
+token = st.integers(0, VOCAB - 1)
+# few tokens and short texts, so that prefixes are shared in every way there is
+texts = st.lists(
+    st.tuples(st.lists(token, min_size=1, max_size=12), st.lists(token, min_size=1, max_size=6)),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(pairs=texts, size=st.sampled_from([None, 1, 3, 16]))
+def test_whatever_is_shared(model, pairs: Sequence, size):
+    requests = [request(context, continuation, BLOCK)[0] for context, continuation in pairs]
+    for found, asked in zip(score(model, requests, size), requests, strict=True):
+        truth = plain(model, asked)
+        assert found[0] == pytest.approx(truth[0], rel=1e-9)
+        assert found[1] == truth[1]
+
+
+def test_a_shared_question_is_computed_once():
+    question = [*range(VOCAB), 1, 2, 3]
+    requests = [request(question, answer, BLOCK)[0] for answer in ([4, 5], [4, 6], [1, 1], [4, 5])]
+    (row,) = pack(requests, BLOCK)
+    # the question, and of the answers what is read of them: 4 once and 1 once
+    assert len(row.tokens) == len(question) + 2
+    assert row.positions == [*range(10), 10, 10]
+    assert sorted(number for number, _ in row.requests) == [0, 1, 2, 3]
+    mask = row.mask(14)
+    assert mask[11].nonzero().flatten().tolist() == [*range(10), 11]
+    assert mask[13].nonzero().flatten().tolist() == [13]
+
+
+def test_rows_fit_the_context_and_batches_their_size():
+    requests = [request([n % 3] * 9, [n % 5, n % 2, n % 7, 1], BLOCK)[0] for n in range(40)]
+    rows = pack(requests, BLOCK)
+    assert max(len(row.tokens) for row in rows) <= BLOCK
+    assert sum(len(row.requests) for row in rows) == 40
+    lengths = [[len(row.tokens) for row in batch] for batch in batches(rows, None, 64)]
+    assert all(max(batch) * len(batch) <= 64 for batch in lengths)
+    assert [n for batch in lengths for n in batch] == sorted((n for batch in lengths for n in batch), reverse=True)
+    assert all(sum(len(r.requests) for r in b) <= 5 or len(b) == 1 for b in batches(rows, 5, 64))
+
+
+def test_cut_on_the_left():
+    made, cut = request(range(30), [1, 2], BLOCK)
+    assert cut
+    assert made.inputs == (*range(15, 30), 1)
+    assert not request(range(15), [1, 2], BLOCK)[1]
+    with pytest.raises(ValueError, match="17 tokens does not fit the context of 16"):
+        request([1], [0] * 17, BLOCK)
+    with pytest.raises(ValueError, match="at least one token of context"):
+        request([1], [], BLOCK)
+
+
+def test_every_request_is_ticked(model):
+    done = []
+    requests = [request([n % 5] * 9, [n % 7], BLOCK)[0] for n in range(23)]
+    score(model, requests, 4, done.append)
+    assert sum(done) == 23
+    assert len(done) > 1

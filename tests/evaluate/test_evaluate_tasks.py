@@ -1,0 +1,153 @@
+"""All eleven tasks on local rows, request by request: our adapter beside lm_eval's own `hf` model."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from spheret import GPT, GPTConfig
+from spheret.data.tokenizers import load as load_tokenizer
+from spheret.evaluate.command import answer
+from spheret.evaluate.lm import SpheretLM
+from spheret.evaluate.results import summary
+from spheret.evaluate.tasks import PAPER_TASKS, TASKS
+from spheret.hub import SpheretForCausalLM, from_gpt2
+from spheret.hub.tokenizers import write_tokenizer
+
+ROWS = Path(__file__).parent / "rows"
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("SPHERET_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+def randomize(model):
+    """Weights at which a mistake shows: 0.2, with random biases and gains."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(0.2 * torch.randn(p.shape, generator=generator) + (1 if p.dim() == 1 and "weight" in name else 0))
+    return model.eval()
+
+
+def theirs(model, tokenizer, tmp_path, batch_size=4):
+    from lm_eval.models.huggingface import HFLM
+    from transformers import AutoTokenizer
+
+    block = getattr(model.config, "max_position_embeddings", None)
+    described = {"name": tokenizer.name, "end_of_text": tokenizer.end_of_text}
+    write_tokenizer(tmp_path, described, tokenizer.file, block)
+    return HFLM(
+        pretrained=model, tokenizer=AutoTokenizer.from_pretrained(tmp_path), batch_size=batch_size, device="cpu"
+    )
+
+
+def flat(answers):
+    """Every response of every request, and every metric of every document."""
+    likelihoods, decisions = [], []
+    for name in TASKS:
+        for row in answers["samples"][name]:
+            for response in row["filtered_resps"]:
+                pair = response if isinstance(response, tuple) else (response, None)
+                likelihoods.append(pair[0])
+                decisions.append(pair[1])
+            decisions += [row[metric] for metric in row["metrics"] if metric.startswith("acc")]
+    return torch.tensor(likelihoods, dtype=torch.float64), decisions
+
+
+def same(a, b):
+    (ours, decided), (other, decided_there) = flat(a), flat(b)
+    assert len(ours) == 96 - 3 + 3
+    assert decided == decided_there
+    torch.testing.assert_close(ours, other, rtol=1e-5, atol=3e-5)
+
+
+@pytest.fixture(scope="module")
+def model():
+    config = GPTConfig(layers=2, heads=2, width=32, block=256, vocab=320, scheme="proj-spheretnorm", head_bias="zero")
+    return randomize(GPT(config))
+
+
+@pytest.fixture(scope="module")
+def reference(model, tmp_path_factory):
+    """What HFLM says around the transformers face of the same model."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPHERET_CACHE", str(tmp_path_factory.mktemp("cache")))
+        lm = theirs(SpheretForCausalLM.of(model), load_tokenizer("bytes"), tmp_path_factory.mktemp("tokenizer"))
+        return answer(lm, list(TASKS), None, ROWS)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 16, "auto"])
+def test_the_same_answers_as_hf(model, reference, batch_size):
+    lm = SpheretLM(model=model, tokenizer=load_tokenizer("bytes"), batch_size=batch_size)
+    same(answer(lm, list(TASKS), None, ROWS), reference)
+    # the pages of wikitext are longer than 256 bytes and roll; nothing else is cut
+    assert lm.truncated == 0
+    assert lm.asked == 96
+
+
+def test_the_values_are_lm_evals(model, reference):
+    for _, task, metric in PAPER_TASKS:
+        values = [row[metric] for row in reference["samples"][task]]
+        assert summary(metric, values)["value"] == pytest.approx(
+            reference["results"][task][f"{metric},none"], rel=1e-12
+        )
+
+
+def test_standard_errors_are_lm_evals():
+    from lm_eval.api.metrics import bootstrap_stderr, mean_stderr, perplexity
+
+    generator = torch.Generator().manual_seed(0)
+    flips = (torch.rand(200, generator=generator) < 0.3).double().tolist()
+    assert summary("acc", flips)["stderr"] == pytest.approx(mean_stderr(flips), rel=1e-12)
+    likelihoods = (-3 + torch.randn(400, generator=generator)).tolist()
+    bootstrapped = bootstrap_stderr(perplexity, likelihoods, iters=1000)
+    assert summary("perplexity", likelihoods)["stderr"] == pytest.approx(bootstrapped, rel=0.15)
+    # with one word a document, word perplexity is perplexity
+    by_word = summary("word_perplexity", [[x, 1] for x in likelihoods])
+    assert by_word["stderr"] == pytest.approx(summary("perplexity", likelihoods)["stderr"])
+
+
+@pytest.mark.parametrize("block", [24, 256])
+def test_gpt2_of_transformers_scores_the_same_imported(tmp_path, block):
+    """The outside truth: weights, tokenizer and arithmetic of transformers on one side, none of them on the other."""
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=50257, n_positions=block, n_embd=32, n_layer=2, n_head=2)
+    gpt2 = randomize(GPT2LMHeadModel(config))
+    tokenizer = load_tokenizer("gpt2")
+    ours = SpheretLM(model=from_gpt2(gpt2), tokenizer=tokenizer, batch_size=3)
+    same(answer(ours, list(TASKS), None, ROWS), answer(theirs(gpt2, tokenizer, tmp_path), list(TASKS), None, ROWS))
+    assert (ours.truncated > 0) == (block == 24)
+
+
+def test_our_table_is_lm_evals():
+    """Data sets, splits and versions are those of the definitions that lm_eval bundles."""
+    import lm_eval.tasks
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.add_constructor("!function", lambda loader, node: loader.construct_scalar(node))
+    bundled = Path(lm_eval.tasks.__file__).parent
+    for name, task in TASKS.items():
+        path = bundled / task.definition
+        written = yaml.load(path.read_text(), Loader)
+        if "include" in written:
+            written = yaml.load((path.parent / written["include"]).read_text(), Loader) | written
+        assert written["task"] == name
+        assert task.dataset == (written["dataset_path"], written.get("dataset_name"))
+        assert task.split == (written.get("test_split") or written["validation_split"])
+        metrics = {row["metric"] for row in written["metric_list"]}
+        assert {metric for _, t, metric in PAPER_TASKS if t == name} <= metrics
+    assert {task for _, task, _ in PAPER_TASKS} == set(TASKS)
+
+
+def test_rows_hold_the_fields():
+    for name, task in TASKS.items():
+        for line in (ROWS / f"{name}.jsonl").read_text().splitlines():
+            assert set(task.fields) <= set(json.loads(line))

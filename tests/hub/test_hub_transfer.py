@@ -1,0 +1,190 @@
+"""Runs go out to transformers and come back, to the bit."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from hub_helpers import randomize, tiny, tokens
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+import spheret.hub  # noqa: F401
+from spheret import SCHEMES
+from spheret.cli import main
+from spheret.data.tokenizers import describe
+from spheret.data.tokenizers import load as load_tokenizer
+from spheret.hub.transfer import export, import_
+from spheret.train.run import create_run, open_run
+
+TEXTS = ["We the People", "  two  spaces,\n\ttabs", "naïve café 東京 🙂", "don't you'll 1234567", "", "a" * 50]
+
+
+def make_run(path, model, spec="bytes", texts=()):
+    tokenizer = load_tokenizer(spec, texts)
+    return create_run(path, model, describe(tokenizer), tokenizer.file)
+
+
+def same_run(a, b):
+    """The same model, weights and tokenizer."""
+    assert a.config["model"] == b.config["model"]
+    assert a.config["data"]["tokenizer"] == b.config["data"]["tokenizer"]
+    first, second = (run.checkpoint().path / "model.safetensors" for run in (a, b))
+    assert first.read_bytes() == second.read_bytes()
+    assert a.tokenizer().file == b.tokenizer().file
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_there_and_back(name, tmp_path):
+    options = {"learnable_p": True} if name == "p-spheretnorm" else {}
+    model = tiny(name, vocab=320, scheme_options=options, head_bias="unigram")
+    run = make_run(tmp_path / "run", model)
+    to = export(run, tmp_path / "hub")
+    loaded = AutoModelForCausalLM.from_pretrained(to)
+    assert (loaded(tokens()).logits - model(tokens())).abs().max() <= 1e-6
+    same_run(run, import_(to, tmp_path / "back"))
+    assert not list(tmp_path.rglob("*.part"))
+
+
+@pytest.mark.parametrize("spec", ["bytes", "gpt2", "bpe:300"])
+def test_the_tokenizer_goes_along(spec, tmp_path):
+    run = make_run(
+        tmp_path / "run", tiny("pre-ln", vocab=50304 if spec == "gpt2" else 320), spec, ["we the people"] * 9
+    )
+    to = export(run, tmp_path / "hub")
+    ours, theirs = run.tokenizer(), AutoTokenizer.from_pretrained(to)
+    for text in TEXTS:
+        ids = ours.encode(text).tolist()
+        assert theirs(text)["input_ids"] == ids
+        assert theirs.decode(ids) == text
+    assert theirs.eos_token_id == theirs.bos_token_id == ours.end_of_text
+    assert theirs.model_max_length == 24
+    same_run(run, import_(to, tmp_path / "back"))
+
+
+class TestGPT2:
+    """Against transformers' own GPT-2."""
+
+    def saved(self, path, **changes):
+        options = {"vocab_size": 320, "n_positions": 24, "n_embd": 16, "n_layer": 2, "n_head": 2, "bos_token_id": 1}
+        torch.manual_seed(0)
+        model = randomize(GPT2LMHeadModel(GPT2Config(**{**options, "eos_token_id": 1, **changes})))
+        model.eval().save_pretrained(path)
+        return model
+
+    @pytest.mark.parametrize("activation", ["gelu_new", "gelu", "gelu_pytorch_tanh"])
+    def test_in_and_out_to_the_bit(self, tmp_path, activation):
+        gpt2 = self.saved(tmp_path / "gpt2", activation_function=activation)
+        run = import_(tmp_path / "gpt2", tmp_path / "run", "bytes")
+        config = run.model_config
+        assert (config.scheme, config.dropout) == ("pre-ln", 0.1)
+        assert config.activation == ("gelu" if activation == "gelu" else "gelu_tanh")
+        x = tokens()
+        truth = gpt2(x).logits
+        assert (run.model()(x) - truth).abs().max() <= 2e-6 * truth.abs().max()
+        back = export(run, tmp_path / "back", "gpt2")
+        before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("gpt2", "back"))
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[key], after[key]) for key in before)
+        stock = AutoModelForCausalLM.from_pretrained(back)
+        assert type(stock) is GPT2LMHeadModel
+        # gelu_new and gelu_pytorch_tanh are one function, written twice
+        close = 1e-6 if activation == "gelu_pytorch_tanh" else 0
+        torch.testing.assert_close(stock(x).logits, truth, rtol=close, atol=close)
+        same_run(run, import_(back, tmp_path / "again"))
+
+    def test_in_by_its_weights_file_and_in_half_precision(self, tmp_path):
+        gpt2 = self.saved(tmp_path / "gpt2")
+        gpt2.bfloat16().save_pretrained(tmp_path / "half")
+        run = import_(tmp_path / "half" / "model.safetensors", tmp_path / "run", "bytes")
+        weight = run.model().tokens.weight
+        assert weight.dtype == torch.float32
+        assert torch.equal(weight, gpt2.transformer.wte.weight.float())
+
+    def test_gpt2s_own_tokenizer_is_known_by_its_vocabulary(self, tmp_path):
+        self.saved(tmp_path / "gpt2", vocab_size=50257)
+        assert import_(tmp_path / "gpt2", tmp_path / "plain").tokenizer().name == "gpt2"
+        run = make_run(tmp_path / "run", tiny("pre-ln", vocab=50304), "gpt2")
+        to = export(run, tmp_path / "hub", "gpt2")
+        config = json.loads((to / "config.json").read_bytes())
+        assert config.pop("spheret_tokenizer")["name"] == "gpt2"
+        (to / "config.json").write_text(json.dumps(config))
+        assert import_(to, tmp_path / "back").config["data"]["tokenizer"]["name"] == "gpt2"
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"n_inner": 32}, "n_inner = 32"),
+            ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon"),
+            ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True"),
+            ({"activation_function": "relu"}, "unknown activation_function"),
+            ({"attn_pdrop": 0.3}, "must be one number"),
+        ],
+    )
+    def test_what_is_not_computed_here(self, tmp_path, changes, message):
+        self.saved(tmp_path / "gpt2", **changes)
+        with pytest.raises(ValueError, match=message):
+            import_(tmp_path / "gpt2", tmp_path / "run", "bytes")
+
+    @pytest.mark.parametrize(
+        ("changes", "reason"),
+        [
+            ({"scheme": "peri-ln"}, "its scheme is peri-ln"),
+            ({"scheme_options": {"norm": "rmsnorm"}}, "its scheme has"),
+            ({"bias": False}, "no biases"),
+            ({"head_bias": "zero"}, "head_bias"),
+        ],
+    )
+    def test_what_is_no_gpt2(self, tmp_path, changes, reason):
+        run = make_run(tmp_path / "run", tiny(changes.pop("scheme", "pre-ln"), vocab=320, **changes))
+        with pytest.raises(ValueError, match=reason):
+            export(run, tmp_path / "hub", "gpt2")
+        assert not (tmp_path / "hub").exists()
+
+
+class TestCommands:
+    def test_both(self, tmp_path, capsys):
+        make_run(tmp_path / "run", tiny("pre-ln", vocab=320))
+        assert main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "hub"), "--as", "gpt2"]) == 0
+        assert main(["import", str(tmp_path / "hub"), "--out", str(tmp_path / "back")]) == 0
+        assert "2 layers, pre-ln" in capsys.readouterr().out
+        assert open_run(tmp_path / "back").checkpoint().step == 0
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["export", "{}/none", "--to", "{}/x"], "no run directory at"),
+            (["export", "{}/run", "--to", "{}/run"], "exists and is not empty"),
+            (["export", "{}/run", "--to", "{}/x", "--as", "gpt3"], "Did you mean 'gpt2'?"),
+            (["export", "{}/run", "--to", "{}/x", "--step", "7"], "no checkpoint of step 7"),
+            (["export", "{}/bare", "--to", "{}/x"], "has no checkpoint yet"),
+            (["import", "{}/none", "--out", "{}/x"], "there is nothing at"),
+            (["import", "{}/run/checkpoints", "--out", "{}/x"], "has no config.json"),
+            (["import", "{}/pickled", "--out", "{}/x"], "pickles are never read"),
+            (["import", "{}/hub", "--out", "{}/run"], "exists and is not empty"),
+            (["import", "{}/hub", "--out", "{}/x", "--tokenizer", "gpt2"], "has 50257 tokens and"),
+            (["import", "{}/other", "--out", "{}/x"], "is a gpt_neo, and only spheret and gpt2"),
+            (["import", "{}/changed", "--out", "{}/x"], "is not the tokenizer that was exported"),
+        ],
+    )
+    def test_bad_input(self, words, message, tmp_path, capsys):
+        run = make_run(tmp_path / "run", tiny("pre-ln", vocab=320), "bpe:300", ["we the people"] * 9)
+        export(run, tmp_path / "hub")
+        shutil.copytree(tmp_path / "run", tmp_path / "bare")
+        shutil.rmtree(tmp_path / "bare" / "checkpoints")
+        (tmp_path / "pickled").mkdir()
+        shutil.copy(tmp_path / "hub" / "config.json", tmp_path / "pickled")
+        (tmp_path / "pickled" / "pytorch_model.bin").write_bytes(b"pickle")
+        shutil.copytree(tmp_path / "hub", tmp_path / "changed")
+        definition = json.loads((tmp_path / "hub" / "tokenizer.json").read_bytes())
+        (tmp_path / "changed" / "tokenizer.json").write_text(json.dumps(definition))
+        from transformers import GPTNeoConfig, GPTNeoForCausalLM
+
+        small = {"hidden_size": 8, "num_layers": 1, "num_heads": 1, "attention_types": [[["global"], 1]]}
+        GPTNeoForCausalLM(GPTNeoConfig(vocab_size=9, **small)).save_pretrained(tmp_path / "other")
+        capsys.readouterr()
+        assert main([word.format(tmp_path) for word in words]) == 2
+        said = capsys.readouterr().err
+        assert message in said
+        assert said.count("\n") == 1
+        assert not (tmp_path / "x").exists()
