@@ -32,11 +32,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench scale": ("spheret.bench.scale:scale", "time a training step against depth and width"),
     "bench generate": ("spheret.bench.generate:generate", "time generation against transformers' GPT-2"),
     "bench eval": ("spheret.bench.evaluate:evaluate", "time multiple-choice requests against lm_eval's hf model"),
+    "bench train": ("spheret.bench.train:train", "time the trainer's update against the bare step"),
     "bench data": ("spheret.bench.data:command", "time prepare and the loader against the plain ways"),
     "bench certify": ("spheret.bench.certify:command", "how the cost of a certificate grows with layers and tokens"),
 }
 
 USAGE_ERROR = 2
+# 128 + SIGINT, as shells have it
+INTERRUPTED = 130
 
 
 def _help() -> str:
@@ -72,3 +75,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         print(f"spheret {name}: {error}", file=sys.stderr)
         return USAGE_ERROR
+    except KeyboardInterrupt:
+        print(f"spheret {name}: stopped", file=sys.stderr)
+        return INTERRUPTED

@@ -61,8 +61,13 @@ def scheme(name: str, **options: Any) -> Scheme:
     if name not in SCHEMES:
         raise unknown("scheme", name, SCHEMES)
     row = SCHEMES[name]
-    allowed = [f.name for f in fields(row.func if isinstance(row, partial) else row) if f.name != "name"]  # type: ignore[arg-type]
-    for option in options:
-        if option not in allowed:
-            raise unknown(f"option of {name}", option, allowed)
+    made = row.func if isinstance(row, partial) else row
+    kinds = {f.name: f.type for f in fields(made) if f.name != "name"}  # type: ignore[arg-type]
+    for option, value in options.items():
+        if option not in kinds:
+            raise unknown(f"option of {name}", option, kinds)
+        # "no" would count as true, and true as 1
+        if isinstance(value, bool) != (kinds[option] in ("bool", bool)):
+            allowed = "a number or a word" if isinstance(value, bool) else "true or false"
+            raise ValueError(f"{option} of {name} must be {allowed}, got {value!r}.")
     return row(name=name, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -96,7 +97,11 @@ def _initial(source: str, trainer: Trainer) -> None:
     """Weights from another run, or from one checkpoint of it."""
     path = Path(source).expanduser()
     if path.parent.name == CHECKPOINTS:
-        trainer.load_weights(checkpoint.verify(path))
+        try:
+            saved = checkpoint.verify(path)
+        except checkpoint.Damaged as error:
+            raise ValueError(f"--init-from {source} is no whole checkpoint, {error}: give another.") from None
+        trainer.load_weights(saved)
     else:
         trainer.load_weights(open_run(path).checkpoint())
 
@@ -116,7 +121,7 @@ def _environment(world: World) -> dict[str, Any]:
         "processes": world.size,
         "parallel": world.parallel if isinstance(world, Group) else None,
         "commit": machine.commit(),
-        "command": " ".join(["spheret", *sys.argv[1:]]),
+        "command": shlex.join(["spheret", *sys.argv[1:]]),
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 
@@ -192,8 +197,8 @@ def _train(
     if training.init_from is not None and not resume:
         _initial(training.init_from, trainer)
     if world.is_main:
-        check_space(path, parameters, training.keep)
-    with claimed(path, force) if world.is_main else nullcontext(), explained(path):
+        check_space(path, parameters, min(training.keep, training.steps // training.checkpoint_every + 1))
+    with claimed(path, force, start=run is None) if world.is_main else nullcontext(), explained(path):
         saved = None
         if world.is_main:
             saved = checkpoint.newest(path / CHECKPOINTS, _say)

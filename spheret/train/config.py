@@ -61,8 +61,8 @@ class TrainConfig:
             raise ValueError(f"--min-lr must lie between 0 and --lr {self.lr}, got {self.min_lr}.")
         if self.warmup > self.steps:
             raise ValueError(f"--warmup {self.warmup} lies beyond --steps {self.steps}: take at most {self.steps}.")
-        if not self.weight_decay >= 0:
-            raise ValueError(f"--weight-decay must be at least 0, got {self.weight_decay}.")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"--weight-decay must be at least 0 and finite, got {self.weight_decay}.")
         if not self.clip > 0:
             raise ValueError(f"--clip must be above 0 (inf never clips), got {self.clip}.")
         if not 0 <= self.seed < 1 << 63:
@@ -208,7 +208,8 @@ def from_toml(path: Path) -> dict[str, Any]:
         if name == "set":
             if not isinstance(value, dict):
                 raise ValueError(f"set in {path} must be a table of scheme options, got {value!r}.")
-            value = tuple(f"{option}={json.dumps(setting)}" for option, setting in value.items())
+            # what JSON has no form for, a date, is refused as text like any other
+            value = tuple(f"{option}={json.dumps(setting, default=str)}" for option, setting in value.items())
         else:
             value = _typed(path, key, value, str(known[name].type))
         result[name] = value
@@ -237,6 +238,8 @@ def scheme_options(settings: tuple[str, ...]) -> dict[str, Any]:
             options[option] = plain[text] if text in plain else json.loads(text)
         except json.JSONDecodeError:
             options[option] = text
+        if isinstance(options[option], (list, dict)):
+            raise ValueError(f"--set takes a number, a word, true, false or none for {option}, got {text}.")
     return options
 
 

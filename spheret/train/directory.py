@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,12 +12,12 @@ from pathlib import Path
 from spheret.data.shards import TOKENIZER
 from spheret.files import Lock
 from spheret.train import checkpoint
-from spheret.train.run import CHECKPOINTS, CONFIG, LOCK, METRICS, Run, open_run
+from spheret.train.run import CHECKPOINTS, CONFIG, FORMAT, LOCK, METRICS, Run, open_run
 
-# everything a run may hold; --force removes these and nothing else
+# everything a run may hold; --force removes these and nothing else, the config last: without it this is no run
 OURS = (
-    CONFIG, METRICS, CHECKPOINTS, TOKENIZER, "tensorboard", "eval.json", "eval_samples.jsonl", "certificate.json",
-    "certificate.png", "inspect.json", "inspect.png",
+    METRICS, CHECKPOINTS, TOKENIZER, "tensorboard", "eval.json", "eval_samples.jsonl", "certificate.json",
+    "certificate.png", "inspect.json", "inspect.png", CONFIG,
 )  # fmt: skip
 
 
@@ -26,15 +27,16 @@ def existing(path: Path, resume: bool, force: bool) -> Run | None:
         raise ValueError("--resume goes on with a run and --force starts it again: give one of them.")
     if path.exists() and not path.is_dir():
         raise NotADirectoryError(f"--out {path} is a file: give a directory.")
-    names = {entry.name for entry in path.iterdir()} - {LOCK} if path.is_dir() else set()
-    # a kill while config.json was written
-    names -= {f"{name}.tmp" for name in (CONFIG, TOKENIZER)}
+    names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
+    # a kill while config.json was written; the lock's file tells that tokenizer.json from a stranger's
+    if LOCK in names:
+        names -= {LOCK, f"{CONFIG}.tmp", f"{TOKENIZER}.tmp"} | ({TOKENIZER} if CONFIG not in names else set())
     if not names:
         return None
-    if CONFIG not in names and names != {TOKENIZER}:
+    if CONFIG not in names or not _is_ours(path / CONFIG):
         strangers = sorted(names - set(OURS)) or sorted(names)
         raise FileExistsError(f"--out {path} is not empty and no run (it holds {strangers[0]!r}): give another.")
-    if force or CONFIG not in names:
+    if force:
         return None
     if not resume:
         raise FileExistsError(
@@ -43,9 +45,21 @@ def existing(path: Path, resume: bool, force: bool) -> Run | None:
     return open_run(path)
 
 
+def _is_ours(config: Path) -> bool:
+    """Whether config.json is a run's: many a model's directory has a file of that name. A damaged one may be."""
+    try:
+        found = json.loads(config.read_bytes())
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return (config.parent / METRICS).exists()
+    return isinstance(found, dict) and found.get("format") == FORMAT
+
+
 @contextmanager
-def claimed(path: Path, force: bool) -> Iterator[None]:
-    """The directory, made and locked; with `force` what a run left there is removed first."""
+def claimed(path: Path, force: bool, start: bool = False) -> Iterator[None]:
+    """The directory, made and locked; with `force` what a run left there is removed first.
+
+    start: there was no run when one looked, and there must still be none.
+    """
     made = next((p for p in (*reversed(path.parents), path) if not p.exists()), None)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -56,10 +70,13 @@ def claimed(path: Path, force: bool) -> Iterator[None]:
     if not free:
         raise BlockingIOError(f"another process is training in {path}: wait for it, or give another --out.")
     try:
+        if start and not force and (path / CONFIG).exists():
+            raise FileExistsError(f"another process started a run in {path} just now: give another --out.")
         if force:
             for name in OURS:
                 target = path / name
-                shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
+                linked = target.is_symlink() or not target.is_dir()
+                target.unlink(missing_ok=True) if linked else shutil.rmtree(target)
         checkpoint.tidy(path / CHECKPOINTS)
         yield
     finally:
@@ -95,10 +112,13 @@ def explained(path: Path) -> Iterator[None]:
         ) from error
 
 
-def check_space(path: Path, parameters: int, keep: int) -> None:
-    """Raise before any work if the disk cannot hold the checkpoints: weights and two moments, each in float32."""
+def check_space(path: Path, parameters: int, checkpoints: int) -> None:
+    """Raise before any work if the disk cannot hold so many checkpoints, the best one and one being written.
+
+    Each is weights and two moments in float32.
+    """
     where = next(p for p in (path, *path.parents) if p.exists())
-    needed, free = 12 * parameters * (keep + 2), shutil.disk_usage(where).free
+    needed, free = 12 * parameters * (checkpoints + 2), shutil.disk_usage(where).free
     if free < needed:
         raise OSError(
             f"--out {path} has {free / 1e9:.2f} GB left and the checkpoints need {needed / 1e9:.2f}: make room, or "

@@ -83,6 +83,8 @@ class Trainer:
         )
         self._named = dict(self.model.named_parameters())
         self._log: Log | None = None
+        # a signal that came to this process, and one that all of them know of
+        self._heard: int | None = None
         self._asked_to_stop: int | None = None
 
     def precision(self) -> AbstractContextManager[Any]:
@@ -133,7 +135,7 @@ class Trainer:
 
     def _agree(self, loss: Tensor) -> float:
         """The mean loss over all processes; and if one was asked to stop, all are."""
-        asked = [float(self._asked_to_stop == number) for number in SIGNALS]
+        asked = [float(self._heard == number) for number in SIGNALS]
         total, *counts = self.world.sum(torch.stack([loss, *loss.new_tensor(asked)])).tolist()
         for number, count in zip(SIGNALS, counts, strict=True):
             if count:
@@ -186,6 +188,12 @@ class Trainer:
             line["alarm"] = alarm
         return alarm
 
+    def _where_validation_fails(self) -> str:
+        """The first place that is not finite after an update whose loss still was."""
+        batches = ((x.to(self.world.device), y.to(self.world.device)) for x, y, _ in self._validation)
+        with self.world.syncing(False):
+            return find_non_finite(self.model, batches, self.precision, self.world)
+
     def fit(self) -> int:
         """Train to the last step, a signal or a guard; returns the exit code."""
         self._log = Log(self.path / METRICS, self.step) if self.world.is_main else None
@@ -203,6 +211,8 @@ class Trainer:
                             if self._due(self.step, every):
                                 line[key] = observe(self.step, self.model, self._loader.batch(self.step - 1))
                         self._write(line, tracker)
+                        if evaluated and not finite(self.val_loss or 0.0):
+                            raise NonFinite(self._where_validation_fails())
                         if self._due(self.step, self.config.checkpoint_every) or self._asked_to_stop:
                             self.save(self.val_loss if evaluated else None)
                     except NonFinite as error:
@@ -225,7 +235,7 @@ class Trainer:
                 self._log.close()
 
     def _ask_to_stop(self, number: int) -> None:
-        self._asked_to_stop = number
+        self._heard = number
 
     def _write(self, line: dict[str, Any], tracker: Tracker) -> None:
         if self._log is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -27,7 +28,11 @@ class Log:
         self._file.truncate(keep)
 
     def append(self, record: dict[str, Any]) -> None:
-        line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        try:
+            text = json.dumps(record, separators=(",", ":"), allow_nan=False)
+        except ValueError:
+            text = json.dumps(_numbers(record), separators=(",", ":"), allow_nan=False)
+        line = text.encode() + b"\n"
         end = self._file.seek(0, os.SEEK_END)
         try:
             files.write_all(self._file, line)
@@ -41,6 +46,15 @@ class Log:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _numbers(value: Any) -> Any:
+    """The same with null for what is no number: JSON has none of NaN and inf."""
+    if isinstance(value, dict):
+        return {key: _numbers(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_numbers(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Tracker:

@@ -168,7 +168,13 @@ def write_config(path: Path, config: dict[str, Any], tokenizer_file: bytes | Non
     """Make a directory a run; the tokenizer's file, where it has one, comes before the config that needs it."""
     if tokenizer_file is not None:
         files.write_atomically(path / TOKENIZER, tokenizer_file)
-    files.write_atomically(path / CONFIG, files.dump({"format": FORMAT, "version": VERSION, **config}))
+    try:
+        files.write_atomically(path / CONFIG, files.dump({"format": FORMAT, "version": VERSION, **config}))
+    except OSError:
+        # alone it would be a stranger's file
+        if tokenizer_file is not None:
+            (path / TOKENIZER).unlink(missing_ok=True)
+        raise
 
 
 def create_run(

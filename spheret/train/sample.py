@@ -34,6 +34,10 @@ def sample(
     """
     if count < 1:
         raise ValueError(f"--count must be at least 1, got {count}.")
+    if tokens < 0:
+        raise ValueError(f"--tokens must be at least 0, got {tokens}.")
+    if not -(1 << 63) <= seed < 1 << 63:
+        raise ValueError(f"--seed must fit in 64 bits, got {seed}.")
     opened = open_run(run)
     tokenizer = opened.tokenizer()
     model = opened.model(checkpoint)

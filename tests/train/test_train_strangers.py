@@ -1,0 +1,151 @@
+"""What a stranger tries: directories that are not runs, odd values, a second Ctrl-C, a race for one directory."""
+
+import json
+import os
+import shutil
+import signal
+import time
+
+import pytest
+from train_helpers import TINY, metrics, train
+
+from spheret.cli import main
+from spheret.train import drill
+from spheret.train.directory import OURS, claimed
+from spheret.train.run import open_run
+
+
+@pytest.fixture(scope="module")
+def run(prepared, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "run"
+    assert train(out, prepared, steps=4) == 0
+    return out
+
+
+@pytest.mark.parametrize("flag", [(), ("--force",), ("--resume",)])
+@pytest.mark.parametrize("files", [("config.json", "tokenizer.json", "model.safetensors"), ("tokenizer.json",)])
+def test_a_models_directory_is_not_a_run(files, flag, prepared, tmp_path, capsys):
+    for name in files:
+        (tmp_path / name).write_text('{"model_type": "gpt2"}')
+    assert train(tmp_path, prepared, *flag) == 2
+    assert "is not empty and no run" in capsys.readouterr().err
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(
+        files, '{"model_type": "gpt2"}'
+    )
+
+
+def test_a_kill_before_the_config_leaves_a_directory_that_starts(prepared, tmp_path):
+    (tmp_path / "run.lock").touch()
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "config.json.tmp").write_text("{")
+    assert train(tmp_path, prepared, steps=2) == 0
+
+
+def test_a_kill_at_any_moment_of_force_can_be_forced_again(run, prepared, tmp_path):
+    for left in range(len(OURS)):
+        out = tmp_path / str(left)
+        shutil.copytree(run, out)
+        for name in OURS[:left]:
+            path = out / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        assert train(out, prepared, "--force", scheme="pre-ln", steps=1) == 0
+
+
+def test_force_unlinks_a_link_and_keeps_what_it_leads_to(run, prepared, tmp_path):
+    out, elsewhere = tmp_path / "run", tmp_path / "big disk"
+    shutil.copytree(run, out)
+    shutil.move(out / "checkpoints", elsewhere)
+    (out / "checkpoints").symlink_to(elsewhere)
+    assert train(out, prepared, "--force", steps=1) == 0
+    assert (elsewhere / "step-4").is_dir()
+    assert open_run(out).checkpoint().step == 1
+
+
+def test_a_run_that_appeared_meanwhile_is_not_overwritten(run):
+    before = (run / "config.json").read_bytes()
+    with pytest.raises(FileExistsError, match="just now"), claimed(run, force=False, start=True):
+        pass
+    assert (run / "config.json").read_bytes() == before
+
+
+def test_many_checkpoints_may_be_kept_where_few_are_made(prepared, tmp_path):
+    assert train(tmp_path / "run", prepared, "--keep", str(10**12), steps=2) == 0
+
+
+VALUES = [
+    (("--set", "p=[1,2]"), "--set takes a number, a word"),
+    (("--set", 'p={"a":1}'), "--set takes a number, a word"),
+    (("--set", "schedule=[]"), "--set takes a number, a word"),
+    (("--set", "p=true"), "p of p-spheretnorm must be a number or a word, got True"),
+    (("--set", "exact_clamp=no"), "exact_clamp of p-spheretnorm must be true or false, got 'no'"),
+    (("--set", "learnable_p=1"), "learnable_p of p-spheretnorm must be true or false, got 1"),
+    (("--weight-decay", "inf"), "--weight-decay must be at least 0 and finite"),
+    (("--init-from", "checkpoints/step-9"), "checkpoints/step-9 is no whole checkpoint, manifest.json is missing"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), VALUES, ids=[" ".join(words) for words, _ in VALUES])
+def test_odd_values(words, said, prepared, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert train(tmp_path / "run", prepared, *words, scheme="p-spheretnorm") == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_date_in_toml(prepared, tmp_path, capsys):
+    (tmp_path / "run.toml").write_text("[set]\np = 2020-01-01\n")
+    assert train(tmp_path / "run", prepared, "--config", str(tmp_path / "run.toml"), scheme="p-spheretnorm") == 2
+    assert "unknown retraction '2020-01-01'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("--tokens", "-1"), ("--seed", "1" + "0" * 20)])
+def test_odd_samples(words, run, capsys):
+    assert main(["sample", str(run), *words]) == 2
+    assert f"{words[0]} must" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("--prompt", "a" * 500), ("--prompt", "ü𝔘"), ("--prompt", ""), ("--tokens", "0")])
+def test_odd_prompts(words, run, capsys):
+    assert main(["sample", str(run), "--tokens", "3", *words]) == 0
+    expected = words[1] if words[0] == "--prompt" else ""
+    assert capsys.readouterr().out.startswith(expected)
+
+
+@pytest.mark.parametrize("name", ["with space", "ünï/cødé", "slash/"])
+def test_odd_paths(name, prepared, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--scheme", "pre-ln", "--data", str(prepared), "--steps", "1", *TINY, "--out", name]) == 0
+    assert main(["train", "--resume", "--out", name, "--quiet"]) == 0
+    assert main(["sample", name, "--tokens", "1"]) == 0
+
+
+def test_a_second_ctrl_c_ends_at_once_and_loses_nothing(prepared, tmp_path):
+    words = ("--scheme", "pre-ln", "--steps", "100000", "--checkpoint-every", "5", "--data", str(prepared), *TINY)
+    out = tmp_path / "run"
+    process = drill.start(out, words)
+    assert drill._reached(process, out / "metrics.jsonl", 3000)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.001)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode in (130, -signal.SIGINT)
+    assert b"Traceback" not in said
+    assert open_run(out).checkpoint().step >= 5
+    assert len(metrics(out)) >= open_run(out).checkpoint().step
+
+
+def test_a_validation_loss_that_is_no_number_stops_the_run(prepared, tmp_path, capsys):
+    out = tmp_path / "run"
+    words = ("--lr", "1e30", "--warmup", "0", "--eval-every", "1", "--checkpoint-every", "1", "--clip", "inf")
+    assert train(out, prepared, *words, scheme="residual", steps=4) == 3
+    assert "stopped before update 2: the " in capsys.readouterr().err
+    lines = [
+        json.loads(line, parse_constant=pytest.fail) for line in (out / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert [line["step"] for line in lines] == [1, 2]
+    assert lines[0]["val_loss"] is None
+    assert "not finite" in lines[1]["stopped"]
+    # the weights are numbers, but what they compute is none: not a checkpoint to go on from
+    assert not os.path.exists(out / "checkpoints")
