@@ -7,11 +7,17 @@ import signal
 import time
 
 import pytest
+import torch
 from train_helpers import TINY, metrics, train
 
 from spheret.cli import main
+from spheret.data import open_data
+from spheret.gpt import GPT, GPTConfig
 from spheret.train import drill
+from spheret.train.config import TrainConfig
 from spheret.train.directory import OURS, claimed
+from spheret.train.distributed import World
+from spheret.train.loop import Trainer
 from spheret.train.run import open_run
 
 
@@ -149,3 +155,22 @@ def test_a_validation_loss_that_is_no_number_stops_the_run(prepared, tmp_path, c
     assert "not finite" in lines[1]["stopped"]
     # the weights are numbers, but what they compute is none: not a checkpoint to go on from
     assert not os.path.exists(out / "checkpoints")
+
+
+def test_a_signal_counts_once_every_process_knows_of_it(prepared, tmp_path):
+    config = TrainConfig(
+        steps=9, batch_size=2, tokens_per_update=32, block=16, lr=1e-3, min_lr=1e-4, warmup=0, eval_every=0,
+        eval_windows=1, checkpoint_every=9,
+    )  # fmt: skip
+    model = GPT(GPTConfig(layers=1, heads=2, width=16, block=16, vocab=320))
+
+    def ask(step, *_):
+        # after update 2 has told the others how things stand: they go on, and so must this one
+        if step == 2:
+            trainer._ask_to_stop(signal.SIGTERM)
+        return {}
+
+    world = World(torch.device("cpu"))
+    trainer = Trainer(tmp_path, model, config, open_data(prepared), world, quiet=True, observers={"asked": (1, ask)})
+    assert trainer.fit() == 143
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-3"]
