@@ -2,51 +2,48 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from itertools import combinations
-from types import ModuleType
 from typing import Any
 
+from spheret.analysis import certificate
+from spheret.evaluate import results
 from spheret.study.results import Number, Result, Study
 from spheret.study.sections import Section
 from spheret.study.tables import Cell, Table
 
-EVAL, CERTIFICATE = "eval.json", "certificate.json"
-
-
-def _room(name: str) -> ModuleType:
-    # looked up when a run has something for it: most have not
-    return importlib.import_module(name)
-
 
 def zero_shot_cells(result: Result) -> list[dict[str, Any]]:
     """The paper's twelve metrics of one run, each {"column", "task", "metric", "value", "stderr"}; or none."""
-    if not (result.run.path / EVAL).exists():
+    if not (result.run.path / results.EVAL).exists():
         return []
-    return list(_room("spheret.evaluate.results").table([result.run.path])[0]["cells"])
+    return list(results.table([result.run.path])[0]["cells"])
 
 
 def zero_shot_number(result: Result, task: str, metric: str) -> Number | None:
     """One metric of eval.json, accuracies in percent as the paper has them."""
     for cell in zero_shot_cells(result):
         if (cell["task"], cell["metric"]) == (task, metric) and cell["value"] is not None:
-            return Number(cell["value"], f"{result.name}/{EVAL} tasks.{task}.metrics.{metric}")
+            return Number(cell["value"], f"{result.name}/{results.EVAL} tasks.{task}.metrics.{metric}")
     return None
 
 
 def zero_shot(study: Study) -> Section | None:
     """The zero-shot metrics of every evaluated run, and each pair of one seed document by document."""
-    evaluated = [result for result in study.results if (result.run.path / EVAL).exists()]
+    evaluated = [result for result in study.results if (result.run.path / results.EVAL).exists()]
     if not evaluated:
         return None
-    room = _room("spheret.evaluate.results")
     rows, columns = [], ["run"]
-    for found, result in zip(room.table([r.run.path for r in evaluated]), evaluated, strict=True):
+    for found, result in zip(results.table([r.run.path for r in evaluated]), evaluated, strict=True):
         columns = ["run", *(f"{cell['column']} {cell['metric']}" for cell in found["cells"]), "average accuracy"]
-        cells = [_with_error(cell, f"{result.name}/{EVAL}", cell["task"], cell["metric"]) for cell in found["cells"]]
+        cells = [
+            _with_error(cell, f"{result.name}/{results.EVAL}", cell["task"], cell["metric"])
+            for cell in found["cells"]
+        ]
         average = found["average"] or {"value": None, "stderr": None}
-        rows.append([Cell(result.name), *cells, _with_error(average, f"{result.name}/{EVAL}", "all", "accuracies")])
+        rows.append(
+            [Cell(result.name), *cells, _with_error(average, f"{result.name}/{results.EVAL}", "all", "accuracies")]
+        )
     notes = ["Accuracies in percent, with the standard error of each; average is over the ten accuracies."]
     tables = [Table("zero-shot", "Zero-shot metrics", columns, rows, notes)]
     paragraphs, compared = [], []
@@ -54,7 +51,7 @@ def zero_shot(study: Study) -> Section | None:
         if first.seed != second.seed:
             continue
         try:
-            metrics = room.compare(first.run.path, second.run.path)
+            metrics = results.compare(first.run.path, second.run.path)
         except (ValueError, OSError) as error:
             paragraphs.append(f"{first.name} and {second.name} are not compared: {error}")
             continue
@@ -93,12 +90,12 @@ def certificates(study: Study) -> Section | None:
     paragraphs: list[str] = []
     tables: list[Table] = []
     for result in study.results:
-        if not (result.run.path / CERTIFICATE).exists():
+        found = certificate.section(result.run.path)
+        if found is None:
             continue
-        found = _room("spheret.analysis.certificate").section(result.run.path)
         paragraphs += [f"{result.name}: {text}" for text in [*found["summary"], *found["contradictions"]]]
         rows = [[Cell(str(text)) for text in row] for row in found["rows"]]
-        notes = [f"From {result.name}/{CERTIFICATE}: {found['scope']}"]
+        notes = [f"From {result.name}/{certificate.FILE}: {found['scope']}"]
         name = f"certificate-{len(tables) + 1}"
         tables.append(Table(name, f"Certificate of {result.name}", found["columns"], rows, notes))
     return Section("certificates", "Certificates", paragraphs, tables, folded=True) if tables else None

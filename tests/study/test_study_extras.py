@@ -5,7 +5,8 @@ import json
 import pytest
 from study_helpers import write_run, write_tables
 
-from spheret.cli import COMMANDS, main
+from spheret.cli import main
+from spheret.evaluate import results
 from spheret.study.published import METRICS
 from spheret.study.results import read
 
@@ -23,14 +24,8 @@ def test_without_either_there_is_no_section(runs, tmp_path):
 
 
 class TestZeroShot:
-    @pytest.fixture(autouse=True)
-    def _room(self):
-        pytest.importorskip("spheret.evaluate.results", reason="spheret.evaluate is not here")
-
     def evaluate(self, run, right):
         """What spheret eval writes: the summary, and a line a document and task."""
-        from spheret.evaluate import results
-
         lines, tasks = [], {}
         for metric in METRICS:
             values = [float(i < right) if metric.higher_is_better else -2.0 - 0.01 * i for i in range(10)]
@@ -73,7 +68,6 @@ class TestZeroShot:
         assert 'paper-zero-shot-openwebtext,1-SpheretNorm,"BoolQ acc, paper",61.04' in table
 
 
-@pytest.mark.skipif("certify" not in COMMANDS, reason="spheret certify is not here")
 def test_certificates(tmp_path):
     run = tmp_path / "run"
     tiny = ["--layers", "1", "--heads", "2", "--width", "16", "--block", "16", "--steps", "2", "--eval-windows", "4"]
