@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,7 @@ def evaluate(
                 instance(request_type="loglikelihood", doc={}, arguments=pair, idx=i)
                 for i, pair in enumerate(questions(sizes, count))
             ]
-            runs = {
+            runs: dict[str, Callable[[], object]] = {
                 name: partial(lm.loglikelihood, asked, disable_tqdm=True)
                 for name, lm in (("spheret", ours), (RIVAL, rival))
             }
