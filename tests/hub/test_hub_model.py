@@ -196,6 +196,21 @@ class TestCitizenship:
             assert len(found) == 2
             assert all(isinstance(m, torch.nn.Linear) for m in found)
 
+    def test_an_adapter_learns_and_the_rest_does_not(self):
+        peft = pytest.importorskip("peft")
+        model = face("proj-spheretnorm")
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        config = peft.LoraConfig(r=2, target_modules=["attention.qkv", "mlp.output"], task_type="CAUSAL_LM")
+        adapted = peft.get_peft_model(model, config)
+        learning = [p for p in adapted.parameters() if p.requires_grad]
+        optimizer = torch.optim.SGD(learning, lr=1.0)
+        first = adapted(tokens(), labels=tokens()).loss
+        first.backward()
+        optimizer.step()
+        assert adapted(tokens(), labels=tokens()).loss < first
+        plain = adapted.unload().state_dict()
+        assert all(torch.equal(plain[name], value) for name, value in before.items())
+
     def test_a_checkpoint_that_lacks_a_tensor(self, tmp_path):
         face("proj-spheretnorm").save_pretrained(tmp_path)
         file = tmp_path / "model.safetensors"
