@@ -70,6 +70,10 @@ def _resolved(
                 f"{run.path} was not trained here: start a run of its weights with --init-from {run.path}."
             )
         given = options.given()
+        if "data" not in given and not Path(run.config["data"]["path"]).is_dir():
+            raise FileNotFoundError(
+                f"the data of {run.path} is no longer at {run.config['data']['path']}: give its place with --data."
+            )
         was = options_of(run.model_config, TrainConfig.from_dict(run.config["train"]))
         if given.keys() & {"layers", "heads", "width"}:
             was = replace(was, size=None)
@@ -160,8 +164,9 @@ def train(
     """
     if config is not None:
         options = replace(options, **{**from_toml(config), **options.given()})
-    if threads is not None and threads < 1:
-        raise ValueError(f"--threads must be at least 1, got {threads}.")
+    most = 8 * machine.cores()
+    if threads is not None and not 1 <= threads <= most:
+        raise ValueError(f"--threads must lie between 1 and {most}, eight a core, got {threads}.")
     if threads is not None:
         torch.set_num_threads(threads)
     world = join(device, parallel, timeout)

@@ -98,6 +98,9 @@ class TrainConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TrainConfig:
         known = {f.name for f in fields(cls)}
+        missing = sorted(known - values.keys())
+        if missing:
+            raise ValueError(f"the config of this run is damaged, train.{missing[0]} is missing: copy it back.")
         chosen: dict[str, Any] = {name: value for name, value in values.items() if name in known}
         return cls(**chosen | {"betas": tuple(values["betas"])})
 

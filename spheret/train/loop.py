@@ -67,10 +67,13 @@ class Trainer:
             world.size,
             self._accumulation,
         )
-        # none is needed where nothing is evaluated: some data has no validation split
-        self._validation: Validation | tuple[()] = (
-            data.validation(config.block, config.batch_size, config.eval_windows) if config.eval_every else ()
-        )
+        # none is needed where nothing is evaluated
+        self._validation: Validation | tuple[()] = ()
+        if config.eval_every:
+            try:
+                self._validation = data.validation(config.block, config.batch_size, config.eval_windows)
+            except ValueError as error:
+                raise ValueError(f"{error} Or train without validation: --eval-every 0.") from None
         sum_bounded_gradients(self.model)
         self._loss = world.wrap(self.model, config.precision == "bf16")
         if config.compile:

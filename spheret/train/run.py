@@ -123,6 +123,10 @@ def open_run(path: str | Path) -> Run:
     missing = [key for key in ("model", "train", "data", "environment") if not isinstance(config.get(key), dict)]
     if missing:
         raise ValueError(f"{directory / CONFIG} is damaged, {missing[0]!r} is missing: copy it back, or train again.")
+    inner = [f"data.{key}" for key in ("path", "manifest_sha256", "tokenizer") if key not in config["data"]]
+    inner += [] if "steps" in config["train"] else ["train.steps"]
+    if inner:
+        raise ValueError(f"{directory / CONFIG} is damaged, {inner[0]!r} is missing: copy it back, or train again.")
     return Run(directory, config)
 
 

@@ -1,5 +1,6 @@
 """Bad input: one clear sentence, exit code 2, nothing half-written."""
 
+import json
 import os
 import resource
 import shutil
@@ -11,6 +12,7 @@ import torch
 from train_helpers import TINY, metrics, train
 
 from spheret.cli import main
+from spheret.data import prepare
 from spheret.doctor import check_backend
 from spheret.kernels import BACKENDS
 from spheret.train.run import create_run, open_run
@@ -35,7 +37,8 @@ BAD = [
     (("--block", "100000"), "fewer than one window"),
     (("--init-from", "nowhere"), "no run directory at nowhere"),
     (("--device", "tpu"), "--device tpu is not there"),
-    (("--threads", "0"), "--threads must be at least 1"),
+    (("--threads", "0"), "--threads must lie between 1 and"),
+    (("--threads", "5000"), "eight a core, got 5000"),
     (("--config", "nowhere.toml"), "no config file at nowhere.toml"),
     (("--set", "p=x"), "unknown option of proj"),
     (("--resume", "--force"), "give one of them"),
@@ -212,6 +215,36 @@ def test_reading_what_is_no_run(tmp_path, run):
         open_run(tmp_path)
     with pytest.raises(FileNotFoundError, match="no checkpoint of step 77: there are 3, 4"):
         open_run(run).checkpoint(77)
+
+
+@pytest.mark.parametrize("gone", ["data.path", "data.tokenizer", "train.steps", "train.betas", "train.lr"])
+def test_a_config_that_lacks_a_key(gone, run, tmp_path, capsys):
+    out = tmp_path / "run"
+    shutil.copytree(run, out)
+    config = json.loads((out / "config.json").read_text())
+    part, key = gone.split(".")
+    del config[part][key]
+    (out / "config.json").write_text(json.dumps(config))
+    assert main(["train", "--out", str(out), "--resume"]) == 2
+    assert gone in capsys.readouterr().err
+
+
+def test_data_that_is_gone(run, tmp_path, capsys):
+    out = tmp_path / "run"
+    shutil.copytree(run, out)
+    config = json.loads((out / "config.json").read_text())
+    config["data"]["path"] = str(tmp_path / "moved")
+    (out / "config.json").write_text(json.dumps(config))
+    assert main(["train", "--out", str(out), "--resume"]) == 2
+    assert "give its place with --data" in capsys.readouterr().err
+
+
+def test_data_without_validation(tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("words and more of them " * 200)
+    data = prepare(str(tmp_path / "text.txt"), "bytes", tmp_path / "data", val_fraction=0).path
+    assert train(tmp_path / "run", data) == 2
+    assert "--eval-every 0" in capsys.readouterr().err
+    assert train(tmp_path / "run", data, "--eval-every", "0", steps=2) == 0
 
 
 def test_a_damaged_line_is_named(run, tmp_path):
