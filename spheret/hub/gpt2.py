@@ -75,6 +75,10 @@ def _same(theirs: Tensor, transposed: bool) -> Tensor:
 def from_gpt2(model: GPT2LMHeadModel) -> GPT:
     """A `pre-ln` GPT with the weights of transformers' GPT-2."""
     config = _config_from(model.config)
+    if not torch.equal(model.lm_head.weight, model.transformer.wte.weight):
+        raise ValueError(
+            "this GPT-2 has a head that is not its token embedding, and only a tied one is computed here."
+        )
     state = model.transformer.state_dict()
     made = GPT(config).to(model.transformer.wte.weight.dtype)
     made.load_state_dict(

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import torch
 import transformers
 import tyro
+from safetensors import SafetensorError
 
 from spheret.cache import cache_directory
 from spheret.data.shards import TOKENIZER
@@ -28,6 +29,9 @@ from spheret.train.run import Run, create_run, open_run
 from spheret.version import __version__
 
 KINDS = ("spheret", "gpt2")
+WEIGHTS = "model.safetensors"
+# causal masks that old GPT-2 files keep among the weights
+MASKS = re.compile(r"attn\.(masked_)?bias$")
 
 
 def export_command(
@@ -67,7 +71,7 @@ def export(run: Run, to: str | Path, kind: str = "spheret", step: int | None = N
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        with _without_bars():
+        with _quietly():
             made.save_pretrained(partial)
         write_tokenizer(partial, described, tokenizer.file, model.config.block)
         if target.exists():
@@ -96,16 +100,13 @@ def import_command(source: str, /, out: Path, tokenizer: str | None = None) -> i
 def import_(source: str | Path, out: str | Path, tokenizer: str | None = None) -> Run:
     """A run with one checkpoint, step-0: the source's weights to the bit, half precision widened to float32."""
     path = Path(source).expanduser()
+    if path.is_file() and path.name != WEIGHTS:
+        raise ValueError(f"{path} is not named {WEIGHTS}: put it beside its config.json under that name.")
     place = str(path.parent if path.is_file() else path if path.exists() else source)
     loaded = _load(place)
     if loaded.dtype == torch.float64:
         raise ValueError(f"{source} holds float64 weights, and a run holds float32: convert them first.")
-    if isinstance(loaded, SpheretForCausalLM):
-        model = loaded.model
-    elif loaded.config.model_type == "gpt2":
-        model = from_gpt2(loaded)
-    else:
-        raise ValueError(f"{source} is a {loaded.config.model_type}, and only spheret and gpt2 can be imported.")
+    model = loaded.model if isinstance(loaded, SpheretForCausalLM) else from_gpt2(loaded)
     chosen = _tokenizer(place, tokenizer, getattr(loaded.config, "spheret_tokenizer", None), model)
     if chosen.vocab_size > model.config.vocab:
         raise ValueError(
@@ -122,16 +123,18 @@ def import_(source: str | Path, out: str | Path, tokenizer: str | None = None) -
 
 
 @contextmanager
-def _without_bars() -> Iterator[None]:
-    """transformers' own bars are for models that take minutes."""
-    bars = transformers.utils.logging
-    shown = bars.is_progress_bar_enabled()
-    bars.disable_progress_bar()
+def _quietly() -> Iterator[None]:
+    """transformers' own bars are for models that take minutes, and its reports of loading are errors here."""
+    log = transformers.utils.logging
+    shown, level = log.is_progress_bar_enabled(), log.get_verbosity()
+    log.disable_progress_bar()
+    log.set_verbosity_error()
     try:
         yield
     finally:
+        log.set_verbosity(level)
         if shown:
-            bars.enable_progress_bar()
+            log.enable_progress_bar()
 
 
 def _load(place: str) -> Any:
@@ -146,16 +149,38 @@ def _load(place: str) -> Any:
         raise FileNotFoundError(
             f"there is nothing at {place}: give a directory with config.json and model.safetensors."
         )
+    where: dict[str, Any] = {"cache_dir": str(cache_directory() / "hub")}
     try:
-        with _without_bars():
-            return transformers.AutoModelForCausalLM.from_pretrained(
-                place, use_safetensors=True, trust_remote_code=False, cache_dir=str(cache_directory() / "hub")
-            )
-    except OSError as error:
+        with _quietly():
+            kind = transformers.PreTrainedConfig.get_config_dict(place, **where)[0].get("model_type")
+            if kind not in KINDS:
+                raise ValueError(f"{place} is a {kind}, and only spheret and gpt2 can be imported.")
+            loaded, report = transformers.AutoModelForCausalLM.from_pretrained(
+                place, use_safetensors=True, trust_remote_code=False, output_loading_info=True,
+                ignore_mismatched_sizes=True, **where,
+            )  # fmt: skip
+    except (OSError, SafetensorError) as error:
+        reason = str(error).strip().splitlines()[0]
+        failed = "cannot be read" if directory.is_dir() else "is no directory here, nor had from the Hugging Face hub"
         raise OSError(
-            f"{place} is no directory here, and the Hugging Face hub did not give it "
-            f"({str(error).strip().splitlines()[0]}): give a directory with config.json and model.safetensors."
+            f"{place} {failed} ({reason}): give a directory with a whole config.json and {WEIGHTS}."
         ) from None
+    _check_whole(place, report)
+    return loaded
+
+
+def _check_whole(place: str, report: dict[str, Any]) -> None:
+    """Refuse what transformers would fill with random numbers, or leave out, and only warn of."""
+    found = {
+        "lacks": report["missing_keys"],
+        "has another shape of": [name for name, *_ in report["mismatched_keys"]],
+        "has, beyond what its config.json asks for,": [n for n in report["unexpected_keys"] if not MASKS.search(n)],
+    }
+    for what, names in found.items():
+        if names:
+            raise ValueError(
+                f"{place} {what} {', '.join(sorted(names)[:3])} ({len(names)} in all): save the whole model again."
+            )
 
 
 def _tokenizer(place: str, asked: str | None, described: dict[str, Any] | None, model: GPT) -> Tokenizer:

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 from hub_helpers import randomize, tiny, tokens
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 import spheret.hub  # noqa: F401
@@ -127,6 +127,42 @@ class TestGPT2:
             import_(tmp_path / "gpt2", tmp_path / "run", "bytes")
 
     @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (lambda state: state.pop("transformer.h.0.mlp.c_fc.bias"), "lacks transformer.h.0.mlp.c_fc.bias"),
+            (
+                lambda state: state.update({"transformer.wpe.weight": torch.zeros(30, 16)}),
+                "another shape of transformer.wpe.weight",
+            ),
+            (
+                lambda state: state.update({"transformer.h.7.ln_1.bias": torch.zeros(16)}),
+                r"beyond .* transformer\.h\.7\.ln_1\.bias",
+            ),
+            (
+                lambda state: state.update({"lm_head.weight": state["transformer.wte.weight"] + 1}),
+                "a head that is not its token embedding",
+            ),
+        ],
+    )
+    def test_weights_that_are_not_whole(self, tmp_path, change, message):
+        """transformers warns of these, and fills what lacks with random numbers."""
+        self.saved(tmp_path / "gpt2")
+        state = load_file(tmp_path / "gpt2" / "model.safetensors")
+        change(state)
+        save_file(state, tmp_path / "gpt2" / "model.safetensors", {"format": "pt"})
+        with pytest.raises(ValueError, match=message):
+            import_(tmp_path / "gpt2", tmp_path / "run", "bytes")
+
+    def test_openais_own_file_has_bare_names_and_masks(self, tmp_path):
+        gpt2 = self.saved(tmp_path / "gpt2")
+        state = load_file(tmp_path / "gpt2" / "model.safetensors")
+        state = {name.removeprefix("transformer."): tensor for name, tensor in state.items()}
+        state |= {f"h.{layer}.attn.bias": torch.ones(1, 1, 24, 24).tril() for layer in range(2)}
+        save_file(state, tmp_path / "gpt2" / "model.safetensors", {"format": "pt"})
+        run = import_(tmp_path / "gpt2", tmp_path / "run", "bytes")
+        assert torch.equal(run.model().tokens.weight, gpt2.transformer.wte.weight)
+
+    @pytest.mark.parametrize(
         ("changes", "reason"),
         [
             ({"scheme": "peri-ln"}, "its scheme is peri-ln"),
@@ -165,6 +201,10 @@ class TestCommands:
             (["import", "{}/hub", "--out", "{}/x", "--tokenizer", "gpt2"], "has 50257 tokens and"),
             (["import", "{}/other", "--out", "{}/x"], "is a gpt_neo, and only spheret and gpt2"),
             (["import", "{}/changed", "--out", "{}/x"], "is not the tokenizer that was exported"),
+            (["import", "{}/torn", "--out", "{}/x"], "/torn cannot be read (Error while deserializing header"),
+            (["import", "{}/garbled", "--out", "{}/x"], "/garbled cannot be read (It looks like the config file"),
+            (["import", "{}/hub/tokenizer.json", "--out", "{}/x"], "is not named model.safetensors"),
+            (["import", "{}/code", "--out", "{}/x"], "is a mine, and only spheret and gpt2"),
         ],
     )
     def test_bad_input(self, words, message, tmp_path, capsys):
@@ -178,6 +218,15 @@ class TestCommands:
         shutil.copytree(tmp_path / "hub", tmp_path / "changed")
         definition = json.loads((tmp_path / "hub" / "tokenizer.json").read_bytes())
         (tmp_path / "changed" / "tokenizer.json").write_text(json.dumps(definition))
+        for name in ("torn", "garbled", "code"):
+            shutil.copytree(tmp_path / "hub", tmp_path / name)
+        weights = tmp_path / "torn" / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-9])
+        (tmp_path / "garbled" / "config.json").write_text("{")
+        # a model with its own code, which must not run
+        config = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.A", "AutoModelForCausalLM": "mine.B"}}
+        (tmp_path / "code" / "config.json").write_text(json.dumps(config))
+        (tmp_path / "code" / "mine.py").write_text(f"open({str(tmp_path / 'x')!r}, 'w')\n")
         from transformers import GPTNeoConfig, GPTNeoForCausalLM
 
         small = {"hidden_size": 8, "num_layers": 1, "num_heads": 1, "attention_types": [[["global"], 1]]}
