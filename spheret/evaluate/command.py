@@ -106,7 +106,8 @@ def evaluate(
     entries, lines = {}, []
     for name in answers["samples"]:
         rows = answers["samples"][name]
-        entries[name] = _entry(name, answers, rows, hashes.get(name))
+        counts = {"requests": lm.asked[name], "truncated": lm.truncated[name]}
+        entries[name] = counts | _entry(name, answers, rows, hashes.get(name))
         lines += [_line(name, row) for row in rows]
     found = {
         "format": results.FORMAT,
@@ -117,8 +118,6 @@ def evaluate(
         "dtype": dtype,
         "device": str(lm.device),
         "batch_size": lm.batch_size or "auto",
-        "requests": lm.asked,
-        "truncated": lm.truncated,
         "seconds": round(time.perf_counter() - begun, 3),
         "versions": {"spheret": __version__, **{name: version(name) for name in ("lm_eval", "datasets", "torch")}},
         "tasks": entries,
@@ -183,14 +182,16 @@ def _write(path: Path, found: dict[str, Any], lines: list[dict[str, Any]]) -> No
     """Both files; tasks that an earlier command did under the same settings stay, and are taken into `found`."""
     try:
         before = results.read(path)
-        kept = (path / results.SAMPLES).read_text().splitlines()
+        kept = (path / results.SAMPLES).read_bytes().splitlines()
     except (OSError, ValueError):
         before, kept = {}, []
-    fresh = [json.dumps(line, sort_keys=True, ensure_ascii=False) for line in lines]
+    fresh = [json.dumps(line, sort_keys=True, ensure_ascii=False).encode() for line in lines]
     if before and all(before[key] == found[key] for key in SETTINGS):
         fresh = [line for line in kept if json.loads(line)["task"] not in found["tasks"]] + fresh
         found["tasks"] = before["tasks"] | found["tasks"]
-    write_atomically(path / results.SAMPLES, "".join(line + "\n" for line in fresh).encode())
+    for count in ("requests", "truncated"):
+        found[count] = sum(task.get(count, 0) for task in found["tasks"].values())
+    write_atomically(path / results.SAMPLES, b"".join(line + b"\n" for line in fresh))
     write_atomically(path / results.EVAL, dump(found))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from spheret.data.tokenizers import Tokenizer
 from spheret.errors import need, unknown
-from spheret.evaluate.scoring import Request, request, score
+from spheret.evaluate.scoring import request, score
 from spheret.gpt import GPT
 
 TemplateLM: Any = need("lm_eval.api.model", "eval").TemplateLM
@@ -53,6 +54,11 @@ class Lines:
             print(f"{self.what}: {self.done:,} of {self.total:,}", file=self.stream, flush=True)
 
 
+def _tasks(requests: Sequence[Any]) -> list[str | None]:
+    """Which task each request is of, where lm_eval says so."""
+    return [getattr(asked, "task_name", None) for asked in requests]
+
+
 @register_model("spheret")
 class SpheretLM(TemplateLM):
     """A run's model, or any GPT with its tokenizer, behind lm_eval's three questions.
@@ -91,8 +97,11 @@ class SpheretLM(TemplateLM):
         self.gpt, self.text = model.to(device, DTYPES[dtype]).eval(), tokenizer
         self._device = torch.device(device)
         self.batch_size = check_batch_size(batch_size)
-        # requests whose text was cut on the left, and all of them
-        self.truncated = self.asked = 0
+        # of each task: requests whose text was cut on the left, and all of them
+        self.truncated: Counter[str | None] = Counter()
+        self.asked: Counter[str | None] = Counter()
+        # the tasks of the requests that are being scored
+        self.owners: list[str | None] = []
         # kept: lm_eval's own bars are silenced by putting another in its place
         self.stream, self.quiet = sys.stderr, False
 
@@ -117,13 +126,17 @@ class SpheretLM(TemplateLM):
                 raise ValueError(
                     f"request {number} has nothing to score: its continuation after {context!r} is empty."
                 )
-        self.quiet = disable_tqdm
+        self.quiet, self.owners = disable_tqdm, _tasks(requests)
         return super().loglikelihood(requests, disable_tqdm=True)
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **_: Any
     ) -> list[tuple[float, bool]]:
-        made = [self._request(context, continuation) for _key, context, continuation in requests]
+        made = []
+        for task, (_key, context, continuation) in zip(self.owners, requests, strict=True):
+            new, cut = request(context, continuation, self.max_length)
+            made.append(new)
+            self._count(task, cut)
         with self._progress("loglikelihood", len(made)) as tick:
             scores = score(self.gpt, made, self.batch_size, tick)
         for (key, *_rest), answer in zip(requests, scores, strict=True):
@@ -131,11 +144,9 @@ class SpheretLM(TemplateLM):
                 self.cache_hook.add_partial("loglikelihood", key, answer)
         return scores
 
-    def _request(self, context: list[int], continuation: list[int]) -> Request:
-        made, cut = request(context, continuation, self.max_length)
-        self.asked += 1
-        self.truncated += cut
-        return made
+    def _count(self, task: str | None, cut: bool) -> None:
+        self.asked[task] += 1
+        self.truncated[task] += cut
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """Every token once, each document's windows as far apart as they can be: stride `block`, full last window."""
@@ -147,7 +158,7 @@ class SpheretLM(TemplateLM):
                 context, continuation = _windows.make_disjoint_window(pair)
                 windows.append(request(context, continuation, self.max_length)[0])
                 owner.append(index)
-        self.asked += len(requests)
+        self.asked.update(_tasks(requests))
         with self._progress("rolling loglikelihood", len(windows)) as tick:
             scores = score(self.gpt, windows, self.batch_size, tick)
         totals = [0.0] * len(requests)
@@ -167,13 +178,13 @@ class SpheretLM(TemplateLM):
                 options = requests[order[0]].args[1]
                 batch = [i for i in order[:size] if requests[i].args[1] == options]
                 order = order[len(batch) :]
-                for i, text in zip(batch, self._generate([requests[i].args[0] for i in batch], options), strict=True):
+                for i, text in zip(batch, self._generate([requests[i] for i in batch], options), strict=True):
                     said[i] = text
                     self.cache_hook.add_partial("generate_until", requests[i].args, text)
                 tick(len(batch))
         return said
 
-    def _generate(self, contexts: list[str], options: dict[str, Any]) -> list[str]:
+    def _generate(self, requests: list[Any], options: dict[str, Any]) -> list[str]:
         for name in options:
             if name not in GENERATION:
                 raise unknown("generation option", name, GENERATION)
@@ -183,9 +194,9 @@ class SpheretLM(TemplateLM):
         if room < 1:
             raise ValueError(f"max_gen_toks = {new} leaves no room for a prompt in a context of {self.max_length}.")
         stops = [wanted["until"]] if isinstance(wanted["until"], str) else list(wanted["until"])
-        prompts = [self.tok_encode(text) or [self.eot_token_id] for text in contexts]
-        self.asked += len(prompts)
-        self.truncated += sum(len(prompt) > room for prompt in prompts)
+        prompts = [self.tok_encode(text) or [self.eot_token_id] for text, *_ in (r.args for r in requests)]
+        for task, prompt in zip(_tasks(requests), prompts, strict=True):
+            self._count(task, len(prompt) > room)
         prompts = [prompt[-room:] for prompt in prompts]
         width = max(map(len, prompts))
         padding = torch.tensor([width - len(prompt) for prompt in prompts])

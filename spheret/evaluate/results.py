@@ -89,7 +89,7 @@ def samples(run: str | Path) -> dict[str, dict[str, dict[str, Any]]]:
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing: evaluate the run again.")
     found: dict[str, dict[str, dict[str, Any]]] = {}
-    for line in path.read_text().splitlines():
+    for line in path.read_bytes().splitlines():
         row = json.loads(line)
         found.setdefault(row["task"], {})[f"{row['document']} {row['hash']}"] = row["metrics"]
     return found

@@ -31,6 +31,8 @@ _ARC = ("question", "choices", "answerKey")
 _SOCIAL = ("question", "context", "answerA", "answerB", "answerC", "label")
 _SCIQ = ("question", "support", "distractor1", "distractor2", "distractor3", "correct_answer")
 
+CHOICES = {"text", "label"}
+
 TASKS: dict[str, Task] = {
     "arc_challenge": Task("arc/arc_challenge.yaml", ("allenai/ai2_arc", "ARC-Challenge"), "test", _ARC),
     "arc_easy": Task("arc/arc_easy.yaml", ("allenai/ai2_arc", "ARC-Easy"), "test", _ARC),
@@ -93,14 +95,17 @@ def row_file(directory: Path, name: str) -> Path:
 
 def read_rows(path: Path, task: Task) -> Iterator[dict[str, Any]]:
     """The rows of a file, each checked to have what the task asks of it."""
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    # as bytes: a string would also be cut at line separators inside a text
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
             row = json.loads(line)
         except ValueError as error:
             raise ValueError(f"line {number} of {path} is no JSON ({error}): one row a line.") from None
         for name in task.fields:
-            if not isinstance(row, dict) or name not in row:
+            if not isinstance(row, dict) or row.get(name) is None:
                 raise ValueError(f"line {number} of {path} has no {name!r}: a row holds {', '.join(task.fields)}.")
+        if "choices" in task.fields and not (isinstance(row["choices"], dict) and set(row["choices"]) >= CHOICES):
+            raise ValueError(f"line {number} of {path} has 'choices' without 'text' and 'label', a list each.")
         if not str(row[task.fields[0]]).strip():
             raise ValueError(f"line {number} of {path} has an empty {task.fields[0]!r}: remove the row, or fill it.")
         yield row
@@ -148,7 +153,10 @@ def write_definitions(directory: Path, names: Iterable[str], out: Path) -> None:
 
 def names_of(asked: str) -> list[str]:
     """The tasks that `--tasks` means: "paper" is all eleven."""
-    return list(TASKS) if asked == "paper" else list(dict.fromkeys(name.strip() for name in asked.split(",") if name))
+    names = list(TASKS) if asked == "paper" else [name.strip() for name in asked.split(",")]
+    if not any(names):
+        raise ValueError(f'no task is named by {asked!r}: give "paper", or names separated by commas.')
+    return list(dict.fromkeys(filter(None, names)))
 
 
 def load(names: list[str], data: Path | None, scratch: Path) -> dict[str, Any]:

@@ -99,6 +99,28 @@ def test_long_documents_are_cut_and_counted(tmp_path, capsys):
     )
 
 
+def test_what_was_cut_stays_counted(tmp_path):
+    run = make_run(tmp_path / "run", block=96)
+    first = evaluated(run, "--tasks", "boolq")
+    assert first["truncated"] > 0
+    both = evaluated(run, "--tasks", "openbookqa")
+    assert both["tasks"]["openbookqa"]["truncated"] == 0
+    assert both["truncated"] == both["tasks"]["boolq"]["truncated"] == first["truncated"]
+    assert both["requests"] == first["requests"] + both["tasks"]["openbookqa"]["requests"]
+
+
+def test_line_separators_inside_a_text(tmp_path):
+    """U+2028 and U+0085 end no row: JSON leaves them as they are."""
+    run = make_run(tmp_path / "run")
+    shutil.copytree(ROWS, tmp_path / "rows")
+    path = tmp_path / "rows" / "piqa.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[0]["goal"] += "\u2028\x85again"
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    assert main(["eval", str(run.path), "--tasks", " piqa, ", "--data", str(path.parent)]) == 0
+    assert read(run.path)["tasks"]["piqa"]["documents"] == 3
+
+
 def test_prefetch_writes_what_data_reads(tmp_path, capsys):
     """From local copies in place of the hub: rows in, only their fields out, and nothing twice."""
     sources = {}
@@ -128,6 +150,9 @@ def test_prefetch_writes_what_data_reads(tmp_path, capsys):
 CHANGES = {
     "missing": ("piqa", lambda text: text.replace('"sol1"', '"solution1"', 1)),
     "empty": ("lambada_openai", lambda text: '{"text": "  "}\n' + text),
+    "null": ("piqa", lambda text: text.replace('"sol1": ', '"sol1": null, "was": ', 1)),
+    "choices": ("openbookqa", lambda text: text.replace('"label"', '"labels"', 1)),
+    "no-text": ("sciq", lambda text: "\udcff" + text),
     "no-json": ("sciq", lambda text: text + "{...\n"),
     "no-rows": ("boolq", lambda text: ""),
 }
@@ -142,6 +167,10 @@ CHANGES = {
             ["--data", "{}/missing"],
             "line 1 of {}/missing/piqa.jsonl has no 'sol1': a row holds goal, sol1, sol2, label",
         ),
+        (["--data", "{}/null"], "line 1 of {}/null/piqa.jsonl has no 'sol1'"),
+        (["--data", "{}/choices"], "line 1 of {}/choices/openbookqa.jsonl has 'choices' without 'text' and 'label'"),
+        (["--data", "{}/no-text"], "line 1 of {}/no-text/sciq.jsonl is no JSON ('utf-8' codec"),
+        (["--tasks", " ,", "--data", str(ROWS)], "no task is named by ' ,'"),
         (["--data", "{}/empty"], "line 1 of {}/empty/lambada_openai.jsonl has an empty 'text'"),
         (["--data", "{}/no-json"], "line 4 of {}/no-json/sciq.jsonl is no JSON"),
         (["--data", "{}/no-rows"], "holds no rows"),
@@ -156,7 +185,7 @@ def test_bad_input(words, message, tmp_path, capsys):
     for name, (task, change) in CHANGES.items():
         shutil.copytree(ROWS, tmp_path / name)
         path = tmp_path / name / f"{task}.jsonl"
-        path.write_text(change(path.read_text()))
+        path.write_text(change(path.read_text()), errors="surrogateescape")
     assert main(["eval", str(run.path), *(word.format(tmp_path) for word in words)]) == 2
     said = capsys.readouterr().err
     assert message.format(*[tmp_path] * message.count("{}")) in said
