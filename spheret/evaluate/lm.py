@@ -15,6 +15,7 @@ from spheret.data.tokenizers import Tokenizer
 from spheret.errors import need, unknown
 from spheret.evaluate.scoring import request, score
 from spheret.gpt import GPT
+from spheret.train.distributed import resolve_device
 
 TemplateLM: Any = need("lm_eval.api.model", "eval").TemplateLM
 register_model = need("lm_eval.api.registry", "eval").register_model
@@ -93,9 +94,8 @@ class SpheretLM(TemplateLM):
                 f"the tokenizer {tokenizer.name} has {tokenizer.vocab_size} tokens and the model rows for "
                 f"{model.config.vocab}: it is not the one that this model was trained with."
             )
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self.gpt, self.text = model.to(device, DTYPES[dtype]).eval(), tokenizer
-        self._device = torch.device(device)
+        self._device = resolve_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.gpt, self.text = model.to(self._device, DTYPES[dtype]).eval(), tokenizer
         self.batch_size = check_batch_size(batch_size)
         # of each task: requests whose text was cut on the left, and all of them
         self.truncated: Counter[str | None] = Counter()

@@ -176,6 +176,7 @@ CHANGES = {
         (["--data", "{}/no-rows"], "holds no rows"),
         (["--limit", "0", "--data", str(ROWS)], "limit must be at least 1"),
         (["--batch-size", "0", "--data", str(ROWS)], 'positive number or "auto"'),
+        (["--device", "gpu", "--data", str(ROWS)], "--device gpu is not there: this machine has"),
         (["--dtype", "int8", "--data", str(ROWS)], "unknown dtype 'int8'"),
         (["--step", "5", "--data", str(ROWS)], "no checkpoint of step 5: there are 0"),
     ],
