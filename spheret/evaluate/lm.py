@@ -105,6 +105,17 @@ class SpheretLM(TemplateLM):
         # kept: lm_eval's own bars are silenced by putting another in its place
         self.stream, self.quiet = sys.stderr, False
 
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
+    ) -> SpheretLM:
+        """From `--model_args`, which lm_eval's own options give way to."""
+        options = {name: value for name, value in (additional_config or {}).items() if value is not None}
+        # lm_eval's command line says cuda:0 where nobody names a device, and falls back to the cpu for its own models
+        if options.get("device") == "cuda:0" and not torch.cuda.is_available():
+            del options["device"]
+        return cls(**{**options, **arg_dict})
+
     @property
     def eot_token_id(self) -> int:
         return self.text.end_of_text

@@ -116,6 +116,12 @@ class TestBadInput:
         window = torch.tensor([[256, *b"We"]])
         assert found == pytest.approx(-float(model.token_losses(window[:, :-1], window[:, 1:]).sum()), rel=1e-9)
 
+    def test_model_args_come_before_lm_evals_own_options(self, tmp_path):
+        create_run(tmp_path / "run", made().float(), describe(load_tokenizer("bytes")))
+        arguments = {"run": str(tmp_path / "run"), "device": "cpu", "batch_size": 3}
+        lm = SpheretLM.create_from_arg_obj(arguments, {"batch_size": 1, "max_batch_size": None, "device": "cuda:0"})
+        assert (lm.batch_size, lm.device.type) == (3, "cpu")
+
     def test_a_tokenizer_of_another_model(self):
         with pytest.raises(ValueError, match="gpt2 has 50257 tokens and the model rows for 320"):
             SpheretLM(model=made(), tokenizer=load_tokenizer("gpt2"))
@@ -157,8 +163,6 @@ def test_lm_evals_own_command_line(tmp_path):
         str(tmp_path / "tasks"),
         "--batch_size",
         "2",
-        "--device",
-        "cpu",
         "--output_path",
         str(tmp_path),
     ]
