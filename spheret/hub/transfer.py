@@ -155,7 +155,7 @@ def _load(place: str) -> Any:
             kind = transformers.PreTrainedConfig.get_config_dict(place, **where)[0].get("model_type")
             if kind not in KINDS:
                 raise ValueError(f"{place} is a {kind}, and only spheret and gpt2 can be imported.")
-            loaded, report = transformers.AutoModelForCausalLM.from_pretrained(
+            both: Any = transformers.AutoModelForCausalLM.from_pretrained(
                 place, use_safetensors=True, trust_remote_code=False, output_loading_info=True,
                 ignore_mismatched_sizes=True, **where,
             )  # fmt: skip
@@ -165,6 +165,7 @@ def _load(place: str) -> Any:
         raise OSError(
             f"{place} {failed} ({reason}): give a directory with a whole config.json and {WEIGHTS}."
         ) from None
+    loaded, report = both
     _check_whole(place, report)
     return loaded
 
