@@ -17,6 +17,8 @@ from spheret.loss import ROWS
 
 # what a batch may hold, padding included, where nobody says how many requests it shall
 AUTO_TOKENS = {"cpu": 2048, "cuda": 32768}
+# from this part of that on, a row below this part of the longest goes into the next batch
+ENOUGH, EVEN = 1 / 16, 0.8
 # two requests share a row if at least this part of the second is what the first begins with
 SHARED = 0.25
 
@@ -102,11 +104,14 @@ def batches(rows: Sequence[Row], size: int | None, tokens: int) -> Iterator[list
     """Rows of like length together, longest first: up to `size` requests, or up to `tokens` with padding."""
     batch: list[Row] = []
     for row in sorted(rows, key=lambda row: len(row.tokens), reverse=True):
+        longest = len(batch[0].tokens) if batch else 0
         if size is None:
-            full = batch and len(batch[0].tokens) * (len(batch) + 1) > tokens
+            full = longest * (len(batch) + 1) > tokens
         else:
-            full = batch and sum(len(r.requests) for r in [*batch, row]) > size
-        if full:
+            full = sum(len(r.requests) for r in [*batch, row]) > size
+        # padding is work for nothing, once there is enough of a batch
+        uneven = longest * len(batch) >= ENOUGH * tokens and len(row.tokens) < EVEN * longest
+        if batch and (full or uneven):
             yield batch
             batch = []
         batch.append(row)
