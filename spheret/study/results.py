@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from spheret.connections import SCHEMES
-from spheret.train.run import CONFIG, Run, open_run
+from spheret.train.run import CONFIG, METRICS, Run, open_run
 
 # the training loss is the mean over so many last steps, as the paper's
 WINDOW = 200
 # what tells runs of one contestant apart, or only how they were watched and kept
 BOOKKEEPING = frozenset({"seed", "size", "eval_every", "eval_windows", "checkpoint_every", "keep", "certify_every"})
+_NUMBERS = ("loss", "val_loss", "lr", "grad_norm", "spikes", "seconds", "tokens_per_second", "radius")
 
 
 @dataclass(frozen=True)
@@ -176,15 +177,40 @@ def read(paths: Sequence[str | Path]) -> Study:
 
 def _lines(run: Run) -> list[dict[str, Any]]:
     lines = run.metrics()
+    before = 0
     for line in lines:
-        for key in ("loss", "val_loss"):
-            value = line.get(key)
-            if value is not None and (not isinstance(value, (int, float)) or not math.isfinite(value)):
-                raise ValueError(
-                    f"step {line['step']} of {run.path / 'metrics.jsonl'} has the {key} {value!r}, which is no "
-                    f"finite number: resume the run from a checkpoint before it."
-                )
+        wrong = _wrong(line)
+        if line["step"] <= before:
+            wrong = f"comes after step {before}"
+        if wrong is not None:
+            raise ValueError(
+                f"step {line['step']} of {run.path / METRICS} {wrong}: the file is damaged, resume the run from a "
+                f"checkpoint before it."
+            )
+        before = line["step"]
     return lines
+
+
+def _wrong(line: dict[str, Any]) -> str | None:
+    """What in a line is not what the trainer writes there; null stands for what was not finite."""
+    for key in _NUMBERS:
+        if not _is_number(line.get(key)):
+            return f"has the {key} {line[key]!r}, which is no finite number"
+    layers, documents = line.get("layers") or [], line.get("val_documents") or []
+    if not isinstance(layers, list) or not all(
+        isinstance(layer, dict) and all(map(_is_number, layer.values())) for layer in layers
+    ):
+        return "has layers that are no table of numbers"
+    if not isinstance(documents, list) or not all(
+        isinstance(each, list) and len(each) == 3 and None not in each and all(map(_is_number, each))
+        for each in documents
+    ):
+        return "has val_documents that are not a number, tokens and a loss each"
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (type(value) in (int, float) and math.isfinite(value))
 
 
 def _names(runs: Sequence[Run]) -> list[str]:

@@ -336,13 +336,26 @@ class TestBadInput:
         assert "validated on different windows" in self.said(capsys, tmp_path / "a", tmp_path / "b")
 
     @pytest.mark.parametrize(
-        "text", ['{"step": 20, "loss', "[]", '{"loss": 1}', '{"step": "x"}', '{"step": 20, "loss": "2"}']
-    )
+        "text",
+        [
+            '{"step": 20, "loss', "[]", '{"loss": 1}', '{"step": "x"}', '{"step": 20, "loss": "2"}',
+            '{"step": 20, "loss": true}', '{"step": 20, "loss": 2.0, "grad_norm": "x"}',
+            '{"step": 20, "loss": 2.0, "val_loss": 2.0, "layers": "x"}',
+            '{"step": 20, "loss": 2.0, "val_loss": 2.0, "layers": [{"norm": "x"}]}',
+            '{"step": 20, "loss": 2.0, "val_loss": 2.0, "val_documents": [[1, 2]]}',
+        ],
+    )  # fmt: skip
     def test_a_damaged_line(self, capsys, tmp_path, text):
         path = write_run(tmp_path / "a") / "metrics.jsonl"
         lines = path.read_text().splitlines()
         path.write_text("\n".join([*lines[:19], text, *lines[20:]]) + "\n")
         assert re.search(r"line 20 of .*metrics.jsonl|step 20 of .*metrics.jsonl", self.said(capsys, tmp_path / "a"))
+
+    def test_a_step_twice(self, capsys, tmp_path):
+        path = write_run(tmp_path / "a") / "metrics.jsonl"
+        lines = path.read_text().splitlines()
+        path.write_text("\n".join([*lines[:20], *lines[18:]]) + "\n")
+        assert "step 19 of" in self.said(capsys, tmp_path / "a")
 
     def test_the_same_twice(self, capsys, tmp_path):
         write_run(tmp_path / "a")
