@@ -131,6 +131,10 @@ def read(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} has format version {certificate.get('version')!r}, this spheret reads {VERSION}: certify again."
         )
+    try:
+        verify(certificate), summary(certificate), table(certificate["own_path"])
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(f"{path} is damaged ({error!r}): run spheret certify again.") from None
     return certificate
 
 

@@ -297,6 +297,15 @@ class TestBadInput:
         (tmp_path / "certificate.json").write_text("{}")
         with pytest.raises(ValueError, match="not written by"):
             section(tmp_path)
+        whole = certify(quiet("proj-spheretnorm", width=16), windows()[0], 2, sequence=0)
+        for broken in (
+            {"own_path": None},
+            {"own_path": {"layers": []}},
+            {"own_path": whole["own_path"] | {"depth": []}},
+        ):
+            (tmp_path / "certificate.json").write_text(json.dumps(whole | broken))
+            with pytest.raises(ValueError, match="is damaged"):
+                section(tmp_path)
 
 
 class TestLive:
