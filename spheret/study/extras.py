@@ -93,9 +93,14 @@ def certificates(study: Study) -> Section | None:
         found = certificate.section(result.run.path)
         if found is None:
             continue
-        paragraphs += [f"{result.name}: {text}" for text in [*found["summary"], *found["contradictions"]]]
-        rows = [[Cell(str(text)) for text in row] for row in found["rows"]]
-        notes = [f"From {result.name}/{certificate.FILE}: {found['scope']}"]
+        step = found["checkpoint"]
+        who = result.name if step is None else f"{result.name}, step {step}"
+        paragraphs += [f"{who}: {text}" for text in [*found["summary"], *found["contradictions"]]]
+        source = f"{result.name}/{certificate.FILE} own_path.layers"
+        rows = [[Cell(row[0]), *(Cell(text, source=source) for text in row[1:])] for row in found["rows"]]
+        notes = [f"From {result.name}/{certificate.FILE}: {found['scope']}."]
+        if step is not None and step != result.step:
+            notes.append(f"Of step {step}, while the run's numbers are of step {result.step}.")
         name = f"certificate-{len(tables) + 1}"
-        tables.append(Table(name, f"Certificate of {result.name}", found["columns"], rows, notes))
+        tables.append(Table(name, f"Certificate of {who}", found["columns"], rows, notes))
     return Section("certificates", "Certificates", paragraphs, tables, folded=True) if tables else None

@@ -1,5 +1,6 @@
 """Sections of runs that were evaluated or certified, from what those rooms write."""
 
+import html
 import json
 
 import pytest
@@ -78,5 +79,14 @@ def test_certificates(tmp_path):
     assert (run / "certificate.json").exists()
     assert len(read([run]).results) == 1
     page = (tmp_path / "report" / "report.html").read_text()
-    assert "Certificate of run" in page
+    assert "Certificate of run, step 2" in page
+    assert "while the run" not in page
     assert "From run/certificate.json" in page
+
+    # a certificate of an earlier checkpoint does not pass for one of the end
+    found = json.loads((run / "certificate.json").read_text())
+    (run / "certificate.json").write_text(json.dumps(found | {"checkpoint": 1}))
+    write_tables([run], tmp_path / "report")
+    page = html.unescape((tmp_path / "report" / "report.html").read_text())
+    assert "Certificate of run, step 1" in page
+    assert "Of step 1, while the run's numbers are of step 2." in page
