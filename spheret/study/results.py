@@ -132,6 +132,11 @@ class Study:
         return sorted({result.seed for result in self.results})
 
     @property
+    def one_seed(self) -> bool:
+        """Whether no contestant has a second seed to tell noise from merit."""
+        return all(len(results) == 1 for results in self.contestants.values())
+
+    @property
     def config(self) -> dict[str, Any]:
         """A config for what all of them share."""
         return self.results[0].run.config

@@ -71,10 +71,11 @@ def _setting(study: Study) -> str:
 
 def _seeds(study: Study) -> str:
     seeds = study.seeds
-    if len(seeds) == 1:
+    if study.one_seed:
+        which = "One seed" if len(seeds) == 1 else "One seed a contestant, not the same for all"
         return (
-            f"One seed ({seeds[0]}). Another seed would change every number by an unknown amount, so no pair gets a "
-            f"winner; intervals are labelled {EVALUATION_NOISE!r}."
+            f"{which} ({', '.join(map(str, seeds))}). Another seed would change every number by an unknown amount, "
+            f"so no pair gets a winner; intervals are labelled {EVALUATION_NOISE!r}."
         )
     return f"{len(seeds)} seeds ({', '.join(map(str, seeds))}): means and standard deviations over seeds."
 
@@ -137,7 +138,7 @@ def results(study: Study) -> Section:
         "Bold is the lowest, underlined the second lowest, among finished runs. That is no verdict: see the pairs.",
         "Seconds and tokens/s depend on what else the machine did.",
     ]
-    table = Table("results", f"Loss and perplexity{', one seed' * (len(study.seeds) == 1)}", columns, rows, notes)
+    table = Table("results", f"Loss and perplexity{', one seed' * study.one_seed}", columns, rows, notes)
     table = ranked(table, ("train loss", "val loss", "perplexity"), excluded=unranked)
     return Section("results", "Loss and perplexity", (), [table], ["validation", "training", "time"])
 

@@ -293,6 +293,11 @@ class TestVerdicts:
         write_run(tmp_path / "b", "keel", 2)
         (pair,) = pairs(read([tmp_path / "a", tmp_path / "b"]))
         assert pair.verdict == "not compared: no seed in common"
+        write_tables([tmp_path / "a", tmp_path / "b"], tmp_path / "report")
+        page = (tmp_path / "report" / "report.html").read_text()
+        assert "One seed a contestant, not the same for all (1, 2)." in page
+        assert "standard deviations over seeds" not in page
+        assert "Loss and perplexity, one seed" in page
 
     def test_settings_that_differ_are_in_the_name(self, tmp_path):
         write_run(tmp_path / "a", train={"lr": 1e-3})
