@@ -137,7 +137,7 @@ def compare(schemes: str, layers: str, width: int, directory: Path) -> int:
                 rows.append(at_start(name, depth, width))
             print(f"{name}: {' '.join(map(str, blocks))} blocks done", file=sys.stderr, flush=True)
     table = Table(title=f"before training, {width} wide: over a whole stack of {blocks[-1]} blocks")
-    for column in ("scheme", "|h| out/in", "|grad| in/out", "condition", "goes deep to"):
+    for column in ("scheme", "|h| out/in", "|grad| in/out", "condition", "removed", "goes deep to"):
         table.add_column(column, justify="left" if column == "scheme" else "right")
     for name in names:
         mine = [row for row in rows if row["scheme"] == name]
@@ -148,11 +148,13 @@ def compare(schemes: str, layers: str, width: int, directory: Path) -> int:
             reached = row["layers"]
         last = mine[-1]
         said = "not at all" if not reached else f"{reached}" + (" or more" if reached == blocks[-1] else "")
-        table.add_row(name, _text(last["norm"]), _text(last["gradient"]), _text(last["condition"]), said)
+        numbers = [_text(last[key]) for key in ("norm", "gradient", "condition")]
+        table.add_row(name, *numbers, str(last["removed"]), said)
     Console(width=None if sys.stdout.isatty() else 100).print(table)
     print(
         f"A stack goes deep while norms and gradients change by less than {FACTOR:g} and its condition number stays "
-        f"below {LOST:.2g}, where float32 calls it singular; '-' is beyond float64."
+        f"below {LOST:.2g}, where float32 calls it singular; '-' is beyond float64. Directions that every update "
+        f"removes are not in the condition number."
     )
     directory.mkdir(parents=True, exist_ok=True)
     files.write_atomically(directory / FILE, files.dump({"width": width, "tokens": TOKENS, "rows": rows}))

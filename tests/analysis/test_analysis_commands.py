@@ -232,6 +232,14 @@ class TestBeforeTraining:
         assert [(row["scheme"], row["layers"]) for row in rows][:3] == [("pre-ln", 1), ("pre-ln", 2), ("pre-ln", 4)]
         assert (tmp_path / "initialisation.png").read_bytes().startswith(b"\x89PNG")
 
+    def test_the_table_says_what_its_condition_leaves_out(self, tmp_path, capsys):
+        words = ["--scheme", "post-ln,geonorm", "--layers", "2", "--width", "16", "--out", str(tmp_path)]
+        assert main(["certify", *words]) == 0
+        said = capsys.readouterr().out
+        column = next(line for line in said.splitlines() if "removed" in line).split("\u2503").index(" removed ")
+        rows = [line.split("\u2502") for line in said.splitlines() if "\u2502" in line]
+        assert [(row[1].strip(), int(row[column])) for row in rows] == [("post-ln", 2), ("geonorm", 0)]
+
     def test_depths(self):
         assert depths("4..512") == [4, 8, 16, 32, 64, 128, 256, 512]
         assert depths("3,5") == [3, 5]
