@@ -39,8 +39,14 @@ class Follower:
         whole = new[: new.rfind(b"\n") + 1]
         self._offset += len(whole)
         for text in whole.splitlines():
-            line = json.loads(text)
-            self.step = line["step"]
+            try:
+                line = json.loads(text)
+                self.step = line["step"]
+            except (ValueError, TypeError, KeyError):
+                raise ValueError(
+                    f"{self._path} has a damaged line: delete {self._path.parent} to train that run again, or give "
+                    f"another --out."
+                ) from None
             self.stopped = line.get("stopped")
             if line.get("val_loss") is not None:
                 self.val_loss, self.val_step = line["val_loss"], line["step"]

@@ -268,6 +268,14 @@ class TestScoreboard:
         assert "step 5/10, val 2.9000 at step 4" in rows[1]
         assert "diverged at step 3" in rows[3]
 
+    @pytest.mark.parametrize("text", ["garbage", "[]", "{}", "\udcff"])
+    def test_a_damaged_line_is_named(self, tmp_path, text):
+        follower = self.follower(tmp_path, "run", {"step": 1, "loss": 1.0})
+        with (tmp_path / "run" / "metrics.jsonl").open("a", errors="surrogateescape") as file:
+            file.write(text + "\n")
+        with pytest.raises(ValueError, match=r"metrics.jsonl has a damaged line: delete .*run to train"):
+            follower.look()
+
     def test_follows_what_is_added_torn_and_cut_off(self, tmp_path):
         follower = self.follower(tmp_path, "run", {"step": 1, "loss": 1.0}, {"step": 2, "loss": 1.0, "val_loss": 3.0})
         follower.look()
