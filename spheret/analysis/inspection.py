@@ -16,7 +16,7 @@ from spheret.analysis.sublayers import check_finite
 from spheret.data import Data
 from spheret.gpt import GPT
 from spheret.meter import Meter
-from spheret.train.run import Run, open_run
+from spheret.train.run import Run, manifest_sha256, open_run
 
 FILE, FIGURE = "inspect.json", "inspect.png"
 # key of a layer's record: what the table calls it
@@ -61,7 +61,9 @@ def inspect_run(
 
     with Meter(f"inspect {run.name}", quiet) as meter:
         seen = dynamics(model, x, y, tick)
-    for layer, gradient in zip(seen["layers"], gradients(initial(run, chosen), x, y)["weights"], strict=True):
+    before = initial(run, chosen)
+    at_start = [None] * sublayers if before is None else gradients(before, x, y)["weights"]
+    for layer, gradient in zip(seen["layers"], at_start, strict=True):
         layer["initial_gradient"] = gradient
     training = [
         {"step": line["step"], "gradients": [layer["grad_norm"] for layer in line["layers"]]}
@@ -80,11 +82,16 @@ def inspect_run(
     }
 
 
-def initial(run: Run, data: Data) -> GPT:
-    """The run's model before its first step, drawn again from its seed."""
-    config = run.model_config
+def initial(run: Run, data: Data) -> GPT | None:
+    """The run's model before its first step, drawn again from its seed; None where it did not start from that."""
+    config, train = run.model_config, run.config["train"]
+    if "seed" not in train or train.get("init_from") is not None:
+        return None
+    # frequencies of other data would start another model
+    if config.head_bias == "unigram" and manifest_sha256(data) != run.config["data"]["manifest_sha256"]:
+        return None
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(run.config["train"].get("seed", 0)))
+        torch.manual_seed(int(train["seed"]))
         return GPT(config, data.counts() if config.head_bias == "unigram" else None).eval()
 
 
@@ -164,6 +171,8 @@ def figure(found: list[dict[str, Any]]) -> bytes:
         panels[title] = {name: _series(each["layers"], key) for name, each in zip(names(found), found, strict=True)}
     for name, each in zip(names(found), found, strict=True):
         steps, distances = each["training"], each["angular_distance"]
+        # null is what was not finite
+        steps = [line for line in steps if None not in (line["gradients"][0], line["gradients"][-1])]
         ends = [line["gradients"][0] / max(line["gradients"][-1], 1e-30) for line in steps]
         panels.setdefault(THROUGH, {})[name] = [line["step"] for line in steps], ends
         panels.setdefault("angle to the last state over pi", {})[name] = (

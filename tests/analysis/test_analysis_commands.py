@@ -126,6 +126,27 @@ def test_gradients_before_training_are_those_of_the_first_step(runs):
     )
 
 
+def test_what_did_not_start_from_its_seed_has_no_gradient_before_training(runs, tmp_path, capsys):
+    begun = str(tmp_path / "begun")
+    words = ["train", "--scheme", "proj-spheretnorm", *SIZE, "--data", "sotu", "--steps", "2", "--quiet"]
+    assert main([*words, "--init-from", str(runs / "unseen"), "--out", begun]) == 0
+    create_run(tmp_path / "alien", GPT(config("proj-spheretnorm")), cached("sotu", "bytes").manifest["tokenizer"])
+    for run in (begun, str(tmp_path / "alien")):
+        assert main(["inspect", run, "--windows", "1", "--data", "sotu"]) == 0
+        (found,) = json.loads((open_run(run).path / "inspect.json").read_text())["runs"]
+        assert [layer["initial_gradient"] for layer in found["layers"]] == [None] * 4
+        assert all(layer["gradient"] > 0 for layer in found["layers"])
+
+
+def test_inspect_a_run_with_a_gradient_that_was_not_finite(runs, tmp_path):
+    shutil.copytree(runs / "flat", tmp_path / "run")
+    path = tmp_path / "run" / "metrics.jsonl"
+    lines = [json.loads(text) for text in path.read_text().splitlines()]
+    next(line for line in lines if "layers" in line)["layers"][0]["grad_norm"] = None
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["inspect", str(tmp_path / "run"), "--windows", "1"]) == 0
+
+
 class TestBadInput:
     @pytest.mark.parametrize(
         ("words", "message"),
