@@ -47,11 +47,14 @@ def _verdict(pair: Pair, p: float) -> str:
 def compare(ours: Sequence[Result], theirs: Sequence[Result]) -> Pair:
     """One pair; the winner among several seeds is decided later, when all pairs are known."""
     first, second = ours[0].label, theirs[0].label
+    said = []
     for results in (ours, theirs):
         diverged = [result for result in results if result.stopped is not None]
         if diverged:
             where = f" in {len(diverged)} of {len(results)} seeds" if len(results) > 1 else ""
-            return Pair(first, second, f"{diverged[0].label} diverged{where}")
+            said.append(f"{diverged[0].label} diverged{where}")
+    if said:
+        return Pair(first, second, ", ".join(said))
     for result in (*ours, *theirs):
         if not result.finished:
             return Pair(first, second, f"not compared: {result.label} is not finished")

@@ -288,6 +288,13 @@ class TestVerdicts:
             assert pair.verdict == "no difference at all"
             assert pair.second == "proj-spheretnorm (schedule=sqrt)"
 
+    def test_a_pair_names_everyone_who_diverged(self, tmp_path):
+        write_run(tmp_path / "a", "pre-ln", diverged=9)
+        write_run(tmp_path / "b", "keel", diverged=5)
+        write_run(tmp_path / "c", "keel", 2)
+        (pair,) = pairs(read([tmp_path / "a", tmp_path / "b", tmp_path / "c"]))
+        assert pair.verdict == "pre-ln diverged, keel diverged in 1 of 2 seeds"
+
     def test_seeds_that_do_not_meet(self, tmp_path):
         write_run(tmp_path / "a", "pre-ln", 1)
         write_run(tmp_path / "b", "keel", 2)
