@@ -384,14 +384,14 @@ class TestGeneration:
         assert torch.equal(model.generate(prompts, 10, temperature=0), alone)
 
     def test_top_k_and_top_p(self):
-        from spheret.gpt import _choose
+        from spheret.sampling import choose
 
         logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]]).repeat(2000, 1)
         generator = torch.Generator().manual_seed(0)
-        assert set(_choose(logits, 1.0, 2, None, generator).flatten().tolist()) == {0, 1}
+        assert set(choose(logits, 1.0, 2, None, generator).flatten().tolist()) == {0, 1}
         # 0.64 + 0.24 = 0.88: the set that holds 0.8 has two tokens
-        assert set(_choose(logits, 1.0, None, 0.8, generator).flatten().tolist()) == {0, 1}
-        assert set(_choose(logits, 1.0, None, 0.5, generator).flatten().tolist()) == {0}
+        assert set(choose(logits, 1.0, None, 0.8, generator).flatten().tolist()) == {0, 1}
+        assert set(choose(logits, 1.0, None, 0.5, generator).flatten().tolist()) == {0}
         frequency = (_choose(logits, 1.0, None, None, generator) == 0).float().mean()
         assert frequency == pytest.approx(0.644, abs=0.04)
 
