@@ -392,7 +392,7 @@ class TestGeneration:
         # 0.64 + 0.24 = 0.88: the set that holds 0.8 has two tokens
         assert set(choose(logits, 1.0, None, 0.8, generator).flatten().tolist()) == {0, 1}
         assert set(choose(logits, 1.0, None, 0.5, generator).flatten().tolist()) == {0}
-        frequency = (_choose(logits, 1.0, None, None, generator) == 0).float().mean()
+        frequency = (choose(logits, 1.0, None, None, generator) == 0).float().mean()
         assert frequency == pytest.approx(0.644, abs=0.04)
 
     def test_seed_and_mode(self):
