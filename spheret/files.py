@@ -43,6 +43,33 @@ def dump(value: Any) -> bytes:
     return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
+def read_document(path: Path, kind: str, version: int, command: str, again: str) -> dict[str, Any]:
+    """A JSON object that `spheret COMMAND` wrote, of this format and version; `again` says what to do otherwise."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is damaged ({error}): {again}.") from None
+    if not isinstance(found, dict) or found.get("format") != kind:
+        raise ValueError(f"{path} was not written by spheret {command}: point at what was, or {again}.")
+    if found.get("version") != version:
+        raise ValueError(
+            f"{path} has format version {found.get('version')!r}, this spheret reads {version}: {again}, or use the "
+            f"spheret that wrote it."
+        )
+    return found
+
+
+def remove_empty(path: Path, made: Path | None) -> None:
+    """Take away the folders from `path` up to `made`, unless something is in them; nothing where none was made."""
+    for each in (path, *path.parents) if made is not None else ():
+        try:
+            each.rmdir()
+        except OSError:
+            return
+        if each == made:
+            return
+
+
 class Lock:
     """The system's own lock (flock) on a file: it ends with the process, however that ends."""
 

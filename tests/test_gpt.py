@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load, save
+from small_models import TINY, randomize, tokens
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -18,23 +19,6 @@ from spheret.loss import cross_entropy, token_losses
 from spheret.probes import probe
 
 SPHERICAL = ("geonorm", "proj-spheretnorm", "cay-spheretnorm", "p-spheretnorm")
-TINY = {"layers": 2, "heads": 2, "width": 16, "block": 24, "vocab": 50}
-
-
-def tokens(batch=3, time=24, vocab=50, seed=0):
-    return torch.randint(vocab, (batch, time), generator=torch.Generator().manual_seed(seed))
-
-
-def randomize(model, scale=0.2):
-    """Weights at which a wrong GELU or a swapped tensor shows."""
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            noise = scale * torch.randn(p.shape, generator=generator, dtype=torch.float64)
-            # gains stay around 1
-            p.copy_(noise + (1 if p.dim() == 1 and "weight" in name else 0))
-    return model
-
 
 PRE_LN = {"S": 124_475_904, "M": 354_871_296, "L": 774_090_240}
 

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spheret import files
 from spheret.analysis.measure import ROUNDING, Tick, measure_sequence, measure_tokens
 from spheret.analysis.sublayers import check_finite, float64_twin
 from spheret.analysis.verdicts import LOST, VERDICTS, bounds_hold, judge, part_of
@@ -121,16 +121,7 @@ def _wrong_depth(row: dict[str, Any]) -> list[str]:
 
 def read(path: Path) -> dict[str, Any]:
     """A certificate.json, checked to be one."""
-    try:
-        certificate = json.loads(path.read_bytes())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is damaged ({error}): run spheret certify again.") from None
-    if not isinstance(certificate, dict) or certificate.get("format") != FORMAT:
-        raise ValueError(f"{path} was not written by spheret certify: run it again.")
-    if certificate.get("version") != VERSION:
-        raise ValueError(
-            f"{path} has format version {certificate.get('version')!r}, this spheret reads {VERSION}: certify again."
-        )
+    certificate = files.read_document(path, FORMAT, VERSION, "certify", "run spheret certify again")
     try:
         verify(certificate), summary(certificate), table(certificate["own_path"])
     except (KeyError, TypeError, AttributeError, IndexError) as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -162,7 +161,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     """A data directory's manifest, of this version and with every field in its place."""
     path = directory / MANIFEST
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = files.read_document(path, FORMAT, VERSION, "prepare", "prepare the directory again")
     except FileNotFoundError:
         hint = (
             "its preparation did not finish: run the same spheret prepare command again"
@@ -170,15 +169,6 @@ def read_manifest(directory: Path) -> dict[str, Any]:
             else "make it with spheret prepare CORPUS --out DIR"
         )
         raise FileNotFoundError(f"{directory} holds no {MANIFEST}: {hint}.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is damaged ({error}): prepare the directory again.") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise ValueError(f"{path} was not written by spheret prepare: point at a directory that was.")
-    if manifest.get("version") != VERSION:
-        raise ValueError(
-            f"{path} has format version {manifest.get('version')!r}, this spheret reads {VERSION}: "
-            f"prepare the directory again, or use the spheret that wrote it."
-        )
     try:
         _check_fields(manifest)
     except (KeyError, TypeError, AttributeError) as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from spheret.data.shards import COUNTS, FORMAT, MANIFEST, TOKENIZER, read_manifest
-from spheret.files import Lock, dump, write_atomically
+from spheret.files import Lock, dump, remove_empty, write_atomically
 
 PROGRESS = "progress.json"
 LOCK = "prepare.lock"
@@ -47,8 +47,8 @@ class Workspace:
         if self.started and error is not None and (isinstance(error, ValueError) or not self.resumable):
             self._discard()
         self._lock.release()
-        if error is not None and self._created is not None:
-            self._remove_empty()
+        if error is not None:
+            remove_empty(self.directory, self._created)
 
     def _refuse_strangers(self) -> None:
         """Raise if the directory holds files that no preparation wrote."""
@@ -65,16 +65,6 @@ class Workspace:
             f"--out {self.directory} is not empty and not ours (it holds {sorted(names)[0]!r}): give a new or "
             f"empty directory."
         )
-
-    def _remove_empty(self) -> None:
-        """Take away the folders that were made here, unless something is in them."""
-        for path in (self.directory, *self.directory.parents):
-            try:
-                path.rmdir()
-            except OSError:
-                return
-            if path == self._created:
-                return
 
     def manifest(self) -> dict[str, Any] | None:
         """What a finished preparation left here."""

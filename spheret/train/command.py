@@ -26,7 +26,7 @@ from spheret.train.config import FREE, Options, TrainConfig, from_toml, options_
 from spheret.train.directory import check_space, claimed, existing, explained
 from spheret.train.distributed import Group, World, join
 from spheret.train.loop import FINISHED, Observer, Trainer
-from spheret.train.run import CHECKPOINTS, Run, describe_data, open_run, write_config
+from spheret.train.run import CHECKPOINTS, Run, describe_data, manifest_sha256, open_run, write_config
 
 
 def open_named(name: str, tokenizer: str | None, quiet: bool) -> Data:
@@ -49,10 +49,10 @@ def open_named(name: str, tokenizer: str | None, quiet: bool) -> Data:
     return data
 
 
-def differences(run: Run, model: GPTConfig, training: TrainConfig, data: dict[str, Any]) -> list[str]:
+def differences(run: Run, model: GPTConfig, training: TrainConfig, data: Data) -> list[str]:
     """How what was asked differs from what the run is, apart from what may change."""
     saved = {**run.config["model"], **run.config["train"], "data": run.config["data"]["manifest_sha256"]}
-    asked = {**model.as_dict(), **training.as_dict(), "data": data["manifest_sha256"]}
+    asked = {**model.as_dict(), **training.as_dict(), "data": manifest_sha256(data)}
     return [
         f"{key} (the run has {saved.get(key)!r}, asked for {value!r})"
         for key, value in asked.items()
@@ -86,7 +86,7 @@ def _resolved(
     data = open_named(options.data, options.tokenizer, quiet=False)
     model = resolve_model(options, data.vocab_size, data.padded_vocab_size)
     if run is not None:
-        found = differences(run, model, training, describe_data(data, data.manifest["tokenizer"]))
+        found = differences(run, model, training, data)
         if found:
             raise ValueError(f"{run.path} is another run; these differ: {', '.join(found)}. Give another --out.")
     return model, training, data

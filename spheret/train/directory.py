@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from spheret.data.shards import TOKENIZER
-from spheret.files import Lock
+from spheret.files import Lock, remove_empty
 from spheret.train import checkpoint
 from spheret.train.run import CHECKPOINTS, CONFIG, FORMAT, LOCK, METRICS, Run, open_run
 
@@ -60,8 +60,8 @@ def claimed(path: Path, force: bool, start: bool = False) -> Iterator[None]:
 
     start: there was no run when one looked, and there must still be none.
     """
-    made = next((p for p in (*reversed(path.parents), path) if not p.exists()), None)
     try:
+        made = next((p for p in (*reversed(path.parents), path) if not p.exists()), None)
         path.mkdir(parents=True, exist_ok=True)
         lock = Lock(path / LOCK)
         free = lock.acquire()
@@ -81,20 +81,7 @@ def claimed(path: Path, force: bool, start: bool = False) -> Iterator[None]:
         yield
     finally:
         lock.release()
-        _remove_empty(path, made)
-
-
-def _remove_empty(path: Path, made: Path | None) -> None:
-    """Take away the folders that were made here, unless something is in them."""
-    if made is None:
-        return
-    for each in (path, *path.parents):
-        try:
-            each.rmdir()
-        except OSError:
-            return
-        if each == made:
-            return
+        remove_empty(path, made)
 
 
 @contextmanager

@@ -50,7 +50,7 @@ class Trainer:
         observers: dict[str, tuple[int, Observer]] | None = None,
     ) -> None:
         """observers: a key of the metrics line, and every how many updates to ask whom for its value."""
-        self.path, self.config, self.data, self.world = path, config, data, world
+        self.path, self.config, self.world = path, config, world
         self.model = model.to(world.device).train()
         self.step, self.seconds = 0, 0.0
         self.best: dict[str, Any] | None = None

@@ -107,26 +107,17 @@ def open_run(path: str | Path) -> Run:
     hint = "make one with spheret train --out RUN"
     if not directory.is_dir():
         raise FileNotFoundError(f"no run directory at {directory}: {hint}.")
+    again = "copy it back, or train again"
     try:
-        config = json.loads((directory / CONFIG).read_bytes())
+        config = files.read_document(directory / CONFIG, FORMAT, VERSION, "train", again)
     except FileNotFoundError:
         raise FileNotFoundError(f"{directory} holds no {CONFIG} and is no run: {hint}.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{directory / CONFIG} is damaged ({error}): copy it back, or train again.") from None
-    if not isinstance(config, dict) or config.get("format") != FORMAT:
-        raise ValueError(f"{directory / CONFIG} was not written by spheret train: point at a run directory.")
-    if config.get("version") != VERSION:
-        raise ValueError(
-            f"{directory / CONFIG} has format version {config.get('version')!r}, this spheret reads {VERSION}: "
-            f"use the spheret that wrote it."
-        )
     missing = [key for key in ("model", "train", "data", "environment") if not isinstance(config.get(key), dict)]
+    if not missing:
+        missing = [f"data.{key}" for key in ("path", "manifest_sha256", "tokenizer") if key not in config["data"]]
+        missing += [] if "steps" in config["train"] else ["train.steps"]
     if missing:
-        raise ValueError(f"{directory / CONFIG} is damaged, {missing[0]!r} is missing: copy it back, or train again.")
-    inner = [f"data.{key}" for key in ("path", "manifest_sha256", "tokenizer") if key not in config["data"]]
-    inner += [] if "steps" in config["train"] else ["train.steps"]
-    if inner:
-        raise ValueError(f"{directory / CONFIG} is damaged, {inner[0]!r} is missing: copy it back, or train again.")
+        raise ValueError(f"{directory / CONFIG} is damaged, {missing[0]!r} is missing: {again}.")
     return Run(directory, config)
 
 

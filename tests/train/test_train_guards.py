@@ -102,7 +102,8 @@ def test_a_huge_learning_rate_ends_with_a_sentence_and_a_good_checkpoint(prepare
         scheme="residual", steps=50,
     )  # fmt: skip
     assert code == 3
-    assert "is kept" in capsys.readouterr().err or "no checkpoint" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "is kept" in said or "no checkpoint" in said
     for step in checkpoint.steps(out / "checkpoints"):
         weights = checkpoint.verify(out / "checkpoints" / f"step-{step}").model()
         assert all(tensor.isfinite().all() for _, tensor in weights)
