@@ -1,38 +1,47 @@
 """spheret: deep connections for PyTorch, built around sphere retractions."""
 
-from spheret import kernels
-from spheret.connections import (
-    PAPER_SCHEMES,
-    SCHEMES,
-    Connection,
-    ScaleNorm,
-    Scheme,
-    SpheretNorm,
-    scheme,
-)
-from spheret.gpt import GPT, GPTConfig
-from spheret.kernels import retract
-from spheret.optim import parameter_groups
-from spheret.retractions import RETRACTIONS, Retraction, angular
-from spheret.schedules import SCHEDULES
-from spheret.version import __version__
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "GPT",
-    "PAPER_SCHEMES",
-    "RETRACTIONS",
-    "SCHEDULES",
-    "SCHEMES",
-    "Connection",
-    "GPTConfig",
-    "Retraction",
-    "ScaleNorm",
-    "Scheme",
-    "SpheretNorm",
-    "__version__",
-    "angular",
-    "kernels",
-    "parameter_groups",
-    "retract",
-    "scheme",
-]
+from spheret.support.lazy import lazy
+
+__version__ = "0.1.0"
+
+# where each name is defined: it is imported when it is first used, so that the command line starts without torch
+_HOMES = {
+    "GPT": "spheret.model.gpt",
+    "PAPER_SCHEMES": "spheret.connections",
+    "RETRACTIONS": "spheret.retractions",
+    "SCHEDULES": "spheret.schedules",
+    "SCHEMES": "spheret.connections",
+    "Connection": "spheret.connections",
+    "GPTConfig": "spheret.model.gpt",
+    "Retraction": "spheret.retractions",
+    "ScaleNorm": "spheret.connections",
+    "Scheme": "spheret.connections",
+    "SpheretNorm": "spheret.connections",
+    "angular": "spheret.retractions",
+    "kernels": "spheret.kernels",
+    "parameter_groups": "spheret.optim",
+    "retract": "spheret.kernels",
+    "scheme": "spheret.connections",
+}
+__all__ = ["__version__", *_HOMES]
+__getattr__, __dir__ = lazy(__name__, _HOMES)
+
+if TYPE_CHECKING:
+    from spheret import kernels as kernels
+    from spheret.connections import PAPER_SCHEMES as PAPER_SCHEMES
+    from spheret.connections import SCHEMES as SCHEMES
+    from spheret.connections import Connection as Connection
+    from spheret.connections import ScaleNorm as ScaleNorm
+    from spheret.connections import Scheme as Scheme
+    from spheret.connections import SpheretNorm as SpheretNorm
+    from spheret.connections import scheme as scheme
+    from spheret.kernels import retract as retract
+    from spheret.model.gpt import GPT as GPT
+    from spheret.model.gpt import GPTConfig as GPTConfig
+    from spheret.optim import parameter_groups as parameter_groups
+    from spheret.retractions import RETRACTIONS as RETRACTIONS
+    from spheret.retractions import Retraction as Retraction
+    from spheret.retractions import angular as angular
+    from spheret.schedules import SCHEDULES as SCHEDULES

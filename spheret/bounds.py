@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spheret.functions import Function, needs_torch_ops, transformed
+from spheret.support.autograd import Function, needs_torch_ops, transformed
 
 
 def inverse_softplus(y: float) -> float:

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import torch
 
-from spheret import kernels
-from spheret.cache import cache_directory
+from spheret import __version__, kernels
 from spheret.kernels import BACKENDS
-from spheret.machine import commit, cores, machine
 from spheret.retractions import RETRACTIONS
-from spheret.version import __version__
+from spheret.support.cache import cache_directory
+from spheret.support.machine import commit, cores, machine
 
 # package: the extra that brings it
 PACKAGES = {

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spheret.errors import unknown
+from spheret.support.errors import unknown
 
 # p is a number, or a tensor that broadcasts against the rows when it is learned
 P = float | Tensor

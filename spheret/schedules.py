@@ -13,15 +13,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from spheret.errors import unknown
+from spheret.support.errors import unknown
 
-# (layer, num_layers) -> lambda
+# (sublayer, num_sublayers) -> lambda
 SCHEDULES: dict[str, Callable[[int, int], float]] = {
     "constant": lambda l, m: 1.0,
     "sqrt": lambda l, m: 1 / math.sqrt(l),
     "harmonic": lambda l, m: 1 / l,
     "linear": lambda l, m: (m - l + 1) / m,
-    # as printed in the paper's code: its last layer is a no-op, so no default uses it
+    # as printed in the paper's code: its last sublayer is a no-op, so no default uses it
     "linear-paper": lambda l, m: (m - l) / m,
 }
 
@@ -29,16 +29,16 @@ SCHEDULES: dict[str, Callable[[int, int], float]] = {
 _RELATIVE = frozenset({"linear", "linear-paper"})
 
 
-def factor(schedule: str, layer: int, num_layers: int | None = None) -> float:
-    """lambda of update `layer` (1-based) out of `num_layers`."""
+def factor(schedule: str, sublayer: int, num_sublayers: int | None = None) -> float:
+    """lambda of update `sublayer` (1-based) out of `num_sublayers`."""
     if schedule not in SCHEDULES:
         raise unknown("schedule", schedule, SCHEDULES)
-    if isinstance(layer, bool) or not isinstance(layer, int) or layer < 1:
-        raise ValueError(f"layer counts from 1, got {layer!r}.")
-    if num_layers is None:
+    if isinstance(sublayer, bool) or not isinstance(sublayer, int) or sublayer < 1:
+        raise ValueError(f"sublayer counts from 1, got {sublayer!r}.")
+    if num_sublayers is None:
         if schedule in _RELATIVE:
-            raise ValueError(f"the {schedule!r} schedule needs num_layers, the number of updates in the stack.")
-        return SCHEDULES[schedule](layer, layer)
-    if layer > num_layers:
-        raise ValueError(f"layer {layer} lies beyond num_layers = {num_layers} (two sublayers a block).")
-    return SCHEDULES[schedule](layer, num_layers)
+            raise ValueError(f"the {schedule!r} schedule needs num_sublayers, the number of updates in the stack.")
+        return SCHEDULES[schedule](sublayer, sublayer)
+    if sublayer > num_sublayers:
+        raise ValueError(f"sublayer {sublayer} lies beyond num_sublayers = {num_sublayers} (two sublayers a block).")
+    return SCHEDULES[schedule](sublayer, num_sublayers)

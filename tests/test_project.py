@@ -9,7 +9,7 @@ import pytest
 
 import spheret
 from spheret.cli import main
-from spheret.errors import need
+from spheret.support.errors import need
 
 ROOT = Path(__file__).parent.parent
 

@@ -27,8 +27,8 @@ def test_values():
         (("sqr", 1), "Did you mean 'sqrt'"),
         (("sqrt", 0), "counts from 1"),
         (("sqrt", 1.0), "counts from 1"),
-        (("sqrt", 5, 4), "beyond num_layers"),
-        (("linear", 1), "needs num_layers"),
+        (("sqrt", 5, 4), "beyond num_sublayers"),
+        (("linear", 1), "needs num_sublayers"),
     ],
 )
 def test_bad_input(arguments, message):

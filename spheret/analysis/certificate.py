@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spheret import files
 from spheret.analysis.measure import ROUNDING, Tick, measure_sequence, measure_tokens
+from spheret.analysis.sublayer_verdicts import LOST, VERDICTS, bounds_hold, judge, part_of
 from spheret.analysis.sublayers import check_finite, float64_twin
-from spheret.analysis.verdicts import LOST, VERDICTS, bounds_hold, judge, part_of
-from spheret.gpt import GPT
+from spheret.model.gpt import GPT
+from spheret.runs.layout import CERTIFICATE, CERTIFICATE_FIGURE
+from spheret.support import files
 
-FILE, FIGURE = "certificate.json", "certificate.png"
 FORMAT, VERSION = "spheret-certificate", 1
 SCOPE = (
     "at the tokens looked at, for the stream between its entry and its exit, of these weights in exact arithmetic "
@@ -79,10 +79,10 @@ def verify(certificate: dict[str, Any]) -> list[str]:
         part = certificate.get(name)
         if part is None:
             continue
-        for row in part["layers"]:
-            wrong += [f"{name}, layer {row['layer']}: {said}" for said in _wrong_layer(row, part["norm_of_B"])]
+        for row in part["sublayers"]:
+            wrong += [f"{name}, layer {row['sublayer']}: {said}" for said in _wrong_layer(row, part["norm_of_B"])]
         for row in part["depth"] if bounds_hold(part["norm_of_B"]) else []:
-            wrong += [f"{name}, the first {row['layer']} layers: {said}" for said in _wrong_depth(row)]
+            wrong += [f"{name}, the first {row['sublayer']} layers: {said}" for said in _wrong_depth(row)]
     return wrong
 
 
@@ -136,16 +136,16 @@ def section(run: str | Path) -> dict[str, Any] | None:
     `verdicts` counts the layers of each; `contradictions` is empty unless a bound is broken.
     """
     directory = Path(run).expanduser()
-    if not (directory / FILE).exists():
+    if not (directory / CERTIFICATE).exists():
         return None
-    certificate = read(directory / FILE)
+    certificate = read(directory / CERTIFICATE)
     part = certificate["own_path"]
     names = ("sigma_max", "sigma_min", "Delta_max", "m_min", "angle_max", "B_max")
-    series = {"layer": [row["layer"] for row in part["layers"]]}
-    series |= {name: [row.get(name) for row in part["layers"]] for name in names}
+    series = {"sublayer": [row["sublayer"] for row in part["sublayers"]]}
+    series |= {name: [row.get(name) for row in part["sublayers"]] for name in names}
     along = ("sigma_max", "sigma_min", "condition", "S_max", "product_m_min", "criterion_min")
     series |= {f"depth_{name}": [row.get(name) for row in part["depth"]] for name in along}
-    figure = directory / FIGURE
+    figure = directory / CERTIFICATE_FIGURE
     return {
         "checkpoint": certificate.get("checkpoint"),
         "scheme": certificate["scheme"],
@@ -167,15 +167,15 @@ def section(run: str | Path) -> dict[str, Any] | None:
     }
 
 
-COLUMNS = ("layer", "branch", "alpha", "angle", "|B|", "Delta", "sigma_max", "sigma_min", "m", "verdict")
+COLUMNS = ("sublayer", "branch", "alpha", "angle", "|B|", "Delta", "sigma_max", "sigma_min", "m", "verdict")
 
 
 def table(part: dict[str, Any]) -> list[list[str]]:
     """A row of text a sublayer, in the order of COLUMNS; each number is that of the worst token."""
     keys = ("alpha", "angle_max", "B_max", "Delta_max", "sigma_max", "sigma_min", "m_min")
     return [
-        [str(row["layer"]), row["branch"], *(_text(row.get(key)) for key in keys), row["verdict"]]
-        for row in part["layers"]
+        [str(row["sublayer"]), row["branch"], *(_text(row.get(key)) for key in keys), row["verdict"]]
+        for row in part["sublayers"]
     ]
 
 
@@ -193,9 +193,9 @@ def summary(certificate: dict[str, Any]) -> list[str]:
         if name == "sequence":
             whom = f"{part['tokens']} tokens as one sequence"
         counts = ", ".join(f"{part['verdicts'][v]} {v}" for v in VERDICTS if v in part["verdicts"])
-        why = {row["why"] for row in part["layers"] if row["verdict"] == "measured only"}
+        why = {row["why"] for row in part["sublayers"] if row["verdict"] == "measured only"}
         said.append(
-            f"{whom}: of {len(part['layers'])} layers {counts}" + "".join(f" ({w})" for w in sorted(why)) + "."
+            f"{whom}: of {len(part['sublayers'])} layers {counts}" + "".join(f" ({w})" for w in sorted(why)) + "."
         )
         last = part["depth"][-1]
         conditioned = "beyond float64" if last["condition"] is None else f"{last['condition']:.3g}"

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spheret.gpt import GPT
-from spheret.probes import Sublayer, probe
-from spheret.train.monitor import gradient_norms, mean_cosine
+from spheret.model.gpt import GPT
+from spheret.model.monitor import gradient_norms, mean_cosine
+from spheret.model.probes import Sublayer, probe
 
 
 def massive(states: Tensor) -> float:
@@ -116,7 +116,7 @@ def dynamics(model: GPT, x: Tensor, y: Tensor, tick: Callable[[], object] = lamb
         heads = None if weights is None else sink(weights)
         layers.append(
             {
-                "layer": s.layer,
+                "sublayer": s.number,
                 "branch": "mlp" if weights is None else "attention",
                 "norm": float(s.out.double().norm(dim=-1).mean()),
                 "massive": massive(s.out),
@@ -137,4 +137,4 @@ def dynamics(model: GPT, x: Tensor, y: Tensor, tick: Callable[[], object] = lamb
         "token_cosine": mean_cosine(states[0]),
         "effective_rank": effective_rank(states[0]),
     }
-    return {"loss": loss, "entry": entry, "layers": layers, "angular_distance": angular_distances(states)}
+    return {"loss": loss, "entry": entry, "sublayers": layers, "angular_distance": angular_distances(states)}

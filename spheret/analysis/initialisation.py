@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spheret import files
-from spheret.analysis import plots
+from spheret.analysis import figures
+from spheret.analysis.sublayer_verdicts import LOST, finite
 from spheret.analysis.sublayers import differentiable, float64_twin, own_path, token_jacobians
 from spheret.analysis.threads import few_threads
-from spheret.analysis.verdicts import LOST, finite
 from spheret.connections import SCHEMES
-from spheret.errors import unknown
-from spheret.gpt import GPT, GPTConfig
-from spheret.probes import Sublayer, probe
+from spheret.model.gpt import GPT, GPTConfig
+from spheret.model.probes import Sublayer, probe
+from spheret.support import files
+from spheret.support.errors import unknown
 
 FILE, FIGURE = "initialisation.json", "initialisation.png"
 VOCAB, TIME, TOKENS = 256, 32, 4
@@ -72,10 +72,10 @@ def _conditioning(records: list[Sublayer]) -> dict[str, Any]:
     with differentiable():
         for s in records:
             h, x = s.h.detach(), s.branch_input.detach()
-            held = Sublayer(s.layer, h, s.f.detach(), s.out.detach(), s.connection, s.branch, x)
+            held = Sublayer(s.number, h, s.f.detach(), s.out.detach(), s.connection, s.branch, x)
             _, J = token_jacobians(held, own_path(held, positions), h[:, positions])
             # the first one sees embeddings, too short for the norm to be sharp
-            start = J if s.layer == 2 else start
+            start = J if s.number == 2 else start
             G = J @ G
             size = torch.linalg.matrix_norm(G)
             G, scale = G / size[:, None, None], scale + size.log()
@@ -158,7 +158,7 @@ def compare(schemes: str, layers: str, width: int, directory: Path) -> int:
     )
     directory.mkdir(parents=True, exist_ok=True)
     files.write_atomically(directory / FILE, files.dump({"width": width, "tokens": TOKENS, "rows": rows}))
-    panels: dict[str, dict[str, plots.Series]] = {
+    panels: dict[str, dict[str, figures.Series]] = {
         quantity: {name: (blocks, [row[key] for row in rows if row["scheme"] == name]) for name in names}
         for quantity, key in (
             ("|h| at the end over the entry", "norm"),
@@ -166,7 +166,7 @@ def compare(schemes: str, layers: str, width: int, directory: Path) -> int:
             ("condition number", "condition"),
         )
     }
-    figure = plots.lines(f"before training, {width} wide", panels, "blocks", log=tuple(panels), logx=True)
+    figure = figures.lines(f"before training, {width} wide", panels, "blocks", log=tuple(panels), logx=True)
     files.write_atomically(directory / FIGURE, figure)
     print(f"{directory / FILE} and {FIGURE}")
     return 0

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from spheret.analysis.certificate import certify
 from spheret.analysis.threads import few_threads
-from spheret.gpt import GPT
+from spheret.model.gpt import GPT
 
 Observer = Callable[[int, GPT, tuple[Tensor, Tensor]], dict[str, Any]]
 
@@ -40,7 +40,7 @@ def observer(tokens: int = 16) -> Observer:
             # a run does not end because someone looked at it
             return {"failed": str(error), "seconds": time.perf_counter() - begun}
         part = found["own_path"]
-        last, layers = part["depth"][-1], part["layers"]
+        last, layers = part["depth"][-1], part["sublayers"]
         result = {
             "tokens": found["tokens"],
             "verdicts": part["verdicts"],
@@ -49,7 +49,7 @@ def observer(tokens: int = 16) -> Observer:
             "sigma_max": last["sigma_max"],
             "sigma_min": last["sigma_min"],
             "condition": last["condition"],
-            "layers": [_brief(row) for row in layers],
+            "sublayers": [_brief(row) for row in layers],
         }
         if "S_max" in last:
             result |= {"S": last["S_max"], "A": last["A_max"], "product_m": last["product_m_min"]}
@@ -59,5 +59,5 @@ def observer(tokens: int = 16) -> Observer:
 
 
 def _brief(row: dict[str, Any]) -> dict[str, Any]:
-    keys = ("layer", "angle_max", "B_max", "Delta_max", "m_min", "sigma_max", "sigma_min", "verdict")
+    keys = ("sublayer", "angle_max", "B_max", "Delta_max", "m_min", "sigma_max", "sigma_min", "verdict")
     return {key: row[key] for key in keys if key in row}

@@ -24,8 +24,8 @@ from spheret.analysis.sublayers import (
     turn_arguments,
     whole_sequence,
 )
-from spheret.gpt import GPT
-from spheret.probes import Sublayer
+from spheret.model.gpt import GPT
+from spheret.model.probes import Sublayer
 
 # the largest matrix that is formed and decomposed
 DENSE = 512
@@ -129,7 +129,7 @@ def _dense(update: _Update) -> tuple[Numbers, Tensor]:
     else:
         A, J = token_jacobians(update.s, update.both, update.x)
     if not J.isfinite().all():
-        raise ValueError(f"the Jacobian of sublayer {update.s.layer} is not finite: there is nothing to certify.")
+        raise ValueError(f"the Jacobian of sublayer {update.s.number} is not finite: there is nothing to certify.")
     c = _along(update)
     B = A - torch.diag_embed(c.repeat_interleave(update.x.shape[-1])[None] if update.sequence else _spread(c, A))
     norm = torch.linalg.svdvals(B)[:, 0]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from spheret.data import Data
-from spheret.train.command import open_named
-from spheret.train.run import Run
+from spheret.data import Data, open_named
+from spheret.runs.run import Run
 
 
 def data_of(run: Run, given: str | None) -> Data:

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from spheret.connections import SphericalConnection
-from spheret.gpt import GPT, Attention
-from spheret.probes import Sublayer, probe
-from spheret.train.distributed import whole
+from spheret.model.gpt import GPT, Attention
+from spheret.model.probes import Sublayer, probe
+from spheret.support.sharding import whole
 
 # x -> (f, out): what the branch says and the next state
 Both = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -53,9 +53,9 @@ def states(model: GPT, tokens: Tensor) -> list[Sublayer]:
         model.stream(tokens)
     for s in seen:
         if not s.out.isfinite().all():
-            raise ValueError(f"the stream is not finite after sublayer {s.layer}: there is nothing to certify.")
+            raise ValueError(f"the stream is not finite after sublayer {s.number}: there is nothing to certify.")
         if (s.h == 0).all(-1).any():
-            raise ValueError(f"a token's stream is all zeros before sublayer {s.layer}: it lies on no sphere.")
+            raise ValueError(f"a token's stream is all zeros before sublayer {s.number}: it lies on no sphere.")
     return seen
 
 

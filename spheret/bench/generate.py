@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spheret.bench.timing import interleaved, write_json
-from spheret.errors import unknown
-from spheret.gpt import GPT, PRESETS, GPTConfig
-from spheret.memory import keep_freed_memory
+from spheret.bench.timing import interleaved
+from spheret.model.gpt import GPT, PRESETS, GPTConfig
+from spheret.support.allocator import keep_freed_memory
+from spheret.support.errors import unknown
+from spheret.support.machine import write_measurement
 
 RIVAL = "transformers GPT-2"
 SCHEMES = ("pre-ln", "proj-spheretnorm")
@@ -28,7 +29,7 @@ def _theirs(model: Any, prompt: Tensor, new: int) -> Callable[[], object]:
     return lambda: model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
 
 
-def generate(
+def bench_generate(
     size: str = "S",
     prompt: int = 64,
     new: int = 128,
@@ -86,5 +87,5 @@ def generate(
         ratios = (f"{row[key]:.3f}" for key in ("x transformers", "x pre-ln"))
         shown.add_row(row["name"], str(row["batch"]), f"{row['tokens/s']:.1f}", *ratios)
     console.print(shown)
-    write_json(json, {"size": size, "prompt": prompt, "new": new, "repeats": repeats, "table": table})
+    write_measurement(json, {"size": size, "prompt": prompt, "new": new, "repeats": repeats, "table": table})
     return 0

@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 
-from spheret.bench.timing import interleaved, write_json
-from spheret.cache import cache_directory
+from spheret.bench.timing import interleaved
 from spheret.connections import SCHEMES
 from spheret.data import cached
-from spheret.errors import unknown
-from spheret.gpt import GPT, GPTConfig
-from spheret.machine import cores
-from spheret.memory import keep_freed_memory
+from spheret.model.gpt import GPT, GPTConfig
 from spheret.optim import parameter_groups
-from spheret.train.run import open_run
+from spheret.runs.run import open_run
+from spheret.support.allocator import keep_freed_memory
+from spheret.support.cache import cache_directory
+from spheret.support.errors import unknown
+from spheret.support.machine import cores, write_measurement
 
 # a small vocabulary: the head's cost has nothing to do with depth
 VOCAB, HEAD = 257, 32
@@ -100,7 +100,7 @@ def processes(steps: int, layers: int, width: int) -> list[dict[str, Any]]:
     ]
 
 
-def scale(
+def bench_scale(
     layers: str = "4,8,16,32,64",
     widths: str = "64,128,256,512",
     schemes: str = "pre-ln,proj-spheretnorm",
@@ -174,7 +174,7 @@ def scale(
             "through gloo, not how training grows over machines."
         )
     result = {"depth": depth, "width": breadth, "processes": shared or "not run"}
-    write_json(json, {"block": block, "batch_size": batch_size, "repeats": repeats, **result})
+    write_measurement(json, {"block": block, "batch_size": batch_size, "repeats": repeats, **result})
     return 0
 
 

@@ -12,14 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spheret.bench.timing import interleaved, write_json
+from spheret.bench.timing import interleaved
 from spheret.connections import PAPER_SCHEMES, SCHEMES
-from spheret.errors import need, unknown
-from spheret.gpt import GPT, PRESETS, GPTConfig
 from spheret.kernels import use
-from spheret.loss import has_bfloat16
-from spheret.memory import keep_freed_memory
+from spheret.model.gpt import GPT, PRESETS, GPTConfig
+from spheret.model.loss import has_bfloat16
 from spheret.optim import parameter_groups
+from spheret.support.allocator import keep_freed_memory
+from spheret.support.errors import need, unknown
+from spheret.support.machine import write_measurement
 
 RIVAL = "transformers GPT-2"
 # the paper's arithmetic in place of our kernels
@@ -102,7 +103,7 @@ def _peak_elsewhere(*arguments: Any) -> int:
     return int(said.split()[-1])
 
 
-def step(
+def bench_step(
     size: str = "S",
     tokens: int = 1024,
     block: int = 512,
@@ -183,5 +184,5 @@ def step(
     console.print("x pre-ln: the time of a step over that of Pre-LN. Medians of interleaved steps.")
     if "bfloat16" not in PRECISIONS:
         console.print("bfloat16: not run, this CPU has no bfloat16 arithmetic.")
-    write_json(json, {"size": size, "tokens": tokens, "block": block, "repeats": repeats, "table": table})
+    write_measurement(json, {"size": size, "tokens": tokens, "block": block, "repeats": repeats, "table": table})
     return 0

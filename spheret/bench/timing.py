@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
 
 import torch
-
-from spheret.machine import machine
 
 
 def interleaved(
@@ -40,11 +34,3 @@ def interleaved(
 def _synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-
-
-def write_json(path: Path | None, result: dict[str, Any]) -> None:
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(
-            json.dumps({"command": " ".join(["spheret", *sys.argv[1:]]), **machine(), **result}, indent=1) + "\n"
-        )

@@ -11,18 +11,19 @@ from typing import Any
 
 import torch
 
-from spheret.bench.timing import interleaved, write_json
-from spheret.cache import cache_directory
+from spheret.bench.timing import interleaved
 from spheret.data import Data, cached
-from spheret.gpt import GPT, GPTConfig
-from spheret.memory import keep_freed_memory
+from spheret.model.gpt import GPT, GPTConfig
+from spheret.model.monitor import look
 from spheret.optim import parameter_groups
-from spheret.train.config import TrainConfig
+from spheret.runs.config import TrainConfig
+from spheret.runs.layout import METRICS
+from spheret.runs.metrics import Log, Tracker
+from spheret.support.allocator import keep_freed_memory
+from spheret.support.cache import cache_directory
+from spheret.support.machine import write_measurement
 from spheret.train.distributed import World
 from spheret.train.loop import Trainer
-from spheret.train.metrics import Log, Tracker
-from spheret.train.monitor import look
-from spheret.train.run import METRICS
 
 BARE, TRAINER = "bare step", "trainer"
 # far enough away: no update of the benchmark is the last one, or one that evaluates
@@ -90,7 +91,7 @@ def measure(
         log.close()
 
 
-def train(
+def bench_train(
     scheme: str = "proj-spheretnorm",
     layers: int = 12,
     heads: int = 4,
@@ -155,5 +156,5 @@ def train(
         "with a probe at every sublayer; a checkpoint is on the disk when it counts as done."
     )
     sizes |= {"batch_size": batch_size, "eval_windows": eval_windows, "repeats": repeats, "cpu_time": cpu_time}
-    write_json(json, {**sizes, "seconds": seconds, "trainer_over_bare": seconds[TRAINER] / seconds[BARE]})
+    write_measurement(json, {**sizes, "seconds": seconds, "trainer_over_bare": seconds[TRAINER] / seconds[BARE]})
     return 0

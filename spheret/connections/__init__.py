@@ -12,7 +12,7 @@ from spheret.connections import euclidean as flat
 from spheret.connections.base import Connection, Initialisation, Scheme
 from spheret.connections.norms import LayerNorm, RMSNorm, ScaleNorm
 from spheret.connections.spherical import SpheretNorm, Spherical, SphericalConnection
-from spheret.errors import unknown
+from spheret.support.errors import unknown
 
 __all__ = [
     "PAPER_SCHEMES",

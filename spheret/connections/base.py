@@ -18,12 +18,12 @@ def check_dim(dim: int) -> int:
     return dim
 
 
-def check_layer(layer: int, num_layers: int | None) -> None:
-    if isinstance(layer, bool) or not isinstance(layer, int) or layer < 1:
-        raise ValueError(f"layer is the 1-based index of the sublayer, got {layer!r}.")
-    if num_layers is not None and layer > num_layers:
+def check_sublayer(sublayer: int, num_sublayers: int | None) -> None:
+    if isinstance(sublayer, bool) or not isinstance(sublayer, int) or sublayer < 1:
+        raise ValueError(f"sublayer is the 1-based index of the sublayer, got {sublayer!r}.")
+    if num_sublayers is not None and sublayer > num_sublayers:
         raise ValueError(
-            f"layer {layer} lies beyond num_layers = {num_layers}: num_layers counts sublayers, two a block."
+            f"sublayer {sublayer} lies beyond num_sublayers = {num_sublayers}, which counts two sublayers per block."
         )
 
 
@@ -42,10 +42,10 @@ class Connection(nn.Module):
     better and return the stream's dtype.
     """
 
-    def __init__(self, dim: int, layer: int = 1, num_layers: int | None = None):
+    def __init__(self, dim: int, sublayer: int = 1, num_sublayers: int | None = None):
         super().__init__()
-        check_layer(layer, num_layers)
-        self.dim, self.layer, self.num_layers = check_dim(dim), layer, num_layers
+        check_sublayer(sublayer, num_sublayers)
+        self.dim, self.sublayer, self.num_sublayers = check_dim(dim), sublayer, num_sublayers
 
     def read(self, h: Tensor) -> Tensor:
         """The branch's input."""
@@ -64,7 +64,7 @@ class Connection(nn.Module):
         return self.write(h, branch(self.read(h)))
 
     def extra_repr(self) -> str:
-        return f"{self.dim}, layer={self.layer}, num_layers={self.num_layers}"
+        return f"{self.dim}, sublayer={self.sublayer}, num_sublayers={self.num_sublayers}"
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ class Initialisation:
 class Scheme:
     """What happens where the stream enters, at each sublayer, and where it leaves: three modules.
 
-    A scheme is a frozen record of its options. `layer` is the 1-based sublayer (a block's attention is odd,
-    its MLP even) and `num_layers` the number of sublayers, two a block.
+    A scheme is a frozen record of its options. `sublayer` is the 1-based sublayer (a block's attention is odd,
+    its MLP even) and `num_sublayers` the number of sublayers, two a block.
     """
 
     name: str = field(default="", kw_only=True)
@@ -91,15 +91,15 @@ class Scheme:
     def enter(self, dim: int) -> nn.Module:
         return nn.Identity()
 
-    def connect(self, dim: int, layer: int, num_layers: int) -> Connection:
-        return Connection(dim, layer, num_layers)
+    def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
+        return Connection(dim, sublayer, num_sublayers)
 
     def exit(self, dim: int) -> nn.Module:
         return nn.Identity()
 
-    def initialisation(self, num_layers: int) -> Initialisation:
+    def initialisation(self, num_sublayers: int) -> Initialisation:
         """nanoGPT's: what writes to the stream starts smaller by sqrt(number of sublayers)."""
-        return Initialisation(output=1 / math.sqrt(num_layers))
+        return Initialisation(output=1 / math.sqrt(num_sublayers))
 
     def constrain(self, reading: Iterable[Tensor], writing: Iterable[Tensor]) -> None:
         """Called after each optimiser step with the (out, in) weights that read from and write to the stream."""

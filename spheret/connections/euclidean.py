@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from spheret.connections.base import Connection, Initialisation, Scheme, add, check_layer
+from spheret.connections.base import Connection, Initialisation, Scheme, add, check_sublayer
 from spheret.connections.norms import (
     NORMS,
     DynamicErf,
@@ -25,8 +25,8 @@ from spheret.connections.norms import (
     RMSNorm,
     make_norm,
 )
-from spheret.errors import unknown
 from spheret.kernels import compute_dtype, normalize
+from spheret.support.errors import unknown
 
 
 class NormedConnection(Connection):
@@ -35,14 +35,14 @@ class NormedConnection(Connection):
     def __init__(
         self,
         dim: int,
-        layer: int,
-        num_layers: int,
+        sublayer: int,
+        num_sublayers: int,
         inner: nn.Module | None = None,
         output: nn.Module | None = None,
         outer: nn.Module | None = None,
         scale: float = 1.0,
     ):
-        super().__init__(dim, layer, num_layers)
+        super().__init__(dim, sublayer, num_sublayers)
         self.inner = inner or nn.Identity()
         self.output = output or nn.Identity()
         self.outer = outer or nn.Identity()
@@ -96,8 +96,8 @@ class PreLN(Residual):
 
     source: ClassVar[str] = "Xiong et al. 2020; nanoGPT"
 
-    def connect(self, dim: int, layer: int, num_layers: int) -> Connection:
-        return NormedConnection(dim, layer, num_layers, inner=self.make(dim))
+    def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
+        return NormedConnection(dim, sublayer, num_sublayers, inner=self.make(dim))
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ class PostLN(Residual):
 
     source: ClassVar[str] = "Vaswani et al. 2017"
 
-    def connect(self, dim: int, layer: int, num_layers: int) -> Connection:
-        return NormedConnection(dim, layer, num_layers, outer=self.make(dim))
+    def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
+        return NormedConnection(dim, sublayer, num_sublayers, outer=self.make(dim))
 
     def exit(self, dim: int) -> nn.Module:
         return nn.Identity()
@@ -119,8 +119,8 @@ class PeriLN(Residual):
 
     source: ClassVar[str] = "arXiv 2502.02732"
 
-    def connect(self, dim: int, layer: int, num_layers: int) -> Connection:
-        return NormedConnection(dim, layer, num_layers, inner=self.make(dim), output=self.make(dim))
+    def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
+        return NormedConnection(dim, sublayer, num_sublayers, inner=self.make(dim), output=self.make(dim))
 
 
 @dataclass(frozen=True)
@@ -129,11 +129,13 @@ class MixLN(Residual):
 
     source: ClassVar[str] = "arXiv 2412.13795"
 
-    def connect(self, dim: int, layer: int, num_layers: int) -> Connection:
-        check_layer(layer, num_layers)
-        early = (layer + 1) // 2 <= (num_layers + 1) // 2 // 4
+    def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
+        check_sublayer(sublayer, num_sublayers)
+        early = (sublayer + 1) // 2 <= (num_sublayers + 1) // 2 // 4
         norm = self.make(dim)
-        return NormedConnection(dim, layer, num_layers, inner=None if early else norm, outer=norm if early else None)
+        return NormedConnection(
+            dim, sublayer, num_sublayers, inner=None if early else norm, outer=norm if early else None
+        )
 
 
 @dataclass(frozen=True)
@@ -142,11 +144,11 @@ class DeepNorm(PostLN):
 
     source: ClassVar[str] = "arXiv 2203.00555"
 
-    def connect(self, dim: int, layer: int, num_layers: int) -> Connection:
-        return NormedConnection(dim, layer, num_layers, outer=self.make(dim), scale=num_layers**0.25)
+    def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
+        return NormedConnection(dim, sublayer, num_sublayers, outer=self.make(dim), scale=num_sublayers**0.25)
 
-    def initialisation(self, num_layers: int) -> Initialisation:
-        small = (4 * num_layers) ** -0.25
+    def initialisation(self, num_sublayers: int) -> Initialisation:
+        small = (4 * num_sublayers) ** -0.25
         return Initialisation(output=small, value=small, hidden=small)
 
 
@@ -156,14 +158,14 @@ class Keel(Scheme):
 
     source: ClassVar[str] = "arXiv 2601.19895"
 
-    def connect(self, dim: int, layer: int, num_layers: int) -> Connection:
+    def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
         return NormedConnection(
             dim,
-            layer,
-            num_layers,
+            sublayer,
+            num_sublayers,
             inner=RMSNorm(dim),
-            outer=None if layer == 1 else RMSNorm(dim),
-            scale=1.0 if layer <= 2 else float(num_layers),
+            outer=None if sublayer == 1 else RMSNorm(dim),
+            scale=1.0 if sublayer <= 2 else float(num_sublayers),
         )
 
 
@@ -184,12 +186,12 @@ class LNScaling(Residual):
 
     source: ClassVar[str] = "arXiv 2502.05795"
 
-    def connect(self, dim: int, layer: int, num_layers: int) -> Connection:
-        check_layer(layer, num_layers)
-        inner = ScaledNorm(self.make(dim), 1 / math.sqrt((layer + 1) // 2))
-        return NormedConnection(dim, layer, num_layers, inner=inner)
+    def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
+        check_sublayer(sublayer, num_sublayers)
+        inner = ScaledNorm(self.make(dim), 1 / math.sqrt((sublayer + 1) // 2))
+        return NormedConnection(dim, sublayer, num_sublayers, inner=inner)
 
-    def initialisation(self, num_layers: int) -> Initialisation:
+    def initialisation(self, num_sublayers: int) -> Initialisation:
         return Initialisation(output=1.0)
 
 
@@ -216,8 +218,8 @@ class PreDyT(Scheme):
     def enter(self, dim: int) -> nn.Module:
         return Scalar(math.sqrt(dim))
 
-    def connect(self, dim: int, layer: int, num_layers: int) -> Connection:
-        return NormedConnection(dim, layer, num_layers, inner=self._norm(dim, attention=layer % 2 == 1))
+    def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
+        return NormedConnection(dim, sublayer, num_sublayers, inner=self._norm(dim, attention=sublayer % 2 == 1))
 
     def exit(self, dim: int) -> nn.Module:
         return self._norm(dim, attention=False)
@@ -230,8 +232,8 @@ class PreDerf(Scheme):
     bias: bool = True
     source: ClassVar[str] = "arXiv 2512.10938"
 
-    def connect(self, dim: int, layer: int, num_layers: int) -> Connection:
-        return NormedConnection(dim, layer, num_layers, inner=DynamicErf(dim, self.bias))
+    def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
+        return NormedConnection(dim, sublayer, num_sublayers, inner=DynamicErf(dim, self.bias))
 
     def exit(self, dim: int) -> nn.Module:
         return DynamicErf(dim, self.bias)
@@ -243,8 +245,8 @@ class PreDyISRU(Scheme):
 
     source: ClassVar[str] = "arXiv 2503.21708"
 
-    def connect(self, dim: int, layer: int, num_layers: int) -> Connection:
-        return NormedConnection(dim, layer, num_layers, inner=DynamicISRU(dim))
+    def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
+        return NormedConnection(dim, sublayer, num_sublayers, inner=DynamicISRU(dim))
 
     def exit(self, dim: int) -> nn.Module:
         return DynamicISRU(dim)
@@ -256,8 +258,8 @@ class PreScaleNorm(Scheme):
 
     source: ClassVar[str] = "arXiv 1910.05895"
 
-    def connect(self, dim: int, layer: int, num_layers: int) -> Connection:
-        return NormedConnection(dim, layer, num_layers, inner=PlainScaleNorm(dim))
+    def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
+        return NormedConnection(dim, sublayer, num_sublayers, inner=PlainScaleNorm(dim))
 
     def exit(self, dim: int) -> nn.Module:
         return PlainScaleNorm(dim)
@@ -269,8 +271,8 @@ class ReZero(Residual):
 
     source: ClassVar[str] = "arXiv 2003.04887"
 
-    def connect(self, dim: int, layer: int, num_layers: int) -> Connection:
-        return NormedConnection(dim, layer, num_layers, output=Scalar(0.0))
+    def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
+        return NormedConnection(dim, sublayer, num_sublayers, output=Scalar(0.0))
 
 
 class Gain(nn.Module):
@@ -290,10 +292,10 @@ class LayerScale(Residual):
 
     source: ClassVar[str] = "arXiv 2103.17239"
 
-    def connect(self, dim: int, layer: int, num_layers: int) -> Connection:
-        blocks = (num_layers + 1) // 2
+    def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
+        blocks = (num_sublayers + 1) // 2
         start = 0.1 if blocks <= 18 else 1e-5 if blocks <= 24 else 1e-6
-        return NormedConnection(dim, layer, num_layers, inner=self.make(dim), output=Gain(dim, start))
+        return NormedConnection(dim, sublayer, num_sublayers, inner=self.make(dim), output=Gain(dim, start))
 
 
 class OrthogonalConnection(NormedConnection):
@@ -312,8 +314,8 @@ class Orthogonal(Residual):
 
     source: ClassVar[str] = "arXiv 2505.11881"
 
-    def connect(self, dim: int, layer: int, num_layers: int) -> Connection:
-        return OrthogonalConnection(dim, layer, num_layers, inner=self.make(dim))
+    def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
+        return OrthogonalConnection(dim, sublayer, num_sublayers, inner=self.make(dim))
 
 
 class UnitNorm(Norm):
@@ -331,8 +333,8 @@ class NGPTConnection(Connection):
 
     step: float = 0.05
 
-    def __init__(self, dim: int, layer: int, num_layers: int):
-        super().__init__(dim, layer, num_layers)
+    def __init__(self, dim: int, sublayer: int, num_sublayers: int):
+        super().__init__(dim, sublayer, num_sublayers)
         self.a = nn.Parameter(torch.full((dim,), 1 / math.sqrt(dim)))
 
     def join(self, h: Tensor, f: Tensor) -> Tensor:
@@ -356,8 +358,8 @@ class NGPT(Scheme):
     def enter(self, dim: int) -> nn.Module:
         return UnitNorm(dim)
 
-    def connect(self, dim: int, layer: int, num_layers: int) -> Connection:
-        return NGPTConnection(dim, layer, num_layers)
+    def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
+        return NGPTConnection(dim, sublayer, num_sublayers)
 
     def exit(self, dim: int) -> nn.Module:
         return Scalar(1.0, fixed=math.sqrt(dim))

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from spheret.bounds import bounded_softplus, inverse_softplus
 from spheret.connections.base import check_dim
-from spheret.errors import unknown
 from spheret.kernels import compute_dtype, normalize
+from spheret.support.errors import unknown
 
 
 class Norm(nn.Module):

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from spheret.bounds import bounded_softplus, inverse_softplus
-from spheret.connections.base import Connection, Scheme, check_dim, check_layer
+from spheret.connections.base import Connection, Scheme, check_dim, check_sublayer
 from spheret.connections.norms import LayerNorm, ScaleNorm
-from spheret.errors import unknown
-from spheret.kernels import check_cap, check_rows, compute_dtype, dispatch
+from spheret.kernels import check_cap, check_rows, compute_dtype, retract_unchecked
 from spheret.kernels.closed import dots
 from spheret.retractions import P, Retraction, angular, as_retraction
 from spheret.schedules import factor
+from spheret.support.errors import unknown
 
 
 def automatic_cap(retraction: Retraction, learned: bool) -> float | None:
@@ -31,7 +31,7 @@ class SpheretNorm(nn.Module):
         alpha = lambda_l clamp(softplus(a), max 1)        |h'| = |h|,  angle(h, h') = theta(alpha |z|/|h|)
 
     dim: the width of the stream, at least 2.
-    layer: the 1-based sublayer; num_layers: how many there are (the linear schedules need it).
+    sublayer: the 1-based sublayer; num_sublayers: how many there are (the linear schedules need it).
     retraction: as in `spheret.retract`.  schedule: a name of SCHEDULES, which gives lambda_l.
     max_angle: radians, None, or "auto": pi/4 where the retraction could turn further than pi/2, else None.
     learnable_p: p becomes softplus of a 1-element parameter that starts at the retraction's own p.
@@ -43,8 +43,8 @@ class SpheretNorm(nn.Module):
     def __init__(
         self,
         dim: int,
-        layer: int,
-        num_layers: int | None = None,
+        sublayer: int,
+        num_sublayers: int | None = None,
         retraction: str | float | Retraction | Callable[[Tensor], Tensor] = "projection",
         schedule: str = "sqrt",
         max_angle: float | Literal["auto"] | None = "auto",
@@ -52,10 +52,10 @@ class SpheretNorm(nn.Module):
         exact_clamp: bool = False,
     ):
         super().__init__()
-        check_layer(layer, num_layers)
-        self.dim, self.layer, self.num_layers = check_dim(dim), layer, num_layers
+        check_sublayer(sublayer, num_sublayers)
+        self.dim, self.sublayer, self.num_sublayers = check_dim(dim), sublayer, num_sublayers
         self.schedule, self.exact_clamp, self.passing = schedule, exact_clamp, False
-        self.factor = factor(schedule, layer, num_layers)
+        self.factor = factor(schedule, sublayer, num_sublayers)
         self.retraction = as_retraction(retraction)
         if isinstance(self.retraction.p, Tensor):
             raise TypeError("a p to learn is the module's own: give its start as a number, with learnable_p=True.")
@@ -96,7 +96,7 @@ class SpheretNorm(nn.Module):
 
     def forward(self, h: Tensor, f: Tensor) -> Tensor:
         check_rows(h, f, self.dim)
-        return dispatch(h, f, self.alpha, self.retraction, self.p, self.max_angle)
+        return retract_unchecked(h, f, self.alpha, self.retraction, self.p, self.max_angle)
 
     def angle(self, h: Tensor, f: Tensor) -> Tensor:
         """The angle theta between h and the next state, (...): radians, not below 0."""
@@ -113,14 +113,14 @@ class SpheretNorm(nn.Module):
     def extra_repr(self) -> str:
         p = "learned p" if self.raw_p is not None else self.retraction.name
         cap = "no cap" if self.max_angle is None else f"max_angle={self.max_angle:.4f}"
-        return f"{self.dim}, layer={self.layer}, {p}, {self.schedule}, {cap}"
+        return f"{self.dim}, sublayer={self.sublayer}, {p}, {self.schedule}, {cap}"
 
 
 class SphericalConnection(Connection):
     """SpheretNorm as a connection; the branch reads the state itself, or its LayerNorm with `inner_norm`."""
 
-    def __init__(self, dim: int, layer: int, num_layers: int, update: SpheretNorm, inner: nn.Module):
-        super().__init__(dim, layer, num_layers)
+    def __init__(self, dim: int, sublayer: int, num_sublayers: int, update: SpheretNorm, inner: nn.Module):
+        super().__init__(dim, sublayer, num_sublayers)
         self.update, self.inner = update, inner
 
     def read(self, h: Tensor) -> Tensor:
@@ -162,17 +162,17 @@ class Spherical(Scheme):
     def __post_init__(self) -> None:
         if self.index not in ("sublayer", "block"):
             raise unknown("index", self.index, ("sublayer", "block"))
-        # a layer built here finds every other wrong option before any model is
+        # a sublayer built here finds every other wrong option before any model is
         self._update(2, 1, 2)
 
-    def _update(self, dim: int, layer: int, num_layers: int) -> SpheretNorm:
-        check_layer(layer, num_layers)
+    def _update(self, dim: int, sublayer: int, num_sublayers: int) -> SpheretNorm:
+        check_sublayer(sublayer, num_sublayers)
         if self.index == "block":
-            layer, num_layers = (layer + 1) // 2, (num_layers + 1) // 2
+            sublayer, num_sublayers = (sublayer + 1) // 2, (num_sublayers + 1) // 2
         return SpheretNorm(
             dim,
-            layer,
-            num_layers,
+            sublayer,
+            num_sublayers,
             retraction=self.p,
             schedule=self.schedule,
             max_angle=self.max_angle,
@@ -183,10 +183,10 @@ class Spherical(Scheme):
     def enter(self, dim: int) -> nn.Module:
         return ScaleNorm(dim, self.exact_clamp) if self.entry_norm else nn.Identity()
 
-    def connect(self, dim: int, layer: int, num_layers: int) -> Connection:
-        update = self._update(dim, layer, num_layers)
+    def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
+        update = self._update(dim, sublayer, num_sublayers)
         inner = LayerNorm(dim, self.bias) if self.inner_norm else nn.Identity()
-        return SphericalConnection(dim, layer, num_layers, update, inner)
+        return SphericalConnection(dim, sublayer, num_sublayers, update, inner)
 
     def exit(self, dim: int) -> nn.Module:
         return LayerNorm(dim, self.bias) if self.final_norm else nn.Identity()

@@ -1,23 +1,39 @@
 """Data: from any text to checked, resumable shards, and from shards to windows."""
 
-from spheret.data.corpora import CORPORA, Corpus, resolve
-from spheret.data.loader import Loader, Validation
-from spheret.data.preparation import cached, prepare
-from spheret.data.shards import verify
-from spheret.data.store import Data, open_data
-from spheret.data.tokenizers import TOKENIZERS, Tokenizer
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "CORPORA",
-    "TOKENIZERS",
-    "Corpus",
-    "Data",
-    "Loader",
-    "Tokenizer",
-    "Validation",
-    "cached",
-    "open_data",
-    "prepare",
-    "resolve",
-    "verify",
-]
+from spheret.support.lazy import lazy
+
+# imported when first used: the processes that tokenize need no torch
+_HOMES = {
+    "CORPORA": "spheret.data.corpora",
+    "TOKENIZERS": "spheret.data.tokenizers",
+    "Corpus": "spheret.data.corpora",
+    "Data": "spheret.data.store",
+    "Loader": "spheret.data.loader",
+    "Tokenizer": "spheret.data.tokenizers",
+    "Validation": "spheret.data.loader",
+    "cached": "spheret.data.preparation",
+    "open_data": "spheret.data.store",
+    "open_named": "spheret.data.preparation",
+    "prepare": "spheret.data.preparation",
+    "resolve": "spheret.data.corpora",
+    "verify": "spheret.data.shards",
+}
+__all__ = [*_HOMES]
+__getattr__, __dir__ = lazy(__name__, _HOMES)
+
+if TYPE_CHECKING:
+    from spheret.data.corpora import CORPORA as CORPORA
+    from spheret.data.corpora import Corpus as Corpus
+    from spheret.data.corpora import resolve as resolve
+    from spheret.data.loader import Loader as Loader
+    from spheret.data.loader import Validation as Validation
+    from spheret.data.preparation import cached as cached
+    from spheret.data.preparation import open_named as open_named
+    from spheret.data.preparation import prepare as prepare
+    from spheret.data.shards import verify as verify
+    from spheret.data.store import Data as Data
+    from spheret.data.store import open_data as open_data
+    from spheret.data.tokenizers import TOKENIZERS as TOKENIZERS
+    from spheret.data.tokenizers import Tokenizer as Tokenizer

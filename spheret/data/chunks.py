@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from spheret.data.files import Document, Reader
+from spheret.data.readers import Document, Reader
 
 CHUNK_BYTES = 1 << 17
 _SURROGATES = re.compile("[\ud800-\udfff]")

@@ -11,7 +11,7 @@ from spheret.data.corpora import resolve
 from spheret.data.preparation import SHARD_TOKENS, cache_path, prepare
 
 
-def command(
+def prepare_command(
     corpus: str = "sotu",
     /,
     tokenizer: str = "gpt2",

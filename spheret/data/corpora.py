@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spheret.cache import cache_directory
-from spheret.data.files import Document, FileReader, Reader, missing_column, signature, text_of
-from spheret.errors import need, unknown
+from spheret.data.readers import Document, FileReader, Reader, missing_column, signature, text_of
+from spheret.support.cache import cache_directory
+from spheret.support.errors import need, unknown
 
 
 @dataclass(frozen=True)

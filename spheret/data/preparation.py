@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from spheret import files
-from spheret.cache import cache_directory
 from spheret.data import shards, tokenizers
 from spheret.data.chunks import chunks, repair
 from spheret.data.corpora import CORPORA, Corpus, resolve
 from spheret.data.store import Data, open_data
 from spheret.data.workers import Team, validates
 from spheret.data.workspace import Workspace
-from spheret.machine import cores
-from spheret.meter import Meter
+from spheret.support import files
+from spheret.support.cache import cache_directory
+from spheret.support.machine import cores
+from spheret.support.meter import Meter
 
 SHARD_TOKENS = 1 << 26
 # what a kill can lose at most
@@ -289,3 +289,23 @@ def cached(corpus: str = "sotu", tokenizer: str = "gpt2", quiet: bool = True) ->
         if (path / shards.MANIFEST).exists():
             return open_data(path)
     return prepare(corpus, tokenizer, quiet=quiet)
+
+
+def open_named(name: str, tokenizer: str | None, quiet: bool) -> Data:
+    """A data directory, or a corpus by name, prepared into the cache with bytes unless told."""
+    if name in CORPORA:
+        return cached(name, tokenizer or "bytes", quiet=quiet)
+    path = Path(name).expanduser()
+    if not path.exists():
+        known = ", ".join(CORPORA)
+        raise FileNotFoundError(f"--data {name} is neither a directory nor a corpus: known corpora are {known}.")
+    if not (path / shards.MANIFEST).exists():
+        raise ValueError(f"--data {name} holds no prepared data: run spheret prepare {name} --out DIR and give DIR.")
+    data = open_data(path)
+    if tokenizer is not None and tokenizer != data.manifest["tokenizer"]["name"]:
+        has = data.manifest["tokenizer"]["name"]
+        raise ValueError(
+            f"--data {name} was prepared with the tokenizer {has!r}, not {tokenizer!r}: leave --tokenizer out, or "
+            f"prepare it again."
+        )
+    return data

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from spheret import files
+from spheret.support import files
 
 FORMAT = "spheret-data"
 VERSION = 1

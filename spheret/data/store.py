@@ -13,7 +13,7 @@ import torch
 
 from spheret.data import shards, tokenizers
 from spheret.data.loader import Loader, Stream, Validation
-from spheret.errors import unknown
+from spheret.support.errors import unknown
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from spheret.data.shards import TOKENIZER
 from spheret.data.words import WordEncoder, pieces
-from spheret.errors import need, unknown
+from spheret.support.errors import need, unknown
 
 END_OF_TEXT = "<|endoftext|>"
 # other people's tokenizer.json name it otherwise

@@ -93,25 +93,14 @@ def serve() -> None:
             answers.flush()
 
 
-# the package without its __init__, which would import torch
-_START = """
-import sys, types
-for name, path in (("spheret", {0!r}), ("spheret.data", {1!r})):
-    sys.modules[name] = package = types.ModuleType(name)
-    package.__path__ = [path]
-from spheret.data.workers import serve
-serve()
-"""
-
-
 class _Process:
     """Another process that encodes."""
 
     def __init__(self, given: dict[str, Any]) -> None:
-        here = Path(__file__).parent
-        start = _START.format(str(here.parent), str(here))
         self._process = subprocess.Popen(
-            [sys.executable, "-c", start, json.dumps(given)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-m", "spheret.data.workers", json.dumps(given)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -211,3 +200,7 @@ class Team:
             # threads that wait for a process end with it
             self.__exit__()
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+if __name__ == "__main__":
+    serve()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from spheret.data.shards import COUNTS, FORMAT, MANIFEST, TOKENIZER, read_manifest
-from spheret.files import Lock, dump, remove_empty, write_atomically
+from spheret.support.files import Lock, dump, remove_empty, write_atomically
 
 PROGRESS = "progress.json"
 LOCK = "prepare.lock"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spheret.evaluate.results import average, compare, read, table
+from spheret.evaluate.eval_json import average, compare, read, table
 from spheret.evaluate.tasks import PAPER_TASKS, TASKS
 
 __all__ = ["PAPER_TASKS", "TASKS", "average", "compare", "read", "table"]

@@ -15,19 +15,20 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from spheret.cache import cache_directory
-from spheret.errors import need
-from spheret.evaluate import results
+from spheret import __version__
+from spheret.evaluate import eval_json
 from spheret.evaluate.tasks import TASKS, check_data, load, names_of, unknown_task
 from spheret.evaluate.tasks import prefetch as fetch
-from spheret.files import dump, write_atomically
-from spheret.version import __version__
+from spheret.runs.layout import EVAL, EVAL_SAMPLES
+from spheret.support.cache import cache_directory
+from spheret.support.errors import need
+from spheret.support.files import dump, write_atomically
 
 # what must be equal for results of different commands to stand in one file
 SETTINGS = ("run", "step", "limit", "dtype", "versions")
 
 
-def command(
+def eval_command(
     run: str = "",
     /,
     tasks: str = "paper",
@@ -90,7 +91,7 @@ def evaluate(
     names = names_of(asked)
     hashes = {} if data is None else check_data(data, _known(names))
     from spheret.evaluate.lm import SpheretLM
-    from spheret.train.run import open_run
+    from spheret.runs.run import open_run
 
     opened = open_run(run)
     checkpoint = opened.checkpoint(step)
@@ -110,8 +111,8 @@ def evaluate(
         entries[name] = counts | _entry(name, answers, rows, hashes.get(name))
         lines += [_line(name, row) for row in rows]
     found = {
-        "format": results.FORMAT,
-        "version": results.VERSION,
+        "format": eval_json.FORMAT,
+        "version": eval_json.VERSION,
         "run": opened.name,
         "step": checkpoint.step,
         "limit": limit,
@@ -164,7 +165,7 @@ def _entry(name: str, answers: dict[str, Any], rows: list[dict[str, Any]], data:
         "version": answers["versions"].get(name),
         "hash": hashlib.sha256(identity.encode()).hexdigest(),
         "data_sha256": data,
-        "metrics": {metric: results.summary(metric, [row[metric] for row in rows]) for metric in metrics},
+        "metrics": {metric: eval_json.summary(metric, [row[metric] for row in rows]) for metric in metrics},
     }
 
 
@@ -181,8 +182,8 @@ def _line(name: str, row: dict[str, Any]) -> dict[str, Any]:
 def _write(path: Path, found: dict[str, Any], lines: list[dict[str, Any]]) -> None:
     """Both files; tasks that an earlier command did under the same settings stay, and are taken into `found`."""
     try:
-        before = results.read(path)
-        kept = (path / results.SAMPLES).read_bytes().splitlines()
+        before = eval_json.read(path)
+        kept = (path / EVAL_SAMPLES).read_bytes().splitlines()
     except (OSError, ValueError):
         before, kept = {}, []
     fresh = [json.dumps(line, sort_keys=True, ensure_ascii=False).encode() for line in lines]
@@ -191,8 +192,8 @@ def _write(path: Path, found: dict[str, Any], lines: list[dict[str, Any]]) -> No
         found["tasks"] = before["tasks"] | found["tasks"]
     for count in ("requests", "truncated"):
         found[count] = sum(task.get(count, 0) for task in found["tasks"].values())
-    write_atomically(path / results.SAMPLES, b"".join(line + b"\n" for line in fresh))
-    write_atomically(path / results.EVAL, dump(found))
+    write_atomically(path / EVAL_SAMPLES, b"".join(line + b"\n" for line in fresh))
+    write_atomically(path / EVAL, dump(found))
 
 
 def _number(value: float) -> str:
@@ -214,12 +215,12 @@ def _show(found: dict[str, Any]) -> None:
         shown.add_column(column, justify=side)  # type: ignore[arg-type]
     for name, task in found["tasks"].items():
         for metric, cell in task["metrics"].items():
-            factor = 100 if results.is_accuracy(metric) else 1
+            factor = 100 if eval_json.is_accuracy(metric) else 1
             error = "" if cell["stderr"] is None else _number(factor * cell["stderr"])
             shown.add_row(name, metric, _number(factor * cell["value"]), error, f"{task['documents']:,}")
     console = Console()
     console.print(shown)
-    if (mean := results.average(found)) is not None:
+    if (mean := eval_json.average(found)) is not None:
         error = "" if mean["stderr"] is None else f" +- {mean['stderr']:.2f}"
         console.print(f"average zero-shot accuracy {mean['value']:.2f}{error}")
     if found["truncated"]:

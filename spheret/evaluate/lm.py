@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from spheret.data.tokenizers import Tokenizer
-from spheret.errors import need, unknown
 from spheret.evaluate.scoring import request, score
-from spheret.gpt import GPT
-from spheret.train.distributed import resolve_device
+from spheret.model.gpt import GPT
+from spheret.support.errors import need, unknown
+from spheret.support.machine import resolve_device
 
 TemplateLM: Any = need("lm_eval.api.model", "eval").TemplateLM
 register_model = need("lm_eval.api.registry", "eval").register_model
@@ -83,7 +83,7 @@ class SpheretLM(TemplateLM):
         if dtype not in DTYPES:
             raise unknown("dtype", dtype, DTYPES)
         if run is not None:
-            from spheret.train.run import open_run
+            from spheret.runs.run import open_run
 
             opened = open_run(run)
             model, tokenizer = opened.model(step=step), opened.tokenizer()

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from spheret.gpt import GPT
-from spheret.loss import ROWS
+from spheret.model.gpt import GPT
+from spheret.model.loss import ROWS
 
 # what a batch may hold, padding included, where nobody says how many requests it shall
 AUTO_TOKENS = {"cpu": 2048, "cuda": 32768}

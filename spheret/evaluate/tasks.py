@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spheret.cache import cache_directory
-from spheret.errors import need, unknown
-from spheret.files import dump, write_atomically
+from spheret.support.cache import cache_directory
+from spheret.support.errors import need, unknown
+from spheret.support.files import dump, write_atomically
 
 
 @dataclass(frozen=True)

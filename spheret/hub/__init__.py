@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spheret.errors import need
+from spheret.support.errors import need
 
 need("transformers", "hub")
 

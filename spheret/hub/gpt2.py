@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from spheret.errors import unknown
-from spheret.gpt import GPT, GPTConfig
+from spheret.model.gpt import GPT, GPTConfig
+from spheret.support.errors import unknown
 
 # transformers' names of what is computed here under ours
 ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}

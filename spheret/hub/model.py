@@ -13,7 +13,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.output_capturing import capture_outputs
 
-from spheret.gpt import GPT, Block, GPTConfig
+from spheret.model.gpt import GPT, Block, GPTConfig
 
 OPTIONS = [f.name for f in fields(GPTConfig)]
 
@@ -45,7 +45,7 @@ class SpheretConfig(PreTrainedConfig):
     scheme_options: dict[str, Any] | None = None
     activation: str = "gelu"
     head_bias: str = "none"
-    checkpointing: bool = False
+    recompute: bool = False
     use_cache: bool = True
     tie_word_embeddings: bool = True
     bos_token_id: int | None = None
@@ -97,11 +97,11 @@ class SpheretForCausalLM(PreTrainedModel, GenerationMixin):
 
     @property
     def gradient_checkpointing(self) -> bool:
-        return self.model.checkpointing
+        return self.model.recompute
 
     @gradient_checkpointing.setter
     def gradient_checkpointing(self, value: bool) -> None:
-        self.model.checkpointing = value
+        self.model.recompute = value
 
     def get_input_embeddings(self) -> nn.Module:
         return self.model.tokens

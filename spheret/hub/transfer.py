@@ -16,17 +16,17 @@ import transformers
 import tyro
 from safetensors import SafetensorError
 
-from spheret.cache import cache_directory
+from spheret import __version__
 from spheret.data.shards import TOKENIZER
 from spheret.data.tokenizers import JSONTokenizer, Tokenizer, describe
 from spheret.data.tokenizers import load as load_tokenizer
-from spheret.errors import unknown
-from spheret.gpt import GPT
 from spheret.hub.gpt2 import from_gpt2, to_gpt2
 from spheret.hub.model import SpheretForCausalLM
-from spheret.hub.tokenizers import is_gpt2, write_tokenizer
-from spheret.train.run import Run, create_run, open_run
-from spheret.version import __version__
+from spheret.hub.tokenizer_files import is_gpt2, write_tokenizer
+from spheret.model.gpt import GPT
+from spheret.runs.run import Run, create_run, open_run
+from spheret.support.cache import cache_directory
+from spheret.support.errors import unknown
 
 KINDS = ("spheret", "gpt2")
 WEIGHTS = "model.safetensors"

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from spheret.functions import Function
 from spheret.retractions import P, Pair, Retraction
+from spheret.support.autograd import Function
 
 # |h|^2, <h,f> and |z|^2 of a row, each (..., 1)
 Kept = tuple[Tensor, Tensor, Tensor]

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spheret.functions import needs_torch_ops
 from spheret.kernels import closed
 from spheret.retractions import P, Retraction
+from spheret.support.autograd import needs_torch_ops
 
 # forward(h, f, alpha, p, kind, cap) -> out, kept
 Forward = Callable[[Tensor, Tensor, P, P, str, "float | None"], tuple[Tensor, Tensor]]

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spheret.cache import cache_directory
-from spheret.functions import constant_when_traced
 from spheret.kernels import fused
 from spheret.kernels.fused import Fused
 from spheret.retractions import P, Retraction
+from spheret.support.autograd import constant_when_traced
+from spheret.support.cache import cache_directory
 
 SOURCE = Path(__file__).with_name("native.c")
 # from the fastest to the most modest: no OpenMP where the compiler has none

@@ -6,15 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from spheret.bench.timing import write_json
-from spheret.errors import unknown
 from spheret.plan import cost, memory
 from spheret.plan.cost import GPUS, PARALLEL, SIZES, Setup
+from spheret.support.errors import unknown
+from spheret.support.machine import write_measurement
 
 GROWTH = (8, 64, 1024)
 
 
-def command(
+def plan_command(
     size: str = "L",
     gpus: int = 8,
     gpu: str = "h100",
@@ -64,16 +64,16 @@ def command(
     setup = Setup(
         config, GPUS[gpu], gpus, parallel, batch, accumulation, precision, False, utilisation, network
     )  # fmt: skip
-    again = replace(setup, checkpointing=True)
+    again = replace(setup, recompute=True)
     result = {
         "size": size, "gpus": gpus, "gpu": gpu, "parallel": parallel, "scheme": scheme, "precision": precision,
         "batch_size": batch, "accumulation": accumulation, "tokens_per_update": tokens_per_update, "steps": steps,
         "parameters": memory.shape(config).parameters,
-        "plain": _numbers(setup, steps), "checkpointing": _numbers(again, steps), "saved": _saved(setup),
+        "plain": _numbers(setup, steps), "recompute": _numbers(again, steps), "saved": _saved(setup),
         "growth": _growth(setup, batch_size, steps),
     }  # fmt: skip
     _print(result, setup)
-    write_json(json, result)
+    write_measurement(json, result)
     return 0
 
 
@@ -83,7 +83,7 @@ def _numbers(setup: Setup, steps: int) -> dict[str, Any]:
         "bytes": cost.bytes_held(setup),
         "fits": cost.fits(setup),
         "flops": setup.accumulation * setup.gpus
-        * cost.step_flops(setup.config, setup.tokens, setup.checkpointing),
+        * cost.step_flops(setup.config, setup.tokens, setup.recompute),
         "sent": cost.bytes_sent(setup),
         "compute_seconds": cost.compute_seconds(setup),
         "network_seconds": cost.network_seconds(setup),
@@ -118,7 +118,7 @@ def _growth(setup: Setup, batch_size: int, steps: int) -> list[dict[str, Any]]:
             if best is not None:
                 seconds = cost.step_seconds(best)
                 row |= {
-                    "parallel": best.parallel, "checkpointing": best.checkpointing, "batch_size": best.batch,
+                    "parallel": best.parallel, "recompute": best.recompute, "batch_size": best.batch,
                     "accumulation": best.accumulation, "bytes": sum(cost.bytes_held(best).values()),
                     "step_seconds": seconds, "waiting": 1 - cost.compute_seconds(best) / seconds,
                     "hours": seconds * total / best.tokens_per_update / 3600,
@@ -131,14 +131,14 @@ def _print(result: dict[str, Any], setup: Setup) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console, plain, again = Console(), result["plain"], result["checkpointing"]
+    console, plain, again = Console(), result["plain"], result["recompute"]
     say = _say(console)
     say(
         f"{result['scheme']} {result['size']}, {result['parameters']:,} parameters, on {result['gpus']} x "
         f"{result['gpu']} with {result['parallel']}"
     )
     table = Table()
-    for column in ("GB a GPU", "plain", "checkpointing"):
+    for column in ("GB a GPU", "plain", "recompute"):
         table.add_column(column, justify="left" if column == "GB a GPU" else "right", no_wrap=True)
     for name in plain["bytes"]:
         table.add_row(name, *(f"{way['bytes'][name] / 1e9:.2f}" for way in (plain, again)))
@@ -169,7 +169,7 @@ def _print(result: dict[str, Any], setup: Setup) -> None:
     say(_when_fsdp(result, setup))
     console.print(_growth_table(Table(title=f"how it grows on {result['gpu']}"), result["growth"]))
     say(
-        "DDP where it fits, and FSDP where it must be; batch x accumulation, and checkpointing, by what is fastest. "
+        "DDP where it fits, and FSDP where it must be; batch x accumulation, and recompute, by what is fastest. "
         f"Hours for {setup.tokens_per_update * result['steps'] / 1e9:.2f} B tokens in all; waiting: for the network."
     )
     for line in _assumptions(setup):
@@ -190,7 +190,7 @@ def _when_fsdp(result: dict[str, Any], setup: Setup) -> str:
     )  # fmt: skip
     if best is None:
         return f"{rule}; here nothing fits: take more GPUs, or GPUs with more memory."
-    how = f"{best.parallel}, batch {best.batch}{', checkpointing' if best.checkpointing else ''}"
+    how = f"{best.parallel}, batch {best.batch}{', recompute' if best.recompute else ''}"
     return f"{rule} on this GPU. Here: take {how}."
 
 
@@ -204,7 +204,7 @@ def _growth_table(table: Any, rows: list[dict[str, Any]]) -> Any:
             continue
         table.add_row(
             *start,
-            row["parallel"] + (", checkpointing" if row["checkpointing"] else ""),
+            row["parallel"] + (", recompute" if row["recompute"] else ""),
             f"{row['batch_size']} x {row['accumulation']}",
             f"{row['tokens_per_update']:,}",
             f"{row['bytes'] / 1e9:.1f}",

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from spheret.errors import unknown
-from spheret.gpt import PRESETS, GPTConfig
+from spheret.model.gpt import PRESETS, GPTConfig
 from spheret.plan import memory
 from spheret.plan.memory import FLOAT, PRECISIONS
+from spheret.support.errors import unknown
 
 # the paper's sizes, GPT-2's largest, and GPT-3's 2.7 B and 6.7 B: layers, heads, width
 SIZES = {**PRESETS, "1.5B": (48, 25, 1600), "2.7B": (32, 32, 2560), "7B": (32, 32, 4096)}
@@ -62,7 +62,7 @@ class Setup:
     batch: int
     accumulation: int
     precision: str
-    checkpointing: bool
+    recompute: bool
     utilisation: float
     network: float  # between nodes, bytes a second for each GPU
 
@@ -85,7 +85,7 @@ def bytes_held(setup: Setup) -> dict[str, float]:
     config, precision = setup.config, setup.precision
     weights, optimizer = memory.weights_bytes(config), memory.optimizer_bytes(config)
     # what FSDP gathers is in autocast's dtype already
-    passing = memory.most(config, setup.tokens, precision, setup.checkpointing, copies=setup.parallel == "ddp")
+    passing = memory.most(config, setup.tokens, precision, setup.recompute, copies=setup.parallel == "ddp")
     if setup.parallel == "ddp":
         buckets = weights if setup.gpus > 1 else 0
         held: dict[str, float] = {
@@ -119,10 +119,10 @@ def forward_flops(config: GPTConfig, tokens: int) -> tuple[int, int]:
     return blocks, 2 * tokens * d * config.vocab
 
 
-def step_flops(config: GPTConfig, tokens: int, checkpointing: bool = False) -> int:
-    """Forward and backward, the backward twice the forward; checkpointing computes at most the blocks once more."""
+def step_flops(config: GPTConfig, tokens: int, recompute: bool = False) -> int:
+    """Forward and backward, the backward twice the forward; recompute computes at most the blocks once more."""
     blocks, head = forward_flops(config, tokens)
-    return 3 * (blocks + head) + (blocks if checkpointing else 0)
+    return 3 * (blocks + head) + (blocks if recompute else 0)
 
 
 def bytes_sent(setup: Setup) -> dict[str, float]:
@@ -141,7 +141,7 @@ def bytes_sent(setup: Setup) -> dict[str, float]:
 
 def compute_seconds(setup: Setup) -> float:
     rate = getattr(setup.gpu, setup.precision) * setup.utilisation
-    return setup.accumulation * step_flops(setup.config, setup.tokens, setup.checkpointing) / rate
+    return setup.accumulation * step_flops(setup.config, setup.tokens, setup.recompute) / rate
 
 
 def network_seconds(setup: Setup) -> float:
@@ -161,15 +161,15 @@ def step_seconds(setup: Setup) -> float:
 
 def _ways(sequences: int, gpus: int, batch_size: int) -> Iterator[tuple[str, bool, int, int]]:
     batches = dict.fromkeys(split(sequences, gpus, limit) for limit in range(batch_size, 0, -1))
-    for parallel, checkpointing, (batch, accumulation) in product(PARALLEL, (False, True), batches):
-        yield parallel, checkpointing, batch, accumulation
+    for parallel, recompute, (batch, accumulation) in product(PARALLEL, (False, True), batches):
+        yield parallel, recompute, batch, accumulation
 
 
 def choose(
     config: GPTConfig, gpu: GPU, gpus: int, sequences: int, batch_size: int, precision: str, utilisation: float,
     network: float,
 ) -> Setup | None:  # fmt: skip
-    """DDP where it fits and FSDP where it must be; batch and checkpointing by what is fastest; None: nothing fits."""
+    """DDP where it fits and FSDP where it must be; batch and recompute by what is fastest; None: nothing fits."""
     setups = [
         Setup(config, gpu, gpus, parallel, batch, accumulation, precision, again, utilisation, network)
         for parallel, again, batch, accumulation in _ways(sequences, gpus, batch_size)

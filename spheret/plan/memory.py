@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spheret.connections import Scheme
-from spheret.gpt import GPT, GPTConfig
 from spheret.kernels import use
-from spheret.loss import ROWS
+from spheret.model.gpt import GPT, GPTConfig
+from spheret.model.loss import ROWS
 
 # bytes of a number inside a branch; the stream, the weights and the optimiser are float32 in both
 PRECISIONS = {"float32": 4, "bf16": 2}
@@ -102,11 +102,11 @@ def _autocast(precision: str) -> torch.autocast:
 
 
 @lru_cache(maxsize=4096)
-def _sublayer(made: Scheme, layer: int, num_layers: int, precision: str, backend: str | None) -> Kept:
+def _sublayer(made: Scheme, sublayer: int, num_sublayers: int, precision: str, backend: str | None) -> Kept:
     """What a connection keeps, the branch's input included: a stand-in for a branch keeps that and no more."""
 
     def count(width: int) -> int:
-        connection = made.connect(width, layer, num_layers)
+        connection = made.connect(width, sublayer, num_sublayers)
         h, weight = torch.ones(_ROWS, width, requires_grad=True), nn.Parameter(torch.eye(width))
 
         def run() -> Tensor:
@@ -132,7 +132,7 @@ def _module(make: Callable[[int], nn.Module]) -> Kept:
 def connections(config: GPTConfig, tokens: int, precision: str, backend: str | None = None) -> list[float]:
     """Bytes kept by each sublayer's connection, its branch's input included."""
     made, sublayers = config.made_scheme(), 2 * config.layers
-    each = [_sublayer(made, layer, sublayers, precision, backend) for layer in range(1, sublayers + 1)]
+    each = [_sublayer(made, number, sublayers, precision, backend) for number in range(1, sublayers + 1)]
     return [kept.bytes(tokens, config.width) for kept in each]
 
 
@@ -152,7 +152,7 @@ class Activations:
 
 
 def activations(config: GPTConfig, tokens: int, precision: str) -> Activations:
-    """What autograd keeps of one forward pass over `tokens` tokens, without checkpointing.
+    """What autograd keeps of one forward pass over `tokens` tokens, without recompute.
 
     Attention keeps q, k, v and its result, and a log-sum-exp a head (the flash kernels of CUDA and CPU alike; no
     square of scores); the MLP its hidden layer before and after the activation. The loss keeps the stream that left,
@@ -178,16 +178,16 @@ def loss_workspace(config: GPTConfig, tokens: int, precision: str) -> float:
     return rows * config.vocab * (3 * FLOAT + narrow) + config.vocab * config.width * (number + narrow)
 
 
-def most(config: GPTConfig, tokens: int, precision: str, checkpointing: bool, copies: bool = True) -> float:
+def most(config: GPTConfig, tokens: int, precision: str, recompute: bool, copies: bool = True) -> float:
     """The most that a forward and a backward hold beside weights, gradients and optimiser.
 
-    Without checkpointing that is when the loss is computed. With it a block keeps its input, and it is then, or when
+    Without recompute that is when the loss is computed. With it a block keeps its input, and it is then, or when
     the largest block stands there in full because it is computed again. Without `copies` autocast finds weights in
     its own dtype.
     """
     kept, workspace = activations(config, tokens, precision), loss_workspace(config, tokens, precision)
     kept = kept if copies else replace(kept, copies=0)
-    if not checkpointing:
+    if not recompute:
         return kept.total + workspace
     joins = connections(config, tokens, precision)
     block = max(first + second for first, second in zip(joins[::2], joins[1::2], strict=True))

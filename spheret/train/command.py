@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,36 +17,17 @@ import torch
 # tyro reads annotations from the module
 import tyro
 
-from spheret import files, machine
-from spheret.data import CORPORA, Data, cached, open_data
-from spheret.gpt import GPT, GPTConfig
-from spheret.memory import keep_freed_memory
-from spheret.train import checkpoint
-from spheret.train.config import FREE, Options, TrainConfig, from_toml, options_of, resolve_model, resolve_training
-from spheret.train.directory import check_space, claimed, existing, explained
+from spheret.data import CORPORA, Data, open_named
+from spheret.model.gpt import GPT, GPTConfig
+from spheret.runs import checkpoint
+from spheret.runs.config import FREE, Options, TrainConfig, from_toml, options_of, resolve_model, resolve_training
+from spheret.runs.directory import check_space, claimed, existing, explained
+from spheret.runs.layout import CHECKPOINTS
+from spheret.runs.run import Run, describe_data, manifest_sha256, open_run, write_config
+from spheret.support import files, machine
+from spheret.support.allocator import keep_freed_memory
 from spheret.train.distributed import Group, World, join
 from spheret.train.loop import FINISHED, Observer, Trainer
-from spheret.train.run import CHECKPOINTS, Run, describe_data, manifest_sha256, open_run, write_config
-
-
-def open_named(name: str, tokenizer: str | None, quiet: bool) -> Data:
-    """A data directory, or a corpus by name, prepared into the cache with bytes unless told."""
-    if name in CORPORA:
-        return cached(name, tokenizer or "bytes", quiet=quiet)
-    path = Path(name).expanduser()
-    if not path.exists():
-        known = ", ".join(CORPORA)
-        raise FileNotFoundError(f"--data {name} is neither a directory nor a corpus: known corpora are {known}.")
-    if not (path / "manifest.json").exists():
-        raise ValueError(f"--data {name} holds no prepared data: run spheret prepare {name} --out DIR and give DIR.")
-    data = open_data(path)
-    if tokenizer is not None and tokenizer != data.manifest["tokenizer"]["name"]:
-        has = data.manifest["tokenizer"]["name"]
-        raise ValueError(
-            f"--data {name} was prepared with the tokenizer {has!r}, not {tokenizer!r}: leave --tokenizer out, or "
-            f"prepare it again."
-        )
-    return data
 
 
 def differences(run: Run, model: GPTConfig, training: TrainConfig, data: Data) -> list[str]:
@@ -126,7 +107,7 @@ def _environment(world: World) -> dict[str, Any]:
         "parallel": world.parallel if isinstance(world, Group) else None,
         "commit": machine.commit(),
         "command": shlex.join(["spheret", *sys.argv[1:]]),
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 

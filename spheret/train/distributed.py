@@ -12,33 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from spheret.errors import unknown
-from spheret.gpt import GPT
+from spheret.model.gpt import GPT
+from spheret.support.errors import unknown
+from spheret.support.machine import resolve_device
 
 PARALLEL = ("ddp", "fsdp")
 T = TypeVar("T")
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This process's part of a tensor: all of it, unless it is sharded."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """A tensor gathered from its shards, if it has any; then every process must ask."""
-    tensor = tensor.detach()
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
-def like(full: Tensor, pattern: Tensor) -> Tensor:
-    """A whole tensor, on the device and in the shards of another."""
-    if not hasattr(pattern, "placements"):
-        return full.to(pattern.device)
-    from torch.distributed.tensor import distribute_tensor
-
-    mesh: Any = pattern.device_mesh  # type: ignore[attr-defined]
-    # every process read the file: nothing is sent
-    return distribute_tensor(full.to(mesh.device_type), mesh, pattern.placements, src_data_rank=None)
 
 
 class World:
@@ -200,15 +179,3 @@ def set_random_state(device: torch.device, state: str) -> None:
     # one saved on another kind of device has fewer or more parts
     for generator, text in zip(_generators(device), state.split(","), strict=False):
         generator.set_state(torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8))
-
-
-def resolve_device(wanted: str | None) -> torch.device:
-    """The device by name, or the best there is: cuda, mps, cpu."""
-    have = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if wanted is None:
-        wanted = next(name for name, there in have.items() if there)
-    kind = wanted.split(":")[0]
-    if not have.get(kind, False):
-        usable = ", ".join(name for name, there in have.items() if there)
-        raise ValueError(f"--device {wanted} is not there: this machine has {usable}.")
-    return torch.device(wanted)

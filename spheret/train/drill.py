@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from spheret.train.checkpoint import MODEL, OPTIMIZER
-from spheret.train.run import METRICS, TIMING, open_run
+from spheret.runs.layout import METRICS, MODEL, OPTIMIZER
+from spheret.runs.run import TIMING, open_run
 
 # a checkpoint every other step: many of the kills fall inside a save
 RECIPE = (

@@ -15,18 +15,19 @@ import torch
 from torch import Tensor
 
 from spheret.data import Data, Validation
-from spheret.gpt import GPT
-from spheret.meter import Meter
+from spheret.model.gpt import GPT
+from spheret.model.monitor import gradient_norms, look
 from spheret.optim import parameter_groups, stop_outward_gradients, sum_bounded_gradients
-from spheret.train import checkpoint
-from spheret.train.checkpoint import Checkpoint
-from spheret.train.config import TrainConfig
-from spheret.train.distributed import World, like, local, random_state, set_random_state, whole
-from spheret.train.metrics import Log, Tracker
-from spheret.train.monitor import gradient_norms, look
-from spheret.train.run import CHECKPOINTS, METRICS
-from spheret.train.tensors import Entry
-from spheret.train.watch import NonFinite, Watch, check_weights, find_non_finite, finite
+from spheret.runs import checkpoint
+from spheret.runs.checkpoint import Checkpoint
+from spheret.runs.config import TrainConfig
+from spheret.runs.layout import CHECKPOINTS, METRICS, MODEL, OPTIMIZER, TENSORBOARD
+from spheret.runs.metrics import Log, Tracker
+from spheret.runs.tensors import Entry
+from spheret.support.meter import Meter
+from spheret.support.sharding import like, local, whole
+from spheret.train.distributed import World, random_state, set_random_state
+from spheret.train.guards import NonFinite, Watch, check_weights, find_non_finite, finite
 
 FINISHED, STOPPED_BY_GUARD = 0, 3
 # a signal that was obeyed ends the process as the shell expects: 130 and 143
@@ -181,12 +182,12 @@ class Trainer:
             x, y, _ = next(iter(self._validation))
             seen = look(self.model, x.to(self.world.device), y.to(self.world.device))
         norms = line.pop("grad_norms")
-        for layer, norm in zip(seen["layers"], norms, strict=True):
-            layer["grad_norm"] = norm
+        for sublayer, norm in zip(seen["sublayers"], norms, strict=True):
+            sublayer["grad_norm"] = norm
         line |= {"val_loss": self.val_loss, **seen}
         if self.step == self.config.steps:
             line["val_documents"] = [[d, tokens, loss] for d, (tokens, loss) in documents.items()]
-        alarm = self.watch.collapse(self.step, self.config.warmup, seen["layers"])
+        alarm = self.watch.collapse(self.step, self.config.warmup, seen["sublayers"])
         if alarm is not None:
             line["alarm"] = alarm
         return alarm
@@ -200,7 +201,7 @@ class Trainer:
     def fit(self) -> int:
         """Train to the last step, a signal or a guard; returns the exit code."""
         self._log = Log(self.path / METRICS, self.step) if self.world.is_main else None
-        tracker = Tracker(self.path / "tensorboard", self._tensorboard and self.world.is_main, self.step)
+        tracker = Tracker(self.path / TENSORBOARD, self._tensorboard and self.world.is_main, self.step)
         title = f"train {self.model.config.scheme}"
         batches = self._loader.batches(self.step, self.config.steps)
         try:
@@ -262,7 +263,7 @@ class Trainer:
             for key, value in sorted(self.optimizer.state.get(parameter, {}).items())
         ]
         model = [entry(name, tensor) for name, tensor in self.model.state_dict().items()]
-        return {checkpoint.MODEL: model, checkpoint.OPTIMIZER: optimizer}
+        return {MODEL: model, OPTIMIZER: optimizer}
 
     def save(self, val_loss: float | None) -> None:
         """Write a checkpoint of this step, then remove those that are no longer kept."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from spheret.train.run import open_run
+from spheret.runs.run import open_run
 
 
 def sample(
@@ -17,7 +17,7 @@ def sample(
     top_p: float | None = None,
     seed: int = 1337,
     count: int = 1,
-    checkpoint: int | None = None,
+    step: int | None = None,
 ) -> int:
     """Print text that the model of a run continues a prompt with.
 
@@ -30,7 +30,7 @@ def sample(
         top_p: choose among the likeliest that hold this much of the probability.
         seed: of the choices.
         count: how many texts.
-        checkpoint: the step to take; by default the newest.
+        step: the step of the checkpoint; by default the newest.
     """
     if count < 1:
         raise ValueError(f"--count must be at least 1, got {count}.")
@@ -40,7 +40,7 @@ def sample(
         raise ValueError(f"--seed must fit in 64 bits, got {seed}.")
     opened = open_run(run)
     tokenizer = opened.tokenizer()
-    model = opened.model(checkpoint)
+    model = opened.model(step)
     start = tokenizer.encode(prompt) if prompt else [tokenizer.end_of_text]
     ids = torch.tensor([[int(i) for i in start]] * count)
     known = tokenizer.vocab_size

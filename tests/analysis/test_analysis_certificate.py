@@ -88,7 +88,7 @@ def test_no_bound_is_violated_on_a_trained_model(name, options):
     found = certify(trained(name, options=options), windows()[0], 64, sequence=8)
     assert verify(found) == []
     for part in (found["own_path"], found["sequence"]):
-        for row in part["layers"]:
+        for row in part["sublayers"]:
             assert row["verdict"] in ("proven", "vacuous")
             assert row["violations"] == 0
             assert row["closed_form_error"] < 1e-10
@@ -119,7 +119,7 @@ def test_proven_where_there_is_something_to_prove(name):
 def test_the_verdict_is_the_worst_tokens():
     """One token whose bound says nothing takes the layer's proof away."""
     model = copy.deepcopy(trained("proj-spheretnorm"))
-    many = certify(model, windows()[0], 64, sequence=0)["own_path"]["layers"]
+    many = certify(model, windows()[0], 64, sequence=0)["own_path"]["sublayers"]
     for row in many:
         assert row["tokens_with_m"] < 64
         assert row["verdict"] == "vacuous"
@@ -142,7 +142,7 @@ def test_flat_schemes_are_measured_only_and_say_why(name):
     for part in (found["own_path"], found["sequence"]):
         assert part["verdicts"] == {"measured only": 4}
         assert part["bounds"] == "none"
-        assert all("no retraction" in row["why"] and "m_min" not in row for row in part["layers"])
+        assert all("no retraction" in row["why"] and "m_min" not in row for row in part["sublayers"])
     assert "no retraction of the sphere" in summary(found)[0]
     assert verify(found) == []
     json.dumps(found, allow_nan=False)
@@ -200,7 +200,7 @@ class TestWithoutMatrices:
         for part in (found["own_path"], found["sequence"]):
             assert part["norm_of_B"] == "lanczos"
             assert part["verdicts"] == {"measured only": 4}
-            assert "below" in part["layers"][0]["why"]
+            assert "below" in part["sublayers"][0]["why"]
             assert part["bounds"] == "estimated"
             assert part["lost"]["proof"] is None
         assert "proven" not in " ".join(summary(found))
@@ -256,7 +256,7 @@ class TestForgery:
     def test_a_changed_number_is_found(self, key, value, said):
         found = certify(quiet("proj-spheretnorm", width=16), windows()[0], 4, sequence=0)
         assert verify(found) == []
-        found["own_path"]["layers"][1][key] = value
+        found["own_path"]["sublayers"][1][key] = value
         assert any(said in sentence and "layer 2" in sentence for sentence in verify(found))
 
     def test_proven_is_taken_from_an_estimate(self):
@@ -300,7 +300,7 @@ class TestBadInput:
         whole = certify(quiet("proj-spheretnorm", width=16), windows()[0], 2, sequence=0)
         for broken in (
             {"own_path": None},
-            {"own_path": {"layers": []}},
+            {"own_path": {"sublayers": []}},
             {"own_path": whole["own_path"] | {"depth": []}},
         ):
             (tmp_path / "certificate.json").write_text(json.dumps(whole | broken))
@@ -325,7 +325,7 @@ class TestLive:
         assert all(torch.equal(x, weights[key]) for key, x in model.state_dict().items())
         assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients, strict=True))
         assert seen["tokens"] == 8
-        assert len(seen["layers"]) == 4
+        assert len(seen["sublayers"]) == 4
         assert seen["seconds"] > 0
         json.dumps(seen, allow_nan=False)
 

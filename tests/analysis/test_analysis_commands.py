@@ -10,11 +10,12 @@ from analysis_helpers import config
 
 from spheret import GPT, SCHEMES
 from spheret.analysis import certificate
-from spheret.analysis.command import certify_run
+from spheret.analysis.certify import certify_run
 from spheret.analysis.initialisation import at_start, depths, goes_deep
 from spheret.cli import main
 from spheret.data import cached
-from spheret.train.run import create_run, open_run
+from spheret.runs.layout import CERTIFICATE
+from spheret.runs.run import create_run, open_run
 
 SIZE = ["--layers", "2", "--heads", "4", "--width", "32", "--block", "64", "--batch-size", "4"]
 
@@ -67,8 +68,8 @@ def test_section(runs):
 
 def test_a_forged_certificate_shows_in_the_section(runs, tmp_path):
     found = certify_run(open_run(runs / "ball"), tokens=4, sequence=0)
-    found["own_path"]["layers"][0]["sigma_max"] = 1e3
-    (tmp_path / certificate.FILE).write_text(json.dumps(found))
+    found["own_path"]["sublayers"][0]["sigma_max"] = 1e3
+    (tmp_path / CERTIFICATE).write_text(json.dumps(found))
     assert "sigma_max 1000" in certificate.section(tmp_path)["contradictions"][0]
 
 
@@ -103,7 +104,7 @@ def test_inspect_one(runs, capsys):
     assert "loss without" in " ".join(capsys.readouterr().out.split())
     (found,) = json.loads((runs / "flat" / "inspect.json").read_text())["runs"]
     assert [line["step"] for line in found["training"]] == [5, 10]
-    assert all(layer["initial_gradient"] > 0 for layer in found["layers"])
+    assert all(layer["initial_gradient"] > 0 for layer in found["sublayers"])
     assert (runs / "flat" / "inspect.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -117,7 +118,7 @@ def test_inspect_two_side_by_side(runs, capsys, tmp_path):
 
 def test_gradients_before_training_are_those_of_the_first_step(runs):
     """The initial model is drawn again from the seed: its first loss is the run's first loss."""
-    from spheret.analysis.inspection import initial
+    from spheret.analysis.inspect import initial
 
     run = open_run(runs / "ball")
     loader = run.data().loader(64, run.config["train"]["batch_size"], run.config["train"]["seed"])
@@ -134,15 +135,15 @@ def test_what_did_not_start_from_its_seed_has_no_gradient_before_training(runs, 
     for run in (begun, str(tmp_path / "alien")):
         assert main(["inspect", run, "--windows", "1", "--data", "sotu"]) == 0
         (found,) = json.loads((open_run(run).path / "inspect.json").read_text())["runs"]
-        assert [layer["initial_gradient"] for layer in found["layers"]] == [None] * 4
-        assert all(layer["gradient"] > 0 for layer in found["layers"])
+        assert [layer["initial_gradient"] for layer in found["sublayers"]] == [None] * 4
+        assert all(layer["gradient"] > 0 for layer in found["sublayers"])
 
 
 def test_inspect_a_run_with_a_gradient_that_was_not_finite(runs, tmp_path):
     shutil.copytree(runs / "flat", tmp_path / "run")
     path = tmp_path / "run" / "metrics.jsonl"
     lines = [json.loads(text) for text in path.read_text().splitlines()]
-    next(line for line in lines if "layers" in line)["layers"][0]["grad_norm"] = None
+    next(line for line in lines if "sublayers" in line)["sublayers"][0]["grad_norm"] = None
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert main(["inspect", str(tmp_path / "run"), "--windows", "1"]) == 0
 
@@ -151,7 +152,7 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            (["RUN", "--checkpoint", "3"], "no checkpoint of step 3"),
+            (["RUN", "--step", "3"], "no checkpoint of step 3"),
             (["RUN", "--tokens", "9999999"], "9,999,999 tokens were asked for"),
             (["RUN", "--tokens", "0"], "at least 1"),
             (["RUN", "--data", "nowhere"], "neither a directory nor a corpus"),

@@ -8,7 +8,7 @@ from analysis_helpers import config, trained, windows
 
 from spheret import GPT, SCHEMES
 from spheret.analysis import dynamics as d
-from spheret.probes import probe
+from spheret.model.probes import probe
 
 
 def test_massive():
@@ -97,8 +97,8 @@ def test_every_scheme(name):
     model = trained(name, steps=3)
     found = d.dynamics(model, *windows())
     assert found["loss"] == pytest.approx(float(model(*windows()).detach()), rel=1e-4)
-    assert len(found["layers"]) == 4
-    for index, layer in enumerate(found["layers"]):
+    assert len(found["sublayers"]) == 4
+    for index, layer in enumerate(found["sublayers"]):
         numbers = [value for value in layer.values() if isinstance(value, float)]
         assert all(map(math.isfinite, numbers))
         assert 1 <= layer["effective_rank"] <= 32
@@ -110,5 +110,5 @@ def test_every_scheme(name):
     assert distances.shape == (5, 5)
     torch.testing.assert_close(distances, distances.mT)
     if name.endswith("spheretnorm") or name == "geonorm":
-        norms = [layer["norm"] for layer in found["layers"]]
+        norms = [layer["norm"] for layer in found["sublayers"]]
         assert norms == pytest.approx([found["entry"]["norm"]] * 4, rel=1e-5)

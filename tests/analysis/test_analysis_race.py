@@ -5,11 +5,11 @@ import torch
 
 from spheret import SCHEMES
 from spheret.analysis.certificate import verify
-from spheret.analysis.command import certify_run
+from spheret.analysis.certify import certify_run
 from spheret.analysis.sublayers import float64_twin, states
 from spheret.cli import main
 from spheret.connections import Spherical, scheme
-from spheret.train.run import open_run
+from spheret.runs.run import open_run
 
 SPHERICAL = tuple(name for name in SCHEMES if isinstance(scheme(name), Spherical))
 VARIANTS = ("p-spheretnorm:learnable_p=true", "proj-spheretnorm:inner_norm=true")
@@ -32,9 +32,9 @@ def test_no_bound_is_violated_on_a_checkpoint_of_the_race(raced, name):
     assert (found["checkpoint"], found["tokens"]) == (20, 64)
     assert verify(found) == []
     for part in (found["own_path"], found["sequence"]):
-        assert [row["layer"] for row in part["layers"]] == [1, 2, 3, 4]
-        assert {row["verdict"] for row in part["layers"]} <= {"proven", "vacuous"}
-        assert all(row["violations"] == 0 for row in [*part["layers"], *part["depth"]])
+        assert [row["sublayer"] for row in part["sublayers"]] == [1, 2, 3, 4]
+        assert {row["verdict"] for row in part["sublayers"]} <= {"proven", "vacuous"}
+        assert all(row["violations"] == 0 for row in [*part["sublayers"], *part["depth"]])
 
 
 @pytest.mark.slow
@@ -44,7 +44,7 @@ def test_its_bounds_hold_for_the_jacobian_of_the_model_itself(raced, name):
     run = open_run(raced / f"{name}-1337")
     found = certify_run(run, tokens=8, sequence=8)
     ids = next(iter(run.data().validation(run.model_config.block, 1, windows=1)))[0][:, :8]
-    for s, row in zip(states(float64_twin(run.model()), ids), found["sequence"]["layers"], strict=True):
+    for s, row in zip(states(float64_twin(run.model()), ids), found["sequence"]["sublayers"], strict=True):
         J = torch.autograd.functional.jacobian(lambda h, s=s: s.connection(h, s.branch), s.h)
         values = torch.linalg.svdvals(J.reshape(s.h.numel(), s.h.numel()))
         assert float(values[0]) <= 1 + row["delta_max"] + 1e-9

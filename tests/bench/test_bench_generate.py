@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from spheret import gpt
-from spheret.bench.evaluate import SHAPES, questions
+from spheret.bench.eval import SHAPES, questions
 from spheret.cli import main
+from spheret.model import gpt
 
 
 @pytest.fixture

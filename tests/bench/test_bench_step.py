@@ -5,7 +5,7 @@ import torch
 
 from spheret.bench import step as bench
 from spheret.cli import main
-from spheret.gpt import GPT, PRESETS
+from spheret.model.gpt import GPT, PRESETS
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ import torch
 from spheret.bench import train as bench
 from spheret.cli import main
 from spheret.data import cached
-from spheret.gpt import GPTConfig
-from spheret.train.config import TrainConfig
+from spheret.model.gpt import GPTConfig
+from spheret.runs.config import TrainConfig
 
 QUICK = ["--layers", "2", "--heads", "2", "--width", "16", "--block", "16", "--batch-size", "2"]
 ROWS = ["bare step", "trainer", "evaluation", "look inside", "checkpoint"]

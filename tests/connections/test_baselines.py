@@ -107,7 +107,7 @@ def unit(x):
 
 def first_attention_or_mlp(c, h, branch):
     y = h + branch(rms(h, c.inner))
-    return y if c.layer == 1 else rms(y, c.outer)
+    return y if c.sublayer == 1 else rms(y, c.outer)
 
 
 def ngpt(c, h, branch):
@@ -129,11 +129,11 @@ FORMULAS = {
     "dyisru": lambda c, h, F_: h + F_(c.inner.weight * math.sqrt(D) * h / torch.sqrt(c.inner.b + h**2)),
     "peri-ln": lambda c, h, F_: h + ln(F_(ln(h, c.inner)), c.output),
     "keel": lambda c, h, F_: (
-        first_attention_or_mlp(c, h, F_) if c.layer < 3 else rms(2 * N * h + F_(rms(h, c.inner)), c.outer)
+        first_attention_or_mlp(c, h, F_) if c.sublayer < 3 else rms(2 * N * h + F_(rms(h, c.inner)), c.outer)
     ),
-    "lns": lambda c, h, F_: h + F_(ln(h, c.inner.norm) / math.sqrt(math.ceil(c.layer / 2))),
+    "lns": lambda c, h, F_: h + F_(ln(h, c.inner.norm) / math.sqrt(math.ceil(c.sublayer / 2))),
     # N // 4 = 1 block of Post-LN
-    "mix-ln": lambda c, h, F_: ln(h + F_(h), c.outer) if c.layer <= 2 else h + F_(ln(h, c.inner)),
+    "mix-ln": lambda c, h, F_: ln(h + F_(h), c.outer) if c.sublayer <= 2 else h + F_(ln(h, c.inner)),
     "deepnorm": lambda c, h, F_: ln((2 * N) ** 0.25 * h + F_(h), c.outer),
     "rezero": lambda c, h, F_: h + c.output.weight * F_(h),
     "layerscale": lambda c, h, F_: h + c.output.weight * F_(ln(h, c.inner)),
@@ -142,10 +142,10 @@ FORMULAS = {
         lambda f: h + f - (f * h).sum(-1, keepdim=True) / (h * h).sum(-1, keepdim=True) * h
     )(F_(ln(h, c.inner))),
     "scalenorm": lambda c, h, F_: h + F_(c.inner.g * h / h.norm(dim=-1, keepdim=True)),
-    "geonorm": lambda c, h, F_: spherical(c, h, F_, math.inf, math.pi / 4, 1 / c.layer),
-    "proj-spheretnorm": lambda c, h, F_: spherical(c, h, F_, 1.0, None, 1 / math.sqrt(c.layer)),
-    "cay-spheretnorm": lambda c, h, F_: spherical(c, h, F_, 2.0, math.pi / 4, 1 / math.sqrt(c.layer)),
-    "p-spheretnorm": lambda c, h, F_: spherical(c, h, F_, 0.5, None, 1 / math.sqrt(c.layer)),
+    "geonorm": lambda c, h, F_: spherical(c, h, F_, math.inf, math.pi / 4, 1 / c.sublayer),
+    "proj-spheretnorm": lambda c, h, F_: spherical(c, h, F_, 1.0, None, 1 / math.sqrt(c.sublayer)),
+    "cay-spheretnorm": lambda c, h, F_: spherical(c, h, F_, 2.0, math.pi / 4, 1 / math.sqrt(c.sublayer)),
+    "p-spheretnorm": lambda c, h, F_: spherical(c, h, F_, 0.5, None, 1 / math.sqrt(c.sublayer)),
 }
 
 

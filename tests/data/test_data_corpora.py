@@ -15,7 +15,7 @@ import pytest
 import zstandard
 from data_helpers import documents
 
-from spheret.data import files
+from spheret.data import readers
 from spheret.data.corpora import CORPORA, Hub, resolve
 
 TEXTS = documents(30)
@@ -46,7 +46,7 @@ def read(name: str | Path, cursor: object = None, **options: str) -> list[str]:
 
 
 def test_every_format_has_a_writer_here() -> None:
-    assert set(files.FORMATS) <= set(WRITERS)
+    assert set(readers.FORMATS) <= set(WRITERS)
 
 
 @pytest.mark.parametrize("ending", WRITERS)
@@ -86,7 +86,7 @@ def test_a_long_text_is_cut_at_blank_lines(tmp_path: Path) -> None:
     found = read(tmp_path / "long.txt")
     assert "".join(found) == paragraph * 100
     assert len(found) > 5
-    assert all(text.endswith("\n\n") and len(text) >= files.DOCUMENT_BYTES for text in found[:-1])
+    assert all(text.endswith("\n\n") and len(text) >= readers.DOCUMENT_BYTES for text in found[:-1])
 
 
 def test_a_text_without_blank_lines_is_cut_at_line_ends_and_a_line_never(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_text_without_blank_lines_is_cut_at_line_ends_and_a_line_never(tmp_pat
 
 
 def test_a_run_too_long_to_hold_is_cut_between_characters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "LONGEST_BYTES", 100_000)
+    monkeypatch.setattr(readers, "LONGEST_BYTES", 100_000)
     (tmp_path / "run.txt").write_text("é€🙂" * 100_000)
     found = read(tmp_path / "run.txt")
     assert all(len(text.encode()) <= 100_000 for text in found)

@@ -21,10 +21,10 @@ import pyarrow.parquet as pq
 import pytest
 from data_helpers import contents, documents, spheret
 
-from spheret import files
 from spheret.data import CORPORA, cached, chunks, open_data, preparation, prepare, shards, workers
 from spheret.data.corpora import Hub
 from spheret.data.tokenizers import TOKENIZERS, load
+from spheret.support import files
 
 SPECS = {name: name for name in TOKENIZERS} | {"bpe": "bpe:300"}
 OPTIONS: dict[str, Any] = {"val_fraction": 0.2, "shard_tokens": 700}
@@ -114,7 +114,7 @@ def test_stopped_at_every_write_and_run_again(
     monkeypatch.setattr(files, "write_all", limited)
     # as a kill would: what is there stays
     monkeypatch.setattr("spheret.data.workspace.Workspace.__exit__", lambda *_: None)
-    monkeypatch.setattr("spheret.files.Lock.acquire", lambda *_: True)
+    monkeypatch.setattr("spheret.support.files.Lock.acquire", lambda *_: True)
     stops = 0
     for allowed in range(0, 1000, 3):
         left = allowed

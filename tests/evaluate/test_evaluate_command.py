@@ -13,7 +13,7 @@ from spheret.data.tokenizers import describe
 from spheret.data.tokenizers import load as load_tokenizer
 from spheret.evaluate import PAPER_TASKS, TASKS, compare, read, table
 from spheret.evaluate.tasks import MANIFEST, prefetch
-from spheret.train.run import create_run
+from spheret.runs.run import create_run
 
 ROWS = Path(__file__).parent / "rows"
 

@@ -13,7 +13,7 @@ from spheret import GPT, GPTConfig
 from spheret.data.tokenizers import describe
 from spheret.data.tokenizers import load as load_tokenizer
 from spheret.evaluate.lm import SpheretLM
-from spheret.train.run import create_run
+from spheret.runs.run import create_run
 
 TEXT = "Fellow citizens of the Senate and of the House of Representatives: among the vicissitudes of life"
 

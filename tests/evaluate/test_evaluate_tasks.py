@@ -10,11 +10,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from spheret import GPT, GPTConfig
 from spheret.data.tokenizers import load as load_tokenizer
 from spheret.evaluate.command import answer
+from spheret.evaluate.eval_json import summary
 from spheret.evaluate.lm import SpheretLM
-from spheret.evaluate.results import summary
 from spheret.evaluate.tasks import PAPER_TASKS, TASKS
 from spheret.hub import SpheretForCausalLM, from_gpt2
-from spheret.hub.tokenizers import write_tokenizer
+from spheret.hub.tokenizer_files import write_tokenizer
 
 ROWS = Path(__file__).parent / "rows"
 

@@ -131,7 +131,7 @@ class TestCitizenship:
     def test_a_pipeline(self, tmp_path):
         from transformers import AutoTokenizer, pipeline
 
-        from spheret.hub.tokenizers import write_tokenizer
+        from spheret.hub.tokenizer_files import write_tokenizer
 
         model = face("proj-spheretnorm", vocab=257, block=64)
         model.save_pretrained(tmp_path)
@@ -163,12 +163,12 @@ class TestCitizenship:
             assert model.is_gradient_checkpointing is False
             if on:
                 model.gradient_checkpointing_enable()
-                assert model.model.checkpointing
+                assert model.model.recompute
             loss = model(tokens(), labels=tokens()).loss
             loss.backward()
             gradients.append([loss, *(p.grad for p in model.parameters())])
             model.gradient_checkpointing_disable()
-            assert not model.model.checkpointing
+            assert not model.model.recompute
         assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
     def test_the_loss_is_the_models_own(self):

@@ -15,7 +15,7 @@ from spheret.cli import main
 from spheret.data.tokenizers import describe
 from spheret.data.tokenizers import load as load_tokenizer
 from spheret.hub.transfer import export, import_
-from spheret.train.run import create_run, open_run
+from spheret.runs.run import create_run, open_run
 
 TEXTS = ["We the People", "  two  spaces,\n\ttabs", "naïve café 東京 🙂", "don't you'll 1234567", "", "a" * 50]
 
@@ -229,7 +229,7 @@ class TestCommands:
         (tmp_path / "code" / "mine.py").write_text(f"open({str(tmp_path / 'x')!r}, 'w')\n")
         from transformers import GPTNeoConfig, GPTNeoForCausalLM
 
-        small = {"hidden_size": 8, "num_layers": 1, "num_heads": 1, "attention_types": [[["global"], 1]]}
+        small = {"hidden_size": 8, "num_sublayers": 1, "num_heads": 1, "attention_types": [[["global"], 1]]}
         GPTNeoForCausalLM(GPTNeoConfig(vocab_size=9, **small)).save_pretrained(tmp_path / "other")
         capsys.readouterr()
         assert main([word.format(tmp_path) for word in words]) == 2

@@ -85,11 +85,11 @@ class Live(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("precision", memory.PRECISIONS)
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("scheme", ["pre-ln", "proj-spheretnorm"])
-def test_the_peak_of_a_step_is_the_sum_of_its_parts(scheme, checkpointing, precision):
+def test_the_peak_of_a_step_is_the_sum_of_its_parts(scheme, recompute, precision):
     size = (6, 4, 64, 64, 500, 8)
-    model = GPT(config(size, scheme, checkpointing=checkpointing))
+    model = GPT(config(size, scheme, recompute=recompute))
     optimizer = torch.optim.AdamW(parameter_groups(model, 0.1), fused=True)
     forward(model, precision, size[-1]).backward()
     optimizer.step()
@@ -100,7 +100,7 @@ def test_the_peak_of_a_step_is_the_sum_of_its_parts(scheme, checkpointing, preci
         for _ in range(2):
             forward(model, precision, size[-1]).backward()
         optimizer.step()
-    setup = Setup(model.config, GPUS["h100"], 1, "ddp", size[-1], 2, precision, checkpointing, 0.35, 50e9)
+    setup = Setup(model.config, GPUS["h100"], 1, "ddp", size[-1], 2, precision, recompute, 0.35, 50e9)
     assert sum(cost.bytes_held(setup).values()) == pytest.approx(live.most, rel=0.1)
 
 
@@ -121,19 +121,19 @@ def test_weights_gradients_and_moments_exactly(scheme):
         assert memory.optimizer_bytes(model.config) == held(state)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("scheme", ["pre-ln", "cay-spheretnorm"])
-def test_flops_are_what_torch_counts(scheme, checkpointing):
+def test_flops_are_what_torch_counts(scheme, recompute):
     for size in SMALL:
-        model = GPT(config(size, scheme, checkpointing=checkpointing))
+        model = GPT(config(size, scheme, recompute=recompute))
         # flash attention on CPUs is not in torch's counter; its plain products are
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             forward(model, "float32", size[-1]).backward()
         tokens, counted = size[-1] * model.config.block, counter.get_total_flops()
         # computing again ends with the last thing that is kept; Pre-LN keeps no branch output, and spares its product
         spared = 8 * tokens * model.config.layers * model.config.width**2
-        counted += spared if checkpointing and scheme == "pre-ln" else 0
-        assert cost.step_flops(model.config, tokens, checkpointing) == counted
+        counted += spared if recompute and scheme == "pre-ln" else 0
+        assert cost.step_flops(model.config, tokens, recompute) == counted
 
 
 def test_the_papers_arithmetic_keeps_more():
@@ -165,9 +165,9 @@ class TestSplit:
         assert cost.split(128, 16, 16) == (8, 1)
 
 
-def setup(size="L", gpus=8, parallel="ddp", batch=16, accumulation=1, precision="bf16", checkpointing=False):
+def setup(size="L", gpus=8, parallel="ddp", batch=16, accumulation=1, precision="bf16", recompute=False):
     made = cost.sized(size, "proj-spheretnorm")
-    return Setup(made, GPUS["h100"], gpus, parallel, batch, accumulation, precision, checkpointing, 0.35, 50e9)
+    return Setup(made, GPUS["h100"], gpus, parallel, batch, accumulation, precision, recompute, 0.35, 50e9)
 
 
 class TestWays:
@@ -192,7 +192,7 @@ class TestWays:
         assert whole["FSDP gathered"] - few["FSDP gathered"] == memory.weights_bytes(setup("7B").config)
 
     def test_checkpointing_holds_less_and_computes_more(self):
-        plain, again = setup(), setup(checkpointing=True)
+        plain, again = setup(), setup(recompute=True)
         assert cost.bytes_held(again)["activations"] < 0.3 * cost.bytes_held(plain)["activations"]
         assert cost.step_seconds(again) > cost.step_seconds(plain)
 
@@ -227,7 +227,7 @@ class TestCommand:
             "NVIDIA H100 datasheet",
             "FSDP gathered",
             "reduce-scattered",
-            "checkpointing",
+            "recompute",
         ):
             assert word in said
 

@@ -8,9 +8,10 @@ import torch
 
 from spheret.connections import PAPER_SCHEMES
 from spheret.data import open_data
-from spheret.gpt import GPT, GPTConfig
-from spheret.train.config import TrainConfig
-from spheret.train.distributed import PARALLEL, Group, World, whole
+from spheret.model.gpt import GPT, GPTConfig
+from spheret.runs.config import TrainConfig
+from spheret.support.sharding import whole
+from spheret.train.distributed import PARALLEL, Group, World
 from spheret.train.loop import Trainer
 
 SCHEMES = {name: (name, {}) for name in PAPER_SCHEMES} | {
@@ -43,7 +44,7 @@ def every_scheme(data, out, world):
 
 def one_sided(data, out, world):
     """Only one rank sees a bad number, or is asked to stop: all of them must end alike, and none wait for ever."""
-    from spheret.gpt import MLP
+    from spheret.model.gpt import MLP
 
     real = MLP.forward
     for world.parallel in PARALLEL:
@@ -60,7 +61,7 @@ def one_sided(data, out, world):
 
 def resume_from_one(data, out, world):
     """What one process saved goes on here, both ways."""
-    from spheret.train import checkpoint
+    from spheret.runs import checkpoint
 
     for world.parallel in PARALLEL:
         trainer = make(out / f"resumed-{world.parallel}", data, "proj-spheretnorm", world)
@@ -70,7 +71,7 @@ def resume_from_one(data, out, world):
 
 def precision_of_the_stream(data, out, world):
     """Under FSDP in bf16 the stream and the scalars stay float32, the branches compute in bf16."""
-    from spheret.probes import probe
+    from spheret.model.probes import probe
 
     world.parallel = "fsdp"
     trainer = make(out / "precision", data, "proj-spheretnorm", world, precision="bf16")

@@ -15,10 +15,11 @@ from train_helpers import TINY, losses, metrics
 
 from spheret.connections import SCHEMES
 from spheret.data import open_data
-from spheret.gpt import GPT, GPTConfig
-from spheret.train import checkpoint, drill
+from spheret.model.gpt import GPT, GPTConfig
+from spheret.runs import checkpoint
+from spheret.runs.run import open_run
+from spheret.train import drill
 from spheret.train.distributed import PARALLEL
-from spheret.train.run import open_run
 
 HERE = Path(__file__).parent
 ENVIRONMENT = {
@@ -71,7 +72,7 @@ def test_two_processes_are_one(parallel, case, together, prepared, tmp_path):
     assert ours["val_loss"] == pytest.approx(theirs["val_loss"], rel=1e-6)
     assert [row[:2] for row in ours["val_documents"]] == [row[:2] for row in theirs["val_documents"]]
     assert ours["on_bound"] == theirs["on_bound"]
-    for a, b in zip(ours["layers"], theirs["layers"], strict=True):
+    for a, b in zip(ours["sublayers"], theirs["sublayers"], strict=True):
         assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3)
     assert_close(final(path), final(tmp_path), 2e-6)
     moments = [dict(checkpoint.newest(p / "checkpoints").optimizer()) for p in (path, tmp_path)]

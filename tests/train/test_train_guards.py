@@ -7,12 +7,12 @@ import torch
 from train_helpers import metrics, train
 
 from spheret.connections import PAPER_SCHEMES, SCHEMES, scheme
-from spheret.gpt import GPT, MLP, Attention, GPTConfig
-from spheret.train import checkpoint
+from spheret.model.gpt import GPT, MLP, Attention, GPTConfig
+from spheret.model.monitor import look, mean_cosine, on_bound
+from spheret.runs import checkpoint
+from spheret.runs.run import open_run
 from spheret.train.distributed import World
-from spheret.train.monitor import look, mean_cosine, on_bound
-from spheret.train.run import open_run
-from spheret.train.watch import SPIKE_LEAST, Watch, find_non_finite
+from spheret.train.guards import SPIKE_LEAST, Watch, find_non_finite
 
 ALONE = World(torch.device("cpu"))
 TINY = {"layers": 3, "heads": 2, "width": 16, "block": 16, "vocab": 32}
@@ -61,7 +61,7 @@ class _Poison(torch.autograd.Function):
         return g * float("inf")
 
 
-@pytest.mark.parametrize("layer", range(3))
+@pytest.mark.parametrize("sublayer", range(3))
 @pytest.mark.parametrize("name", PAPER_SCHEMES)
 def test_the_first_bad_gradient_is_named(layer, name):
     model = GPT(GPTConfig(scheme=name, **TINY))
@@ -74,7 +74,7 @@ def test_the_first_bad_gradient_is_named(layer, name):
     assert below in found or "gradient of" in found
 
 
-@pytest.mark.parametrize("layer", range(3))
+@pytest.mark.parametrize("sublayer", range(3))
 def test_the_first_bad_output_is_named(layer):
     model = GPT(GPTConfig(scheme="pre-ln", **TINY))
     torch.nn.init.constant_(model.blocks[layer].attention.output.bias, 3e38)
@@ -196,7 +196,7 @@ def test_looking_changes_nothing(name):
     assert model.training
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
-    assert len(seen["layers"]) == 6
+    assert len(seen["sublayers"]) == 6
 
 
 @pytest.mark.parametrize("width", [16, 48, 64, 112, 768])

@@ -15,8 +15,8 @@ from spheret.cli import main
 from spheret.data import prepare
 from spheret.doctor import check_backend
 from spheret.kernels import BACKENDS
-from spheret.train.directory import claimed
-from spheret.train.run import create_run, open_run
+from spheret.runs.directory import claimed
+from spheret.runs.run import create_run, open_run
 
 
 @pytest.fixture(scope="module")

@@ -15,12 +15,12 @@ from train_helpers import TINY, losses, metrics, train, weights
 from spheret.cli import main
 from spheret.connections import PAPER_SCHEMES, SCHEMES
 from spheret.data import open_data
-from spheret.gpt import GPT, GPTConfig
+from spheret.model.gpt import GPT, GPTConfig
+from spheret.runs.config import TrainConfig
+from spheret.runs.run import TIMING, open_run
 from spheret.train import drill
-from spheret.train.config import TrainConfig
 from spheret.train.distributed import World
 from spheret.train.loop import Trainer
-from spheret.train.run import TIMING, open_run
 
 
 @pytest.fixture(scope="module")
@@ -43,15 +43,15 @@ def test_every_scheme_trains_and_says_what_it_sees(scheme, prepared, tmp_path):
     for line in lines:
         assert {"step", "loss", "lr", "grad_norm", "spikes", *TIMING} <= line.keys()
     last = lines[-1]
-    assert [layer["layer"] for layer in last["layers"]] == [1, 2, 3, 4]
-    keys = {"layer", "angle_mean", "angle_max", "alpha", "norm", "drift", "cosine", "grad_norm"}
-    assert all(layer.keys() == keys for layer in last["layers"])
+    assert [layer["sublayer"] for layer in last["sublayers"]] == [1, 2, 3, 4]
+    keys = {"sublayer", "angle_mean", "angle_max", "alpha", "norm", "drift", "cosine", "grad_norm"}
+    assert all(layer.keys() == keys for layer in last["sublayers"])
     spherical = last["radius"] is not None
     assert spherical == (scheme in ("geonorm", "proj-spheretnorm", "cay-spheretnorm", "p-spheretnorm"))
     if spherical:
-        assert max(layer["drift"] for layer in last["layers"]) < 1e-5
+        assert max(layer["drift"] for layer in last["sublayers"]) < 1e-5
         assert all(name.endswith((".a", ".gamma")) for name in last["on_bound"])
-        assert all(layer["alpha"] > 0 for layer in last["layers"])
+        assert all(layer["alpha"] > 0 for layer in last["sublayers"])
     documents = last["val_documents"]
     assert sum(row[2] for row in documents) / sum(row[1] for row in documents) == pytest.approx(last["val_loss"])
 

@@ -12,13 +12,13 @@ from train_helpers import TINY, metrics, train
 
 from spheret.cli import main
 from spheret.data import open_data
-from spheret.gpt import GPT, GPTConfig
+from spheret.model.gpt import GPT, GPTConfig
+from spheret.runs.config import TrainConfig
+from spheret.runs.directory import OURS, claimed
+from spheret.runs.run import open_run
 from spheret.train import drill
-from spheret.train.config import TrainConfig
-from spheret.train.directory import OURS, claimed
 from spheret.train.distributed import World
 from spheret.train.loop import Trainer
-from spheret.train.run import open_run
 
 
 @pytest.fixture(scope="module")

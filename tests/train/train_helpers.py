@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from spheret.cli import main
+from spheret.runs.run import open_run
 from spheret.train.drill import timeless
-from spheret.train.run import open_run
 
 TINY = (
     "--layers", "2", "--heads", "2", "--width", "16", "--block", "32", "--batch-size", "4", "--eval-windows", "4",

@@ -1,0 +1,202 @@
+"""From measurements to rows: what a certificate says of each sublayer, of all of them together, and its verdicts."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spheret.analysis import depth
+from spheret.analysis.measure import ROUNDING, Measured, Numbers
+from spheret.connections import Connection, SpheretNorm, SphericalConnection
+from spheret.model.gpt import GPT
+
+VERDICTS = ("proven", "measured only", "vacuous", "violated")
+_NO_RETRACTION = "its update is no retraction of the sphere, and the propositions are about those"
+# a bound this small is nothing to build on
+_LEAST = 1e-9
+# a closed form further from automatic differentiation than this is another function's
+_CLOSED_FORM = 1e-8
+# a matrix conditioned worse than this is singular to float32
+LOST = 1 / torch.finfo(torch.float32).eps
+
+
+def part_of(model: GPT, measured: Measured) -> dict[str, Any]:
+    """Layers, depth and budgets of tokens on their own paths, or of one whole sequence."""
+    updates = [_update(c) for block in model.each_block() for c in (block.attention_connection, block.mlp_connection)]
+    layers = []
+    for number, (update, numbers) in enumerate(zip(updates, measured.updates, strict=True), start=1):
+        row: dict[str, Any] = {"sublayer": number, "branch": "mlp" if number % 2 == 0 else "attention"}
+        if update is not None:
+            row |= {
+                "alpha": float(update.alpha),
+                "lambda": update.factor,
+                # null is the exponential map's infinity
+                "p": finite(float(update.p)),
+                "max_angle": update.max_angle,
+            }
+        layers.append({**row, **_layer(numbers, measured)})
+    part: dict[str, Any] = {
+        "norm_of_B": measured.norm_method,
+        "singular_values": measured.sigma_method,
+        "sublayers": layers,
+        "depth": _depth(measured),
+    }
+    if updates[0] is not None:
+        part |= _budgets(measured, layers, updates[0].schedule)
+    part["verdicts"] = dict(Counter(row["verdict"] for row in layers))
+    # whether S, prod m and the like are bounds here, or mere estimates
+    part["bounds"] = _standing(part, updates[0] is not None)
+    part["lost"] = _lost(part)
+    return part
+
+
+def _update(connection: Connection) -> SpheretNorm | None:
+    return connection.update if isinstance(connection, SphericalConnection) else None
+
+
+def _layer(numbers: Numbers, measured: Measured) -> dict[str, Any]:
+    """One sublayer's row: the worst token for each quantity, and the verdict."""
+    row: dict[str, Any] = {
+        "angle_mean": float(numbers["angle"].mean()),
+        "angle_max": float(numbers["angle"].max()),
+        "eta_max": float(numbers["eta"].max()),
+        "B_max": float(numbers["B"].max()),
+        "sigma_max": float(numbers["sigma_max"].max()),
+        "sigma_min": float(numbers["sigma_min"].min()),
+        "residual_max": float(numbers["residual_max"].max()),
+        "residual_min": float(numbers["residual_min"].max()),
+    }
+    if "Delta" not in numbers:
+        return {
+            **row,
+            "verdict": "measured only",
+            "why": _NO_RETRACTION,
+        }
+    m = numbers["m"]
+    row |= {
+        "capped": int(numbers["capped"].sum()),
+        "Delta_mean": float(numbers["Delta"].mean()),
+        "Delta_max": float(numbers["Delta"].max()),
+        "delta_max": float(numbers["delta"].max()),
+        "q_min": float(numbers["q"].min()),
+        "m_min": float(m.min()),
+        "m_exact_min": float(numbers["m_exact"].min()),
+        "tokens_with_m": int((m > _LEAST).sum()),
+        "violations": int(_violations(numbers, measured.norm_method).sum()),
+    }
+    if "error" in numbers:
+        row["closed_form_error"] = float(numbers["error"].max())
+    verdict, why = judge(row, measured.norm_method)
+    return {**row, "verdict": verdict, "why": why}
+
+
+def _violations(numbers: Numbers, norm_method: str) -> Tensor:
+    """Which tokens contradict a bound, or the closed form; an estimate of a singular value errs to the safe side."""
+    if not bounds_hold(norm_method):
+        return torch.zeros_like(numbers["m"], dtype=torch.bool)
+    slack = ROUNDING * (1 + numbers["sigma_max"])
+    broken = (numbers["sigma_max"] > 1 + numbers["Delta"] + slack) | (numbers["sigma_min"] < numbers["m"] - slack)
+    broken |= (numbers["sigma_max"] > 1 + numbers["delta"] + slack) | (
+        numbers["sigma_min"] < numbers["m_exact"] - slack
+    )
+    # exact norm preservation makes |J| >= 1; an estimate of it from below may fall short
+    broken |= numbers["sigma_max"] + numbers["residual_max"] < 1 - slack
+    return broken | (numbers["error"] > _CLOSED_FORM) if "error" in numbers else broken
+
+
+def bounds_hold(norm_method: str) -> bool:
+    """Whether what follows from |B| is a bound: Lanczos' value lies below |B|, and nothing follows from it."""
+    return norm_method != "lanczos"
+
+
+def judge(row: dict[str, Any], norm_method: str) -> tuple[str, str]:
+    """The verdict on a spherical sublayer, and why."""
+    if row["violations"]:
+        return "violated", "a measurement contradicts the bound or the closed form"
+    if not bounds_hold(norm_method):
+        return "measured only", "|B| is Lanczos' estimate, which lies below it"
+    if not row["m_min"] > _LEAST:
+        return "vacuous", "m = 0 at some token: the bound from below says nothing there"
+    return "proven", f"m >= {row['m_min']:.3g} at every token looked at"
+
+
+def _depth(measured: Measured) -> list[dict[str, Any]]:
+    """The product of the first 1, 2, ... updates, measured, beside its bounds."""
+    bounded = "Delta" in measured.updates[0]
+    b = (
+        depth.budgets(*(torch.stack([n[key] for n in measured.updates]) for key in ("Delta", "angle", "m")))
+        if bounded
+        else None
+    )
+    rows = []
+    for index, product in enumerate(measured.products):
+        row: dict[str, Any] = {"sublayer": index + 1}
+        if product is not None:
+            # what rounding hides may be 0: then the value is only known not to be larger
+            hidden = product["sigma_min"] <= product["floor"]
+            above = product["sigma_min"] + torch.where(hidden, product["floor"], 0.0)
+            row |= {
+                "sigma_max": finite(float(product["sigma_max"].max())),
+                "sigma_min": finite(float(above.min())),
+                "sigma_min_is_upper_bound": bool(hidden.any()) or measured.sigma_method == "lanczos",
+                "condition": finite(float((product["sigma_max"] / above).max())),
+                "residual_min": float(product["residual_min"].max()),
+            }
+        if b is not None:
+            row |= {
+                "S_max": float(b.S[index].max()),
+                "S_mean": float(b.S[index].mean()),
+                "A_max": float(b.A[index].max()),
+                "A_mean": float(b.A[index].mean()),
+                "product_m_min": float(b.product_m[index].min()),
+                "criterion_min": float(b.criterion[index].min()),
+            }
+            if product is not None and bounds_hold(measured.norm_method):
+                slack = ROUNDING * (1 + product["sigma_max"]) + product["floor"]
+                over = product["sigma_max"].log() > b.S[index] + ROUNDING
+                row["violations"] = int((over | (product["sigma_min"] < b.product_m[index] - slack)).sum())
+        rows.append(row)
+    return rows
+
+
+def _budgets(measured: Measured, layers: list[dict[str, Any]], schedule: str) -> dict[str, Any]:
+    """The sums that schedules bound, averaged over tokens, beside what the run's own schedule promises."""
+    lambdas = torch.tensor([row["lambda"] for row in layers], dtype=torch.float64)
+    alphas = torch.tensor([row["alpha"] for row in layers], dtype=torch.float64)
+    Delta, angle, eta = (torch.stack([n[key] for n in measured.updates]).cpu() for key in ("Delta", "angle", "eta"))
+    kappa = Delta / alphas.clamp(min=torch.finfo(torch.float64).tiny)[:, None]
+    a = alphas / lambdas.clamp(min=torch.finfo(torch.float64).tiny)
+    squares = angle.square().mean(1)
+    S, A = Delta.mean(1).cumsum(0), squares.cumsum(0)
+    grown = depth.growth(S, A, kappa, a[:, None] * eta, lambdas, schedule)
+    return {"growth": grown, "dyadic": depth.dyadic(squares, lambdas)}
+
+
+def _standing(part: dict[str, Any], spherical: bool) -> str:
+    """proven, estimated or none: what the sums over all layers are worth."""
+    if not spherical:
+        return "none"
+    broken = "violated" in part["verdicts"] or any(row.get("violations") for row in part["depth"])
+    return "proven" if bounds_hold(part["norm_of_B"]) and not broken else "estimated"
+
+
+def _lost(part: dict[str, Any]) -> dict[str, int | None]:
+    """The first layer after which nothing is proven from below, the first beyond float32, and the worst alone."""
+    proven = part["depth"] if part["bounds"] == "proven" else []
+    proof = (row["sublayer"] for row in proven if row["product_m_min"] == 0)
+    measured = (row["sublayer"] for row in part["depth"] if "condition" in row and _condition(row) > LOST)
+    worst = min(part["sublayers"], key=lambda row: row["sigma_min"] / row["sigma_max"])
+    return {"proof": next(proof, None), "conditioning": next(measured, None), "worst": worst["sublayer"]}
+
+
+def _condition(row: dict[str, Any]) -> float:
+    return math.inf if row["condition"] is None else row["condition"]
+
+
+def finite(x: float) -> float | None:
+    """JSON has no infinity."""
+    return x if math.isfinite(x) else None

@@ -1,0 +1,65 @@
+"""Schemes and their options as the command line spells them: `--schemes a,b:option=value` and `--set option=value`."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from spheret.connections import PAPER_SCHEMES, SCHEMES, Scheme, scheme
+from spheret.support.errors import unknown
+
+_WORDS = {"none": None, "None": None, "True": True, "False": False, "inf": math.inf}
+
+
+def parse_options(settings: Iterable[str]) -> dict[str, Any]:
+    """`option=value` settings as a dictionary. A value is JSON, or inf, none, or a plain word."""
+    options: dict[str, Any] = {}
+    for setting in settings:
+        option, equals, text = setting.partition("=")
+        if not (option and equals and text):
+            raise ValueError(f"--set takes option=value, got {setting!r}.")
+        try:
+            options[option] = _WORDS[text] if text in _WORDS else json.loads(text)
+        except json.JSONDecodeError:
+            options[option] = text
+        if isinstance(options[option], (list, dict)):
+            raise ValueError(f"--set takes a number, a word, true, false or none for {option}, got {text}.")
+    return options
+
+
+@dataclass(frozen=True)
+class SchemeChoice:
+    """A scheme and the options that were set for it."""
+
+    name: str
+    settings: tuple[str, ...] = ()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return parse_options(self.settings)
+
+    def build(self) -> Scheme:
+        return scheme(self.name, **self.options)
+
+
+def parse_schemes(text: str) -> list[SchemeChoice]:
+    """`paper` (its nine), `all`, or names separated by commas; `scheme:option=value:...` sets options."""
+    groups = {"paper": PAPER_SCHEMES, "all": tuple(SCHEMES)}
+    words: list[str] = []
+    for word in text.split(","):
+        words += groups.get(word.strip(), (word.strip(),))
+    choices = []
+    for word in dict.fromkeys(words):
+        name, *settings = word.split(":")
+        if name not in SCHEMES:
+            raise unknown("scheme", name, [*SCHEMES, *groups])
+        for setting in settings:
+            # a race names a directory after it
+            if not re.fullmatch(r"\w+=[\w.+-]+", setting):
+                raise ValueError(f"a variant is scheme:option=value, as in {name}:schedule=sqrt, got {word!r}.")
+        choices.append(SchemeChoice(name, tuple(settings)))
+    return choices

@@ -1,0 +1,221 @@
+"""One operation, `retract`, on several backends, and the one place that chooses between them.
+
+`SPHERET_BACKEND` (read at import) or `use(...)` fixes the backend; an explicit choice that can't run is an
+error, never a silent fallback. Without one, each call takes the first of BACKENDS that can serve it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from spheret.kernels import closed, native, reference, triton
+from spheret.kernels.closed import compute_dtype
+from spheret.kernels.fused import Fused
+from spheret.retractions import PROJECTION, P, Retraction, as_retraction
+from spheret.support.autograd import traced_transforms, transformed
+from spheret.support.errors import unknown
+
+__all__ = ["BACKENDS", "Backend", "check_rows", "chosen", "compute_dtype", "normalize", "retract", "use"]
+
+
+class Backend(NamedTuple):
+    """`run(h, f, alpha, row, p, cap)`, `normalize(h, radius)`, and why it can't serve a call (None: it can)."""
+
+    run: Callable[[Tensor, Tensor, P, Retraction, P, float | None], Tensor]
+    normalize: Callable[[Tensor, P], Tensor]
+    why_not: Callable[[Tensor, Tensor, Retraction, P], str | None]
+    # whether it is taken without being asked for
+    automatic: Callable[[Tensor], bool]
+
+
+def _reference(h: Tensor, f: Tensor, alpha: P, row: Retraction, p: P, cap: float | None) -> Tensor:
+    dtype = compute_dtype(h, f)
+    return reference.retract(h.to(dtype), f.to(dtype), alpha, row, p, cap).to(h.dtype)
+
+
+def _needs_torch_ops(h: Tensor, f: Tensor) -> str | None:
+    """Why no kernel with a pointer to its rows can serve: what torch is doing must see torch ops."""
+    if transformed():
+        return "torch.func transforms and forward-mode gradients run on the closed backend."
+    for x in (h, f):
+        if type(x) not in (Tensor, torch.nn.Parameter):
+            return f"it takes plain tensors, got {type(x).__name__}."
+    return None
+
+
+def _fused(module: ModuleType, device: str) -> Backend:
+    kernel: Fused = module.KERNEL
+    return Backend(
+        kernel.retract,
+        kernel.normalize,
+        lambda h, f, row, p: _needs_torch_ops(h, f) or module.unsuited(h, f, row, p) or module.missing(),
+        lambda h: h.device.type == device,
+    )
+
+
+# in the order of preference
+BACKENDS: dict[str, Backend] = {
+    "triton": _fused(triton, "cuda"),
+    "native": _fused(native, "cpu"),
+    "closed": Backend(closed.retract, closed.normalize, lambda h, f, row, p: None, lambda h: True),
+    "reference": Backend(_reference, closed.normalize, lambda h, f, row, p: None, lambda h: False),
+}
+
+
+def _known(name: str) -> str:
+    if name not in BACKENDS:
+        raise unknown("backend", name, BACKENDS)
+    return name
+
+
+_forced: str | None = os.environ.get("SPHERET_BACKEND") or None
+if _forced is not None:
+    _known(_forced)
+
+
+class use:
+    """Fix the backend from here on, `use("closed")`, or inside a block, `with use("closed"):`.
+
+    None gives the choice back to the library.
+    """
+
+    def __init__(self, name: str | None):
+        global _forced
+        self.name = None if name is None else _known(name)
+        self.before, _forced = _forced, self.name
+
+    def __enter__(self) -> None:
+        global _forced
+        _forced = self.name
+
+    def __exit__(self, *_: object) -> None:
+        global _forced
+        _forced = self.before
+
+
+def chosen(h: Tensor, f: Tensor, retraction: str | float | Retraction = "projection") -> str:
+    """The name of the backend that `retract` takes for such a call."""
+    row = as_retraction(retraction)
+    return _choose(h, f, row, row.p)
+
+
+def _choose(h: Tensor, f: Tensor, row: Retraction, p: P) -> str:
+    if torch.compiler.is_compiling():
+        return _choose_traced(h, f, row, p)
+    if _forced is not None:
+        reason = BACKENDS[_forced].why_not(h, f, row, p)
+        if reason:
+            raise RuntimeError(f"the {_forced} backend was asked for, but {reason}")
+        return _forced
+    for name, backend in BACKENDS.items():
+        if backend.automatic(h) and not backend.why_not(h, f, row, p):
+            return name
+    raise AssertionError("the closed form serves every call")
+
+
+_OPS: dict[str, ModuleType] = {"triton": triton, "native": native}
+
+
+def _choose_traced(h: Tensor, f: Tensor, row: Retraction, p: P) -> str:
+    """Under torch.compile the closed form is traced and fuses with its neighbours; any other kernel is an op.
+
+    On CPUs the op is taken: what Inductor makes of the closed form there goes over memory twice as often.
+    """
+    if _forced is not None:
+        reason = _OPS[_forced].unsuited(h, f, row, p) if _forced in _OPS else None
+        if reason:
+            raise RuntimeError(f"the {_forced} backend was asked for, but {reason}")
+        return _forced
+    suited = h.device.type == "cpu" and native.unsuited(h, f, row, p) is None
+    return "native" if suited and not traced_transforms() and native.ready() else "closed"
+
+
+def check_rows(h: Tensor, f: Tensor, dim: int | None = None) -> None:
+    """A stream and a branch output of one shape, floating-point, at least 2 wide."""
+    for name, x in (("h", h), ("f", f)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(x).__name__}.")
+        if not x.is_floating_point():
+            raise TypeError(f"{name} must be floating-point, got {x.dtype}: convert it first, e.g. {name}.float().")
+    if h.shape != f.shape:
+        raise ValueError(
+            f"h and f must have the same shape, got {tuple(h.shape)} and {tuple(f.shape)}: "
+            "the branch must return the width of the stream."
+        )
+    if h.dim() == 0 or h.shape[-1] < 2:
+        raise ValueError(f"rows must be at least 2 wide to turn on a sphere, got shape {tuple(h.shape)}.")
+    if dim is not None and h.shape[-1] != dim:
+        raise ValueError(f"this connection was built for rows of width {dim}, got shape {tuple(h.shape)}.")
+
+
+def check_scalar(name: str, x: float | Tensor, h: Tensor) -> None:
+    """A number, or a tensor with one value or one a row."""
+    if not isinstance(x, Tensor):
+        return
+    if not x.is_floating_point():
+        raise TypeError(f"{name} must be floating-point, got {x.dtype}.")
+    if x.dim() <= 1 and x.numel() == 1:
+        return
+    rows = (*h.shape[:-1], 1)
+    sizes = zip(reversed(x.shape), reversed(rows), strict=False)
+    if x.dim() > h.dim() or not all(given in (1, size) for given, size in sizes):
+        raise ValueError(
+            f"{name} must be a number or broadcast against the rows {rows}, got shape {tuple(x.shape)}: "
+            "its last dimension must be 1."
+        )
+
+
+def check_cap(max_angle: float | None) -> None:
+    if max_angle is not None and not 0 < max_angle <= math.pi:
+        raise ValueError(f"max_angle must be None or lie in (0, pi], got {max_angle}.")
+
+
+def retract_unchecked(h: Tensor, f: Tensor, alpha: P, row: Retraction, p: P, cap: float | None) -> Tensor:
+    """`retract` after its arguments were checked; p is apart from its row so that it can be a parameter."""
+    return BACKENDS[_choose(h, f, row, p)].run(h, f, alpha, row, p, cap)
+
+
+def retract(
+    h: Tensor,
+    f: Tensor,
+    alpha: float | Tensor = 1.0,
+    retraction: str | float | Tensor | Retraction | Callable[[Tensor], Tensor] = "projection",
+    max_angle: float | None = None,
+) -> Tensor:
+    r"""Turn each row of h towards f along the sphere through it: the functional core.
+
+        c = <h,f>/<h,h>    z = f - c h    beta = alpha |z|/|h|    theta = min(theta(beta), max_angle)
+        out = cos(theta) h + |h| sin(theta) z/|z|                 so that |out| = |h|
+
+    h, f: (..., d) of any floating dtypes, d >= 2; computed in float32 or better, returned in h's dtype.
+    alpha: a number, or a tensor that broadcasts against the rows with last dimension 1; gets a gradient.
+    retraction: a name of RETRACTIONS, a number p > 0 (inf is the exponential map), a tensor p to learn,
+        a Retraction, or a function theta(beta).
+    max_angle: the largest turn in radians, in (0, pi]; None for no limit.
+
+    A row of zeros in h has no direction: it stays zero, its gradient passes through, and f's is 0 there
+    (squares underflow: in float32 that is any row of norm below about 1e-22). NaN in a row of h or f comes
+    out as NaN in that row, and only there. Paper: Eq. 5 to 9.
+    """
+    row = as_retraction(retraction)
+    check_rows(h, f)
+    if not isinstance(alpha, Tensor) and not math.isfinite(alpha):
+        raise ValueError(f"alpha must be finite, got {alpha}.")
+    check_scalar("alpha", alpha, h)
+    check_scalar("p", row.p, h)
+    check_cap(max_angle)
+    return retract_unchecked(h, f, alpha, row, row.p, max_angle)
+
+
+def normalize(h: Tensor, radius: float | Tensor) -> Tensor:
+    """radius h/|h| for each row, in h's dtype; radius is a number or a 1-element tensor. A zero row stays zero."""
+    if torch.compiler.is_compiling():
+        return closed.normalize(h, radius)
+    return BACKENDS[_choose(h, h, PROJECTION, 1.0)].normalize(h, radius)

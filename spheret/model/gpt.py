@@ -1,0 +1,363 @@
+"""nanoGPT's GPT-2, written against `Scheme` alone: how branches join the stream is not its business."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from spheret.connections import Scheme, scheme
+from spheret.model.linear import Linear, linear
+from spheret.model.loss import cross_entropy, token_losses
+from spheret.model.sampling import check_prompt, choose, left_padded
+from spheret.support.errors import unknown
+
+ACTIVATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
+HEAD_BIASES = ("none", "zero", "unigram")
+# layers, heads, width
+PRESETS = {"S": (12, 12, 768), "M": (24, 16, 1024), "L": (36, 20, 1280)}
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Everything that shapes the model; `as_dict` and `from_dict` go through JSON.
+
+    activation: "gelu" is nanoGPT's, "gelu_tanh" the GPT-2 of transformers.
+    head_bias: "none" (the paper's), "zero", or "unigram", which `GPT(config, counts)` starts at the log frequencies.
+    recompute: keep a block's input and compute the rest again in the backward.
+    """
+
+    layers: int = 12
+    heads: int = 12
+    width: int = 768
+    block: int = 1024
+    vocab: int = 50304
+    bias: bool = True
+    dropout: float = 0.0
+    scheme: str = "proj-spheretnorm"
+    scheme_options: dict[str, Any] = field(default_factory=dict)
+    activation: str = "gelu"
+    head_bias: str = "none"
+    recompute: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "heads", "width", "block", "vocab"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a positive integer, got {value!r}.")
+        if self.width % self.heads:
+            near = [h for h in range(1, self.width + 1) if self.width % h == 0]
+            raise ValueError(
+                f"width {self.width} is not divisible by heads {self.heads}: heads may be one of {near}."
+            )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}.")
+        if self.activation not in ACTIVATIONS:
+            raise unknown("activation", self.activation, ACTIVATIONS)
+        if self.head_bias not in HEAD_BIASES:
+            raise unknown("head_bias", self.head_bias, HEAD_BIASES)
+        self.made_scheme()
+
+    def made_scheme(self) -> Scheme:
+        """The scheme, its norms without a bias where the model has none."""
+        made = scheme(self.scheme, **self.scheme_options)
+        plain = not self.bias and hasattr(made, "bias") and "bias" not in self.scheme_options
+        return replace(made, bias=False) if plain else made  # type: ignore[call-arg]
+
+    @classmethod
+    def preset(cls, size: str, **changes: Any) -> GPTConfig:
+        """The paper's S, M or L, with changes."""
+        if size not in PRESETS:
+            raise unknown("size", size, PRESETS)
+        layers, heads, width = PRESETS[size]
+        return cls(**{"layers": layers, "heads": heads, "width": width, **changes})
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> GPTConfig:
+        known = [f.name for f in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise unknown("model option", name, known)
+        return cls(**values)
+
+
+class Cache:
+    """Keys and values of the tokens seen so far, a pair of (batch, heads, block, d) a layer.
+
+    The model asks for `update` and `get_seq_length` alone, as transformers' caches have them.
+    """
+
+    def __init__(self, config: GPTConfig, batch: int, device: torch.device, dtype: torch.dtype):
+        shape = (batch, config.heads, config.block, config.width // config.heads)
+        self.layers = [torch.empty(2, *shape, device=device, dtype=dtype) for _ in range(config.layers)]
+        self.length = 0
+
+    def update(self, k: Tensor, v: Tensor, layer_idx: int) -> tuple[Tensor, ...]:
+        """A layer's keys and values with these new ones behind them; the last layer moves the length on."""
+        past, end = self.layers[layer_idx], self.length + k.shape[2]
+        past[0, :, :, self.length : end], past[1, :, :, self.length : end] = k, v
+        if layer_idx == len(self.layers) - 1:
+            self.length = end
+        return past[:, :, :, :end].unbind()
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+
+# a layer's new keys and values to all of them
+Past = Callable[[Tensor, Tensor], Sequence[Tensor]]
+
+
+class Attention(nn.Module):
+    """Causal self-attention, (batch, time, width) to the same."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.heads, self.dropout = config.heads, config.dropout
+        self.qkv = Linear(config.width, 3 * config.width, bias=config.bias)
+        self.output = Linear(config.width, config.width, bias=config.bias)
+
+    def _split(self, x: Tensor) -> tuple[Tensor, ...]:
+        batch, time, width = x.shape
+        return self.qkv(x).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4).unbind()
+
+    def weights(self, x: Tensor) -> Tensor:
+        """The attention weights (batch, heads, time, time) that `forward` uses and never shows."""
+        q, k, _ = self._split(x)
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
+        return scores.masked_fill(future, -math.inf).softmax(-1)
+
+    def forward(self, x: Tensor, past: Past | None = None, mask: Tensor | None = None) -> Tensor:
+        batch, time, width = x.shape
+        q, k, v = self._split(x)
+        if past is not None:
+            k, v = past(k, v)
+        dropout = self.dropout if self.training else 0.0
+        # unless a mask says otherwise, a prompt attends causally and a single new token to all that came before
+        causal = mask is None and time > 1
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
+        y = self.output(y.transpose(1, 2).reshape(batch, time, width))
+        return F.dropout(y, self.dropout, self.training)
+
+
+class MLP(nn.Module):
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.approximate, self.dropout = ACTIVATIONS[config.activation], config.dropout
+        self.hidden = Linear(config.width, 4 * config.width, bias=config.bias)
+        self.output = Linear(4 * config.width, config.width, bias=config.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.output(F.gelu(self.hidden(x), approximate=self.approximate))
+        return F.dropout(y, self.dropout, self.training)
+
+
+class Block(nn.Module):
+    """Two sublayers; each joins the stream through its own connection."""
+
+    def __init__(self, config: GPTConfig, made: Scheme, index: int):
+        super().__init__()
+        sublayers = 2 * config.layers
+        self.attention, self.mlp = Attention(config), MLP(config)
+        self.attention_connection = made.connect(config.width, 2 * index + 1, sublayers)
+        self.mlp_connection = made.connect(config.width, 2 * index + 2, sublayers)
+
+    def forward(self, h: Tensor, past: Past | None = None, mask: Tensor | None = None) -> Tensor:
+        h = self.attention_connection(h, lambda x: self.attention(x, past, mask))
+        return self.mlp_connection(h, self.mlp)
+
+
+class GPT(nn.Module):
+    """tokens (batch, time) -> logits (batch, time, vocab); with targets, their mean loss.
+
+    counts: how often each token occurs, for `head_bias="unigram"`; without them that bias starts at 0.
+    """
+
+    def __init__(self, config: GPTConfig, counts: Tensor | None = None):
+        super().__init__()
+        self.config, self.recompute = config, config.recompute
+        made = config.made_scheme()
+        self.scheme = made
+        self.tokens = nn.Embedding(config.vocab, config.width)
+        self.positions = nn.Embedding(config.block, config.width)
+        self.enter = made.enter(config.width)
+        self.blocks = nn.ModuleList(Block(config, made, index) for index in range(config.layers))
+        self.exit = made.exit(config.width)
+        self.head_bias = nn.Parameter(torch.zeros(config.vocab)) if config.head_bias != "none" else None
+        self._initialise()
+        if counts is not None:
+            self.start_from_counts(counts)
+
+    @torch.no_grad()
+    def _initialise(self) -> None:
+        """N(0, 0.02), wider for widths below 768; the draws are the same for every scheme, its factors aside."""
+        std = 0.02 * math.sqrt(max(1.0, 768 / self.config.width))
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=std)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        factors = self.scheme.initialisation(2 * self.config.layers)
+        for block in self.each_block():
+            block.attention.qkv.weight[2 * self.config.width :] *= factors.value
+            block.attention.output.weight *= factors.output
+            block.mlp.hidden.weight *= factors.hidden
+            block.mlp.output.weight *= factors.output
+
+    def each_block(self) -> Iterator[Block]:
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            yield block
+
+    @torch.no_grad()
+    def start_from_counts(self, counts: Tensor) -> None:
+        """Set the head's bias to the log frequencies; a token never seen counts as half a one."""
+        if self.head_bias is None or self.config.head_bias != "unigram":
+            raise ValueError(f'counts are for head_bias="unigram", and this model has {self.config.head_bias!r}.')
+        if counts.dim() != 1 or len(counts) > self.config.vocab or (counts < 0).any() or counts.sum() == 0:
+            raise ValueError(
+                f"counts must be up to {self.config.vocab} numbers, none negative and not all 0, "
+                f"got shape {tuple(counts.shape)}."
+            )
+        full = torch.full((self.config.vocab,), 0.5, dtype=torch.float64)
+        full[: len(counts)] = counts.double().clamp(min=0.5).cpu()
+        self.head_bias.copy_((full / full.sum()).log())
+
+    def parameter_count(self) -> int:
+        """Parameters, the tied head counted once."""
+        return sum(p.numel() for p in self.parameters())
+
+    def constrain(self) -> None:
+        """What the scheme wants done to the weights after an optimiser step (most: nothing)."""
+        blocks = list(self.each_block())
+        reading = [w for b in blocks for w in (b.attention.qkv.weight, b.mlp.hidden.weight)]
+        writing = [w for b in blocks for w in (b.attention.output.weight, b.mlp.output.weight)]
+        self.scheme.constrain([self.tokens.weight, *reading], writing)
+
+    def _check(self, tokens: Tensor, positions: Tensor | None, past: int) -> None:
+        if tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"tokens must be (batch, time) integers, got {tuple(tokens.shape)} {tokens.dtype}.")
+        if not 0 < tokens.shape[1] + past <= self.config.block:
+            raise ValueError(f"between 1 and block = {self.config.block} tokens fit, got {tokens.shape[1] + past}.")
+        # looking at the values would make a GPU wait
+        if torch.compiler.is_compiling() or tokens.device.type != "cpu" or not tokens.numel():
+            return
+        low, high = (int(x) for x in tokens.aminmax())
+        if low < 0 or high >= self.config.vocab:
+            bad = low if low < 0 else high
+            raise ValueError(f"token {bad} lies outside the vocabulary of {self.config.vocab}.")
+        if positions is not None and int(positions.max()) >= self.config.block:
+            raise ValueError(f"positions below block = {self.config.block} exist, got {int(positions.max())}.")
+
+    def stream(
+        self,
+        tokens: Tensor,
+        cache: Cache | None = None,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """The stream after the last sublayer and the exit, (batch, time, width).
+
+        positions: (batch or 1, time), by default those after the cache.  mask: what each token sees, True or an
+        addend of its scores, (batch or 1, 1, time, keys); by default itself and what precedes it.
+        """
+        past = 0 if cache is None or positions is not None else cache.get_seq_length()
+        self._check(tokens, positions, past)
+        time = tokens.shape[1]
+        if positions is None:
+            positions = torch.arange(past, past + time, device=tokens.device)
+            if past and time > 1 and mask is None:
+                mask = torch.ones(time, past + time, dtype=torch.bool, device=tokens.device).tril(past)
+        h = self.tokens(tokens) + self.positions(positions)
+        h = self.enter(F.dropout(h, self.config.dropout, self.training))
+        for index, block in enumerate(self.blocks):
+            if cache is not None:
+                h = block(h, partial(cache.update, layer_idx=index), mask)
+            elif self.recompute and torch.is_grad_enabled():
+                h = checkpoint(block, h, None, mask, use_reentrant=False)
+            else:
+                h = block(h, None, mask)
+        return self.exit(h)
+
+    def logits(self, h: Tensor) -> Tensor:
+        """The head, tied to the token embedding, on the stream that left."""
+        y = linear(h, self.tokens.weight)
+        return y if self.head_bias is None else y + self.head_bias.to(y.dtype)
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        h = self.stream(tokens)
+        if targets is None:
+            return self.logits(h)
+        return cross_entropy(h, self.tokens.weight, self.head_bias, targets)
+
+    @torch.no_grad()
+    def token_losses(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """The loss of every token, (batch, time), without a gradient."""
+        return token_losses(self.stream(tokens), self.tokens.weight, self.head_bias, targets)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        tokens: Tensor,
+        new: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        cached: bool = True,
+        padding: Tensor | None = None,
+        vocab: int | None = None,
+        until: Callable[[Tensor], bool] | None = None,
+    ) -> Tensor:
+        """tokens (batch, time) followed by `new` more; temperature 0 takes the likeliest.
+
+        padding: (batch,) how many at the left of each row are no tokens.  vocab: choose ids below it alone, for
+        embeddings with more rows than the tokenizer has tokens.  until: stop once it is true of all tokens so far.
+
+        Beyond `block` tokens the model sees the last `block` of them, as in nanoGPT; positions are learned, so
+        nothing cached survives such a shift, and each step computes anew.
+        """
+        check_prompt(tokens, new, temperature, top_k, top_p, padding)
+        if vocab is not None and not 0 < vocab <= self.config.vocab:
+            raise ValueError(f"vocab must lie between 1 and {self.config.vocab}, got {vocab}.")
+        modes = [(module, module.training) for module in self.modules()]
+        self.eval()
+        generator = None if seed is None else torch.Generator(tokens.device).manual_seed(seed)
+        weight = self.tokens.weight
+        dtype = (
+            torch.get_autocast_dtype(tokens.device.type)
+            if torch.is_autocast_enabled(tokens.device.type)
+            else weight.dtype
+        )
+        cache = Cache(self.config, len(tokens), tokens.device, dtype) if cached else None
+        try:
+            for _ in range(new):
+                if cache is None or tokens.shape[1] > self.config.block:
+                    seen, used = tokens[:, -self.config.block :], None
+                else:
+                    seen, used = tokens[:, cache.length :], cache
+                if padding is None:
+                    h = self.stream(seen, used)
+                else:
+                    keys = seen.shape[1] if used is None else tokens.shape[1]
+                    h = self.stream(seen, used, *left_padded(seen.shape[1], keys, padding - (tokens.shape[1] - keys)))
+                logits = self.logits(h[:, -1]).float() if weight.dtype != torch.float64 else self.logits(h[:, -1])
+                chosen = choose(logits[:, :vocab], temperature, top_k, top_p, generator)
+                tokens = torch.cat([tokens, chosen], dim=1)
+                if until is not None and until(tokens):
+                    break
+        finally:
+            for module, training in modes:
+                module.training = training
+        return tokens

@@ -1,0 +1,137 @@
+"""Cross-entropy over a large vocabulary that never holds all logits at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from spheret.support.autograd import needs_torch_ops, transformed
+
+IGNORE = -100
+# rows of logits held at a time: 256 x 50,304 float32 are 51 MB
+ROWS = 256
+
+
+def _logits(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The head's logits of a few rows, in float32 or better; under autocast its product is autocast's."""
+    logits = F.linear(h, weight)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return logits if bias is None else logits + bias.to(logits.dtype)
+
+
+def _flat(h: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    if targets.shape != h.shape[:-1]:
+        raise ValueError(
+            f"targets must have the shape of the tokens, {tuple(h.shape[:-1])}, got {tuple(targets.shape)}."
+        )
+    return h.reshape(-1, h.shape[-1]), targets.reshape(-1).long()
+
+
+def _each(h: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: int) -> Tensor:
+    parts = [
+        F.cross_entropy(_logits(x, weight, bias), t, ignore_index=IGNORE, reduction="none")
+        for x, t in zip(h.split(rows), targets.split(rows), strict=True)
+    ]
+    return torch.cat(parts)
+
+
+@torch.no_grad()
+def token_losses(h: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: int = ROWS) -> Tensor:
+    """The loss of every token, in the shape of targets and without a gradient; 0 where the target is ignored."""
+    flat, wanted = _flat(h, targets)
+    return _each(flat, weight, bias, wanted, rows).view(targets.shape)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """The gradient is made with the loss, chunk by chunk, while the chunk's logits are there."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, h: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, count: Tensor, rows: int
+    ) -> Tensor:
+        wide = torch.promote_types(h.dtype, torch.float32)
+        total = torch.zeros((), dtype=wide, device=h.device)
+        dh = torch.empty_like(h) if ctx.needs_input_grad[0] else None
+        dweight = torch.zeros_like(weight, dtype=wide) if ctx.needs_input_grad[1] else None
+        dbias = torch.zeros_like(bias, dtype=wide) if bias is not None and ctx.needs_input_grad[2] else None
+        product = _product_dtype(h)
+        for start in range(0, len(h), rows):
+            x, t = h[start : start + rows], targets[start : start + rows]
+            live = t != IGNORE
+            safe = torch.where(live, t, 0).unsqueeze(-1)
+            logits = _logits(x, weight, bias)
+            norm = logits.logsumexp(-1, keepdim=True)
+            total += torch.where(live, (norm - logits.gather(-1, safe)).squeeze(-1), 0.0).sum()
+            # softmax minus one at the target: of size 1, so that half precision holds it; the mean comes afterwards
+            grad = (logits - norm).exp_()
+            grad.scatter_add_(-1, safe, torch.full_like(norm, -1.0))
+            grad *= live.unsqueeze(-1)
+            if dbias is not None:
+                dbias += grad.sum(0)
+            with torch.autocast(h.device.type, enabled=False):
+                narrow = grad.to(product)
+                if dh is not None:
+                    dh[start : start + rows] = (narrow @ weight.to(product)).to(wide) / count
+                if dweight is not None:
+                    dweight += narrow.T @ x.to(product)
+        dweight = None if dweight is None else dweight.div_(count).to(weight.dtype)
+        dbias = None if dbias is None else dbias.div_(count).to(weight.dtype)
+        ctx.save_for_backward(dh, dweight, dbias, h, weight, bias, targets, count)
+        return total / count
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        *made, h, weight, bias, targets, count = ctx.saved_tensors
+        if needs_torch_ops(g):
+            dh, dweight, dbias = _gradients(g, h, weight, bias, targets, count)
+            return dh, dweight, None if bias is None else dbias, None, None, None
+        return *(None if x is None else x * g.to(x.dtype) for x in made), None, None, None
+
+
+def _gradients(
+    g: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, count: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same in torch ops that can be differentiated again; these do hold all logits."""
+    probability = _logits(h, weight, bias).softmax(-1)
+    live = (targets != IGNORE).unsqueeze(-1)
+    one = torch.zeros_like(probability).scatter(-1, torch.where(live, targets.unsqueeze(-1), 0), 1.0)
+    grad = (probability - one) * live * (g / count)
+    return (
+        (grad @ weight.to(grad.dtype)).to(h.dtype),
+        (grad.T @ h.to(grad.dtype)).to(weight.dtype),
+        grad.sum(0).to(weight.dtype),
+    )
+
+
+def _product_dtype(x: Tensor) -> torch.dtype:
+    """What autocast would multiply in; a CPU without bfloat16 arithmetic is a hundred times faster in float32."""
+    device = x.device.type
+    wide = torch.promote_types(x.dtype, torch.float32)
+    if not torch.is_autocast_enabled(device) or (device == "cpu" and not has_bfloat16()):
+        return wide
+    return torch.get_autocast_dtype(device)
+
+
+def has_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 matrices in hardware."""
+    try:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    except (AttributeError, RuntimeError):
+        return False
+
+
+def cross_entropy(h: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: int = ROWS) -> Tensor:
+    """The mean of -log softmax(weight h + bias)[target] over the targets that are not ignored (-100).
+
+    h: (..., d), weight: (vocab, d), targets: (...). Equal to torch's cross_entropy of the full logits, with its
+    gradient; of the logits only `rows` rows exist at a time, unless the gradient is itself differentiated. Under
+    torch.func it is plain torch ops.
+    """
+    flat, wanted = _flat(h, targets)
+    count = (wanted != IGNORE).sum().clamp(min=1)
+    if not torch.is_grad_enabled() or transformed():
+        return _each(flat, weight, bias, wanted, rows).sum() / count
+    return _CrossEntropy.apply(flat, weight, bias, wanted, count, rows)

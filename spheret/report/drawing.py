@@ -1,0 +1,91 @@
+"""How every figure looks: one colour a scheme, no dates, text that is text."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spheret.connections import SCHEMES
+from spheret.report.results import Study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# ink and grid on paper; the page swaps them, and the palette, for its own when it is dark
+INK, GRID = "#222222", "#d0d0d0"
+# found by search: any two stay apart for protanopes and deuteranopes too; (on white, on black)
+PALETTE = (
+    ("#112255", "#9988ff"), ("#dd88aa", "#cc7788"), ("#00bb66", "#44ff77"), ("#55aaff", "#88ccff"),
+    ("#551111", "#dd0033"), ("#aaaa00", "#ffff00"), ("#bb0000", "#ff8811"), ("#cc22aa", "#cc0099"),
+    ("#221199", "#9911ff"), ("#006655", "#77ffdd"),
+)  # fmt: skip
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
+STYLE: Any = {
+    "svg.hashsalt": "spheret",
+    "svg.fonttype": "none",
+    # a label from a run is text, whatever it holds
+    "text.parse_math": False,
+    "text.usetex": False,
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 10,
+    "axes.titlesize": 10,
+    "legend.fontsize": 9,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.grid": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "lines.linewidth": 1.6,
+    "legend.frameon": False,
+    "figure.dpi": 100,
+}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure in both formats, with what it shows."""
+
+    name: str
+    caption: str
+    svg: str
+    png: bytes
+
+
+def style(study: Study) -> dict[str, tuple[str, Any]]:
+    """Each contestant's colour and dash: the colour is its scheme's, in every figure of every report."""
+    order, drawn = list(SCHEMES), {}
+    seen: dict[int, int] = {}
+    for label, results in study.contestants.items():
+        index = order.index(results[0].scheme) if results[0].scheme in order else len(order)
+        colour = index % len(PALETTE)
+        # schemes that share a colour, and variants of one scheme, differ in their dashes
+        drawn[label] = PALETTE[colour][0], DASHES[seen.get(colour, 0) % len(DASHES)]
+        seen[colour] = seen.get(colour, 0) + 1
+    return drawn
+
+
+def saved(name: str, caption: str, figure: Figure) -> Drawing:
+    svg, png = io.StringIO(), io.BytesIO()
+    # no dates and no version: the same runs give the same bytes
+    figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None, "Title": caption})
+    # laid out once: that is most of the work
+    figure.set_layout_engine("none")
+    figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
+    text = svg.getvalue()
+    return Drawing(name, caption, text[text.index("<svg") :], png.getvalue())
+
+
+def axes_grid(
+    rows: int = 1, columns: int = 1, size: tuple[float, float] = (6.4, 4.8), **shared: Any
+) -> tuple[Figure, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **shared)

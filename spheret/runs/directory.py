@@ -1,0 +1,108 @@
+"""The directory a run is written to: its own, locked to one process, and never a stranger's."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from spheret.data.shards import TOKENIZER
+from spheret.support.files import Lock, remove_empty
+from spheret.runs import checkpoint
+from spheret.runs.layout import CHECKPOINTS, CONFIG, LOCK, METRICS, RUN_FILES
+from spheret.runs.run import FORMAT, Run, open_run
+
+
+def existing(path: Path, resume: bool, force: bool) -> Run | None:
+    """The run to go on with, or None for a start from nothing; refuses whatever would destroy something."""
+    if resume and force:
+        raise ValueError("--resume goes on with a run and --force starts it again: give one of them.")
+    if path.exists() and not path.is_dir():
+        raise NotADirectoryError(f"--out {path} is a file: give a directory.")
+    names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
+    # a kill while config.json was written; the lock's file tells that tokenizer.json from a stranger's
+    if LOCK in names:
+        names -= {LOCK, f"{CONFIG}.tmp", f"{TOKENIZER}.tmp"} | ({TOKENIZER} if CONFIG not in names else set())
+    if not names:
+        return None
+    if CONFIG not in names or not _is_ours(path / CONFIG):
+        strangers = sorted(names - set(RUN_FILES)) or sorted(names)
+        raise FileExistsError(f"--out {path} is not empty and no run (it holds {strangers[0]!r}): give another.")
+    if force:
+        return None
+    if not resume:
+        raise FileExistsError(
+            f"--out {path} holds a run already: go on with it (--resume), start it again (--force), or give another."
+        )
+    return open_run(path)
+
+
+def _is_ours(config: Path) -> bool:
+    """Whether config.json is a run's: many a model's directory has a file of that name. A damaged one may be."""
+    try:
+        found = json.loads(config.read_bytes())
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return (config.parent / METRICS).exists()
+    return isinstance(found, dict) and found.get("format") == FORMAT
+
+
+@contextmanager
+def claimed(path: Path, force: bool, start: bool = False) -> Iterator[None]:
+    """The directory, made and locked; with `force` what a run left there is removed first.
+
+    start: there was no run when one looked, and there must still be none.
+    """
+    try:
+        made = next((p for p in (*reversed(path.parents), path) if not p.exists()), None)
+        path.mkdir(parents=True, exist_ok=True)
+        lock = Lock(path / LOCK)
+        free = lock.acquire()
+    except OSError as error:
+        raise OSError(f"cannot write to --out {path} ({error.strerror}): give a directory that can be.") from error
+    if not free:
+        raise BlockingIOError(f"another process is training in {path}: wait for it, or give another --out.")
+    try:
+        if start and not force and (path / CONFIG).exists():
+            raise FileExistsError(f"another process started a run in {path} just now: give another --out.")
+        if force:
+            for name in RUN_FILES:
+                target = path / name
+                linked = target.is_symlink() or not target.is_dir()
+                target.unlink(missing_ok=True) if linked else shutil.rmtree(target)
+        checkpoint.tidy(path / CHECKPOINTS)
+        yield
+    finally:
+        lock.release()
+        remove_empty(path, made)
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """A disk that is full or read-only, as one sentence that says what is safe."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
+            raise
+        kept = checkpoint.steps(path / CHECKPOINTS)
+        safe = f"step-{kept[-1]} is whole" if kept else "there was no checkpoint yet"
+        raise OSError(
+            f"{path} cannot be written ({error.strerror}), and {safe}: make room and go on with --resume."
+        ) from error
+
+
+def check_space(path: Path, parameters: int, checkpoints: int) -> None:
+    """Raise before any work if the disk cannot hold so many checkpoints, the best one and one being written.
+
+    Each is weights and two moments in float32.
+    """
+    where = next(p for p in (path, *path.parents) if p.exists())
+    needed, free = 12 * parameters * (checkpoints + 2), shutil.disk_usage(where).free
+    if free < needed:
+        raise OSError(
+            f"--out {path} has {free / 1e9:.2f} GB left and the checkpoints need {needed / 1e9:.2f}: make room, or "
+            f"lower --keep."
+        )

@@ -1,0 +1,1 @@
+"""Errors, files, the cache, the machine, progress: nothing in here knows about deep connections."""

@@ -1,0 +1,71 @@
+"""What a figure was measured on."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spheret import __version__
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def machine() -> dict[str, Any]:
+    """Versions and hardware, for JSON."""
+    model = platform.processor()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    return {
+        "spheret": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "processor": model,
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def commit() -> str | None:
+    """The commit of the source tree that is running, if it is one."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None
+    try:
+        said = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True)
+    except OSError:
+        return None
+    return said.stdout.strip() or None
+
+
+def resolve_device(wanted: str | None) -> torch.device:
+    """The device by name, or the best there is: cuda, mps, cpu."""
+    have = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if wanted is None:
+        wanted = next(name for name, there in have.items() if there)
+    kind = wanted.split(":")[0]
+    if not have.get(kind, False):
+        usable = ", ".join(name for name, there in have.items() if there)
+        raise ValueError(f"--device {wanted} is not there: this machine has {usable}.")
+    return torch.device(wanted)
+
+
+def write_measurement(path: Path | None, result: dict[str, Any]) -> None:
+    """Write a command's numbers as JSON, with the command and the machine; nothing happens without a path."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(
+            json.dumps({"command": " ".join(["spheret", *sys.argv[1:]]), **machine(), **result}, indent=1) + "\n"
+        )

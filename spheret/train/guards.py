@@ -1,0 +1,152 @@
+"""Guards: a loss that spikes, tokens that collapse, and the first layer where numbers stopped being numbers."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spheret.model.gpt import GPT
+from spheret.model.probes import Sublayer, probe
+from spheret.support.sharding import local
+from spheret.train.distributed import World
+
+SPIKE_WINDOW, SPIKE_LEAST, SPIKE_Z = 64, 20, 5.0
+COLLAPSED_COSINE = 0.99
+# how near the unigram entropy a loss "sits": nothing is learned but frequencies
+ENTROPY_MARGIN = 0.03
+# a healthy run passes by there; a collapsed one stays
+COLLAPSE_UPDATES = 20
+COLLAPSE_ADVICE = (
+    "what helps: --head-bias unigram, which gives the frequencies a home of their own, or a longer --warmup, "
+    "100 updates or more"
+)
+
+
+class NonFinite(ArithmeticError):
+    """A loss, gradient or weight that is not a number; says where it began."""
+
+
+class Watch:
+    """What one needs to remember between steps to judge the next."""
+
+    def __init__(self, unigram_entropy: float | None) -> None:
+        self.unigram_entropy = unigram_entropy
+        self.spikes = 0
+        self.collapsed_since: int | None = None
+        self.alarmed = False
+        self.losses: deque[float] = deque(maxlen=SPIKE_WINDOW)
+
+    def state(self) -> dict[str, Any]:
+        names = ("spikes", "collapsed_since", "alarmed")
+        return {**{name: getattr(self, name) for name in names}, "losses": list(self.losses)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.spikes, self.alarmed = state["spikes"], state["alarmed"]
+        self.collapsed_since = state["collapsed_since"]
+        self.losses.clear()
+        self.losses.extend(state["losses"])
+
+    def loss(self, value: float) -> None:
+        """Count a spike: a loss more than SPIKE_Z standard deviations above the mean of the last ones."""
+        if len(self.losses) >= SPIKE_LEAST:
+            mean, deviation = statistics.fmean(self.losses), statistics.pstdev(self.losses)
+            self.spikes += value > mean + SPIKE_Z * max(deviation, 1e-6)
+        self.losses.append(value)
+
+    def collapse(self, step: int, warmup: int, sublayers: Iterable[dict[str, Any]]) -> str | None:
+        """The alarm, once: states of one direction and a loss at the unigram entropy, for a while after warm-up."""
+        if self.unigram_entropy is None or not self.losses:
+            return None
+        worst = max(sublayers, key=lambda sublayer: sublayer["cosine"])
+        recent = list(self.losses)[-SPIKE_LEAST:]
+        stuck = abs(statistics.fmean(recent) - self.unigram_entropy) < ENTROPY_MARGIN * self.unigram_entropy
+        if step <= warmup or not stuck or worst["cosine"] < COLLAPSED_COSINE:
+            self.collapsed_since = None
+            return None
+        if self.collapsed_since is None:
+            self.collapsed_since = step
+        if step - self.collapsed_since < COLLAPSE_UPDATES or self.alarmed:
+            return None
+        self.alarmed = True
+        return (
+            f"token collapse: after sublayer {worst['sublayer']} the states of different tokens have a mean cosine "
+            f"of {worst['cosine']:.3f}, and the loss {statistics.fmean(recent):.3f} sits at the unigram entropy "
+            f"{self.unigram_entropy:.3f}; {COLLAPSE_ADVICE}"
+        )
+
+
+def where(sublayer: int) -> str:
+    """A sublayer by number and by what it is."""
+    return f"sublayer {sublayer} ({'attention' if sublayer % 2 else 'MLP'} of block {(sublayer + 1) // 2})"
+
+
+def _finite(x: Tensor) -> bool:
+    return bool(local(x).isfinite().all())
+
+
+def _bad_weights(model: torch.nn.Module, world: World) -> str | None:
+    bad = next((name for name, p in model.named_parameters() if not _finite(p.detach())), None)
+    said = f"the weights {bad} are not finite" if bad else None
+    return next((each for each in world.gather(said) if each), None)
+
+
+def find_non_finite(
+    model: GPT,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    precision: Callable[[], AbstractContextManager[Any]],
+    world: World,
+) -> str:
+    """Run an update's batches again and name the first place, in the order of computing, that is not finite."""
+    bad_weights = _bad_weights(model, world)
+    if bad_weights is not None:
+        return bad_weights
+    for x, y in batches:
+        found: list[str] = []
+
+        def see(seen: Sublayer, found: list[str] = found) -> None:
+            for what, value in (("branch", seen.f), ("output", seen.out)):
+                if not _finite(value):
+                    found.append(f"the {what} of {where(seen.number)} is not finite")
+            if seen.out.requires_grad:
+                seen.out.register_hook(
+                    lambda g: (
+                        None if _finite(g) else found.append(f"the gradient at {where(seen.number)} is not finite")
+                    )
+                )
+
+        model.zero_grad(set_to_none=True)
+        with probe(model, see):
+            with precision():
+                loss = model(x, y)
+            if not found and not _finite(loss):
+                found.append("the loss is not finite, though every sublayer's output is")
+            if not world.any(bool(found)):
+                loss.backward()
+        if not found:
+            grads = ((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)
+            bad = next((name for name, grad in grads if not _finite(grad)), None)
+            if bad is not None:
+                found.append(f"the gradient of {bad} is not finite")
+        # the first process that saw something speaks
+        said = next((each[0] for each in world.gather(found) if each), None)
+        if said is not None:
+            return said
+    return "run again, every sublayer's output and gradient is finite: the norm of the whole gradient overflowed"
+
+
+def finite(*values: float) -> bool:
+    return all(map(math.isfinite, values))
+
+
+def check_weights(model: torch.nn.Module, world: World) -> None:
+    """Raise if a weight is not a number: such a model is never saved as the latest."""
+    bad = _bad_weights(model, world)
+    if bad is not None:
+        raise NonFinite(bad)

@@ -1,0 +1,304 @@
+"""A race: real trainings in child processes, killed, resumed and refused as people will do it."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from spheret.cli import main
+from spheret.connections import PAPER_SCHEMES, SCHEMES
+from spheret.race.race import entries
+from spheret.race.scoreboard import Follower, Scoreboard
+from spheret.runs.run import TIMING, open_run
+
+TINY = (
+    "--layers", "1", "--heads", "2", "--width", "16", "--block", "16", "--batch-size", "2", "--eval-windows", "8",
+)  # fmt: skip
+VARIANTS = "pre-ln,proj-spheretnorm,proj-spheretnorm:schedule=sqrt"
+NAMES = ("pre-ln-1337", "proj-spheretnorm-1337", "proj-spheretnorm-schedule=sqrt-1337")
+LONG = (*TINY, "--steps", "400", "--eval-every", "40", "--schemes", "pre-ln,proj-spheretnorm")
+
+
+def race(*arguments):
+    return main(["race", *map(str, arguments)])
+
+
+def lines(path):
+    """What the runs below a directory say, apart from what the clock says."""
+    found = {}
+    for run in sorted(p.parent for p in path.glob("*/config.json")):
+        found[run.name] = [{k: v for k, v in line.items() if k not in TIMING} for line in open_run(run).metrics()]
+    return found
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A race of three, two of them the same scheme under two names."""
+    out = tmp_path_factory.mktemp("race") / "out"
+    assert race(*TINY, "--steps", "10", "--schemes", VARIANTS, "--out", out) == 0
+    return out
+
+
+class TestFinished:
+    def test_every_contestant_is_an_ordinary_run(self, finished):
+        assert sorted(p.parent.name for p in finished.glob("*/config.json")) == sorted(NAMES)
+        for name in NAMES:
+            run = open_run(finished / name)
+            assert run.metrics()[-1]["step"] == run.steps == 10
+            assert run.config["environment"]["threads"] == 1
+            assert run.config["environment"]["command"].startswith("spheret train --scheme ")
+            assert run.config["model"]["head_bias"] == "unigram"
+            assert run.config["train"]["warmup"] == 1
+            assert run.config["train"]["min_lr"] == pytest.approx(run.config["train"]["lr"] / 10)
+            assert run.checkpoint().step == 10
+
+    def test_a_scheme_under_two_names_differs_by_exactly_nothing(self, finished):
+        said = lines(finished)
+        assert said[NAMES[1]] == said[NAMES[2]]
+        table = (finished / "report" / "tables.csv").read_text()
+        row = "pairs,proj-spheretnorm - proj-spheretnorm (schedule=sqrt)"
+        assert f"{row},difference,+0.0000,0.0," in table
+        assert f"{row},95% interval,+0.0000 to +0.0000," in table
+        assert f"{row},verdict,no difference at all," in table
+
+    def test_nothing_else_is_left(self, finished):
+        assert {p.name for p in finished.iterdir()} == {*NAMES, "race.json", "report"}
+
+    def test_the_report_is_that_of_the_runs(self, finished, tmp_path):
+        assert main(["report", *(str(finished / name) for name in NAMES), "--out", str(tmp_path)]) == 0
+        for path in (p for p in tmp_path.rglob("*") if p.is_file()):
+            assert path.read_bytes() == (finished / "report" / path.relative_to(tmp_path)).read_bytes(), path
+
+    def test_again_it_only_writes_the_report(self, finished, capsys):
+        before = {path: path.stat().st_mtime_ns for path in finished.glob("*/metrics.jsonl")}
+        (finished / "report" / "report.html").unlink()
+        assert race(*TINY, "--steps", "10", "--schemes", VARIANTS, "--out", finished) == 0
+        assert "all 3 runs" in capsys.readouterr().err
+        assert (finished / "report" / "report.html").exists()
+        assert {path: path.stat().st_mtime_ns for path in finished.glob("*/metrics.jsonl")} == before
+
+    def test_other_settings_are_refused(self, finished, capsys):
+        assert race(*TINY, "--steps", "12", "--schemes", VARIANTS, "--out", finished) == 2
+        said = capsys.readouterr().err
+        assert "holds a race with other settings (steps is 10 there and 12 here" in said
+        assert "another --out" in said
+
+    def test_fewer_contestants_are_a_smaller_report(self, finished, tmp_path):
+        out = tmp_path / "copy"
+        shutil.copytree(finished, out)
+        assert race(*TINY, "--steps", "10", "--schemes", "pre-ln", "--out", out, "--quiet") == 0
+        assert "runs,proj-spheretnorm" in (finished / "report" / "tables.csv").read_text()
+        assert "runs,proj-spheretnorm" not in (out / "report" / "tables.csv").read_text()
+
+
+def start(out):
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "spheret", "race", *LONG, "--out", str(out)], stderr=subprocess.PIPE, env=environment
+    )
+
+
+def children(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def wait_until(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.02)
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def under_way(out):
+    """Whether a run has a checkpoint and is not done."""
+    return any(out.glob("*/checkpoints/step-*"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    out = tmp_path_factory.mktemp("undisturbed") / "out"
+    assert race(*LONG, "--out", out, "--quiet") == 0
+    return lines(out)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGKILL, id="kill -9"),
+        pytest.param(signal.SIGINT, id="Ctrl-C"),
+        pytest.param(signal.SIGTERM, id="kill", marks=pytest.mark.slow),
+    ],
+)
+def test_stopped_in_the_middle_it_goes_on(number, undisturbed, tmp_path, capsys):
+    out = tmp_path / "out"
+    process = start(out)
+    wait_until(lambda: under_way(out))
+    trainings = children(process.pid)
+    assert trainings
+    process.send_signal(number)
+    said = process.communicate(timeout=60)[1].decode()
+    if number == signal.SIGKILL:
+        # nobody told the trainings: the system did
+        wait_until(lambda: not any(map(is_alive, trainings)))
+    else:
+        assert process.returncode == 130
+        assert "Run the same command again to go on." in said
+        assert not any(map(is_alive, trainings))
+    assert not (out / "report").exists()
+    assert race(*LONG, "--out", out) == 0
+    assert lines(out) == undisturbed
+    assert (out / "report" / "report.html").exists()
+    assert not list(out.glob("*.log"))
+
+
+def test_two_races_in_one_directory(tmp_path, capsys):
+    out = tmp_path / "out"
+    process = start(out)
+    wait_until(lambda: (out / "race.json").exists())
+    assert race(*LONG, "--out", out) == 2
+    assert "another race is running" in capsys.readouterr().err
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+
+
+def test_a_training_that_fails_ends_the_race_with_its_sentence(tmp_path, capsys):
+    out = tmp_path / "out"
+    assert race(*LONG, "--device", "abacus", "--out", out, "--quiet") == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "-1337 ended with exit code 2" in said
+    assert "abacus" in said
+    assert len(list(out.glob("*.log"))) >= 1
+
+
+class TestRefused:
+    """One sentence, exit code 2, and nothing written."""
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (["--schemes", "proj-spheretnrm"], "Did you mean 'proj-spheretnorm'?"),
+            (["--schemes", "pre-ln:schedule"], "a variant is scheme:option=value"),
+            (["--schemes", "pre-ln:schedule=../x"], "a variant is scheme:option=value"),
+            (["--schemes", "pre-ln:schedule=sqrt"], "unknown option of pre-ln"),
+            (["--seeds", "0"], "--seeds counts from 1"),
+            (["--jobs", "0"], "--threads and --jobs count from 1"),
+            (["--steps", "0"], "--steps must be at least 1"),
+            (["--width", "65"], "not divisible by heads"),
+            (["--head-bias", "bigram"], "unknown head_bias 'bigram'"),
+            (["--data", "nothing-there"], "neither a directory nor a corpus"),
+        ],
+    )
+    def test_bad_settings(self, arguments, said, tmp_path, capsys):
+        assert race(*arguments, "--out", tmp_path / "out") == 2
+        captured = capsys.readouterr().err
+        assert said in captured
+        assert captured.count("\n") == 1
+        assert not (tmp_path / "out").exists()
+
+    def test_a_strangers_directory(self, tmp_path, capsys):
+        (tmp_path / "letter.txt").write_text("dear reader")
+        assert race(*TINY, "--out", tmp_path) == 2
+        assert "is not empty and no race" in capsys.readouterr().err
+        assert [p.name for p in tmp_path.iterdir()] == ["letter.txt"]
+
+    def test_a_file(self, tmp_path, capsys):
+        (tmp_path / "file").write_text("")
+        assert race(*TINY, "--out", tmp_path / "file") == 2
+        assert "is a file" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("text", ["{", "[]", '{"format": "other"}'])
+    def test_a_damaged_race(self, tmp_path, capsys, text):
+        (tmp_path / "race.json").write_text(text)
+        assert race(*TINY, "--out", tmp_path) == 2
+        assert "is damaged" in capsys.readouterr().err
+
+
+class TestEntries:
+    def test_groups(self):
+        assert tuple(e.scheme for e in entries("paper", 1)) == PAPER_SCHEMES
+        assert tuple(e.scheme for e in entries("all", 1)) == tuple(SCHEMES)
+        assert [e.name for e in entries("keel,paper", 1)][:2] == ["keel-1337", "pre-ln-1337"]
+        assert len(entries("keel,paper", 1)) == 9
+
+    def test_a_seed_of_everyone_before_the_next(self):
+        assert [e.name for e in entries("pre-ln,keel", 2)] == ["pre-ln-1337", "keel-1337", "pre-ln-1338", "keel-1338"]
+
+    def test_names_are_different(self):
+        names = [e.name for e in entries("all,p-spheretnorm:p=0.3,p-spheretnorm:p=0.3:schedule=sqrt", 3)]
+        assert len(set(names)) == len(names) == 3 * (len(SCHEMES) + 2)
+
+
+class TestScoreboard:
+    def follower(self, path, name, *lines):
+        (path / name).mkdir(exist_ok=True)
+        (path / name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return Follower(name, path / name, steps=10)
+
+    def test_ranked_by_validation_loss(self, tmp_path):
+        board = Scoreboard(
+            [
+                self.follower(tmp_path, "slow", {"step": 4, "loss": 3.0, "val_loss": 2.9}, {"step": 5, "loss": 2.9}),
+                self.follower(tmp_path, "gone", {"step": 3, "loss": None, "stopped": "nan"}),
+                self.follower(tmp_path, "fast", {"step": 10, "loss": 2.0, "val_loss": 2.1}),
+                self.follower(tmp_path, "new", {"step": 1, "loss": 5.0}),
+                Follower("waiting", tmp_path / "waiting", steps=10),
+            ],
+            quiet=True,
+        )
+        board.update()
+        head, *rows = board.lines()
+        # of 50 steps 5, 0, 0, 9 and 10 are left
+        assert head == "race: 52%"
+        assert [row.split()[:2] for row in rows] == [["1", "fast"], ["2", "slow"], ["3", "new"], ["4", "gone"]]
+        assert "step 5/10, val 2.9000 at step 4" in rows[1]
+        assert "diverged at step 3" in rows[3]
+
+    @pytest.mark.parametrize("text", ["garbage", "[]", "{}", "\udcff"])
+    def test_a_damaged_line_is_named(self, tmp_path, text):
+        follower = self.follower(tmp_path, "run", {"step": 1, "loss": 1.0})
+        with (tmp_path / "run" / "metrics.jsonl").open("a", errors="surrogateescape") as file:
+            file.write(text + "\n")
+        with pytest.raises(ValueError, match=r"metrics.jsonl has a damaged line: delete .*run to train"):
+            follower.look()
+
+    def test_follows_what_is_added_torn_and_cut_off(self, tmp_path):
+        follower = self.follower(tmp_path, "run", {"step": 1, "loss": 1.0}, {"step": 2, "loss": 1.0, "val_loss": 3.0})
+        follower.look()
+        path = tmp_path / "run" / "metrics.jsonl"
+        with path.open("a") as file:
+            file.write('{"step": 3, "lo')
+        follower.look()
+        assert (follower.step, follower.val_loss) == (2, 3.0)
+        with path.open("a") as file:
+            file.write('ss": 1.0}\n')
+        follower.look()
+        assert follower.step == 3
+        # a resumed run goes back to its checkpoint
+        path.write_text('{"step": 1, "loss": 1.0}\n')
+        follower.look()
+        assert (follower.step, follower.val_loss) == (1, None)
+
+
+@pytest.mark.slow
+def test_the_default_race(tmp_path):
+    begun = time.monotonic()
+    assert race("--out", tmp_path / "out") == 0
+    # about five minutes on two free cores; this is for a machine that is busy
+    assert time.monotonic() - begun < 1800
+    table = (tmp_path / "out" / "report" / "tables.md").read_text()
+    assert all(f"| {name} |" in table for name in PAPER_SCHEMES)

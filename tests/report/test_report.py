@@ -1,0 +1,512 @@
+"""A report: the same bytes each time, every number traced back to a line, and a sentence for whatever is wrong."""
+
+import csv
+import io
+import json
+import math
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from report_helpers import write_run, write_tables
+
+from spheret.cli import main
+from spheret.connections import PAPER_SCHEMES, SCHEMES
+from spheret.report import published
+from spheret.report.drawing import style
+from spheret.report.report import report
+from spheret.report.results import read
+from spheret.report.statistics import mean_and_deviation, over_documents, over_seeds
+from spheret.report.tables import Cell, Table, ranked, to_html, to_latex, to_markdown
+from spheret.report.verdicts import EVALUATION_NOISE, pairs
+
+
+class Page(HTMLParser):
+    """Tables, tags and text of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tables, self.tags, self.attributes, self.words = {}, [], [], []
+        self._cell = None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag == "table":
+            self.rows = self.tables[dict(attrs)["id"].removeprefix("table-")] = []
+        elif tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self._cell = []
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th"):
+            self.rows[-1].append("".join(self._cell))
+            self._cell = None
+
+    def handle_data(self, data):
+        self.words.append(data)
+        if self._cell is not None:
+            self._cell.append(data)
+
+
+def cells(directory):
+    return list(csv.DictReader(io.StringIO((directory / "tables.csv").read_text())))
+
+
+def cell(directory, table, row, column):
+    return next(c for c in cells(directory) if (c["table"], c["row"], c["column"]) == (table, row, column))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The paper's nine with one seed, one of them diverged: its runs and its report."""
+    root = tmp_path_factory.mktemp("one-seed")
+    for index, name in enumerate(PAPER_SCHEMES):
+        write_run(root / "runs" / name, name, quality=0.02 * index, diverged=33 if name == "keel" else None, steps=60)
+    report([root / "runs"], root / "report")
+    return root
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory):
+    """Three seeds of three, the last far better."""
+    root = tmp_path_factory.mktemp("seeds")
+    for name, quality in (("pre-ln", 0.0), ("keel", 0.001), ("proj-spheretnorm", 0.9)):
+        for seed in (1, 2, 3):
+            write_run(root / "runs" / f"{name}-{seed}", name, seed, quality=quality, steps=60)
+    write_tables([root / "runs"], root / "report")
+    return root
+
+
+class TestFiles:
+    def test_all_are_there(self, made):
+        names = {p.relative_to(made / "report").as_posix() for p in (made / "report").rglob("*") if p.is_file()}
+        figures = ("validation", "training", "time", "gradients", "differences", "angle", "alpha", "norm", "cosine")
+        assert names == {"report.html", "tables.md", "tables.csv", "tables.tex"} | {
+            f"figures/{name}.{kind}" for name in figures for kind in ("svg", "png")
+        }
+
+    def test_the_same_runs_give_the_same_bytes(self, made, tmp_path):
+        # given in another order, from another place
+        shutil.copytree(made / "runs", tmp_path / "elsewhere" / "runs")
+        runs = sorted((tmp_path / "elsewhere" / "runs").iterdir(), reverse=True)
+        report(runs, tmp_path / "again")
+        for path in (p for p in (made / "report").rglob("*") if p.is_file()):
+            assert path.read_bytes() == (tmp_path / "again" / path.relative_to(made / "report")).read_bytes(), path
+
+    def test_a_figure_that_is_no_longer_drawn_goes(self, made, tmp_path):
+        report([made / "runs" / "pre-ln", made / "runs" / "geonorm"], tmp_path)
+        assert (tmp_path / "figures" / "alpha.svg").exists()
+        report([made / "runs" / "pre-ln"], tmp_path)
+        assert not (tmp_path / "figures" / "alpha.svg").exists()
+        assert not (tmp_path / "figures" / "differences.png").exists()
+
+    def test_the_command(self, made, tmp_path, capsys):
+        assert (
+            main(["report", str(made / "runs" / "pre-ln"), str(made / "runs" / "geonorm"), "--out", str(tmp_path)])
+            == 0
+        )
+        assert capsys.readouterr().out.strip() == str(tmp_path / "report.html")
+        assert {c["row"] for c in cells(tmp_path) if c["table"] == "results"} == {"pre-ln", "geonorm"}
+
+    @pytest.mark.parametrize("fixture", ["made", "seeds"])
+    def test_tables_of_the_page_equal_the_csv(self, fixture, request):
+        directory = request.getfixturevalue(fixture) / "report"
+        page = Page((directory / "report.html").read_text())
+        shown = {
+            (table, row[0], column): text
+            for table, (head, *rows) in page.tables.items()
+            for row in rows
+            for column, text in zip(head[1:], row[1:], strict=True)
+        }
+        written = {(c["table"], c["row"], c["column"]): c["text"] for c in cells(directory)}
+        assert shown == written
+        assert len(written) == len(cells(directory)) > 400
+
+    def test_tables_of_the_page_equal_the_markdown(self, made):
+        text = (made / "report" / "tables.md").read_text()
+        for c in cells(made / "report"):
+            assert re.sub(r"[\\`*_\[\]|<>u/]|&[a-z]+;", "", c["text"]) in re.sub(
+                r"[\\`*_\[\]|<>u/]|&[a-z]+;", "", text
+            )
+
+
+# RUN[STEP].KEY and RUN[FIRST..LAST].KEY
+REFERENCE = re.compile(r"([^\s,(]+)\[(\d+)(?:\.\.(\d+))?\]\.([\w.]+)")
+
+
+def recompute(root, source):
+    """Evaluate a source over metrics.jsonl, in a second way that shares only the statistics with the report."""
+
+    def look_up(found):
+        name, first, last, key = found.groups()
+        lines = [json.loads(text) for text in (root / name / "metrics.jsonl").read_text().splitlines()]
+        if last is None:
+            (line,) = [line for line in lines if line["step"] == int(first)]
+            value = line[key] if "." not in key else [part[key.split(".")[1]] for part in line["sublayers"]]
+        else:
+            value = [line[key] for line in lines if int(first) <= line["step"] <= int(last)]
+        return json.dumps(value)
+
+    def flat(*values):
+        return values[0] if isinstance(values[0], list) else list(values)
+
+    functions = {
+        "mean": lambda *v: math.fsum(flat(*v)) / len(flat(*v)), "sd": lambda *v: mean_and_deviation(flat(*v))[1],
+        "exp": math.exp, "min": min, "max": max, "first": lambda v: v[0], "last": lambda v: v[-1], "count": len,
+        "over_documents": lambda a, b: over_documents(a, b).estimate,
+        "over_seeds": lambda *v: over_seeds(v).estimate,
+    }  # fmt: skip
+    formula = REFERENCE.sub(look_up, source.removeprefix("estimate of ").partition(" \u00b1 ")[0])
+    return eval(formula, {"__builtins__": {}}, functions)
+
+
+class TestEveryNumberIsTraced:
+    @pytest.mark.parametrize("fixture", ["made", "seeds"])
+    def test_to_lines_of_metrics(self, fixture, request):
+        root = request.getfixturevalue(fixture)
+        traced = 0
+        for c in cells(root / "report"):
+            if c["table"].startswith("paper-"):
+                continue
+            if c["value"]:
+                assert recompute(root / "runs", c["source"]) == pytest.approx(float(c["value"]), rel=1e-12), c
+                traced += 1
+            elif c["table"] in ("results", "stream") and c["column"] != "seeds":
+                # what is not a number in these tables is a word
+                assert not re.match(r"[-+]?\d", c["text"]), c
+        assert traced > 60
+
+    def test_what_is_shown_is_the_number_rounded(self, made, seeds):
+        for root in (made, seeds):
+            for c in cells(root / "report"):
+                if c["value"]:
+                    shown = re.match(r"[-+]?[\d,]*\.?\d+(e[-+]\d+)?", c["text"]).group().replace(",", "")
+                    digits = len(shown.partition("e")[0].partition(".")[2])
+                    unit = 10.0 ** (int(shown.partition("e")[2] or 0) - digits)
+                    assert float(shown) == pytest.approx(float(c["value"]), abs=0.501 * unit), c
+
+    def test_the_interval_is_shown(self, made):
+        c = cell(made / "report", "pairs", "pre-ln - geonorm", "95% interval")
+        lines = [(made / "runs" / name / "metrics.jsonl").read_text().splitlines() for name in ("pre-ln", "geonorm")]
+        interval = over_documents(*(json.loads(text[-1])["val_documents"] for text in lines))
+        assert c["text"] == f"{interval.low:+.4f} to {interval.high:+.4f}"
+
+    def test_the_page_carries_the_sources(self, made):
+        page = Page((made / "report" / "report.html").read_text())
+        sources = {value for key, value in page.attributes if key == "data-source"}
+        assert {c["source"] for c in cells(made / "report") if c["source"]} == sources
+
+
+class TestResults:
+    def test_train_loss_is_the_mean_of_the_last_200(self, tmp_path):
+        write_run(tmp_path / "run", steps=300)
+        write_tables([tmp_path / "run"], tmp_path / "report")
+        losses = [json.loads(text)["loss"] for text in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+        c = cell(tmp_path / "report", "results", "pre-ln", "train loss")
+        assert float(c["value"]) == pytest.approx(math.fsum(losses[100:]) / 200)
+        assert c["source"] == "mean(run[101..300].loss)"
+        assert "or all where there are fewer" not in (tmp_path / "report" / "tables.md").read_text()
+
+    def test_or_of_all_when_fewer_and_that_is_said(self, made):
+        assert cell(made / "report", "results", "pre-ln", "train loss")["source"] == "mean(pre-ln[1..60].loss)"
+        assert "or all where there are fewer" in (made / "report" / "tables.md").read_text()
+
+    def test_the_best_is_bold_and_the_second_underlined(self, made):
+        rows = Page((made / "report" / "report.html").read_text()).tables["results"]
+        values = {row[0]: row[2] for row in rows[1:] if row[2] != "diverged"}
+        order = sorted(values, key=lambda name: float(values[name]))
+        text = (made / "report" / "tables.md").read_text()
+        assert f"**{values[order[0]]}**" in text
+        assert f"<u>{values[order[1]]}</u>" in text
+        assert rf"\textbf{{{values[order[0]]}}}" in (made / "report" / "tables.tex").read_text()
+
+    def test_what_is_printed_alike_ties(self):
+        table = Table(
+            "t",
+            "t",
+            ["n", "x"],
+            [[Cell(n), Cell(f"{x:.3f}", x)] for n, x in zip("abcd", (2.0, 1.0001, 1.0, 3), strict=True)],
+        )
+        assert [row[1].rank for row in ranked(table, ["x"]).rows] == [2, 1, 1, 0]
+        assert [row[1].rank for row in ranked(table, ["x"], excluded=["b", "c"]).rows] == [1, 0, 0, 2]
+        assert [row[1].rank for row in ranked(table, ["x"], largest=True).rows] == [2, 0, 0, 1]
+
+    def test_diverged_is_shown_with_its_step(self, made):
+        assert cell(made / "report", "results", "keel", "val loss")["text"] == "diverged"
+        assert cell(made / "report", "results", "keel", "state")["text"] == "diverged at step 33"
+        assert cell(made / "report", "pairs", "pre-ln - keel", "verdict")["text"] == "keel diverged"
+        page = (made / "report" / "report.html").read_text()
+        assert "keel, seed 1337, diverged at step 33: the loss is nan, layer 3 first." in page
+        assert "keel (x: diverged)" in (made / "report" / "figures" / "validation.svg").read_text()
+
+    def test_several_seeds_have_a_mean_and_a_deviation(self, seeds):
+        runs = [seeds / "runs" / f"keel-{seed}" / "metrics.jsonl" for seed in (1, 2, 3)]
+        mean, deviation = mean_and_deviation([json.loads(p.read_text().splitlines()[-1])["val_loss"] for p in runs])
+        assert cell(seeds / "report", "results", "keel", "val loss")["text"] == f"{mean:.3f} \u00b1 {deviation:.3f}"
+        assert cell(seeds / "report", "results", "keel", "seeds")["text"] == "3 seeds"
+
+    def test_an_alarm_is_told(self, tmp_path):
+        write_run(tmp_path / "run", "geonorm", alarm="all tokens alike from layer 4 on")
+        write_tables([tmp_path / "run"], tmp_path / "report")
+        page = (tmp_path / "report" / "report.html").read_text()
+        assert "geonorm, seed 1337, alarm at step 60: all tokens alike from layer 4 on." in page
+
+
+class TestVerdicts:
+    def test_one_seed_has_no_winner(self, made):
+        assert "One seed (1337)." in (made / "report" / "report.html").read_text()
+        table = [c for c in cells(made / "report") if c["table"] == "pairs"]
+        assert len({c["row"] for c in table}) == 36
+        verdicts = {c["text"] for c in table if c["column"] == "verdict"}
+        assert verdicts == {"no winner: one seed", "keel diverged"}
+        noise = {c["text"] for c in table if c["column"] == "interval holds"}
+        assert noise == {EVALUATION_NOISE, "-"}
+
+    def test_several_seeds_may_have_one(self, seeds):
+        found = {(pair.first, pair.second): pair for pair in pairs(read([seeds / "runs"]))}
+        assert found["pre-ln", "proj-spheretnorm"].verdict == "proj-spheretnorm is better"
+        assert found["keel", "proj-spheretnorm"].verdict == "proj-spheretnorm is better"
+        assert found["pre-ln", "keel"].verdict == "no winner"
+        assert {pair.noise for pair in found.values()} == {"3 seeds"}
+        assert EVALUATION_NOISE not in {c["text"] for c in cells(seeds / "report")}
+
+    def test_one_scheme_under_two_names_differs_by_exactly_nothing(self, tmp_path):
+        for seed in (1, 2):
+            first = write_run(tmp_path / "runs" / f"a-{seed}", "proj-spheretnorm", seed)
+            second = write_run(
+                tmp_path / "runs" / f"b-{seed}", "proj-spheretnorm", seed, options={"schedule": "sqrt"}
+            )
+            assert (first / "metrics.jsonl").read_bytes() == (second / "metrics.jsonl").read_bytes()
+        for chosen in ("*-1", "*"):
+            (pair,) = pairs(read(sorted((tmp_path / "runs").glob(chosen))))
+            assert (pair.interval.estimate, pair.interval.low, pair.interval.high) == (0.0, 0.0, 0.0)
+            assert pair.verdict == "no difference at all"
+            assert pair.second == "proj-spheretnorm (schedule=sqrt)"
+
+    def test_a_pair_names_everyone_who_diverged(self, tmp_path):
+        write_run(tmp_path / "a", "pre-ln", diverged=9)
+        write_run(tmp_path / "b", "keel", diverged=5)
+        write_run(tmp_path / "c", "keel", 2)
+        (pair,) = pairs(read([tmp_path / "a", tmp_path / "b", tmp_path / "c"]))
+        assert pair.verdict == "pre-ln diverged, keel diverged in 1 of 2 seeds"
+
+    def test_seeds_that_do_not_meet(self, tmp_path):
+        write_run(tmp_path / "a", "pre-ln", 1)
+        write_run(tmp_path / "b", "keel", 2)
+        (pair,) = pairs(read([tmp_path / "a", tmp_path / "b"]))
+        assert pair.verdict == "not compared: no seed in common"
+        write_tables([tmp_path / "a", tmp_path / "b"], tmp_path / "report")
+        page = (tmp_path / "report" / "report.html").read_text()
+        assert "One seed a contestant, not the same for all (1, 2)." in page
+        assert "standard deviations over seeds" not in page
+        assert "Loss and perplexity, one seed" in page
+
+    def test_settings_that_differ_are_in_the_name(self, tmp_path):
+        write_run(tmp_path / "a", train={"lr": 1e-3})
+        write_run(tmp_path / "b", train={"lr": 2e-3})
+        study = read([tmp_path / "a", tmp_path / "b"])
+        assert list(study.contestants) == ["pre-ln, lr=0.001", "pre-ln, lr=0.002"]
+        assert study.differing == ["lr"]
+
+
+class TestBadInput:
+    """Each ends with one sentence and exit code 2."""
+
+    def said(self, capsys, *arguments):
+        assert main(["report", *map(str, arguments)]) == 2
+        captured = capsys.readouterr()
+        assert captured.err.startswith("spheret report: ")
+        assert captured.err.count("\n") == 1
+        return captured.err
+
+    def test_no_run(self, capsys, tmp_path):
+        assert "at least one run directory, got none" in self.said(capsys)
+        assert "is no run" in self.said(capsys, tmp_path)
+        assert "no run directory at" in self.said(capsys, tmp_path / "nothing")
+
+    def test_different_data(self, capsys, tmp_path):
+        write_run(tmp_path / "a")
+        write_run(tmp_path / "b", "keel", data="b" * 64)
+        said = self.said(capsys, tmp_path / "a", tmp_path / "b", "--out", tmp_path / "report")
+        assert "were trained on different data" in said
+        assert "manifest aaaaaaaaaaaa" in said
+        assert "manifest bbbbbbbbbbbb" in said
+        assert not (tmp_path / "report").exists()
+
+    def test_different_windows(self, capsys, tmp_path):
+        write_run(tmp_path / "a")
+        path = write_run(tmp_path / "b", "keel") / "metrics.jsonl"
+        *lines, last = path.read_text().splitlines()
+        line = json.loads(last)
+        line["val_documents"][0][1] += 1
+        path.write_text("\n".join([*lines, json.dumps(line)]) + "\n")
+        assert "validated on different windows" in self.said(capsys, tmp_path / "a", tmp_path / "b")
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            '{"step": 20, "loss', "[]", '{"loss": 1}', '{"step": "x"}', '{"step": 20, "loss": "2"}',
+            '{"step": 20, "loss": true}', '{"step": 20, "loss": 2.0, "grad_norm": "x"}',
+            '{"step": 20, "loss": 2.0, "val_loss": 2.0, "sublayers": "x"}',
+            '{"step": 20, "loss": 2.0, "val_loss": 2.0, "sublayers": [{"norm": "x"}]}',
+            '{"step": 20, "loss": 2.0, "val_loss": 2.0, "val_documents": [[1, 2]]}',
+        ],
+    )  # fmt: skip
+    def test_a_damaged_line(self, capsys, tmp_path, text):
+        path = write_run(tmp_path / "a") / "metrics.jsonl"
+        lines = path.read_text().splitlines()
+        path.write_text("\n".join([*lines[:19], text, *lines[20:]]) + "\n")
+        assert re.search(r"line 20 of .*metrics.jsonl|step 20 of .*metrics.jsonl", self.said(capsys, tmp_path / "a"))
+
+    def test_a_step_twice(self, capsys, tmp_path):
+        path = write_run(tmp_path / "a") / "metrics.jsonl"
+        lines = path.read_text().splitlines()
+        path.write_text("\n".join([*lines[:20], *lines[18:]]) + "\n")
+        assert "step 19 of" in self.said(capsys, tmp_path / "a")
+
+    def test_the_same_twice(self, capsys, tmp_path):
+        write_run(tmp_path / "a")
+        write_run(tmp_path / "b")
+        said = self.said(capsys, tmp_path / "a", tmp_path / "b")
+        assert "a and b are both pre-ln with seed 1337" in said
+        # the same path twice is one run
+        assert main(["report", str(tmp_path / "a"), str(tmp_path / "a"), "--out", str(tmp_path / "report")]) == 0
+
+    def test_out_is_a_file(self, capsys, tmp_path):
+        write_run(tmp_path / "a")
+        (tmp_path / "file").write_text("")
+        assert "is a file" in self.said(capsys, tmp_path / "a", "--out", tmp_path / "file")
+
+
+class TestUnfinished:
+    def test_a_run_still_going(self, tmp_path):
+        write_run(tmp_path / "a")
+        write_run(tmp_path / "b", "keel", until=45, quality=1.0)
+        write_tables([tmp_path / "a", tmp_path / "b"], tmp_path / "report")
+        page = (tmp_path / "report" / "report.html").read_text()
+        assert "keel, seed 1337, is not finished: step 45 of 60 (still going, or interrupted)." in page
+        assert cell(tmp_path / "report", "results", "keel", "val loss")["source"] == "b[40].val_loss"
+        assert cell(tmp_path / "report", "pairs", "pre-ln - keel", "verdict")["text"].startswith("not compared: keel")
+        # far ahead, and yet not marked as the best
+        assert "**" not in next(
+            x for x in (tmp_path / "report" / "tables.md").read_text().splitlines() if "| keel" in x
+        )
+
+    def test_a_line_that_is_being_written(self, tmp_path):
+        path = write_run(tmp_path / "a", until=30) / "metrics.jsonl"
+        path.write_text(path.read_text() + '{"step": 31, "lo')
+        write_tables([tmp_path / "a"], tmp_path / "report")
+        assert cell(tmp_path / "report", "results", "pre-ln", "state")["text"] == "unfinished: step 30 of 60"
+
+    @pytest.mark.parametrize("until", [0, 1, 5])
+    def test_before_the_first_evaluation(self, tmp_path, until):
+        write_run(tmp_path / "a", until=until)
+        report([tmp_path / "a"], tmp_path / "report")
+        assert cell(tmp_path / "report", "results", "pre-ln", "val loss")["text"] == "-"
+
+    def test_diverged_at_the_first_step(self, tmp_path):
+        write_run(tmp_path / "a", diverged=1)
+        report([tmp_path / "a"], tmp_path / "report")
+        assert cell(tmp_path / "report", "results", "pre-ln", "state")["text"] == "diverged at step 1"
+
+
+class TestStringsOfARun:
+    NASTY = '<script>alert("x")</script>&amp;|`$\\frac{1}{2}$_%#{}^~*'
+
+    @pytest.fixture(scope="class")
+    def directory(self, tmp_path_factory):
+        tmp_path, nasty = tmp_path_factory.mktemp("nasty"), self.NASTY
+        write_run(
+            tmp_path / "a<b>&c",
+            alarm=nasty,
+            environment={"command": nasty, "processor": nasty},
+            model={"activation": nasty},
+        )
+        write_run(tmp_path / "b", "proj-spheretnorm", model={"activation": "x"})
+        report([tmp_path / "a<b>&c", tmp_path / "b"], tmp_path / "report")
+        return tmp_path / "report"
+
+    def test_are_text_in_the_page(self, directory):
+        text = (directory / "report.html").read_text()
+        page = Page(text)
+        assert "script" not in page.tags
+        assert "b" not in [tag for tag in page.tags if tag == "c"]
+        assert any(self.NASTY in word for word in page.words)
+        assert f"pre-ln, activation={self.NASTY}" in [row[0] for row in page.tables["results"]]
+
+    def test_are_text_in_figures(self, directory):
+        import xml.etree.ElementTree as ElementTree
+
+        for path in (directory / "figures").glob("*.svg"):
+            root = ElementTree.fromstring(path.read_text())
+            assert not [e for e in root.iter() if e.tag.endswith("script")]
+        drawn = "".join(ElementTree.fromstring((directory / "figures" / "validation.svg").read_text()).itertext())
+        assert self.NASTY in drawn
+
+    def test_are_text_in_markdown_and_latex(self):
+        table = Table("t", "c", ["n", "x"], [[Cell(self.NASTY), Cell("a\nb|c")]])
+        markdown = to_markdown([table])
+        assert "<script" not in markdown
+        assert markdown.count("\n") == 5
+        assert len(re.findall(r"(?<!\\)\|", markdown.splitlines()[-1])) == 3
+        latex = to_latex([table])
+        body = latex.split("\\midrule")[1].split("\\bottomrule")[0]
+        assert not re.search(r"(?<!\\)[%#_]", body)
+        assert body.count("&") - body.count("\\&") == 1
+        assert "<script" not in to_html(table)
+
+
+class TestBesideThePaper:
+    def test_nothing_of_the_paper_was_run(self, made):
+        table = [c for c in cells(made / "report") if c["table"].startswith("paper-")]
+        here = {c["text"] for c in table if c["column"].endswith("here")}
+        assert here == {"not run"}
+        there = [c for c in table if c["column"].endswith("paper")]
+        assert len(there) == 8 * (12 + 6 + 24)
+        page = (made / "report" / "report.html").read_text()
+        assert all(note.split("(")[0].split('"')[0].split("'")[0] in page for note in published.FOOTNOTES)
+
+    def test_a_run_of_the_papers_size_stands_beside_it(self, tmp_path):
+        path = write_run(
+            tmp_path / "a", "proj-spheretnorm", model={"layers": 12, "heads": 12, "width": 768, "head_bias": "none"}
+        )
+        config = json.loads((path / "config.json").read_text())
+        config["data"]["corpus"]["name"] = "fineweb-edu"
+        (path / "config.json").write_text(json.dumps(config))
+        write_tables([path], tmp_path / "report")
+        here = cell(tmp_path / "report", "paper-loss-fineweb-edu", "1-SpheretNorm", "S val, here")
+        assert here["source"] == "a[60].val_loss"
+        assert cell(tmp_path / "report", "paper-loss-fineweb-edu", "1-SpheretNorm", "S val, paper")["text"] == "3.109"
+        ran = [
+            c["column"] for c in cells(tmp_path / "report") if c["column"].endswith("here") and c["text"] != "not run"
+        ]
+        assert ran == ["S train, here", "S val, here", "FineWeb-Edu S, here"]
+        assert (
+            "is not the paper&#x27;s recipe: steps 60 for 50000" in (tmp_path / "report" / "report.html").read_text()
+        )
+
+
+def test_every_scheme_can_be_reported(tmp_path):
+    for name in SCHEMES:
+        write_run(tmp_path / "runs" / name, name, steps=20)
+    write_tables([tmp_path / "runs"], tmp_path / "report")
+    assert {c["row"] for c in cells(tmp_path / "report") if c["table"] == "results"} == set(SCHEMES)
+    # no two schemes look alike
+    assert len(set(style(read([tmp_path / "runs"])).values())) == len(SCHEMES)
+
+
+def test_runs_with_one_name_in_two_places(tmp_path):
+    write_run(tmp_path / "x" / "run")
+    write_run(tmp_path / "y" / "run", "keel")
+    write_tables([tmp_path / "x" / "run", tmp_path / "y" / "run"], tmp_path / "report")
+    assert cell(tmp_path / "report", "results", "keel", "val loss")["source"] == "y/run[60].val_loss"
+
+
+def test_a_directory_of_runs_stands_for_them(made):
+    assert len(read([made / "runs"]).results) == 9
+    assert Path(read([made / "runs" / "keel"]).results[0].run.path).name == "keel"

@@ -1,0 +1,99 @@
+"""Sections of runs that were evaluated or certified, from what those rooms write."""
+
+import html
+import json
+
+import pytest
+from report_helpers import write_run, write_tables
+
+from spheret.cli import main
+from spheret.evaluate import eval_json
+from spheret.report.published import METRICS
+from spheret.report.results import read
+from spheret.runs.layout import EVAL, EVAL_SAMPLES
+
+
+@pytest.fixture
+def runs(tmp_path):
+    return [write_run(tmp_path / name, name) for name in ("pre-ln", "proj-spheretnorm")]
+
+
+def test_without_either_there_is_no_section(runs, tmp_path):
+    write_tables(runs, tmp_path / "report")
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert 'id="zero-shot"' not in page
+    assert 'id="certificates"' not in page
+
+
+class TestZeroShot:
+    def evaluate(self, run, right):
+        """What spheret eval writes: the summary, and a line a document and task."""
+        lines, tasks = [], {}
+        for metric in METRICS:
+            values = [float(i < right) if metric.higher_is_better else -2.0 - 0.01 * i for i in range(10)]
+            if metric.metric == "word_perplexity":
+                values = [[10 * value, 10] for value in values]
+            entry = tasks.setdefault(metric.task, {"metrics": {}})
+            entry["metrics"][metric.metric] = eval_json.summary(metric.metric, values)
+            lines += [(metric.task, i, metric.metric, value) for i, value in enumerate(values)]
+        merged = {}
+        for task, document, metric, value in lines:
+            merged.setdefault((task, document), {})[metric] = value
+        document = {
+            "format": eval_json.FORMAT,
+            "version": eval_json.VERSION,
+            "step": 60,
+            "limit": None,
+            "tasks": tasks,
+        }
+        (run / EVAL).write_text(json.dumps(document))
+        (run / EVAL_SAMPLES).write_text(
+            "".join(
+                json.dumps({"task": task, "document": i, "hash": f"h{i}", "metrics": metrics}) + "\n"
+                for (task, i), metrics in merged.items()
+            )
+        )
+
+    def test_tables(self, runs, tmp_path):
+        self.evaluate(runs[0], 4)
+        self.evaluate(runs[1], 7)
+        write_tables(runs, tmp_path / "report")
+        table = (tmp_path / "report" / "tables.csv").read_text()
+        assert "zero-shot,pre-ln,BoolQ acc,40.00 \u00b1 " in table
+        assert "zero-shot,proj-spheretnorm,average accuracy,70.00" in table
+        assert "proj-spheretnorm/eval.json tasks.boolq.metrics.acc" in table
+        assert "zero-shot-pairs,BoolQ acc: pre-ln - proj-spheretnorm,difference,-30.00" in table
+
+    def test_beside_the_paper(self, runs, tmp_path):
+        config = json.loads((runs[1] / "config.json").read_text())
+        config["data"]["corpus"]["name"] = "openwebtext"
+        config["model"] |= {"layers": 36, "heads": 20, "width": 1280}
+        (runs[1] / "config.json").write_text(json.dumps(config))
+        self.evaluate(runs[1], 7)
+        write_tables(runs[1:], tmp_path / "report")
+        table = (tmp_path / "report" / "tables.csv").read_text()
+        assert 'paper-zero-shot-openwebtext,1-SpheretNorm,"BoolQ acc, here",70.00' in table
+        assert 'paper-zero-shot-openwebtext,1-SpheretNorm,"BoolQ acc, paper",61.04' in table
+
+
+def test_certificates(tmp_path):
+    run = tmp_path / "run"
+    tiny = ["--layers", "1", "--heads", "2", "--width", "16", "--block", "16", "--steps", "2", "--eval-windows", "4"]
+    arguments = ["--scheme", "proj-spheretnorm", "--data", "sotu", *tiny, "--out", str(run), "--quiet"]
+    assert main(["train", *arguments]) == 0
+    assert main(["certify", str(run)]) == 0
+    write_tables([run], tmp_path / "report")
+    assert (run / "certificate.json").exists()
+    assert len(read([run]).results) == 1
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "Certificate of run, step 2" in page
+    assert "while the run" not in page
+    assert "From run/certificate.json" in page
+
+    # a certificate of an earlier checkpoint does not pass for one of the end
+    found = json.loads((run / "certificate.json").read_text())
+    (run / "certificate.json").write_text(json.dumps(found | {"checkpoint": 1}))
+    write_tables([run], tmp_path / "report")
+    page = html.unescape((tmp_path / "report" / "report.html").read_text())
+    assert "Certificate of run, step 1" in page
+    assert "Of step 1, while the run's numbers are of step 2." in page

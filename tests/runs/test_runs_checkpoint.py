@@ -1,0 +1,192 @@
+"""A checkpoint is whole or absent, wherever the process dies and whatever the disk does."""
+
+import errno
+import json
+import os
+import signal
+import sys
+
+import pytest
+import torch
+
+from spheret.support import files
+from spheret.runs import checkpoint
+from spheret.runs.checkpoint import MANIFEST, MODEL, OPTIMIZER, STATE
+from spheret.runs.tensors import entry
+
+FILES = (MODEL, OPTIMIZER, STATE, MANIFEST)
+
+
+def save(directory, step):
+    parts = {
+        MODEL: [entry("w", torch.full((5,), float(step))), entry("v", torch.zeros(2, 2))],
+        OPTIMIZER: [entry("w.exp_avg", torch.full((5,), -float(step)))],
+    }
+    return checkpoint.save(directory, step, parts, {"note": step})
+
+
+def test_what_was_saved_is_loaded(tmp_path):
+    save(tmp_path, 10)
+    found = checkpoint.newest(tmp_path)
+    assert (found.step, found.state["note"]) == (10, 10)
+    assert dict(found.model())["w"].tolist() == [10.0] * 5
+    assert dict(found.optimizer())["w.exp_avg"].tolist() == [-10.0] * 5
+    assert sorted(p.name for p in (tmp_path / "step-10").iterdir()) == sorted(FILES)
+
+
+def test_none_and_the_newest(tmp_path):
+    assert checkpoint.newest(tmp_path / "nowhere") is None
+    for step in (2, 10, 9):
+        save(tmp_path, step)
+    assert checkpoint.steps(tmp_path) == [2, 9, 10]
+    assert checkpoint.newest(tmp_path).step == 10
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGE = {
+    "flipped": flip,
+    "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "missing": lambda path: path.unlink(),
+    "empty": lambda path: path.write_bytes(b""),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_one_is_passed_over_aloud(tmp_path, name, damage):
+    save(tmp_path, 1)
+    DAMAGE[damage](save(tmp_path, 2) / name)
+    said = []
+    assert checkpoint.newest(tmp_path, said.append).step == 1
+    assert len(said) == 1
+    assert "step-2 is damaged" in said[0]
+
+
+def test_all_damaged_is_an_error(tmp_path):
+    flip(save(tmp_path, 1) / MODEL)
+    with pytest.raises(ValueError, match="every checkpoint"):
+        checkpoint.newest(tmp_path, lambda text: None)
+
+
+def test_a_damaged_one_is_replaced(tmp_path):
+    flip(save(tmp_path, 1) / MODEL)
+    save(tmp_path, 1)
+    assert checkpoint.newest(tmp_path).step == 1
+
+
+def test_prune_keeps_the_last_and_the_best(tmp_path):
+    for step in range(1, 7):
+        save(tmp_path, step)
+    checkpoint.prune(tmp_path, 2, best=3)
+    assert checkpoint.steps(tmp_path) == [3, 5, 6]
+
+
+def in_child(work, after):
+    """Run `work` in a forked child that kills itself after so many lines of the code under test; True if it did."""
+    child = os.fork()
+    if child == 0:
+        left = after
+        watched = (checkpoint.__file__, files.__file__, sys.modules["spheret.runs.tensors"].__file__)
+
+        def trace(frame, event, argument):
+            nonlocal left
+            if frame.f_code.co_filename not in watched or frame.f_code.co_name in ("header", "size", "dump"):
+                return None
+            left -= event == "line"
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return trace
+
+        sys.settrace(trace)
+        try:
+            work()
+        finally:
+            sys.settrace(None)
+            os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def test_killed_between_any_two_lines_of_a_save(tmp_path):
+    moment, died = 0, True
+    while died:
+        directory = tmp_path / str(moment)
+        save(directory, 1)
+        save(directory, 2)
+
+        def work(directory=directory):
+            save(directory, 3)
+            checkpoint.prune(directory, 1, best=None)
+
+        died = in_child(work, moment)
+        found = checkpoint.newest(directory, pytest.fail)
+        assert found.step in (2, 3)
+        assert dict(found.model())["w"].tolist() == [float(found.step)] * 5
+        # and the next process can go on from there
+        checkpoint.tidy(directory)
+        save(directory, 3)
+        checkpoint.prune(directory, 1, best=None)
+        assert [p.name for p in directory.iterdir()] == ["step-3"]
+        moment += 1
+    # lines, file operations among them, and each was a place to die
+    assert moment > 100
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_a_full_disk_leaves_the_last_one(tmp_path, monkeypatch, short):
+    save(tmp_path, 1)
+    real, failures = files.write_all, 0
+    for allowed in range(100):
+        left = allowed
+
+        def full(file, data):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                if short:
+                    real(file, memoryview(data).cast("B")[: len(data) // 2])
+                raise OSError(errno.ENOSPC, "No space left on device")
+            real(file, data)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "write_all", full)
+            try:
+                save(tmp_path, 2)
+                break
+            except OSError:
+                pass
+        failures += 1
+        assert [p.name for p in tmp_path.iterdir()] == ["step-1"]
+    assert failures > 6
+    assert checkpoint.newest(tmp_path).step == 2
+
+
+def test_short_writes_are_completed(tmp_path):
+    class Slow:
+        def __init__(self):
+            self.data = b""
+
+        def write(self, view):
+            self.data += bytes(view[:3])
+            return min(3, len(view))
+
+    file = Slow()
+    files.write_all(file, b"0123456789")
+    assert file.data == b"0123456789"
+
+
+def test_the_differing_keys_are_named(tmp_path):
+    save(tmp_path, 1)
+    wanted = {"w": torch.zeros(4), "c": torch.zeros(1)}
+    with pytest.raises(ValueError, match=r"c \(missing\), v \(not in this model\), w \(\(5,\) for \(4,\)\)"):
+        checkpoint.check_fit(checkpoint.newest(tmp_path), wanted)
+
+
+def test_the_manifest_is_json_with_every_file(tmp_path):
+    manifest = json.loads((save(tmp_path, 1) / MANIFEST).read_text())
+    assert sorted(manifest) == sorted([MODEL, OPTIMIZER, STATE])
+    assert all(len(row["sha256"]) == 64 for row in manifest.values())

@@ -1,0 +1,62 @@
+"""Files that safetensors itself reads, and pickles that nobody does."""
+
+import hashlib
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from spheret.runs import tensors
+
+DTYPES = list(tensors._NAMES)
+
+
+@given(st.lists(st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 4), max_size=3)), min_size=1, max_size=6))
+def test_the_library_reads_what_is_written(tmp_path_factory, rows):
+    path = tmp_path_factory.mktemp("t") / "x.safetensors"
+    made = {f"a.{i}": torch.randn(shape).mul(9).to(dtype) for i, (dtype, shape) in enumerate(rows)}
+    digest = tensors.write(path, [tensors.entry(name, tensor) for name, tensor in made.items()])
+    assert digest == hashlib.sha256(path.read_bytes()).hexdigest()
+    for read in (load_file(path), tensors.read(path)):
+        assert read.keys() == made.keys()
+        for name, tensor in made.items():
+            assert read[name].dtype == tensor.dtype
+            assert torch.equal(read[name], tensor)
+
+
+def test_what_the_library_writes_is_read(tmp_path):
+    save_file({"x": torch.arange(6.0).reshape(2, 3)}, tmp_path / "x")
+    assert torch.equal(tensors.read(tmp_path / "x")["x"], torch.arange(6.0).reshape(2, 3))
+
+
+def test_a_view_is_written_as_it_looks(tmp_path):
+    x = torch.arange(12.0).reshape(3, 4).mT[1:]
+    tensors.write(tmp_path / "x", [tensors.entry("x", x)])
+    assert torch.equal(load_file(tmp_path / "x")["x"], x)
+
+
+def test_a_tensor_that_is_not_as_announced(tmp_path):
+    wrong = tensors.Entry("x", torch.float32, (3,), lambda: torch.zeros(4))
+    with pytest.raises(ValueError, match="announced"):
+        tensors.write(tmp_path / "x", [wrong])
+
+
+@pytest.mark.parametrize("make", [lambda p: torch.save({"a": torch.ones(2)}, p), lambda p: _pickle(p)])
+def test_a_pickle_is_refused_unread(tmp_path, make):
+    path = tmp_path / "model.safetensors"
+    make(path)
+    with pytest.raises(ValueError, match="is a pickle"):
+        tensors.read(path)
+
+
+def _pickle(path):
+    path.write_bytes(pickle.dumps({"a": [1.0]}))
+
+
+def test_noise_is_refused(tmp_path):
+    (tmp_path / "x").write_bytes(b"hello, this is no tensor file at all")
+    with pytest.raises(ValueError, match="no safetensors file"):
+        tensors.read(tmp_path / "x")
