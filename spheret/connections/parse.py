@@ -1,4 +1,4 @@
-"""Schemes and their options as the command line spells them: `--schemes a,b:option=value` and `--set option=value`."""
+"""Schemes and options as the command line spells them: `--schemes a,b:option=value` and `--set option=value`."""
 
 from __future__ import annotations
 
