@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from spheret import __version__
 from spheret.support.errors import unknown
+from spheret.support.exit_codes import INTERRUPTED, USAGE_ERROR
 
 # name: (module:function, what it is for); a module is imported when its command runs, and torch with it
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -39,9 +40,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench certify": ("spheret.bench.certify:bench_certify", "time a certificate against layers and tokens"),
 }
 
-USAGE_ERROR = 2
-# 128 + SIGINT, as shells have it
-INTERRUPTED = 130
 _HELP = ("-h", "--help")
 
 

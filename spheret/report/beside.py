@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from spheret.model.gpt import PRESETS
-from spheret.race.recipe import SHARED
 from spheret.report import published
 from spheret.report.extras import zero_shot_number
 from spheret.report.results import Number, Result, Study
 from spheret.report.sections import Section, cell, exponential, loss, perplexity
 from spheret.report.tables import Cell, Table
-from spheret.runs.config import LEARNING_RATES
+from spheret.runs.recipes import LEARNING_RATES, PAPER
 
 NOT_RUN = "not run"
 # a cell of the paper: row, corpus, size
@@ -36,7 +35,8 @@ def departures(result: Result) -> list[str]:
     config = result.run.config
     have = {**config["model"], **config["train"]}
     size = size_of(result)
-    paper = {key: SHARED[key] for key in ("steps", "tokens_per_update", "block", "vocab", "precision", "head_bias")}
+    shared = {**PAPER["model"], **PAPER["train"]}
+    paper = {key: shared[key] for key in ("steps", "tokens_per_update", "block", "vocab", "precision", "head_bias")}
     paper |= {"lr": LEARNING_RATES[size]} if size else {}
     return [f"{key} {have.get(key)} for {value}" for key, value in paper.items() if have.get(key) != value]
 

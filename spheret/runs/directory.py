@@ -31,13 +31,7 @@ def existing(path: Path, resume: bool, force: bool) -> Run | None:
     if CONFIG not in names or not _is_ours(path / CONFIG):
         strangers = sorted(names - set(RUN_FILES)) or sorted(names)
         raise FileExistsError(f"--out {path} is not empty and no run (it holds {strangers[0]!r}): give another.")
-    if force:
-        return None
-    if not resume:
-        raise FileExistsError(
-            f"--out {path} holds a run already: go on with it (--resume), start it again (--force), or give another."
-        )
-    return open_run(path)
+    return None if force else open_run(path)
 
 
 def _is_ours(config: Path) -> bool:
@@ -90,7 +84,7 @@ def explained(path: Path) -> Iterator[None]:
         kept = checkpoint.steps(path / CHECKPOINTS)
         safe = f"step-{kept[-1]} is whole" if kept else "there was no checkpoint yet"
         raise OSError(
-            f"{path} cannot be written ({error.strerror}), and {safe}: make room and go on with --resume."
+            f"{path} cannot be written ({error.strerror}), and {safe}: make room and run the same command again."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""`metrics.jsonl`, a line a step, and TensorBoard beside it, which can never stop a run."""
+"""`metrics.jsonl`, one line per step: its writer, its readers, and TensorBoard beside it."""
 
 from __future__ import annotations
 
@@ -6,22 +6,53 @@ import json
 import math
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from spheret.runs.layout import METRICS
 from spheret.support import files
-from spheret.runs.run import read_metrics
+
+# fields that the clock decides; all others are the same to the bit when a run is repeated
+TIMING = ("seconds", "tokens_per_second")
+
+
+def read_metrics(path: Path, start: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
+    """Every record after the byte `start`, with the offset at which its line ends.
+
+    A last line that a kill cut short is left out. Any other line that is not a record is an error.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            lines = file.read().split(b"\n")
+    except FileNotFoundError:
+        return
+    end = start
+    for number, line in enumerate(lines[:-1], start=1):
+        end += len(line) + 1
+        where = f"line {number} of {path}" + (f" after byte {start:,}" if start else "")
+        try:
+            record = json.loads(line)
+            step = record["step"]
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(
+                f"{where} is damaged: resume the run from a checkpoint before it, or remove the line."
+            ) from None
+        if not isinstance(step, int):
+            raise ValueError(f"{where} has the step {step!r}, which is no number: remove the line.")
+        yield record, end
 
 
 class Log:
-    """Lines that are whole or absent: what a kill tore is cut off when the log is opened again."""
+    """The writer. A line is whole or absent: one that a kill cut short is removed when the log is opened again."""
 
     def __init__(self, path: Path, last_step: int) -> None:
-        """Open for appending after the line of `last_step`; lines beyond it are dropped."""
+        """Open for appending after the line of `last_step`; lines beyond it are removed."""
         keep = 0
         for record, end in read_metrics(path) if last_step else ():
             keep = end
-            # what lies beyond, damaged or not, is of no interest
+            # lines beyond may be damaged
             if record["step"] >= last_step:
                 break
         self._file: IO[bytes] = path.open("ab", buffering=0)
@@ -31,7 +62,7 @@ class Log:
         try:
             text = json.dumps(record, separators=(",", ":"), allow_nan=False)
         except ValueError:
-            text = json.dumps(_numbers(record), separators=(",", ":"), allow_nan=False)
+            text = json.dumps(_finite(record), separators=(",", ":"), allow_nan=False)
         line = text.encode() + b"\n"
         end = self._file.seek(0, os.SEEK_END)
         try:
@@ -48,17 +79,54 @@ class Log:
         self._file.close()
 
 
-def _numbers(value: Any) -> Any:
-    """The same with null for what is no number: JSON has none of NaN and inf."""
+def _finite(value: Any) -> Any:
+    """The same with null for NaN and infinity, which JSON does not have."""
     if isinstance(value, dict):
-        return {key: _numbers(each) for key, each in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_numbers(each) for each in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+class Follower:
+    """The step and the validation loss of a run that is being trained, from the lines added since the last update."""
+
+    def __init__(self, name: str, path: Path, steps: int) -> None:
+        self.name, self.path, self.steps = name, path, steps
+        self._reset()
+
+    def _reset(self) -> None:
+        self._offset = 0
+        self.step, self.val_step = 0, 0
+        self.val_loss: float | None = None
+        self.stopped: str | None = None
+
+    def update(self) -> None:
+        metrics = self.path / METRICS
+        # a run that goes on first removes the lines after its checkpoint
+        if metrics.exists() and metrics.stat().st_size < self._offset:
+            self._reset()
+        try:
+            for record, self._offset in read_metrics(metrics, self._offset):
+                self.step, self.stopped = record["step"], record.get("stopped")
+                if record.get("val_loss") is not None:
+                    self.val_loss, self.val_step = record["val_loss"], record["step"]
+        except ValueError:
+            raise ValueError(
+                f"{metrics} has a damaged line: delete {self.path} to train that run again, or give another --out."
+            ) from None
+
+    @property
+    def done(self) -> bool:
+        return self.stopped is not None or self.step >= self.steps
+
+    @property
+    def steps_left(self) -> int:
+        return 0 if self.done else self.steps - self.step
+
+
 class Tracker:
-    """TensorBoard where it is installed; its failures are said once and end it, not the run."""
+    """TensorBoard, where it is installed. A failure is printed once; it ends the tracker and never the run."""
 
     def __init__(self, path: Path, wanted: bool, last_step: int) -> None:
         self._writer: Any = None

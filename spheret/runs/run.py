@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +15,13 @@ from spheret.data.shards import MANIFEST as DATA_MANIFEST
 from spheret.data.shards import TOKENIZER
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.runs import checkpoint
+from spheret.runs.config import RunConfig, from_dict
 from spheret.runs.layout import CHECKPOINTS, CONFIG, LOCK, METRICS, MODEL
 from spheret.runs.checkpoint import Checkpoint
+from spheret.runs.metrics import read_metrics
 from spheret.runs.tensors import entry
 
 FORMAT, VERSION = "spheret-run", 1
-# what the wall clock decides, and nothing else
-TIMING = ("seconds", "tokens_per_second")
 
 
 @dataclass(frozen=True)
@@ -40,6 +38,11 @@ class Run:
     @property
     def model_config(self) -> GPTConfig:
         return GPTConfig.from_dict(self.config["model"])
+
+    @property
+    def settings(self) -> RunConfig:
+        """What was asked of the run, checked."""
+        return from_dict({**self.config, "data": {"path": self.config["data"]["path"]}})
 
     @property
     def steps(self) -> int:
@@ -119,28 +122,6 @@ def open_run(path: str | Path) -> Run:
     if missing:
         raise ValueError(f"{directory / CONFIG} is damaged, {missing[0]!r} is missing: {again}.")
     return Run(directory, config)
-
-
-def read_metrics(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
-    """Every record with the offset of its line's end; a torn last line is passed over, any other one is an error."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return
-    end = 0
-    lines = data.split(b"\n")
-    for number, line in enumerate(lines[:-1], start=1):
-        end += len(line) + 1
-        try:
-            record = json.loads(line)
-            step = record["step"]
-        except (ValueError, KeyError, TypeError):
-            raise ValueError(
-                f"line {number} of {path} is damaged: resume the run from a checkpoint before it, or remove the line."
-            ) from None
-        if not isinstance(step, int):
-            raise ValueError(f"line {number} of {path} has the step {step!r}, which is no number: remove the line.")
-        yield record, end
 
 
 def describe_data(data: Data | None, tokenizer: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How far long work is: a bar in a terminal, a line now and then elsewhere; both on stderr."""
+"""The progress of long work: a bar in a terminal, a line now and then elsewhere. Both go to stderr."""
 
 from __future__ import annotations
 
@@ -15,13 +15,37 @@ def clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
 
 
+class TimeLeft:
+    """An estimate of the time left, from how much of the work was done since it began."""
+
+    def __init__(self, least: float = 0.0) -> None:
+        """least: the share of the work that must be done before there is an estimate."""
+        self._begun, self._least = time.monotonic(), least
+        self._first: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the work began."""
+        return max(time.monotonic() - self._begun, 1e-9)
+
+    def text(self, fraction: float | None) -> str:
+        """ ", 0:01:20 left", or nothing while there is no estimate. None: the fraction is not known."""
+        # resumed work starts with a share that was done before
+        if self._first is None:
+            self._first = fraction or 0.0
+        gained = (fraction or 0.0) - self._first
+        if fraction is None or gained <= 0 or gained < self._least:
+            return ""
+        return f", {clock(self.seconds * (1 - fraction) / gained)} left"
+
+
 class Meter:
-    """A title, what the work says of itself, and the time left."""
+    """A title, a text about the work, and the time left."""
 
     def __init__(self, title: str, quiet: bool = False) -> None:
         self._title, self._quiet = title, quiet
-        self._begun = self._shown = time.monotonic()
-        self._first: float | None = None
+        self._time_left = TimeLeft()
+        self._shown = time.monotonic()
         self._bar: Any = None
         self._task: Any = None
 
@@ -30,9 +54,9 @@ class Meter:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn
 
-            columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}")
+            columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}")
             self._bar = Progress(*columns, console=Console(stderr=True))
-            self._task = self._bar.add_task(self._title, total=1.0, said="")
+            self._task = self._bar.add_task(self._title, total=1.0, text="")
             self._bar.start()
         return self
 
@@ -42,27 +66,22 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        """Since the meter began."""
-        return max(time.monotonic() - self._begun, 1e-9)
+        """Seconds since the meter began."""
+        return self._time_left.seconds
 
-    def show(self, said: str, fraction: float | None, now: bool = False) -> None:
-        """Say how it goes and that `fraction` of all is done (None: nobody knows); `now` prints a line at once."""
+    def show(self, text: str, fraction: float | None, now: bool = False) -> None:
+        """Show a text and the share of the work that is done, None if unknown; `now` prints a line at once."""
         if self._quiet:
             return
-        # a resumed run starts with work that it did not do
-        if self._first is None:
-            self._first = fraction or 0.0
-        gained = (fraction or 0.0) - self._first
-        if fraction is not None and gained > 0:
-            said += f", {clock(self.seconds * (1 - fraction) / gained)} left"
+        text += self._time_left.text(fraction)
         if self._bar is not None:
-            self._bar.update(self._task, completed=fraction or 0.0, said=said)
+            self._bar.update(self._task, completed=fraction or 0.0, text=text)
         elif now or time.monotonic() - self._shown >= LINE_SECONDS:
             self._shown = time.monotonic()
-            print(f"{self._title}: {said}", file=sys.stderr, flush=True)
+            print(f"{self._title}: {text}", file=sys.stderr, flush=True)
 
     def say(self, text: str) -> None:
-        """A line of its own, which the bar does not overwrite."""
+        """Print a line of its own, which the bar does not overwrite."""
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False)
         else:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from spheret.runs.layout import METRICS, MODEL, OPTIMIZER
-from spheret.runs.run import TIMING, open_run
+from spheret.runs.metrics import TIMING
+from spheret.runs.run import open_run
+from spheret.support.child import spheret_command, spheret_environment
 
 # a checkpoint every other step: many of the kills fall inside a save
 RECIPE = (
@@ -24,11 +24,9 @@ RECIPE = (
 
 
 def start(out: Path, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
-    """`spheret train --resume` in a process of its own."""
-    root = Path(__file__).parent.parent.parent
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "spheret", "train", *arguments, "--out", str(out), "--resume"]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
+    """`spheret train` in a process of its own."""
+    command = spheret_command(["train", *arguments, "--out", str(out)])
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=spheret_environment())
 
 
 def _reached(process: subprocess.Popen[bytes], path: Path, size: int) -> bool:

@@ -20,18 +20,16 @@ from spheret.model.monitor import gradient_norms, look
 from spheret.optim import parameter_groups, stop_outward_gradients, sum_bounded_gradients
 from spheret.runs import checkpoint
 from spheret.runs.checkpoint import Checkpoint
-from spheret.runs.config import TrainConfig
+from spheret.runs.config import EvaluationConfig, TrainConfig
 from spheret.runs.layout import CHECKPOINTS, METRICS, MODEL, OPTIMIZER, TENSORBOARD
 from spheret.runs.metrics import Log, Tracker
 from spheret.runs.tensors import Entry
+from spheret.support.exit_codes import FINISHED, SIGNALS, STOPPED_BY_GUARD
 from spheret.support.meter import Meter
 from spheret.support.sharding import like, local, whole
 from spheret.train.distributed import World, random_state, set_random_state
 from spheret.train.guards import NonFinite, Watch, check_weights, find_non_finite, finite
 
-FINISHED, STOPPED_BY_GUARD = 0, 3
-# a signal that was obeyed ends the process as the shell expects: 130 and 143
-SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 Observer = Callable[[int, GPT, tuple[Tensor, Tensor]], dict[str, Any]]
 
 
@@ -43,6 +41,7 @@ class Trainer:
         path: Path,
         model: GPT,
         config: TrainConfig,
+        evaluation: EvaluationConfig,
         data: Data,
         world: World,
         unigram_entropy: float | None = None,
@@ -51,7 +50,7 @@ class Trainer:
         observers: dict[str, tuple[int, Observer]] | None = None,
     ) -> None:
         """observers: a key of the metrics line, and every how many updates to ask whom for its value."""
-        self.path, self.config, self.world = path, config, world
+        self.path, self.config, self.evaluation, self.world = path, config, evaluation, world
         self.model = model.to(world.device).train()
         self.step, self.seconds = 0, 0.0
         self.best: dict[str, Any] | None = None
@@ -59,9 +58,10 @@ class Trainer:
         self.watch = Watch(unigram_entropy)
         self.observers = observers or {}
         self._tensorboard, self._quiet = tensorboard, quiet
-        self._accumulation = config.accumulation(world.size)
+        block = model.config.block
+        self._accumulation = config.accumulation(block, world.size)
         self._loader = data.loader(
-            config.block,
+            block,
             config.batch_size * world.size * self._accumulation,
             config.seed,
             world.rank,
@@ -70,9 +70,9 @@ class Trainer:
         )
         # none is needed where nothing is evaluated
         self._validation: Validation | tuple[()] = ()
-        if config.eval_every:
+        if evaluation.eval_every:
             try:
-                self._validation = data.validation(config.block, config.batch_size, config.eval_windows)
+                self._validation = data.validation(block, config.batch_size, evaluation.eval_windows)
             except ValueError as error:
                 raise ValueError(f"{error} Or train without validation: --eval-every 0.") from None
         sum_bounded_gradients(self.model)
@@ -123,7 +123,7 @@ class Trainer:
                 raise NonFinite(find_non_finite(self.model, taken, self.precision, self.world))
         line: dict[str, Any] = {"step": step, "loss": mean, "lr": lr, "grad_norm": norm}
         # gradients are gone after the update
-        if self._due(step, self.config.eval_every):
+        if self._due(step, self.evaluation.eval_every):
             line["grad_norms"] = gradient_norms(self.model)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -209,7 +209,7 @@ class Trainer:
                 while self.step < self.config.steps:
                     try:
                         line = self.update(batches)
-                        evaluated = self._due(self.step, self.config.eval_every)
+                        evaluated = self._due(self.step, self.evaluation.eval_every)
                         alarm = self._look_inside(line) if evaluated else None
                         for key, (every, observe) in self.observers.items():
                             if self._due(self.step, every):
@@ -229,7 +229,7 @@ class Trainer:
                         meter.say(f"ALARM: {alarm}.")
                     self._show(meter, line, evaluated)
                     if self._asked_to_stop and self.step < self.config.steps:
-                        meter.say(f"stopped and saved at step {self.step}: go on with --resume.")
+                        meter.say(f"stopped and saved at step {self.step}: the same command goes on.")
                         return SIGNALS[signal.Signals(self._asked_to_stop)]
             return FINISHED
         finally:

@@ -7,7 +7,7 @@ from spheret.bench import train as bench
 from spheret.cli import main
 from spheret.data import cached
 from spheret.model.gpt import GPTConfig
-from spheret.runs.config import TrainConfig
+from spheret.runs.config import EvaluationConfig, TrainConfig
 
 QUICK = ["--layers", "2", "--heads", "2", "--width", "16", "--block", "16", "--batch-size", "2"]
 ROWS = ["bare step", "trainer", "evaluation", "look inside", "checkpoint"]
@@ -27,10 +27,11 @@ def test_command(tmp_path, capsys):
 def test_the_trainer_is_measured_at_work(tmp_path):
     config = GPTConfig(layers=1, heads=2, width=16, block=16, vocab=320, scheme="proj-spheretnorm")
     training = TrainConfig(
-        steps=bench.STEPS, batch_size=2, tokens_per_update=32, block=16, lr=1e-3, min_lr=1e-4, warmup=0,
-        eval_every=bench.STEPS, eval_windows=2, checkpoint_every=bench.STEPS,
+        steps=bench.STEPS, batch_size=2, tokens_per_update=32, lr=1e-3, min_lr=1e-4, warmup=0,
+        checkpoint_every=bench.STEPS,
     )  # fmt: skip
-    bench.measure(config, training, cached("sotu", "bytes"), tmp_path, repeats=3)
+    evaluation = EvaluationConfig(eval_every=bench.STEPS, eval_windows=2)
+    bench.measure(config, training, evaluation, cached("sotu", "bytes"), tmp_path, repeats=3)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     # two warm-up rounds and three that count, each a real update with its line
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
@@ -41,9 +42,10 @@ def test_both_contestants_compute_the_same(tmp_path, monkeypatch):
     # the first loss of the bare step is the trainer's: same weights, same windows
     config = GPTConfig(layers=1, heads=2, width=16, block=16, vocab=320, scheme="pre-ln")
     training = TrainConfig(
-        steps=bench.STEPS, batch_size=2, tokens_per_update=32, block=16, lr=1e-3, min_lr=1e-4, warmup=0,
-        eval_every=bench.STEPS, eval_windows=2, checkpoint_every=bench.STEPS,
+        steps=bench.STEPS, batch_size=2, tokens_per_update=32, lr=1e-3, min_lr=1e-4, warmup=0,
+        checkpoint_every=bench.STEPS,
     )  # fmt: skip
+    evaluation = EvaluationConfig(eval_every=bench.STEPS, eval_windows=2)
     seen = []
     real = bench._model
 
@@ -54,7 +56,7 @@ def test_both_contestants_compute_the_same(tmp_path, monkeypatch):
 
     monkeypatch.setattr(bench, "_model", model)
     monkeypatch.setattr(bench, "interleaved", lambda runs, *_: [run() for run in list(runs.values())[:2]] and {})
-    bench.measure(config, training, cached("sotu", "bytes"), tmp_path, repeats=1)
+    bench.measure(config, training, evaluation, cached("sotu", "bytes"), tmp_path, repeats=1)
     (bare, loss), (ours, other) = seen[:2]
     assert torch.equal(bare, ours)
     assert loss == other

@@ -13,9 +13,10 @@ import pytest
 
 from spheret.cli import main
 from spheret.connections import PAPER_SCHEMES, SCHEMES
-from spheret.race.race import entries
-from spheret.race.scoreboard import Follower, Scoreboard
-from spheret.runs.run import TIMING, open_run
+from spheret.race.race import race_runs
+from spheret.race.scoreboard import Scoreboard
+from spheret.runs.metrics import TIMING, Follower
+from spheret.runs.run import open_run
 
 TINY = (
     "--layers", "1", "--heads", "2", "--width", "16", "--block", "16", "--batch-size", "2", "--eval-windows", "8",
@@ -52,7 +53,7 @@ class TestFinished:
             run = open_run(finished / name)
             assert run.metrics()[-1]["step"] == run.steps == 10
             assert run.config["environment"]["threads"] == 1
-            assert run.config["environment"]["command"].startswith("spheret train --scheme ")
+            assert run.config["environment"]["command"].startswith("spheret train --config ")
             assert run.config["model"]["head_bias"] == "unigram"
             assert run.config["train"]["warmup"] == 1
             assert run.config["train"]["min_lr"] == pytest.approx(run.config["train"]["lr"] / 10)
@@ -68,7 +69,7 @@ class TestFinished:
         assert f"{row},verdict,no difference at all," in table
 
     def test_nothing_else_is_left(self, finished):
-        assert {p.name for p in finished.iterdir()} == {*NAMES, "race.json", "report"}
+        assert {p.name for p in finished.iterdir()} == {*NAMES, "race.json", "configs", "report"}
 
     def test_the_report_is_that_of_the_runs(self, finished, tmp_path):
         assert main(["report", *(str(finished / name) for name in NAMES), "--out", str(tmp_path)]) == 0
@@ -228,18 +229,23 @@ class TestRefused:
         assert "is damaged" in capsys.readouterr().err
 
 
-class TestEntries:
+class TestRaceRuns:
     def test_groups(self):
-        assert tuple(e.scheme for e in entries("paper", 1)) == PAPER_SCHEMES
-        assert tuple(e.scheme for e in entries("all", 1)) == tuple(SCHEMES)
-        assert [e.name for e in entries("keel,paper", 1)][:2] == ["keel-1337", "pre-ln-1337"]
-        assert len(entries("keel,paper", 1)) == 9
+        assert tuple(e.choice.name for e in race_runs("paper", 1)) == PAPER_SCHEMES
+        assert tuple(e.choice.name for e in race_runs("all", 1)) == tuple(SCHEMES)
+        assert [e.name for e in race_runs("keel,paper", 1)][:2] == ["keel-1337", "pre-ln-1337"]
+        assert len(race_runs("keel,paper", 1)) == 9
 
     def test_a_seed_of_everyone_before_the_next(self):
-        assert [e.name for e in entries("pre-ln,keel", 2)] == ["pre-ln-1337", "keel-1337", "pre-ln-1338", "keel-1338"]
+        assert [e.name for e in race_runs("pre-ln,keel", 2)] == [
+            "pre-ln-1337",
+            "keel-1337",
+            "pre-ln-1338",
+            "keel-1338",
+        ]
 
     def test_names_are_different(self):
-        names = [e.name for e in entries("all,p-spheretnorm:p=0.3,p-spheretnorm:p=0.3:schedule=sqrt", 3)]
+        names = [e.name for e in race_runs("all,p-spheretnorm:p=0.3,p-spheretnorm:p=0.3:schedule=sqrt", 3)]
         assert len(set(names)) == len(names) == 3 * (len(SCHEMES) + 2)
 
 
@@ -274,23 +280,23 @@ class TestScoreboard:
         with (tmp_path / "run" / "metrics.jsonl").open("a", errors="surrogateescape") as file:
             file.write(text + "\n")
         with pytest.raises(ValueError, match=r"metrics.jsonl has a damaged line: delete .*run to train"):
-            follower.look()
+            follower.update()
 
     def test_follows_what_is_added_torn_and_cut_off(self, tmp_path):
         follower = self.follower(tmp_path, "run", {"step": 1, "loss": 1.0}, {"step": 2, "loss": 1.0, "val_loss": 3.0})
-        follower.look()
+        follower.update()
         path = tmp_path / "run" / "metrics.jsonl"
         with path.open("a") as file:
             file.write('{"step": 3, "lo')
-        follower.look()
+        follower.update()
         assert (follower.step, follower.val_loss) == (2, 3.0)
         with path.open("a") as file:
             file.write('ss": 1.0}\n')
-        follower.look()
+        follower.update()
         assert follower.step == 3
         # a resumed run goes back to its checkpoint
         path.write_text('{"step": 1, "loss": 1.0}\n')
-        follower.look()
+        follower.update()
         assert (follower.step, follower.val_loss) == (1, None)
 
 

@@ -9,7 +9,7 @@ import torch
 from spheret.connections import PAPER_SCHEMES
 from spheret.data import open_data
 from spheret.model.gpt import GPT, GPTConfig
-from spheret.runs.config import TrainConfig
+from spheret.runs.config import EvaluationConfig, TrainConfig
 from spheret.support.sharding import whole
 from spheret.train.distributed import PARALLEL, Group, World
 from spheret.train.loop import Trainer
@@ -22,8 +22,8 @@ SCHEMES = {name: (name, {}) for name in PAPER_SCHEMES} | {
 
 def config(**changes):
     return TrainConfig(**{
-        "steps": 3, "batch_size": 2, "tokens_per_update": 2 * 4 * 16, "block": 16, "lr": 1e-3, "min_lr": 1e-4,
-        "warmup": 0, "eval_every": 3, "eval_windows": 5, "checkpoint_every": 1, "keep": 9, **changes,
+        "steps": 3, "batch_size": 2, "tokens_per_update": 2 * 4 * 16, "lr": 1e-3, "min_lr": 1e-4,
+        "warmup": 0, "checkpoint_every": 1, "keep": 9, **changes,
     })  # fmt: skip
 
 
@@ -32,7 +32,9 @@ def make(path, data, case, world, **changes):
     torch.manual_seed(1337)
     model = GPT(GPTConfig(layers=2, heads=2, width=16, block=16, vocab=320, scheme=name, scheme_options=options))
     path.mkdir(parents=True, exist_ok=True)
-    return Trainer(path, model, config(**changes), data, world, 3.0, tensorboard=False, quiet=True)
+    return Trainer(
+        path, model, config(**changes), EvaluationConfig(3, 5), data, world, 3.0, tensorboard=False, quiet=True
+    )
 
 
 def every_scheme(data, out, world):

@@ -61,26 +61,26 @@ class _Poison(torch.autograd.Function):
         return g * float("inf")
 
 
-@pytest.mark.parametrize("sublayer", range(3))
+@pytest.mark.parametrize("block", range(3))
 @pytest.mark.parametrize("name", PAPER_SCHEMES)
-def test_the_first_bad_gradient_is_named(layer, name):
+def test_the_first_bad_gradient_is_named(block, name):
     model = GPT(GPTConfig(scheme=name, **TINY))
-    model.blocks[layer].mlp.output.register_forward_hook(lambda module, inputs, out: _Poison.apply(out))
+    model.blocks[block].mlp.output.register_forward_hook(lambda module, inputs, out: _Poison.apply(out))
     x = torch.randint(32, (2, 16))
     # the branch's gradient is poisoned: the state below it is the first that shows it
     found = find_non_finite(model, [(x, x)], torch.enable_grad, ALONE)
-    below = f"sublayer {2 * layer + 1} (attention of block {layer + 1})"
+    below = f"sublayer {2 * block + 1} (attention of block {block + 1})"
     # what lies below may be cut off by a branch that passes nothing back
     assert below in found or "gradient of" in found
 
 
-@pytest.mark.parametrize("sublayer", range(3))
-def test_the_first_bad_output_is_named(layer):
+@pytest.mark.parametrize("block", range(3))
+def test_the_first_bad_output_is_named(block):
     model = GPT(GPTConfig(scheme="pre-ln", **TINY))
-    torch.nn.init.constant_(model.blocks[layer].attention.output.bias, 3e38)
-    model.blocks[layer].attention.output.register_forward_hook(lambda module, inputs, out: out * 10)
+    torch.nn.init.constant_(model.blocks[block].attention.output.bias, 3e38)
+    model.blocks[block].attention.output.register_forward_hook(lambda module, inputs, out: out * 10)
     x = torch.randint(32, (2, 16))
-    assert f"the branch of sublayer {2 * layer + 1} (attention" in find_non_finite(
+    assert f"the branch of sublayer {2 * block + 1} (attention" in find_non_finite(
         model, [(x, x)], torch.enable_grad, ALONE
     )
 
@@ -124,7 +124,7 @@ def test_spikes_are_counted():
     assert again.state() == watch.state()
 
 
-LAYERS = [{"layer": 1, "cosine": 0.5}, {"layer": 2, "cosine": 0.999}]
+SUBLAYERS = [{"sublayer": 1, "cosine": 0.5}, {"sublayer": 2, "cosine": 0.999}]
 
 
 def test_the_alarm_needs_both_signs_and_time_and_speaks_once():
@@ -135,7 +135,7 @@ def test_the_alarm_needs_both_signs_and_time_and_speaks_once():
         return made
 
     stuck = watch(3.02)
-    said = [stuck.collapse(step, 10, LAYERS) for step in range(10, 100, 5)]
+    said = [stuck.collapse(step, 10, SUBLAYERS) for step in range(10, 100, 5)]
     alarms = [text for text in said if text]
     assert len(alarms) == 1
     assert "sublayer 2" in alarms[0]
@@ -143,9 +143,9 @@ def test_the_alarm_needs_both_signs_and_time_and_speaks_once():
     # the first look after the warm-up is at 15, and 20 updates must pass
     assert said.index(alarms[0]) == 5
     learning = watch(2.5)
-    assert not any(learning.collapse(step, 0, LAYERS) for step in range(1, 200))
+    assert not any(learning.collapse(step, 0, SUBLAYERS) for step in range(1, 200))
     healthy = watch(3.0)
-    assert not any(healthy.collapse(step, 0, LAYERS[:1]) for step in range(1, 200))
+    assert not any(healthy.collapse(step, 0, SUBLAYERS[:1]) for step in range(1, 200))
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ BAD = [
     (("--init-from", "nowhere"), "no run directory at nowhere"),
     (("--device", "tpu"), "--device tpu is not there"),
     (("--threads", "0"), "--threads must lie between 1 and"),
-    (("--threads", "5000"), "eight a core, got 5000"),
+    (("--threads", "5000"), "eight per core, got 5000"),
     (("--config", "nowhere.toml"), "no config file at nowhere.toml"),
     (("--set", "p=x"), "unknown option of proj"),
     (("--resume", "--force"), "give one of them"),

@@ -16,8 +16,9 @@ from spheret.cli import main
 from spheret.connections import PAPER_SCHEMES, SCHEMES
 from spheret.data import open_data
 from spheret.model.gpt import GPT, GPTConfig
-from spheret.runs.config import TrainConfig
-from spheret.runs.run import TIMING, open_run
+from spheret.runs.config import EvaluationConfig, TrainConfig
+from spheret.runs.metrics import TIMING
+from spheret.runs.run import open_run
 from spheret.train import drill
 from spheret.train.distributed import World
 from spheret.train.loop import Trainer
@@ -108,12 +109,20 @@ def test_accumulation_is_a_larger_batch(scheme, prepared, tmp_path):
     found = []
     for batch_size in (2, 8):
         config = TrainConfig(
-            steps=1, batch_size=batch_size, tokens_per_update=256, block=32, lr=1e-3, min_lr=1e-4, warmup=0,
-            eval_every=0, eval_windows=1, checkpoint_every=1,
+            steps=1, batch_size=batch_size, tokens_per_update=256, lr=1e-3, min_lr=1e-4, warmup=0,
+            checkpoint_every=1,
         )  # fmt: skip
         torch.manual_seed(0)
         model = GPT(GPTConfig(layers=2, heads=2, width=16, block=32, vocab=320, scheme=scheme))
-        trainer = Trainer(tmp_path, model, config, open_data(prepared), World(torch.device("cpu")), quiet=True)
+        trainer = Trainer(
+            tmp_path,
+            model,
+            config,
+            EvaluationConfig(0, 1),
+            open_data(prepared),
+            World(torch.device("cpu")),
+            quiet=True,
+        )
         gradients = {}
 
         def keep(*_, model=model, gradients=gradients):
@@ -227,7 +236,7 @@ def test_a_signal_saves_and_ends(number, code, prepared, tmp_path):
     process.send_signal(number)
     _, said = process.communicate(timeout=120)
     assert process.returncode == code
-    assert b"go on with --resume" in said
+    assert b"the same command goes on" in said
     stopped = open_run(out).checkpoint().step
     assert 0 < stopped < 40
     assert len(metrics(out)) == stopped
@@ -305,7 +314,9 @@ def test_a_corpus_by_name_is_prepared_into_the_cache(tmp_path, monkeypatch, caps
 
 
 def test_toml_and_flags(prepared, tmp_path):
-    (tmp_path / "run.toml").write_text('scheme = "p-spheretnorm"\nsteps = 3\nlr = 0.5\n[set]\np = 0.25\n')
+    (tmp_path / "run.toml").write_text(
+        '[model]\nscheme = "p-spheretnorm"\nscheme_options = {p = 0.25}\n[train]\nsteps = 3\nlr = 0.5\n'
+    )
     words = ["--config", str(tmp_path / "run.toml"), "--lr", "0.001", "--data", str(prepared), *TINY]
     assert main(["train", *words, "--set", "schedule=constant", "--set", "p=0.5", "--out", str(tmp_path / "a")]) == 0
     config = open_run(tmp_path / "a").config

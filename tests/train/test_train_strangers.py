@@ -13,8 +13,9 @@ from train_helpers import TINY, metrics, train
 from spheret.cli import main
 from spheret.data import open_data
 from spheret.model.gpt import GPT, GPTConfig
-from spheret.runs.config import TrainConfig
-from spheret.runs.directory import OURS, claimed
+from spheret.runs.config import EvaluationConfig, TrainConfig
+from spheret.runs.directory import claimed
+from spheret.runs.layout import RUN_FILES
 from spheret.runs.run import open_run
 from spheret.train import drill
 from spheret.train.distributed import World
@@ -48,10 +49,10 @@ def test_a_kill_before_the_config_leaves_a_directory_that_starts(prepared, tmp_p
 
 
 def test_a_kill_at_any_moment_of_force_can_be_forced_again(run, prepared, tmp_path):
-    for left in range(len(OURS)):
+    for left in range(len(RUN_FILES)):
         out = tmp_path / str(left)
         shutil.copytree(run, out)
-        for name in OURS[:left]:
+        for name in RUN_FILES[:left]:
             path = out / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         assert train(out, prepared, "--force", scheme="pre-ln", steps=1) == 0
@@ -159,8 +160,7 @@ def test_a_validation_loss_that_is_no_number_stops_the_run(prepared, tmp_path, c
 
 def test_a_signal_counts_once_every_process_knows_of_it(prepared, tmp_path):
     config = TrainConfig(
-        steps=9, batch_size=2, tokens_per_update=32, block=16, lr=1e-3, min_lr=1e-4, warmup=0, eval_every=0,
-        eval_windows=1, checkpoint_every=9,
+        steps=9, batch_size=2, tokens_per_update=32, lr=1e-3, min_lr=1e-4, warmup=0, checkpoint_every=9,
     )  # fmt: skip
     model = GPT(GPTConfig(layers=1, heads=2, width=16, block=16, vocab=320))
 
@@ -171,6 +171,15 @@ def test_a_signal_counts_once_every_process_knows_of_it(prepared, tmp_path):
         return {}
 
     world = World(torch.device("cpu"))
-    trainer = Trainer(tmp_path, model, config, open_data(prepared), world, quiet=True, observers={"asked": (1, ask)})
+    trainer = Trainer(
+        tmp_path,
+        model,
+        config,
+        EvaluationConfig(0, 1),
+        open_data(prepared),
+        world,
+        quiet=True,
+        observers={"asked": (1, ask)},
+    )
     assert trainer.fit() == 143
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-3"]

@@ -1,4 +1,4 @@
-"""Trainings as child processes: each ends with its parent, whatever ends that."""
+"""Other processes that run `python -m spheret`; a `Child` ends when its parent ends, for any reason."""
 
 from __future__ import annotations
 
@@ -13,52 +13,68 @@ from pathlib import Path
 from typing import IO, Any
 
 _PR_SET_PDEATHSIG = 1
-# how long a training may take to save when it is asked to stop
+# seconds that a child may take to save when it is asked to stop
 PATIENCE = 60.0
 
-# looked up before any fork, after which a lock may be held by nobody. None (not Linux): a training whose parent was
-# killed goes on to its own end
+# looked up before any fork, because afterwards a lock may stay held. None where it is not Linux: there a child whose
+# parent was killed runs to its own end
 _prctl: Any = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
 
 
 def _ends_with(parent: int) -> Callable[[], None]:
-    """What a child does first: ask the system for a SIGTERM when its parent dies, kill -9 included."""
+    """What a child does first: it asks the system for a SIGTERM when its parent dies, by kill -9 too."""
 
     def ask() -> None:
         _prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
-        # the parent may have died before that was said
+        # the parent may have died before this call
         if os.getppid() != parent:
             os._exit(1)
 
     return ask
 
 
+def spheret_command(arguments: Sequence[str], processes: int = 1) -> list[str]:
+    """The words that run `spheret ARGUMENTS` with this Python; under torchrun for several processes."""
+    start = [sys.executable, "-m"]
+    if processes > 1:
+        start += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "--max-restarts=3", "-m"]
+    return [*start, "spheret", *arguments]
+
+
+def spheret_environment() -> dict[str, str]:
+    """This environment, in which Python finds this copy of spheret first."""
+    root = str(Path(__file__).resolve().parents[2])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+
+
 class Child:
-    """`python -m spheret ARGUMENTS`, with what it says in a file."""
+    """`python -m spheret ARGUMENTS`, with its output in a file."""
 
     def __init__(self, arguments: Sequence[str], log: Path) -> None:
         self.log = log
         self._file: IO[bytes] = log.open("wb")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "spheret", *arguments],
+            spheret_command(arguments),
             stdin=subprocess.DEVNULL,
             stdout=self._file,
             stderr=subprocess.STDOUT,
-            # Ctrl-C is for the parent, which then asks each child once: a second signal would not let it save
+            env=spheret_environment(),
+            # Ctrl-C reaches the parent alone, which asks each child once: a second signal would not let it save
             start_new_session=True,
             preexec_fn=_ends_with(os.getpid()) if _prctl is not None else None,
         )
 
     def poll(self) -> int | None:
-        """Its exit code once it has ended."""
+        """The exit code, or None while it runs."""
         code = self._process.poll()
         if code is not None:
             self._file.close()
         return code
 
-    def last_words(self) -> str:
+    def last_line(self) -> str:
+        """The last line that it printed."""
         lines = self.log.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "it printed nothing"
 
     def ask_to_stop(self) -> None:
         if self.poll() is None:
@@ -71,7 +87,7 @@ class Child:
 
 
 def stop(children: Sequence[Child]) -> None:
-    """Let each save and end; one that takes too long, or a second Ctrl-C, ends it with its last checkpoint."""
+    """Ask each child to save and end. One that takes too long is killed, and so are all after a second Ctrl-C."""
     for child in children:
         child.ask_to_stop()
     deadline = time.monotonic() + PATIENCE

@@ -1,0 +1,12 @@
+"""What a command ends with; `spheret train` says what each means."""
+
+from __future__ import annotations
+
+import signal
+
+FINISHED = 0
+USAGE_ERROR = 2
+STOPPED_BY_GUARD = 3
+# 128 + the signal's number, as shells have it
+SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143}
+INTERRUPTED = SIGNALS[signal.SIGINT]
