@@ -1,4 +1,4 @@
-"""Checkpoints: a directory step-N that is whole or absent, and the newest one that can be trusted."""
+"""Checkpoints: directories step-N, each whole or absent, and the search for the newest whole one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from spheret.support import files
 from spheret.runs import tensors
 from spheret.runs.layout import MANIFEST, MODEL, OPTIMIZER, STATE
-from spheret.runs.tensors import Entry
+from spheret.runs.tensors import LazyTensor
 
 _NAME = re.compile(r"step-(\d+)")
 
@@ -36,17 +36,17 @@ class Checkpoint:
     state: dict[str, Any]
 
     def model(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights by name, one at a time."""
+        """The weights and their names, one at a time."""
         return tensors.each(self.path / MODEL)
 
     def optimizer(self) -> Iterator[tuple[str, Tensor]]:
-        """The optimiser's state, under the weights' names; nothing for weights that were not trained here."""
+        """The optimiser's state, under the names of the weights. Empty for weights that were not trained here."""
         path = self.path / OPTIMIZER
         return tensors.each(path) if path.exists() else iter(())
 
 
-def save(directory: Path, step: int, parts: Mapping[str, Sequence[Entry]], state: dict[str, Any]) -> Path:
-    """Write step-N: files in a temporary directory, each synced, their manifest last, then one rename."""
+def save(directory: Path, step: int, parts: Mapping[str, Sequence[LazyTensor]], state: dict[str, Any]) -> Path:
+    """Write step-N. Files go to a temporary directory, each synced, the manifest last; then one rename."""
     directory.mkdir(parents=True, exist_ok=True)
     final, temporary = directory / f"step-{step}", directory / f".step-{step}.new"
     shutil.rmtree(temporary, ignore_errors=True)
@@ -60,7 +60,7 @@ def save(directory: Path, step: int, parts: Mapping[str, Sequence[Entry]], state
             name: {"bytes": (temporary / name).stat().st_size, "sha256": digest} for name, digest in digests.items()
         }
         files.write_atomically(temporary / MANIFEST, files.dump(manifest))
-        # a damaged one of the same step makes room first
+        # a damaged checkpoint of the same step is removed first
         discard(final)
         os.rename(temporary, final)
     except OSError:
@@ -71,7 +71,7 @@ def save(directory: Path, step: int, parts: Mapping[str, Sequence[Entry]], state
 
 
 def discard(path: Path) -> None:
-    """Remove a checkpoint; it stops being one before the first of its files goes."""
+    """Remove a checkpoint. It is renamed first, so that no half of it is ever taken for a checkpoint."""
     if path.exists():
         old = path.with_name(f".{path.name}.old")
         shutil.rmtree(old, ignore_errors=True)
@@ -80,15 +80,15 @@ def discard(path: Path) -> None:
 
 
 def tidy(directory: Path) -> None:
-    """Remove what a kill left of unfinished saves and removals."""
+    """Remove the remains of saves and removals that a kill interrupted."""
     for path in directory.glob(".step-*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def steps(directory: Path) -> list[int]:
     """The steps that have a checkpoint, in order, whole or not."""
-    found = (_NAME.fullmatch(path.name) for path in directory.iterdir()) if directory.is_dir() else ()
-    return sorted(int(match[1]) for match in found if match)
+    names = (_NAME.fullmatch(path.name) for path in directory.iterdir()) if directory.is_dir() else ()
+    return sorted(int(match[1]) for match in names if match)
 
 
 def prune(directory: Path, keep: int, best: int | None) -> None:
@@ -99,7 +99,7 @@ def prune(directory: Path, keep: int, best: int | None) -> None:
 
 
 def verify(path: Path) -> Checkpoint:
-    """The checkpoint, once every byte is what its manifest says; Damaged otherwise."""
+    """The checkpoint, after every byte was compared with its manifest. Raises Damaged otherwise."""
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
         for name, expected in manifest.items():
@@ -127,20 +127,20 @@ def _sha256(file: Any) -> str:
 
 
 def newest(directory: Path, say: Callable[[str], object] = warnings.warn) -> Checkpoint | None:
-    """The newest whole checkpoint, passing over damaged ones aloud; None where there never was one."""
-    found = steps(directory)
-    for step in reversed(found):
+    """The newest whole checkpoint, with a warning for each damaged one; None if there is no checkpoint."""
+    saved_steps = steps(directory)
+    for step in reversed(saved_steps):
         try:
             return verify(directory / f"step-{step}")
         except Damaged as error:
             say(f"checkpoint step-{step} is damaged, {error}: falling back to the one before.")
-    if found:
+    if saved_steps:
         raise ValueError(f"every checkpoint in {directory} is damaged: copy one back, or start again with --force.")
     return None
 
 
 def differing(saved: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """What keeps saved tensors from filling wanted ones: missing, left over, or of another shape."""
+    """Why saved tensors do not fit: names that are missing, left over, or of another shape."""
     rows = [f"{name} (missing)" for name in wanted if name not in saved]
     rows += [f"{name} (not in this model)" for name in saved if name not in wanted]
     rows += [
@@ -152,7 +152,7 @@ def differing(saved: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[i
 
 
 def check_fit(saved: Checkpoint, wanted: Mapping[str, Tensor]) -> None:
-    """Raise, naming keys, unless the saved weights are those of this model."""
+    """Raise an error that names the keys, unless the saved weights fit this model."""
     path = saved.path
     rows = differing(tensors.shapes(path / MODEL), {name: tuple(tensor.shape) for name, tensor in wanted.items()})
     if rows:

@@ -1,4 +1,4 @@
-"""The directory a run is written to: its own, locked to one process, and never a stranger's."""
+"""The directory that a run is written to: locked to one process, and refused if it holds other files."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ from spheret.runs.run import FORMAT, Run, open_run
 
 
 def existing(path: Path, resume: bool, force: bool) -> Run | None:
-    """The run to go on with, or None for a start from nothing; refuses whatever would destroy something."""
+    """The run to go on with, or None for a new run. Raises if the directory holds anything else."""
     if resume and force:
         raise ValueError("--resume goes on with a run and --force starts it again: give one of them.")
     if path.exists() and not path.is_dir():
         raise NotADirectoryError(f"--out {path} is a file: give a directory.")
     names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
-    # a kill while config.json was written; the lock's file tells that tokenizer.json from a stranger's
+    # after a kill while config.json was written; the lock file shows that tokenizer.json is ours
     if LOCK in names:
         names -= {LOCK, f"{CONFIG}.tmp", f"{TOKENIZER}.tmp"} | ({TOKENIZER} if CONFIG not in names else set())
     if not names:
         return None
     if CONFIG not in names or not _is_ours(path / CONFIG):
         strangers = sorted(names - set(RUN_FILES)) or sorted(names)
-        raise FileExistsError(f"--out {path} is not empty and no run (it holds {strangers[0]!r}): give another.")
+        raise FileExistsError(f"--out {path} is not empty and not a run (it holds {strangers[0]!r}): give another.")
     return None if force else open_run(path)
 
 
 def _is_ours(config: Path) -> bool:
-    """Whether config.json is a run's: many a model's directory has a file of that name. A damaged one may be."""
+    """Whether config.json belongs to a run: other models' directories have a file of that name too."""
     try:
-        found = json.loads(config.read_bytes())
+        document = json.loads(config.read_bytes())
     except (json.JSONDecodeError, UnicodeDecodeError):
         return (config.parent / METRICS).exists()
-    return isinstance(found, dict) and found.get("format") == FORMAT
+    return isinstance(document, dict) and document.get("format") == FORMAT
 
 
 @contextmanager
 def claimed(path: Path, force: bool, start: bool = False) -> Iterator[None]:
-    """The directory, made and locked; with `force` what a run left there is removed first.
+    """Within the block the directory exists and is locked. `force` first removes the run in it.
 
-    start: there was no run when one looked, and there must still be none.
+    start: `existing` found no run, and there must still be none.
     """
     try:
-        made = next((p for p in (*reversed(path.parents), path) if not p.exists()), None)
+        created = next((p for p in (*reversed(path.parents), path) if not p.exists()), None)
         path.mkdir(parents=True, exist_ok=True)
         lock = Lock(path / LOCK)
         free = lock.acquire()
@@ -70,12 +70,12 @@ def claimed(path: Path, force: bool, start: bool = False) -> Iterator[None]:
         yield
     finally:
         lock.release()
-        remove_empty(path, made)
+        remove_empty(path, created)
 
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """A disk that is full or read-only, as one sentence that says what is safe."""
+    """Turn the error of a full or read-only disk into one sentence, with the last whole checkpoint."""
     try:
         yield
     except OSError as error:
@@ -89,9 +89,9 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def check_space(path: Path, parameters: int, checkpoints: int) -> None:
-    """Raise before any work if the disk cannot hold so many checkpoints, the best one and one being written.
+    """Raise before any work if the disk cannot hold this many checkpoints, the best one and one being written.
 
-    Each is weights and two moments in float32.
+    A checkpoint holds the weights and two moments in float32.
     """
     where = next(p for p in (path, *path.parents) if p.exists())
     needed, free = 12 * parameters * (checkpoints + 2), shutil.disk_usage(where).free

@@ -1,4 +1,4 @@
-"""A run directory, which is all that the stages share: `config.json` alone rebuilds the model."""
+"""A run directory, opened. Its `config.json` alone rebuilds the model."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from spheret.runs.config import RunConfig, from_dict
 from spheret.runs.layout import CHECKPOINTS, CONFIG, LOCK, METRICS, MODEL
 from spheret.runs.checkpoint import Checkpoint
 from spheret.runs.metrics import read_metrics
-from spheret.runs.tensors import entry
+from spheret.runs.tensors import lazy_tensor
 
 FORMAT, VERSION = "spheret-run", 1
 
 
 @dataclass(frozen=True)
 class Run:
-    """What `spheret train` left in a directory, read and never written."""
+    """A run directory that `spheret train` wrote. It is only read here."""
 
     path: Path
     config: dict[str, Any]
@@ -50,21 +50,21 @@ class Run:
         return int(self.config["train"]["steps"])
 
     def metrics(self) -> list[dict[str, Any]]:
-        """A record a step, in order; a last line that was cut short by a kill is left out."""
+        """One record per step, in order. A last line that a kill cut short is left out."""
         return [record for record, _ in read_metrics(self.path / METRICS)]
 
     def is_locked(self) -> bool:
-        """Whether a process is training in it now."""
+        """Whether a process is training in this directory now."""
         return files.is_locked(self.path / LOCK)
 
     def checkpoint(self, step: int | None = None) -> Checkpoint:
         """The checkpoint of a step, or the newest whole one."""
         directory = self.path / CHECKPOINTS
         if step is None:
-            found = checkpoint.newest(directory)
-            if found is None:
+            newest = checkpoint.newest(directory)
+            if newest is None:
                 raise FileNotFoundError(f"{self.path} has no checkpoint yet: train it, or wait for its first.")
-            return found
+            return newest
         if step not in checkpoint.steps(directory):
             known = ", ".join(map(str, checkpoint.steps(directory))) or "none"
             raise FileNotFoundError(f"{self.path} has no checkpoint of step {step}: there are {known}.")
@@ -75,15 +75,15 @@ class Run:
 
     def model(self, step: int | None = None, device: str | torch.device = "cpu") -> GPT:
         """The model with a checkpoint's weights, for evaluation."""
-        found = self.checkpoint(step)
+        saved = self.checkpoint(step)
         with torch.random.fork_rng(devices=[]):
             model = GPT(self.model_config)
-        checkpoint.check_fit(found, model.state_dict())
-        model.load_state_dict(dict(found.model()))
+        checkpoint.check_fit(saved, model.state_dict())
+        model.load_state_dict(dict(saved.model()))
         return model.to(device).eval()
 
     def data(self) -> Data:
-        """The data it was trained on, checked to be the same."""
+        """The data that the run was trained on, checked to be the same."""
         described = self.config["data"]
         if described.get("path") is None:
             raise FileNotFoundError(f"{self.path} was not trained here and names no data: give some with --data.")
@@ -95,17 +95,17 @@ class Run:
         return data
 
     def tokenizer(self) -> Tokenizer:
-        """Its tokenizer, with or without the data."""
+        """The run's tokenizer. The data is not needed."""
         return tokenizers.stored(self.path, self.config["data"]["tokenizer"])
 
 
 def manifest_sha256(data: Data) -> str:
-    """What tells two data directories apart."""
+    """The hash of the manifest, which identifies the data."""
     return hashlib.sha256((data.path / DATA_MANIFEST).read_bytes()).hexdigest()
 
 
 def open_run(path: str | Path) -> Run:
-    """Open a run directory; its config is checked, its weights are not read."""
+    """Open a run directory and check its config. Weights are not read."""
     directory = Path(path).expanduser()
     hint = "make one with spheret train --out RUN"
     if not directory.is_dir():
@@ -114,7 +114,7 @@ def open_run(path: str | Path) -> Run:
     try:
         config = files.read_document(directory / CONFIG, FORMAT, VERSION, "train", again)
     except FileNotFoundError:
-        raise FileNotFoundError(f"{directory} holds no {CONFIG} and is no run: {hint}.") from None
+        raise FileNotFoundError(f"{directory} holds no {CONFIG} and is not a run: {hint}.") from None
     missing = [key for key in ("model", "train", "data", "environment") if not isinstance(config.get(key), dict)]
     if not missing:
         missing = [f"data.{key}" for key in ("path", "manifest_sha256", "tokenizer") if key not in config["data"]]
@@ -125,7 +125,7 @@ def open_run(path: str | Path) -> Run:
 
 
 def describe_data(data: Data | None, tokenizer: dict[str, Any]) -> dict[str, Any]:
-    """What config.json says of the data; without data, only the tokenizer."""
+    """The data section of config.json. Without data it names the tokenizer alone."""
     if data is None:
         return {"path": None, "manifest_sha256": None, "corpus": None, "tokenizer": tokenizer}
     counts = data.counts().double()
@@ -141,13 +141,13 @@ def describe_data(data: Data | None, tokenizer: dict[str, Any]) -> dict[str, Any
 
 
 def write_config(path: Path, config: dict[str, Any], tokenizer_file: bytes | None) -> None:
-    """Make a directory a run; the tokenizer's file, where it has one, comes before the config that needs it."""
+    """Write config.json, and before it the tokenizer's file if there is one."""
     if tokenizer_file is not None:
         files.write_atomically(path / TOKENIZER, tokenizer_file)
     try:
         files.write_atomically(path / CONFIG, files.dump({"format": FORMAT, "version": VERSION, **config}))
     except OSError:
-        # alone it would be a stranger's file
+        # without a config the directory would not be recognised as a run
         if tokenizer_file is not None:
             (path / TOKENIZER).unlink(missing_ok=True)
         raise
@@ -160,12 +160,12 @@ def create_run(
     tokenizer_file: bytes | None = None,
     environment: dict[str, Any] | None = None,
 ) -> Run:
-    """A run directory of weights from elsewhere: one checkpoint, step-0, and nothing trained."""
+    """Write a run directory for weights from elsewhere: one checkpoint, step-0, and no training."""
     directory = Path(path).expanduser()
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise FileExistsError(f"{directory} exists and is not empty: give a new directory.")
     directory.mkdir(parents=True, exist_ok=True)
-    parts = {MODEL: [entry(name, tensor) for name, tensor in model.state_dict().items()]}
+    parts = {MODEL: [lazy_tensor(name, tensor) for name, tensor in model.state_dict().items()]}
     checkpoint.save(directory / CHECKPOINTS, 0, parts, {"val_loss": None})
     config = {
         "model": model.config.as_dict(),

@@ -1,6 +1,6 @@
-"""safetensors files, written tensor by tensor: the whole is never copied, and every byte is hashed on its way.
+"""safetensors files, written tensor by tensor and hashed while they are written.
 
-The library's own writer takes all tensors at once, which a sharded model cannot give without gathering everything.
+The library's own writer takes all tensors at once. A sharded model would have to gather everything for that.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _NAMES = {
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A tensor by name, made when its turn comes: `make` returns it whole."""
+class LazyTensor:
+    """A named tensor that is gathered when it is written: `gather` returns the whole of it."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-    make: Callable[[], Tensor]
+    gather: Callable[[], Tensor]
 
     @property
     def size(self) -> int:
@@ -46,15 +46,15 @@ class Entry:
         return count * self.dtype.itemsize
 
 
-def entry(name: str, tensor: Tensor) -> Entry:
-    """An entry for a tensor that is already whole."""
-    return Entry(name, tensor.dtype, tuple(tensor.shape), lambda: tensor)
+def lazy_tensor(name: str, tensor: Tensor) -> LazyTensor:
+    """A tensor that is already whole."""
+    return LazyTensor(name, tensor.dtype, tuple(tensor.shape), lambda: tensor)
 
 
-def header(entries: Sequence[Entry]) -> bytes:
-    """The file's first bytes: a length, and JSON that says where every tensor lies."""
+def header(tensors: Sequence[LazyTensor]) -> bytes:
+    """The file's first bytes: a length, and JSON with the place of every tensor."""
     described, start = {}, 0
-    for item in entries:
+    for item in tensors:
         offsets = [start, start + item.size]
         described[item.name] = {"dtype": _NAMES[item.dtype], "shape": list(item.shape), "data_offsets": offsets}
         start += item.size
@@ -63,23 +63,23 @@ def header(entries: Sequence[Entry]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def write(path: Path, entries: Sequence[Entry]) -> str:
-    """Write a file that is on the disk when this returns, and say its SHA-256."""
+def write(path: Path, tensors: Sequence[LazyTensor]) -> str:
+    """Write a file and return its SHA-256. The file is on the disk when this returns."""
     digest = hashlib.sha256()
     with path.open("wb", buffering=0) as file:
-        for part in _parts(entries):
+        for part in _parts(tensors):
             files.write_all(file, part)
             digest.update(part)
         os.fsync(file.fileno())
     return digest.hexdigest()
 
 
-def _parts(entries: Sequence[Entry]) -> Iterator[bytes | memoryview]:
-    yield header(entries)
-    for item in entries:
-        tensor = item.make().detach().cpu().contiguous()
+def _parts(tensors: Sequence[LazyTensor]) -> Iterator[bytes | memoryview]:
+    yield header(tensors)
+    for item in tensors:
+        tensor = item.gather().detach().cpu().contiguous()
         if tuple(tensor.shape) != item.shape or tensor.dtype != item.dtype:
-            raise ValueError(f"{item.name} was announced as {item.dtype} {item.shape}, and is {tensor.shape}.")
+            raise ValueError(f"{item.name} should be {item.dtype} {item.shape}, and is {tensor.shape}.")
         if tensor.numel():
             # numpy has no bfloat16: bytes have no dtype
             yield tensor.reshape(-1).view(torch.uint8).numpy().data
@@ -111,9 +111,9 @@ def _opened(path: Path) -> Iterator[Any]:
         start = file.read(9)
     # a header's length may begin with the same byte, but then comes a brace
     if start[8:] != b"{" and (start[:2] == b"PK" or start[:1] == b"\x80"):
-        raise ValueError(f"{path} is a pickle, not safetensors: loading one runs whatever is in it, so none is.")
+        raise ValueError(f"{path} is a pickle, not safetensors. Loading a pickle can run any code, so spheret never does.")
     try:
         with safe_open(path, framework="pt") as opened:
             yield opened
     except SafetensorError as error:
-        raise ValueError(f"{path} is no safetensors file ({error}).") from None
+        raise ValueError(f"{path} is not a safetensors file ({error}).") from None

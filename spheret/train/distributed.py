@@ -1,4 +1,4 @@
-"""One process or many: everything the loop needs to know of the others. The model knows nothing of it."""
+"""One process or many: what the loop needs to know about the other processes. The model needs nothing of this."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class World:
-    """A world of one process."""
+    """The processes that train together. This class is a world of one."""
 
     rank = 0
     size = 1
@@ -35,11 +35,11 @@ class World:
         return self.rank == 0
 
     def wrap(self, model: GPT, bf16: bool) -> Callable[[Tensor, Tensor], Tensor]:
-        """What turns a batch into a loss, given the model on its device."""
+        """A function from a batch to a loss, made from the model on its device."""
         return model
 
     def syncing(self, last: bool) -> AbstractContextManager[Any]:
-        """Around forward and backward of a micro-batch: gradients are shared after the last one only."""
+        """The context of a micro-batch's forward and backward: gradients are shared after the last one only."""
         return nullcontext()
 
     def sum(self, values: Tensor) -> Tensor:
@@ -47,19 +47,19 @@ class World:
         return values.double()
 
     def gather(self, value: T) -> list[T]:
-        """What every process has, in the order of their ranks."""
+        """The value of every process, in the order of their ranks."""
         return [value]
 
     def share(self, value: T) -> T:
-        """What the main process has."""
+        """The value of the main process."""
         return value
 
     def any(self, value: bool) -> bool:
-        """Whether it is so on any process."""
+        """Whether it is true on any process."""
         return any(self.gather(value))
 
     def restore_random(self, states: list[str], seed: int) -> None:
-        """Back to this process's saved state; in a world of another size, to a seed of its own."""
+        """Restore this process's random state. In a world of another size, each process takes a seed of its own."""
         if len(states) == self.size:
             set_random_state(self.device, states[self.rank])
         else:
@@ -70,7 +70,7 @@ class World:
 
 
 class Group(World):
-    """The processes that torchrun started, as data in parallel: DDP, or FSDP2 with its shards."""
+    """The processes that torchrun started, data-parallel: DDP, or FSDP2 with its shards."""
 
     def __init__(self, device: torch.device, parallel: str, timeout: int) -> None:
         super().__init__(device)
@@ -85,8 +85,8 @@ class Group(World):
         except (RuntimeError, ValueError) as error:
             where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             raise RuntimeError(
-                f"process {self.rank} of {self.size} met no others at {where} within {timeout} s: see that all are "
-                f"started, that the address can be reached, or give a longer --timeout "
+                f"process {self.rank} of {self.size} found no other process at {where} within {timeout} s: check that "
+                f"all are started and that the address can be reached, or give a longer --timeout "
                 f"({str(error).splitlines()[0]})."
             ) from error
 
@@ -113,23 +113,23 @@ class Group(World):
         return values
 
     def gather(self, value: T) -> list[T]:
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value)
-        return found
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
 
     def share(self, value: T) -> T:
-        held = [value]
-        dist.broadcast_object_list(held)
-        return held[0]
+        values = [value]
+        dist.broadcast_object_list(values)
+        return values[0]
 
     def close(self) -> None:
         dist.destroy_process_group()
 
 
 def shard(model: GPT, mesh: Any, bf16: bool) -> None:
-    """FSDP2: each branch with bf16 parameters and float32 reduction, then block and root in float32.
+    """Apply FSDP2: each branch with bf16 parameters and float32 reduction, then block and root in float32.
 
-    A policy on a whole block would cast the stream; this way it and the learnable scalars stay float32.
+    A bf16 policy on a whole block would cast the stream. This way the stream and the learnable scalars stay float32.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
@@ -139,12 +139,12 @@ def shard(model: GPT, mesh: Any, bf16: bool) -> None:
             fully_shard(branch, mesh=mesh, mp_policy=policy)
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    # evaluation enters the model here
+    # evaluation calls this method instead of forward
     register_fsdp_forward_method(model, "token_losses")
 
 
 def join(wanted: str | None, parallel: str | None, timeout: int) -> World:
-    """The world that this process was started in: torchrun's, or one of its own."""
+    """The world that this process belongs to: the one that torchrun started, or a world of one."""
     if parallel is not None and parallel not in PARALLEL:
         raise unknown("--parallel", parallel, PARALLEL)
     if timeout < 1:
@@ -153,29 +153,29 @@ def join(wanted: str | None, parallel: str | None, timeout: int) -> World:
     started = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
     if parallel is not None and not started:
         raise ValueError(
-            f"--parallel {parallel} is for processes that torchrun starts: torchrun --nproc_per_node=N -m spheret "
+            f"--parallel {parallel} needs processes that torchrun starts: torchrun --nproc_per_node=N -m spheret "
             f"train ..."
         )
-    # one process under torchrun still shards if told to
+    # a single process under torchrun still shards if --parallel is given
     if started and (int(os.environ["WORLD_SIZE"]) > 1 or parallel is not None):
         return Group(device, parallel or "ddp", timeout)
     return World(device)
 
 
 def _generators(device: torch.device) -> list[torch.Generator]:
-    found = [torch.default_generator]
+    generators = [torch.default_generator]
     if device.type == "cuda":
-        found.append(torch.cuda.default_generators[device.index or 0])
-    return found
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    return generators
 
 
 def random_state(device: torch.device) -> str:
-    """The state of the generators that this process draws from."""
+    """The state of this process's random generators, as text."""
     return ",".join(bytes(g.get_state().numpy()).hex() for g in _generators(device))
 
 
 def set_random_state(device: torch.device, state: str) -> None:
-    """Back to such a state."""
-    # one saved on another kind of device has fewer or more parts
+    """Restore a state that `random_state` returned."""
+    # a state from another kind of device has another number of parts
     for generator, text in zip(_generators(device), state.split(","), strict=False):
         generator.set_state(torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8))

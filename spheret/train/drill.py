@@ -1,4 +1,4 @@
-"""The crash drill: a run killed -9 again and again, resumed each time, must end as the unbroken one, to the bit."""
+"""The crash drill: a run is killed with -9 several times and must still equal an unbroken run to the bit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spheret.runs.metrics import TIMING
 from spheret.runs.run import open_run
 from spheret.support.child import spheret_command, spheret_environment
 
-# a checkpoint every other step: many of the kills fall inside a save
+# with a checkpoint every second step, many kills fall inside a save
 RECIPE = (
     "--scheme", "proj-spheretnorm", "--layers", "2", "--heads", "2", "--width", "32", "--block", "64",
     "--batch-size", "4", "--steps", "60", "--eval-every", "10", "--eval-windows", "8", "--checkpoint-every", "2",
@@ -30,7 +30,7 @@ def start(out: Path, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 def _reached(process: subprocess.Popen[bytes], path: Path, size: int) -> bool:
-    """Wait until the metrics have grown to a size; False if the process ended first."""
+    """Wait until the metrics reach a size. Returns False if the process ended first."""
     while process.poll() is None:
         if path.exists() and path.stat().st_size >= size:
             return True
@@ -39,15 +39,15 @@ def _reached(process: subprocess.Popen[bytes], path: Path, size: int) -> bool:
 
 
 def _finish(process: subprocess.Popen[bytes]) -> None:
-    _, said = process.communicate()
+    _, errors = process.communicate()
     if process.returncode:
-        raise RuntimeError(f"training ended with code {process.returncode}: {said.decode().strip()}")
+        raise RuntimeError(f"training ended with code {process.returncode}: {errors.decode().strip()}")
 
 
 def kill_and_resume(
     out: Path, arguments: Sequence[str], kills: int, seed: int, size: int, say: Callable[[str], object]
 ) -> None:
-    """Train into `out`, killed -9 at `kills` seeded moments: once the metrics reach a size, and a little later."""
+    """Train into `out` and kill it at `kills` seeded moments, each a little after the metrics reach a seeded size."""
     choose = random.Random(seed)
     marks = sorted(choose.uniform(0.02, 0.95) * size for _ in range(kills))
     for number, mark in enumerate(marks, start=1):
@@ -63,7 +63,7 @@ def kill_and_resume(
 
 
 def timeless(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Metrics without what the wall clock decides, a live certificate's included."""
+    """Metrics without the fields that the clock decides, in a live certificate too."""
 
     def strip(record: dict[str, Any]) -> dict[str, Any]:
         kept = {key: value for key, value in record.items() if key not in TIMING}
@@ -73,20 +73,20 @@ def timeless(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def differences(left: Path, right: Path) -> list[str]:
-    """What is not equal to the bit in two finished runs: weights, optimiser, metrics apart from timing."""
+    """What differs between two finished runs: weights, optimiser state, metrics apart from timing."""
     runs = [open_run(path) for path in (left, right)]
     last = [run.checkpoint() for run in runs]
-    found = [f"the last step: {last[0].step} and {last[1].step}"] if last[0].step != last[1].step else []
-    found += [
+    differing = [f"the last step: {last[0].step} and {last[1].step}"] if last[0].step != last[1].step else []
+    differing += [
         name
         for name in (MODEL, OPTIMIZER)
         if (last[0].path / name).read_bytes() != (last[1].path / name).read_bytes()
     ]
     ours, theirs = (timeless(run.metrics()) for run in runs)
-    found += [f"metrics of step {a['step']}" for a, b in zip(ours, theirs, strict=False) if a != b][:3]
+    differing += [f"metrics of step {a['step']}" for a, b in zip(ours, theirs, strict=False) if a != b][:3]
     if len(ours) != len(theirs):
-        found.append(f"{len(ours)} and {len(theirs)} lines of metrics")
-    return found
+        differing.append(f"{len(ours)} and {len(theirs)} lines of metrics")
+    return differing
 
 
 def drill(
@@ -96,7 +96,7 @@ def drill(
     arguments: Sequence[str] = RECIPE,
     say: Callable[[str], object] = lambda text: None,
 ) -> list[str]:
-    """Train twice in a directory, unbroken and broken, and return what differs: nothing, if all is well."""
+    """Train twice in a directory, unbroken and broken, and return what differs: an empty list if all is well."""
     unbroken, broken = directory / "unbroken", directory / "broken"
     _finish(start(unbroken, arguments))
     say("the unbroken run is done")

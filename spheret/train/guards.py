@@ -1,4 +1,4 @@
-"""Guards: a loss that spikes, tokens that collapse, and the first layer where numbers stopped being numbers."""
+"""Guards: count loss spikes, raise an alarm when tokens collapse, name the first sublayer that is not finite."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ from spheret.train.distributed import World
 
 SPIKE_WINDOW, SPIKE_LEAST, SPIKE_Z = 64, 20, 5.0
 COLLAPSED_COSINE = 0.99
-# how near the unigram entropy a loss "sits": nothing is learned but frequencies
+# a loss within this share of the unigram entropy has learned token frequencies and nothing else
 ENTROPY_MARGIN = 0.03
-# a healthy run passes by there; a collapsed one stays
+# a healthy run passes the unigram entropy; a collapsed one stays there
 COLLAPSE_UPDATES = 20
 COLLAPSE_ADVICE = (
-    "what helps: --head-bias unigram, which gives the frequencies a home of their own, or a longer --warmup, "
-    "100 updates or more"
+    "what helps: --head-bias unigram, which stores the frequencies in the head, or a --warmup of 100 updates or more"
 )
 
 
 class NonFinite(ArithmeticError):
-    """A loss, gradient or weight that is not a number; says where it began."""
+    """A loss, gradient or weight is NaN or infinite. The message says where it began."""
 
 
 class Watch:
-    """What one needs to remember between steps to judge the next."""
+    """What the guards remember from step to step."""
 
     def __init__(self, unigram_entropy: float | None) -> None:
         self.unigram_entropy = unigram_entropy
@@ -54,14 +53,14 @@ class Watch:
         self.losses.extend(state["losses"])
 
     def loss(self, value: float) -> None:
-        """Count a spike: a loss more than SPIKE_Z standard deviations above the mean of the last ones."""
+        """Count a spike: a loss more than SPIKE_Z standard deviations above the mean of the last losses."""
         if len(self.losses) >= SPIKE_LEAST:
             mean, deviation = statistics.fmean(self.losses), statistics.pstdev(self.losses)
             self.spikes += value > mean + SPIKE_Z * max(deviation, 1e-6)
         self.losses.append(value)
 
     def collapse(self, step: int, warmup: int, sublayers: Iterable[dict[str, Any]]) -> str | None:
-        """The alarm, once: states of one direction and a loss at the unigram entropy, for a while after warm-up."""
+        """The alarm, once: after the warm-up all states keep one direction and the loss stays at the unigram entropy."""
         if self.unigram_entropy is None or not self.losses:
             return None
         worst = max(sublayers, key=lambda sublayer: sublayer["cosine"])
@@ -77,13 +76,13 @@ class Watch:
         self.alarmed = True
         return (
             f"token collapse: after sublayer {worst['sublayer']} the states of different tokens have a mean cosine "
-            f"of {worst['cosine']:.3f}, and the loss {statistics.fmean(recent):.3f} sits at the unigram entropy "
+            f"of {worst['cosine']:.3f}, and the loss {statistics.fmean(recent):.3f} stays at the unigram entropy "
             f"{self.unigram_entropy:.3f}; {COLLAPSE_ADVICE}"
         )
 
 
 def where(sublayer: int) -> str:
-    """A sublayer by number and by what it is."""
+    """A sublayer by its number, its branch and its block."""
     return f"sublayer {sublayer} ({'attention' if sublayer % 2 else 'MLP'} of block {(sublayer + 1) // 2})"
 
 
@@ -93,8 +92,8 @@ def _finite(x: Tensor) -> bool:
 
 def _bad_weights(model: torch.nn.Module, world: World) -> str | None:
     bad = next((name for name, p in model.named_parameters() if not _finite(p.detach())), None)
-    said = f"the weights {bad} are not finite" if bad else None
-    return next((each for each in world.gather(said) if each), None)
+    message = f"the weights {bad} are not finite" if bad else None
+    return next((text for text in world.gather(message) if text), None)
 
 
 def find_non_finite(
@@ -103,21 +102,21 @@ def find_non_finite(
     precision: Callable[[], AbstractContextManager[Any]],
     world: World,
 ) -> str:
-    """Run an update's batches again and name the first place, in the order of computing, that is not finite."""
+    """Run the batches of an update again and name the first value that is not finite, in the order of computing."""
     bad_weights = _bad_weights(model, world)
     if bad_weights is not None:
         return bad_weights
     for x, y in batches:
-        found: list[str] = []
+        problems: list[str] = []
 
-        def see(seen: Sublayer, found: list[str] = found) -> None:
+        def see(seen: Sublayer, problems: list[str] = problems) -> None:
             for what, value in (("branch", seen.f), ("output", seen.out)):
                 if not _finite(value):
-                    found.append(f"the {what} of {where(seen.number)} is not finite")
+                    problems.append(f"the {what} of {where(seen.number)} is not finite")
             if seen.out.requires_grad:
                 seen.out.register_hook(
                     lambda g: (
-                        None if _finite(g) else found.append(f"the gradient at {where(seen.number)} is not finite")
+                        None if _finite(g) else problems.append(f"the gradient at {where(seen.number)} is not finite")
                     )
                 )
 
@@ -125,19 +124,19 @@ def find_non_finite(
         with probe(model, see):
             with precision():
                 loss = model(x, y)
-            if not found and not _finite(loss):
-                found.append("the loss is not finite, though every sublayer's output is")
-            if not world.any(bool(found)):
+            if not problems and not _finite(loss):
+                problems.append("the loss is not finite, though every sublayer's output is")
+            if not world.any(bool(problems)):
                 loss.backward()
-        if not found:
+        if not problems:
             grads = ((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)
             bad = next((name for name, grad in grads if not _finite(grad)), None)
             if bad is not None:
-                found.append(f"the gradient of {bad} is not finite")
-        # the first process that saw something speaks
-        said = next((each[0] for each in world.gather(found) if each), None)
-        if said is not None:
-            return said
+                problems.append(f"the gradient of {bad} is not finite")
+        # the first process that has a problem reports it
+        first = next((each[0] for each in world.gather(problems) if each), None)
+        if first is not None:
+            return first
     return "run again, every sublayer's output and gradient is finite: the norm of the whole gradient overflowed"
 
 
@@ -146,7 +145,7 @@ def finite(*values: float) -> bool:
 
 
 def check_weights(model: torch.nn.Module, world: World) -> None:
-    """Raise if a weight is not a number: such a model is never saved as the latest."""
+    """Raise if a weight is NaN or infinite: such a model is never saved."""
     bad = _bad_weights(model, world)
     if bad is not None:
         raise NonFinite(bad)

@@ -1,4 +1,4 @@
-"""The loop: update, look, write down, save. Everything that can be killed is killed somewhere in here."""
+"""The training loop: update, validate, log, save."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ from spheret.runs.checkpoint import Checkpoint
 from spheret.runs.config import EvaluationConfig, TrainConfig
 from spheret.runs.layout import CHECKPOINTS, METRICS, MODEL, OPTIMIZER, TENSORBOARD
 from spheret.runs.metrics import Log, Tracker
-from spheret.runs.tensors import Entry
+from spheret.runs.tensors import LazyTensor
 from spheret.support.exit_codes import FINISHED, SIGNALS, STOPPED_BY_GUARD
 from spheret.support.meter import Meter
 from spheret.support.sharding import like, local, whole
 from spheret.train.distributed import World, random_state, set_random_state
 from spheret.train.guards import NonFinite, Watch, check_weights, find_non_finite, finite
 
+# called with the step, the model and a batch; returns a value for the metrics line
 Observer = Callable[[int, GPT, tuple[Tensor, Tensor]], dict[str, Any]]
 
 
 class Trainer:
-    """One run in one directory, which it has to itself: `fit` ends with an exit code."""
+    """Trains one run in a directory that is locked for it. `fit` returns an exit code."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class Trainer:
         quiet: bool = False,
         observers: dict[str, tuple[int, Observer]] | None = None,
     ) -> None:
-        """observers: a key of the metrics line, and every how many updates to ask whom for its value."""
+        """observers: per key of the metrics line, the interval in updates and the function that gives the value."""
         self.path, self.config, self.evaluation, self.world = path, config, evaluation, world
         self.model = model.to(world.device).train()
         self.step, self.seconds = 0, 0.0
@@ -68,7 +69,7 @@ class Trainer:
             world.size,
             self._accumulation,
         )
-        # none is needed where nothing is evaluated
+        # stays empty if nothing is evaluated
         self._validation: Validation | tuple[()] = ()
         if evaluation.eval_every:
             try:
@@ -87,27 +88,27 @@ class Trainer:
         )
         self._named = dict(self.model.named_parameters())
         self._log: Log | None = None
-        # a signal that came to this process, and one that all of them know of
-        self._heard: int | None = None
-        self._asked_to_stop: int | None = None
+        # the signal that reached this process, and the one that all processes agreed on
+        self._received: int | None = None
+        self._stopping: int | None = None
 
     def precision(self) -> AbstractContextManager[Any]:
-        """bf16 arithmetic where that was asked for; weights stay float32."""
+        """The context of a forward pass: bf16 arithmetic if the config asks for it. Weights stay float32."""
         if self.config.precision == "float32":
             return nullcontext()
         return torch.autocast(self.world.device.type, torch.bfloat16)
 
     def update(self, batches: Iterator[tuple[Tensor, Tensor]]) -> dict[str, Any]:
-        """One update from `accumulation` micro-batches; raises NonFinite before anything is changed."""
+        """One update from `accumulation` micro-batches. Raises NonFinite before it changes anything."""
         begun = time.perf_counter()
         step = self.step + 1
         lr = self.config.lr_at(step)
         total = torch.zeros((), device=self.world.device)
-        taken = []
+        seen_batches = []
         random = random_state(self.world.device) if self.model.config.dropout else None
         for micro in range(self._accumulation):
             x, y = (part.to(self.world.device, non_blocking=True) for part in next(batches))
-            taken.append((x, y))
+            seen_batches.append((x, y))
             with self.world.syncing(micro == self._accumulation - 1):
                 with self.precision():
                     loss = self._loss(x, y) / self._accumulation
@@ -120,9 +121,9 @@ class Trainer:
             if random is not None:
                 set_random_state(self.world.device, random)
             with self.world.syncing(False):
-                raise NonFinite(find_non_finite(self.model, taken, self.precision, self.world))
+                raise NonFinite(find_non_finite(self.model, seen_batches, self.precision, self.world))
         line: dict[str, Any] = {"step": step, "loss": mean, "lr": lr, "grad_norm": norm}
-        # gradients are gone after the update
+        # the update clears the gradients
         if self._due(step, self.evaluation.eval_every):
             line["grad_norms"] = gradient_norms(self.model)
         for group in self.optimizer.param_groups:
@@ -138,12 +139,12 @@ class Trainer:
         return {**line, "spikes": self.watch.spikes, **timing}
 
     def _agree(self, loss: Tensor) -> float:
-        """The mean loss over all processes; and if one was asked to stop, all are."""
-        asked = [float(self._heard == number) for number in SIGNALS]
-        total, *counts = self.world.sum(torch.stack([loss, *loss.new_tensor(asked)])).tolist()
+        """The mean loss over all processes. A signal that reached one process reaches all of them here."""
+        received = [float(self._received == number) for number in SIGNALS]
+        total, *counts = self.world.sum(torch.stack([loss, *loss.new_tensor(received)])).tolist()
         for number, count in zip(SIGNALS, counts, strict=True):
             if count:
-                self._asked_to_stop = number
+                self._stopping = number
         return total / self.world.size
 
     def _due(self, step: int, every: int) -> bool:
@@ -151,11 +152,11 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self) -> tuple[float, dict[int, tuple[int, float]]]:
-        """The validation loss, and tokens and summed loss of every document; processes share the batches."""
+        """The validation loss, and per document its tokens and summed loss. Processes share the batches."""
         mine: dict[int, list[tuple[int, int, float]]] = {}
         self.model.eval()
         for number, (x, y, documents) in enumerate(self._validation):
-            # where the last round has no batch left for a process it joins in, for shards are gathered together
+            # a process without a batch in the last round computes it too: shards are gathered by all together
             ours, left_over = number % self.world.size == self.world.rank, number == len(self._validation) - 1
             idle = left_over and self.world.rank > number % self.world.size
             if not (ours or idle):
@@ -167,16 +168,16 @@ class Trainer:
                 counts, sums = np.bincount(owner), np.bincount(owner, flat)
                 mine[number] = [(int(d), int(counts[d]), float(sums[d])) for d in np.flatnonzero(counts)]
         self.model.train()
-        found: dict[int, tuple[int, float]] = {}
-        # added up in the order of the batches, whoever had them
+        totals: dict[int, tuple[int, float]] = {}
+        # added up in the order of the batches, on whichever process they were computed
         for _, rows in sorted(pair for part in self.world.gather(mine) for pair in part.items()):
             for document, tokens, loss in rows:
-                before = found.get(document, (0, 0.0))
-                found[document] = before[0] + tokens, before[1] + loss
-        return sum(loss for _, loss in found.values()) / sum(tokens for tokens, _ in found.values()), found
+                before = totals.get(document, (0, 0.0))
+                totals[document] = before[0] + tokens, before[1] + loss
+        return sum(loss for _, loss in totals.values()) / sum(tokens for tokens, _ in totals.values()), totals
 
     def _look_inside(self, line: dict[str, Any]) -> str | None:
-        """Add validation and a record a sublayer to a line; what there is to be alarmed about."""
+        """Add the validation and one record per sublayer to a line. Returns the alarm, if there is one."""
         self.val_loss, documents = self.evaluate()
         with self.precision():
             x, y, _ = next(iter(self._validation))
@@ -193,19 +194,19 @@ class Trainer:
         return alarm
 
     def _where_validation_fails(self) -> str:
-        """The first place that is not finite after an update whose loss still was."""
+        """The first place that is not finite, after an update with a finite loss."""
         batches = ((x.to(self.world.device), y.to(self.world.device)) for x, y, _ in self._validation)
         with self.world.syncing(False):
             return find_non_finite(self.model, batches, self.precision, self.world)
 
     def fit(self) -> int:
-        """Train to the last step, a signal or a guard; returns the exit code."""
+        """Train to the last step, or until a signal or a guard stops it. Returns the exit code."""
         self._log = Log(self.path / METRICS, self.step) if self.world.is_main else None
         tracker = Tracker(self.path / TENSORBOARD, self._tensorboard and self.world.is_main, self.step)
         title = f"train {self.model.config.scheme}"
         batches = self._loader.batches(self.step, self.config.steps)
         try:
-            with _signals(self._ask_to_stop), Meter(title, self._quiet or not self.world.is_main) as meter:
+            with _signals(self.request_stop), Meter(title, self._quiet or not self.world.is_main) as meter:
                 while self.step < self.config.steps:
                     try:
                         line = self.update(batches)
@@ -217,20 +218,20 @@ class Trainer:
                         self._write(line, tracker)
                         if evaluated and not finite(self.val_loss or 0.0):
                             raise NonFinite(self._where_validation_fails())
-                        if self._due(self.step, self.config.checkpoint_every) or self._asked_to_stop:
+                        if self._due(self.step, self.config.checkpoint_every) or self._stopping:
                             self.save(self.val_loss if evaluated else None)
                     except NonFinite as error:
                         self._write({"step": self.step + 1, "loss": None, "stopped": str(error)}, tracker)
-                        kept = max(checkpoint.steps(self.path / CHECKPOINTS), default=None)
-                        kept_text = "there was no checkpoint yet" if kept is None else f"step-{kept} is kept"
-                        meter.say(f"stopped before update {self.step + 1}: {error}; {kept_text}.")
+                        last = max(checkpoint.steps(self.path / CHECKPOINTS), default=None)
+                        kept = "there was no checkpoint yet" if last is None else f"step-{last} is kept"
+                        meter.say(f"stopped before update {self.step + 1}: {error}; {kept}.")
                         return STOPPED_BY_GUARD
                     if alarm is not None:
                         meter.say(f"ALARM: {alarm}.")
                     self._show(meter, line, evaluated)
-                    if self._asked_to_stop and self.step < self.config.steps:
+                    if self._stopping and self.step < self.config.steps:
                         meter.say(f"stopped and saved at step {self.step}: the same command goes on.")
-                        return SIGNALS[signal.Signals(self._asked_to_stop)]
+                        return SIGNALS[signal.Signals(self._stopping)]
             return FINISHED
         finally:
             batches.close()
@@ -238,8 +239,9 @@ class Trainer:
             if self._log is not None:
                 self._log.close()
 
-    def _ask_to_stop(self, number: int) -> None:
-        self._heard = number
+    def request_stop(self, number: int) -> None:
+        """Stop after the current update, as the signal of this number does."""
+        self._received = number
 
     def _write(self, line: dict[str, Any], tracker: Tracker) -> None:
         if self._log is not None:
@@ -248,25 +250,25 @@ class Trainer:
 
     def _show(self, meter: Meter, line: dict[str, Any], evaluated: bool) -> None:
         val = "" if self.val_loss is None else f", val {self.val_loss:.4f}"
-        said = f"step {self.step}/{self.config.steps}, loss {line['loss']:.4f}{val}"
-        meter.show(f"{said}, {line['tokens_per_second']:,.0f} tokens/s", self.step / self.config.steps, evaluated)
+        text = f"step {self.step}/{self.config.steps}, loss {line['loss']:.4f}{val}"
+        meter.show(f"{text}, {line['tokens_per_second']:,.0f} tokens/s", self.step / self.config.steps, evaluated)
 
-    def entries(self) -> dict[str, list[Entry]]:
-        """What a checkpoint holds, tensor by tensor: weights, and the optimiser's state under the weights' names."""
+    def tensors(self) -> dict[str, list[LazyTensor]]:
+        """The tensors of a checkpoint: weights, and the optimiser's state under the names of the weights."""
 
-        def entry(name: str, tensor: Tensor) -> Entry:
-            return Entry(name, tensor.dtype, tuple(tensor.shape), lambda: whole(tensor))
+        def lazy(name: str, tensor: Tensor) -> LazyTensor:
+            return LazyTensor(name, tensor.dtype, tuple(tensor.shape), lambda: whole(tensor))
 
         optimizer = [
-            entry(f"{name}.{key}", value)
+            lazy(f"{name}.{key}", value)
             for name, parameter in self._named.items()
             for key, value in sorted(self.optimizer.state.get(parameter, {}).items())
         ]
-        model = [entry(name, tensor) for name, tensor in self.model.state_dict().items()]
+        model = [lazy(name, tensor) for name, tensor in self.model.state_dict().items()]
         return {MODEL: model, OPTIMIZER: optimizer}
 
     def save(self, val_loss: float | None) -> None:
-        """Write a checkpoint of this step, then remove those that are no longer kept."""
+        """Write a checkpoint of this step, then remove those that are not kept."""
         check_weights(self.model, self.world)
         if val_loss is not None and (self.best is None or val_loss < self.best["val_loss"]):
             self.best = {"step": self.step, "val_loss": val_loss}
@@ -279,13 +281,13 @@ class Trainer:
             "rng": self.world.gather(random_state(self.world.device)),
             "threads": torch.get_num_threads(),
         }
-        parts, directory = self.entries(), self.path / CHECKPOINTS
+        parts, directory = self.tensors(), self.path / CHECKPOINTS
         if self._log is None:
-            # shards are gathered tensor by tensor, by everyone, for the one who writes
-            for entry in (entry for entries in parts.values() for entry in entries):
-                entry.make()
+            # all processes gather the shards, tensor by tensor, for the one that writes
+            for tensor in (tensor for part in parts.values() for tensor in part):
+                tensor.gather()
             return
-        # a checkpoint promises the lines up to its step
+        # every line up to a checkpoint's step is on the disk before the checkpoint
         self._log.sync()
         checkpoint.save(directory, self.step, parts, state)
         checkpoint.prune(directory, self.config.keep, None if self.best is None else self.best["step"])
@@ -306,7 +308,7 @@ class Trainer:
 
     @torch.no_grad()
     def load_weights(self, saved: Checkpoint) -> None:
-        """A checkpoint's weights and nothing else of it."""
+        """Load the weights of a checkpoint, and nothing else."""
         wanted = self.model.state_dict()
         checkpoint.check_fit(saved, wanted)
         for name, value in saved.model():
@@ -314,22 +316,22 @@ class Trainer:
 
 
 @contextmanager
-def _signals(heard: Callable[[int], None]) -> Iterator[None]:
-    """Within the block, the first SIGINT or SIGTERM is heard; a second one acts as ever."""
+def _signals(received: Callable[[int], None]) -> Iterator[None]:
+    """Within the block, the first SIGINT or SIGTERM calls `received`; a second one acts as usual."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for number in SIGNALS}
 
-    def hear(number: int, frame: object) -> None:
-        heard(number)
+    def handle(number: int, frame: object) -> None:
+        received(number)
         for each, handler in before.items():
             signal.signal(each, handler)
 
     for number in SIGNALS:
-        signal.signal(number, hear)
+        signal.signal(number, handle)
     try:
         yield
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,10 +1,11 @@
-"""`spheret sample`: what a run would say."""
+"""`spheret sample`: text from the model of a run."""
 
 from __future__ import annotations
 
 import torch
 
 from spheret.runs.run import open_run
+from spheret.support.machine import resolve_device
 
 
 def sample(
@@ -18,19 +19,21 @@ def sample(
     seed: int = 1337,
     count: int = 1,
     step: int | None = None,
+    device: str | None = None,
 ) -> int:
-    """Print text that the model of a run continues a prompt with.
+    """Continue a prompt with the model of a run, and print the text.
 
     Args:
-        run: the run directory.
-        prompt: what the text begins with; without one, a document's beginning.
-        tokens: how many to add.
-        temperature: 0 takes the likeliest token each time.
-        top_k: choose among so many of the likeliest.
-        top_p: choose among the likeliest that hold this much of the probability.
-        seed: of the choices.
-        count: how many texts.
-        step: the step of the checkpoint; by default the newest.
+        run: The run directory.
+        prompt: The beginning of the text. Without a prompt the text begins a new document.
+        tokens: Tokens to add.
+        temperature: Softmax temperature; 0 always takes the likeliest token.
+        top_k: Choose among this many of the likeliest tokens.
+        top_p: Choose among the likeliest tokens that together hold this share of the probability.
+        seed: Seed of the choices.
+        count: Number of texts.
+        step: Step of the checkpoint; by default the newest.
+        device: cuda, mps or cpu; by default the first of these that this machine has.
     """
     if count < 1:
         raise ValueError(f"--count must be at least 1, got {count}.")
@@ -40,11 +43,11 @@ def sample(
         raise ValueError(f"--seed must fit in 64 bits, got {seed}.")
     opened = open_run(run)
     tokenizer = opened.tokenizer()
-    model = opened.model(step)
+    place = resolve_device(device)
+    model = opened.model(step, place)
     start = tokenizer.encode(prompt) if prompt else [tokenizer.end_of_text]
-    ids = torch.tensor([[int(i) for i in start]] * count)
-    known = tokenizer.vocab_size
-    made = model.generate(ids, tokens, temperature, top_k, top_p, seed, vocab=known)
-    for row in made.tolist():
+    ids = torch.tensor([[int(i) for i in start]] * count, device=place)
+    texts = model.generate(ids, tokens, temperature, top_k, top_p, seed, vocab=tokenizer.vocab_size)
+    for row in texts.tolist():
         print(tokenizer.decode(row if prompt else row[1:]))
     return 0

@@ -12,15 +12,15 @@ import torch
 from spheret.support import files
 from spheret.runs import checkpoint
 from spheret.runs.checkpoint import MANIFEST, MODEL, OPTIMIZER, STATE
-from spheret.runs.tensors import entry
+from spheret.runs.tensors import lazy_tensor
 
 FILES = (MODEL, OPTIMIZER, STATE, MANIFEST)
 
 
 def save(directory, step):
     parts = {
-        MODEL: [entry("w", torch.full((5,), float(step))), entry("v", torch.zeros(2, 2))],
-        OPTIMIZER: [entry("w.exp_avg", torch.full((5,), -float(step)))],
+        MODEL: [lazy_tensor("w", torch.full((5,), float(step))), lazy_tensor("v", torch.zeros(2, 2))],
+        OPTIMIZER: [lazy_tensor("w.exp_avg", torch.full((5,), -float(step)))],
     }
     return checkpoint.save(directory, step, parts, {"note": step})
 

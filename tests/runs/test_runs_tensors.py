@@ -18,7 +18,7 @@ DTYPES = list(tensors._NAMES)
 def test_the_library_reads_what_is_written(tmp_path_factory, rows):
     path = tmp_path_factory.mktemp("t") / "x.safetensors"
     made = {f"a.{i}": torch.randn(shape).mul(9).to(dtype) for i, (dtype, shape) in enumerate(rows)}
-    digest = tensors.write(path, [tensors.entry(name, tensor) for name, tensor in made.items()])
+    digest = tensors.write(path, [tensors.lazy_tensor(name, tensor) for name, tensor in made.items()])
     assert digest == hashlib.sha256(path.read_bytes()).hexdigest()
     for read in (load_file(path), tensors.read(path)):
         assert read.keys() == made.keys()
@@ -34,12 +34,12 @@ def test_what_the_library_writes_is_read(tmp_path):
 
 def test_a_view_is_written_as_it_looks(tmp_path):
     x = torch.arange(12.0).reshape(3, 4).mT[1:]
-    tensors.write(tmp_path / "x", [tensors.entry("x", x)])
+    tensors.write(tmp_path / "x", [tensors.lazy_tensor("x", x)])
     assert torch.equal(load_file(tmp_path / "x")["x"], x)
 
 
 def test_a_tensor_that_is_not_as_announced(tmp_path):
-    wrong = tensors.Entry("x", torch.float32, (3,), lambda: torch.zeros(4))
+    wrong = tensors.LazyTensor("x", torch.float32, (3,), lambda: torch.zeros(4))
     with pytest.raises(ValueError, match="announced"):
         tensors.write(tmp_path / "x", [wrong])
 

@@ -57,7 +57,7 @@ def one_sided(data, out, world):
         MLP.forward = real
         trainer = make(out / f"stop-{world.parallel}", data, "proj-spheretnorm", world, steps=50)
         if world.rank == 1:
-            trainer._ask_to_stop(15)
+            trainer.request_stop(15)
         assert trainer.fit() == 143
 
 

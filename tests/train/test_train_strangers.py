@@ -35,7 +35,7 @@ def test_a_models_directory_is_not_a_run(files, flag, prepared, tmp_path, capsys
     for name in files:
         (tmp_path / name).write_text('{"model_type": "gpt2"}')
     assert train(tmp_path, prepared, *flag) == 2
-    assert "is not empty and no run" in capsys.readouterr().err
+    assert "is not empty and not a run" in capsys.readouterr().err
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(
         files, '{"model_type": "gpt2"}'
     )
@@ -167,7 +167,7 @@ def test_a_signal_counts_once_every_process_knows_of_it(prepared, tmp_path):
     def ask(step, *_):
         # after update 2 has told the others how things stand: they go on, and so must this one
         if step == 2:
-            trainer._ask_to_stop(signal.SIGTERM)
+            trainer.request_stop(signal.SIGTERM)
         return {}
 
     world = World(torch.device("cpu"))
