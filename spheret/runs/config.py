@@ -210,7 +210,9 @@ def from_dict(values: Mapping[str, Any]) -> RunConfig:
     for section in SECTIONS.keys() - {"data"}:
         for field in fields(SECTIONS[section]):
             if field.name not in values.get(section, {}):
-                raise ValueError(f"the config of this run is damaged, {section}.{field.name} is missing: copy it back.")
+                raise ValueError(
+                    f"the config of this run is damaged, {section}.{field.name} is missing: copy it back."
+                )
     try:
         return msgspec.convert(values, RunConfig)
     except msgspec.ValidationError as error:

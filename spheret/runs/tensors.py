@@ -111,7 +111,9 @@ def _opened(path: Path) -> Iterator[Any]:
         start = file.read(9)
     # a header's length may begin with the same byte, but then comes a brace
     if start[8:] != b"{" and (start[:2] == b"PK" or start[:1] == b"\x80"):
-        raise ValueError(f"{path} is a pickle, not safetensors. Loading a pickle can run any code, so spheret never does.")
+        raise ValueError(
+            f"{path} is a pickle, not safetensors. Loading a pickle can run any code, so spheret never does."
+        )
     try:
         with safe_open(path, framework="pt") as opened:
             yield opened

@@ -1,0 +1,154 @@
+"""The settings of a run as flags, made from the dataclasses of `spheret.runs.config`: no setting is declared twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, fields
+from typing import Annotated, Any, TypedDict, get_type_hints
+
+import tyro
+
+from spheret.connections.parse import parse_options
+from spheret.model.gpt import PRESETS
+from spheret.runs.config import SECTIONS
+from spheret.runs.recipes import LEARNING_RATES, SMALL, defaults
+
+# one line per setting
+HELP: dict[str, dict[str, str]] = {
+    "model": {
+        "scheme": "How branches join the stream: pre-ln, proj-spheretnorm, ... (`spheret schemes` lists all).",
+        "layers": "Blocks.",
+        "heads": "Attention heads.",
+        "width": "Width of the stream.",
+        "block": "Tokens per sequence.",
+        "vocab": "Rows of the embedding.",
+        "bias": "Biases in linear layers and norms.",
+        "dropout": "Dropout of branches, embedding and attention.",
+        "activation": "gelu, or gelu_tanh as in transformers' GPT-2.",
+        "head_bias": "Bias of the output head: none (the paper's), zero, or unigram (log token frequencies).",
+        "recompute": "Keep one tensor per block and compute the rest again in the backward pass.",
+    },
+    "data": {
+        "path": "A directory made by spheret prepare, or the name of a corpus, which is prepared into the cache.",
+        "tokenizer": "Tokenizer for a corpus given by name: bytes, gpt2, bpe:N or a tokenizer.json.",
+    },
+    "train": {
+        "steps": "Updates.",
+        "batch_size": "Sequences per process and micro-batch.",
+        "tokens_per_update": "Tokens per update, over all micro-batches and processes.",
+        "lr": "Highest learning rate.",
+        "min_lr": "Learning rate at the end of the cosine.",
+        "warmup": "Updates of linear warm-up.",
+        "checkpoint_every": "Updates between checkpoints.",
+        "weight_decay": "Weight decay of matrices; scalars, gains and biases do not decay.",
+        "betas": "AdamW's betas.",
+        "clip": "Largest gradient norm; inf never clips.",
+        "seed": "Seed of weights, batches and dropout.",
+        "precision": "float32, or bf16 arithmetic with float32 weights.",
+        "compile": "Compile the model with torch.compile.",
+        "keep": "Checkpoints that are kept, besides the best one.",
+        "init_from": "Start from the weights of this run.",
+    },
+    "evaluation": {
+        "eval_every": "Updates between validations; 0 for none.",
+        "eval_windows": "Validation windows.",
+        "certify_every": "Updates between live certificates; 0 for none.",
+    },
+}
+
+# defaults that follow from other settings
+DERIVED = {
+    "heads": "one per 64 columns, at least 4",
+    "vocab": "the data's vocabulary, rounded up to a multiple of 64",
+    "tokens_per_update": "batch-size x block x processes",
+    "min_lr": "a tenth of --lr",
+    "warmup": "a tenth of --steps, at most 2000",
+    "checkpoint_every": "a tenth of --steps",
+    "precision": "bf16 on CUDA, else float32",
+    "eval_every": "a tenth of --steps",
+    "tokenizer": "the corpus's own",
+    "init_from": "none: from the seed",
+    "scheme": "required",
+    "path": "required",
+    "steps": "required",
+}
+# what --size changes where nothing is given
+WITH_SIZE = {
+    **{name: "/".join(str(PRESETS[size][i]) for size in PRESETS) for i, name in enumerate(("layers", "heads", "width"))},
+    **{name: str(value) for section in defaults("S").values() for name, value in section.items() if name in (
+        "block", "batch_size", "tokens_per_update", "eval_windows",
+    )},
+    "lr": "/".join(f"{rate:g}" for rate in LEARNING_RATES.values()),
+    "warmup": "2000 from 2001 steps on",
+    "eval_every": "at most 500",
+    "checkpoint_every": "at most 1000",
+}  # fmt: skip
+SIZE_HELP = "The paper's model and recipe: S, M or L. It changes the defaults that name it; give no --layers with it."
+
+
+def _default(section: str, name: str, recipe: Mapping[str, Mapping[str, Any]], sized: bool) -> str:
+    """The default of a setting, in words."""
+    field = next(field for field in fields(SECTIONS[section]) if field.name == name)
+    if name in recipe.get(section, {}):
+        text = str(recipe[section][name])
+    elif name in DERIVED:
+        text = DERIVED[name]
+    elif field.default is not MISSING:
+        text = " ".join(map(str, field.default)) if isinstance(field.default, tuple) else str(field.default)
+    else:
+        text = "none"
+    if text == "required":
+        return "(required)"
+    return f"(default: {text}" + (f"; with --size {WITH_SIZE[name]})" if sized and name in WITH_SIZE else ")")
+
+
+def section_flags(
+    section: str, recipe: Mapping[str, Mapping[str, Any]] = SMALL, sized: bool = False, without: tuple[str, ...] = ()
+) -> Any:
+    """A type that tyro turns into the flags of a section; parsed, it holds the settings that were given and no others.
+
+    recipe: the defaults that `--help` shows. sized: whether the command takes `--size`.
+    """
+    entries: dict[str, Any] = {}
+    hints = get_type_hints(SECTIONS[section])
+    for name, text in HELP[section].items():
+        if name in without:
+            continue
+        # None stands for a setting that is not given
+        kind = str if hints[name] == (str | None) else hints[name]
+        hint = _default(section, name, recipe, sized)
+        flag = "data" if name == "path" else name.replace("_", "-")
+        entries[name] = Annotated[kind, tyro.conf.arg(name=flag, help=text, help_behavior_hint=hint)]
+    if section == "model" and sized:
+        entries["size"] = Annotated[str, tyro.conf.arg(help=SIZE_HELP, help_behavior_hint="(default: none)")]
+    return TypedDict(section, entries, total=False)  # type: ignore[operator]
+
+
+def given(set: Iterable[str] = (), **sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Parsed flags as the settings that were given, by section; `set` holds option=value words for the scheme."""
+    settings = {name: dict(values) for name, values in sections.items()}
+    options = parse_options(set)
+    if options:
+        settings.setdefault("model", {})["scheme_options"] = options
+    size = settings.get("model", {}).pop("size", None)
+    return {**{name: values for name, values in settings.items() if values}, **({"size": size} if size else {})}
+
+
+def words(settings: Mapping[str, Any]) -> list[str]:
+    """Given settings as the words of a command line."""
+    result = ["--size", str(settings["size"])] if "size" in settings else []
+    for section in SECTIONS:
+        for name, value in settings.get(section, {}).items():
+            flag = "data" if name == "path" else name.replace("_", "-")
+            if name == "scheme_options":
+                result += [
+                    word for option, each in value.items() for word in ("--set", f"{option}={json.dumps(each)}")
+                ]
+            elif isinstance(value, bool):
+                result.append(f"--{flag}" if value else f"--no-{flag}")
+            elif isinstance(value, (list, tuple)):
+                result += [f"--{flag}", *map(str, value)]
+            elif value is not None:
+                result += [f"--{flag}", str(value)]
+    return result

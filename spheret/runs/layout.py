@@ -1,0 +1,31 @@
+"""The name of every file in a run directory, each written down once."""
+
+from __future__ import annotations
+
+from spheret.data.shards import TOKENIZER
+
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+CHECKPOINTS = "checkpoints"
+TENSORBOARD = "tensorboard"
+LOCK = "run.lock"
+
+# in checkpoints/step-N/
+MODEL = "model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+STATE = "state.json"
+MANIFEST = "manifest.json"
+
+# what later stages add
+EVAL = "eval.json"
+EVAL_SAMPLES = "eval_samples.jsonl"
+CERTIFICATE = "certificate.json"
+CERTIFICATE_FIGURE = "certificate.png"
+INSPECT = "inspect.json"
+INSPECT_FIGURE = "inspect.png"
+
+# everything a run may hold; `--force` removes these and nothing else, the config last: without it this is no run
+RUN_FILES = (
+    METRICS, CHECKPOINTS, TOKENIZER, TENSORBOARD, EVAL, EVAL_SAMPLES, CERTIFICATE, CERTIFICATE_FIGURE, INSPECT,
+    INSPECT_FIGURE, CONFIG,
+)  # fmt: skip
