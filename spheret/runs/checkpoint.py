@@ -15,10 +15,10 @@ from typing import Any
 
 from torch import Tensor
 
-from spheret.support import files
 from spheret.runs import tensors
 from spheret.runs.layout import MANIFEST, MODEL, OPTIMIZER, STATE
 from spheret.runs.tensors import LazyTensor
+from spheret.support import files
 
 _NAME = re.compile(r"step-(\d+)")
 

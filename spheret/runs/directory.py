@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from spheret.data.shards import TOKENIZER
-from spheret.support.files import Lock, remove_empty
 from spheret.runs import checkpoint
 from spheret.runs.layout import CHECKPOINTS, CONFIG, LOCK, METRICS, RUN_FILES
 from spheret.runs.run import FORMAT, Run, open_run
+from spheret.support.files import Lock, remove_empty
 
 
 def existing(path: Path, resume: bool, force: bool) -> Run | None:

@@ -1,4 +1,4 @@
-"""The settings of a run as flags, made from the dataclasses of `spheret.runs.config`: no setting is declared twice."""
+"""The settings of a run as flags, made from the dataclasses of `spheret.runs.config`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tyro
 from spheret.connections.parse import parse_options
 from spheret.model.gpt import PRESETS
 from spheret.runs.config import SECTIONS
-from spheret.runs.recipes import LEARNING_RATES, SMALL, defaults
+from spheret.runs.recipes import LEARNING_RATES, PAPER, SMALL, paper_model
 
 # one line per setting
 HELP: dict[str, dict[str, str]] = {
@@ -75,15 +75,16 @@ DERIVED = {
 }
 # what --size changes where nothing is given
 WITH_SIZE = {
-    **{name: "/".join(str(PRESETS[size][i]) for size in PRESETS) for i, name in enumerate(("layers", "heads", "width"))},
-    **{name: str(value) for section in defaults("S").values() for name, value in section.items() if name in (
-        "block", "batch_size", "tokens_per_update", "eval_windows",
-    )},
+    **{name: "/".join(str(paper_model(size)[name]) for size in PRESETS) for name in ("layers", "heads", "width")},
+    "block": str(PAPER["model"]["block"]),
+    "batch_size": str(PAPER["train"]["batch_size"]),
+    "tokens_per_update": str(PAPER["train"]["tokens_per_update"]),
+    "eval_windows": str(PAPER["evaluation"]["eval_windows"]),
     "lr": "/".join(f"{rate:g}" for rate in LEARNING_RATES.values()),
     "warmup": "2000 from 2001 steps on",
     "eval_every": "at most 500",
     "checkpoint_every": "at most 1000",
-}  # fmt: skip
+}
 SIZE_HELP = "The paper's model and recipe: S, M or L. It changes the defaults that name it; give no --layers with it."
 
 
@@ -106,7 +107,7 @@ def _default(section: str, name: str, recipe: Mapping[str, Mapping[str, Any]], s
 def section_flags(
     section: str, recipe: Mapping[str, Mapping[str, Any]] = SMALL, sized: bool = False, without: tuple[str, ...] = ()
 ) -> Any:
-    """A type that tyro turns into the flags of a section; parsed, it holds the settings that were given and no others.
+    """A type that tyro turns into the flags of a section. Parsed, it holds the settings that were given.
 
     recipe: the defaults that `--help` shows. sized: whether the command takes `--size`.
     """

@@ -107,8 +107,8 @@ class Follower:
         if metrics.exists() and metrics.stat().st_size < self._offset:
             self._reset()
         try:
-            for record, self._offset in read_metrics(metrics, self._offset):
-                self.step, self.stopped = record["step"], record.get("stopped")
+            for record, end in read_metrics(metrics, self._offset):
+                self._offset, self.step, self.stopped = end, record["step"], record.get("stopped")
                 if record.get("val_loss") is not None:
                     self.val_loss, self.val_step = record["val_loss"], record["step"]
         except ValueError:

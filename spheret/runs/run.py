@@ -9,19 +9,19 @@ from typing import Any
 
 import torch
 
-from spheret.support import files
 from spheret.data import Data, Tokenizer, open_data, tokenizers
 from spheret.data.shards import MANIFEST as DATA_MANIFEST
 from spheret.data.shards import TOKENIZER
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.runs import checkpoint
+from spheret.runs.checkpoint import Checkpoint
 from spheret.runs.config import RunConfig, from_dict
 from spheret.runs.layout import CHECKPOINTS, CONFIG, LOCK, METRICS, MODEL
-from spheret.runs.checkpoint import Checkpoint
 from spheret.runs.metrics import read_metrics
 from spheret.runs.tensors import lazy_tensor
+from spheret.support import files
 
-FORMAT, VERSION = "spheret-run", 1
+FORMAT, VERSION = "spheret-run", 2
 
 
 @dataclass(frozen=True)

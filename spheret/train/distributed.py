@@ -85,7 +85,7 @@ class Group(World):
         except (RuntimeError, ValueError) as error:
             where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             raise RuntimeError(
-                f"process {self.rank} of {self.size} found no other process at {where} within {timeout} s: check that "
+                f"process {self.rank} of {self.size} found no other process at {where} in {timeout} s: check that "
                 f"all are started and that the address can be reached, or give a longer --timeout "
                 f"({str(error).splitlines()[0]})."
             ) from error

@@ -60,7 +60,7 @@ class Watch:
         self.losses.append(value)
 
     def collapse(self, step: int, warmup: int, sublayers: Iterable[dict[str, Any]]) -> str | None:
-        """The alarm, once: after the warm-up all states keep one direction and the loss stays at the unigram entropy."""
+        """The alarm, once: all states share one direction and the loss stays at the unigram entropy."""
         if self.unigram_entropy is None or not self.losses:
             return None
         worst = max(sublayers, key=lambda sublayer: sublayer["cosine"])

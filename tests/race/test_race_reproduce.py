@@ -7,18 +7,20 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import tyro
 
 from spheret.cli import main
-from spheret.race import recipe, reproduce
-from spheret.race.recipe import Cell
-from spheret.runs.config import Options
+from spheret.race import paper_runs as recipe
+from spheret.race import reproduce
+from spheret.race.paper_runs import PaperRun, paper_runs
+from spheret.runs import flags
+from spheret.runs.config import complete
 from spheret.runs.run import open_run
+from spheret.train import command as train_command
 
 DOCS = Path(__file__).parents[2] / "docs" / "scale.md"
 # Appendix B of the paper, both tables
 PAPER = {
-    "betas": [0.9, 0.95], "weight_decay": 0.1, "clip": 1.0, "steps": 50_000, "warmup": 2_000, "block": 1024,
+    "betas": [0.9, 0.95], "weight_decay": 0.1, "clip": 1.0, "steps": 50_000, "warmup": 2_000,
     "batch_size": 16, "tokens_per_update": 131_072, "precision": "bf16", "compile": False, "seed": 1337,
 }  # fmt: skip
 # layers, heads, width, lr, min lr, parameters of Pre-LN
@@ -33,18 +35,18 @@ EUCLIDEAN = {"pre-ln", "pre-dyt", "peri-ln", "keel"}
 
 class TestRecipe:
     def test_there_are_48_cells(self):
-        cells = recipe.cells()
+        cells = paper_runs()
         assert len(cells) == len({cell.name for cell in cells}) == 48
         assert {cell.scheme for cell in cells} == SPHERICAL.keys() | EUCLIDEAN
         assert {cell.dataset for cell in cells} == {"fineweb-edu", "openwebtext"}
 
-    @pytest.mark.parametrize("cell", recipe.cells(), ids=lambda cell: cell.name)
+    @pytest.mark.parametrize("cell", paper_runs(), ids=lambda cell: cell.name)
     def test_every_cell_has_the_papers_table(self, cell):
-        model, training = cell.resolved(None)
+        config = cell.config(None)
+        model, train = config.model, config.as_dict()["train"]
         layers, heads, width, lr, min_lr, _ = PAPER_SIZES[cell.size]
-        found = training.as_dict()
-        assert {key: found[key] for key in PAPER} == PAPER
-        assert (found["lr"], found["min_lr"], found["size"]) == (lr, min_lr, cell.size)
+        assert {key: train[key] for key in PAPER} == PAPER
+        assert (train["lr"], train["min_lr"]) == (lr, min_lr)
         assert (model.layers, model.heads, model.width, model.block) == (layers, heads, width, 1024)
         assert (model.vocab, model.bias, model.dropout, model.head_bias) == (50_304, True, 0.0, "none")
         made = model.made_scheme()
@@ -57,24 +59,24 @@ class TestRecipe:
 
     @pytest.mark.parametrize("size", PAPER_SIZES)
     def test_parameters(self, size):
-        model, _ = Cell("fineweb-edu", size, "pre-ln").resolved(None)
+        model = PaperRun("fineweb-edu", size, "pre-ln").config(None).model
         assert reproduce.shape(model).parameters == PAPER_SIZES[size][-1]
 
-    @pytest.mark.parametrize("cell", recipe.cells(), ids=lambda cell: cell.name)
-    def test_the_flags_say_all_of_it(self, cell, tmp_path):
-        options = cell.options(tmp_path)
-        words = recipe.flags(options)
-        assert tyro.cli(tyro.conf.configure(tyro.conf.UseAppendAction)(Options), args=words) == options
+    @pytest.mark.parametrize("cell", paper_runs(), ids=lambda cell: cell.name)
+    def test_the_flags_say_all_of_it(self, cell, tmp_path, monkeypatch):
+        asked = []
+        monkeypatch.setattr(train_command, "_train", lambda world, where, settings: asked.append(settings) or 0)
+        assert main(["train", "--out", str(tmp_path), *flags.words(cell.settings(tmp_path))]) == 0
+        assert complete(asked[0], "cpu", 1, *recipe.VOCAB_SIZES) == cell.config(tmp_path)
 
     @pytest.mark.parametrize(("processes", "expected"), [(1, (16, 8)), (2, (16, 4)), (8, (16, 1)), (16, (8, 1))])
     def test_an_update_is_the_same_on_any_number_of_processes(self, processes, expected, tmp_path):
-        cell = Cell("openwebtext", "L", "keel")
+        cell = PaperRun("openwebtext", "L", "keel")
         assert reproduce.batch(cell, processes) == expected
-        _, training = cell.resolved(tmp_path, expected[0])
-        assert training.accumulation(processes) == expected[1]
-        words = reproduce.train_words(cell, tmp_path, None, processes)
-        assert words[words.index("--batch-size") + 1] == str(expected[0])
-        assert ("--parallel" in words) == (processes > 1)
+        assert cell.config(tmp_path, expected[0]).accumulation(processes) == expected[1]
+        arguments = reproduce.train_words(cell, tmp_path, None, processes)
+        assert arguments[arguments.index("--batch-size") + 1] == str(expected[0])
+        assert ("--parallel" in arguments) == (processes > 1)
 
 
 class TestDryRun:
@@ -90,7 +92,7 @@ class TestDryRun:
             "6,553,600,000 in all",
             "50,000, the first 2,000",
             "parameters: 354,773,041",
-            "128 an update = 4 x 16 x accumulation 2",
+            "128 per update = 4 x 16 x accumulation 2",
             "GeoNorm's schedule: harmonic",
             "spheret prepare fineweb-edu --tokenizer gpt2",
             "torchrun --standalone --nproc-per-node=4",
@@ -100,7 +102,7 @@ class TestDryRun:
             assert words in said
         start = said.index("{")
         config = json.JSONDecoder().raw_decode(said[start:])[0]
-        assert config["model"] == Cell("fineweb-edu", "M", "geonorm").resolved(None)[0].as_dict()
+        assert config["model"] == PaperRun("fineweb-edu", "M", "geonorm").config(None).as_dict()["model"]
         assert list(tmp_path.iterdir()) == []
 
     def test_the_commands_of_the_docs(self, tmp_path, monkeypatch, capsys):
@@ -112,7 +114,7 @@ class TestDryRun:
         assert "fineweb-edu-S-proj-spheretnorm" in capsys.readouterr().out
 
     def test_only_geonorm_has_an_assumed_schedule(self, capsys):
-        for scheme in sorted(recipe.SCHEMES):
+        for scheme in sorted(recipe.TABLE_SCHEMES):
             said = self.said(capsys, "--dataset", "openwebtext", "--size", "S", "--scheme", scheme)
             assert ("GeoNorm's schedule" in said) == (scheme == "geonorm")
 
@@ -146,7 +148,7 @@ def finished(tmp_path_factory):
 
 
 class TestRunning:
-    cell = Cell("fineweb-edu", "S", "geonorm", smoke=True)
+    cell = PaperRun("fineweb-edu", "S", "geonorm", smoke=True)
 
     @pytest.fixture
     def out(self, finished, tmp_path):
@@ -159,11 +161,12 @@ class TestRunning:
 
     def test_the_run_is_what_was_resolved(self, out):
         run = open_run(out / self.cell.name)
-        model, training = self.cell.resolved(None)
-        assert run.config["model"] == model.as_dict()
-        assert {key: run.config["train"][key] for key in training.as_dict()} == training.as_dict()
+        config = self.cell.config(None).as_dict()
+        assert {section: run.config[section] for section in config if section != "data"} == {
+            section: values for section, values in config.items() if section != "data"
+        }
         assert run.config["model"]["scheme_options"] == {"exact_clamp": True}
-        assert run.metrics()[-1]["step"] == training.steps
+        assert run.metrics()[-1]["step"] == config["train"]["steps"]
 
     def test_what_is_done_is_not_run_again(self, out, capfd):
         assert main(self.words(out)) == 0
@@ -210,7 +213,7 @@ class TestRunning:
         config["train"]["seed"] = 1
         path.write_text(json.dumps(config))
         assert main(self.words(out)) == 2
-        assert "seed is 1 there and 1337 here" in capsys.readouterr().err
+        assert "seed (the run has 1, asked for 1337)" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("words", "message"),

@@ -9,10 +9,10 @@ import sys
 import pytest
 import torch
 
-from spheret.support import files
 from spheret.runs import checkpoint
 from spheret.runs.checkpoint import MANIFEST, MODEL, OPTIMIZER, STATE
 from spheret.runs.tensors import lazy_tensor
+from spheret.support import files
 
 FILES = (MODEL, OPTIMIZER, STATE, MANIFEST)
 

@@ -189,15 +189,12 @@ class TestFlags:
             assert flags.HELP[section].keys() == named
 
     def parse(self, words):
-        kinds = {section: flags.section_flags(section, sized=True) for section in SECTIONS}
-
         @tyro.conf.configure(tyro.conf.OmitArgPrefixes, tyro.conf.UseAppendAction)
-        def command(
-            model: kinds["model"], data: kinds["data"], train: kinds["train"], evaluation: kinds["evaluation"],
-            set: tuple[str, ...] = (),
-        ):  # fmt: skip
+        def command(model, data, train, evaluation, set=()):
             return flags.given(set, model=model, data=data, train=train, evaluation=evaluation)
 
+        kinds = {section: flags.section_flags(section, sized=True) for section in SECTIONS}
+        command.__annotations__ = {**kinds, "set": tuple[str, ...]}
         return tyro.cli(command, args=words)
 
     def test_nothing_given_is_nothing(self):
@@ -205,7 +202,8 @@ class TestFlags:
 
     def test_words_and_back(self):
         asked = changed(
-            scheme="p-spheretnorm", scheme_options={"p": 0.5, "schedule": "constant", "learnable_p": True, "max_angle": None},
+            scheme="p-spheretnorm",
+            scheme_options={"p": 0.5, "schedule": "constant", "learnable_p": True, "max_angle": None},
             bias=False, recompute=True, compile=False, betas=(0.8, 0.9), eval_every=0, init_from="runs/a b",
             size="S", tokenizer="bytes", clip=math.inf,
         )  # fmt: skip
