@@ -1,4 +1,4 @@
-"""Memory of the C library, which on CPUs decides more of a step's time than most kernels."""
+"""The memory allocator of the C library. On CPUs it matters more for the time of a step than most kernels."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import ctypes
 def keep_freed_memory() -> bool:
     """Let the C library reuse large blocks instead of asking the system for fresh pages each time.
 
-    The page faults of fresh memory cost as much as the kernels themselves, and hit at random. Where there is no
-    mallopt (not glibc) nothing changes.
+    The page faults of fresh memory cost as much as the kernels themselves, and come at random. Returns whether it
+    worked: only glibc has mallopt.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

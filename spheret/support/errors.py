@@ -9,7 +9,7 @@ from types import ModuleType
 
 
 def unknown(kind: str, given: object, allowed: Iterable[str]) -> ValueError:
-    """The error for a name that is in no table, with the nearest one that is."""
+    """The error for an unknown name. It suggests the nearest known one and lists all of them."""
     names = list(allowed)
     near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -17,7 +17,7 @@ def unknown(kind: str, given: object, allowed: Iterable[str]) -> ValueError:
 
 
 def need(module: str, extra: str) -> ModuleType:
-    """Import an optional dependency, or say which extra brings it."""
+    """Import an optional dependency. If it is missing, the error names the pip command."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

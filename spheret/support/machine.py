@@ -1,4 +1,4 @@
-"""What a figure was measured on."""
+"""The machine: versions, hardware, and the device to compute on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spheret import __version__
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -39,26 +39,26 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of the source tree that is running, if it is one."""
-    root = Path(__file__).resolve().parent.parent
+    """The commit of the source tree that spheret runs from, or None if it is not a checkout."""
+    root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
     try:
-        said = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True)
+        result = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True)
     except OSError:
         return None
-    return said.stdout.strip() or None
+    return result.stdout.strip() or None
 
 
 def resolve_device(wanted: str | None) -> torch.device:
-    """The device by name, or the best there is: cuda, mps, cpu."""
+    """The device of this name, or the first of cuda, mps and cpu that this machine has."""
     have = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if wanted is None:
         wanted = next(name for name, there in have.items() if there)
     kind = wanted.split(":")[0]
     if not have.get(kind, False):
         usable = ", ".join(name for name, there in have.items() if there)
-        raise ValueError(f"--device {wanted} is not there: this machine has {usable}.")
+        raise ValueError(f"--device {wanted} is not available: this machine has {usable}.")
     return torch.device(wanted)
 
 

@@ -37,7 +37,7 @@ BAD = [
     (("--tokenizer", "gpt2"), "was prepared with the tokenizer 'bytes'"),
     (("--block", "100000"), "fewer than one window"),
     (("--init-from", "nowhere"), "no run directory at nowhere"),
-    (("--device", "tpu"), "--device tpu is not there"),
+    (("--device", "tpu"), "--device tpu is not available"),
     (("--threads", "0"), "--threads must lie between 1 and"),
     (("--threads", "5000"), "eight per core, got 5000"),
     (("--config", "nowhere.toml"), "no config file at nowhere.toml"),

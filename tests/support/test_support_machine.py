@@ -1,0 +1,22 @@
+"""What a run records about where it ran."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from spheret.support import machine
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="the tests do not run in a checkout")
+def test_the_commit_is_that_of_this_tree():
+    head = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    assert machine.commit() == head.stdout.strip()
+
+
+def test_a_device_that_is_not_available_is_named():
+    assert machine.resolve_device("cpu").type == "cpu"
+    with pytest.raises(ValueError, match="--device abacus is not available: this machine has .*cpu"):
+        machine.resolve_device("abacus")
