@@ -18,5 +18,5 @@ def test_the_commit_is_that_of_this_tree():
 
 def test_a_device_that_is_not_available_is_named():
     assert machine.resolve_device("cpu").type == "cpu"
-    with pytest.raises(ValueError, match="--device abacus is not available: this machine has .*cpu"):
+    with pytest.raises(ValueError, match=r"--device abacus is not available: this machine has .*cpu"):
         machine.resolve_device("abacus")
