@@ -1,4 +1,4 @@
-"""Run directories as the trainer writes them, made up from a formula so that every case is at hand."""
+"""Run directories in the format of the trainer, with numbers from a formula, for every case that a test needs."""
 
 import json
 import math
@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from spheret.connections import Spherical, scheme
-from spheret.report.report import contents
-from spheret.report.results import read
+from spheret.report.report import report_files
+from spheret.report.results import read_study
 
 DOCUMENTS = [700, 1200, 300, 2500, 900, 640]
 
@@ -30,7 +30,10 @@ def write_run(
     environment: dict | None = None,
     eval_every: int = 20,
 ) -> Path:
-    """quality: how far below the others its losses are. until: its last step. diverged: the step it stopped at."""
+    """Write a run directory and return its path.
+
+    quality: subtracted from every loss. until: the last step. diverged: the step at which the run stopped.
+    """
     rng = np.random.default_rng([seed, *scheme_name.encode()])
     path.mkdir(parents=True)
     config = {
@@ -99,7 +102,7 @@ def write_run(
 
 
 def write_tables(runs: list[Path], out: Path) -> None:
-    """A report without its figures, which take most of the time."""
+    """Write a report without its figures, which take most of the time."""
     out.mkdir(exist_ok=True)
-    for name, data in contents(read(runs), []).items():
+    for name, data in report_files(read_study(runs), []).items():
         (out / name).write_bytes(data)
