@@ -132,7 +132,7 @@ def paper_section(study: Study) -> Section:
     ]
     paragraphs = [
         f'Columns "paper" are the numbers of {SOURCE}. Columns "here" are the runs of this report with the same '
-        f"scheme, size and corpus."
+        f"scheme, size and corpus. S, M and L are the model sizes of the paper."
     ]
     if not by_cell:
         paragraphs.append(
@@ -145,4 +145,4 @@ def paper_section(study: Study) -> Section:
                 f"The run of {row}, {CORPORA[corpus]} {size}, has settings that differ from the paper's: "
                 f"{'; '.join(settings)}."
             )
-    return Section("paper", "Beside the paper", [*paragraphs, *FOOTNOTES], tables, folded=True)
+    return Section("paper", "Comparison with the paper", [*paragraphs, *FOOTNOTES], tables, folded=True)

@@ -81,6 +81,10 @@ def _smoothing_window(study: Study) -> int:
     return max(1, max(result.step for result in study.results) // 50)
 
 
+def _mean_of(window: int) -> str:
+    return f", mean of {window} steps" if window > 1 else ""
+
+
 def _averaged(result: Result, key: str, window: int) -> Curve:
     """The moving average of a key: at each step, the mean over the last `window` steps."""
     lines = [line for line in result.steps if isinstance(line.get(key), (int, float))]
@@ -128,7 +132,7 @@ def training(study: Study) -> Figure | None:
     if not _draw_curves(study, axes, lambda r: _averaged(r, "loss", window)):
         return None
     _loss_limits(axes)
-    _finish(axes, "step", f"training loss (nats per token, mean of {window} steps)")
+    _finish(axes, "step", f"training loss (nats per token{_mean_of(window)})")
     return figure
 
 
@@ -150,7 +154,7 @@ def gradients(study: Study) -> Figure | None:
         return None
     upper.set_yscale("log")
     _plain_log(upper.yaxis)
-    _finish(upper, "", f"gradient norm\n(mean of {window} steps)")
+    _finish(upper, "", f"gradient norm{_mean_of(window)}")
     _draw_curves(study, lower, lambda r: _averaged(r, "spikes", 1))
     lower.yaxis.get_major_locator().set_params(integer=True)
     lower.set_ylim(0, max(1, lower.get_ylim()[1]))
@@ -268,7 +272,7 @@ FIGURES: dict[str, tuple[str, Callable[[Study], Any]]] = {
         _heat_map("norm", "|h| (no unit, log scale)", logarithmic=True),
     ),
     "cosine": (
-        "Mean cosine between the states of different tokens (sublayers.cosine, first seed). 1 is a collapse",
+        "Mean cosine between the states of different tokens (sublayers.cosine, first seed). At 1 all are alike",
         _heat_map("cosine", "cosine (no unit)"),
     ),
 }

@@ -81,7 +81,7 @@ def _describe_seeds(study: Study) -> str:
         opening = "One seed" if len(study.seeds) == 1 else "One seed per contestant, not the same for all"
         return (
             f"{opening} ({seeds}). Another seed would change every number by an unknown amount. Therefore no "
-            f"comparison has a winner, and intervals are labelled {EVALUATION_NOISE!r}."
+            f'comparison has a winner, and intervals are labelled "{EVALUATION_NOISE}".'
         )
     return f"{len(study.seeds)} seeds ({seeds}). The tables show means and standard deviations over seeds."
 
@@ -107,12 +107,14 @@ def _warnings(study: Study) -> list[str]:
 def summary_section(study: Study) -> Section:
     count = len(study.contestants)
     opening = f"{count} contestant{'s' * (count != 1)}. All runs share: {_shared_settings(study)}."
-    definition = "A contestant is a scheme with its options."
+    definition = "A scheme is a way to join the branches of a network to its residual stream."
     if study.differing:
-        definition = (
-            f"The runs differ in {', '.join(study.differing)}. A contestant is a scheme with its options and these "
-            f"settings, all of which are part of its name."
+        definition += (
+            f" The runs differ in {', '.join(study.differing)}. A contestant is a scheme with its options and these "
+            f"settings. All of them are part of its name."
         )
+    else:
+        definition += " A contestant is a scheme with its options."
     return Section("summary", "What was run", [opening, definition, _describe_seeds(study), *_warnings(study)])
 
 
@@ -191,14 +193,28 @@ def comparisons_section(study: Study) -> Section:
     notes = [
         "The difference is the validation loss of the first contestant minus that of the second, in nats per token. "
         "Below 0 the first is better. Differences are paired over the same validation documents or the same seeds.",
-        f"{EVALUATION_NOISE.capitalize()}: the interval covers how the difference would change with other documents "
-        "of the same kind. It does not cover what another seed would change.",
+        *_noise_notes({comparison.noise for comparison in compared}),
         f"A contestant wins only with several seeds and a p-value below {FALSE_WINNER} after Holm's correction for "
         f"all {len(compared)} comparisons.",
     ]
     columns = ["pair", "difference", "95% interval", "interval covers", "verdict"]
     table = Table("comparisons", "One verdict per pair of contestants", columns, rows, notes)
     return Section("comparisons", "Comparisons", (), [table], ["differences"])
+
+
+def _noise_notes(noises: set[str]) -> list[str]:
+    notes = []
+    if EVALUATION_NOISE in noises:
+        notes.append(
+            f"{EVALUATION_NOISE.capitalize()}: the interval covers how the difference would change with other "
+            "documents of the same kind. It does not cover what another seed would change."
+        )
+    if noises - {EVALUATION_NOISE, ""}:
+        notes.append(
+            "Seeds: the interval covers how the difference would change with other seeds, on the same validation "
+            "documents."
+        )
+    return notes
 
 
 def _format_with(specification: str, value: float) -> str:
@@ -256,9 +272,9 @@ def stream_section(study: Study) -> Section:
         "Norm drift is the largest relative change of |h| since the stream's entry.",
         "Cosine is the mean cosine between the states of different tokens. At 1 all tokens have the same direction: "
         "the stream has collapsed.",
-        "Scalars at a bound counts the learned scalars that lie at an end of their interval.",
+        "At a bound is the number of learned scalars that lie at an end of their interval.",
     ]
-    table = Table("stream", "The stream", ["contestant", *_STREAM, "scalars at a bound"], rows, notes)
+    table = Table("stream", "The stream", ["contestant", *_STREAM, "at a bound"], rows, notes)
     return Section("stream", "Inside the model", (), [table], ["gradients", "angle", "alpha", "norm", "cosine"])
 
 

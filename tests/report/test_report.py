@@ -481,7 +481,7 @@ class TestStringsOfARun:
         assert "<script" not in page("t", [Section("s", "s", [self.NASTY], [table])], [])
 
 
-class TestBesideThePaper:
+class TestComparisonWithThePaper:
     def test_no_run_of_the_papers_size(self, one_seed):
         table = [c for c in cells(one_seed / "report") if c["table"].startswith("paper-")]
         here = {c["text"] for c in table if c["column"].endswith("here")}
