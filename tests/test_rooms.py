@@ -88,7 +88,7 @@ def test_imports_go_one_way(path):
 def test_no_room_touches_the_private_names_of_another(path):
     room, modules = room_of(path), {}
     for name, module, member in module_names(path):
-        home = (module.split(".") + [member])[1]
+        home = [*module.split("."), member][1]
         if home != room:
             assert not re.match(r"_[^_]", member), f"{module}.{member}"
             modules[name] = home

@@ -1,1 +1,1 @@
-"""Reports: a pure function of run directories."""
+"""Reports: a page, tables and figures as a pure function of run directories."""

@@ -1,4 +1,4 @@
-"""The figures of a report: pure functions of a study, the same bytes every time."""
+"""The figures of a report. Each is a pure function of a study: the same runs give the same bytes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from spheret.report.drawing import INK, STYLE, Drawing, axes_grid, saved, style
+from spheret.report.figure_style import INK, STYLE, Drawing, axes_grid, line_styles, render
 from spheret.report.results import Result, Study
-from spheret.report.verdicts import pairs
+from spheret.report.verdicts import comparisons
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# more points than this on one line cannot be seen
+# nobody can see more points than this on one line
 POINTS = 1000
 
 
@@ -27,23 +27,26 @@ def draw(study: Study) -> list[Drawing]:
         with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE}):
             figure = function(study)
             if figure is not None:
-                drawings.append(saved(name, caption, figure))
+                drawings.append(render(name, caption, figure))
     return drawings
 
 
 Curve = tuple[Sequence[float], Sequence[float]]
 
 
-def _curves(study: Study, axes: Axes, curve: Callable[[Result], Curve], end: str = "diverged") -> int:
-    """A line a contestant: the mean over its seeds with the range shaded, a cross where a run diverged."""
-    drawn = 0
-    for label, (colour, dash) in style(study).items():
+def _draw_curves(study: Study, axes: Axes, curve: Callable[[Result], Curve]) -> int:
+    """Draw one line per contestant: the mean over its seeds, with the range shaded and a cross where a run diverged.
+
+    Returns the number of contestants that have a line.
+    """
+    count = 0
+    for label, (colour, dash) in line_styles(study).items():
         lines = [(result, curve(result)) for result in study.contestants[label]]
         lines = [(result, points) for result, points in lines if points[0]]
         if not lines:
             continue
-        drawn += 1
-        name = label if all(result.stopped is None for result, _ in lines) else f"{label} (x: {end})"
+        count += 1
+        name = label if all(result.stopped is None for result, _ in lines) else f"{label} (x: diverged)"
         xs = lines[0][1][0]
         if len(lines) > 1 and all(list(points[0]) == list(xs) for _, points in lines):
             columns = list(zip(*(points[1] for _, points in lines), strict=True))
@@ -55,7 +58,7 @@ def _curves(study: Study, axes: Axes, curve: Callable[[Result], Curve], end: str
         for result, (x, y) in lines:
             if result.stopped is not None:
                 axes.plot(x[-1:], y[-1:], color=colour, marker="x", markersize=9, markeredgewidth=2.5, zorder=5)
-    return drawn
+    return count
 
 
 def _finish(axes: Axes, x: str, y: str, legend: bool = True) -> None:
@@ -68,18 +71,22 @@ def _finish(axes: Axes, x: str, y: str, legend: bool = True) -> None:
 
 
 def _thinned(xs: Sequence[float], ys: Sequence[float]) -> Curve:
-    every = max(1, -(-len(xs) // POINTS))
-    # the last point stays
-    return xs[::-1][::every][::-1], ys[::-1][::every][::-1]
+    stride = max(1, -(-len(xs) // POINTS))
+    # counted from the end, so that the last point stays
+    return xs[::-1][::stride][::-1], ys[::-1][::stride][::-1]
 
 
-def _smooth(study: Study) -> int:
-    """Over how many steps a training curve is averaged."""
+def _smoothing_window(study: Study) -> int:
+    """The number of steps over which a training curve is averaged."""
     return max(1, max(result.step for result in study.results) // 50)
 
 
+def _mean_of(window: int, separator: str) -> str:
+    return f"{separator}mean of {window} steps" if window > 1 else ""
+
+
 def _averaged(result: Result, key: str, window: int) -> Curve:
-    """The moving average of a key of every step, over `window` steps up to each."""
+    """The moving average of a key: at each step, the mean over the last `window` steps."""
     lines = [line for line in result.steps if isinstance(line.get(key), (int, float))]
     sums = [0.0]
     for line in lines:
@@ -90,7 +97,7 @@ def _averaged(result: Result, key: str, window: int) -> Curve:
 
 
 def _loss_limits(axes: Any) -> None:
-    """Show where the losses end up: the first tenth of training, and a run that blew up, may leave the picture."""
+    """Set the limits to the range of later losses. They may cut the first tenth of training and a diverged run."""
     after = [
         value
         for line in axes.lines
@@ -103,55 +110,52 @@ def _loss_limits(axes: Any) -> None:
         axes.set_ylim(low - margin, high + margin)
 
 
-def _evaluated(result: Result, against: str) -> Curve:
-    lines = [line for line in result.evaluations if line.get(against) is not None]
-    return [line[against] for line in lines], [line["val_loss"] for line in lines]
+def _validation_curve(result: Result, x_key: str) -> Curve:
+    lines = [line for line in result.evaluations if line.get(x_key) is not None]
+    return [line[x_key] for line in lines], [line["val_loss"] for line in lines]
 
 
 def validation(study: Study) -> Figure | None:
     figure, grid = axes_grid()
     axes = grid[0, 0]
-    if not _curves(
-        study, axes, lambda r: ([e["step"] for e in r.evaluations], [e["val_loss"] for e in r.evaluations])
-    ):
+    if not _draw_curves(study, axes, lambda result: _validation_curve(result, "step")):
         return None
     _loss_limits(axes)
-    _finish(axes, "step", "validation loss (nats a token)")
+    _finish(axes, "step", "validation loss (nats per token)")
     return figure
 
 
 def training(study: Study) -> Figure | None:
-    window = _smooth(study)
+    window = _smoothing_window(study)
     figure, grid = axes_grid()
     axes = grid[0, 0]
-    if not _curves(study, axes, lambda r: _averaged(r, "loss", window)):
+    if not _draw_curves(study, axes, lambda r: _averaged(r, "loss", window)):
         return None
     _loss_limits(axes)
-    _finish(axes, "step", f"training loss (nats a token, mean of {window} steps)")
+    _finish(axes, "step", f"training loss (nats per token{_mean_of(window, ', ')})")
     return figure
 
 
 def wall_time(study: Study) -> Figure | None:
     figure, grid = axes_grid()
     axes = grid[0, 0]
-
-    if not _curves(study, axes, lambda result: _evaluated(result, "seconds")):
+    if not _draw_curves(study, axes, lambda result: _validation_curve(result, "seconds")):
         return None
     _loss_limits(axes)
-    _finish(axes, "training time (seconds)", "validation loss (nats a token)")
+    _finish(axes, "training time (seconds)", "validation loss (nats per token)")
     return figure
 
 
 def gradients(study: Study) -> Figure | None:
-    window = _smooth(study)
+    window = _smoothing_window(study)
     figure, grid = axes_grid(2, size=(6.4, 6.0), sharex=True)
     upper, lower = grid[:, 0]
-    if not _curves(study, upper, lambda r: _averaged(r, "grad_norm", window)):
+    if not _draw_curves(study, upper, lambda r: _averaged(r, "grad_norm", window)):
         return None
     upper.set_yscale("log")
     _plain_log(upper.yaxis)
-    _finish(upper, "", f"gradient norm\n(mean of {window} steps)")
-    _curves(study, lower, lambda r: _averaged(r, "spikes", 1))
+    _finish(upper, "", "gradient norm" + _mean_of(window, "\n"))
+    _draw_curves(study, lower, lambda r: _averaged(r, "spikes", 1))
     lower.yaxis.get_major_locator().set_params(integer=True)
     lower.set_ylim(0, max(1, lower.get_ylim()[1]))
     _finish(lower, "step", "loss spikes so far", legend=False)
@@ -159,7 +163,7 @@ def gradients(study: Study) -> Figure | None:
 
 
 def _plain_log(axis: Any) -> None:
-    """Ticks at 1, 2, 5 of each decade in plain digits: powers would need the mathematics that labels may not have."""
+    """Put ticks at 1, 2 and 5 of each decade, in plain digits: powers need math text, which is off for labels."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -168,40 +172,41 @@ def _plain_log(axis: Any) -> None:
 
 
 def differences(study: Study) -> Figure | None:
-    """Everyone against one contestant: Pre-LN where it ran, else the first."""
+    """Every contestant minus a reference: Pre-LN if it finished, else the first that did."""
     labels = list(study.contestants)
     finished = [label for label in labels if all(result.finished for result in study.contestants[label])]
     if len(finished) < 2:
         return None
     reference = "pre-ln" if "pre-ln" in finished else finished[0]
-    colours = style(study)
-    found = []
-    for pair in pairs(study):
-        if reference in (pair.first, pair.second) and pair.interval is not None:
-            sign, other = (1, pair.first) if pair.second == reference else (-1, pair.second)
-            i = pair.interval
-            found.append((other, sign * i.estimate, sorted((sign * i.low, sign * i.high)), pair.noise))
-    if not found:
+    styles = line_styles(study)
+    rows = []
+    for comparison in comparisons(study):
+        interval = comparison.interval
+        if reference in (comparison.first, comparison.second) and interval is not None:
+            sign, label = (1, comparison.first) if comparison.second == reference else (-1, comparison.second)
+            ends = sorted((sign * interval.low, sign * interval.high))
+            rows.append((label, sign * interval.estimate, ends, comparison.noise))
+    if not rows:
         return None
-    figure, grid = axes_grid(size=(6.4, 1.4 + 0.32 * len(found)))
+    figure, grid = axes_grid(size=(6.4, 1.4 + 0.32 * len(rows)))
     axes = grid[0, 0]
-    for row, (label, estimate, (low, high), _) in enumerate(found):
+    for y, (label, estimate, (low, high), _) in enumerate(rows):
         if math.isfinite(high - low):
-            axes.hlines([row], [low], [high], color=colours[label][0], lw=2.2)
-        axes.plot([estimate], [row], "o", color=colours[label][0])
+            axes.hlines([y], [low], [high], color=styles[label][0], lw=2.2)
+        axes.plot([estimate], [y], "o", color=styles[label][0])
     axes.axvline(0, color=INK, lw=1)
-    axes.set_yticks(range(len(found)), [label for label, *_ in found])
+    axes.set_yticks(range(len(rows)), [label for label, *_ in rows])
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    noise = "; ".join(sorted({noise for *_, noise in found}))
+    noise = "; ".join(sorted({noise for *_, noise in rows}))
     _finish(
-        axes, f"validation loss minus that of {reference} (nats a token)\n95% interval: {noise}", "", legend=False
+        axes, f"validation loss minus that of {reference} (nats per token)\n95% interval, {noise}", "", legend=False
     )
     return figure
 
 
-def _heat(key: str, unit: str, logarithmic: bool = False) -> Callable[[Study], Figure | None]:
-    """A panel a contestant: a key of every sublayer at every evaluation, of its first seed."""
+def _heat_map(key: str, unit: str, logarithmic: bool = False) -> Callable[[Study], Figure | None]:
+    """One panel per contestant: a key of every sublayer at every evaluation, of its first seed."""
 
     def function(study: Study) -> Figure | None:
         import numpy as np
@@ -210,29 +215,30 @@ def _heat(key: str, unit: str, logarithmic: bool = False) -> Callable[[Study], F
         panels = []
         for label, results in study.contestants.items():
             lines = [line for line in results[0].evaluations if line.get("sublayers")]
-            grid = [[_number(layer.get(key)) for layer in line["sublayers"]] for line in lines]
+            grid = [[_number(sublayer.get(key)) for sublayer in line["sublayers"]] for line in lines]
             if grid and np.isfinite(np.array(grid)).any():
                 panels.append((label, [line["step"] for line in lines], np.array(grid).T))
         if not panels:
             return None
-        every = np.concatenate([values[np.isfinite(values)] for *_, values in panels])
-        positive = every[every > 0]
-        low, high = (positive.min(), positive.max()) if logarithmic and len(positive) else (every.min(), every.max())
+        finite = np.concatenate([values[np.isfinite(values)] for *_, values in panels])
+        positive = finite[finite > 0]
+        in_range = positive if logarithmic and len(positive) else finite
+        low, high = in_range.min(), in_range.max()
         scale = LogNorm if logarithmic and len(positive) and low < high else Normalize
         norm = scale(low, high if high > low else low + max(abs(low), 1) * 1e-6)
         columns = min(3, len(panels))
         rows = -(-len(panels) // columns)
         figure, axes = axes_grid(rows, columns, size=(6.4, 0.8 + 1.9 * rows), sharex=True, sharey=True)
         for axis, (label, steps, values) in zip(axes.flat, panels, strict=False):
-            edges = [0.0, *steps]
-            layers = [layer + 0.5 for layer in range(values.shape[0] + 1)]
-            mesh = axis.pcolormesh(edges, layers, values, norm=norm, cmap="cividis", rasterized=True)
+            step_edges = [0.0, *steps]
+            sublayer_edges = [index + 0.5 for index in range(values.shape[0] + 1)]
+            mesh = axis.pcolormesh(step_edges, sublayer_edges, values, norm=norm, cmap="cividis", rasterized=True)
             axis.set_title(label, loc="left")
             axis.grid(visible=False)
             axis.yaxis.get_major_locator().set_params(integer=True)
         for axis in list(axes.flat)[len(panels) :]:
             axis.set_visible(False)
-        figure.supxlabel("step (each column: an evaluation)", fontsize=10)
+        figure.supxlabel("step (one column per evaluation)", fontsize=10)
         figure.supylabel("sublayer", fontsize=10)
         bar = figure.colorbar(mesh, ax=axes, label=unit, pad=0.02)
         if scale is LogNorm:
@@ -246,24 +252,27 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, (int, float)) else math.nan
 
 
-# what a file is called: (its caption, how it is drawn)
+# name of the file: (caption, function that draws it)
 FIGURES: dict[str, tuple[str, Callable[[Study], Any]]] = {
     "validation": ("Validation loss by step (val_loss)", validation),
-    "training": ("Training loss by step (loss, a moving average)", training),
+    "training": ("Training loss by step (loss, moving average)", training),
     "time": ("Validation loss by training time (val_loss, seconds)", wall_time),
     "gradients": ("Gradient norm and loss spikes by step (grad_norm, spikes)", gradients),
-    "differences": ("Paired differences to one contestant (val_documents, or val_loss by seed)", differences),
-    "angle": (
-        "Mean angle that each sublayer turns the stream by (layers.angle_mean, first seed)",
-        _heat("angle_mean", "angle (radians)"),
+    "differences": (
+        "Validation loss of each contestant minus that of a reference (val_documents, or val_loss by seed)",
+        differences,
     ),
-    "alpha": ("Step size of each sublayer (layers.alpha, first seed)", _heat("alpha", "alpha (no unit)")),
+    "angle": (
+        "Mean angle by which each sublayer turns the stream (sublayers.angle_mean, first seed)",
+        _heat_map("angle_mean", "angle (radians)"),
+    ),
+    "alpha": ("Step size of each sublayer (sublayers.alpha, first seed)", _heat_map("alpha", "alpha (no unit)")),
     "norm": (
-        "Mean norm of the stream after each sublayer (layers.norm, first seed)",
-        _heat("norm", "|h| (no unit, log scale)", logarithmic=True),
+        "Mean norm of the stream after each sublayer (sublayers.norm, first seed)",
+        _heat_map("norm", "|h| (no unit, log scale)", logarithmic=True),
     ),
     "cosine": (
-        "Mean cosine between the states of different tokens (layers.cosine, first seed); 1 is a collapse",
-        _heat("cosine", "cosine (no unit)"),
+        "Mean cosine between the states of different tokens (sublayers.cosine, first seed). At 1 all are alike",
+        _heat_map("cosine", "cosine (no unit)"),
     ),
 }

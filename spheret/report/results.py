@@ -1,4 +1,4 @@
-"""What run directories say, checked to be comparable: the only place where a report reads them."""
+"""The runs of a report: read from their directories and checked to be comparable. Only this module reads metrics."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from spheret.runs.config import BOOKKEEPING
 from spheret.runs.layout import CONFIG, METRICS
 from spheret.runs.run import Run, open_run
 
-# the training loss is the mean over so many last steps, as the paper's
+# the training loss is the mean over this many last steps, as in the paper
 WINDOW = 200
 _NUMBERS = ("loss", "val_loss", "lr", "grad_norm", "spikes", "seconds", "tokens_per_second", "radius")
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number and the formula over lines of metrics.jsonl that gives it: RUN[STEP].KEY or RUN[FIRST..LAST].KEY."""
+    """A number and its source: a formula over RUN[STEP].KEY or RUN[FIRST..LAST].KEY, lines of RUN/metrics.jsonl."""
 
     value: float
     source: str
@@ -30,7 +30,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Result:
-    """One run: its config and its lines."""
+    """One run: its directory, its names in the report, and the lines of its metrics.jsonl."""
 
     run: Run
     name: str
@@ -47,12 +47,12 @@ class Result:
 
     @property
     def step(self) -> int:
-        """The last step it has a line of."""
+        """The step of the last line; 0 if there is no line."""
         return int(self.lines[-1]["step"]) if self.lines else 0
 
     @property
     def stopped(self) -> str | None:
-        """What was not finite, where a run diverged."""
+        """If the run diverged, the reason why it stopped."""
         return str(self.lines[-1]["stopped"]) if self.lines and self.lines[-1].get("stopped") else None
 
     @property
@@ -69,7 +69,7 @@ class Result:
 
     @cached_property
     def steps(self) -> list[dict[str, Any]]:
-        """The lines with a finite training loss."""
+        """The lines that have a finite training loss."""
         return [line for line in self.lines if line.get("loss") is not None]
 
     @cached_property
@@ -87,7 +87,7 @@ class Result:
 
     @property
     def train_loss(self) -> Number | None:
-        """The mean training loss of the last `WINDOW` steps, or of all when there are fewer."""
+        """The mean training loss over the last `WINDOW` steps, or over all steps if there are fewer."""
         return self._mean("loss", self.steps[-WINDOW:])
 
     @property
@@ -98,8 +98,8 @@ class Result:
         values = [line[key] for line in lines if line.get(key) is not None]
         if not values:
             return None
-        where = f"{self.name}[{lines[0]['step']}..{lines[-1]['step']}].{key}"
-        return Number(math.fsum(values) / len(values), f"mean({where})")
+        source = f"{self.name}[{lines[0]['step']}..{lines[-1]['step']}].{key}"
+        return Number(math.fsum(values) / len(values), f"mean({source})")
 
     @property
     def val_loss(self) -> Number | None:
@@ -110,17 +110,20 @@ class Result:
         return None if line is None else Number(float(line[key]), f"{self.name}[{line['step']}].{key}")
 
     def at_last_step(self, key: str) -> Number | None:
-        """What the last line that has this key says, such as the seconds so far."""
+        """The value in the last line that has this key, such as the seconds so far."""
         line = next((line for line in reversed(self.lines) if line.get(key) is not None), None)
         return None if line is None else Number(float(line[key]), f"{self.name}[{line['step']}].{key}")
 
 
 @dataclass(frozen=True)
 class Study:
-    """Runs on the same data, by contestant: a scheme with its options and whatever else differs between the runs."""
+    """Runs on the same data, grouped by contestant.
+
+    A contestant is a scheme with its options, and with every other setting that differs between the runs.
+    """
 
     contestants: dict[str, list[Result]]
-    # settings that are not the same in all runs
+    # names of the settings that are not the same in all runs
     differing: list[str]
 
     @property
@@ -133,84 +136,84 @@ class Study:
 
     @property
     def one_seed(self) -> bool:
-        """Whether no contestant has a second seed to tell noise from merit."""
+        """Whether every contestant has a single seed, which leaves the noise of seeds unknown."""
         return all(len(results) == 1 for results in self.contestants.values())
 
     @property
     def config(self) -> dict[str, Any]:
-        """A config for what all of them share."""
+        """The config of the first run, for the settings that all runs share."""
         return self.results[0].run.config
 
 
-def find(paths: Iterable[str | Path]) -> list[Path]:
-    """The run directories among these, where a directory of runs stands for those in it."""
-    found: list[Path] = []
+def find_runs(paths: Iterable[str | Path]) -> list[Path]:
+    """The run directories that these paths name. A directory of runs names every run in it."""
+    directories: list[Path] = []
     for path in map(Path, paths):
-        inside = sorted(p.parent for p in path.glob(f"*/{CONFIG}")) if not (path / CONFIG).exists() else []
-        found += inside or [path]
-    return list(dict.fromkeys(found))
+        children = [] if (path / CONFIG).exists() else sorted(p.parent for p in path.glob(f"*/{CONFIG}"))
+        directories += children or [path]
+    return list(dict.fromkeys(directories))
 
 
-def read(paths: Sequence[str | Path]) -> Study:
-    """Open every run and check that they may stand in one table."""
-    runs = [open_run(path) for path in find(paths)]
+def read_study(paths: Sequence[str | Path]) -> Study:
+    """Open every run and check that the runs can stand in one table."""
+    runs = [open_run(path) for path in find_runs(paths)]
     if not runs:
-        raise ValueError("a report needs at least one run directory, got none: give RUN..., for example runs/race.")
-    _refuse_other_data(runs)
+        raise ValueError("a report needs at least one run directory, got none: give one, for example runs/race.")
+    _refuse_different_data(runs)
     names = _names(runs)
     settings = [_settings(run) for run in runs]
-    keys = list(dict.fromkeys(key for each in settings for key in each))
-    differing = [key for key in keys if len({json.dumps(each.get(key)) for each in settings}) > 1]
+    keys = list(dict.fromkeys(key for run_settings in settings for key in run_settings))
+    differing = [key for key in keys if len({json.dumps(run_settings.get(key)) for run_settings in settings}) > 1]
     results = []
-    for run, name, each in zip(runs, names, settings, strict=True):
-        label = ", ".join([_contestant(run), *(f"{key}={_word(each.get(key))}" for key in differing)])
+    for run, name, run_settings in zip(runs, names, settings, strict=True):
+        label = ", ".join([_contestant(run), *(f"{key}={_format_value(run_settings.get(key))}" for key in differing)])
         results.append(Result(run, name, label, _lines(run)))
     order = list(SCHEMES)
     results.sort(key=lambda r: (order.index(r.scheme) if r.scheme in order else len(order), r.label, r.seed, r.name))
     contestants: dict[str, list[Result]] = {}
     for result in results:
-        others = contestants.setdefault(result.label, [])
-        if others and others[-1].seed == result.seed:
+        seeds = contestants.setdefault(result.label, [])
+        if seeds and seeds[-1].seed == result.seed:
             raise ValueError(
-                f"{others[-1].name} and {result.name} are both {result.label} with seed {result.seed}: one of them "
-                f"is enough, so leave the other out."
+                f"{seeds[-1].name} and {result.name} are both {result.label} with seed {result.seed}: leave one of "
+                f"them out."
             )
-        others.append(result)
-    _refuse_other_windows(results)
+        seeds.append(result)
+    _refuse_different_windows(results)
     return Study(contestants, differing)
 
 
 def _lines(run: Run) -> list[dict[str, Any]]:
     lines = run.metrics()
-    before = 0
+    previous_step = 0
     for line in lines:
-        wrong = _wrong(line)
-        if line["step"] <= before:
-            wrong = f"comes after step {before}"
-        if wrong is not None:
+        problem = _wrong(line)
+        if line["step"] <= previous_step:
+            problem = f"comes after step {previous_step}"
+        if problem is not None:
             raise ValueError(
-                f"step {line['step']} of {run.path / METRICS} {wrong}: the file is damaged, resume the run from a "
-                f"checkpoint before it."
+                f"step {line['step']} of {run.path / METRICS} {problem}: the file is damaged, resume the run from a "
+                f"checkpoint before that step."
             )
-        before = line["step"]
+        previous_step = line["step"]
     return lines
 
 
 def _wrong(line: dict[str, Any]) -> str | None:
-    """What in a line is not what the trainer writes there; null stands for what was not finite."""
+    """Returns what the trainer would not have written in this line, or None. null stands for NaN and infinity."""
     for key in _NUMBERS:
         if not _is_number(line.get(key)):
-            return f"has the {key} {line[key]!r}, which is no finite number"
-    layers, documents = line.get("sublayers") or [], line.get("val_documents") or []
-    if not isinstance(layers, list) or not all(
-        isinstance(layer, dict) and all(map(_is_number, layer.values())) for layer in layers
+            return f"has {key} {line[key]!r}, which is not a finite number"
+    sublayers, documents = line.get("sublayers") or [], line.get("val_documents") or []
+    if not isinstance(sublayers, list) or not all(
+        isinstance(sublayer, dict) and all(map(_is_number, sublayer.values())) for sublayer in sublayers
     ):
-        return "has sublayers that are no table of numbers"
+        return "has sublayers that are not a table of numbers"
     if not isinstance(documents, list) or not all(
-        isinstance(each, list) and len(each) == 3 and None not in each and all(map(_is_number, each))
-        for each in documents
+        isinstance(document, list) and len(document) == 3 and None not in document and all(map(_is_number, document))
+        for document in documents
     ):
-        return "has val_documents that are not a number, tokens and a loss each"
+        return "has val_documents that are not lists of a document number, its tokens and its loss"
     return None
 
 
@@ -219,7 +222,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
-    """Each run's shortest name that no other has: its directory, with as many parents as that needs."""
+    """The shortest unique name of each run: its directory, with as many parents as are needed to tell it apart."""
     parts = [run.path.resolve().parts for run in runs]
     names = []
     for own in parts:
@@ -230,14 +233,14 @@ def _names(runs: Sequence[Run]) -> list[str]:
     return names
 
 
-def _word(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def _contestant(run: Run) -> str:
     options = run.config["model"].get("scheme_options") or {}
-    said = ", ".join(f"{key}={_word(options[key])}" for key in sorted(options))
-    return str(run.config["model"]["scheme"]) + (f" ({said})" if said else "")
+    text = ", ".join(f"{key}={_format_value(options[key])}" for key in sorted(options))
+    return str(run.config["model"]["scheme"]) + (f" ({text})" if text else "")
 
 
 def _settings(run: Run) -> dict[str, Any]:
@@ -245,18 +248,17 @@ def _settings(run: Run) -> dict[str, Any]:
     return {**model, **{k: v for k, v in run.config["train"].items() if k not in BOOKKEEPING}}
 
 
-def _refuse_other_data(runs: Sequence[Run]) -> None:
+def _refuse_different_data(runs: Sequence[Run]) -> None:
     first = runs[0]
     for run in runs[1:]:
-        ours, theirs = (each.config["data"].get("manifest_sha256") for each in (first, run))
-        if ours != theirs:
+        if first.config["data"].get("manifest_sha256") != run.config["data"].get("manifest_sha256"):
             raise ValueError(
-                f"{first.path} and {run.path} were trained on different data ({_data(first)} and {_data(run)}), so "
-                f"their losses cannot stand in one table: make a report for each."
+                f"{first.path} and {run.path} were trained on different data ({_describe_data(first)}; "
+                f"{_describe_data(run)}), so their losses cannot be compared: make one report for each."
             )
 
 
-def _data(run: Run) -> str:
+def _describe_data(run: Run) -> str:
     data = run.config["data"]
     corpus = data.get("corpus")
     name = corpus.get("name") if isinstance(corpus, dict) else corpus
@@ -264,18 +266,19 @@ def _data(run: Run) -> str:
     return f"{name or 'no data'}, {tokenizer}, manifest {str(data.get('manifest_sha256'))[:12]}"
 
 
-def _refuse_other_windows(results: Sequence[Result]) -> None:
-    """Runs that ended on other validation windows have losses of other text."""
-    seen: tuple[Result, list[tuple[float, ...]]] | None = None
+def _refuse_different_windows(results: Sequence[Result]) -> None:
+    """Raise an error if two runs were validated on different text: their losses cannot be compared."""
+    reference: tuple[Result, list[tuple[float, ...]]] | None = None
     for result in results:
         documents = (result.validation or {}).get("val_documents")
         if documents is None:
             continue
         windows = [tuple(document[:2]) for document in documents]
-        if seen is None:
-            seen = result, windows
-        elif seen[1] != windows:
+        if reference is None:
+            reference = result, windows
+        elif reference[1] != windows:
             raise ValueError(
-                f"{seen[0].name} and {result.name} were validated on different windows of the data, so their losses "
-                f"cannot stand in one table: train them with the same block and eval_windows, or report on each."
+                f"{reference[0].name} and {result.name} were validated on different windows of the data, so their "
+                f"losses cannot be compared: train them with the same block and eval_windows, or make one report for "
+                f"each."
             )

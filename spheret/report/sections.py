@@ -1,4 +1,4 @@
-"""What a report says, section by section: words, tables, names of figures. How it looks is the page's business."""
+"""The sections of a report: paragraphs, tables and names of figures. page.html.jinja decides how they look."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 from spheret.report.results import WINDOW, Number, Result, Study
 from spheret.report.statistics import mean_and_deviation
-from spheret.report.tables import Cell, Table, ranked
-from spheret.report.verdicts import EVALUATION_NOISE, FALSE_WINNER, pairs
+from spheret.report.tables import Table, TableCell, ranked
+from spheret.report.verdicts import EVALUATION_NOISE, FALSE_WINNER, comparisons
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with paragraphs, tables and figures; a folded one is opened by its reader."""
+    """A heading with paragraphs, tables and figures. A folded section is closed until the reader opens it."""
 
     name: str
     title: str
@@ -26,246 +26,294 @@ class Section:
     folded: bool = False
 
 
-def loss(value: float) -> str:
+def format_loss(value: float) -> str:
     return f"{value:.3f}"
 
 
-def perplexity(value: float) -> str:
+def format_perplexity(value: float) -> str:
     return f"{value:.2f}" if value < 1000 else f"{value:,.0f}"
 
 
-def exponential(number: Number | None) -> Number | None:
-    """A perplexity from its loss; a loss beyond all reason has none that a float can hold."""
-    if number is None or number.value > 700:
+def perplexity(loss: Number | None) -> Number | None:
+    """exp(loss), or None if there is no loss or the result would overflow a float."""
+    if loss is None or loss.value > 700:
         return None
-    return Number(math.exp(number.value), f"exp({number.source})")
+    return Number(math.exp(loss.value), f"exp({loss.source})")
 
 
-def cell(numbers: Sequence[Number | None], form: Callable[[float], str], missing: str = "-") -> Cell:
-    """One number, or the mean and standard deviation of one a seed."""
-    found = [number for number in numbers if number is not None]
-    if not found or len(found) < len(numbers):
-        return Cell(missing)
-    if len(found) == 1:
-        return Cell(form(found[0].value), found[0].value, found[0].source)
-    mean, deviation = mean_and_deviation([number.value for number in found])
-    sources = ", ".join(number.source for number in found)
-    return Cell(f"{form(mean)} \u00b1 {form(deviation)}", mean, f"mean({sources}) \u00b1 sd({sources})")
+def number_cell(
+    numbers: Sequence[Number | None], format_number: Callable[[float], str], missing: str = "-"
+) -> TableCell:
+    """A cell from one number per seed: the number itself, or the mean and standard deviation of several.
+
+    The cell shows `missing` if a number is missing.
+    """
+    present = [number for number in numbers if number is not None]
+    if not present or len(present) < len(numbers):
+        return TableCell(missing)
+    if len(present) == 1:
+        return TableCell(format_number(present[0].value), present[0].value, present[0].source)
+    mean, deviation = mean_and_deviation([number.value for number in present])
+    sources = ", ".join(number.source for number in present)
+    text = f"{format_number(mean)} \u00b1 {format_number(deviation)}"
+    return TableCell(text, mean, f"mean({sources}) \u00b1 sd({sources})")
 
 
-def _setting(study: Study) -> str:
+def _shared_settings(study: Study) -> str:
     model, train, data = (study.config[key] for key in ("model", "train", "data"))
     corpus = data.get("corpus")
     name = corpus.get("name") if isinstance(corpus, dict) else corpus
-    words = {
+    texts = {
         "layers": f"{model['layers']} layers",
         "width": f"width {model['width']}",
         "steps": f"{train['steps']:,} steps",
-        "tokens_per_update": f"{train.get('tokens_per_update', 0):,} tokens a step",
+        "tokens_per_update": f"{train.get('tokens_per_update', 0):,} tokens per step",
         "head_bias": f"head bias {model['head_bias']}",
     }
-    shared = [text for key, text in words.items() if key not in study.differing]
+    shared = [text for key, text in texts.items() if key not in study.differing]
     tokenizer = (data.get("tokenizer") or {}).get("name")
-    return ", ".join([f"{name} as {tokenizer}", *shared])
+    return ", ".join([f"corpus {name}", f"tokenizer {tokenizer}", *shared])
 
 
-def _seeds(study: Study) -> str:
-    seeds = study.seeds
+def _describe_seeds(study: Study) -> str:
+    seeds = ", ".join(map(str, study.seeds))
     if study.one_seed:
-        which = "One seed" if len(seeds) == 1 else "One seed a contestant, not the same for all"
+        opening = "One seed" if len(study.seeds) == 1 else "One seed per contestant, not the same for all"
         return (
-            f"{which} ({', '.join(map(str, seeds))}). Another seed would change every number by an unknown amount, "
-            f"so no pair gets a winner; intervals are labelled {EVALUATION_NOISE!r}."
+            f"{opening} ({seeds}). Another seed would change every number by an unknown amount. Therefore no "
+            f'comparison has a winner, and intervals are labelled "{EVALUATION_NOISE}".'
         )
-    return f"{len(seeds)} seeds ({', '.join(map(str, seeds))}): means and standard deviations over seeds."
+    return f"{len(study.seeds)} seeds ({seeds}). The tables show means and standard deviations over seeds."
 
 
-def _states(study: Study) -> list[str]:
-    """What a reader must know before the numbers: who diverged, who collapsed, who is not done."""
-    said = []
+def _warnings(study: Study) -> list[str]:
+    """What a reader must know before the numbers: which runs diverged, collapsed or are not finished."""
+    warnings = []
     for result in study.results:
-        who = f"{result.label}, seed {result.seed}"
+        name = f"{result.label}, seed {result.seed}"
         if result.stopped is not None:
-            said.append(f"{who}, diverged at step {result.step}: {result.stopped}.")
+            warnings.append(f"{name}, diverged at step {result.step}: {result.stopped}.")
         elif not result.lines:
-            said.append(f"{who}, has made no step yet.")
+            warnings.append(f"{name}, has no step yet.")
         elif not result.finished:
-            said.append(
-                f"{who}, is not finished: step {result.step} of {result.run.steps} (still going, or interrupted). "
-                f"Its numbers are of that step, unranked and uncompared."
+            warnings.append(
+                f"{name}, is not finished: step {result.step} of {result.run.steps}. It is still running or was "
+                f"interrupted. The tables show its numbers so far, neither ranked nor compared."
             )
-        said += [f"{who}, alarm at step {step}: {text}." for step, text in result.alarms]
-    return [text.replace("..", ".") for text in said]
+        warnings += [f"{name}, raised an alarm at step {step}: {text}." for step, text in result.alarms]
+    return [text.replace("..", ".") for text in warnings]
 
 
-def summary(study: Study) -> Section:
+def summary_section(study: Study) -> Section:
     count = len(study.contestants)
-    opening = f"{count} contestant{'s' * (count != 1)} on {_setting(study)}."
+    opening = f"{count} contestant{'s' * (count != 1)}. All runs share: {_shared_settings(study)}."
+    definition = "A scheme is a way to join the branches of a network to its residual stream."
     if study.differing:
-        opening += f" The runs differ in {', '.join(study.differing)}: their names say how."
-    return Section("summary", "What was run", [opening, _seeds(study), *_states(study)])
+        definition += (
+            f" The runs differ in {', '.join(study.differing)}. A contestant is a scheme with its options and these "
+            f"settings. All of them are part of its name."
+        )
+    else:
+        definition += " A contestant is a scheme with its options."
+    return Section("summary", "What was run", [opening, definition, _describe_seeds(study), *_warnings(study)])
 
 
-def results(study: Study) -> Section:
-    columns = ["scheme", "train loss", "val loss", "perplexity", "spikes", "seconds", "tokens/s", "seeds", "state"]
+def results_section(study: Study) -> Section:
+    columns = [
+        "contestant",
+        "train loss",
+        "val loss",
+        "perplexity",
+        "spikes",
+        "seconds",
+        "tokens/s",
+        "seeds",
+        "state",
+    ]
     rows, unranked = [], []
     for label, runs in study.contestants.items():
-        diverged = [run for run in runs if run.stopped is not None]
+        diverged = any(run.stopped is not None for run in runs)
         if any(not run.finished for run in runs):
             unranked.append(label)
-        shown = [] if diverged else runs
-        state = "; ".join(dict.fromkeys(run.state for run in runs))
+        with_losses = [] if diverged else runs
         missing = "diverged" if diverged else "-"
         rows.append(
             [
-                Cell(label),
-                cell([run.train_loss for run in shown], loss, missing),
-                cell([run.val_loss for run in shown], loss, missing),
-                cell([exponential(run.val_loss) for run in shown], perplexity, missing),
-                cell([run.at_last_step("spikes") for run in runs], lambda x: f"{x:g}"),
-                cell([run.at_last_step("seconds") for run in runs], lambda x: f"{x:.1f}"),
-                cell([run.tokens_per_second for run in runs], lambda x: f"{x:,.0f}"),
-                Cell("one seed" if len(runs) == 1 else f"{len(runs)} seeds"),
-                Cell(state),
+                TableCell(label),
+                number_cell([run.train_loss for run in with_losses], format_loss, missing),
+                number_cell([run.val_loss for run in with_losses], format_loss, missing),
+                number_cell([perplexity(run.val_loss) for run in with_losses], format_perplexity, missing),
+                number_cell([run.at_last_step("spikes") for run in runs], lambda x: f"{x:g}"),
+                number_cell([run.at_last_step("seconds") for run in runs], lambda x: f"{x:.1f}"),
+                number_cell([run.tokens_per_second for run in runs], lambda x: f"{x:,.0f}"),
+                TableCell("one seed" if len(runs) == 1 else f"{len(runs)} seeds"),
+                TableCell("; ".join(dict.fromkeys(run.state for run in runs))),
             ]
         )
-    fewest = min((len(run.steps) for run in study.results if run.finished), default=WINDOW)
-    over = (
-        f"the last {WINDOW} steps" if fewest >= WINDOW else f"the last {WINDOW} steps, or all where there are fewer"
-    )
+    fewest_steps = min((len(run.steps) for run in study.results if run.finished), default=WINDOW)
+    window = f"the last {WINDOW} steps" + (", or over all steps if there are fewer" * (fewest_steps < WINDOW))
     notes = [
-        f"Losses in nats a token. Train: mean over {over}. Val: the last evaluation. Perplexity: exp(val loss).",
-        "Bold is the lowest, underlined the second lowest, among finished runs. That is no verdict: see the pairs.",
-        "Seconds and tokens/s depend on what else the machine did.",
+        f"Losses are in nats per token. Train loss is the mean over {window}. Val loss is that of the last "
+        f"evaluation. Perplexity is exp(val loss).",
+        "Bold is the lowest and underlined the second lowest among finished runs. This is a ranking, not a verdict: "
+        "the verdicts are in the table of comparisons.",
+        "Spikes counts the steps whose loss was far above the recent losses.",
+        "Seconds and tokens/s also depend on other programs on the machine.",
     ]
     table = Table("results", f"Loss and perplexity{', one seed' * study.one_seed}", columns, rows, notes)
     table = ranked(table, ("train loss", "val loss", "perplexity"), excluded=unranked)
     return Section("results", "Loss and perplexity", (), [table], ["validation", "training", "time"])
 
 
-def verdicts(study: Study) -> Section:
-    found = pairs(study)
-    if not found:
-        return Section("pairs", "Pairs", ["One contestant: there is no pair to compare."])
+def comparisons_section(study: Study) -> Section:
+    compared = comparisons(study)
+    if not compared:
+        return Section("comparisons", "Comparisons", ["There is one contestant, so there is nothing to compare."])
     rows = []
-    for pair in found:
-        i = pair.interval
-        interval = Cell("-")
-        if i is not None:
-            text = "none: one document" if math.isinf(i.high) else f"{i.low:+.4f} to {i.high:+.4f}"
-            interval = Cell(text, source=pair.source)
-        difference = Cell("-") if i is None else Cell(f"{i.estimate:+.4f}", i.estimate, f"estimate of {pair.source}")
+    for comparison in compared:
+        interval = comparison.interval
+        difference_cell = interval_cell = TableCell("-")
+        if interval is not None:
+            text = (
+                "none: one document" if math.isinf(interval.high) else f"{interval.low:+.4f} to {interval.high:+.4f}"
+            )
+            interval_cell = TableCell(text, source=comparison.source)
+            difference_cell = TableCell(
+                f"{interval.estimate:+.4f}", interval.estimate, f"estimate of {comparison.source}"
+            )
         rows.append(
             [
-                Cell(f"{pair.first} - {pair.second}"),
-                difference,
-                interval,
-                Cell(pair.noise or "-"),
-                Cell(pair.verdict),
+                TableCell(f"{comparison.first} - {comparison.second}"),
+                difference_cell,
+                interval_cell,
+                TableCell(comparison.noise or "-"),
+                TableCell(comparison.verdict),
             ]
         )
     notes = [
-        "Difference: validation loss of the first minus the second (below 0 the first is better), in nats a token, "
-        "paired over the same validation documents or seeds.",
-        f"{EVALUATION_NOISE.capitalize()}: the interval says how the difference may change with other documents of "
-        "the same kind. What another seed would change is not in it.",
-        f"A winner needs several seeds, and a p-value below {FALSE_WINNER} after Holm's correction for all "
-        f"{len(found)} pairs.",
+        "The difference is the validation loss of the first contestant minus that of the second, in nats per token. "
+        "Below 0 the first is better. Differences are paired over the same validation documents or the same seeds.",
+        *_noise_notes({comparison.noise for comparison in compared}),
+        f"A contestant wins only with several seeds and a p-value below {FALSE_WINNER} after Holm's correction for "
+        f"all {len(compared)} comparisons.",
     ]
-    columns = ["pair", "difference", "95% interval", "interval holds", "verdict"]
-    table = Table("pairs", "A verdict for each pair", columns, rows, notes)
-    return Section("pairs", "Pairs", (), [table], ["differences"])
+    columns = ["pair", "difference", "95% interval", "interval covers", "verdict"]
+    table = Table("comparisons", "One verdict per pair of contestants", columns, rows, notes)
+    return Section("comparisons", "Comparisons", (), [table], ["differences"])
 
 
-def _formatted(form: str, value: float) -> str:
-    return format(value, form)
+def _noise_notes(noises: set[str]) -> list[str]:
+    notes = []
+    if EVALUATION_NOISE in noises:
+        notes.append(
+            f"{EVALUATION_NOISE.capitalize()}: the interval covers how the difference would change with other "
+            "documents of the same kind. It does not cover what another seed would change."
+        )
+    if noises - {EVALUATION_NOISE, ""}:
+        notes.append(
+            "Seeds: the interval covers how the difference would change with other seeds, on the same validation "
+            "documents."
+        )
+    return notes
 
 
-def _of_layers(result: Result, function: str, key: str) -> Number | None:
+def _format_with(specification: str, value: float) -> str:
+    return format(value, specification)
+
+
+def _over_sublayers(result: Result, function: str, key: str) -> Number | None:
     """A function of one key of all sublayers at the last evaluation."""
     line = result.validation
-    values = [layer.get(key) for layer in (line or {}).get("sublayers") or []]
+    values = [sublayer.get(key) for sublayer in (line or {}).get("sublayers") or []]
     if line is None or not values or any(value is None for value in values):
         return None
-    return Number(float(LAYERS[function](values)), f"{function}({result.name}[{line['step']}].sublayers.{key})")
+    value = float(SUBLAYER_FUNCTIONS[function](values))
+    return Number(value, f"{function}({result.name}[{line['step']}].sublayers.{key})")
 
 
-LAYERS: dict[str, Callable[[Sequence[float]], float]] = {
+SUBLAYER_FUNCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
     "mean": lambda values: math.fsum(values) / len(values),
     "min": min,
     "max": max,
     "first": lambda values: values[0],
     "last": lambda values: values[-1],
 }
-# column: (function over sublayers, key, how it is written)
+# column: (function over sublayers, key, format)
 _STREAM: dict[str, tuple[str, str, str]] = {
     "mean angle": ("mean", "angle_mean", ".3f"),
     "largest angle": ("max", "angle_max", ".3f"),
-    "alpha from": ("min", "alpha", ".3f"),
-    "alpha to": ("max", "alpha", ".3f"),
-    "|h| first": ("first", "norm", ".2f"),
-    "|h| last": ("last", "norm", ".2f"),
+    "smallest alpha": ("min", "alpha", ".3f"),
+    "largest alpha": ("max", "alpha", ".3f"),
+    "first |h|": ("first", "norm", ".2f"),
+    "last |h|": ("last", "norm", ".2f"),
     "norm drift": ("max", "drift", ".1e"),
-    "cosine last": ("last", "cosine", ".3f"),
+    "last cosine": ("last", "cosine", ".3f"),
 }
 
 
-def stream(study: Study) -> Section:
+def stream_section(study: Study) -> Section:
     rows = []
     for label, runs in study.contestants.items():
-        row = [Cell(label)]
-        for function, key, form in _STREAM.values():
-            row.append(cell([_of_layers(runs[0], function, key)], partial(_formatted, form)))
+        row = [TableCell(label)]
+        for function, key, specification in _STREAM.values():
+            row.append(number_cell([_over_sublayers(runs[0], function, key)], partial(_format_with, specification)))
         line = runs[0].validation or {}
-        bound = line.get("on_bound")
+        on_bound = line.get("on_bound")
         source = f"count({runs[0].name}[{line.get('step')}].on_bound)"
-        row.append(Cell("-") if bound is None else Cell(str(len(bound)), float(len(bound)), source))
+        row.append(
+            TableCell("-") if on_bound is None else TableCell(str(len(on_bound)), float(len(on_bound)), source)
+        )
         rows.append(row)
     notes = [
-        "At the last evaluation, first seed. Angles in radians; norm drift is the largest relative change of |h| "
-        "from where the stream entered; cosine is the mean between states of different tokens after the last "
-        "sublayer (1: all tokens alike, a collapse); on a bound counts scalars on the edge of their interval."
+        "All values are from the last evaluation of the first seed. First and last are the first and the last "
+        "sublayer; mean, smallest and largest are over all sublayers.",
+        "Angle is how far a sublayer turns the stream, in radians. Alpha is the step size of a sublayer. |h| is the "
+        "mean norm of the stream after a sublayer.",
+        "Norm drift is the largest relative change of |h| since the stream's entry.",
+        "Cosine is the mean cosine between the states of different tokens. At 1 all tokens have the same direction: "
+        "the stream has collapsed.",
+        "At a bound is the number of learned scalars that lie at an end of their interval.",
     ]
-    table = Table("stream", "The stream", ["scheme", *_STREAM, "on a bound"], rows, notes)
-    return Section("stream", "Inside", (), [table], ["gradients", "angle", "alpha", "norm", "cosine"])
+    table = Table("stream", "The stream", ["contestant", *_STREAM, "at a bound"], rows, notes)
+    return Section("stream", "Inside the model", (), [table], ["gradients", "angle", "alpha", "norm", "cosine"])
 
 
-def receipts(study: Study) -> Section:
-    runs = []
-    for result in study.results:
-        runs.append(
-            [
-                Cell(result.name),
-                Cell(result.label),
-                Cell(str(result.seed)),
-                cell([result.train_loss], loss),
-                cell([result.val_loss], loss),
-                cell([exponential(result.val_loss)], perplexity),
-                Cell(result.state),
-            ]
-        )
-    losses = Table(
-        "runs", "Every run", ["run", "scheme", "seed", "train loss", "val loss", "perplexity", "state"], runs
-    )
+def provenance_section(study: Study) -> Section:
+    columns = ["run", "contestant", "seed", "train loss", "val loss", "perplexity", "state"]
+    rows = [
+        [
+            TableCell(result.name),
+            TableCell(result.label),
+            TableCell(str(result.seed)),
+            number_cell([result.train_loss], format_loss),
+            number_cell([result.val_loss], format_loss),
+            number_cell([perplexity(result.val_loss)], format_perplexity),
+            TableCell(result.state),
+        ]
+        for result in study.results
+    ]
     keys = ["commit", "spheret", "torch", "python", "processor", "gpu", "threads", "started", "command"]
-    made = [
-        [Cell(r.name), *(Cell(_said(r.run.config["environment"].get(key))) for key in keys)] for r in study.results
+    environments = [result.run.config["environment"] for result in study.results]
+    environment_rows = [
+        [TableCell(result.name), *(TableCell(_as_text(environment.get(key))) for key in keys)]
+        for result, environment in zip(study.results, environments, strict=True)
     ]
     paragraphs = [
-        "Each number's source is shown when you point at it, and stands in tables.csv: RUN[STEP].KEY is that key of "
-        "that step's line in RUN/metrics.jsonl, RUN[FIRST..LAST].KEY all lines between."
+        "Point at a number to see its source. tables.csv lists the same sources. RUN[STEP].KEY is the value of KEY "
+        "in the line of that step in RUN/metrics.jsonl. RUN[FIRST..LAST].KEY are the values in all lines from FIRST "
+        "to LAST."
     ]
-    environments = [result.run.config["environment"] for result in study.results]
-    if len({tuple(_said(e.get(key)) for key in ("processor", "gpu", "threads")) for e in environments}) > 1:
+    machines = {tuple(_as_text(e.get(key)) for key in ("processor", "gpu", "threads")) for e in environments}
+    if len(machines) > 1:
         paragraphs.append(
-            "Not all runs had the same processor, GPU and number of threads: do not compare their times."
+            "The runs did not all have the same processor, GPU and number of threads: do not compare their times."
         )
-    return Section(
-        "receipts",
-        "Receipts",
-        paragraphs,
-        [losses, Table("made", "How each run was made", ["run", *keys], made), _settings_table(study)],
-    )
+    tables = [
+        Table("runs", "Every run", columns, rows),
+        Table("environments", "How each run was made", ["run", *keys], environment_rows),
+        _settings_table(study),
+    ]
+    return Section("provenance", "Provenance", paragraphs, tables)
 
 
 def _settings_table(study: Study) -> Table:
@@ -280,15 +328,15 @@ def _settings_table(study: Study) -> Table:
     }
     train = {f"train.{key}": value for key, value in config["train"].items() if key != "seed"}
     rows = [
-        [Cell(key), Cell("differs" if key.partition(".")[2] in study.differing else _said(value))]
+        [TableCell(key), TableCell("differs" if key.partition(".")[2] in study.differing else _as_text(value))]
         for key, value in sorted({**data, **model, **train}.items())
     ]
-    return Table("settings", "What all runs share", ["setting", "value"], rows)
+    return Table("settings", "Settings of all runs", ["setting", "value"], rows)
 
 
-def _said(value: Any) -> str:
+def _as_text(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_said(value[key])}" for key in sorted(value))
+        return ", ".join(f"{key} {_as_text(value[key])}" for key in sorted(value))
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(_said, value))
+        return ", ".join(map(_as_text, value))
     return "none" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""One table, four ways to write it: Markdown, LaTeX, HTML, and CSV with the source of every number."""
+"""Tables, and how to write them as Markdown, as LaTeX, and as CSV with the source of every number."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-# what a rank looks like, as in the paper: the best bold, the second underlined
+# ranks of a number in its column; as in the paper, the best is bold and the second best underlined
 BEST, SECOND = 1, 2
 
 
 @dataclass(frozen=True)
-class Cell:
-    """What is shown, the number behind it in full, and where that came from."""
+class TableCell:
+    """The text that is shown, the unrounded number, and the source of the number."""
 
     text: str
     value: float | None = None
@@ -26,35 +26,43 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Named columns and rows of cells; the first cell of a row is its name."""
+    """Named columns and rows of cells. The first cell of a row is its name."""
 
     name: str
     caption: str
     columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Sequence[TableCell]]
     notes: Sequence[str] = field(default_factory=tuple)
+
+    @property
+    def text_columns(self) -> list[bool]:
+        """For each column, whether it holds text and no number."""
+        return [all(row[i].value is None for row in self.rows) for i in range(len(self.columns))]
 
 
 def ranked(table: Table, columns: Iterable[str], excluded: Iterable[str] = (), largest: bool = False) -> Table:
-    """The same table with the best and second-best number of each column marked; what is printed alike ties."""
+    """The same table with the best and second-best number of these columns marked.
+
+    Numbers that are equal after rounding are tied. Rows named in `excluded` get no rank.
+    """
     rows = [list(row) for row in table.rows]
-    out = set(excluded)
+    excluded_names = set(excluded)
     for index in (list(table.columns).index(column) for column in columns):
-        entrants = [row for row in rows if row[0].text not in out and row[index].value is not None]
-        printed = {id(row): _leading_number(row[index].text) for row in entrants}
-        order = sorted({number for number in printed.values() if not math.isnan(number)}, reverse=largest)[:2]
-        for row in entrants:
-            if printed[id(row)] in order and len(entrants) > 1:
-                row[index] = replace(row[index], rank=BEST + order.index(printed[id(row)]))
+        candidates = [row for row in rows if row[0].text not in excluded_names and row[index].value is not None]
+        rounded = {id(row): _leading_number(row[index].text) for row in candidates}
+        best_two = sorted({number for number in rounded.values() if not math.isnan(number)}, reverse=largest)[:2]
+        for row in candidates:
+            if rounded[id(row)] in best_two and len(candidates) > 1:
+                row[index] = replace(row[index], rank=BEST + best_two.index(rounded[id(row)]))
     return replace(table, rows=rows)
 
 
 def _leading_number(text: str) -> float:
-    found = re.match(r"-?\d[\d,]*\.?\d*", text.replace("\u2212", "-"))
-    return float(found.group().replace(",", "")) if found else math.nan
+    match = re.match(r"-?\d[\d,]*\.?\d*", text.replace("\u2212", "-"))
+    return float(match.group().replace(",", "")) if match else math.nan
 
 
-def _styled(cell: Cell, escape: Callable[[str], str], best: str, second: str) -> str:
+def _styled(cell: TableCell, escape: Callable[[str], str], best: str, second: str) -> str:
     text = escape(cell.text)
     return {BEST: best, SECOND: second}.get(cell.rank, "%s") % text
 
@@ -91,7 +99,7 @@ def _escape_latex(text: str) -> str:
 
 
 def to_latex(tables: Iterable[Table]) -> str:
-    """For \\usepackage{booktabs}."""
+    """LaTeX tables. They need \\usepackage{booktabs}."""
     parts = []
     for table in tables:
         body = [
@@ -116,43 +124,14 @@ def to_latex(tables: Iterable[Table]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def to_html(table: Table) -> str:
-    """A number's source is in `data-source`, and shown when pointed at."""
-    words = [all(row[i].value is None for row in table.rows) for i in range(len(table.columns))]
-    head = "".join(
-        f'<th scope="col"{_kind(word, column)}>{html.escape(column)}</th>'
-        for column, word in zip(table.columns, words, strict=True)
-    )
-    rows = []
-    for row in table.rows:
-        cells = [f'<th scope="row">{html.escape(row[0].text)}</th>']
-        for cell, word in zip(row[1:], words[1:], strict=True):
-            source = html.escape(cell.source)
-            where = f' data-source="{source}" title="{source}"' if source else ""
-            text = _styled(cell, html.escape, "<b>%s</b>", "<u>%s</u>")
-            cells.append(f"<td{_kind(word, cell.text)}{where}>{text}</td>")
-        rows.append(f"<tr>{''.join(cells)}</tr>")
-    notes = "".join(f"<li>{html.escape(note)}</li>" for note in table.notes)
-    return (
-        f'<div class="scroll" tabindex="0"><table id="table-{html.escape(table.name)}">'
-        f"<caption>{html.escape(table.caption)}</caption><thead><tr>{head}</tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table></div>" + (f'<ul class="notes">{notes}</ul>' if notes else "")
-    )
-
-
-def _kind(word: bool, text: str) -> str:
-    """Words stand left and long ones wrap, numbers stand right."""
-    return "" if not word else ' class="text long"' if len(text) > 60 else ' class="text"'
-
-
 def to_csv(tables: Iterable[Table]) -> str:
-    """A line a cell: table, row, column, what is shown, the number in full, and its source."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
+    """One line per cell: table, row, column, the text that is shown, the unrounded number, and its source."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["table", "row", "column", "text", "value", "source"])
     for table in tables:
         for row in table.rows:
             for column, cell in zip(table.columns[1:], row[1:], strict=True):
                 value = "" if cell.value is None else repr(cell.value)
                 writer.writerow([table.name, row[0].text, column, cell.text, value, cell.source])
-    return out.getvalue()
+    return text.getvalue()

@@ -1,4 +1,4 @@
-"""A verdict for each pair of contestants, from paired differences: never a bare ranking."""
+"""One verdict per pair of contestants, from paired differences. A report never gives a bare ranking."""
 
 from __future__ import annotations
 
@@ -10,79 +10,90 @@ from spheret.report.results import Result, Study
 from spheret.report.statistics import Interval, holm, over_documents, over_seeds
 
 EVALUATION_NOISE = "evaluation noise only"
-# the chance of any false winner among all pairs
+# the largest probability of one or more false winners in a report
 FALSE_WINNER = 0.05
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Validation loss of the first minus the second; without an interval the verdict says why."""
+class Comparison:
+    """Validation loss of the first contestant minus that of the second.
+
+    If there is no interval, `verdict` gives the reason.
+    """
 
     first: str
     second: str
     verdict: str
     interval: Interval | None = None
-    # what the interval holds the noise of
+    # the source of noise that the interval covers
     noise: str = ""
     source: str = ""
 
 
-def pairs(study: Study) -> list[Pair]:
-    """Every pair of contestants, in the order of the tables."""
-    found = [compare(a, b) for a, b in combinations(study.contestants.values(), 2)]
-    over = [index for index, pair in enumerate(found) if pair.interval is not None and pair.noise != EVALUATION_NOISE]
-    adjusted = holm([found[index].interval.p for index in over])  # type: ignore[union-attr]
-    for index, p in zip(over, adjusted, strict=True):
-        found[index] = replace(found[index], verdict=_verdict(found[index], p))
-    return found
+def comparisons(study: Study) -> list[Comparison]:
+    """One comparison per pair of contestants, in the order of the tables."""
+    compared = [compare(first, second) for first, second in combinations(study.contestants.values(), 2)]
+    over_several_seeds = {
+        index: comparison.interval.p
+        for index, comparison in enumerate(compared)
+        if comparison.interval is not None and comparison.noise != EVALUATION_NOISE
+    }
+    adjusted = holm(list(over_several_seeds.values()))
+    for index, p in zip(over_several_seeds, adjusted, strict=True):
+        compared[index] = replace(compared[index], verdict=_verdict(compared[index], p))
+    return compared
 
 
-def _verdict(pair: Pair, p: float) -> str:
-    assert pair.interval is not None
+def _verdict(comparison: Comparison, p: float) -> str:
+    assert comparison.interval is not None
+    interval = comparison.interval
     if p >= FALSE_WINNER:
-        return "no difference at all" if pair.interval.estimate == pair.interval.low == 0 else "no winner"
-    return f"{pair.first if pair.interval.estimate < 0 else pair.second} is better"
+        return "no difference at all" if interval.estimate == interval.low == 0 else "no winner"
+    return f"{comparison.first if interval.estimate < 0 else comparison.second} is better"
 
 
-def compare(ours: Sequence[Result], theirs: Sequence[Result]) -> Pair:
-    """One pair; the winner among several seeds is decided later, when all pairs are known."""
-    first, second = ours[0].label, theirs[0].label
-    said = []
-    for results in (ours, theirs):
-        diverged = [result for result in results if result.stopped is not None]
+def compare(first_runs: Sequence[Result], second_runs: Sequence[Result]) -> Comparison:
+    """Compare the runs of two contestants.
+
+    With several seeds the verdict is left empty: `comparisons` fills it in, because Holm's correction needs the
+    p-values of all pairs.
+    """
+    first, second = first_runs[0].label, second_runs[0].label
+    divergences = []
+    for runs in (first_runs, second_runs):
+        diverged = [run for run in runs if run.stopped is not None]
         if diverged:
-            where = f" in {len(diverged)} of {len(results)} seeds" if len(results) > 1 else ""
-            said.append(f"{diverged[0].label} diverged{where}")
-    if said:
-        return Pair(first, second, ", ".join(said))
-    for result in (*ours, *theirs):
-        if not result.finished:
-            return Pair(first, second, f"not compared: {result.label} is not finished")
-    by_seed = {result.seed: result for result in theirs}
-    shared = [(result, by_seed[result.seed]) for result in ours if result.seed in by_seed]
+            share = f" in {len(diverged)} of {len(runs)} seeds" if len(runs) > 1 else ""
+            divergences.append(f"{diverged[0].label} diverged{share}")
+    if divergences:
+        return Comparison(first, second, ", ".join(divergences))
+    for run in (*first_runs, *second_runs):
+        if not run.finished:
+            return Comparison(first, second, f"not compared: {run.label} is not finished")
+    second_by_seed = {run.seed: run for run in second_runs}
+    shared = [(run, second_by_seed[run.seed]) for run in first_runs if run.seed in second_by_seed]
     if not shared:
-        return Pair(first, second, "not compared: no seed in common")
+        return Comparison(first, second, "not compared: no seed in common")
     if len(shared) > 1:
-        return _over_seeds(first, second, shared)
-    a, b = shared[0]
-    documents = [(result.validation or {}).get("val_documents") for result in (a, b)]
+        return _compare_over_seeds(first, second, shared)
+    documents = [(run.validation or {}).get("val_documents") for run in shared[0]]
     if not documents[0] or not documents[1]:
-        return Pair(first, second, "not compared: no validation documents")
+        return Comparison(first, second, "not compared: no validation documents")
     interval = over_documents(documents[0], documents[1])
-    same = interval.estimate == interval.low == interval.high == 0
-    sources = [f"{result.name}[{result.step}].val_documents" for result in (a, b)]
-    return Pair(
+    identical = interval.estimate == interval.low == interval.high == 0
+    sources = [f"{run.name}[{run.step}].val_documents" for run in shared[0]]
+    return Comparison(
         first,
         second,
-        "no difference at all" if same else "no winner: one seed",
+        "no difference at all" if identical else "no winner: one seed",
         interval,
         EVALUATION_NOISE,
         f"over_documents({', '.join(sources)})",
     )
 
 
-def _over_seeds(first: str, second: str, shared: Sequence[tuple[Result, Result]]) -> Pair:
+def _compare_over_seeds(first: str, second: str, shared: Sequence[tuple[Result, Result]]) -> Comparison:
     losses = [(a.val_loss, b.val_loss) for a, b in shared]
     differences = [a.value - b.value for a, b in losses if a is not None and b is not None]
     terms = ", ".join(f"{a.source} - {b.source}" for a, b in losses if a is not None and b is not None)
-    return Pair(first, second, "", over_seeds(differences), f"{len(shared)} seeds", f"over_seeds({terms})")
+    return Comparison(first, second, "", over_seeds(differences), f"{len(shared)} seeds", f"over_seeds({terms})")

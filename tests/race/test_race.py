@@ -63,7 +63,7 @@ class TestFinished:
         said = lines(finished)
         assert said[NAMES[1]] == said[NAMES[2]]
         table = (finished / "report" / "tables.csv").read_text()
-        row = "pairs,proj-spheretnorm - proj-spheretnorm (schedule=sqrt)"
+        row = "comparisons,proj-spheretnorm - proj-spheretnorm (schedule=sqrt)"
         assert f"{row},difference,+0.0000,0.0," in table
         assert f"{row},95% interval,+0.0000 to +0.0000," in table
         assert f"{row},verdict,no difference at all," in table

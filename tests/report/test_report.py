@@ -1,6 +1,7 @@
-"""A report: the same bytes each time, every number traced back to a line, and a sentence for whatever is wrong."""
+"""Reports: the same bytes each time, every number traced to lines of metrics, one clear sentence per error."""
 
 import csv
+import html
 import io
 import json
 import math
@@ -14,13 +15,15 @@ from report_helpers import write_run, write_tables
 
 from spheret.cli import main
 from spheret.connections import PAPER_SCHEMES, SCHEMES
-from spheret.report import published
-from spheret.report.drawing import style
+from spheret.report.figure_style import line_styles
+from spheret.report.page import page
+from spheret.report.paper_numbers import FOOTNOTES
 from spheret.report.report import report
-from spheret.report.results import read
+from spheret.report.results import read_study
+from spheret.report.sections import Section
 from spheret.report.statistics import mean_and_deviation, over_documents, over_seeds
-from spheret.report.tables import Cell, Table, ranked, to_html, to_latex, to_markdown
-from spheret.report.verdicts import EVALUATION_NOISE, pairs
+from spheret.report.tables import Table, TableCell, ranked, to_latex, to_markdown
+from spheret.report.verdicts import EVALUATION_NOISE, comparisons
 
 
 class Page(HTMLParser):
@@ -62,8 +65,8 @@ def cell(directory, table, row, column):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """The paper's nine with one seed, one of them diverged: its runs and its report."""
+def one_seed(tmp_path_factory):
+    """The paper's nine schemes with one seed, one of them diverged: runs and report."""
     root = tmp_path_factory.mktemp("one-seed")
     for index, name in enumerate(PAPER_SCHEMES):
         write_run(root / "runs" / name, name, quality=0.02 * index, diverged=33 if name == "keel" else None, steps=60)
@@ -73,7 +76,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def seeds(tmp_path_factory):
-    """Three seeds of three, the last far better."""
+    """Three schemes with three seeds each, the last far better: runs and tables."""
     root = tmp_path_factory.mktemp("seeds")
     for name, quality in (("pre-ln", 0.0), ("keel", 0.001), ("proj-spheretnorm", 0.9)):
         for seed in (1, 2, 3):
@@ -83,37 +86,49 @@ def seeds(tmp_path_factory):
 
 
 class TestFiles:
-    def test_all_are_there(self, made):
-        names = {p.relative_to(made / "report").as_posix() for p in (made / "report").rglob("*") if p.is_file()}
+    def test_all_are_there(self, one_seed):
+        names = {
+            p.relative_to(one_seed / "report").as_posix() for p in (one_seed / "report").rglob("*") if p.is_file()
+        }
         figures = ("validation", "training", "time", "gradients", "differences", "angle", "alpha", "norm", "cosine")
         assert names == {"report.html", "tables.md", "tables.csv", "tables.tex"} | {
             f"figures/{name}.{kind}" for name in figures for kind in ("svg", "png")
         }
 
-    def test_the_same_runs_give_the_same_bytes(self, made, tmp_path):
-        # given in another order, from another place
-        shutil.copytree(made / "runs", tmp_path / "elsewhere" / "runs")
+    def test_the_same_runs_give_the_same_bytes(self, one_seed, tmp_path):
+        # in another order, from another directory
+        shutil.copytree(one_seed / "runs", tmp_path / "elsewhere" / "runs")
         runs = sorted((tmp_path / "elsewhere" / "runs").iterdir(), reverse=True)
         report(runs, tmp_path / "again")
-        for path in (p for p in (made / "report").rglob("*") if p.is_file()):
-            assert path.read_bytes() == (tmp_path / "again" / path.relative_to(made / "report")).read_bytes(), path
+        for path in (p for p in (one_seed / "report").rglob("*") if p.is_file()):
+            assert path.read_bytes() == (tmp_path / "again" / path.relative_to(one_seed / "report")).read_bytes(), (
+                path
+            )
 
-    def test_a_figure_that_is_no_longer_drawn_goes(self, made, tmp_path):
-        report([made / "runs" / "pre-ln", made / "runs" / "geonorm"], tmp_path)
+    def test_a_figure_that_is_no_longer_drawn_is_deleted(self, one_seed, tmp_path):
+        report([one_seed / "runs" / "pre-ln", one_seed / "runs" / "geonorm"], tmp_path)
         assert (tmp_path / "figures" / "alpha.svg").exists()
-        report([made / "runs" / "pre-ln"], tmp_path)
+        report([one_seed / "runs" / "pre-ln"], tmp_path)
         assert not (tmp_path / "figures" / "alpha.svg").exists()
         assert not (tmp_path / "figures" / "differences.png").exists()
 
-    def test_the_command(self, made, tmp_path, capsys):
+    def test_the_command(self, one_seed, tmp_path, capsys):
         assert (
-            main(["report", str(made / "runs" / "pre-ln"), str(made / "runs" / "geonorm"), "--out", str(tmp_path)])
+            main(
+                [
+                    "report",
+                    str(one_seed / "runs" / "pre-ln"),
+                    str(one_seed / "runs" / "geonorm"),
+                    "--out",
+                    str(tmp_path),
+                ]
+            )
             == 0
         )
         assert capsys.readouterr().out.strip() == str(tmp_path / "report.html")
         assert {c["row"] for c in cells(tmp_path) if c["table"] == "results"} == {"pre-ln", "geonorm"}
 
-    @pytest.mark.parametrize("fixture", ["made", "seeds"])
+    @pytest.mark.parametrize("fixture", ["one_seed", "seeds"])
     def test_tables_of_the_page_equal_the_csv(self, fixture, request):
         directory = request.getfixturevalue(fixture) / "report"
         page = Page((directory / "report.html").read_text())
@@ -127,9 +142,9 @@ class TestFiles:
         assert shown == written
         assert len(written) == len(cells(directory)) > 400
 
-    def test_tables_of_the_page_equal_the_markdown(self, made):
-        text = (made / "report" / "tables.md").read_text()
-        for c in cells(made / "report"):
+    def test_tables_of_the_page_equal_the_markdown(self, one_seed):
+        text = (one_seed / "report" / "tables.md").read_text()
+        for c in cells(one_seed / "report"):
             assert re.sub(r"[\\`*_\[\]|<>u/]|&[a-z]+;", "", c["text"]) in re.sub(
                 r"[\\`*_\[\]|<>u/]|&[a-z]+;", "", text
             )
@@ -140,10 +155,10 @@ REFERENCE = re.compile(r"([^\s,(]+)\[(\d+)(?:\.\.(\d+))?\]\.([\w.]+)")
 
 
 def recompute(root, source):
-    """Evaluate a source over metrics.jsonl, in a second way that shares only the statistics with the report."""
+    """Evaluate a source over metrics.jsonl. Of the report's code, only the statistics are used."""
 
-    def look_up(found):
-        name, first, last, key = found.groups()
+    def look_up(reference):
+        name, first, last, key = reference.groups()
         lines = [json.loads(text) for text in (root / name / "metrics.jsonl").read_text().splitlines()]
         if last is None:
             (line,) = [line for line in lines if line["step"] == int(first)]
@@ -166,7 +181,7 @@ def recompute(root, source):
 
 
 class TestEveryNumberIsTraced:
-    @pytest.mark.parametrize("fixture", ["made", "seeds"])
+    @pytest.mark.parametrize("fixture", ["one_seed", "seeds"])
     def test_to_lines_of_metrics(self, fixture, request):
         root = request.getfixturevalue(fixture)
         traced = 0
@@ -177,12 +192,12 @@ class TestEveryNumberIsTraced:
                 assert recompute(root / "runs", c["source"]) == pytest.approx(float(c["value"]), rel=1e-12), c
                 traced += 1
             elif c["table"] in ("results", "stream") and c["column"] != "seeds":
-                # what is not a number in these tables is a word
+                # a cell of these tables that has no value shows no number
                 assert not re.match(r"[-+]?\d", c["text"]), c
         assert traced > 60
 
-    def test_what_is_shown_is_the_number_rounded(self, made, seeds):
-        for root in (made, seeds):
+    def test_what_is_shown_is_the_number_rounded(self, one_seed, seeds):
+        for root in (one_seed, seeds):
             for c in cells(root / "report"):
                 if c["value"]:
                     shown = re.match(r"[-+]?[\d,]*\.?\d+(e[-+]\d+)?", c["text"]).group().replace(",", "")
@@ -190,16 +205,18 @@ class TestEveryNumberIsTraced:
                     unit = 10.0 ** (int(shown.partition("e")[2] or 0) - digits)
                     assert float(shown) == pytest.approx(float(c["value"]), abs=0.501 * unit), c
 
-    def test_the_interval_is_shown(self, made):
-        c = cell(made / "report", "pairs", "pre-ln - geonorm", "95% interval")
-        lines = [(made / "runs" / name / "metrics.jsonl").read_text().splitlines() for name in ("pre-ln", "geonorm")]
+    def test_the_interval_is_shown(self, one_seed):
+        c = cell(one_seed / "report", "comparisons", "pre-ln - geonorm", "95% interval")
+        lines = [
+            (one_seed / "runs" / name / "metrics.jsonl").read_text().splitlines() for name in ("pre-ln", "geonorm")
+        ]
         interval = over_documents(*(json.loads(text[-1])["val_documents"] for text in lines))
         assert c["text"] == f"{interval.low:+.4f} to {interval.high:+.4f}"
 
-    def test_the_page_carries_the_sources(self, made):
-        page = Page((made / "report" / "report.html").read_text())
+    def test_the_page_carries_the_sources(self, one_seed):
+        page = Page((one_seed / "report" / "report.html").read_text())
         sources = {value for key, value in page.attributes if key == "data-source"}
-        assert {c["source"] for c in cells(made / "report") if c["source"]} == sources
+        assert {c["source"] for c in cells(one_seed / "report") if c["source"]} == sources
 
 
 class TestResults:
@@ -210,39 +227,39 @@ class TestResults:
         c = cell(tmp_path / "report", "results", "pre-ln", "train loss")
         assert float(c["value"]) == pytest.approx(math.fsum(losses[100:]) / 200)
         assert c["source"] == "mean(run[101..300].loss)"
-        assert "or all where there are fewer" not in (tmp_path / "report" / "tables.md").read_text()
+        assert "or over all steps if there are fewer" not in (tmp_path / "report" / "tables.md").read_text()
 
-    def test_or_of_all_when_fewer_and_that_is_said(self, made):
-        assert cell(made / "report", "results", "pre-ln", "train loss")["source"] == "mean(pre-ln[1..60].loss)"
-        assert "or all where there are fewer" in (made / "report" / "tables.md").read_text()
+    def test_train_loss_is_the_mean_of_all_steps_if_there_are_fewer(self, one_seed):
+        assert cell(one_seed / "report", "results", "pre-ln", "train loss")["source"] == "mean(pre-ln[1..60].loss)"
+        assert "or over all steps if there are fewer" in (one_seed / "report" / "tables.md").read_text()
 
-    def test_the_best_is_bold_and_the_second_underlined(self, made):
-        rows = Page((made / "report" / "report.html").read_text()).tables["results"]
+    def test_the_best_is_bold_and_the_second_underlined(self, one_seed):
+        rows = Page((one_seed / "report" / "report.html").read_text()).tables["results"]
         values = {row[0]: row[2] for row in rows[1:] if row[2] != "diverged"}
         order = sorted(values, key=lambda name: float(values[name]))
-        text = (made / "report" / "tables.md").read_text()
+        text = (one_seed / "report" / "tables.md").read_text()
         assert f"**{values[order[0]]}**" in text
         assert f"<u>{values[order[1]]}</u>" in text
-        assert rf"\textbf{{{values[order[0]]}}}" in (made / "report" / "tables.tex").read_text()
+        assert rf"\textbf{{{values[order[0]]}}}" in (one_seed / "report" / "tables.tex").read_text()
 
-    def test_what_is_printed_alike_ties(self):
+    def test_equal_after_rounding_is_a_tie(self):
         table = Table(
             "t",
             "t",
             ["n", "x"],
-            [[Cell(n), Cell(f"{x:.3f}", x)] for n, x in zip("abcd", (2.0, 1.0001, 1.0, 3), strict=True)],
+            [[TableCell(n), TableCell(f"{x:.3f}", x)] for n, x in zip("abcd", (2.0, 1.0001, 1.0, 3), strict=True)],
         )
         assert [row[1].rank for row in ranked(table, ["x"]).rows] == [2, 1, 1, 0]
         assert [row[1].rank for row in ranked(table, ["x"], excluded=["b", "c"]).rows] == [1, 0, 0, 2]
         assert [row[1].rank for row in ranked(table, ["x"], largest=True).rows] == [2, 0, 0, 1]
 
-    def test_diverged_is_shown_with_its_step(self, made):
-        assert cell(made / "report", "results", "keel", "val loss")["text"] == "diverged"
-        assert cell(made / "report", "results", "keel", "state")["text"] == "diverged at step 33"
-        assert cell(made / "report", "pairs", "pre-ln - keel", "verdict")["text"] == "keel diverged"
-        page = (made / "report" / "report.html").read_text()
+    def test_diverged_is_shown_with_its_step(self, one_seed):
+        assert cell(one_seed / "report", "results", "keel", "val loss")["text"] == "diverged"
+        assert cell(one_seed / "report", "results", "keel", "state")["text"] == "diverged at step 33"
+        assert cell(one_seed / "report", "comparisons", "pre-ln - keel", "verdict")["text"] == "keel diverged"
+        page = (one_seed / "report" / "report.html").read_text()
         assert "keel, seed 1337, diverged at step 33: the loss is nan, layer 3 first." in page
-        assert "keel (x: diverged)" in (made / "report" / "figures" / "validation.svg").read_text()
+        assert "keel (x: diverged)" in (one_seed / "report" / "figures" / "validation.svg").read_text()
 
     def test_several_seeds_have_a_mean_and_a_deviation(self, seeds):
         runs = [seeds / "runs" / f"keel-{seed}" / "metrics.jsonl" for seed in (1, 2, 3)]
@@ -250,32 +267,32 @@ class TestResults:
         assert cell(seeds / "report", "results", "keel", "val loss")["text"] == f"{mean:.3f} \u00b1 {deviation:.3f}"
         assert cell(seeds / "report", "results", "keel", "seeds")["text"] == "3 seeds"
 
-    def test_an_alarm_is_told(self, tmp_path):
+    def test_an_alarm_is_reported(self, tmp_path):
         write_run(tmp_path / "run", "geonorm", alarm="all tokens alike from layer 4 on")
         write_tables([tmp_path / "run"], tmp_path / "report")
         page = (tmp_path / "report" / "report.html").read_text()
-        assert "geonorm, seed 1337, alarm at step 60: all tokens alike from layer 4 on." in page
+        assert "geonorm, seed 1337, raised an alarm at step 60: all tokens alike from layer 4 on." in page
 
 
 class TestVerdicts:
-    def test_one_seed_has_no_winner(self, made):
-        assert "One seed (1337)." in (made / "report" / "report.html").read_text()
-        table = [c for c in cells(made / "report") if c["table"] == "pairs"]
+    def test_one_seed_has_no_winner(self, one_seed):
+        assert "One seed (1337)." in (one_seed / "report" / "report.html").read_text()
+        table = [c for c in cells(one_seed / "report") if c["table"] == "comparisons"]
         assert len({c["row"] for c in table}) == 36
         verdicts = {c["text"] for c in table if c["column"] == "verdict"}
         assert verdicts == {"no winner: one seed", "keel diverged"}
-        noise = {c["text"] for c in table if c["column"] == "interval holds"}
+        noise = {c["text"] for c in table if c["column"] == "interval covers"}
         assert noise == {EVALUATION_NOISE, "-"}
 
-    def test_several_seeds_may_have_one(self, seeds):
-        found = {(pair.first, pair.second): pair for pair in pairs(read([seeds / "runs"]))}
-        assert found["pre-ln", "proj-spheretnorm"].verdict == "proj-spheretnorm is better"
-        assert found["keel", "proj-spheretnorm"].verdict == "proj-spheretnorm is better"
-        assert found["pre-ln", "keel"].verdict == "no winner"
-        assert {pair.noise for pair in found.values()} == {"3 seeds"}
+    def test_several_seeds_may_have_a_winner(self, seeds):
+        by_pair = {(c.first, c.second): c for c in comparisons(read_study([seeds / "runs"]))}
+        assert by_pair["pre-ln", "proj-spheretnorm"].verdict == "proj-spheretnorm is better"
+        assert by_pair["keel", "proj-spheretnorm"].verdict == "proj-spheretnorm is better"
+        assert by_pair["pre-ln", "keel"].verdict == "no winner"
+        assert {comparison.noise for comparison in by_pair.values()} == {"3 seeds"}
         assert EVALUATION_NOISE not in {c["text"] for c in cells(seeds / "report")}
 
-    def test_one_scheme_under_two_names_differs_by_exactly_nothing(self, tmp_path):
+    def test_one_scheme_under_two_names_has_no_difference(self, tmp_path):
         for seed in (1, 2):
             first = write_run(tmp_path / "runs" / f"a-{seed}", "proj-spheretnorm", seed)
             second = write_run(
@@ -283,41 +300,42 @@ class TestVerdicts:
             )
             assert (first / "metrics.jsonl").read_bytes() == (second / "metrics.jsonl").read_bytes()
         for chosen in ("*-1", "*"):
-            (pair,) = pairs(read(sorted((tmp_path / "runs").glob(chosen))))
-            assert (pair.interval.estimate, pair.interval.low, pair.interval.high) == (0.0, 0.0, 0.0)
-            assert pair.verdict == "no difference at all"
-            assert pair.second == "proj-spheretnorm (schedule=sqrt)"
+            (comparison,) = comparisons(read_study(sorted((tmp_path / "runs").glob(chosen))))
+            interval = comparison.interval
+            assert (interval.estimate, interval.low, interval.high) == (0.0, 0.0, 0.0)
+            assert comparison.verdict == "no difference at all"
+            assert comparison.second == "proj-spheretnorm (schedule=sqrt)"
 
-    def test_a_pair_names_everyone_who_diverged(self, tmp_path):
+    def test_a_verdict_names_every_contestant_that_diverged(self, tmp_path):
         write_run(tmp_path / "a", "pre-ln", diverged=9)
         write_run(tmp_path / "b", "keel", diverged=5)
         write_run(tmp_path / "c", "keel", 2)
-        (pair,) = pairs(read([tmp_path / "a", tmp_path / "b", tmp_path / "c"]))
-        assert pair.verdict == "pre-ln diverged, keel diverged in 1 of 2 seeds"
+        (comparison,) = comparisons(read_study([tmp_path / "a", tmp_path / "b", tmp_path / "c"]))
+        assert comparison.verdict == "pre-ln diverged, keel diverged in 1 of 2 seeds"
 
-    def test_seeds_that_do_not_meet(self, tmp_path):
+    def test_no_seed_in_common(self, tmp_path):
         write_run(tmp_path / "a", "pre-ln", 1)
         write_run(tmp_path / "b", "keel", 2)
-        (pair,) = pairs(read([tmp_path / "a", tmp_path / "b"]))
-        assert pair.verdict == "not compared: no seed in common"
+        (comparison,) = comparisons(read_study([tmp_path / "a", tmp_path / "b"]))
+        assert comparison.verdict == "not compared: no seed in common"
         write_tables([tmp_path / "a", tmp_path / "b"], tmp_path / "report")
         page = (tmp_path / "report" / "report.html").read_text()
-        assert "One seed a contestant, not the same for all (1, 2)." in page
+        assert "One seed per contestant, not the same for all (1, 2)." in page
         assert "standard deviations over seeds" not in page
         assert "Loss and perplexity, one seed" in page
 
     def test_settings_that_differ_are_in_the_name(self, tmp_path):
         write_run(tmp_path / "a", train={"lr": 1e-3})
         write_run(tmp_path / "b", train={"lr": 2e-3})
-        study = read([tmp_path / "a", tmp_path / "b"])
+        study = read_study([tmp_path / "a", tmp_path / "b"])
         assert list(study.contestants) == ["pre-ln, lr=0.001", "pre-ln, lr=0.002"]
         assert study.differing == ["lr"]
 
 
 class TestBadInput:
-    """Each ends with one sentence and exit code 2."""
+    """Each case ends with one sentence and exit code 2."""
 
-    def said(self, capsys, *arguments):
+    def error(self, capsys, *arguments):
         assert main(["report", *map(str, arguments)]) == 2
         captured = capsys.readouterr()
         assert captured.err.startswith("spheret report: ")
@@ -325,17 +343,17 @@ class TestBadInput:
         return captured.err
 
     def test_no_run(self, capsys, tmp_path):
-        assert "at least one run directory, got none" in self.said(capsys)
-        assert "is no run" in self.said(capsys, tmp_path)
-        assert "no run directory at" in self.said(capsys, tmp_path / "nothing")
+        assert "at least one run directory, got none" in self.error(capsys)
+        assert "is not a run" in self.error(capsys, tmp_path)
+        assert "no run directory at" in self.error(capsys, tmp_path / "nothing")
 
     def test_different_data(self, capsys, tmp_path):
         write_run(tmp_path / "a")
         write_run(tmp_path / "b", "keel", data="b" * 64)
-        said = self.said(capsys, tmp_path / "a", tmp_path / "b", "--out", tmp_path / "report")
-        assert "were trained on different data" in said
-        assert "manifest aaaaaaaaaaaa" in said
-        assert "manifest bbbbbbbbbbbb" in said
+        error = self.error(capsys, tmp_path / "a", tmp_path / "b", "--out", tmp_path / "report")
+        assert "were trained on different data" in error
+        assert "manifest aaaaaaaaaaaa" in error
+        assert "manifest bbbbbbbbbbbb" in error
         assert not (tmp_path / "report").exists()
 
     def test_different_windows(self, capsys, tmp_path):
@@ -345,7 +363,7 @@ class TestBadInput:
         line = json.loads(last)
         line["val_documents"][0][1] += 1
         path.write_text("\n".join([*lines, json.dumps(line)]) + "\n")
-        assert "validated on different windows" in self.said(capsys, tmp_path / "a", tmp_path / "b")
+        assert "validated on different windows" in self.error(capsys, tmp_path / "a", tmp_path / "b")
 
     @pytest.mark.parametrize(
         "text",
@@ -361,38 +379,40 @@ class TestBadInput:
         path = write_run(tmp_path / "a") / "metrics.jsonl"
         lines = path.read_text().splitlines()
         path.write_text("\n".join([*lines[:19], text, *lines[20:]]) + "\n")
-        assert re.search(r"line 20 of .*metrics.jsonl|step 20 of .*metrics.jsonl", self.said(capsys, tmp_path / "a"))
+        assert re.search(r"line 20 of .*metrics.jsonl|step 20 of .*metrics.jsonl", self.error(capsys, tmp_path / "a"))
 
     def test_a_step_twice(self, capsys, tmp_path):
         path = write_run(tmp_path / "a") / "metrics.jsonl"
         lines = path.read_text().splitlines()
         path.write_text("\n".join([*lines[:20], *lines[18:]]) + "\n")
-        assert "step 19 of" in self.said(capsys, tmp_path / "a")
+        assert "step 19 of" in self.error(capsys, tmp_path / "a")
 
-    def test_the_same_twice(self, capsys, tmp_path):
+    def test_two_runs_of_one_contestant_and_seed(self, capsys, tmp_path):
         write_run(tmp_path / "a")
         write_run(tmp_path / "b")
-        said = self.said(capsys, tmp_path / "a", tmp_path / "b")
-        assert "a and b are both pre-ln with seed 1337" in said
+        error = self.error(capsys, tmp_path / "a", tmp_path / "b")
+        assert "a and b are both pre-ln with seed 1337" in error
         # the same path twice is one run
         assert main(["report", str(tmp_path / "a"), str(tmp_path / "a"), "--out", str(tmp_path / "report")]) == 0
 
     def test_out_is_a_file(self, capsys, tmp_path):
         write_run(tmp_path / "a")
         (tmp_path / "file").write_text("")
-        assert "is a file" in self.said(capsys, tmp_path / "a", "--out", tmp_path / "file")
+        assert "is a file" in self.error(capsys, tmp_path / "a", "--out", tmp_path / "file")
 
 
 class TestUnfinished:
-    def test_a_run_still_going(self, tmp_path):
+    def test_an_unfinished_run(self, tmp_path):
         write_run(tmp_path / "a")
         write_run(tmp_path / "b", "keel", until=45, quality=1.0)
         write_tables([tmp_path / "a", tmp_path / "b"], tmp_path / "report")
         page = (tmp_path / "report" / "report.html").read_text()
-        assert "keel, seed 1337, is not finished: step 45 of 60 (still going, or interrupted)." in page
+        assert "keel, seed 1337, is not finished: step 45 of 60. It is still running or was interrupted." in page
         assert cell(tmp_path / "report", "results", "keel", "val loss")["source"] == "b[40].val_loss"
-        assert cell(tmp_path / "report", "pairs", "pre-ln - keel", "verdict")["text"].startswith("not compared: keel")
-        # far ahead, and yet not marked as the best
+        assert cell(tmp_path / "report", "comparisons", "pre-ln - keel", "verdict")["text"].startswith(
+            "not compared: keel"
+        )
+        # its loss is the lowest, but it is not marked as the best
         assert "**" not in next(
             x for x in (tmp_path / "report" / "tables.md").read_text().splitlines() if "| keel" in x
         )
@@ -449,7 +469,7 @@ class TestStringsOfARun:
         assert self.NASTY in drawn
 
     def test_are_text_in_markdown_and_latex(self):
-        table = Table("t", "c", ["n", "x"], [[Cell(self.NASTY), Cell("a\nb|c")]])
+        table = Table("t", "c", ["n", "x"], [[TableCell(self.NASTY), TableCell("a\nb|c")]])
         markdown = to_markdown([table])
         assert "<script" not in markdown
         assert markdown.count("\n") == 5
@@ -458,20 +478,20 @@ class TestStringsOfARun:
         body = latex.split("\\midrule")[1].split("\\bottomrule")[0]
         assert not re.search(r"(?<!\\)[%#_]", body)
         assert body.count("&") - body.count("\\&") == 1
-        assert "<script" not in to_html(table)
+        assert "<script" not in page("t", [Section("s", "s", [self.NASTY], [table])], [])
 
 
-class TestBesideThePaper:
-    def test_nothing_of_the_paper_was_run(self, made):
-        table = [c for c in cells(made / "report") if c["table"].startswith("paper-")]
+class TestComparisonWithThePaper:
+    def test_no_run_of_the_papers_size(self, one_seed):
+        table = [c for c in cells(one_seed / "report") if c["table"].startswith("paper-")]
         here = {c["text"] for c in table if c["column"].endswith("here")}
         assert here == {"not run"}
-        there = [c for c in table if c["column"].endswith("paper")]
-        assert len(there) == 8 * (12 + 6 + 24)
-        page = (made / "report" / "report.html").read_text()
-        assert all(note.split("(")[0].split('"')[0].split("'")[0] in page for note in published.FOOTNOTES)
+        paper = [c for c in table if c["column"].endswith("paper")]
+        assert len(paper) == 8 * (12 + 6 + 24)
+        page = html.unescape((one_seed / "report" / "report.html").read_text())
+        assert all(note in page for note in FOOTNOTES)
 
-    def test_a_run_of_the_papers_size_stands_beside_it(self, tmp_path):
+    def test_a_run_of_the_papers_size(self, tmp_path):
         path = write_run(
             tmp_path / "a", "proj-spheretnorm", model={"layers": 12, "heads": 12, "width": 768, "head_bias": "none"}
         )
@@ -486,8 +506,10 @@ class TestBesideThePaper:
             c["column"] for c in cells(tmp_path / "report") if c["column"].endswith("here") and c["text"] != "not run"
         ]
         assert ran == ["S train, here", "S val, here", "FineWeb-Edu S, here"]
+        page = html.unescape((tmp_path / "report" / "report.html").read_text())
         assert (
-            "is not the paper&#x27;s recipe: steps 60 for 50000" in (tmp_path / "report" / "report.html").read_text()
+            "1-SpheretNorm, FineWeb-Edu S, has settings that differ from the paper's: steps 60 instead of 50000"
+            in page
         )
 
 
@@ -496,8 +518,8 @@ def test_every_scheme_can_be_reported(tmp_path):
         write_run(tmp_path / "runs" / name, name, steps=20)
     write_tables([tmp_path / "runs"], tmp_path / "report")
     assert {c["row"] for c in cells(tmp_path / "report") if c["table"] == "results"} == set(SCHEMES)
-    # no two schemes look alike
-    assert len(set(style(read([tmp_path / "runs"])).values())) == len(SCHEMES)
+    # no two schemes have the same colour and dashes
+    assert len(set(line_styles(read_study([tmp_path / "runs"])).values())) == len(SCHEMES)
 
 
 def test_runs_with_one_name_in_two_places(tmp_path):
@@ -507,6 +529,6 @@ def test_runs_with_one_name_in_two_places(tmp_path):
     assert cell(tmp_path / "report", "results", "keel", "val loss")["source"] == "y/run[60].val_loss"
 
 
-def test_a_directory_of_runs_stands_for_them(made):
-    assert len(read([made / "runs"]).results) == 9
-    assert Path(read([made / "runs" / "keel"]).results[0].run.path).name == "keel"
+def test_a_directory_of_runs_names_every_run_in_it(one_seed):
+    assert len(read_study([one_seed / "runs"]).results) == 9
+    assert Path(read_study([one_seed / "runs" / "keel"]).results[0].run.path).name == "keel"

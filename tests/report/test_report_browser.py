@@ -1,4 +1,4 @@
-"""The page in a real browser: no error, no request, nothing beyond its edge, light and dark."""
+"""The page in a real browser: no error, no request, nothing wider than the window, light and dark."""
 
 import headless
 import numpy as np
@@ -45,14 +45,14 @@ def pixels(png):
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_opens_without_a_word(browser, page, width, scheme, tmp_path):
+def test_it_opens_without_errors_and_requests(browser, page, width, scheme, tmp_path):
     errors, requests = browser.open(page.as_uri(), width, scheme)
     assert errors == []
-    # the icon is a data: address, which asks nobody
+    # the icon is a data: address, which needs no request
     assert [url for url in requests if not url.startswith("data:")] == [page.as_uri()]
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
     assert browser.evaluate("document.querySelectorAll('figure svg').length") == 9
-    # every figure and table lies within the page, or scrolls in a box that does
+    # every figure and table fits into the page, or scrolls in a box that does
     edges = browser.evaluate(
         "[...document.querySelectorAll('.scroll, p, h2, nav')].map(e => e.getBoundingClientRect().right)"
     )
@@ -62,7 +62,7 @@ def test_it_opens_without_a_word(browser, page, width, scheme, tmp_path):
     image = pixels(shot)
     assert image.shape[1] == width
     assert image.shape[0] > 3000
-    # the background is light or dark, and something stands on it
+    # the background is light or dark, and the page is not blank
     background = float(np.median(image))
     assert background > 0.9 if scheme == "light" else background < 0.15
     assert image.std() > 0.05

@@ -1,15 +1,25 @@
-"""The paper's numbers: they agree with each other, and with what its prose and our footnotes say of them."""
+"""The paper's numbers agree with each other, with the paper's prose and with our footnotes."""
 
 import math
 
 import pytest
 
 from spheret.connections import PAPER_SCHEMES
-from spheret.race import recipe
-from spheret.report import published
-from spheret.report.published import CORPORA, LOSSES, METRICS, OURS, ROWS, SIZES, ZERO_SHOT
+from spheret.evaluate.eval_json import is_accuracy
+from spheret.evaluate.tasks import PAPER_TASKS
+from spheret.race import paper_runs
+from spheret.report.paper_numbers import (
+    CORPORA,
+    FOOTNOTES,
+    LOSSES,
+    ROWS,
+    SIZES,
+    ZERO_SHOT,
+    ZERO_SHOT_COLUMNS,
+)
 
-BASELINES = [row for row in ROWS if row not in OURS]
+SPHERETNORMS = ("0.5-SpheretNorm", "1-SpheretNorm", "2-SpheretNorm")
+BASELINES = [row for row in ROWS if row not in SPHERETNORMS]
 
 
 def half_unit(text):
@@ -22,8 +32,9 @@ def number(row, corpus, size, field="val"):
 
 
 def score(corpus, row, column):
+    """A zero-shot number with the sign that makes higher better."""
     value = float(ZERO_SHOT[corpus][row][column])
-    return value if METRICS[column].higher_is_better else -value
+    return value if is_accuracy(PAPER_TASKS[column][2]) else -value
 
 
 def test_every_cell_is_there():
@@ -31,8 +42,15 @@ def test_every_cell_is_there():
     assert len(LOSSES) == 48
     for table in ZERO_SHOT.values():
         assert list(table) == list(ROWS)
-        assert {len(cells) for cells in table.values()} == {12} == {len(METRICS)}
+        assert {len(cells) for cells in table.values()} == {12} == {len(ZERO_SHOT_COLUMNS)}
     assert set(ZERO_SHOT) == set(CORPORA)
+
+
+def test_columns_are_as_printed():
+    assert ZERO_SHOT_COLUMNS == (
+        "ARC-C acc_n", "ARC-E acc_n", "BoolQ acc", "HellaSwag acc_n", "LMB. acc", "OBQA acc_n", "PIQA acc_n",
+        "SciQ acc", "SocialIQa acc", "WinoGrande acc", "LMB. ppl", "Wiki. ppl",
+    )  # fmt: skip
 
 
 def test_numbers_are_as_printed():
@@ -52,26 +70,30 @@ def test_a_perplexity_is_the_exponential_of_its_loss(key):
 
 def test_rows_are_schemes_of_the_paper():
     assert set(ROWS.values()) < set(PAPER_SCHEMES)
-    assert (set(ROWS.values()), tuple(CORPORA), SIZES) == (set(recipe.SCHEMES), recipe.DATASETS, recipe.SIZES)
+    assert (set(ROWS.values()), tuple(CORPORA), SIZES) == (
+        set(paper_runs.TABLE_SCHEMES),
+        paper_runs.DATASETS,
+        paper_runs.SIZES,
+    )
 
 
 class TestWhatThePaperSays:
-    """Sentences of its prose, which state some of the numbers a second time."""
+    """Sentences of the paper's prose that repeat some of the numbers."""
 
     def test_small_is_won_by_pre_ln(self):
         for corpus in CORPORA:
             for field in ("train", "val"):
                 assert min(ROWS, key=lambda row, c=corpus, f=field: number(row, c, "S", f)) == "Pre-LN"
-        best = [min(LOSSES[row, corpus, "S"].perplexity for row in OURS) for corpus in CORPORA]
+        best = [min(LOSSES[row, corpus, "S"].perplexity for row in SPHERETNORMS) for corpus in CORPORA]
         assert best == ["21.88", "21.79"]
 
     @pytest.mark.parametrize(
-        ("size", "peri", "ours"),
+        ("size", "peri_ln", "projection"),
         [("M", ["19.09", "19.55"], ["16.81", "19.18"]), ("L", ["17.18", "17.29"], ["16.98", "16.81"])],
     )
-    def test_larger_sizes_are_won_by_the_projection(self, size, peri, ours):
-        assert [LOSSES["Peri-LN", corpus, size].perplexity for corpus in CORPORA] == peri
-        assert [LOSSES["1-SpheretNorm", corpus, size].perplexity for corpus in CORPORA] == ours
+    def test_larger_sizes_are_won_by_the_projection(self, size, peri_ln, projection):
+        assert [LOSSES["Peri-LN", corpus, size].perplexity for corpus in CORPORA] == peri_ln
+        assert [LOSSES["1-SpheretNorm", corpus, size].perplexity for corpus in CORPORA] == projection
         for corpus in CORPORA:
             assert min(ROWS, key=lambda row, c=corpus: number(row, c, size)) == "1-SpheretNorm"
             assert min(BASELINES, key=lambda row, c=corpus: number(row, c, size)) == "Peri-LN"
@@ -79,19 +101,21 @@ class TestWhatThePaperSays:
     def test_the_variants_lie_within_four_hundredths(self):
         for corpus in CORPORA:
             for size in SIZES:
-                values = [number(row, corpus, size) for row in OURS]
+                values = [number(row, corpus, size) for row in SPHERETNORMS]
                 assert max(values) - min(values) <= 0.04
 
     def test_zero_shot_wins(self):
         wins = {}
         for corpus in CORPORA:
-            best = [max(ROWS, key=lambda row, c=corpus, m=m: (score(c, row, m), row in OURS)) for m in range(12)]
-            wins[corpus] = [METRICS[m].heading for m in range(12) if best[m] not in OURS]
+            best = [
+                max(ROWS, key=lambda row, c=corpus, m=m: (score(c, row, m), row in SPHERETNORMS)) for m in range(12)
+            ]
+            wins[corpus] = [ZERO_SHOT_COLUMNS[m] for m in range(12) if best[m] not in SPHERETNORMS]
         expected = {"fineweb-edu": ["SocialIQa acc"], "openwebtext": ["HellaSwag acc_n", "SocialIQa acc"]}
         assert wins == expected
 
     def test_lambada(self):
-        lambada = [metric.heading for metric in METRICS].index("LMB. ppl")
+        lambada = ZERO_SHOT_COLUMNS.index("LMB. ppl")
         best = min(float(ZERO_SHOT["fineweb-edu"][row][lambada]) for row in BASELINES)
         assert best == 59.55
         assert 1 - 46.74 / best == pytest.approx(0.215, abs=5e-4)
@@ -101,30 +125,32 @@ class TestFootnotes:
     def test_medium_beats_large_only_for_spheretnorm(self):
         for row in ROWS:
             better = number(row, "fineweb-edu", "M") < number(row, "fineweb-edu", "L")
-            assert better == (row in OURS)
-        ranges = [sorted(number(row, "fineweb-edu", size) for row in OURS) for size in "ML"]
+            assert better == (row in SPHERETNORMS)
+        ranges = [sorted(number(row, "fineweb-edu", size) for row in SPHERETNORMS) for size in "ML"]
         assert [(r[0], r[-1]) for r in ranges] == [(2.822, 2.828), (2.832, 2.834)]
 
     def test_geonorm_is_beaten_by_the_best_variant_only(self):
         for corpus in CORPORA:
             for m in range(12):
-                assert max(score(corpus, row, m) for row in OURS) > score(corpus, "GeoNorm", m)
+                assert max(score(corpus, row, m) for row in SPHERETNORMS) > score(corpus, "GeoNorm", m)
             losers = [
-                row for row in OURS if any(score(corpus, row, m) <= score(corpus, "GeoNorm", m) for m in range(12))
+                row
+                for row in SPHERETNORMS
+                if any(score(corpus, row, m) <= score(corpus, "GeoNorm", m) for m in range(12))
             ]
             assert losers
         everywhere = [
-            row for row in OURS
+            row for row in SPHERETNORMS
             if all(score(corpus, row, m) > score(corpus, "GeoNorm", m) for corpus in CORPORA for m in range(12))
         ]  # fmt: skip
         assert everywhere == []
 
     def test_eleven_counts_a_tie(self):
-        sciq = [metric.task for metric in METRICS].index("sciq")
+        sciq = ZERO_SHOT_COLUMNS.index("SciQ acc")
         table = ZERO_SHOT["fineweb-edu"]
         assert table["2-SpheretNorm"][sciq] == table["Peri-LN"][sciq] == "82.60"
 
-    def test_they_say_what_is_needed(self):
-        text = " ".join(published.FOOTNOTES)
+    def test_they_name_what_a_reader_needs(self):
+        text = " ".join(FOOTNOTES)
         for word in ("exp(", "one seed", "2.822", "GeoNorm", "tie", "lambada_openai", "word perplexity"):
             assert word in text

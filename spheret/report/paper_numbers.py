@@ -1,13 +1,15 @@
-"""The paper's tables (arXiv 2608.02668) as data, every number as printed, and what to know beside them."""
+"""The tables of the paper (arXiv 2608.02668) as data, every number as printed, with footnotes to them."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from spheret.evaluate.tasks import PAPER_TASKS
+
 SOURCE = "arXiv 2608.02668"
 CORPORA = {"fineweb-edu": "FineWeb-Edu", "openwebtext": "OpenWebText"}
 SIZES = ("S", "M", "L")
-# a row of the paper's tables: the scheme of that row
+# rows of the paper's tables, with the scheme of each
 ROWS = {
     "Pre-LN": "pre-ln",
     "Pre-DyT": "pre-dyt",
@@ -18,15 +20,14 @@ ROWS = {
     "1-SpheretNorm": "proj-spheretnorm",
     "2-SpheretNorm": "cay-spheretnorm",
 }
-OURS = ("0.5-SpheretNorm", "1-SpheretNorm", "2-SpheretNorm")
 
 
 def _parse(text: str) -> dict[str, tuple[str, ...]]:
-    """A row a line: the name, then its cells."""
+    """One row per line: its name, then its cells."""
     return {words[0]: tuple(words[1:]) for words in map(str.split, text.strip().splitlines())}
 
 
-# corpora, then sizes, then train and validation
+# columns: corpora, then sizes, then train and validation loss
 _LOSSES = _parse("""
 Pre-LN          3.057 3.071  2.975 2.976  2.842 2.866   3.062 3.061  4.697 4.716  2.858 2.879
 Pre-DyT         3.626 3.619  3.025 3.019  2.845 2.870   3.539 3.556  3.012 3.035  2.843 2.866
@@ -37,6 +38,7 @@ GeoNorm         3.176 3.185  3.096 3.088  2.940 2.958   3.209 3.206  3.018 3.039
 1-SpheretNorm   3.098 3.109  2.825 2.822  2.808 2.832   3.064 3.082  2.931 2.954  2.795 2.822
 2-SpheretNorm   3.119 3.114  2.826 2.824  2.809 2.834   3.063 3.081  2.931 2.955  2.841 2.861
 """)
+# columns: corpora, then sizes
 _PERPLEXITIES = _parse("""
 Pre-LN          21.56 19.61 17.57   21.35 111.70 17.80
 Pre-DyT         37.29 20.48 17.64   35.03 20.79 17.56
@@ -50,7 +52,7 @@ GeoNorm         24.16 21.93 19.27   24.67 20.88 20.42
 
 
 class Loss(NamedTuple):
-    """The end of one training in the paper: losses in nats a token, perplexity of the validation."""
+    """The result of one run of the paper: losses in nats per token, and the validation perplexity."""
 
     train: str
     val: str
@@ -66,35 +68,15 @@ def _losses() -> dict[tuple[str, str, str], Loss]:
     }
 
 
-# (row, corpus, size)
+# by (row, corpus, size)
 LOSSES: dict[tuple[str, str, str], Loss] = _losses()
 
 
-class Metric(NamedTuple):
-    """A column of the zero-shot tables: its heading, and the task and metric of lm-evaluation-harness."""
-
-    heading: str
-    task: str
-    metric: str
-    higher_is_better: bool = True
-
-
-# the paper names neither the LAMBADA variant nor the WikiText metric
-METRICS = (
-    Metric("ARC-C acc_n", "arc_challenge", "acc_norm"),
-    Metric("ARC-E acc_n", "arc_easy", "acc_norm"),
-    Metric("BoolQ acc", "boolq", "acc"),
-    Metric("HellaSwag acc_n", "hellaswag", "acc_norm"),
-    Metric("LMB. acc", "lambada_openai", "acc"),
-    Metric("OBQA acc_n", "openbookqa", "acc_norm"),
-    Metric("PIQA acc_n", "piqa", "acc_norm"),
-    Metric("SciQ acc", "sciq", "acc"),
-    Metric("SocialIQa acc", "social_iqa", "acc"),
-    Metric("WinoGrande acc", "winogrande", "acc"),
-    Metric("LMB. ppl", "lambada_openai", "perplexity", higher_is_better=False),
-    Metric("Wiki. ppl", "wikitext", "word_perplexity", higher_is_better=False),
-)
-# the large models; accuracies in percent. corpus -> row -> a cell for each of METRICS
+# the paper's abbreviations of the metrics of lm-evaluation-harness
+_ABBREVIATIONS = {"acc": "acc", "acc_norm": "acc_n", "perplexity": "ppl", "word_perplexity": "ppl"}
+# the columns of the zero-shot tables as printed, in the order of PAPER_TASKS
+ZERO_SHOT_COLUMNS = tuple(f"{column} {_ABBREVIATIONS[metric]}" for column, _, metric in PAPER_TASKS)
+# the models of size L, accuracies in percent: corpus -> row -> one cell per column of ZERO_SHOT_COLUMNS
 ZERO_SHOT: dict[str, dict[str, tuple[str, ...]]] = {
     "fineweb-edu": _parse("""
 Pre-LN          26.54 51.85 55.81 36.81 29.11  33.40 65.18 81.20 37.56 52.49  66.69 36.23
@@ -119,14 +101,15 @@ GeoNorm         24.87 37.84 60.55 29.97 30.00  26.20 61.92 69.30 37.67 51.14  51
 }
 
 FOOTNOTES = (
-    "All 48 of the paper's perplexities agree with exp(validation loss) within rounding.",
-    "The paper has one seed (1337): it gives no spread, so a difference there has no known error.",
+    "All 48 perplexities of the paper agree with exp(validation loss) within rounding.",
+    "The paper has one seed (1337) and reports no spread, so the error of its differences is unknown.",
     "On FineWeb-Edu all three SpheretNorms are better at M (2.822 to 2.828) than at L (2.832 to 2.834), while every "
     "baseline improves with size.",
-    '"Improves over GeoNorm on all twelve metrics" holds only for the best variant of each metric.',
-    '"The best score on 11 of the 12 metrics" on FineWeb-Edu counts a tie (SciQ, with Peri-LN).',
-    "The paper names neither its LAMBADA variant nor its WikiText metric: here they are lambada_openai and word "
+    'The paper\'s "improves over GeoNorm on all twelve metrics" holds only if the best variant is chosen for each '
+    "metric.",
+    'The paper\'s "the best score on 11 of the 12 metrics" on FineWeb-Edu counts a tie with Peri-LN on SciQ.',
+    "The paper names neither its LAMBADA variant nor its WikiText metric. Runs here use lambada_openai and word "
     "perplexity.",
-    "The paper does not say which schedule its GeoNorm had: here it is its own paper's, 1/l, unless an option says "
-    "otherwise.",
+    "The paper does not state the schedule of its GeoNorm. Runs here use 1/l, from the GeoNorm paper, unless an "
+    "option sets another.",
 )

@@ -1,4 +1,4 @@
-"""The palette: any two lines stay apart for colour-blind readers, and from the paper they are printed on."""
+"""Figures and their palette: colour-blind readers can tell any two lines apart, and each line from the background."""
 
 from itertools import combinations
 
@@ -7,10 +7,10 @@ import pytest
 from report_helpers import write_run
 
 from spheret.connections import PAPER_SCHEMES
-from spheret.report.drawing import PALETTE, style
+from spheret.report.figure_style import PALETTE, line_styles
 from spheret.report.page import inline_svg
 from spheret.report.plots import FIGURES, draw
-from spheret.report.results import read
+from spheret.report.results import read_study
 
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB
 VISION = {
@@ -38,14 +38,14 @@ def lab(rgb):
 
 @pytest.mark.parametrize("eye", VISION)
 @pytest.mark.parametrize("background", [0, 1], ids=["light", "dark"])
-def test_any_two_colours_stay_apart(eye, background):
+def test_any_two_colours_can_be_told_apart(eye, background):
     seen = [lab(VISION[eye] @ linear(pair[background])) for pair in PALETTE]
-    # Okabe and Ito's palette has 17 in its worst pair, a just noticeable difference is 2.3
+    # the worst pair of Okabe and Ito's palette has 17; a just noticeable difference is 2.3
     assert min(np.linalg.norm(a - b) for a, b in combinations(seen, 2)) > 20
 
 
 @pytest.mark.parametrize(("background", "paper"), [(0, "#ffffff"), (1, "#15181c")], ids=["light", "dark"])
-def test_every_line_stands_out(background, paper):
+def test_every_line_has_contrast(background, paper):
     for pair in PALETTE:
         low, high = sorted([XYZ[1] @ linear(pair[background]), XYZ[1] @ linear(paper)])
         assert (high + 0.05) / (low + 0.05) > 2.3, pair
@@ -57,40 +57,42 @@ def study(tmp_path_factory):
     for name in ("pre-ln", "proj-spheretnorm"):
         write_run(root / name, name, steps=20)
     write_run(root / "variant", "proj-spheretnorm", steps=20, options={"schedule": "constant"})
-    return read([root])
+    return read_study([root])
 
 
-def test_a_colour_belongs_to_a_scheme_in_any_company(study):
-    alone = read([study.contestants["proj-spheretnorm"][0].run.path])
-    colours = style(study)
-    assert style(alone)["proj-spheretnorm"] == colours["proj-spheretnorm"]
+def test_a_scheme_has_the_same_colour_in_every_report(study):
+    alone = read_study([study.contestants["proj-spheretnorm"][0].run.path])
+    colours = line_styles(study)
+    assert line_styles(alone)["proj-spheretnorm"] == colours["proj-spheretnorm"]
     assert colours["proj-spheretnorm"][0] == colours["proj-spheretnorm (schedule=constant)"][0]
     assert colours["proj-spheretnorm"][1] != colours["proj-spheretnorm (schedule=constant)"][1]
 
 
-def test_the_papers_nine_have_a_colour_each(tmp_path):
+def test_each_of_the_papers_schemes_has_its_own_colour(tmp_path):
     for name in PAPER_SCHEMES:
         write_run(tmp_path / name, name, steps=5)
-    assert len({colour for colour, _ in style(read([tmp_path])).values()}) == 9
+    assert len({colour for colour, _ in line_styles(read_study([tmp_path])).values()}) == 9
 
 
 def test_figures(study):
     drawings = {drawing.name: drawing for drawing in draw(study)}
     assert set(drawings) == set(FIGURES)
-    red = style(study)["proj-spheretnorm"][0]
+    colour = line_styles(study)["proj-spheretnorm"][0]
     for name in ("validation", "training", "time", "gradients", "differences"):
-        assert red in drawings[name].svg
+        assert colour in drawings[name].svg
     for drawing in drawings.values():
         assert drawing.png.startswith(b"\x89PNG")
-        # axes say what they are, with units
-        for word in {"validation": ("step", "nats a token"), "angle": ("radians", "sublayer")}.get(drawing.name, ()):
+        # axis labels have units
+        for word in {"validation": ("step", "nats per token"), "angle": ("radians", "sublayer")}.get(
+            drawing.name, ()
+        ):
             assert word in drawing.svg
 
 
-def test_on_the_page_colours_are_its_own(study):
+def test_on_the_page_colours_are_variables_and_ids_are_unique(study):
     drawing = draw(study)[0]
     inline = inline_svg(drawing)
-    assert style(study)["pre-ln"][0] not in inline
+    assert line_styles(study)["pre-ln"][0] not in inline
     assert "var(--line-0)" in inline
     assert 'id="validation-figure_1"' in inline
     ids = [part.split('"')[0] for part in inline.split(' id="')[1:]]

@@ -1,15 +1,12 @@
-"""Sections of runs that were evaluated or certified, from what those rooms write."""
+"""The section on zero-shot evaluations, from the files that spheret eval writes."""
 
-import html
 import json
 
 import pytest
 from report_helpers import write_run, write_tables
 
-from spheret.cli import main
 from spheret.evaluate import eval_json
-from spheret.report.published import METRICS
-from spheret.report.results import read
+from spheret.evaluate.tasks import PAPER_TASKS
 from spheret.runs.layout import EVAL, EVAL_SAMPLES
 
 
@@ -18,7 +15,7 @@ def runs(tmp_path):
     return [write_run(tmp_path / name, name) for name in ("pre-ln", "proj-spheretnorm")]
 
 
-def test_without_either_there_is_no_section(runs, tmp_path):
+def test_there_is_no_section_without_its_files(runs, tmp_path):
     write_tables(runs, tmp_path / "report")
     page = (tmp_path / "report" / "report.html").read_text()
     assert 'id="zero-shot"' not in page
@@ -27,15 +24,15 @@ def test_without_either_there_is_no_section(runs, tmp_path):
 
 class TestZeroShot:
     def evaluate(self, run, right):
-        """What spheret eval writes: the summary, and a line a document and task."""
+        """Write the files of spheret eval: the summary, and one line per document and task."""
         lines, tasks = [], {}
-        for metric in METRICS:
-            values = [float(i < right) if metric.higher_is_better else -2.0 - 0.01 * i for i in range(10)]
-            if metric.metric == "word_perplexity":
+        for _, task, metric in PAPER_TASKS:
+            values = [float(i < right) if eval_json.is_accuracy(metric) else -2.0 - 0.01 * i for i in range(10)]
+            if metric == "word_perplexity":
                 values = [[10 * value, 10] for value in values]
-            entry = tasks.setdefault(metric.task, {"metrics": {}})
-            entry["metrics"][metric.metric] = eval_json.summary(metric.metric, values)
-            lines += [(metric.task, i, metric.metric, value) for i, value in enumerate(values)]
+            entry = tasks.setdefault(task, {"metrics": {}})
+            entry["metrics"][metric] = eval_json.summary(metric, values)
+            lines += [(task, i, metric, value) for i, value in enumerate(values)]
         merged = {}
         for task, document, metric, value in lines:
             merged.setdefault((task, document), {})[metric] = value
@@ -62,9 +59,9 @@ class TestZeroShot:
         assert "zero-shot,pre-ln,BoolQ acc,40.00 \u00b1 " in table
         assert "zero-shot,proj-spheretnorm,average accuracy,70.00" in table
         assert "proj-spheretnorm/eval.json tasks.boolq.metrics.acc" in table
-        assert "zero-shot-pairs,BoolQ acc: pre-ln - proj-spheretnorm,difference,-30.00" in table
+        assert "zero-shot-comparisons,BoolQ acc: pre-ln - proj-spheretnorm,difference,-30.00" in table
 
-    def test_beside_the_paper(self, runs, tmp_path):
+    def test_comparison_with_the_paper(self, runs, tmp_path):
         config = json.loads((runs[1] / "config.json").read_text())
         config["data"]["corpus"]["name"] = "openwebtext"
         config["model"] |= {"layers": 36, "heads": 20, "width": 1280}
@@ -74,26 +71,3 @@ class TestZeroShot:
         table = (tmp_path / "report" / "tables.csv").read_text()
         assert 'paper-zero-shot-openwebtext,1-SpheretNorm,"BoolQ acc, here",70.00' in table
         assert 'paper-zero-shot-openwebtext,1-SpheretNorm,"BoolQ acc, paper",61.04' in table
-
-
-def test_certificates(tmp_path):
-    run = tmp_path / "run"
-    tiny = ["--layers", "1", "--heads", "2", "--width", "16", "--block", "16", "--steps", "2", "--eval-windows", "4"]
-    arguments = ["--scheme", "proj-spheretnorm", "--data", "sotu", *tiny, "--out", str(run), "--quiet"]
-    assert main(["train", *arguments]) == 0
-    assert main(["certify", str(run)]) == 0
-    write_tables([run], tmp_path / "report")
-    assert (run / "certificate.json").exists()
-    assert len(read([run]).results) == 1
-    page = (tmp_path / "report" / "report.html").read_text()
-    assert "Certificate of run, step 2" in page
-    assert "while the run" not in page
-    assert "From run/certificate.json" in page
-
-    # a certificate of an earlier checkpoint does not pass for one of the end
-    found = json.loads((run / "certificate.json").read_text())
-    (run / "certificate.json").write_text(json.dumps(found | {"checkpoint": 1}))
-    write_tables([run], tmp_path / "report")
-    page = html.unescape((tmp_path / "report" / "report.html").read_text())
-    assert "Certificate of run, step 1" in page
-    assert "Of step 1, while the run's numbers are of step 2." in page

@@ -1,4 +1,4 @@
-"""How every figure looks: one colour a scheme, no dates, text that is text."""
+"""The look of every figure: one colour per scheme, no dates, labels shown as plain text."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from spheret.report.results import Study
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# ink and grid on paper; the page swaps them, and the palette, for its own when it is dark
+# ink and grid on white; a dark page replaces them and the palette by its own colours
 INK, GRID = "#222222", "#d0d0d0"
-# found by search: any two stay apart for protanopes and deuteranopes too; (on white, on black)
+# found by search: protanopes and deuteranopes can tell any two apart as well; (on white, on black)
 PALETTE = (
     ("#112255", "#9988ff"), ("#dd88aa", "#cc7788"), ("#00bb66", "#44ff77"), ("#55aaff", "#88ccff"),
     ("#551111", "#dd0033"), ("#aaaa00", "#ffff00"), ("#bb0000", "#ff8811"), ("#cc22aa", "#cc0099"),
@@ -24,7 +24,7 @@ DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)
 STYLE: Any = {
     "svg.hashsalt": "spheret",
     "svg.fonttype": "none",
-    # a label from a run is text, whatever it holds
+    # a label from a run is plain text, even if it contains a dollar sign
     "text.parse_math": False,
     "text.usetex": False,
     "font.family": "sans-serif",
@@ -50,7 +50,7 @@ STYLE: Any = {
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure in both formats, with what it shows."""
+    """A figure as SVG and PNG, with its name and caption."""
 
     name: str
     caption: str
@@ -58,24 +58,24 @@ class Drawing:
     png: bytes
 
 
-def style(study: Study) -> dict[str, tuple[str, Any]]:
-    """Each contestant's colour and dash: the colour is its scheme's, in every figure of every report."""
-    order, drawn = list(SCHEMES), {}
-    seen: dict[int, int] = {}
+def line_styles(study: Study) -> dict[str, tuple[str, Any]]:
+    """The colour and dashes of each contestant. A scheme has the same colour in every figure of every report."""
+    order, styles = list(SCHEMES), {}
+    uses: dict[int, int] = {}
     for label, results in study.contestants.items():
         index = order.index(results[0].scheme) if results[0].scheme in order else len(order)
         colour = index % len(PALETTE)
         # schemes that share a colour, and variants of one scheme, differ in their dashes
-        drawn[label] = PALETTE[colour][0], DASHES[seen.get(colour, 0) % len(DASHES)]
-        seen[colour] = seen.get(colour, 0) + 1
-    return drawn
+        styles[label] = PALETTE[colour][0], DASHES[uses.get(colour, 0) % len(DASHES)]
+        uses[colour] = uses.get(colour, 0) + 1
+    return styles
 
 
-def saved(name: str, caption: str, figure: Figure) -> Drawing:
+def render(name: str, caption: str, figure: Figure) -> Drawing:
     svg, png = io.StringIO(), io.BytesIO()
-    # no dates and no version: the same runs give the same bytes
+    # no date and no version: the same runs give the same bytes
     figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None, "Title": caption})
-    # laid out once: that is most of the work
+    # the layout takes most of the time, so it is computed once
     figure.set_layout_engine("none")
     figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
     text = svg.getvalue()

@@ -1,0 +1,33 @@
+"""The section on certificates: the certificate.json of each certified run."""
+
+from __future__ import annotations
+
+from spheret.analysis import certificate
+from spheret.report.results import Study
+from spheret.report.sections import Section
+from spheret.report.tables import Table, TableCell
+from spheret.runs.layout import CERTIFICATE
+
+
+def certificates_section(study: Study) -> Section | None:
+    """What is proven of every certified run, sublayer by sublayer."""
+    paragraphs: list[str] = []
+    tables: list[Table] = []
+    for result in study.results:
+        content = certificate.section(result.run.path)
+        if content is None:
+            continue
+        step = content["checkpoint"]
+        name = result.name if step is None else f"{result.name}, step {step}"
+        paragraphs += [f"{name}: {text}" for text in [*content["summary"], *content["contradictions"]]]
+        source = f"{result.name}/{CERTIFICATE} own_path.sublayers"
+        rows = [[TableCell(row[0]), *(TableCell(text, source=source) for text in row[1:])] for row in content["rows"]]
+        notes = [f"From {result.name}/{CERTIFICATE}: {content['scope']}."]
+        if step is not None and step != result.step:
+            notes.append(
+                f"The certificate is of step {step}. The other numbers of this run are of step {result.step}."
+            )
+        tables.append(
+            Table(f"certificate-{len(tables) + 1}", f"Certificate of {name}", content["columns"], rows, notes)
+        )
+    return Section("certificates", "Certificates", paragraphs, tables, folded=True) if tables else None
