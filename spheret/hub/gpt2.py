@@ -73,12 +73,13 @@ def _copy(tensor: Tensor, transposed: bool) -> Tensor:
 
 
 def from_gpt2(model: GPT2LMHeadModel) -> GPT:
-    """A `pre-ln` GPT with the weights of transformers' GPT-2."""
+    """A `pre-ln` GPT with the weights of transformers' GPT-2, of the same dtype and on the same device."""
     config = _config_from(model.config)
     if not torch.equal(model.lm_head.weight, model.transformer.wte.weight):
         raise ValueError("this GPT-2 has a head that is not its token embedding, and only a tied head is supported.")
     state = model.transformer.state_dict()
-    gpt = GPT(config).to(model.transformer.wte.weight.dtype)
+    weight = model.transformer.wte.weight
+    gpt = GPT(config).to(weight.device, weight.dtype)
     gpt.load_state_dict(
         {name: _copy(state[gpt2_name], turned) for gpt2_name, (name, turned) in _names(config.layers).items()}
     )
@@ -112,7 +113,7 @@ def to_gpt2(model: GPT, **more: Any) -> GPT2LMHeadModel:
         "bos_token_id": None, "eos_token_id": None, **more,
     }  # fmt: skip
     gpt2: Any = GPT2LMHeadModel(GPT2Config(**options))
-    gpt2 = gpt2.to(model.tokens.weight.dtype)
+    gpt2 = gpt2.to(model.tokens.weight.device, model.tokens.weight.dtype)
     state = model.state_dict()
     gpt2.transformer.load_state_dict(
         {gpt2_name: _copy(state[name], turned) for gpt2_name, (name, turned) in _names(config.layers).items()}

@@ -86,7 +86,7 @@ class Trainer:
             fused=world.device.type in ("cpu", "cuda"),
         )
         self._named = dict(self.model.named_parameters())
-        self._log: Log | None = None
+        self.log: Log | None = None
         # a signal that came to this process, and one that all of them know of
         self._heard: int | None = None
         self._asked_to_stop: int | None = None
@@ -200,7 +200,7 @@ class Trainer:
 
     def fit(self) -> int:
         """Train to the last step, a signal or a guard; returns the exit code."""
-        self._log = Log(self.path / METRICS, self.step) if self.world.is_main else None
+        self.log = Log(self.path / METRICS, self.step) if self.world.is_main else None
         tracker = Tracker(self.path / TENSORBOARD, self._tensorboard and self.world.is_main, self.step)
         title = f"train {self.model.config.scheme}"
         batches = self._loader.batches(self.step, self.config.steps)
@@ -235,15 +235,15 @@ class Trainer:
         finally:
             batches.close()
             tracker.close()
-            if self._log is not None:
-                self._log.close()
+            if self.log is not None:
+                self.log.close()
 
     def _ask_to_stop(self, number: int) -> None:
         self._heard = number
 
     def _write(self, line: dict[str, Any], tracker: Tracker) -> None:
-        if self._log is not None:
-            self._log.append(line)
+        if self.log is not None:
+            self.log.append(line)
             tracker.log(line)
 
     def _show(self, meter: Meter, line: dict[str, Any], evaluated: bool) -> None:
@@ -280,13 +280,13 @@ class Trainer:
             "threads": torch.get_num_threads(),
         }
         parts, directory = self.entries(), self.path / CHECKPOINTS
-        if self._log is None:
+        if self.log is None:
             # shards are gathered tensor by tensor, by everyone, for the one who writes
             for entry in (entry for entries in parts.values() for entry in entries):
                 entry.make()
             return
         # a checkpoint promises the lines up to its step
-        self._log.sync()
+        self.log.sync()
         checkpoint.save(directory, self.step, parts, state)
         checkpoint.prune(directory, self.config.keep, None if self.best is None else self.best["step"])
 
