@@ -57,7 +57,7 @@ class SpheretConfig(PreTrainedConfig, _Options):
     @classmethod
     def of(cls, config: GPTConfig, **more: Any) -> SpheretConfig:
         """From the config of a `spheret.GPT`, and further attributes of a transformers config."""
-        return cls(**{name: getattr(config, name) for name in OPTIONS}, **more)
+        return cls(**config.as_dict(), **more)
 
 
 class SpheretForCausalLM(PreTrainedModel, GenerationMixin):

@@ -119,11 +119,11 @@ def test_gpt2_of_transformers_scores_the_same_imported(tmp_path, block):
     config = GPT2Config(vocab_size=50257, n_positions=block, n_embd=32, n_layer=2, n_head=2)
     gpt2 = randomize(GPT2LMHeadModel(config))
     tokenizer = load_tokenizer("gpt2")
-    ours = SpheretLM(model=from_gpt2(gpt2), tokenizer=tokenizer, batch_size=3)
+    lm = SpheretLM(model=from_gpt2(gpt2), tokenizer=tokenizer, batch_size=3)
     assert_same(
-        answer(ours, list(TASKS), None, ROWS), answer(hf_model(gpt2, tokenizer, tmp_path), list(TASKS), None, ROWS)
+        answer(lm, list(TASKS), None, ROWS), answer(hf_model(gpt2, tokenizer, tmp_path), list(TASKS), None, ROWS)
     )
-    assert (ours.truncated.total() > 0) == (block == 24)
+    assert (lm.truncated.total() > 0) == (block == 24)
 
 
 def test_our_table_is_lm_evals():
