@@ -84,9 +84,13 @@ def samples(run: str | Path) -> dict[str, dict[str, dict[str, Any]]]:
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing: evaluate the run again.")
     by_task: dict[str, dict[str, dict[str, Any]]] = {}
-    for line in path.read_bytes().splitlines():
-        row = json.loads(line)
-        by_task.setdefault(row["task"], {})[f"{row['document']} {row['hash']}"] = row["metrics"]
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        try:
+            row = json.loads(line)
+            document, metrics = f"{row['document']} {row['hash']}", row["metrics"]
+            by_task.setdefault(row["task"], {})[document] = metrics
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"line {number} of {path} is damaged: evaluate the run again.") from None
     return by_task
 
 

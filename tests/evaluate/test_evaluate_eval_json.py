@@ -89,4 +89,7 @@ def test_files_that_are_not_results(tmp_path):
         read(tmp_path)
     with pytest.raises(FileNotFoundError, match="evaluate the run again"):
         samples(tmp_path)
+    (tmp_path / EVAL_SAMPLES).write_text('{"task": "piqa", "document": 0, "hash": "h", "metrics": {}}\n{"task": "pi')
+    with pytest.raises(ValueError, match=r"line 2 of .*eval_samples.jsonl is damaged: evaluate the run again"):
+        samples(tmp_path)
     assert average({"tasks": {}}) is None

@@ -105,6 +105,13 @@ class TestGeneration:
             adapter(small_gpt(block=64)).generate_until([ask("We", options)])
 
 
+def test_precision_of_the_weights():
+    lm = SpheretLM(model=small_gpt(), tokenizer=load_tokenizer("bytes"), precision="bf16")
+    assert {p.dtype for p in lm.gpt.parameters()} == {torch.bfloat16}
+    (pair,) = lm.loglikelihood([ask("We", " the")])
+    assert pair[0] < 0
+
+
 class TestBadInput:
     def test_nothing_to_score(self):
         with pytest.raises(ValueError, match="request 1 has nothing to score"):
