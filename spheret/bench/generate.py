@@ -1,4 +1,4 @@
-"""`spheret bench generate`: cached generation against transformers' GPT-2 of the same size, in one process."""
+"""`spheret bench generate`: time generation with a cache, of `GPT` and of transformers' GPT-2 of the same size."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spheret.bench.timing import interleaved
+from spheret.bench.timing import WARM_UP, interleaved, progress
 from spheret.model.gpt import GPT, PRESETS, GPTConfig
 from spheret.support.allocator import keep_freed_memory
 from spheret.support.errors import unknown
-from spheret.support.machine import write_measurement
+from spheret.support.machine import resolve_device, write_measurement
 
 RIVAL = "transformers GPT-2"
-SCHEMES = ("pre-ln", "proj-spheretnorm")
+CONTESTANTS = ("pre-ln", "proj-spheretnorm")
 
 
-def _ours(model: GPT, prompt: Tensor, new: int) -> Callable[[], object]:
+def _generate(model: GPT, prompt: Tensor, new: int) -> Callable[[], object]:
     return lambda: model.generate(prompt, new, temperature=0)
 
 
-def _theirs(model: Any, prompt: Tensor, new: int) -> Callable[[], object]:
-    # no token ends a text here, so all give as many
+def _generate_rival(model: Any, prompt: Tensor, new: int) -> Callable[[], object]:
+    # no token ends the text, so that all generate equally many
     options = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
     return lambda: model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
 
@@ -35,20 +35,21 @@ def bench_generate(
     new: int = 128,
     batches: str = "1,8",
     repeats: int = 5,
+    device: str | None = None,
     json: Path | None = None,
 ) -> int:
-    """Tokens per second of greedy generation with random weights on the CPU, interleaved, medians.
+    """Measure tokens per second of greedy generation with random weights.
 
     Args:
         size: S, M or L.
-        prompt: tokens of the prompt.
+        prompt: tokens in the prompt.
         new: tokens to generate.
         batches: batch sizes, separated by commas.
         repeats: rounds; the median is printed.
-        json: also write the table here.
+        device: cpu, cuda or mps; by default cuda if there is one, else mps, else cpu.
+        json: also write the table to this file.
     """
     from rich.console import Console
-    from rich.progress import Progress
     from rich.table import Table
 
     from spheret.hub import to_gpt2
@@ -57,35 +58,38 @@ def bench_generate(
         raise unknown("size", size, PRESETS)
     keep_freed_memory()
     torch.manual_seed(0)
-    models = {name: GPT(GPTConfig.preset(size, scheme=name, activation="gelu_tanh")).eval() for name in SCHEMES}
+    place = resolve_device(device)
+    models = {
+        name: GPT(GPTConfig.preset(size, scheme=name, activation="gelu_tanh")).eval().to(place)
+        for name in CONTESTANTS
+    }
     rival = to_gpt2(models["pre-ln"])
-    table: list[dict[str, Any]] = []
-    console = Console()
+    rows: list[dict[str, Any]] = []
     sizes = [int(batch) for batch in batches.split(",")]
-    with Progress(console=console, transient=True) as bar:
-        rounds = bar.add_task("generating", total=len(sizes) * (len(SCHEMES) + 1) * (repeats + 2))
+    with progress("bench generate", len(sizes) * (len(CONTESTANTS) + 1) * (repeats + WARM_UP)) as tick:
         for batch in sizes:
-            tokens = torch.randint(50257, (batch, prompt))
-            runs = {name: _ours(model, tokens, new) for name, model in models.items()}
-            runs[RIVAL] = _theirs(rival, tokens, new)
-            took = interleaved(runs, repeats, lambda: bar.advance(rounds))
-            table += [
+            tokens = torch.randint(50257, (batch, prompt)).to(place)
+            runs = {name: _generate(model, tokens, new) for name, model in models.items()}
+            runs[RIVAL] = _generate_rival(rival, tokens, new)
+            seconds = interleaved(runs, repeats, tick)
+            rows += [
                 {
                     "name": name,
                     "batch": batch,
-                    "tokens/s": batch * new / seconds,
-                    "x transformers": took[RIVAL] / seconds,
-                    "x pre-ln": took["pre-ln"] / seconds,
+                    "tokens/s": batch * new / took,
+                    "x transformers": seconds[RIVAL] / took,
+                    "x pre-ln": seconds["pre-ln"] / took,
                 }
-                for name, seconds in took.items()
+                for name, took in seconds.items()
             ]
-    shown = Table(title=f"{size}: {prompt} tokens, then {new} more, {torch.get_num_threads()} threads")
-    shown.add_column("")
+    table = Table(title=f"{size}: {prompt} tokens, then {new} more, {place}, {torch.get_num_threads()} threads")
+    table.add_column("")
     for column in ("batch", "tokens/s", "x transformers", "x pre-ln"):
-        shown.add_column(column, justify="right")
-    for row in table:
+        table.add_column(column, justify="right")
+    for row in rows:
         ratios = (f"{row[key]:.3f}" for key in ("x transformers", "x pre-ln"))
-        shown.add_row(row["name"], str(row["batch"]), f"{row['tokens/s']:.1f}", *ratios)
-    console.print(shown)
-    write_measurement(json, {"size": size, "prompt": prompt, "new": new, "repeats": repeats, "table": table})
+        table.add_row(row["name"], str(row["batch"]), f"{row['tokens/s']:.1f}", *ratios)
+    Console().print(table)
+    settings = {"size": size, "prompt": prompt, "new": new, "repeats": repeats, "device": str(place)}
+    write_measurement(json, {**settings, "table": rows})
     return 0

@@ -1,4 +1,4 @@
-"""`spheret bench step`: a whole training step of nanoGPT under every scheme, beside transformers' GPT-2."""
+"""`spheret bench step`: time a whole training step under every scheme, and of transformers' GPT-2."""
 
 from __future__ import annotations
 
@@ -12,38 +12,49 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spheret.bench.timing import interleaved
-from spheret.connections import PAPER_SCHEMES, SCHEMES
+from spheret.bench.timing import WARM_UP, interleaved, progress
+from spheret.connections.parse import parse_schemes
 from spheret.kernels import use
 from spheret.model.gpt import GPT, PRESETS, GPTConfig
 from spheret.model.loss import has_bfloat16
 from spheret.optim import parameter_groups
 from spheret.support.allocator import keep_freed_memory
 from spheret.support.errors import need, unknown
-from spheret.support.machine import write_measurement
+from spheret.support.machine import resolve_device, write_measurement
 
 RIVAL = "transformers GPT-2"
-# the paper's arithmetic in place of our kernels
+# proj-spheretnorm with the reference backend, the paper's arithmetic, instead of our kernels
 PAPERS_CODE = "proj-spheretnorm, the paper's code"
-# bfloat16 only where the CPU has it: emulated, a step takes minutes
-PRECISIONS = ("float32", "bfloat16") if has_bfloat16() else ("float32",)
 
 
-def _ours(name: str, size: str, block: int, shared: GPT | None) -> GPT:
-    """A model of that scheme; branches and embeddings are those of `shared`, for nine models would not fit."""
-    scheme = "proj-spheretnorm" if name == PAPERS_CODE else name
+def precisions(device: torch.device) -> tuple[str, ...]:
+    """float32, and bf16 if the device computes it in hardware: emulated on a CPU, a step takes minutes."""
+    if device.type == "cpu":
+        bf16 = has_bfloat16()
+    else:
+        bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    return ("float32", "bf16") if bf16 else ("float32",)
+
+
+def build_model(name: str, size: str, block: int, shared: GPT | None) -> GPT:
+    """A model of a scheme, `scheme` or `scheme:option=value:...`.
+
+    shared: a model whose branches and embeddings are reused, because nine models would not fit into memory.
+    """
+    (choice,) = parse_schemes("proj-spheretnorm" if name == PAPERS_CODE else name)
+    options: dict[str, Any] = {"scheme": choice.name, "scheme_options": choice.options, "block": block}
     with torch.device("meta" if shared is not None else "cpu"):
-        model = GPT(GPTConfig.preset(size, scheme=scheme, block=block))
+        model = GPT(GPTConfig.preset(size, **options))
     if shared is None:
         return model
-    fresh = GPT(GPTConfig.preset(size, scheme=scheme, block=block, layers=1, vocab=2))
+    small = GPT(GPTConfig.preset(size, **options, layers=1, vocab=2))
     model.tokens, model.positions = shared.tokens, shared.positions
-    model.enter, model.exit = fresh.enter, fresh.exit
-    made, width = model.scheme, model.config.width
-    for index, (block_, other) in enumerate(zip(model.each_block(), shared.each_block(), strict=True)):
-        block_.attention, block_.mlp = other.attention, other.mlp
-        block_.attention_connection = made.connect(width, 2 * index + 1, 2 * model.config.layers)
-        block_.mlp_connection = made.connect(width, 2 * index + 2, 2 * model.config.layers)
+    model.enter, model.exit = small.enter, small.exit
+    scheme, width = model.scheme, model.config.width
+    for index, (own, other) in enumerate(zip(model.each_block(), shared.each_block(), strict=True)):
+        own.attention, own.mlp = other.attention, other.mlp
+        own.attention_connection = scheme.connect(width, 2 * index + 1, 2 * model.config.layers)
+        own.mlp_connection = scheme.connect(width, 2 * index + 2, 2 * model.config.layers)
     return model
 
 
@@ -57,7 +68,7 @@ def _rival(size: str, block: int) -> nn.Module:
     return transformers.GPT2LMHeadModel(config).train()
 
 
-def _loss(name: str, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def compute_loss(name: str, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     if name == RIVAL:
         return nn.functional.cross_entropy(model(x).logits.flatten(0, 1), y.flatten())
     with use("reference" if name == PAPERS_CODE else None):
@@ -68,8 +79,8 @@ def _step(
     name: str, model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, precision: str
 ) -> Callable[[], object]:
     def run() -> None:
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
-            loss = _loss(name, model, x, y)
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bf16"):
+            loss = compute_loss(name, model, x, y)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -78,29 +89,35 @@ def _step(
     return run
 
 
-def _batch(tokens: int, block: int) -> tuple[Tensor, Tensor]:
+def random_batch(tokens: int, block: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(50257, (tokens // block, block + 1), generator=generator)
     return x[:, :-1].contiguous(), x[:, 1:].contiguous()
 
 
-def peak_bytes(name: str, size: str, tokens: int, block: int, precision: str) -> int:
-    """The most memory this process ever held, after two steps of one model; for a process of its own, on Linux."""
-    model = _rival(size, block) if name == RIVAL else _ours(name, size, block, None)
+def peak_bytes(name: str, size: str, tokens: int, block: int, precision: str, device: str = "cpu") -> int:
+    """The most memory that this process ever held, after two steps of one model. Run it in a process of its own.
+
+    On a GPU this is the memory of the tensors. On a CPU it is the memory of the process, which only Linux reports.
+    """
+    model = (_rival(size, block) if name == RIVAL else build_model(name, size, block, None)).to(device)
     optimizer = torch.optim.AdamW(parameter_groups(model, 0.1), lr=1e-4, betas=(0.9, 0.95), fused=True)
-    run = _step(name, model, optimizer, *_batch(tokens, block), precision)
+    x, y = (part.to(device) for part in random_batch(tokens, block))
+    run = _step(name, model, optimizer, x, y, precision)
     run()
     run()
+    if x.is_cuda:
+        return torch.cuda.max_memory_allocated(x.device)
     # getrusage would count what the parent held when it forked
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
-def _peak_elsewhere(*arguments: Any) -> int:
+def _peak_in_a_child(*arguments: Any) -> int:
     code = "import json, sys; from spheret.bench.step import peak_bytes; print(peak_bytes(*json.loads(sys.argv[1])))"
     command = [sys.executable, "-c", code, jsons.dumps(arguments)]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return int(said.split()[-1])
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return int(output.split()[-1])
 
 
 def bench_step(
@@ -110,79 +127,80 @@ def bench_step(
     schemes: str = "paper",
     repeats: int = 5,
     memory: bool = True,
+    device: str | None = None,
     json: Path | None = None,
 ) -> int:
-    """Time a full step (forward, backward, clip, AdamW) of every scheme on the CPU, in one process, interleaved.
+    """Time a full training step (forward, backward, clip, AdamW) of every scheme, interleaved in one process.
 
     Args:
         size: S, M or L.
-        tokens: tokens a step.
-        block: tokens a sequence.
-        schemes: "paper" for its nine, "all", or names separated by commas.
+        tokens: tokens per step.
+        block: tokens per sequence.
+        schemes: paper (the paper's nine), all, or names separated by commas; scheme:option=value sets an option.
         repeats: rounds; the median is printed.
-        memory: also the peak memory of each, measured in a process of its own.
-        json: also write the table here.
+        memory: also measure the peak memory of each scheme, in a process of its own.
+        device: cpu, cuda or mps; by default cuda if there is one, else mps, else cpu.
+        json: also write the table to this file.
     """
     from rich.console import Console
-    from rich.progress import Progress
     from rich.table import Table
 
     if size not in PRESETS:
         raise unknown("size", size, PRESETS)
     if tokens < block or tokens % block:
         raise ValueError(f"tokens must be a multiple of block, got {tokens} and {block}.")
-    groups = {"paper": list(PAPER_SCHEMES), "all": list(SCHEMES)}
-    names = groups.get(schemes) or schemes.split(",")
-    for name in names:
-        if name not in SCHEMES:
-            raise unknown("scheme", name, [*SCHEMES, *groups])
-    names = [*dict.fromkeys(["pre-ln", *names]), PAPERS_CODE, RIVAL]
+    chosen = [":".join([choice.name, *choice.settings]) for choice in parse_schemes(schemes)]
+    names = [*dict.fromkeys(["pre-ln", *chosen]), PAPERS_CODE, RIVAL]
+    place = resolve_device(device)
+    measured = precisions(place)
     keep_freed_memory()
-    shared = _ours("pre-ln", size, block, None)
+    shared = build_model("pre-ln", size, block, None).to(place)
     models: dict[str, nn.Module] = {"pre-ln": shared}
-    models |= {name: _ours(name, size, block, shared) for name in names if name not in ("pre-ln", RIVAL)}
-    models[RIVAL] = _rival(size, block)
-    # one optimiser for all: it passes over whatever has no gradient in a step
-    every = nn.ModuleList(models.values())
-    optimizer = torch.optim.AdamW(parameter_groups(every, 0.1), lr=1e-4, betas=(0.9, 0.95), fused=True)
-    x, y = _batch(tokens, block)
-    console, table = Console(), []
-    with Progress(console=console, transient=True) as bar:
-        rounds = bar.add_task("steps", total=len(names) * len(PRECISIONS) * (repeats + 2))
-        seconds = {}
-        for precision in PRECISIONS:
+    models |= {
+        name: build_model(name, size, block, shared).to(place) for name in names if name not in ("pre-ln", RIVAL)
+    }
+    models[RIVAL] = _rival(size, block).to(place)
+    # one optimiser for all models: it skips parameters that have no gradient
+    all_models = nn.ModuleList(models.values())
+    optimizer = torch.optim.AdamW(parameter_groups(all_models, 0.1), lr=1e-4, betas=(0.9, 0.95), fused=True)
+    x, y = (part.to(place) for part in random_batch(tokens, block))
+    seconds = {}
+    with progress("bench step, time", len(names) * len(measured) * (repeats + WARM_UP)) as tick:
+        for precision in measured:
             runs = {name: _step(name, models[name], optimizer, x, y, precision) for name in names}
-            seconds[precision] = interleaved(runs, repeats, lambda: bar.advance(rounds))
-        peaks = bar.add_task("memory", total=len(names) * len(PRECISIONS), visible=memory)
-        for name in names:
-            row: dict[str, Any] = {"name": name}
-            for precision in PRECISIONS:
-                took = seconds[precision]
-                row[precision] = {
-                    "tokens/s": tokens / took[name],
-                    "x pre-ln": took[name] / took["pre-ln"],
-                    "GB": _peak_elsewhere(name, size, tokens, block, precision) / 1e9 if memory else None,
-                }
-                bar.advance(peaks)
-            table.append(row)
-    shown = Table(title=f"nanoGPT {size}, {tokens} tokens in sequences of {block}, {torch.get_num_threads()} threads")
-    shown.add_column("", no_wrap=True)
-    for precision in PRECISIONS:
-        for column in (f"{precision[:7]} tok/s", "x pre-ln", "GB"):
-            shown.add_column(column, justify="right")
-    for row in table:
-        cells = []
-        for precision in PRECISIONS:
-            cell = row[precision]
-            cells += [
-                f"{cell['tokens/s']:.0f}",
-                f"{cell['x pre-ln']:.3f}",
-                f"{cell['GB']:.2f}" if memory else "not run",
-            ]
-        shown.add_row(row["name"], *cells)
-    console.print(shown)
-    console.print("x pre-ln: the time of a step over that of Pre-LN. Medians of interleaved steps.")
-    if "bfloat16" not in PRECISIONS:
-        console.print("bfloat16: not run, this CPU has no bfloat16 arithmetic.")
-    write_measurement(json, {"size": size, "tokens": tokens, "block": block, "repeats": repeats, "table": table})
+            seconds[precision] = interleaved(runs, repeats, tick)
+    rows: list[dict[str, Any]] = [
+        {
+            "name": name,
+            **{
+                precision: {"tokens/s": tokens / took[name], "x pre-ln": took[name] / took["pre-ln"], "GB": None}
+                for precision, took in seconds.items()
+            },
+        }
+        for name in names
+    ]
+    if memory:
+        with progress("bench step, memory", len(names) * len(measured)) as tick:
+            for row in rows:
+                for precision in measured:
+                    peak = _peak_in_a_child(row["name"], size, tokens, block, precision, str(place))
+                    row[precision]["GB"] = peak / 1e9
+                    tick()
+    threads = torch.get_num_threads()
+    table = Table(title=f"nanoGPT {size}, {tokens} tokens in sequences of {block}, {place}, {threads} threads")
+    table.add_column("", no_wrap=True)
+    formats = {"tokens/s": ".0f", "x pre-ln": ".3f"} | ({"GB": ".2f"} if memory else {})
+    for precision in measured:
+        for column in (f"{precision} tok/s", *list(formats)[1:]):
+            table.add_column(column, justify="right")
+    for row in rows:
+        cells = (format(row[precision][key], form) for precision in measured for key, form in formats.items())
+        table.add_row(row["name"], *cells)
+    console = Console()
+    console.print(table)
+    console.print("x pre-ln: the time of a step divided by that of pre-ln. Medians of interleaved steps.")
+    if "bf16" not in measured:
+        console.print(f"bf16 was not measured: this {place.type} has no bfloat16 arithmetic.")
+    settings = {"size": size, "tokens": tokens, "block": block, "repeats": repeats, "device": str(place)}
+    write_measurement(json, {**settings, "table": rows})
     return 0

@@ -1,12 +1,18 @@
-"""How every benchmark here measures: one process, contestants interleaved, medians."""
+"""How every benchmark measures: all contestants in one process, interleaved, medians."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
+
+from spheret.support.meter import Meter
+
+# rounds before the first one that counts
+WARM_UP = 2
 
 
 def interleaved(
@@ -15,10 +21,15 @@ def interleaved(
     tick: Callable[[], object] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """The median seconds of each, after two warm-up rounds; every round runs all, each time from another one on."""
+    """The median seconds of each contestant, after two warm-up rounds.
+
+    Every round runs all contestants once. Each round starts with the next one, so that none is always first.
+
+    tick: called after each run of a contestant: (repeats + WARM_UP) times per contestant.
+    """
     names = list(contestants)
     times: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(-2, repeats):
+    for turn in range(-WARM_UP, repeats):
         for offset in range(len(names)):
             name = names[(turn + offset) % len(names)]
             _synchronize()
@@ -32,5 +43,20 @@ def interleaved(
 
 
 def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+
+
+@contextmanager
+def progress(title: str, total: int) -> Iterator[Callable[[], None]]:
+    """Show progress on stderr. Call the result once per finished part, `total` times."""
+    done = 0
+    with Meter(title) as meter:
+
+        def tick() -> None:
+            nonlocal done
+            done += 1
+            meter.show(f"{done} of {total}", done / total)
+
+        meter.show(f"0 of {total}", 0.0)
+        yield tick

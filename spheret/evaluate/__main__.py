@@ -1,4 +1,4 @@
-"""lm_eval's own command line with our model in it: `run --model spheret --model_args run=RUN ...`."""
+"""lm_eval's own command line with `--model spheret` registered: `run --model spheret --model_args run=RUN ...`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paper's eleven tasks: where their data comes from, what a row holds, and how local rows take its place."""
+"""The paper's eleven zero-shot tasks: their data sets, the fields of their rows, and evaluation on local rows."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from spheret.support.cache import cache_directory
 from spheret.support.errors import need, unknown
-from spheret.support.files import dump, write_atomically
+from spheret.support.files import dump, read_document, write_atomically
 
 
 @dataclass(frozen=True)
 class Task:
-    """One bundled task definition of lm_eval."""
+    """A task that lm_eval defines.
 
-    # under lm_eval/tasks
+    definition: the YAML file, relative to lm_eval/tasks.
+    dataset: name and configuration of the data set on the Hugging Face hub.
+    split: the split that is evaluated.
+    fields: the fields that every row must have. The first one must not be empty.
+    """
+
     definition: str
-    # of the hugging face hub: name and configuration
     dataset: tuple[str, str | None]
     split: str
-    # what a row must hold; the first must not be empty
     fields: tuple[str, ...]
 
 
@@ -31,7 +34,8 @@ _ARC = ("question", "choices", "answerKey")
 _SOCIAL = ("question", "context", "answerA", "answerB", "answerC", "label")
 _SCIQ = ("question", "support", "distractor1", "distractor2", "distractor3", "correct_answer")
 
-CHOICES = {"text", "label"}
+# the keys of the field "choices"
+CHOICE_KEYS = {"text", "label"}
 
 TASKS: dict[str, Task] = {
     "arc_challenge": Task("arc/arc_challenge.yaml", ("allenai/ai2_arc", "ARC-Challenge"), "test", _ARC),
@@ -68,55 +72,79 @@ TASKS: dict[str, Task] = {
     ),
 }
 
-# the twelve columns of the paper's tables, in their order: heading, task and metric. It names neither the variant of
-# LAMBADA nor the metric of WikiText: these are lambada_openai and word perplexity
-PAPER_TASKS: tuple[tuple[str, str, str], ...] = (
-    ("ARC-C", "arc_challenge", "acc_norm"),
-    ("ARC-E", "arc_easy", "acc_norm"),
-    ("BoolQ", "boolq", "acc"),
-    ("HellaSwag", "hellaswag", "acc_norm"),
-    ("LMB.", "lambada_openai", "acc"),
-    ("OBQA", "openbookqa", "acc_norm"),
-    ("PIQA", "piqa", "acc_norm"),
-    ("SciQ", "sciq", "acc"),
-    ("SocialIQa", "social_iqa", "acc"),
-    ("WinoGrande", "winogrande", "acc"),
-    ("LMB.", "lambada_openai", "perplexity"),
-    ("Wiki.", "wikitext", "word_perplexity"),
+# metrics that are shares of right answers; every other metric of the paper is a perplexity
+ACCURACIES = ("acc", "acc_norm")
+_SHORT_METRICS = {"acc": "acc", "acc_norm": "acc_n", "perplexity": "ppl", "word_perplexity": "ppl"}
+
+
+class Column(NamedTuple):
+    """A column of the paper's zero-shot tables: the paper's name of the task, and lm_eval's task and metric."""
+
+    name: str
+    task: str
+    metric: str
+
+    @property
+    def heading(self) -> str:
+        """The name with the metric, as in "ARC-C acc_n". Two columns are named "LMB."; their headings differ."""
+        return f"{self.name} {_SHORT_METRICS[self.metric]}"
+
+    @property
+    def higher_is_better(self) -> bool:
+        return self.metric in ACCURACIES
+
+
+# the twelve columns of the paper's tables, in their order. the paper names neither the variant of LAMBADA nor the
+# metric of WikiText: lambada_openai and word perplexity are the usual ones
+PAPER_COLUMNS = (
+    Column("ARC-C", "arc_challenge", "acc_norm"),
+    Column("ARC-E", "arc_easy", "acc_norm"),
+    Column("BoolQ", "boolq", "acc"),
+    Column("HellaSwag", "hellaswag", "acc_norm"),
+    Column("LMB.", "lambada_openai", "acc"),
+    Column("OBQA", "openbookqa", "acc_norm"),
+    Column("PIQA", "piqa", "acc_norm"),
+    Column("SciQ", "sciq", "acc"),
+    Column("SocialIQa", "social_iqa", "acc"),
+    Column("WinoGrande", "winogrande", "acc"),
+    Column("LMB.", "lambada_openai", "perplexity"),
+    Column("Wiki.", "wikitext", "word_perplexity"),
 )
 
+# the directory that --prefetch writes and --data reads: one file of rows per task, and this file
 MANIFEST = "manifest.json"
+FORMAT, VERSION = "spheret-eval-data", 1
 
 
 def row_file(directory: Path, name: str) -> Path:
-    """Where the rows of a task lie in a directory of local data."""
+    """The file with the rows of a task, in a directory of local data."""
     return directory / f"{name}.jsonl"
 
 
 def read_rows(path: Path, task: Task) -> Iterator[dict[str, Any]]:
-    """The rows of a file, each checked to have what the task asks of it."""
-    # as bytes: a string would also be cut at line separators inside a text
+    """Yield the rows of a file. Raises ValueError at a row without the fields of the task."""
+    # str.splitlines would also split at the line separators inside a text
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise ValueError(f"line {number} of {path} is no JSON ({error}): one row a line.") from None
+            raise ValueError(f"line {number} of {path} is not JSON ({error}): every line must be one row.") from None
         for name in task.fields:
             if not isinstance(row, dict) or row.get(name) is None:
                 raise ValueError(f"line {number} of {path} has no {name!r}: a row holds {', '.join(task.fields)}.")
-        if "choices" in task.fields and not (isinstance(row["choices"], dict) and set(row["choices"]) >= CHOICES):
-            raise ValueError(f"line {number} of {path} has 'choices' without 'text' and 'label', a list each.")
+        if "choices" in task.fields and not (isinstance(row["choices"], dict) and set(row["choices"]) >= CHOICE_KEYS):
+            raise ValueError(f"line {number} of {path} has 'choices' without 'text' and 'label': both must be lists.")
         if not str(row[task.fields[0]]).strip():
             raise ValueError(f"line {number} of {path} has an empty {task.fields[0]!r}: remove the row, or fill it.")
         yield row
 
 
 def check_data(directory: Path, names: Iterable[str]) -> dict[str, str]:
-    """The SHA-256 of every task's file, after all of its rows have been looked at."""
-    found = {}
+    """Check every row of these tasks. Returns the SHA-256 of each task's file."""
+    hashes = {}
     for name in names:
         if name not in TASKS:
-            raise ValueError(f"{name} has no local rows: --data serves {', '.join(TASKS)}.")
+            raise unknown_task(name, TASKS)
         path = row_file(directory, name)
         if not path.is_file():
             raise FileNotFoundError(
@@ -124,16 +152,20 @@ def check_data(directory: Path, names: Iterable[str]) -> dict[str, str]:
             )
         if not sum(1 for _ in read_rows(path, TASKS[name])):
             raise ValueError(f"{path} holds no rows: fetch them with spheret eval --prefetch DIR.")
-        found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return found
+        hashes[name] = _sha256(path.read_bytes())
+    return hashes
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def write_definitions(directory: Path, names: Iterable[str], out: Path) -> None:
-    """For each task a definition that is lm_eval's own but for where its rows lie."""
+    """Write one definition per task: lm_eval's own, except that the rows come from `directory`."""
     bundled = Path(need("lm_eval.tasks", "eval").__file__ or "").parent
     for name in names:
         task = TASKS[name]
-        # JSON is YAML; rows of other splits serve examples in the prompt alone, and there are none
+        # JSON is valid YAML. the other splits only supply few-shot examples, and evaluation is zero-shot
         definition = {
             "include": str(bundled / task.definition),
             "task": name,
@@ -151,16 +183,19 @@ def write_definitions(directory: Path, names: Iterable[str], out: Path) -> None:
         write_atomically(out / f"{name}.yaml", dump(definition))
 
 
-def names_of(asked: str) -> list[str]:
-    """The tasks that `--tasks` means: "paper" is all eleven."""
-    names = list(TASKS) if asked == "paper" else [name.strip() for name in asked.split(",")]
+def parse_tasks(text: str) -> list[str]:
+    """The task names of `--tasks`: names separated by commas, or "paper" for all eleven."""
+    names = list(TASKS) if text == "paper" else [name.strip() for name in text.split(",")]
     if not any(names):
-        raise ValueError(f'no task is named by {asked!r}: give "paper", or names separated by commas.')
+        raise ValueError(f'--tasks {text!r} names no task: give "paper", or names separated by commas.')
     return list(dict.fromkeys(filter(None, names)))
 
 
-def load(names: list[str], data: Path | None, scratch: Path) -> dict[str, Any]:
-    """lm_eval's tasks by these names, on local rows where there is a directory of them."""
+def load_tasks(names: list[str], data: Path | None, scratch: Path) -> dict[str, Any]:
+    """lm_eval's tasks of these names, on the local rows in `data` if it is given.
+
+    scratch: an empty directory for the definitions of tasks on local rows.
+    """
     manager = need("lm_eval.tasks", "eval").TaskManager
     if data is not None:
         write_definitions(data, names, scratch)
@@ -174,13 +209,13 @@ def load(names: list[str], data: Path | None, scratch: Path) -> dict[str, Any]:
     except OSError as error:
         reason = str(error).splitlines()[0]
         raise OSError(
-            f"the data of {', '.join(names)} is not here and the Hugging Face hub not in reach ({reason}): run "
-            "spheret eval --prefetch DIR where there is internet, bring DIR here and give --data DIR."
+            f"the data of {', '.join(names)} is not on this machine and the Hugging Face hub cannot be reached "
+            f"({reason}): run spheret eval --prefetch DIR where there is internet, copy DIR here and give --data DIR."
         ) from None
 
 
 def unknown_task(name: str, known: Iterable[str]) -> ValueError:
-    """The error for a task that lm_eval does not have: it has thousands, so only the nearest are named."""
+    """The error for an unknown task. lm_eval has thousands of tasks, so the message names only the nearest ones."""
     import difflib
 
     near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
@@ -191,25 +226,26 @@ def unknown_task(name: str, known: Iterable[str]) -> ValueError:
 def prefetch(
     directory: Path, names: Iterable[str], sources: Mapping[str, tuple[str, str | None]] | None = None
 ) -> dict[str, int]:
-    """Write the rows of these tasks for `--data`, and how many there are of each; what is there is not fetched again.
+    """Fetch the rows of these tasks into a directory for `--data`. Returns the number of rows per task.
 
-    sources: other places than the hub's, as `datasets.load_dataset` takes them.
+    A task whose rows are already there is not fetched again.
+
+    sources: data set and configuration per task, as `datasets.load_dataset` takes them, instead of the hub's.
     """
     datasets = need("datasets", "eval")
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / MANIFEST
-    manifest = json.loads(path.read_bytes()) if path.exists() else {}
+    manifest: dict[str, Any] = {"format": FORMAT, "version": VERSION, "tasks": {}}
+    if path.exists():
+        manifest = read_document(path, FORMAT, VERSION, "eval --prefetch", "fetch into a new directory")
+    entries = manifest["tasks"]
     for name in names:
         if name not in TASKS:
             raise unknown("task to fetch", name, TASKS)
         task = TASKS[name]
         source, configuration = (sources or {}).get(name, task.dataset)
         file = row_file(directory, name)
-        if (
-            name in manifest
-            and file.exists()
-            and hashlib.sha256(file.read_bytes()).hexdigest() == manifest[name]["sha256"]
-        ):
+        if name in entries and file.exists() and _sha256(file.read_bytes()) == entries[name]["sha256"]:
             continue
         try:
             rows = datasets.load_dataset(
@@ -223,12 +259,12 @@ def prefetch(
         lines = [json.dumps({key: row[key] for key in task.fields}, ensure_ascii=False) for row in rows]
         content = "".join(line + "\n" for line in lines).encode()
         write_atomically(file, content)
-        manifest[name] = {
+        entries[name] = {
             "dataset": source,
             "configuration": configuration,
             "split": task.split,
             "rows": len(lines),
-            "sha256": hashlib.sha256(content).hexdigest(),
+            "sha256": _sha256(content),
         }
         write_atomically(path, dump(manifest))
-    return {name: manifest[name]["rows"] for name in names}
+    return {name: entries[name]["rows"] for name in names}

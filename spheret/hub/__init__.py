@@ -1,4 +1,4 @@
-"""The transformers face of the model: importing this registers it with transformers' Auto classes."""
+"""A GPT as a transformers model. Importing this module registers it with transformers' Auto classes."""
 
 from __future__ import annotations
 

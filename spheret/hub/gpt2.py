@@ -1,4 +1,4 @@
-"""GPT-2 as transformers has it is Pre-LN here: the same numbers under other names, in and out to the bit."""
+"""Conversion between transformers' GPT-2 and a `pre-ln` GPT: the same weights under other names, bit for bit."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.support.errors import unknown
 
-# transformers' names of what is computed here under ours
+# activations: transformers' names and ours
 ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
-# options of GPT-2 that change what is computed, and the one value that is computed here
+# options of GPT-2 that change the arithmetic, with the only value that is supported
 REQUIRED = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
@@ -21,7 +21,7 @@ REQUIRED = {
     "tie_word_embeddings": True,
     "layer_norm_epsilon": 1e-5,
 }
-# a block's tensors, theirs and ours; Conv1D keeps a weight (in, out), a Linear (out, in)
+# a block's modules: transformers' names and ours. transformers stores a weight as (in, out), nn.Linear as (out, in)
 LINEARS = {
     "attn.c_attn": "attention.qkv",
     "attn.c_proj": "attention.output",
@@ -32,30 +32,30 @@ NORMS = {"ln_1": "attention_connection.inner", "ln_2": "mlp_connection.inner"}
 
 
 def _names(layers: int) -> dict[str, tuple[str, bool]]:
-    """Their name of every tensor: ours, and whether it is transposed."""
+    """transformers' name of every tensor: our name, and whether it is transposed."""
     names = {"wte.weight": ("tokens.weight", False), "wpe.weight": ("positions.weight", False)}
     names |= {f"ln_f.{part}": (f"exit.{part}", False) for part in ("weight", "bias")}
     for layer in range(layers):
-        for theirs, ours in (LINEARS | NORMS).items():
+        for gpt2_name, name in (LINEARS | NORMS).items():
             for part in ("weight", "bias"):
-                transposed = theirs in LINEARS and part == "weight"
-                names[f"h.{layer}.{theirs}.{part}"] = (f"blocks.{layer}.{ours}.{part}", transposed)
+                transposed = gpt2_name in LINEARS and part == "weight"
+                names[f"h.{layer}.{gpt2_name}.{part}"] = (f"blocks.{layer}.{name}.{part}", transposed)
     return names
 
 
 def _config_from(config: GPT2Config) -> GPTConfig:
     for name, value in REQUIRED.items():
         if getattr(config, name) != value:
-            raise ValueError(f"this GPT-2 has {name} = {getattr(config, name)}, and only {value} is computed here.")
+            raise ValueError(f"this GPT-2 has {name} = {getattr(config, name)}, and only {value} is supported.")
     if config.n_inner not in (None, 4 * config.n_embd):
         raise ValueError(
-            f"this GPT-2 has n_inner = {config.n_inner}, and only 4 n_embd = {4 * config.n_embd} is built."
+            f"this GPT-2 has n_inner = {config.n_inner}, and only 4 n_embd = {4 * config.n_embd} is supported."
         )
     if config.activation_function not in ACTIVATIONS:
         raise unknown("activation_function of GPT-2", config.activation_function, ACTIVATIONS)
     dropouts = {config.resid_pdrop, config.embd_pdrop, config.attn_pdrop}
     if len(dropouts) > 1:
-        raise ValueError(f"resid_pdrop, embd_pdrop and attn_pdrop must be one number here, got {sorted(dropouts)}.")
+        raise ValueError(f"resid_pdrop, embd_pdrop and attn_pdrop must be equal, got {sorted(dropouts)}.")
     return GPTConfig(
         layers=config.n_layer,
         heads=config.n_head,
@@ -68,27 +68,26 @@ def _config_from(config: GPT2Config) -> GPTConfig:
     )
 
 
-def _same(theirs: Tensor, transposed: bool) -> Tensor:
-    return (theirs.T if transposed else theirs).detach().clone(memory_format=torch.contiguous_format)
+def _copy(tensor: Tensor, transposed: bool) -> Tensor:
+    return (tensor.T if transposed else tensor).detach().clone(memory_format=torch.contiguous_format)
 
 
 def from_gpt2(model: GPT2LMHeadModel) -> GPT:
-    """A `pre-ln` GPT with the weights of transformers' GPT-2."""
+    """A `pre-ln` GPT with the weights of transformers' GPT-2, of the same dtype and on the same device."""
     config = _config_from(model.config)
     if not torch.equal(model.lm_head.weight, model.transformer.wte.weight):
-        raise ValueError(
-            "this GPT-2 has a head that is not its token embedding, and only a tied one is computed here."
-        )
+        raise ValueError("this GPT-2 has a head that is not its token embedding, and only a tied head is supported.")
     state = model.transformer.state_dict()
-    made = GPT(config).to(model.transformer.wte.weight.dtype)
-    made.load_state_dict(
-        {ours: _same(state[theirs], turned) for theirs, (ours, turned) in _names(config.layers).items()}
+    weight = model.transformer.wte.weight
+    gpt = GPT(config).to(weight.device, weight.dtype)
+    gpt.load_state_dict(
+        {name: _copy(state[gpt2_name], turned) for gpt2_name, (name, turned) in _names(config.layers).items()}
     )
-    return made.eval()
+    return gpt.eval()
 
 
 def why_not_gpt2(config: GPTConfig) -> str | None:
-    """What keeps a model from being a stock GPT-2, if anything does."""
+    """Returns the reason why a model is not a stock GPT-2, or None if it is one."""
     if config.scheme != "pre-ln":
         return f"its scheme is {config.scheme}"
     if changed := {
@@ -101,11 +100,11 @@ def why_not_gpt2(config: GPTConfig) -> str | None:
 
 
 def to_gpt2(model: GPT, **more: Any) -> GPT2LMHeadModel:
-    """transformers' own GPT-2 with the weights of a `pre-ln` GPT, and what else its config shall say."""
+    """transformers' own GPT-2 with the weights of a `pre-ln` GPT. `more` goes into its GPT2Config."""
     config = model.config
     if reason := why_not_gpt2(config):
-        raise ValueError(f"a stock GPT-2 is Pre-LN with biases and LayerNorm, and of this model {reason}.")
-    activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation)
+        raise ValueError(f"a stock GPT-2 is pre-ln with biases and LayerNorm. This model is not one: {reason}.")
+    activation = next(gpt2_name for gpt2_name, name in ACTIVATIONS.items() if name == config.activation)
     dropout = config.dropout
     options: dict[str, Any] = {
         "vocab_size": config.vocab, "n_positions": config.block, "n_embd": config.width, "n_layer": config.layers,
@@ -113,10 +112,11 @@ def to_gpt2(model: GPT, **more: Any) -> GPT2LMHeadModel:
         "resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": dropout,
         "bos_token_id": None, "eos_token_id": None, **more,
     }  # fmt: skip
-    made: Any = GPT2LMHeadModel(GPT2Config(**options))
-    made = made.to(model.tokens.weight.dtype)
+    gpt2: Any = GPT2LMHeadModel(GPT2Config(**options))
+    gpt2 = gpt2.to(model.tokens.weight.device, model.tokens.weight.dtype)
     state = model.state_dict()
-    names = _names(config.layers)
-    made.transformer.load_state_dict({theirs: _same(state[ours], turned) for theirs, (ours, turned) in names.items()})
-    made.tie_weights()
-    return made.eval()
+    gpt2.transformer.load_state_dict(
+        {gpt2_name: _copy(state[name], turned) for gpt2_name, (name, turned) in _names(config.layers).items()}
+    )
+    gpt2.tie_weights()
+    return gpt2.eval()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import field, fields, make_dataclass, replace
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,23 @@ from transformers.utils.output_capturing import capture_outputs
 
 from spheret.model.gpt import GPT, Block, GPTConfig
 
-OPTIONS = [f.name for f in fields(GPTConfig)]
+OPTIONS = [option.name for option in fields(GPTConfig)]
+_TYPES = get_type_hints(GPTConfig)
+# a dataclass with every field of GPTConfig and its default. GPTConfig itself cannot be a base class: it is frozen,
+# and transformers sets the attributes of a config
+_Options: Any = make_dataclass(
+    "_Options",
+    [
+        (option.name, _TYPES[option.name], field(default=option.default, default_factory=option.default_factory))
+        for option in fields(GPTConfig)
+    ],
+)
 
 
-class SpheretConfig(PreTrainedConfig):
-    """The options of a GPT under the names that `GPTConfig` gives them, readable under transformers' too.
+class SpheretConfig(PreTrainedConfig, _Options):
+    """The options of `GPTConfig` as a transformers config. `attribute_map` gives some of them a second name.
 
-    spheret_tokenizer: how the tokenizer of the run described itself, for `spheret import`.
+    spheret_tokenizer: the description of the run's tokenizer, which `spheret import` reads.
     """
 
     model_type = "spheret"
@@ -34,18 +44,6 @@ class SpheretConfig(PreTrainedConfig):
         "vocab_size": "vocab",
     }
 
-    layers: int = 12
-    heads: int = 12
-    width: int = 768
-    block: int = 1024
-    vocab: int = 50304
-    bias: bool = True
-    dropout: float = 0.0
-    scheme: str = "proj-spheretnorm"
-    scheme_options: dict[str, Any] | None = None
-    activation: str = "gelu"
-    head_bias: str = "none"
-    recompute: bool = False
     use_cache: bool = True
     tie_word_embeddings: bool = True
     bos_token_id: int | None = None
@@ -53,18 +51,17 @@ class SpheretConfig(PreTrainedConfig):
     spheret_tokenizer: dict[str, Any] | None = None
 
     def model(self) -> GPTConfig:
-        """The same for `spheret.GPT`."""
-        values = {name: getattr(self, name) for name in OPTIONS}
-        return GPTConfig(**{**values, "scheme_options": values["scheme_options"] or {}})
+        """The config of the `spheret.GPT` inside."""
+        return GPTConfig(**{name: getattr(self, name) for name in OPTIONS})
 
     @classmethod
     def of(cls, config: GPTConfig, **more: Any) -> SpheretConfig:
-        """From the options of a `spheret.GPT`, and what transformers wants besides."""
-        return cls(**{name: getattr(config, name) for name in OPTIONS}, **more)
+        """From the config of a `spheret.GPT`, and further attributes of a transformers config."""
+        return cls(**config.as_dict(), **more)
 
 
 class SpheretForCausalLM(PreTrainedModel, GenerationMixin):
-    """`model` is the GPT itself; this adds masks, caches and outputs of transformers, and no parameter."""
+    """A GPT with the masks, caches and outputs of transformers. It adds no parameter; `model` is the GPT itself."""
 
     config_class = SpheretConfig
     base_model_prefix = "model"
@@ -81,14 +78,14 @@ class SpheretForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def of(cls, model: GPT, **more: Any) -> SpheretForCausalLM:
-        """A face for this very model: its parameters are shared, not copied."""
+        """Wrap this model. Its parameters are shared, not copied."""
         return cls(SpheretConfig.of(model.config, **more), model)
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Nothing: the GPT has drawn its own weights."""
+        """Does nothing: the GPT has initialised its own weights."""
 
     def _initialize_missing_keys(self, is_quantized: bool) -> None:
-        # what a checkpoint lacks would stay whatever was in memory
+        # a parameter that the checkpoint lacks would keep uninitialised memory
         missing = [name for name, p in self.named_parameters() if not getattr(p, "_is_hf_initialized", False)]
         if missing and not is_quantized:
             raise ValueError(
@@ -112,7 +109,7 @@ class SpheretForCausalLM(PreTrainedModel, GenerationMixin):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
-        """As in transformers; the head is tied, and its bias, where there is one, grows by zeros."""
+        """As in transformers. The head is tied to the embedding; a head bias is extended by zeros."""
         embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         size = len(embeddings.weight)
         self.model.config = replace(self.model.config, vocab=size)
@@ -133,10 +130,11 @@ class SpheretForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         **options: Any,
     ) -> CausalLMOutputWithPast:
-        """input_ids (batch, time) to logits (batch, time, vocab); with labels, which it shifts, their mean loss too.
+        """input_ids (batch, time) to logits (batch, time, vocab), and the mean loss if labels are given.
 
-        Rows may be padded on either side where `attention_mask` (batch, keys) is 0. Hidden states, where they are
-        asked for, are the stream's: before the first block and after each of them.
+        attention_mask: (batch, keys), 0 at padding. Rows may be padded on either side.
+        labels: (batch, time), the input ids themselves; they are shifted here.
+        output_hidden_states: return the stream before the first block and after each block.
         """
         use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
         if use_cache and past_key_values is None:
@@ -148,7 +146,7 @@ class SpheretForCausalLM(PreTrainedModel, GenerationMixin):
             position_ids = _positions(input_ids, attention_mask, past)
         mask = create_causal_mask(
             config=self.config,
-            # asked only for its shape, dtype and device
+            # only its shape, dtype and device are used
             inputs_embeds=self.model.tokens.weight.new_empty(()).expand(*input_ids.shape, self.config.width),
             attention_mask=attention_mask,
             past_key_values=past_key_values,
@@ -164,7 +162,7 @@ class SpheretForCausalLM(PreTrainedModel, GenerationMixin):
 
 
 def _positions(tokens: Tensor, mask: Tensor | None, past: int | Tensor) -> Tensor:
-    """Positions (batch or 1, time) counted from the first token that is no padding."""
+    """Positions (batch or 1, time), counted from the first token that is not padding."""
     if mask is None or mask.dim() != 2:
         return torch.arange(tokens.shape[1], device=tokens.device)[None] + past
     return (mask.long().cumsum(-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]

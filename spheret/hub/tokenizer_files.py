@@ -1,4 +1,4 @@
-"""A run's tokenizer as the tokenizer.json that transformers reads, with the same ids for the same text."""
+"""A run's tokenizer as a tokenizer.json for transformers. The same text gets the same ids."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from spheret.support.errors import need
 
 
 def _byte_level(vocabulary: dict[str, int], merges: list[tuple[str, str]], words: bool) -> str:
-    """A byte-level BPE; `words` cuts text at GPT-2's word ends first."""
+    """The JSON of a byte-level BPE. `words` splits text into GPT-2's words first."""
     library = need("tokenizers", "data")
-    made = library.Tokenizer(library.models.BPE(vocabulary, merges))
-    made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words)
-    made.decoder = library.decoders.ByteLevel()
-    made.add_special_tokens([library.AddedToken(END_OF_TEXT, special=True)])
-    return made.to_str()
+    tokenizer = library.Tokenizer(library.models.BPE(vocabulary, merges))
+    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words)
+    tokenizer.decoder = library.decoders.ByteLevel()
+    tokenizer.add_special_tokens([library.AddedToken(END_OF_TEXT, special=True)])
+    return tokenizer.to_str()
 
 
 def _bytes() -> str:
@@ -29,29 +29,31 @@ def _bytes() -> str:
 
 def _gpt2() -> str:
     tokenizer = GPT2Tokenizer()
-    letters = byte_letters()
-    vocabulary = {
-        "".join(letters[byte] for byte in token): rank for token, rank in tokenizer.encoding._mergeable_ranks.items()
-    }
-    lines = tokenizer._vocabulary().split("\n")[1:]
+    # the first line is a version; a merge is two parts with a blank between them
+    lines = tokenizer.merges().split("\n")[1:]
     merges = [(left, right) for left, _, right in (line.partition(" ") for line in lines) if right]
-    return _byte_level(vocabulary | {END_OF_TEXT: tokenizer.end_of_text}, merges, words=True)
+    tokens = [*byte_letters().values(), *(left + right for left, right in merges), END_OF_TEXT]
+    return _byte_level({token: number for number, token in enumerate(tokens)}, merges, words=True)
 
 
-# tokenizers that a run names without keeping a file
+# tokenizers for which a run keeps a name and no file
 BUILT = {"bytes": _bytes, "gpt2": _gpt2}
 
 
 def is_gpt2(file: bytes) -> bool:
-    """Whether a tokenizer.json gives GPT-2's ids: its vocabulary and merges on its words."""
+    """Whether a tokenizer.json gives GPT-2's ids: it has the same vocabulary, the same merges and the same words."""
     read = need("tokenizers", "data").Tokenizer.from_buffer
-    theirs, ours = (json.loads(read(content).to_str()) for content in (file, _gpt2().encode()))
-    parts = [[made["model"].get(part) for part in ("vocab", "merges")] for made in (theirs, ours)]
-    return parts[0] == parts[1] and splits_like_gpt2(theirs)
+    definition, gpt2 = (json.loads(read(content).to_str()) for content in (file, _gpt2().encode()))
+    same = all(definition["model"].get(part) == gpt2["model"].get(part) for part in ("vocab", "merges"))
+    return same and splits_like_gpt2(definition)
 
 
 def write_tokenizer(directory: Path, described: dict[str, Any], file: bytes | None, block: int) -> None:
-    """tokenizer.json, the run's own bytes where it has them, and what makes transformers read it as it is."""
+    """Write tokenizer.json and tokenizer_config.json for transformers.
+
+    described: the tokenizer's entry in the run's config.json.
+    file: the run's own tokenizer.json, which is copied; None builds one from the tokenizer's name.
+    """
     content = file if file is not None else BUILT[described["name"]]().encode()
     library = need("tokenizers", "data").Tokenizer.from_buffer(content)
     end = library.id_to_token(described["end_of_text"])

@@ -1,4 +1,4 @@
-"""`spheret export` and `spheret import`: a run as files that transformers loads, and such files as a run."""
+"""`spheret export` writes a run as files that transformers loads. `spheret import` makes a run of such files."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from spheret.support.errors import unknown
 
 KINDS = ("spheret", "gpt2")
 WEIGHTS = "model.safetensors"
-# causal masks that old GPT-2 files keep among the weights
+# old GPT-2 files keep causal masks among the weights
 MASKS = re.compile(r"attn\.(masked_)?bias$")
 
 
 def export_command(
     run: str,
     /,
-    to: Path,
+    out: Path,
     kind: Annotated[str, tyro.conf.arg(name="as")] = "spheret",
     step: int | None = None,
 ) -> int:
@@ -45,34 +45,34 @@ def export_command(
 
     Args:
         run: the run directory.
-        to: the directory to write, new or empty.
-        kind: spheret, for `import spheret.hub` and AutoModelForCausalLM; or gpt2, a stock GPT-2 that needs nothing of
-            spheret, where the scheme is pre-ln.
-        step: which checkpoint; the newest by default.
+        out: the directory to write; it must be new or empty.
+        kind: spheret (AutoModelForCausalLM loads it after `import spheret.hub`), or gpt2 (a stock GPT-2 that
+            transformers loads without spheret; the run's scheme must be pre-ln).
+        step: the checkpoint's step; the newest by default.
     """
-    made = export(open_run(run), to, kind, step)
+    directory = export(open_run(run), out, kind, step)
     first = "import spheret.hub, then " if kind == "spheret" else ""
-    print(f"{made}: {first}AutoModelForCausalLM.from_pretrained loads it")
+    print(f"{directory}: {first}load it with AutoModelForCausalLM.from_pretrained")
     return 0
 
 
-def export(run: Run, to: str | Path, kind: str = "spheret", step: int | None = None) -> Path:
-    """The directory `to`, which is whole or absent."""
+def export(run: Run, out: str | Path, kind: str = "spheret", step: int | None = None) -> Path:
+    """Write a run for transformers. The directory `out` is complete afterwards, or absent if something failed."""
     if kind not in KINDS:
         raise unknown("kind of export", kind, KINDS)
-    target = Path(to).expanduser()
+    target = Path(out).expanduser()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise FileExistsError(f"{target} exists and is not empty: give a new directory.")
     model, tokenizer = run.model(step), run.tokenizer()
     described, end = describe(tokenizer), tokenizer.end_of_text
     more = {"bos_token_id": end, "eos_token_id": end, "spheret_tokenizer": described}
-    made: Any = to_gpt2(model, **more) if kind == "gpt2" else SpheretForCausalLM.of(model, **more)
+    exported: Any = to_gpt2(model, **more) if kind == "gpt2" else SpheretForCausalLM.of(model, **more)
     partial = target.with_name(target.name + ".part")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
         with _quietly():
-            made.save_pretrained(partial)
+            exported.save_pretrained(partial)
         write_tokenizer(partial, described, tokenizer.file, model.config.block)
         if target.exists():
             target.rmdir()
@@ -83,13 +83,13 @@ def export(run: Run, to: str | Path, kind: str = "spheret", step: int | None = N
 
 
 def import_command(source: str, /, out: Path, tokenizer: str | None = None) -> int:
-    """Make a run directory of a model that transformers has saved: one of `spheret export`, or a GPT-2.
+    """Make a run directory of a model that transformers saved: an export of spheret, or a GPT-2.
 
     Args:
         source: the directory, its .safetensors file, or a name on the Hugging Face hub.
         out: the run directory to write.
-        tokenizer: gpt2, bytes or a path to a tokenizer.json; by default the one that lies beside the weights, else
-            gpt2 for GPT-2's vocabulary.
+        tokenizer: gpt2, bytes or a path to a tokenizer.json. By default the tokenizer beside the weights, or gpt2 if
+            there is none and the vocabulary has GPT-2's size.
     """
     run = import_(source, out, tokenizer)
     config = run.model_config
@@ -98,7 +98,7 @@ def import_command(source: str, /, out: Path, tokenizer: str | None = None) -> i
 
 
 def import_(source: str | Path, out: str | Path, tokenizer: str | None = None) -> Run:
-    """A run with one checkpoint, step-0: the source's weights to the bit, half precision widened to float32."""
+    """Make a run with one checkpoint, step-0. It holds the source's weights, bit for bit, as float32."""
     path = Path(source).expanduser()
     if path.is_file() and path.name != WEIGHTS:
         raise ValueError(f"{path} is not named {WEIGHTS}: put it beside its config.json under that name.")
@@ -110,8 +110,8 @@ def import_(source: str | Path, out: str | Path, tokenizer: str | None = None) -
     chosen = _tokenizer(place, tokenizer, getattr(loaded.config, "spheret_tokenizer", None), model)
     if chosen.vocab_size > model.config.vocab:
         raise ValueError(
-            f"the tokenizer {chosen.name} has {chosen.vocab_size} tokens and {source} rows for {model.config.vocab}: "
-            "give the one it was trained with by --tokenizer."
+            f"the tokenizer {chosen.name} has {chosen.vocab_size} tokens and the embedding of {source} has "
+            f"{model.config.vocab} rows: give the tokenizer that it was trained with by --tokenizer."
         )
     environment = {
         "spheret": __version__,
@@ -124,7 +124,7 @@ def import_(source: str | Path, out: str | Path, tokenizer: str | None = None) -
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """transformers' own bars are for models that take minutes, and its reports of loading are errors here."""
+    """Silence transformers' progress bars and its warnings about missing tensors, which are errors here."""
     log = transformers.utils.logging
     shown, level = log.is_progress_bar_enabled(), log.get_verbosity()
     log.disable_progress_bar()
@@ -138,7 +138,7 @@ def _quietly() -> Iterator[None]:
 
 
 def _load(place: str) -> Any:
-    """transformers' model from a directory, or from the hub where it is such a name; safetensors alone are read."""
+    """Load a model with transformers from a directory, or by its name on the hub. Only safetensors are read."""
     directory = Path(place)
     if directory.is_dir():
         if not (directory / "config.json").is_file():
@@ -161,45 +161,53 @@ def _load(place: str) -> Any:
             )  # fmt: skip
     except (OSError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
-        failed = "cannot be read" if directory.is_dir() else "is no directory here, nor had from the Hugging Face hub"
+        failed = "cannot be read"
+        if not directory.is_dir():
+            failed = "is not a directory on this machine, and could not be loaded from the Hugging Face hub"
         raise OSError(
-            f"{place} {failed} ({reason}): give a directory with a whole config.json and {WEIGHTS}."
+            f"{place} {failed} ({reason}): give a directory with a complete config.json and {WEIGHTS}."
         ) from None
     loaded, report = both
-    _check_whole(place, report)
+    _check_complete(place, report)
     return loaded
 
 
-def _check_whole(place: str, report: dict[str, Any]) -> None:
-    """Refuse what transformers would fill with random numbers, or leave out, and only warn of."""
-    found = {
+def _check_complete(place: str, report: dict[str, Any]) -> None:
+    """Raise for tensors that are missing, unexpected or of another shape. transformers would only warn."""
+    problems = {
         "lacks": report["missing_keys"],
         "has another shape of": [name for name, *_ in report["mismatched_keys"]],
-        "has, beyond what its config.json asks for,": [n for n in report["unexpected_keys"] if not MASKS.search(n)],
+        "has tensors that its config.json does not describe:": [
+            name for name in report["unexpected_keys"] if not MASKS.search(name)
+        ],
     }
-    for what, names in found.items():
+    for problem, names in problems.items():
         if names:
             raise ValueError(
-                f"{place} {what} {', '.join(sorted(names)[:3])} ({len(names)} in all): save the whole model again."
+                f"{place} {problem} {', '.join(sorted(names)[:3])} ({len(names)} in all): save the whole model again."
             )
 
 
-def _tokenizer(place: str, asked: str | None, described: dict[str, Any] | None, model: GPT) -> Tokenizer:
-    """The one that is asked for, was exported, or lies there; else GPT-2's, for a vocabulary of its size."""
+def _tokenizer(place: str, choice: str | None, described: dict[str, Any] | None, model: GPT) -> Tokenizer:
+    """The tokenizer of an import: `choice`, or the exported one, or the one beside the weights, or GPT-2's.
+
+    choice: the value of --tokenizer.
+    described: the description of the exported tokenizer in the config, if there is one.
+    """
     file = Path(place) / TOKENIZER
-    if asked is not None:
-        return load_tokenizer(asked)
+    if choice is not None:
+        return load_tokenizer(choice)
     if described is not None:
-        made = (
+        tokenizer = (
             JSONTokenizer(file.read_bytes(), described["name"])
             if described["file"]
             else load_tokenizer(described["name"])
         )
-        if describe(made) != described:
+        if describe(tokenizer) != described:
             raise ValueError(
                 f"{file} is not the tokenizer that was exported ({json.dumps(described)}): export it again."
             )
-        return made
+        return tokenizer
     if file.is_file():
         return load_tokenizer("gpt2") if is_gpt2(file.read_bytes()) else JSONTokenizer(file.read_bytes(), TOKENIZER)
     if model.config.vocab not in (50257, 50304):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from spheret.evaluate.tasks import PAPER_TASKS
+from spheret.evaluate.tasks import PAPER_COLUMNS
 from spheret.model.gpt import PRESETS
-from spheret.report.paper_numbers import CORPORA, FOOTNOTES, LOSSES, ROWS, SIZES, SOURCE, ZERO_SHOT, ZERO_SHOT_COLUMNS
+from spheret.report.paper_numbers import CORPORA, FOOTNOTES, LOSSES, ROWS, SIZES, SOURCE, ZERO_SHOT
 from spheret.report.results import Number, Result, Study
 from spheret.report.sections import Section, format_loss, format_perplexity, number_cell, perplexity
 from spheret.report.tables import Table, TableCell
@@ -109,15 +109,15 @@ def _perplexity_table(by_cell: dict[PaperCell, list[Result]]) -> Table:
 
 def _zero_shot_table(corpus: str, by_cell: dict[PaperCell, list[Result]]) -> Table:
     columns, rows = ["scheme"], []
-    for heading in ZERO_SHOT_COLUMNS:
-        columns += [f"{heading}, {origin}" for origin in ("paper", "here")]
+    for column in PAPER_COLUMNS:
+        columns += [f"{column.heading}, {origin}" for origin in ("paper", "here")]
     for row, texts in ZERO_SHOT[corpus].items():
         cells = [TableCell(row)]
         runs = by_cell.get((row, corpus, "L"))
-        for (_, task, metric), text in zip(PAPER_TASKS, texts, strict=True):
+        for column, text in zip(PAPER_COLUMNS, texts, strict=True):
             cells += [
                 _paper_cell(text, "zero-shot table"),
-                _run_cell(runs, partial(zero_shot_number, task=task, metric=metric), format_perplexity),
+                _run_cell(runs, partial(zero_shot_number, task=column.task, metric=column.metric), format_perplexity),
             ]
         rows.append(cells)
     return Table(f"paper-zero-shot-{corpus}", f"Zero-shot, L, trained on {CORPORA[corpus]}", columns, rows)

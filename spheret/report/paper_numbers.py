@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from spheret.evaluate.tasks import PAPER_TASKS
-
 SOURCE = "arXiv 2608.02668"
 CORPORA = {"fineweb-edu": "FineWeb-Edu", "openwebtext": "OpenWebText"}
 SIZES = ("S", "M", "L")
@@ -72,11 +70,7 @@ def _losses() -> dict[tuple[str, str, str], Loss]:
 LOSSES: dict[tuple[str, str, str], Loss] = _losses()
 
 
-# the paper's abbreviations of the metrics of lm-evaluation-harness
-_ABBREVIATIONS = {"acc": "acc", "acc_norm": "acc_n", "perplexity": "ppl", "word_perplexity": "ppl"}
-# the columns of the zero-shot tables as printed, in the order of PAPER_TASKS
-ZERO_SHOT_COLUMNS = tuple(f"{column} {_ABBREVIATIONS[metric]}" for column, _, metric in PAPER_TASKS)
-# the models of size L, accuracies in percent: corpus -> row -> one cell per column of ZERO_SHOT_COLUMNS
+# the models of size L, accuracies in percent: corpus -> row -> one cell per column of PAPER_COLUMNS
 ZERO_SHOT: dict[str, dict[str, tuple[str, ...]]] = {
     "fineweb-edu": _parse("""
 Pre-LN          26.54 51.85 55.81 36.81 29.11  33.40 65.18 81.20 37.56 52.49  66.69 36.23

@@ -197,6 +197,11 @@ def _check_section(path: Path, section: str, values: Any) -> None:
             msgspec.convert(value, _annotation(SECTIONS[section], name))
         except msgspec.ValidationError as error:
             raise ValueError(f"{section}.{name} in {path} is {value!r}: {error}.") from None
+    for option, value in values.get("scheme_options", {}).items():
+        if value is not None and not isinstance(value, (bool, int, float, str)):
+            raise ValueError(
+                f"the scheme's option {option} in {path} must be a number, a word, true or false, got {value}."
+            )
 
 
 def _annotation(section: type, name: str) -> Any:

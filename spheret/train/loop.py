@@ -87,7 +87,7 @@ class Trainer:
             fused=world.device.type in ("cpu", "cuda"),
         )
         self._named = dict(self.model.named_parameters())
-        self._log: Log | None = None
+        self.log: Log | None = None
         # the signal that reached this process, and the one that all processes agreed on
         self._received: int | None = None
         self._stopping: int | None = None
@@ -201,7 +201,7 @@ class Trainer:
 
     def fit(self) -> int:
         """Train to the last step, or until a signal or a guard stops it. Returns the exit code."""
-        self._log = Log(self.path / METRICS, self.step) if self.world.is_main else None
+        self.log = Log(self.path / METRICS, self.step) if self.world.is_main else None
         tracker = Tracker(self.path / TENSORBOARD, self._tensorboard and self.world.is_main, self.step)
         title = f"train {self.model.config.scheme}"
         batches = self._loader.batches(self.step, self.config.steps)
@@ -236,16 +236,16 @@ class Trainer:
         finally:
             batches.close()
             tracker.close()
-            if self._log is not None:
-                self._log.close()
+            if self.log is not None:
+                self.log.close()
 
     def request_stop(self, number: int) -> None:
         """Stop after the current update, as the signal of this number does."""
         self._received = number
 
     def _write(self, line: dict[str, Any], tracker: Tracker) -> None:
-        if self._log is not None:
-            self._log.append(line)
+        if self.log is not None:
+            self.log.append(line)
             tracker.log(line)
 
     def _show(self, meter: Meter, line: dict[str, Any], evaluated: bool) -> None:
@@ -282,13 +282,13 @@ class Trainer:
             "threads": torch.get_num_threads(),
         }
         parts, directory = self.tensors(), self.path / CHECKPOINTS
-        if self._log is None:
+        if self.log is None:
             # all processes gather the shards, tensor by tensor, for the one that writes
             for tensor in (tensor for part in parts.values() for tensor in part):
                 tensor.gather()
             return
         # every line up to a checkpoint's step is on the disk before the checkpoint
-        self._log.sync()
+        self.log.sync()
         checkpoint.save(directory, self.step, parts, state)
         checkpoint.prune(directory, self.config.keep, None if self.best is None else self.best["step"])
 

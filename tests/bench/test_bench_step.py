@@ -13,26 +13,45 @@ def _tiny(monkeypatch):
     monkeypatch.setitem(PRESETS, "T", (2, 2, 16))
 
 
-def test_command(tmp_path, capsys):
+@pytest.mark.parametrize("bf16", [True, False])
+def test_command(bf16, tmp_path, capsys, monkeypatch):
+    """On a CPU with bfloat16 arithmetic and on one without, whichever this one is."""
+    monkeypatch.setattr(bench, "has_bfloat16", lambda: bf16)
     out = tmp_path / "step.json"
-    words = ["--size", "T", "--tokens", "64", "--block", "32", "--schemes", "keel,geonorm", "--repeats", "1"]
-    assert main(["bench", "step", *words, "--no-memory", "--json", str(out)]) == 0
+    schemes = "keel,geonorm:schedule=constant"
+    words = ["--size", "T", "--tokens", "64", "--block", "32", "--schemes", schemes, "--repeats", "1"]
+    assert main(["bench", "step", *words, "--device", "cpu", "--no-memory", "--json", str(out)]) == 0
     printed = capsys.readouterr().out
-    table = json.loads(out.read_text())["table"]
-    assert [row["name"] for row in table] == ["pre-ln", "keel", "geonorm", bench.PAPERS_CODE, bench.RIVAL]
-    assert all(row["float32"]["tokens/s"] > 0 for row in table)
-    assert "not run" in printed
+    rows = json.loads(out.read_text())["table"]
+    assert [row["name"] for row in rows] == ["pre-ln", *schemes.split(","), bench.PAPERS_CODE, bench.RIVAL]
+    for precision in ("float32", "bf16") if bf16 else ("float32",):
+        assert all(row[precision]["tokens/s"] > 0 for row in rows)
+        assert all(row[precision]["GB"] is None for row in rows)
+    assert all(("bf16" in row) == bf16 for row in rows)
+    assert ("bf16 was not measured: this cpu has no bfloat16 arithmetic" in printed) == (not bf16)
+    assert "GB" not in printed
 
 
-@pytest.mark.parametrize("name", ["pre-ln", "p-spheretnorm", bench.PAPERS_CODE])
+def test_memory_of_every_model_in_its_own_process(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(bench, "has_bfloat16", lambda: False)
+    calls = []
+    monkeypatch.setattr(bench, "_peak_in_a_child", lambda *call: calls.append(call) or 2_000_000_000)
+    words = ["--size", "T", "--tokens", "32", "--block", "16", "--schemes", "keel", "--repeats", "1"]
+    assert main(["bench", "step", *words, "--device", "cpu"]) == 0
+    names = ["pre-ln", "keel", bench.PAPERS_CODE, bench.RIVAL]
+    assert calls == [(name, "T", 32, 16, "float32", "cpu") for name in names]
+    assert "2.00" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["pre-ln", "p-spheretnorm:p=3", bench.PAPERS_CODE])
 def test_models_with_shared_branches_are_the_models(name):
-    shared = bench._ours("pre-ln", "T", 16, None)
-    model = bench._ours(name, "T", 16, shared)
+    shared = bench.build_model("pre-ln", "T", 16, None)
+    model = bench.build_model(name, "T", 16, shared)
     assert not any(p.is_meta for p in model.parameters())
     own = GPT(model.config)
     own.load_state_dict(model.state_dict())
-    x, y = bench._batch(32, 16)
-    torch.testing.assert_close(bench._loss(name, model, x, y), own(x, y), rtol=1e-5, atol=1e-5)
+    x, y = bench.random_batch(32, 16)
+    torch.testing.assert_close(bench.compute_loss(name, model, x, y), own(x, y), rtol=1e-5, atol=1e-5)
     assert model.tokens.weight is shared.tokens.weight
 
 
@@ -46,6 +65,7 @@ def test_peak_memory_counts_the_weights_gradients_and_moments():
         (["--size", "XL"], "unknown size"),
         (["--tokens", "100"], "multiple of block"),
         (["--schemes", "preln"], "Did you mean 'pre-ln'"),
+        (["--device", "gpu"], "--device gpu is not there"),
     ],
 )
 def test_bad_input(words, message, capsys):

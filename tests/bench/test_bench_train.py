@@ -15,13 +15,14 @@ ROWS = ["bare step", "trainer", "evaluation", "look inside", "checkpoint"]
 
 def test_command(tmp_path, capsys):
     out = tmp_path / "train.json"
-    assert main(["bench", "train", *QUICK, "--eval-windows", "2", "--repeats", "1", "--json", str(out)]) == 0
-    printed, found = capsys.readouterr().out, json.loads(out.read_text())
-    assert list(found["seconds"]) == ROWS
-    assert all(took > 0 for took in found["seconds"].values())
-    assert found["trainer_over_bare"] == found["seconds"]["trainer"] / found["seconds"]["bare step"]
+    words = [*QUICK, "--eval-windows", "2", "--repeats", "1", "--device", "cpu", "--json", str(out)]
+    assert main(["bench", "train", *words]) == 0
+    printed, results = capsys.readouterr().out, json.loads(out.read_text())
+    assert list(results["seconds"]) == ROWS
+    assert all(took > 0 for took in results["seconds"].values())
+    assert results["trainer_over_bare"] == results["seconds"]["trainer"] / results["seconds"]["bare step"]
     assert all(name in printed for name in ROWS)
-    assert (found["width"], found["torch"]) == (16, torch.__version__)
+    assert (results["width"], results["device"], results["torch"]) == (16, "cpu", torch.__version__)
 
 
 def test_the_trainer_is_measured_at_work(tmp_path):
@@ -33,7 +34,7 @@ def test_the_trainer_is_measured_at_work(tmp_path):
     evaluation = EvaluationConfig(eval_every=bench.STEPS, eval_windows=2)
     bench.measure(config, training, evaluation, cached("sotu", "bytes"), tmp_path, repeats=3)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    # two warm-up rounds and three that count, each a real update with its line
+    # two warm-up rounds and three that count: each is a real update and writes its line
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-5"]
 
@@ -50,16 +51,16 @@ def test_both_contestants_compute_the_same(tmp_path, monkeypatch):
     real = bench._model
 
     def model(config):
-        made = real(config)
-        made.register_forward_hook(lambda module, inputs, out: seen.append((inputs[0].clone(), float(out.detach()))))
-        return made
+        gpt = real(config)
+        gpt.register_forward_hook(lambda module, inputs, out: seen.append((inputs[0].clone(), float(out.detach()))))
+        return gpt
 
     monkeypatch.setattr(bench, "_model", model)
     monkeypatch.setattr(bench, "interleaved", lambda runs, *_: [run() for run in list(runs.values())[:2]] and {})
     bench.measure(config, training, evaluation, cached("sotu", "bytes"), tmp_path, repeats=1)
-    (bare, loss), (ours, other) = seen[:2]
-    assert torch.equal(bare, ours)
-    assert loss == other
+    (bare_inputs, bare_loss), (trainer_inputs, trainer_loss) = seen[:2]
+    assert torch.equal(bare_inputs, trainer_inputs)
+    assert bare_loss == trainer_loss
 
 
 @pytest.mark.parametrize(

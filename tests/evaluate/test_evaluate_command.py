@@ -1,4 +1,4 @@
-"""`spheret eval`: what it writes, what it keeps, and what it says of bad input."""
+"""`spheret eval`: the files it writes, the results it keeps, and its messages for bad input."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ from spheret import GPT, GPTConfig
 from spheret.cli import main
 from spheret.data.tokenizers import describe
 from spheret.data.tokenizers import load as load_tokenizer
-from spheret.evaluate import PAPER_TASKS, TASKS, compare, read, table
+from spheret.evaluate import PAPER_COLUMNS, TASKS, compare, read, table
 from spheret.evaluate.tasks import MANIFEST, prefetch
 from spheret.runs.run import create_run
 
@@ -37,22 +37,27 @@ def evaluated(run, *words):
 
 def test_the_papers_tasks(tmp_path, capsys):
     run = make_run(tmp_path / "run")
-    found = evaluated(run, "--batch-size", "4")
-    assert set(found["tasks"]) == set(TASKS)
-    assert (found["step"], found["dtype"], found["batch_size"], found["truncated"]) == (0, "float32", 4, 0)
-    assert set(found["versions"]) == {"spheret", "lm_eval", "datasets", "torch"}
-    for name, task in found["tasks"].items():
+    results = evaluated(run, "--batch-size", "4")
+    assert set(results["tasks"]) == set(TASKS)
+    assert (results["step"], results["precision"], results["batch_size"], results["truncated"]) == (
+        0,
+        "float32",
+        4,
+        0,
+    )
+    assert set(results["versions"]) == {"spheret", "lm_eval", "datasets", "torch"}
+    for name, task in results["tasks"].items():
         assert task["documents"] == len((ROWS / f"{name}.jsonl").read_text().splitlines())
         assert len(task["hash"]) == len(task["data_sha256"]) == 64
         assert all(cell["value"] is not None and cell["stderr"] is not None for cell in task["metrics"].values())
-    said = capsys.readouterr()
-    assert "average zero-shot accuracy" in said.out
-    assert "loglikelihood: 93 of 93" in said.err
+    printed = capsys.readouterr()
+    assert "average zero-shot accuracy" in printed.out
+    assert "loglikelihood: 93 of 93" in printed.err
     # nothing but the results and the cache
     assert {p.name for p in tmp_path.iterdir()} == {"run", "cache"}
     assert {p.name for p in run.path.iterdir()} == {"config.json", "checkpoints", "eval.json", "eval_samples.jsonl"}
     (row,) = table([run.path])
-    assert [(c["column"], c["task"], c["metric"]) for c in row["cells"]] == list(PAPER_TASKS)
+    assert [(c["column"], c["task"], c["metric"]) for c in row["cells"]] == list(PAPER_COLUMNS)
     accuracies = [cell["value"] for cell in row["cells"][:10]]
     assert row["average"]["value"] == pytest.approx(sum(accuracies) / 10)
 
@@ -79,7 +84,7 @@ def test_two_runs_on_the_same_documents(tmp_path):
     for run in (first, second):
         evaluated(run)
     rows = compare(first.path, second.path)
-    assert [(r["column"], r["task"], r["metric"]) for r in rows] == list(PAPER_TASKS)
+    assert [(r["column"], r["task"], r["metric"]) for r in rows] == list(PAPER_COLUMNS)
     cells = [{c["task"] + c["metric"]: c["value"] for c in table([run.path])[0]["cells"]} for run in (first, second)]
     for row in rows:
         key = row["task"] + row["metric"]
@@ -92,9 +97,9 @@ def test_two_runs_on_the_same_documents(tmp_path):
 
 
 def test_long_documents_are_cut_and_counted(tmp_path, capsys):
-    found = evaluated(make_run(tmp_path / "run", block=96), "--tasks", "boolq,piqa")
-    assert 0 < found["truncated"] < found["requests"]
-    assert f"{found['truncated']} of {found['requests']} requests were longer" in " ".join(
+    results = evaluated(make_run(tmp_path / "run", block=96), "--tasks", "boolq,piqa")
+    assert 0 < results["truncated"] < results["requests"]
+    assert f"{results['truncated']} of {results['requests']} requests were longer" in " ".join(
         capsys.readouterr().out.split()
     )
 
@@ -131,20 +136,25 @@ def test_prefetch_writes_what_data_reads(tmp_path, capsys):
     counts = prefetch(tmp_path / "data", TASKS, sources)
     assert counts == {name: 4 if name == "arc_challenge" else 3 for name in TASKS}
     for name, task in TASKS.items():
-        for fetched, given in zip(
+        for fetched, original in zip(
             (tmp_path / "data" / f"{name}.jsonl").read_text().splitlines(),
             (ROWS / f"{name}.jsonl").read_text().splitlines(),
             strict=True,
         ):
-            assert json.loads(fetched) == {key: json.loads(given)[key] for key in task.fields}
+            assert json.loads(fetched) == {key: json.loads(original)[key] for key in task.fields}
     manifest = json.loads((tmp_path / "data" / MANIFEST).read_bytes())
-    assert manifest["piqa"]["rows"] == 3
+    assert manifest["tasks"]["piqa"]["rows"] == 3
     shutil.rmtree(tmp_path / "piqa")
     assert prefetch(tmp_path / "data", ["piqa"], sources) == {"piqa": 3}
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / MANIFEST).write_text('{"piqa": {}}')
+    with pytest.raises(ValueError, match="was not written by spheret eval --prefetch"):
+        prefetch(other, ["piqa"], sources)
     run = make_run(tmp_path / "run")
     assert main(["eval", str(run.path), "--data", str(tmp_path / "data"), "--tasks", "hellaswag"]) == 0
-    there = read(run.path)["tasks"]["hellaswag"]["metrics"]
-    assert there == evaluated(run, "--tasks", "hellaswag")["tasks"]["hellaswag"]["metrics"]
+    metrics = read(run.path)["tasks"]["hellaswag"]["metrics"]
+    assert metrics == evaluated(run, "--tasks", "hellaswag")["tasks"]["hellaswag"]["metrics"]
 
 
 CHANGES = {
@@ -169,15 +179,15 @@ CHANGES = {
         ),
         (["--data", "{}/null"], "line 1 of {}/null/piqa.jsonl has no 'sol1'"),
         (["--data", "{}/choices"], "line 1 of {}/choices/openbookqa.jsonl has 'choices' without 'text' and 'label'"),
-        (["--data", "{}/no-text"], "line 1 of {}/no-text/sciq.jsonl is no JSON ('utf-8' codec"),
-        (["--tasks", " ,", "--data", str(ROWS)], "no task is named by ' ,'"),
+        (["--data", "{}/no-text"], "line 1 of {}/no-text/sciq.jsonl is not JSON ('utf-8' codec"),
+        (["--tasks", " ,", "--data", str(ROWS)], "--tasks ' ,' names no task"),
         (["--data", "{}/empty"], "line 1 of {}/empty/lambada_openai.jsonl has an empty 'text'"),
-        (["--data", "{}/no-json"], "line 4 of {}/no-json/sciq.jsonl is no JSON"),
+        (["--data", "{}/no-json"], "line 4 of {}/no-json/sciq.jsonl is not JSON"),
         (["--data", "{}/no-rows"], "holds no rows"),
         (["--limit", "0", "--data", str(ROWS)], "limit must be at least 1"),
         (["--batch-size", "0", "--data", str(ROWS)], 'positive number or "auto"'),
         (["--device", "gpu", "--data", str(ROWS)], "--device gpu is not there: this machine has"),
-        (["--dtype", "int8", "--data", str(ROWS)], "unknown dtype 'int8'"),
+        (["--precision", "int8", "--data", str(ROWS)], "unknown precision 'int8'"),
         (["--step", "5", "--data", str(ROWS)], "no checkpoint of step 5: there are 0"),
     ],
 )
@@ -188,9 +198,9 @@ def test_bad_input(words, message, tmp_path, capsys):
         path = tmp_path / name / f"{task}.jsonl"
         path.write_text(change(path.read_text()), errors="surrogateescape")
     assert main(["eval", str(run.path), *(word.format(tmp_path) for word in words)]) == 2
-    said = capsys.readouterr().err
-    assert message.format(*[tmp_path] * message.count("{}")) in said
-    assert said.count("\n") == 1
+    error = capsys.readouterr().err
+    assert message.format(*[tmp_path] * message.count("{}")) in error
+    assert error.count("\n") == 1
     assert not (run.path / "eval.json").exists()
 
 
@@ -200,7 +210,7 @@ def test_a_run_that_is_none(tmp_path, capsys):
     for words, message in (
         (["eval", str(run.path), "--data", str(ROWS)], "has no checkpoint yet"),
         (["eval", str(tmp_path / "none"), "--data", str(ROWS)], "no run directory at"),
-        (["eval"], "which run?"),
+        (["eval"], "no run is given"),
     ):
         assert main(words) == 2
         assert message in capsys.readouterr().err
@@ -213,7 +223,7 @@ def test_no_internet_and_no_rows(tmp_path, capsys):
     run = make_run(tmp_path / "run")
     for words in (["eval", str(run.path), "--tasks", "piqa"], ["eval", "--prefetch", str(tmp_path / "data")]):
         assert main(words) == 2
-        said = capsys.readouterr().err.splitlines()[-1]
-        assert "spheret eval --prefetch DIR where there is internet" in said or "is there internet?" in said
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert "spheret eval --prefetch DIR where there is internet" in error or "is there internet?" in error
     assert main(["eval", str(run.path), "--tasks", "hellaswagg"]) == 2
     assert "Did you mean hellaswag" in capsys.readouterr().err

@@ -6,44 +6,44 @@ import math
 import pytest
 import torch
 
-from spheret.evaluate.eval_json import _sign_test, average, compare, read, samples, summary
+from spheret.evaluate.eval_json import average, compare, read, samples, summary
 from spheret.runs.layout import EVAL, EVAL_SAMPLES
 
 
 def write(path, values):
-    """A run's sidecar with values[task][metric] = what each document gave."""
+    """A run's eval_samples.jsonl, where values[task][metric] is one value per document."""
     path.mkdir()
     lines = []
     for task, metrics in values.items():
         for number in range(len(next(iter(metrics.values())))):
-            row = {metric: each[number] for metric, each in metrics.items()}
+            row = {metric: per_document[number] for metric, per_document in metrics.items()}
             lines.append(json.dumps({"task": task, "document": number, "hash": f"h{number}", "metrics": row}))
     (path / EVAL_SAMPLES).write_text("\n".join(lines) + "\n")
     return path
 
 
 def test_word_perplexity_error_by_simulation():
-    """Documents drawn again and again scatter as the standard error of one drawing says."""
+    """The standard error of one sample of documents predicts the spread over many samples."""
     generator = torch.Generator().manual_seed(0)
 
-    def drawing():
+    def sample():
         words = torch.randint(50, 400, (60,), generator=generator)
         likelihoods = -words * (3.4 + 0.3 * torch.randn(60, generator=generator))
         return list(zip(likelihoods.tolist(), words.tolist(), strict=True))
 
-    found = [summary("word_perplexity", drawing()) for _ in range(400)]
-    spread = torch.tensor([f["value"] for f in found]).std().item()
-    assert sum(f["stderr"] for f in found) / 400 == pytest.approx(spread, rel=0.1)
+    summaries = [summary("word_perplexity", sample()) for _ in range(400)]
+    spread = torch.tensor([s["value"] for s in summaries]).std().item()
+    assert sum(s["stderr"] for s in summaries) / 400 == pytest.approx(spread, rel=0.1)
 
 
 def test_paired_accuracy(tmp_path):
-    ours, theirs = [1, 1, 0, 1, 1, 0, 1, 1], [1, 0, 0, 0, 1, 1, 0, 1]
-    a = write(tmp_path / "a", {"piqa": {"acc": ours, "acc_norm": ours}})
-    b = write(tmp_path / "b", {"piqa": {"acc": theirs, "acc_norm": theirs}})
+    first, second = [1, 1, 0, 1, 1, 0, 1, 1], [1, 0, 0, 0, 1, 1, 0, 1]
+    a = write(tmp_path / "a", {"piqa": {"acc": first, "acc_norm": first}})
+    b = write(tmp_path / "b", {"piqa": {"acc": second, "acc_norm": second}})
     (row,) = compare(a, b)
     assert (row["documents"], row["wins"], row["losses"]) == (8, 3, 1)
     assert row["difference"] == pytest.approx(25.0)
-    change = torch.tensor([100.0 * (x - y) for x, y in zip(ours, theirs, strict=True)])
+    change = torch.tensor([100.0 * (x - y) for x, y in zip(first, second, strict=True)])
     assert row["stderr"] == pytest.approx(change.std().item() / math.sqrt(8))
     # of four that differ, one or fewer on either side: 2 (1 + 4)/16
     assert row["p"] == pytest.approx(10 / 16)
@@ -51,15 +51,21 @@ def test_paired_accuracy(tmp_path):
     assert (back["difference"], back["wins"]) == (-row["difference"], 1)
 
 
-def test_the_sign_test_is_the_binomials():
-    assert _sign_test(0, 0) == 1.0
-    assert _sign_test(3, 3) == 1.0
-    assert _sign_test(10, 0) == pytest.approx(2 / 1024)
-    assert _sign_test(1, 9) == _sign_test(9, 1) == pytest.approx(2 * 11 / 1024)
+@pytest.mark.parametrize(
+    ("wins", "losses", "p"),
+    [(0, 0, 1.0), (3, 3, 1.0), (10, 0, 2 / 1024), (1, 9, 2 * 11 / 1024), (9, 1, 2 * 11 / 1024)],
+)
+def test_the_p_of_an_accuracy_is_the_exact_binomial(tmp_path, wins, losses, p):
+    first, second = [1] * wins + [0] * losses + [1], [0] * wins + [1] * losses + [1]
+    a = write(tmp_path / "a", {"piqa": {"acc_norm": first}})
+    b = write(tmp_path / "b", {"piqa": {"acc_norm": second}})
+    (row,) = compare(a, b)
+    assert (row["wins"], row["losses"]) == (wins, losses)
+    assert row["p"] == pytest.approx(p)
 
 
-def test_paired_perplexity_sees_what_is_common(tmp_path):
-    """Two models that differ by little on documents that differ by much."""
+def test_pairing_cancels_the_difficulty_of_documents(tmp_path):
+    """Two models differ little, on documents that differ a lot."""
     generator = torch.Generator().manual_seed(1)
     hard = -4 + 2 * torch.randn(300, generator=generator)
     better = hard + 0.1 + 0.02 * torch.randn(300, generator=generator)
@@ -74,13 +80,16 @@ def test_paired_perplexity_sees_what_is_common(tmp_path):
     assert summary("perplexity", hard.tolist())["stderr"] > 1
 
 
-def test_what_is_no_result(tmp_path):
+def test_files_that_are_not_results(tmp_path):
     (tmp_path / EVAL).write_text("{")
     with pytest.raises(ValueError, match="is damaged"):
         read(tmp_path)
     (tmp_path / EVAL).write_text('{"format": "other"}')
-    with pytest.raises(ValueError, match="is not what spheret eval writes here"):
+    with pytest.raises(ValueError, match="was not written by spheret eval"):
         read(tmp_path)
     with pytest.raises(FileNotFoundError, match="evaluate the run again"):
+        samples(tmp_path)
+    (tmp_path / EVAL_SAMPLES).write_text('{"task": "piqa", "document": 0, "hash": "h", "metrics": {}}\n{"task": "pi')
+    with pytest.raises(ValueError, match=r"line 2 of .*eval_samples.jsonl is damaged: evaluate the run again"):
         samples(tmp_path)
     assert average({"tasks": {}}) is None

@@ -1,4 +1,4 @@
-"""The adapter's rolling likelihood and generation, and lm_eval's own command line with our model in it."""
+"""SpheretLM: rolling log-likelihoods, generation, bad input, and lm_eval's own command line."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from spheret.runs.run import create_run
 TEXT = "Fellow citizens of the Senate and of the House of Representatives: among the vicissitudes of life"
 
 
-def made(block=32, scheme="proj-spheretnorm", scale=0.05):
+def small_gpt(block=32, scheme="proj-spheretnorm", scale=0.05):
     torch.manual_seed(0)
     model = GPT(GPTConfig(layers=2, heads=2, width=32, block=block, vocab=320, scheme=scheme)).double()
     with torch.no_grad():
@@ -28,7 +28,7 @@ def made(block=32, scheme="proj-spheretnorm", scale=0.05):
 
 
 def adapter(model, **options):
-    return SpheretLM(model=model, tokenizer=load_tokenizer("bytes"), dtype="float64", **options)
+    return SpheretLM(model=model, tokenizer=load_tokenizer("bytes"), precision="float64", **options)
 
 
 def ask(*arguments):
@@ -39,20 +39,20 @@ class TestRolling:
     @pytest.mark.parametrize("length", [1, 31, 32, 33, 64, 90])
     def test_every_token_once_with_the_most_context(self, length):
         """Windows of `block` from the end of text on; the last is full and scores only what is left."""
-        model, text = made(), TEXT[:length]
+        model, text = small_gpt(), TEXT[:length]
         ids = [256, *text.encode()]
         losses = []
         for start in range(0, length, 32):
             stop = min(start + 32, length)
             first = max(0, stop - 32)
             window = torch.tensor([ids[first : stop + 1]])
-            each = model.token_losses(window[:, :-1], window[:, 1:])[0]
-            losses.append(each[start - first :].sum())
-        (found,) = adapter(model).loglikelihood_rolling([ask(text)])
-        assert found == pytest.approx(-float(sum(losses)), rel=1e-9)
+            window_losses = model.token_losses(window[:, :-1], window[:, 1:])[0]
+            losses.append(window_losses[start - first :].sum())
+        (total,) = adapter(model).loglikelihood_rolling([ask(text)])
+        assert total == pytest.approx(-float(sum(losses)), rel=1e-9)
 
     def test_documents_do_not_mix(self):
-        lm = adapter(made(), batch_size=3)
+        lm = adapter(small_gpt(), batch_size=3)
         together = lm.loglikelihood_rolling([ask(TEXT), ask("We the People"), ask(TEXT[:40])])
         alone = [lm.loglikelihood_rolling([ask(text)])[0] for text in (TEXT, "We the People", TEXT[:40])]
         assert together == pytest.approx(alone, rel=1e-9)
@@ -63,17 +63,17 @@ class TestGeneration:
 
     @pytest.mark.parametrize("batch_size", [1, 3, "auto"])
     def test_a_batch_is_each_alone(self, batch_size):
-        model = made(block=64)
+        model = small_gpt(block=64)
         lm = adapter(model, batch_size=batch_size)
-        said = lm.generate_until([ask(p, {"max_gen_toks": 20, "until": []}) for p in self.PROMPTS])
-        for prompt, text in zip(self.PROMPTS, said, strict=True):
+        texts = lm.generate_until([ask(p, {"max_gen_toks": 20, "until": []}) for p in self.PROMPTS])
+        for prompt, text in zip(self.PROMPTS, texts, strict=True):
             ids = torch.tensor([list(prompt.encode()) or [256]])
             out = model.generate(ids, 20, temperature=0, vocab=257)[0, ids.shape[1] :].tolist()
             out = out[: out.index(256)] if 256 in out else out
             assert text == bytes(out).decode(errors="replace")
 
     def test_it_stops_where_it_is_told(self):
-        model = made(block=64)
+        model = small_gpt(block=64)
         lm = adapter(model)
         (whole,) = lm.generate_until([ask("We the", {"max_gen_toks": 20})])
         stop = whole[3]
@@ -82,16 +82,16 @@ class TestGeneration:
         assert lm.generate_until([ask("We the", {"max_gen_toks": 20, "until": stop})]) == [cut]
 
     def test_sampling(self):
-        lm = adapter(made(block=64))
+        lm = adapter(small_gpt(block=64))
         options = {"max_gen_toks": 12, "do_sample": True, "temperature": 1.5, "top_k": 20, "seed": 3}
         first, again = (lm.generate_until([ask("We", options)]) for _ in range(2))
         assert first == again
         assert first != lm.generate_until([ask("We", {**options, "seed": 4})])
 
     def test_a_long_prompt_is_cut_and_counted(self):
-        lm = adapter(made(block=32))
+        lm = adapter(small_gpt(block=32))
         lm.generate_until([ask(TEXT, {"max_gen_toks": 8}), ask("We", {"max_gen_toks": 8})])
-        assert (lm.truncated.total(), lm.asked.total()) == (1, 2)
+        assert (lm.truncated.total(), lm.requested.total()) == (1, 2)
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -102,48 +102,55 @@ class TestGeneration:
     )
     def test_bad_options(self, options, message):
         with pytest.raises(ValueError, match=message):
-            adapter(made(block=64)).generate_until([ask("We", options)])
+            adapter(small_gpt(block=64)).generate_until([ask("We", options)])
+
+
+def test_precision_of_the_weights():
+    lm = SpheretLM(model=small_gpt(), tokenizer=load_tokenizer("bytes"), precision="bf16")
+    assert {p.dtype for p in lm.gpt.parameters()} == {torch.bfloat16}
+    (pair,) = lm.loglikelihood([ask("We", " the")])
+    assert pair[0] < 0
 
 
 class TestBadInput:
     def test_nothing_to_score(self):
         with pytest.raises(ValueError, match="request 1 has nothing to score"):
-            adapter(made()).loglikelihood([ask("We", " the"), ask("We", "")])
+            adapter(small_gpt()).loglikelihood([ask("We", " the"), ask("We", "")])
 
     def test_no_context_is_the_end_of_text(self):
-        model = made()
-        ((found, _),) = adapter(model).loglikelihood([ask("", "We")])
+        model = small_gpt()
+        ((total, _),) = adapter(model).loglikelihood([ask("", "We")])
         window = torch.tensor([[256, *b"We"]])
-        assert found == pytest.approx(-float(model.token_losses(window[:, :-1], window[:, 1:]).sum()), rel=1e-9)
+        assert total == pytest.approx(-float(model.token_losses(window[:, :-1], window[:, 1:]).sum()), rel=1e-9)
 
     def test_model_args_come_before_lm_evals_own_options(self, tmp_path):
-        create_run(tmp_path / "run", made().float(), describe(load_tokenizer("bytes")))
+        create_run(tmp_path / "run", small_gpt().float(), describe(load_tokenizer("bytes")))
         arguments = {"run": str(tmp_path / "run"), "device": "cpu", "batch_size": 3}
         lm = SpheretLM.create_from_arg_obj(arguments, {"batch_size": 1, "max_batch_size": None, "device": "cuda:0"})
         assert (lm.batch_size, lm.device.type) == (3, "cpu")
 
     def test_a_tokenizer_of_another_model(self):
-        with pytest.raises(ValueError, match="gpt2 has 50257 tokens and the model rows for 320"):
-            SpheretLM(model=made(), tokenizer=load_tokenizer("gpt2"))
+        with pytest.raises(ValueError, match="gpt2 has 50257 tokens and the model's embedding has 320 rows"):
+            SpheretLM(model=small_gpt(), tokenizer=load_tokenizer("gpt2"))
 
     @pytest.mark.parametrize(
         ("options", "message"),
         [
             ({"batch_size": 0}, 'positive number or "auto"'),
             ({"batch_size": "many"}, 'positive number or "auto"'),
-            ({"dtype": "float8"}, "unknown dtype"),
+            ({"precision": "float8"}, "unknown precision"),
             ({"model": None}, "needs a run directory"),
         ],
     )
     def test_options(self, options, message):
         with pytest.raises(ValueError, match=message):
-            SpheretLM(**{"model": made(), "tokenizer": load_tokenizer("bytes"), **options})
+            SpheretLM(**{"model": small_gpt(), "tokenizer": load_tokenizer("bytes"), **options})
 
 
 def test_lm_evals_own_command_line(tmp_path):
     """A task of our own file, our run, lm_eval's parser, tables and result files."""
     tokenizer = load_tokenizer("bytes")
-    create_run(tmp_path / "run", made(block=64).float(), describe(tokenizer))
+    create_run(tmp_path / "run", small_gpt(block=64).float(), describe(tokenizer))
     (tmp_path / "tasks").mkdir()
     rows = [
         {"q": "We the", "a": [" People", " Senate"], "gold": 0},
@@ -172,11 +179,11 @@ def test_lm_evals_own_command_line(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (written,) = tmp_path.rglob("results_*.json")
-    found = json.loads(written.read_text())["results"]["openings"]["acc,none"]
+    accuracy = json.loads(written.read_text())["results"]["openings"]["acc,none"]
     lm = SpheretLM(run=str(tmp_path / "run"))
     right = sum(
         max(range(2), key=lambda i: answers[i][0]) == row["gold"]
         for row in rows
         for answers in [lm.loglikelihood([ask(row["q"], answer) for answer in (" " + a for a in row["a"])])]
     )
-    assert found == right / 2
+    assert accuracy == right / 2

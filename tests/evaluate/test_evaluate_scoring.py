@@ -1,4 +1,4 @@
-"""Packed, masked and batched log-likelihoods against the plain ones, a request at a time."""
+"""Packed, masked and batched log-likelihoods against plain ones, one request at a time."""
 
 from collections.abc import Sequence
 
@@ -16,24 +16,24 @@ BLOCK, VOCAB = 16, 7
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    made = GPT(GPTConfig(layers=2, heads=2, width=16, block=BLOCK, vocab=VOCAB, scheme="proj-spheretnorm")).double()
+    gpt = GPT(GPTConfig(layers=2, heads=2, width=16, block=BLOCK, vocab=VOCAB, scheme="proj-spheretnorm")).double()
     with torch.no_grad():
-        for p in made.parameters():
+        for p in gpt.parameters():
             p.add_(0.2 * torch.randn_like(p))
-    return made.eval()
+    return gpt.eval()
 
 
-def plain(model: GPT, asked: Request) -> tuple[float, bool]:
+def plain(model: GPT, item: Request) -> tuple[float, bool]:
     """One sequence through the whole model."""
-    tokens = torch.tensor([asked.tokens])
+    tokens = torch.tensor([item.tokens])
     with torch.no_grad():
-        logits = model(tokens[:, :-1])[0, -asked.scored :].log_softmax(-1)
-    target = tokens[0, -asked.scored :]
+        logits = model(tokens[:, :-1])[0, -item.scored :].log_softmax(-1)
+    target = tokens[0, -item.scored :]
     return float(logits.gather(1, target[:, None]).sum()), bool((logits.argmax(-1) == target).all())
 
 
 token = st.integers(0, VOCAB - 1)
-# few tokens and short texts, so that prefixes are shared in every way there is
+# few tokens and short texts, so that prefixes are shared in many ways
 texts = st.lists(
     st.tuples(st.lists(token, min_size=1, max_size=12), st.lists(token, min_size=1, max_size=6)),
     min_size=1,
@@ -42,19 +42,19 @@ texts = st.lists(
 
 
 @given(pairs=texts, size=st.sampled_from([None, 1, 3, 16]))
-def test_whatever_is_shared(model, pairs: Sequence, size):
+def test_packed_scores_are_the_plain_ones(model, pairs: Sequence, size):
     requests = [request(context, continuation, BLOCK)[0] for context, continuation in pairs]
-    for found, asked in zip(score(model, requests, size), requests, strict=True):
-        truth = plain(model, asked)
-        assert found[0] == pytest.approx(truth[0], rel=1e-9)
-        assert found[1] == truth[1]
+    for (value, greedy), item in zip(score(model, requests, size), requests, strict=True):
+        plain_value, plain_greedy = plain(model, item)
+        assert value == pytest.approx(plain_value, rel=1e-9)
+        assert greedy == plain_greedy
 
 
 def test_a_shared_question_is_computed_once():
     question = [*range(VOCAB), 1, 2, 3]
     requests = [request(question, answer, BLOCK)[0] for answer in ([4, 5], [4, 6], [1, 1], [4, 5])]
     (row,) = pack(requests, BLOCK)
-    # the question, and of the answers what is read of them: 4 once and 1 once
+    # the question, and the tokens of the answers that the model reads: 4 once and 1 once
     assert len(row.tokens) == len(question) + 2
     assert row.positions == [*range(10), 10, 10]
     assert sorted(number for number, _ in row.requests) == [0, 1, 2, 3]
@@ -75,9 +75,9 @@ def test_rows_fit_the_context_and_batches_their_size():
 
 
 def test_cut_on_the_left():
-    made, cut = request(range(30), [1, 2], BLOCK)
+    item, cut = request(range(30), [1, 2], BLOCK)
     assert cut
-    assert made.inputs == (*range(15, 30), 1)
+    assert item.inputs == (*range(15, 30), 1)
     assert not request(range(15), [1, 2], BLOCK)[1]
     with pytest.raises(ValueError, match="17 tokens does not fit the context of 16"):
         request([1], [0] * 17, BLOCK)

@@ -1,4 +1,4 @@
-"""All eleven tasks on local rows, request by request: our adapter beside lm_eval's own `hf` model."""
+"""SpheretLM and lm_eval's own `hf` model give the same answers to all eleven tasks, request by request."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from spheret.data.tokenizers import load as load_tokenizer
 from spheret.evaluate.command import answer
 from spheret.evaluate.eval_json import summary
 from spheret.evaluate.lm import SpheretLM
-from spheret.evaluate.tasks import PAPER_TASKS, TASKS
+from spheret.evaluate.tasks import PAPER_COLUMNS, TASKS
 from spheret.hub import SpheretForCausalLM, from_gpt2
 from spheret.hub.tokenizer_files import write_tokenizer
 
@@ -26,7 +26,7 @@ def _offline(monkeypatch, tmp_path_factory):
 
 
 def randomize(model):
-    """Weights at which a mistake shows: 0.2, with random biases and gains."""
+    """Weights of size 0.2 with random biases and gains, so that a mistake changes the answers."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -34,7 +34,7 @@ def randomize(model):
     return model.eval()
 
 
-def theirs(model, tokenizer, tmp_path, batch_size=4):
+def hf_model(model, tokenizer, tmp_path, batch_size=4):
     from lm_eval.models.huggingface import HFLM
     from transformers import AutoTokenizer
 
@@ -59,11 +59,11 @@ def flat(answers):
     return torch.tensor(likelihoods, dtype=torch.float64), decisions
 
 
-def same(a, b):
-    (ours, decided), (other, decided_there) = flat(a), flat(b)
-    assert len(ours) == 96
-    assert decided == decided_there
-    torch.testing.assert_close(ours, other, rtol=1e-5, atol=3e-5)
+def assert_same(a, b):
+    (likelihoods, decisions), (other_likelihoods, other_decisions) = flat(a), flat(b)
+    assert len(likelihoods) == 96
+    assert decisions == other_decisions
+    torch.testing.assert_close(likelihoods, other_likelihoods, rtol=1e-5, atol=3e-5)
 
 
 @pytest.fixture(scope="module")
@@ -74,24 +74,24 @@ def model():
 
 @pytest.fixture(scope="module")
 def reference(model, tmp_path_factory):
-    """What HFLM says around the transformers face of the same model."""
+    """The answers of lm_eval's HFLM around the same model as transformers sees it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPHERET_CACHE", str(tmp_path_factory.mktemp("cache")))
-        lm = theirs(SpheretForCausalLM.of(model), load_tokenizer("bytes"), tmp_path_factory.mktemp("tokenizer"))
+        lm = hf_model(SpheretForCausalLM.of(model), load_tokenizer("bytes"), tmp_path_factory.mktemp("tokenizer"))
         return answer(lm, list(TASKS), None, ROWS)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 16, "auto"])
 def test_the_same_answers_as_hf(model, reference, batch_size):
     lm = SpheretLM(model=model, tokenizer=load_tokenizer("bytes"), batch_size=batch_size)
-    same(answer(lm, list(TASKS), None, ROWS), reference)
-    # the pages of wikitext are longer than 256 bytes and roll; nothing else is cut
+    assert_same(answer(lm, list(TASKS), None, ROWS), reference)
+    # the pages of wikitext are longer than 256 bytes: they are scored in windows. nothing is cut
     assert lm.truncated.total() == 0
-    assert lm.asked.total() == 96
+    assert lm.requested.total() == 96
 
 
 def test_the_values_are_lm_evals(model, reference):
-    for _, task, metric in PAPER_TASKS:
+    for _, task, metric in PAPER_COLUMNS:
         values = [row[metric] for row in reference["samples"][task]]
         assert summary(metric, values)["value"] == pytest.approx(
             reference["results"][task][f"{metric},none"], rel=1e-12
@@ -107,25 +107,27 @@ def test_standard_errors_are_lm_evals():
     likelihoods = (-3 + torch.randn(400, generator=generator)).tolist()
     bootstrapped = bootstrap_stderr(perplexity, likelihoods, iters=1000)
     assert summary("perplexity", likelihoods)["stderr"] == pytest.approx(bootstrapped, rel=0.15)
-    # with one word a document, word perplexity is perplexity
+    # with one word per document, word perplexity is perplexity
     by_word = summary("word_perplexity", [[x, 1] for x in likelihoods])
     assert by_word["stderr"] == pytest.approx(summary("perplexity", likelihoods)["stderr"])
 
 
 @pytest.mark.parametrize("block", [24, 256])
 def test_gpt2_of_transformers_scores_the_same_imported(tmp_path, block):
-    """The outside truth: weights, tokenizer and arithmetic of transformers on one side, none of them on the other."""
+    """An independent reference: its weights, tokenizer and arithmetic are transformers' own."""
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=50257, n_positions=block, n_embd=32, n_layer=2, n_head=2)
     gpt2 = randomize(GPT2LMHeadModel(config))
     tokenizer = load_tokenizer("gpt2")
-    ours = SpheretLM(model=from_gpt2(gpt2), tokenizer=tokenizer, batch_size=3)
-    same(answer(ours, list(TASKS), None, ROWS), answer(theirs(gpt2, tokenizer, tmp_path), list(TASKS), None, ROWS))
-    assert (ours.truncated.total() > 0) == (block == 24)
+    lm = SpheretLM(model=from_gpt2(gpt2), tokenizer=tokenizer, batch_size=3)
+    assert_same(
+        answer(lm, list(TASKS), None, ROWS), answer(hf_model(gpt2, tokenizer, tmp_path), list(TASKS), None, ROWS)
+    )
+    assert (lm.truncated.total() > 0) == (block == 24)
 
 
 def test_our_table_is_lm_evals():
-    """Data sets, splits and versions are those of the definitions that lm_eval bundles."""
+    """Data sets, splits and metrics are those of lm_eval's own definitions."""
     import lm_eval.tasks
     import yaml
 
@@ -143,8 +145,8 @@ def test_our_table_is_lm_evals():
         assert task.dataset == (written["dataset_path"], written.get("dataset_name"))
         assert task.split == (written.get("test_split") or written["validation_split"])
         metrics = {row["metric"] for row in written["metric_list"]}
-        assert {metric for _, t, metric in PAPER_TASKS if t == name} <= metrics
-    assert {task for _, task, _ in PAPER_TASKS} == set(TASKS)
+        assert {metric for _, t, metric in PAPER_COLUMNS if t == name} <= metrics
+    assert {task for _, task, _ in PAPER_COLUMNS} == set(TASKS)
 
 
 def test_rows_hold_the_fields():

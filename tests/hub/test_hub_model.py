@@ -1,4 +1,6 @@
-"""SpheretForCausalLM against the GPT it wraps, through transformers' own machinery."""
+"""SpheretForCausalLM gives what the GPT inside gives, through transformers' own functions."""
+
+from dataclasses import MISSING, fields, replace
 
 import pytest
 import torch
@@ -6,7 +8,7 @@ from hub_helpers import tiny, tokens
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from spheret import SCHEMES
+from spheret import SCHEMES, GPTConfig
 from spheret.bounds import inverse_softplus
 from spheret.hub import SpheretConfig, SpheretForCausalLM
 
@@ -17,14 +19,63 @@ OPTIONS = {
 }
 
 
-def face(scheme, **changes):
+def wrapped(scheme, **changes):
     return SpheretForCausalLM.of(tiny(scheme, scheme_options=OPTIONS.get(scheme, {}), **changes)).eval()
+
+
+# a value other than the default for every option of GPTConfig; an option that is not listed is tested at its default
+CHANGED = {
+    "layers": 3,
+    "heads": 2,
+    "width": 16,
+    "block": 24,
+    "vocab": 50,
+    "bias": False,
+    "dropout": 0.1,
+    "scheme": "p-spheretnorm",
+    "scheme_options": {"p": 3.0, "schedule": "harmonic"},
+    "activation": "gelu_tanh",
+    "head_bias": "zero",
+    "recompute": True,
+}
+
+
+class TestConfig:
+    def test_every_option_goes_there_and_back(self, tmp_path):
+        config = GPTConfig(**CHANGED)
+        for option in fields(GPTConfig):
+            if option.name in CHANGED:
+                assert getattr(config, option.name) != getattr(GPTConfig(), option.name), option.name
+        SpheretConfig.of(config).save_pretrained(tmp_path)
+        assert AutoConfig.from_pretrained(tmp_path).model() == config
+
+    def test_the_fields_and_defaults_are_those_of_gptconfig(self):
+        """An option that is added to GPTConfig is an option here too."""
+        inherited = {field.name: field for field in fields(SpheretConfig)}
+        for option in fields(GPTConfig):
+            assert inherited[option.name].default == option.default
+            assert inherited[option.name].default_factory is option.default_factory
+            assert (option.default is MISSING) != (option.default_factory is MISSING)
+        assert SpheretConfig().model() == GPTConfig()
+
+    def test_options_are_not_shared_between_configs(self):
+        first, second = SpheretConfig(), SpheretConfig()
+        first.scheme_options["p"] = 3.0
+        assert second.scheme_options == {}
+
+    def test_names_of_transformers(self):
+        config = SpheretConfig.of(GPTConfig(**CHANGED))
+        assert (config.num_hidden_layers, config.num_attention_heads, config.hidden_size) == (3, 2, 16)
+        assert (config.max_position_embeddings, config.vocab_size) == (24, 50)
+        config.vocab_size = 64
+        assert config.model() == replace(GPTConfig(**CHANGED), vocab=64)
+        assert SpheretConfig(num_hidden_layers=5).layers == 5
 
 
 @pytest.mark.parametrize("name", SCHEMES)
 class TestEveryScheme:
     def test_saved_and_loaded(self, name, tmp_path):
-        model = face(name, head_bias="zero")
+        model = wrapped(name, head_bias="zero")
         model.save_pretrained(tmp_path)
         assert {p.suffix for p in tmp_path.iterdir()} == {".json", ".safetensors"}
         assert isinstance(AutoConfig.from_pretrained(tmp_path), SpheretConfig)
@@ -35,17 +86,17 @@ class TestEveryScheme:
         assert all(torch.equal(value, state[key]) for key, value in twin.state_dict().items())
 
     def test_greedy_generation_is_the_models_own(self, name):
-        model = face(name).double()
+        model = wrapped(name).double()
         prompt = tokens(2, 5)
-        ours = model.model.generate(prompt, new=19, temperature=0)
+        expected = model.model.generate(prompt, new=19, temperature=0)
         for cache in (True, False):
-            made = model.generate(
+            generated = model.generate(
                 prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=19, do_sample=False, use_cache=cache
             )
-            assert torch.equal(made, ours)
+            assert torch.equal(generated, expected)
 
     def test_a_padded_batch_is_each_row_alone(self, name):
-        model = face(name).double()
+        model = wrapped(name).double()
         lengths = (3, 9, 6)
         rows = [tokens(1, n, seed=n) for n in lengths]
         padded = torch.cat([torch.cat([torch.zeros(1, 9 - r.shape[1]).long(), r], 1) for r in rows])
@@ -53,59 +104,59 @@ class TestEveryScheme:
         for how in ({"num_beams": 1}, {"num_beams": 3}):
             options = {"max_new_tokens": 8, "do_sample": False, **how}
             together = model.generate(padded, attention_mask=mask, **options)
-            for row, made in zip(rows, together, strict=True):
+            for row, generated in zip(rows, together, strict=True):
                 alone = model.generate(row, attention_mask=torch.ones_like(row), **options)
-                assert torch.equal(alone[0, -8:], made[-8:])
+                assert torch.equal(alone[0, -8:], generated[-8:])
 
     def test_logits_do_not_see_padding(self, name):
-        model = face(name).double()
+        model = wrapped(name).double()
         x = tokens(1, 7)
         truth = model(x).logits
         for left in (True, False):
             pad = torch.full((1, 4), 3)
             padded = torch.cat([pad, x] if left else [x, pad], 1)
             mask = torch.cat([pad * 0, x * 0 + 1] if left else [x * 0 + 1, pad * 0], 1)
-            made = model(padded, attention_mask=mask).logits
-            torch.testing.assert_close(made[:, 4:] if left else made[:, :7], truth)
+            logits = model(padded, attention_mask=mask).logits
+            torch.testing.assert_close(logits[:, 4:] if left else logits[:, :7], truth)
 
 
 class TestGeneration:
     def test_beams_find_the_likeliest_of_all(self):
         """With as many beams as there are sequences, beam search is exhaustive."""
-        model = face("proj-spheretnorm", vocab=4).double()
+        model = wrapped("proj-spheretnorm", vocab=4).double()
         prompt = tokens(1, 3, vocab=4)
         every = torch.cartesian_prod(*[torch.arange(4)] * 3)
         whole = torch.cat([prompt.expand(64, 3), every], 1)
         losses = model.model.token_losses(whole[:, :-1], whole[:, 1:])[:, 2:].sum(1)
-        made = model.generate(
+        generated = model.generate(
             prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=3, num_beams=64, do_sample=False
         )
-        assert torch.equal(made[0, 3:], every[losses.argmin()])
+        assert torch.equal(generated[0, 3:], every[losses.argmin()])
 
     def test_sampling_follows_the_seed_and_the_distribution(self):
-        model = face("proj-spheretnorm", vocab=4)
+        model = wrapped("proj-spheretnorm", vocab=4)
         prompt = tokens(1, 3, vocab=4).expand(4000, 3)
         torch.manual_seed(0)
-        made = model.generate(
+        generated = model.generate(
             prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=1, do_sample=True, top_k=0
         )
-        found = torch.bincount(made[:, -1], minlength=4) / 4000
-        torch.testing.assert_close(found, model.model(prompt[:1])[0, -1].softmax(-1), rtol=0, atol=0.03)
+        shares = torch.bincount(generated[:, -1], minlength=4) / 4000
+        torch.testing.assert_close(shares, model.model(prompt[:1])[0, -1].softmax(-1), rtol=0, atol=0.03)
         torch.manual_seed(0)
         again = model.generate(
             prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=1, do_sample=True, top_k=0
         )
-        assert torch.equal(made, again)
+        assert torch.equal(generated, again)
 
     def test_a_static_cache(self):
-        model = face("proj-spheretnorm").double()
+        model = wrapped("proj-spheretnorm").double()
         prompt = tokens(2, 5)
         options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 10, "do_sample": False}
-        made = model.generate(prompt, cache_implementation="static", disable_compile=True, **options)
-        assert torch.equal(made, model.generate(prompt, **options))
+        generated = model.generate(prompt, cache_implementation="static", disable_compile=True, **options)
+        assert torch.equal(generated, model.generate(prompt, **options))
 
     def test_a_cache_grows_by_several_tokens(self):
-        model = face("geonorm").double()
+        model = wrapped("geonorm").double()
         x = tokens(2, 12)
         past = model(x[:, :5], use_cache=True).past_key_values
         part = model(x[:, 5:], past_key_values=past, use_cache=True)
@@ -113,12 +164,12 @@ class TestGeneration:
         assert part.past_key_values.get_seq_length() == 12
 
     def test_beyond_the_context(self):
-        model = face("proj-spheretnorm")
+        model = wrapped("proj-spheretnorm")
         with pytest.raises(ValueError, match="25 tokens do not fit the context of 24"):
             model.generate(tokens(1, 20), attention_mask=torch.ones(1, 20), max_new_tokens=6, do_sample=False)
 
     def test_logits_to_keep_and_hidden_states(self):
-        model = face("proj-spheretnorm")
+        model = wrapped("proj-spheretnorm")
         full = model(tokens(), output_hidden_states=True)
         torch.testing.assert_close(model(tokens(), logits_to_keep=2).logits, full.logits[:, -2:])
         torch.testing.assert_close(model(tokens(), logits_to_keep=torch.tensor([3])).logits, full.logits[:, 3:4])
@@ -133,20 +184,21 @@ class TestCitizenship:
 
         from spheret.hub.tokenizer_files import write_tokenizer
 
-        model = face("proj-spheretnorm", vocab=257, block=64)
+        model = wrapped("proj-spheretnorm", vocab=257, block=64)
         model.save_pretrained(tmp_path)
         write_tokenizer(tmp_path, {"name": "bytes", "end_of_text": 256}, None, 64)
-        speak = pipeline("text-generation", model=str(tmp_path), tokenizer=AutoTokenizer.from_pretrained(tmp_path))
+        generate = pipeline("text-generation", model=str(tmp_path), tokenizer=AutoTokenizer.from_pretrained(tmp_path))
         texts = ["We meet", "Mr. Speaker"]
-        for text, said in zip(texts, speak(texts, max_new_tokens=8, do_sample=False, batch_size=2), strict=True):
+        outputs = generate(texts, max_new_tokens=8, do_sample=False, batch_size=2)
+        for text, output in zip(texts, outputs, strict=True):
             ids = torch.tensor([list(text.encode())])
-            made = model.model.generate(ids, new=8, temperature=0)[0]
-            expected = bytes(i for i in made.tolist() if i < 256).decode(errors="replace")
-            assert said[0]["generated_text"] == expected
+            generated = model.model.generate(ids, new=8, temperature=0)[0]
+            expected = bytes(i for i in generated.tolist() if i < 256).decode(errors="replace")
+            assert output[0]["generated_text"] == expected
 
     @pytest.mark.parametrize("name", ["pre-ln", "proj-spheretnorm"])
     def test_compiles_into_one_graph(self, name):
-        model = face(name)
+        model = wrapped(name)
         torch.compiler.reset()
         compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
         x = tokens()
@@ -159,7 +211,7 @@ class TestCitizenship:
     def test_gradient_checkpointing_changes_nothing(self, name):
         gradients = []
         for on in (False, True):
-            model = face(name).train()
+            model = wrapped(name).train()
             assert model.is_gradient_checkpointing is False
             if on:
                 model.gradient_checkpointing_enable()
@@ -172,33 +224,33 @@ class TestCitizenship:
         assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
     def test_the_loss_is_the_models_own(self):
-        model = face("proj-spheretnorm")
+        model = wrapped("proj-spheretnorm")
         x = tokens()
         torch.testing.assert_close(model(x, labels=x).loss, model.model(x[:, :-1], x[:, 1:]))
 
     def test_embeddings_grow(self):
-        model = face("proj-spheretnorm", head_bias="zero")
+        model = wrapped("proj-spheretnorm", head_bias="zero")
         model.resize_token_embeddings(53)
         assert model.config.vocab_size == model.model.config.vocab == 53
         assert model(torch.full((1, 3), 52)).logits.shape == (1, 3, 53)
 
     def test_half_precision(self, tmp_path):
-        model = face("proj-spheretnorm")
+        model = wrapped("proj-spheretnorm")
         model.save_pretrained(tmp_path)
         half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
         assert half(tokens()).logits.dtype == torch.bfloat16
 
     def test_module_names_for_adapters(self):
         """PEFT takes modules whose name ends with a given one: each of these must mean one kind of Linear."""
-        model = face("pre-ln")
+        model = wrapped("pre-ln")
         for target in ("attention.qkv", "attention.output", "mlp.hidden", "mlp.output", "qkv", "hidden"):
-            found = [m for name, m in model.named_modules() if name.endswith("." + target)]
-            assert len(found) == 2
-            assert all(isinstance(m, torch.nn.Linear) for m in found)
+            modules = [m for name, m in model.named_modules() if name.endswith("." + target)]
+            assert len(modules) == 2
+            assert all(isinstance(m, torch.nn.Linear) for m in modules)
 
     def test_an_adapter_learns_and_the_rest_does_not(self):
         peft = pytest.importorskip("peft")
-        model = face("proj-spheretnorm")
+        model = wrapped("proj-spheretnorm")
         before = {name: value.clone() for name, value in model.state_dict().items()}
         config = peft.LoraConfig(r=2, target_modules=["attention.qkv", "mlp.output"], task_type="CAUSAL_LM")
         adapted = peft.get_peft_model(model, config)
@@ -212,7 +264,7 @@ class TestCitizenship:
         assert all(torch.equal(plain[name], value) for name, value in before.items())
 
     def test_a_checkpoint_that_lacks_a_tensor(self, tmp_path):
-        face("proj-spheretnorm").save_pretrained(tmp_path)
+        wrapped("proj-spheretnorm").save_pretrained(tmp_path)
         file = tmp_path / "model.safetensors"
         state = load_file(file)
         del state["model.enter.gamma"]
@@ -223,18 +275,18 @@ class TestCitizenship:
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_two_steps_of_trainer(name, tmp_path):
-    """Every scheme trains; bounded scalars start on their bound, hear the loss and move where it leads inward."""
+    """Every scheme trains. Bounded scalars start on their bound, get a gradient, and move if it points inward."""
     from transformers import Trainer, TrainingArguments
 
-    model = face(name).train()
+    model = wrapped(name).train()
     scalars = [key for key, _ in model.named_parameters() if key.endswith((".update.a", "enter.gamma"))]
     with torch.no_grad():
         for key in scalars:
             model.get_parameter(key).fill_(inverse_softplus(4.0 if "gamma" in key else 1.0))
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    heard = {key: [] for key in before}
+    seen = {key: [] for key in before}
     for key, p in model.named_parameters():
-        p.register_post_accumulate_grad_hook(lambda p, key=key: heard[key].append(p.grad.clone()))
+        p.register_post_accumulate_grad_hook(lambda p, key=key: seen[key].append(p.grad.clone()))
     rows = [{"input_ids": row, "labels": row} for row in tokens(8, 16)]
     arguments = TrainingArguments(
         output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=4, learning_rate=1e-2,
@@ -242,14 +294,14 @@ def test_two_steps_of_trainer(name, tmp_path):
     )  # fmt: skip
     assert Trainer(model, arguments, train_dataset=rows).train().global_step == 2
     after = model.state_dict()
-    for key, gradients in heard.items():
+    for key, gradients in seen.items():
         assert len(gradients) == 2
         assert all(g.isfinite().all() for g in gradients)
         if key not in scalars:
             assert not torch.equal(before[key], after[key]), key
-    inward = [key for key in scalars if max(heard[key]) > 0]
+    inward = [key for key in scalars if max(seen[key]) > 0]
     assert bool(inward) == bool(scalars)
     for key in scalars:
         # a push outward is stopped on the bound: its gradient is 0, never negative
-        assert heard[key][0] >= 0
+        assert seen[key][0] >= 0
         assert (after[key] < before[key]) == (key in inward)

@@ -5,8 +5,7 @@ import math
 import pytest
 
 from spheret.connections import PAPER_SCHEMES
-from spheret.evaluate.eval_json import is_accuracy
-from spheret.evaluate.tasks import PAPER_TASKS
+from spheret.evaluate.tasks import PAPER_COLUMNS
 from spheret.race import paper_runs
 from spheret.report.paper_numbers import (
     CORPORA,
@@ -15,10 +14,10 @@ from spheret.report.paper_numbers import (
     ROWS,
     SIZES,
     ZERO_SHOT,
-    ZERO_SHOT_COLUMNS,
 )
 
 SPHERETNORMS = ("0.5-SpheretNorm", "1-SpheretNorm", "2-SpheretNorm")
+ZERO_SHOT_COLUMNS = tuple(column.heading for column in PAPER_COLUMNS)
 BASELINES = [row for row in ROWS if row not in SPHERETNORMS]
 
 
@@ -34,7 +33,7 @@ def number(row, corpus, size, field="val"):
 def score(corpus, row, column):
     """A zero-shot number with the sign that makes higher better."""
     value = float(ZERO_SHOT[corpus][row][column])
-    return value if is_accuracy(PAPER_TASKS[column][2]) else -value
+    return value if PAPER_COLUMNS[column].higher_is_better else -value
 
 
 def test_every_cell_is_there():

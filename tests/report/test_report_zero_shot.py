@@ -6,7 +6,7 @@ import pytest
 from report_helpers import write_run, write_tables
 
 from spheret.evaluate import eval_json
-from spheret.evaluate.tasks import PAPER_TASKS
+from spheret.evaluate.tasks import PAPER_COLUMNS
 from spheret.runs.layout import EVAL, EVAL_SAMPLES
 
 
@@ -26,7 +26,7 @@ class TestZeroShot:
     def evaluate(self, run, right):
         """Write the files of spheret eval: the summary, and one line per document and task."""
         lines, tasks = [], {}
-        for _, task, metric in PAPER_TASKS:
+        for _, task, metric in PAPER_COLUMNS:
             values = [float(i < right) if eval_json.is_accuracy(metric) else -2.0 - 0.01 * i for i in range(10)]
             if metric == "word_perplexity":
                 values = [[10 * value, 10] for value in values]

@@ -234,7 +234,7 @@ def test_a_rendezvous_that_never_completes(prepared, tmp_path):
         timeout=120,
     )
     assert done.returncode == 2
-    assert "process 0 of 2 met no others at 127.0.0.1" in done.stderr
+    assert "process 0 of 2 found no other process at 127.0.0.1" in done.stderr
     assert time.monotonic() - begun < 60
     assert not (tmp_path / "run").exists()
 
