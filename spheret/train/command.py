@@ -95,7 +95,7 @@ def _observers(training: TrainConfig) -> dict[str, tuple[int, Observer]]:
     if not training.certify_every:
         return {}
     # the one look to the right: analysis is imported when it is asked for
-    live = importlib.import_module("spheret.analysis.live")
+    live = importlib.import_module("spheret.analysis.live_certificate")
     return {"certificate": (training.certify_every, live.observer())}
 
 
