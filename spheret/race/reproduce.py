@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from spheret.data.shards import MANIFEST
-from spheret.plan.cost import GPUS_A_NODE, split
+from spheret.plan.cost import GPUS_PER_NODE, split
 from spheret.plan.memory import shape
 from spheret.race.recipe import DATASETS, SCHEMES, SIZES, TOKENIZER, Cell, cells, flags
 from spheret.runs.config import FREE
@@ -72,7 +72,7 @@ def describe(cell: Cell, out: Path, data: Path | None, processes: int) -> str:
     """The resolved config, every number that follows from it, what is assumed, and the commands."""
     size, accumulation = batch(cell, processes)
     model, training = cell.resolved(data, size)
-    node = processes if processes > 1 else GPUS_A_NODE
+    node = processes if processes > 1 else GPUS_PER_NODE
     total = training.steps * training.tokens_per_update
     sequences = training.tokens_per_update // training.block
     lines = [
