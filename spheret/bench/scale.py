@@ -165,7 +165,9 @@ def bench_scale(
     )
     shared = processes(steps, 4, depth_width) if steps else []
     if shared:
-        table = Table("processes", "threads each", "tokens/s", title=f"spheret train, 4 layers, width {depth_width}")
+        table = Table(
+            "processes", "threads per process", "tokens/s", title=f"spheret train, 4 layers, width {depth_width}"
+        )
         for row in shared:
             table.add_row(str(row["processes"]), str(row["threads"]), f"{row['tokens/s']:,.0f}")
         console.print(table)
