@@ -110,13 +110,10 @@ def show(document: dict[str, Any]) -> None:
 
     # a file has no width of its own
     console = Console(width=None if sys.stdout.isatty() else 120)
-    for name, title in (
-        ("own_path", f"{document['tokens']} tokens on their own paths; each number is the worst token's"),
-        ("sequence", "one whole sequence"),
-    ):
-        part = document[name]
-        if part is None:
-            continue
+    own_path, sequence = document["own_path"], document["sequence"]
+    parts = [(f"{document['tokens']} tokens on their own paths; each number is the worst token's", own_path)]
+    parts += [] if sequence is None else [(f"{sequence['tokens']} tokens as one sequence", sequence)]
+    for title, part in parts:
         table = Table(title=f"{document['run']}, step {document['checkpoint']}: {title}", title_justify="left")
         for column in certificate.COLUMNS:
             table.add_column(column, justify="left" if column in ("branch", "verdict") else "right")

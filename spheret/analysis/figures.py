@@ -65,7 +65,7 @@ def certificate(document: dict[str, Any]) -> bytes:
         growth = part["growth"]
         S_order = growth["fits"][growth["S_grows_as"]]["S_order"]
         A_order = growth["fits"][growth["A_grows_as"]]["A_order"]
-        sums.set_title(f"{growth['schedule']} schedule: S grows as {S_order}, A as {A_order}")
+        sums.set_title(f"{growth['schedule']} schedule; best fit: S grows as {S_order}, A as {A_order}")
         starts = [row["m"] for row in part["dyadic"]]
         _line(last, starts, [row["squared_angle"] or None for row in part["dyadic"]], "theta^2 in [m, 2m)", "o-")
         _line(last, starts, [row["lambda_squared"] or None for row in part["dyadic"]], "lambda^2 in [m, 2m)", "--")

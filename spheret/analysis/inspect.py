@@ -165,7 +165,7 @@ def show(records: list[dict[str, Any]]) -> None:
         rows = [sublayers[index] if index < len(sublayers) else None for sublayers in lists]
         cells = [_cell([_text(row, key) for row in rows]) for key in QUANTITIES]
         table.add_row(str(index + 1), "mlp" if index % 2 else "attention", *cells)
-    Console(width=None if sys.stdout.isatty() else 100 + 80 * (len(records) - 1) + 30).print(table)
+    Console(width=None if sys.stdout.isatty() else 140 + 80 * (len(records) - 1)).print(table)
 
 
 def _cell(texts: list[str]) -> str:
