@@ -58,7 +58,7 @@ def split(sequences: int, gpus: int, batch_size: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Setup:
-    """How a model runs one update: on which GPUs, how parallel, and in which micro-batches."""
+    """How a model runs one update: on which GPUs, with which parallelism, and in which micro-batches."""
 
     config: GPTConfig
     gpu: GPU
