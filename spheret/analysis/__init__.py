@@ -1,1 +1,1 @@
-"""What the paper proves, measured on real models: Jacobians, certificates, the dynamics of the stream."""
+"""The paper's bounds, checked on real models: Jacobians, certificates and the dynamics of the stream."""

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from spheret.analysis import certificate, figures
-from spheret.analysis.source import data_of, validation_windows
-from spheret.analysis.threads import few_threads
+from spheret.analysis.inputs import float64_device, open_data, validation_windows
+from spheret.analysis.sublayers import check_finite
 from spheret.runs.layout import CERTIFICATE, CERTIFICATE_FIGURE
 from spheret.runs.run import Run, open_run
 from spheret.support import files
 from spheret.support.machine import machine
 from spheret.support.meter import Meter
+from spheret.support.threads import few_threads
 
 
 def certify_command(
@@ -24,42 +25,46 @@ def certify_command(
     tokens: int = 64,
     sequence: int = 8,
     data: str | None = None,
-    scheme: str | None = None,
+    schemes: str | None = None,
     layers: str = "4..512",
     width: int = 64,
+    device: str = "cpu",
     out: str | None = None,
 ) -> int:
-    """Certify the stability of a run's checkpoint; or, with --scheme, look at schemes before any training.
+    """Certify the stability of a run's checkpoint; with --schemes, measure untrained models instead.
 
     Args:
         run: a run directory; certificate.json and certificate.png are written into it.
-        step: the step of the checkpoint; the newest without it.
-        tokens: how many tokens of the validation split are looked at.
-        sequence: how many tokens are looked at as one whole sequence; 0 for none.
+        step: the step of the checkpoint; by default the newest.
+        tokens: how many tokens of the validation split are examined.
+        sequence: how many tokens are also examined together as one sequence; 0 for none.
         data: other data: a prepared directory, or the name of a corpus.
-        scheme: no run: this scheme at initialisation, "all", or names separated by commas.
-        layers: with --scheme, the depths in blocks: 4..512 doubles from 4 to 512, 4,6,8 is a list.
-        width: with --scheme, the width of the stream.
-        out: another directory to write to; without a run, runs/initialisation.
+        schemes: instead of a run: "all", "paper", or names separated by commas; scheme:option=value sets an option.
+        layers: with --schemes, the depths in blocks: 4..512 doubles from 4 to 512; 4,6,8 is a list.
+        width: with --schemes, the width of the stream.
+        device: cpu or cuda; cpu is the default because the work is float64 arithmetic on small matrices.
+        out: another directory to write to; with --schemes the default is runs/initialisation.
     """
-    if (run is None) == (scheme is None):
-        raise ValueError("give a run directory, or --scheme NAME to look at initialisation: one of the two.")
-    if run is None:
+    if (run is None) == (schemes is None):
+        raise ValueError("give a run directory, or --schemes NAMES for untrained models: one of the two.")
+    place = float64_device(device)
+    if schemes is not None:
         from spheret.analysis.initialisation import compare
 
-        return compare(str(scheme), layers, width, Path(out or "runs/initialisation").expanduser())
+        return compare(schemes, layers, width, Path(out or "runs/initialisation").expanduser(), place)
+    assert run is not None
     opened = open_run(run)
-    found = certify_run(opened, step, tokens, sequence, data, quiet=False)
+    document = certify_run(opened, step, tokens, sequence, data, device, quiet=False)
     directory = Path(out).expanduser() if out else opened.path
     directory.mkdir(parents=True, exist_ok=True)
-    files.write_atomically(directory / CERTIFICATE, files.dump(found))
-    files.write_atomically(directory / CERTIFICATE_FIGURE, figures.certificate(found))
-    show(found)
-    print(f"{directory / CERTIFICATE} and {CERTIFICATE_FIGURE}: {found['seconds']:.1f} s")
-    wrong = certificate.verify(found)
-    for sentence in wrong:
+    files.write_atomically(directory / CERTIFICATE, files.dump(document))
+    files.write_atomically(directory / CERTIFICATE_FIGURE, figures.certificate(document))
+    show(document)
+    print(f"Wrote {directory / CERTIFICATE} and {CERTIFICATE_FIGURE} in {document['seconds']:.1f} s.")
+    contradictions = certificate.verify(document)
+    for sentence in contradictions:
         print(f"contradiction: {sentence}", file=sys.stderr)
-    return 1 if wrong else 0
+    return 1 if contradictions else 0
 
 
 def certify_run(
@@ -68,15 +73,16 @@ def certify_run(
     tokens: int = 64,
     sequence: int = 8,
     data: str | None = None,
+    device: str = "cpu",
     quiet: bool = True,
 ) -> dict[str, Any]:
-    """The certificate of a run's checkpoint, with what it was made from."""
+    """The certificate of a run's checkpoint, with the run, step, data, seconds and machine that it comes from."""
     begun = time.perf_counter()
-    model = run.model(step)
-    found_step = run.checkpoint(step).step
-    certificate.check_finite(model, f"checkpoint step-{found_step} of {run.path}")
-    chosen = data_of(run, data)
-    ids, _ = validation_windows(chosen, model.config.block, tokens)
+    model = run.model(step, float64_device(device))
+    checkpoint_step = run.checkpoint(step).step
+    check_finite(model, f"checkpoint step-{checkpoint_step} of {run.path}")
+    source = open_data(run, data)
+    ids, _ = validation_windows(source, model.config.block, tokens)
     sublayers = 2 * model.config.layers
     done = 0
 
@@ -86,39 +92,34 @@ def certify_run(
         meter.show(f"{done // sublayers} of {tokens} tokens", done / (sublayers * tokens))
 
     with few_threads(model.config.width), Meter("certify", quiet) as meter:
-        found = certificate.certify(model, ids, tokens, sequence, tick=tick)
+        document = certificate.certify(model, ids, tokens, sequence, tick=tick)
     return {
-        **found,
+        **document,
         "run": run.name,
-        "checkpoint": found_step,
-        "data": str(chosen.path),
+        "checkpoint": checkpoint_step,
+        "data": str(source.path),
         "seconds": time.perf_counter() - begun,
         "machine": machine(),
     }
 
 
-def show(found: dict[str, Any]) -> None:
-    """The tables and what they come to."""
+def show(document: dict[str, Any]) -> None:
+    """Print one table per part of the certificate, and its summary."""
     from rich.console import Console
     from rich.table import Table
 
-    # in a file a table is as wide as it must be
+    # a file has no width of its own
     console = Console(width=None if sys.stdout.isatty() else 120)
-    for name, title in (
-        ("own_path", f"{found['tokens']} tokens on their own paths"),
-        ("sequence", "one whole sequence"),
-    ):
-        part = found[name]
-        if part is None:
-            continue
-        table = Table(
-            title=f"{found['run']}, step {found['checkpoint']}: {title}; the worst of each", title_justify="left"
-        )
+    own_path, sequence = document["own_path"], document["sequence"]
+    parts = [(f"{document['tokens']} tokens on their own paths; each number is the worst token's", own_path)]
+    parts += [] if sequence is None else [(f"{sequence['tokens']} tokens as one sequence", sequence)]
+    for title, part in parts:
+        table = Table(title=f"{document['run']}, step {document['checkpoint']}: {title}", title_justify="left")
         for column in certificate.COLUMNS:
             table.add_column(column, justify="left" if column in ("branch", "verdict") else "right")
         for row in certificate.table(part):
             table.add_row(*row)
         console.print(table)
-    for sentence in certificate.summary(found):
+    for sentence in certificate.summary(document):
         console.print(sentence, highlight=False)
-    console.print(f"Proven means: {found['scope']}.", highlight=False)
+    console.print(f"What the certificate covers: {document['scope']}.", highlight=False)

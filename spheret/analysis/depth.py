@@ -1,11 +1,11 @@
-r"""What the updates of a stack add up to, by the paper's propositions, and how that grows with depth.
+r"""How the bounds of single updates combine over a stack, and how the sums grow with depth.
 
     sigma_max(G) <= exp(S)     sigma_min(G) >= prod m >= exp(-(A/2 + S)/m*)      S = sum Delta    A = sum theta^2
 
-for G = J_L ... J_1 and m* the least m (paper: Layer-wise and depth-wise Jacobian bounds; Depth-wise conditioning
-criterion). Under kappa = 2|B| + eta <= K and a eta <= H a schedule bounds both sums, S <= K sum lambda and
-A <= H^2 sum lambda^2 (Growth under depth schedules), and the squared angle in a dyadic interval [m, 2m) stays between
-two multiples of its sum of lambda^2 (Dyadic angular budget).
+Here G = J_L ... J_1, and m* is the smallest m (paper: Layer-wise and depth-wise Jacobian bounds; Depth-wise
+conditioning criterion). If kappa = 2|B| + eta <= K and a eta <= H, a schedule bounds both sums: S <= K sum lambda and
+A <= H^2 sum lambda^2 (Growth under depth schedules). The squared angle in a dyadic interval [m, 2m) then lies between
+two multiples of the sum of lambda^2 over the interval (Dyadic angular budget).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from spheret.schedules import factor
 
-# how S and A grow with the number of updates, where K and H do not
+# the order of S and of A in the number of updates L, for constant K and H
 GROWTH = {
     "constant": ("L", "L"),
     "sqrt": ("sqrt L", "log L"),
@@ -27,7 +27,7 @@ GROWTH = {
 
 
 class Budgets(NamedTuple):
-    """Running over the layers, for each token: (layers, tokens)."""
+    """Running values after 1, 2, ... sublayers, for each token: (sublayers, tokens)."""
 
     S: Tensor
     A: Tensor
@@ -36,30 +36,30 @@ class Budgets(NamedTuple):
 
 
 def budgets(Delta: Tensor, theta: Tensor, m: Tensor) -> Budgets:
-    """S, A, prod m and the criterion of the first 1, 2, ..., layers; each argument (layers, tokens)."""
+    """S, A, prod m and the criterion of the first 1, 2, ... sublayers; each argument is (sublayers, tokens)."""
     S, A = Delta.cumsum(0), theta.square().cumsum(0)
-    least = m.cummin(0).values
-    alive = least > 0
-    criterion = torch.where(alive, (-(A / 2 + S) / torch.where(alive, least, 1.0)).exp(), 0.0)
+    smallest = m.cummin(0).values
+    positive = smallest > 0
+    criterion = torch.where(positive, (-(A / 2 + S) / torch.where(positive, smallest, 1.0)).exp(), 0.0)
     return Budgets(S, A, m.cumprod(0), criterion)
 
 
 def fitted(sums: Tensor, steps: Tensor) -> dict[str, float]:
-    """The factor of the least-squares fit sums = factor * summed steps, and the share of variance explained."""
+    """The least-squares factor in sums = factor * cumsum(steps), and the share of variance that it explains."""
     x = steps.cumsum(0)
     k = float((x * sums).sum() / (x * x).sum())
-    spread = float((sums - sums.mean()).square().sum())
-    left = float((sums - k * x).square().sum())
-    return {"factor": k, "r2": 1 - left / spread if spread > 0 else float(left == 0)}
+    variance = float((sums - sums.mean()).square().sum())
+    residual = float((sums - k * x).square().sum())
+    return {"factor": k, "r2": 1 - residual / variance if variance > 0 else float(residual == 0)}
 
 
 def growth(S: Tensor, A: Tensor, kappa: Tensor, a_eta: Tensor, lambdas: Tensor, schedule: str) -> dict[str, Any]:
-    """The sums of a stack, (layers,) each, beside the table: its own schedule's envelope, every schedule's fit."""
-    layers = len(S)
+    """S and A of a stack, (sublayers,) each, with the bounds of its own schedule and a fit to every schedule."""
+    count = len(S)
     K, H = float(kappa.max()), float(a_eta.max())
     fits: dict[str, dict[str, Any]] = {}
     for name, (s_order, a_order) in GROWTH.items():
-        steps = torch.tensor([factor(name, l, layers) for l in range(1, layers + 1)], dtype=S.dtype)
+        steps = torch.tensor([factor(name, l, count) for l in range(1, count + 1)], dtype=S.dtype)
         fits[name] = {
             "S_order": s_order,
             "A_order": a_order,
@@ -81,14 +81,14 @@ def growth(S: Tensor, A: Tensor, kappa: Tensor, a_eta: Tensor, lambdas: Tensor, 
 
 
 def dyadic(squares: Tensor, lambdas: Tensor) -> list[dict[str, float]]:
-    """The squared angle spent in each [m, 2m) that fits, m = 1, 2, 4, ..., beside the sum of lambda^2 there."""
+    """The squared angle in each whole interval [m, 2m), m = 1, 2, 4, ..., with the sum of lambda^2 over it."""
     rows = []
     m = 1
     while 2 * m - 1 <= len(squares):
-        inside = slice(m - 1, 2 * m - 1)
-        spent, share = float(squares[inside].sum()), float(lambdas[inside].square().sum())
+        interval = slice(m - 1, 2 * m - 1)
+        angle, total = float(squares[interval].sum()), float(lambdas[interval].square().sum())
         rows.append(
-            {"m": m, "squared_angle": spent, "lambda_squared": share, "ratio": spent / share if share else 0.0}
+            {"m": m, "squared_angle": angle, "lambda_squared": total, "ratio": angle / total if total else 0.0}
         )
         m *= 2
     return rows

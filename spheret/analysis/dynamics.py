@@ -1,4 +1,4 @@
-"""What the stream does from layer to layer: the symptoms that deep connections are to cure, for every scheme."""
+"""Measurements of the stream after every sublayer, for any scheme: the symptoms that deep connections should cure."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ from spheret.model.probes import Sublayer, probe
 
 
 def massive(states: Tensor) -> float:
-    """How far the largest activation stands out: max |x_i| over the median |x_i| of the same tokens."""
+    """The largest |x_i| over the median |x_i| of the same tokens."""
     size = states.abs().flatten()
     return float(size.max() / size.median())
 
 
 def effective_rank(states: Tensor) -> float:
-    """exp of the entropy of the normalised singular values of the tokens' states, (tokens, width): 1 to width."""
+    """exp of the entropy of the normalised singular values of the states, (tokens, width): from 1 to width."""
     values = torch.linalg.svdvals(states.flatten(0, -2).double())
     share = values / values.sum()
     return float(torch.special.entr(share).sum().exp())
 
 
 def sink(weights: Tensor) -> list[float]:
-    """The attention that each head pays to the first token, from (batch, heads, time, time); its own query aside."""
+    """Each head's mean attention weight on the first token, from (batch, heads, time, time).
+
+    The first token's own query is left out.
+    """
     return [] if weights.shape[-1] < 2 else [float(x) for x in weights[:, :, 1:, 0].double().mean((0, 2))]
 
 
@@ -41,22 +44,22 @@ def angles(first: Tensor, second: Tensor) -> Tensor:
 
 
 def angular_distances(states: list[Tensor]) -> list[list[float]]:
-    """The mean angle between a token's states after i and after j sublayers, over pi: (sublayers + 1) squared."""
+    """Entry (i, j) is the mean angle between a token's states after i and after j sublayers, divided by pi."""
     return [[float(angles(a, b).mean()) / math.pi for b in states] for a in states]
 
 
 def consecutive(states: list[Tensor]) -> list[float | None]:
-    """The mean cosine between each sublayer's update of the stream and the one before it; None for the first."""
+    """The mean cosine between each sublayer's update of the stream and the previous update; None for the first."""
     steps = [after.double() - before.double() for before, after in pairwise(states)]
     pairs = pairwise(steps)
     return [None, *(float(torch.nn.functional.cosine_similarity(a, b, dim=-1).mean()) for a, b in pairs)]
 
 
 @contextmanager
-def removed(model: GPT, layer: int) -> Iterator[None]:
-    """Within the block, sublayer `layer` leaves the stream as it is."""
-    block = list(model.each_block())[(layer - 1) // 2]
-    connection = block.attention_connection if layer % 2 else block.mlp_connection
+def removed(model: GPT, sublayer: int) -> Iterator[None]:
+    """Within the block, this sublayer (counted from 1) passes the stream on unchanged."""
+    block = list(model.each_block())[(sublayer - 1) // 2]
+    connection = block.attention_connection if sublayer % 2 else block.mlp_connection
     handle = connection.register_forward_hook(lambda module, args, out: args[0])
     try:
         yield
@@ -70,18 +73,24 @@ def loss_of(model: GPT, x: Tensor, y: Tensor) -> float:
 
 
 def removals(model: GPT, x: Tensor, y: Tensor, tick: Callable[[], object] = lambda: None) -> list[float]:
-    """What the loss rises by when each sublayer alone is removed: near 0, and the curse of depth has it."""
+    """By how much the loss rises when one sublayer is removed, for each sublayer.
+
+    Values near 0 mean that the sublayer does nothing: the curse of depth.
+    """
     whole = loss_of(model, x, y)
-    found = []
-    for layer in range(1, 2 * model.config.layers + 1):
-        with removed(model, layer):
-            found.append(loss_of(model, x, y) - whole)
+    rises = []
+    for sublayer in range(1, 2 * model.config.layers + 1):
+        with removed(model, sublayer):
+            rises.append(loss_of(model, x, y) - whole)
         tick()
-    return found
+    return rises
 
 
 def gradients(model: GPT, x: Tensor, y: Tensor) -> dict[str, list[float]]:
-    """The norm of the loss's gradient in each sublayer's weights and in the stream before it; no trace is left."""
+    """Norms of the loss's gradient with respect to each sublayer's weights, and to the stream before it.
+
+    The model's own gradients do not change.
+    """
     kept = [(p, p.grad, p.requires_grad) for p in model.parameters()]
     records: list[Sublayer] = []
     try:
@@ -96,25 +105,28 @@ def gradients(model: GPT, x: Tensor, y: Tensor) -> dict[str, list[float]]:
         stream = [float(s.h.grad.double().norm()) if s.h.grad is not None else math.nan for s in records]
         return {"weights": gradient_norms(model), "stream": stream}
     finally:
-        for p, grad, wanted in kept:
+        for p, grad, requires_grad in kept:
             p.grad = grad
-            p.requires_grad_(wanted)
+            p.requires_grad_(requires_grad)
 
 
 @torch.no_grad()
 def dynamics(model: GPT, x: Tensor, y: Tensor, tick: Callable[[], object] = lambda: None) -> dict[str, Any]:
-    """Everything of this module on windows x with targets y, (windows, time), as plain data; in evaluation mode."""
+    """All measurements of this module on windows x with targets y, (windows, time), as plain data.
+
+    The model must be in evaluation mode.
+    """
     records: list[Sublayer] = []
     with probe(model, records.append):
         loss = loss_of(model, x, y)
     states = [records[0].h, *(s.out for s in records)]
     slopes = gradients(model, x, y)
-    cosines, effects = consecutive(states), removals(model, x, y, tick)
-    layers = []
+    cosines, rises = consecutive(states), removals(model, x, y, tick)
+    sublayers = []
     for index, s in enumerate(records):
         weights = s.attention
         heads = None if weights is None else sink(weights)
-        layers.append(
+        sublayers.append(
             {
                 "sublayer": s.number,
                 "branch": "mlp" if weights is None else "attention",
@@ -126,15 +138,14 @@ def dynamics(model: GPT, x: Tensor, y: Tensor, tick: Callable[[], object] = lamb
                 "effective_rank": effective_rank(s.out),
                 "sink": sum(heads) / len(heads) if heads else None,
                 "sink_heads": heads,
-                "removal": effects[index],
+                "removal": rises[index],
                 "gradient": slopes["weights"][index],
                 "stream_gradient": slopes["stream"][index],
             }
         )
-    entry = {
-        "norm": float(states[0].double().norm(dim=-1).mean()),
-        "massive": massive(states[0]),
-        "token_cosine": mean_cosine(states[0]),
-        "effective_rank": effective_rank(states[0]),
+    return {
+        "loss": loss,
+        "entry_norm": float(states[0].double().norm(dim=-1).mean()),
+        "sublayers": sublayers,
+        "angular_distance": angular_distances(states),
     }
-    return {"loss": loss, "entry": entry, "sublayers": layers, "angular_distance": angular_distances(states)}

@@ -1,8 +1,9 @@
-"""Figures of certificates and dynamics; each function returns the bytes of a PNG."""
+"""Figures of certificates and of the stream's dynamics; each public function returns the bytes of a PNG."""
 
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# below it a logarithmic axis shows nothing
+# what a logarithmic axis shows in place of 0
 _FLOOR = 1e-16
 
 
@@ -31,87 +32,55 @@ def _png(figure: Figure) -> bytes:
 def _line(
     axes: Axes, x: Sequence[float], y: Sequence[float | None], label: str | None, style: str = "-", **more: Any
 ) -> None:
-    """A line through what there is; a gap where there is nothing."""
+    """Draw a line, with a gap wherever y is None."""
     axes.plot(x, [float("nan") if value is None else value for value in y], style, label=label, **more)
 
 
-def certificate(c: dict[str, Any]) -> bytes:
-    """Singular values layer by layer and along depth beside their bounds, and the budgets beside the schedule."""
-    part = c["own_path"]
-    figure, (single, product, sums, verdicts) = _panels(
-        2, 2, f"{c['scheme']}, {c['tokens']} tokens on their own paths"
-    )
-    layers = [row["sublayer"] for row in part["sublayers"]]
-    bounded = "Delta_max" in part["sublayers"][0]
-    _line(
-        single, layers, [row["sigma_max"] for row in part["sublayers"]], "sigma_max(J)", "o-", color="tab:red", ms=3
-    )
-    _line(
-        single, layers, [row["sigma_min"] for row in part["sublayers"]], "sigma_min(J)", "o-", color="tab:blue", ms=3
-    )
-    if bounded:
-        _line(single, layers, [1 + row["Delta_max"] for row in part["sublayers"]], "1 + Delta", "--", color="tab:red")
-        _line(
-            single,
-            layers,
-            [row["m_min"] or None for row in part["sublayers"]],
-            "m (absent: 0)",
-            "x--",
-            color="tab:blue",
-            ms=4,
-        )
-    depth = part["depth"]
-    measured = [row for row in depth if row.get("sigma_max") is not None]
-    where = [row["sublayer"] for row in measured]
-    _line(product, where, [row["sigma_max"] for row in measured], "sigma_max(G)", "o-", color="tab:red", ms=3)
-    _line(
-        product, where, [row["sigma_min"] or _FLOOR for row in measured], "sigma_min(G)", "o-", color="tab:blue", ms=3
-    )
-    if bounded:
-        import math
+def certificate(document: dict[str, Any]) -> bytes:
+    """Singular values per sublayer and of the products along depth, with their bounds; and the sums S and A.
 
+    A scheme without bounds shows its largest angles and |B| in place of the sums.
+    """
+    part = document["own_path"]
+    rows, depth = part["sublayers"], part["depth"]
+    title = f"{document['scheme']}, {document['tokens']} tokens on their own paths"
+    figure, (single, product, sums, last) = _panels(2, 2, title)
+    numbers = [row["sublayer"] for row in rows]
+    upper, lower = {"color": "tab:red"}, {"color": "tab:blue"}
+    _line(single, numbers, [row["sigma_max"] for row in rows], "sigma_max(J)", "o-", ms=3, **upper)
+    _line(single, numbers, [row["sigma_min"] for row in rows], "sigma_min(J)", "o-", ms=3, **lower)
+    measured = [row for row in depth if row.get("sigma_max") is not None]
+    depths = [row["sublayer"] for row in measured]
+    _line(product, depths, [row["sigma_max"] for row in measured], "sigma_max(G)", "o-", ms=3, **upper)
+    _line(product, depths, [row["sigma_min"] or _FLOOR for row in measured], "sigma_min(G)", "o-", ms=3, **lower)
+    if "Delta_max" in rows[0]:
+        _line(single, numbers, [1 + row["Delta_max"] for row in rows], "1 + Delta", "--", **upper)
+        _line(single, numbers, [row["m_min"] or None for row in rows], "m (absent: 0)", "x--", ms=4, **lower)
         bound = [math.exp(row["S_max"]) if row["S_max"] < 700 else None for row in depth]
-        _line(product, layers, bound, "exp(S)", "--", color="tab:red")
-        _line(
-            product,
-            layers,
-            [row["product_m_min"] or None for row in depth],
-            "prod m (absent: 0)",
-            "x--",
-            color="tab:blue",
-            ms=4,
-        )
-        _line(sums, layers, [row["S_mean"] for row in depth], "S = sum Delta", "o-", ms=3)
-        _line(sums, layers, [row["A_mean"] for row in depth], "A = sum theta^2", "o-", ms=3)
+        _line(product, numbers, bound, "exp(S)", "--", **upper)
+        products = [row["product_m_min"] or None for row in depth]
+        _line(product, numbers, products, "prod m (absent: 0)", "x--", ms=4, **lower)
+        _line(sums, numbers, [row["S_mean"] for row in depth], "S = sum Delta", "o-", ms=3)
+        _line(sums, numbers, [row["A_mean"] for row in depth], "A = sum theta^2", "o-", ms=3)
         growth = part["growth"]
-        sums.set_title(
-            f"S grows as {growth['S_grows_as']}, A as {growth['A_grows_as']} ({growth['schedule']} schedule)"
-        )
-        _line(
-            verdicts,
-            [row["m"] for row in part["dyadic"]],
-            [row["squared_angle"] or None for row in part["dyadic"]],
-            "theta^2 in [m, 2m)",
-            "o-",
-        )
-        _line(
-            verdicts,
-            [row["m"] for row in part["dyadic"]],
-            [row["lambda_squared"] or None for row in part["dyadic"]],
-            "lambda^2 in [m, 2m)",
-            "--",
-        )
-        verdicts.set_xscale("log", base=2)
-        verdicts.set_yscale("log")
-        verdicts.set_xlabel("m")
+        S_order = growth["fits"][growth["S_grows_as"]]["S_order"]
+        A_order = growth["fits"][growth["A_grows_as"]]["A_order"]
+        sums.set_title(f"{growth['schedule']} schedule; best fit: S grows as {S_order}, A as {A_order}")
+        starts = [row["m"] for row in part["dyadic"]]
+        _line(last, starts, [row["squared_angle"] or None for row in part["dyadic"]], "theta^2 in [m, 2m)", "o-")
+        _line(last, starts, [row["lambda_squared"] or None for row in part["dyadic"]], "lambda^2 in [m, 2m)", "--")
+        last.set_xscale("log", base=2)
+        last.set_yscale("log")
+        last.set_xlabel("m")
     else:
-        _line(sums, layers, [row["angle_max"] for row in part["sublayers"]], "largest angle", "o-", ms=3)
-        _line(verdicts, layers, [row["B_max"] for row in part["sublayers"]], "|B|", "o-", ms=3)
+        _line(sums, numbers, [row["angle_max"] for row in rows], "largest angle", "o-", ms=3)
+        _line(last, numbers, [row["B_max"] for row in rows], "|B|", "o-", ms=3)
+        last.set_xlabel("sublayer")
     for axes in (single, product):
         axes.set_yscale("log")
     for axes in (single, product, sums):
         axes.set_xlabel("sublayer")
-    for axes in (single, product, sums, verdicts):
+    for axes in (single, product, sums, last):
         axes.legend(fontsize=8)
     return _png(figure)
 
@@ -122,26 +91,26 @@ Series = tuple[Sequence[float], Sequence[float | None]]
 def lines(
     title: str, panels: dict[str, dict[str, Series]], xlabel: str, log: Sequence[str] = (), logx: bool = False
 ) -> bytes:
-    """A panel a quantity and a line a name; `log` names the panels whose vertical axis is logarithmic.
+    """One panel per quantity, with one line per name; `log` lists the panels with a logarithmic vertical axis.
 
-    What comes after a comma and "by" in a panel's name is its own horizontal axis.
+    A quantity such as "norm, by step" has its own label for the horizontal axis: the words after ", by ".
     """
     columns = min(3, len(panels))
-    figure, every = _panels(-(-len(panels) // columns), columns, title)
-    for axes, (quantity, named) in zip(every, panels.items(), strict=False):
-        for number, (name, (x, y)) in enumerate(named.items()):
-            # a second style where ten colours are used up
+    figure, grid = _panels(-(-len(panels) // columns), columns, title)
+    for axes, (quantity, series) in zip(grid, panels.items(), strict=False):
+        for number, (name, (x, y)) in enumerate(series.items()):
+            # after ten colours the style changes
             _line(axes, x, y, name, "o-" if number < 10 else "s--", color=f"C{number % 10}", ms=3)
         axes.set_title(quantity)
         axes.set_xlabel(quantity.partition(", by ")[2] or xlabel)
         if logx:
             axes.set_xscale("log", base=2)
         if quantity in log and any(
-            value for _, y in named.values() for value in y if value is not None and value > 0
+            value for _, y in series.values() for value in y if value is not None and value > 0
         ):
             axes.set_yscale("log")
-    for axes in every[len(panels) :]:
+    for axes in grid[len(panels) :]:
         axes.set_axis_off()
-    handles, labels = every[0].get_legend_handles_labels()
+    handles, labels = grid[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(6, max(1, len(labels))), fontsize=8)
     return _png(figure)

@@ -10,7 +10,7 @@ import torch
 
 from spheret.analysis import figures
 from spheret.analysis.dynamics import dynamics, gradients
-from spheret.analysis.source import data_of, validation_windows
+from spheret.analysis.inputs import float64_device, open_data, validation_windows
 from spheret.analysis.sublayers import check_finite
 from spheret.data import Data
 from spheret.model.gpt import GPT
@@ -19,7 +19,8 @@ from spheret.runs.run import Run, manifest_sha256, open_run
 from spheret.support import files
 from spheret.support.meter import Meter
 
-# key of a layer's record: what the table calls it
+FORMAT, VERSION = "spheret-inspect", 1
+# key in a sublayer's record: its column in the table
 QUANTITIES = {
     "norm": "|h|",
     "massive": "max/median",
@@ -28,29 +29,39 @@ QUANTITIES = {
     "update_cosine": "cos updates",
     "token_cosine": "cos tokens",
     "effective_rank": "rank",
-    "removal": "loss without",
+    "removal": "loss rise",
     "gradient": "|gradient|",
-    "initial_gradient": "at the start",
+    "initial_gradient": "untrained",
 }
-THROUGH = "|gradient| first/last layer, by step"
-MEANINGS = (
-    "max/median: of activations; sink: attention to the first token; cos updates: with the update before; "
-    "cos tokens: between tokens, 1 is collapse; rank: effective, of the tokens' states; "
-    "loss without: what removing the layer adds; |gradient|: of its weights, here and before training."
-)
+# panels of the figure that are named otherwise than in the table
+GRADIENT_PANEL, UNTRAINED_PANEL = "|gradient| of weights", "|gradient| of weights before training"
+TRAINING_PANEL = "|gradient|, first over last sublayer, by step"
+MEANINGS = """\
+max/median: largest activation over the median activation.
+sink: attention to the first token.
+cos updates: cosine between an update and the previous one.
+cos tokens: mean cosine between tokens; 1 means that they have collapsed into one.
+rank: effective rank of the tokens' states.
+loss rise: how much the loss rises when the sublayer is removed.
+|gradient|: norm of the gradient of the sublayer's weights; untrained: the same before training."""
 
 
 def inspect_run(
-    run: Run, step: int | None = None, windows: int = 8, data: str | None = None, quiet: bool = True
+    run: Run,
+    step: int | None = None,
+    windows: int = 8,
+    data: str | None = None,
+    device: str = "cpu",
+    quiet: bool = True,
 ) -> dict[str, Any]:
-    """The dynamics of a run's checkpoint, its gradients at the start, and its gradients through training."""
-    model = run.model(step)
-    found = run.checkpoint(step).step
-    check_finite(model, f"checkpoint step-{found} of {run.path}")
-    chosen = data_of(run, data)
-    x, y = validation_windows(
-        chosen, model.config.block, windows * max(1, min(model.config.block, chosen.tokens("val") - 1))
-    )
+    """The dynamics of a run's checkpoint, with its gradients before training and during training."""
+    place = float64_device(device)
+    model = run.model(step, place)
+    checkpoint_step = run.checkpoint(step).step
+    check_finite(model, f"checkpoint step-{checkpoint_step} of {run.path}")
+    source = open_data(run, data)
+    time = max(1, min(model.config.block, source.tokens("val") - 1))
+    x, y = (ids.to(place) for ids in validation_windows(source, model.config.block, windows * time))
     sublayers = 2 * model.config.layers
     done = 0
 
@@ -60,34 +71,32 @@ def inspect_run(
         meter.show(f"{done} of {sublayers} sublayers", done / sublayers)
 
     with Meter(f"inspect {run.name}", quiet) as meter:
-        seen = dynamics(model, x, y, tick)
-    before = initial(run, chosen)
-    at_start = [None] * sublayers if before is None else gradients(before, x, y)["weights"]
-    for layer, gradient in zip(seen["sublayers"], at_start, strict=True):
-        layer["initial_gradient"] = gradient
+        measured = dynamics(model, x, y, tick)
+    untrained = initial(run, source)
+    before = [None] * sublayers if untrained is None else gradients(untrained.to(place), x, y)["weights"]
+    for record, gradient in zip(measured["sublayers"], before, strict=True):
+        record["initial_gradient"] = gradient
     training = [
-        {"step": line["step"], "gradients": [layer["grad_norm"] for layer in line["sublayers"]]}
+        {"step": line["step"], "gradients": [record["grad_norm"] for record in line["sublayers"]]}
         for line in run.metrics()
         if "sublayers" in line
     ]
     return {
-        "format": "spheret-inspect",
-        "version": 1,
         "run": run.name,
         "scheme": model.config.scheme,
-        "checkpoint": found,
+        "checkpoint": checkpoint_step,
         "windows": windows,
-        **seen,
+        **measured,
         "training": training,
     }
 
 
 def initial(run: Run, data: Data) -> GPT | None:
-    """The run's model before its first step, drawn again from its seed; None where it did not start from that."""
+    """The run's model before its first step, drawn again from its seed; None if it started from other weights."""
     config, train = run.model_config, run.config["train"]
     if "seed" not in train or train.get("init_from") is not None:
         return None
-    # frequencies of other data would start another model
+    # the head's bias comes from token frequencies, so other data would give another model
     if config.head_bias == "unigram" and manifest_sha256(data) != run.config["data"]["manifest_sha256"]:
         return None
     with torch.random.fork_rng(devices=[]):
@@ -102,89 +111,92 @@ def inspect_command(
     step: int | None = None,
     windows: int = 8,
     data: str | None = None,
+    device: str = "cpu",
     out: str | None = None,
 ) -> int:
     """Print and plot the dynamics of a run's stream, or of two runs side by side.
 
     Args:
         run: a run directory; inspect.json and inspect.png are written into it.
-        other: another one to stand beside it.
-        step: the step of the checkpoint; the newest without it.
-        windows: how many validation windows are looked at.
+        other: a second run to compare with the first.
+        step: the step of the checkpoint; by default the newest.
+        windows: how many windows of the validation split are examined.
         data: other data: a prepared directory, or the name of a corpus.
+        device: cpu or cuda; cpu is the default because norms, ranks and angles are taken in float64.
         out: another directory to write to.
     """
     if windows < 1:
         raise ValueError(f"--windows must be at least 1, got {windows}.")
     opened = [open_run(path) for path in (run, other) if path is not None]
-    found = [inspect_run(each, step, windows, data, quiet=False) for each in opened]
+    records = [inspect_run(one, step, windows, data, device, quiet=False) for one in opened]
     directory = Path(out).expanduser() if out else opened[0].path
     directory.mkdir(parents=True, exist_ok=True)
-    files.write_atomically(directory / INSPECT, files.dump({"runs": found}))
-    files.write_atomically(directory / INSPECT_FIGURE, figure(found))
-    show(found)
+    document = {"format": FORMAT, "version": VERSION, "runs": records}
+    files.write_atomically(directory / INSPECT, files.dump(document))
+    files.write_atomically(directory / INSPECT_FIGURE, figure(records))
+    show(records)
     print(MEANINGS)
-    print(f"{directory / INSPECT} and {INSPECT_FIGURE}")
+    print(f"Wrote {directory / INSPECT} and {INSPECT_FIGURE}.")
     return 0
 
 
-def names(found: list[dict[str, Any]]) -> list[str]:
-    """What to call each run; by number too where two have one name."""
-    plain = [each["run"] for each in found]
-    return plain if len(set(plain)) == len(plain) else [f"{name} ({i})" for i, name in enumerate(plain, start=1)]
+def labels(records: list[dict[str, Any]]) -> list[str]:
+    """A label per run: its name, numbered where two runs have the same name."""
+    names = [record["run"] for record in records]
+    return names if len(set(names)) == len(names) else [f"{name} ({i})" for i, name in enumerate(names, start=1)]
 
 
-def show(found: list[dict[str, Any]]) -> None:
-    """A row a sublayer; two runs share each cell."""
+def show(records: list[dict[str, Any]]) -> None:
+    """Print one row per sublayer; with two runs each cell holds both values."""
     from rich.console import Console
     from rich.table import Table
 
     titles = [
-        f"{name}, {each['scheme']}, step {each['checkpoint']}: loss {each['loss']:.4f}"
-        for name, each in zip(names(found), found, strict=True)
+        f"{label}, {record['scheme']}, step {record['checkpoint']}: loss {record['loss']:.4f}"
+        for label, record in zip(labels(records), records, strict=True)
     ]
     table = Table(title=" | ".join(titles), title_justify="left")
     table.add_column("sublayer", justify="right")
     table.add_column("branch")
     for title in QUANTITIES.values():
         table.add_column(title, justify="right")
-    for index in range(max(len(each["sublayers"]) for each in found)):
-        rows = [each["sublayers"][index] if index < len(each["sublayers"]) else None for each in found]
+    lists = [record["sublayers"] for record in records]
+    for index in range(max(map(len, lists))):
+        rows = [sublayers[index] if index < len(sublayers) else None for sublayers in lists]
         cells = [_cell([_text(row, key) for row in rows]) for key in QUANTITIES]
         table.add_row(str(index + 1), "mlp" if index % 2 else "attention", *cells)
-    Console(width=None if sys.stdout.isatty() else 100 + 80 * (len(found) - 1) + 30).print(table)
+    Console(width=None if sys.stdout.isatty() else 140 + 80 * (len(records) - 1)).print(table)
 
 
 def _cell(texts: list[str]) -> str:
     return "-" if set(texts) == {"-"} else " | ".join(texts)
 
 
-def _text(layer: dict[str, Any] | None, key: str) -> str:
-    return "-" if layer is None or layer[key] is None else f"{layer[key]:.3g}"
+def _text(sublayer: dict[str, Any] | None, key: str) -> str:
+    return "-" if sublayer is None or sublayer[key] is None else f"{sublayer[key]:.3g}"
 
 
-def figure(found: list[dict[str, Any]]) -> bytes:
-    """A panel a quantity with a line a run, and the gradient of the first and last layer through training."""
-    titles = {**QUANTITIES, "gradient": "|gradient| of weights", "initial_gradient": "|gradient| before training"}
-    panels: dict[str, dict[str, figures.Series]] = {}
-    for key, title in titles.items():
-        panels[title] = {
-            name: _series(each["sublayers"], key) for name, each in zip(names(found), found, strict=True)
-        }
-    for name, each in zip(names(found), found, strict=True):
-        steps, distances = each["training"], each["angular_distance"]
-        # null is what was not finite
-        steps = [line for line in steps if None not in (line["gradients"][0], line["gradients"][-1])]
-        ends = [line["gradients"][0] / max(line["gradients"][-1], 1e-30) for line in steps]
-        panels.setdefault(THROUGH, {})[name] = [line["step"] for line in steps], ends
-        panels.setdefault("angle to the last state over pi", {})[name] = (
+def figure(records: list[dict[str, Any]]) -> bytes:
+    """One panel per quantity with one line per run, and gradients of the first and last sublayer during training."""
+    named = list(zip(labels(records), records, strict=True))
+    titles = {**QUANTITIES, "gradient": GRADIENT_PANEL, "initial_gradient": UNTRAINED_PANEL}
+    panels: dict[str, dict[str, figures.Series]] = {
+        title: {label: _series(record["sublayers"], key) for label, record in named} for key, title in titles.items()
+    }
+    for label, record in named:
+        # metrics.jsonl has null in place of NaN and infinity
+        lines = [line for line in record["training"] if None not in (line["gradients"][0], line["gradients"][-1])]
+        ratios = [line["gradients"][0] / max(line["gradients"][-1], 1e-30) for line in lines]
+        panels.setdefault(TRAINING_PANEL, {})[label] = [line["step"] for line in lines], ratios
+        distances = record["angular_distance"]
+        panels.setdefault("angle to the last state, over pi", {})[label] = (
             list(range(len(distances))),
             [row[-1] for row in distances],
         )
-    log = ("|h|", "max/median", "|gradient| of weights", "|gradient| before training", THROUGH)
-    return figures.lines(" and ".join(names(found)), panels, "sublayer", log=log)
+    log = ("|h|", "max/median", GRADIENT_PANEL, UNTRAINED_PANEL, TRAINING_PANEL)
+    return figures.lines(" and ".join(labels(records)), panels, "sublayer", log=log)
 
 
-def _series(layers: list[dict[str, Any]], key: str) -> figures.Series:
-    there = [layer for layer in layers if layer[key] is not None]
-    return [layer["sublayer"] for layer in there], [layer[key] for layer in there]
+def _series(sublayers: list[dict[str, Any]], key: str) -> figures.Series:
+    measured = [record for record in sublayers if record[key] is not None]
+    return [record["sublayer"] for record in measured], [record[key] for record in measured]

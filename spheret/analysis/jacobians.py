@@ -1,4 +1,4 @@
-r"""The Jacobian of one spherical update in closed form, and the bounds that the paper proves of it.
+r"""The Jacobian of one spherical update in closed form, and the bounds that the paper proves for it.
 
 With r = |h|, z = (I - hh'/r^2) f, s = |z|, eta = s/r, beta = |alpha| eta, u = h/r, v = z/s (0 where s = 0) and
 
@@ -13,8 +13,8 @@ the update h' = cos(theta) h + r sin(theta) v has the Jacobian J = Q + E (paper,
         <= Delta = |alpha| (2 |B| + eta)
     sigma_max(J) <= 1 + Delta        sigma_min(J) >= m = max(0, q - Delta),    q = |cos(theta)|
 
-At s = 0 these are Q = I and E = alpha P B, the paper's zero-tangent case. At the angle cap theta' = 0. The paper has
-theta' = p^2/(p^2 + beta^2); here it is the derivative of whatever angle the retraction has.
+At s = 0 these are Q = I and E = alpha P B, the paper's zero-tangent case. At the angle cap theta' = 0. The paper
+writes theta' = p^2/(p^2 + beta^2) for its angular family; here theta' is that of the retraction's own angle.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from spheret.retractions import P, Retraction, as_retraction
 
 
 class Turn(NamedTuple):
-    """The plane and the angle of an update: u and v are (..., d), all else (...)."""
+    """The plane and the angle of an update; u and v are (..., d), the other fields (...)."""
 
     u: Tensor
     v: Tensor
@@ -46,7 +46,7 @@ class Turn(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """J = Q + E, and the B that E is made of: (..., d, d)."""
+    """The two terms of J = Q + E, and the B inside E: (..., d, d) each."""
 
     Q: Tensor
     E: Tensor
@@ -58,13 +58,13 @@ class Parts(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """What follows from an upper bound on |B|; all (...)."""
+    """What follows from an upper bound on |B|; every field is (...)."""
 
     Delta: Tensor
     delta: Tensor
     q: Tensor
     m: Tensor
-    m_exact: Tensor  # the same with delta in place of Delta
+    m_exact: Tensor  # m with delta in place of Delta
 
     @property
     def largest(self) -> Tensor:
@@ -80,20 +80,23 @@ def turn(
     max_angle: float | None = None,
     p: P | None = None,
 ) -> Turn:
-    """How far and in which plane each row of h (..., d) turns towards f.
+    """The plane and the angle by which each row of h (..., d) turns towards f.
 
-    alpha: a number, or one a row with last dimension 1. p: in place of the retraction's own, where it is learned.
+    alpha: a number, or one number per row with last dimension 1.
+    p: used in place of the retraction's own p, for a learned p.
     """
     row = as_retraction(retraction)
     check_rows(h, f)
     check_cap(max_angle)
     r = h.norm(dim=-1, keepdim=True)
     if (r == 0).any():
-        raise ValueError("a row of zeros lies on no sphere and has no Jacobian there: leave such rows out.")
+        raise ValueError(
+            "a row of zeros lies on no sphere, so the update has no Jacobian there: leave such rows out."
+        )
     u = h / r
     along = (u * f).sum(-1, keepdim=True)
     z = f - along * u
-    # what rounding left along h goes in a second pass
+    # a second pass removes what rounding left along h
     z = z - (u * z).sum(-1, keepdim=True) * u
     s = z.norm(dim=-1, keepdim=True)
     step = torch.as_tensor(alpha, dtype=h.dtype, device=h.device)
@@ -106,15 +109,16 @@ def turn(
     if max_angle is not None:
         theta = torch.where(at_cap, max_angle, theta)
     slope = torch.where(at_cap, 0.0, slope)
-    # a negative step is a positive one the other way
+    # a negative step is a positive step in the opposite direction
     v = torch.where(s > 0, z / torch.where(s > 0, s, 1.0), 0.0) * torch.where(step < 0, -1.0, 1.0)
     scalars = (along / r, step.expand_as(s), eta, beta, theta, slope, gain, at_cap)
     return Turn(u, v, *(x.squeeze(-1) for x in scalars))
 
 
 def _with_slope(theta: Callable[[Tensor], Tensor], beta: Tensor) -> tuple[Tensor, Tensor]:
-    found = torch.func.jvp(theta, (beta,), (torch.ones_like(beta),))
-    return found[0], found[1]
+    """theta(beta) and its derivative."""
+    result = torch.func.jvp(theta, (beta,), (torch.ones_like(beta),))
+    return result[0], result[1]
 
 
 def closed_form(t: Turn, A: Tensor) -> Parts:
@@ -124,7 +128,7 @@ def closed_form(t: Turn, A: Tensor) -> Parts:
     B = A - _lift(t.c) * eye
     cos, sin = _lift(t.theta.cos()), _lift(t.theta.sin())
     Q = cos * eye + sin * (v @ u.mT - u @ v.mT)
-    # B and v carry the sign of alpha together
+    # B takes the sign of alpha, as v already does
     signed = torch.where(_lift(t.alpha) < 0, -B, B)
     size, slope = _lift(t.alpha.abs()), _lift(t.slope)
     across = signed - u @ (u.mT @ signed) - v @ (v.mT @ signed)
@@ -137,36 +141,36 @@ def _lift(x: Tensor) -> Tensor:
 
 
 def bounds(t: Turn, norm: Tensor) -> Bounds:
-    """Delta, delta, q and m of each row, from the norm of its own B or anything above it, (...)."""
+    """The bounds of each row, from the norm of its own B or an upper bound on it, (...)."""
     return _bounds(t.alpha.abs(), t.gain.abs(), t.slope.abs(), t.beta, t.eta, t.theta.cos().abs(), norm)
 
 
 def sequence_bounds(t: Turn, norm: Tensor) -> Bounds:
-    r"""The same for rows that hear each other: t is (rows,), norm that of the operator B on all rows together.
+    r"""The bounds for rows whose branch mixes them: t is (rows,), and norm is that of B as an operator on all rows.
 
-    Q and the factors of E beside B are block diagonal, so each is as large as its largest block:
+    Q and the factors of E other than B are block diagonal, so the norm of each is that of its largest block:
 
         |E| <= max |alpha gain| |B| + max |theta'| |alpha| |B| + max |theta' beta|  <=  |alpha| (2 |B| + max eta)
     """
     alpha, gain = t.alpha.abs().amax(-1), t.gain.abs().amax(-1)
     slope, turned = t.slope.abs().amax(-1), (t.slope.abs() * t.beta).amax(-1)
-    # one slope stands for all, so the product slope * beta must stay what it was
+    # _bounds multiplies slope by beta, and that product must be the largest of the rows
     beta = torch.where(slope > 0, turned / torch.where(slope > 0, slope, 1.0), 0.0)
     return _bounds(alpha, gain, slope, beta, t.eta.amax(-1), t.theta.cos().abs().amin(-1), norm)
 
 
 def _bounds(alpha: Tensor, gain: Tensor, slope: Tensor, beta: Tensor, eta: Tensor, q: Tensor, norm: Tensor) -> Bounds:
     delta = alpha * gain * norm + slope * (alpha * norm + beta)
-    # Delta is above delta for every angle of the paper; one that turns faster than its step would break that
+    # Delta >= delta holds for the paper's angles, but not for an angle that grows faster than its step
     Delta = torch.maximum(alpha * (2 * norm + eta), delta)
     return Bounds(Delta, delta, q, (q - Delta).clamp(min=0), (q - delta).clamp(min=0))
 
 
 def counterexample(alpha: float, sensitivity: float, mu: float = 0.0) -> tuple[Tensor, Tensor]:
-    """The state h = e1 and A = diag(mu, mu + K) of F(x) = A x: the angle is 0, and J = diag(1, 1 + alpha K).
+    """The state h = e1 and the matrix A = diag(mu, mu + K) of F(x) = A x; K is `sensitivity`.
 
-    The paper's proof that control of the angle is not enough: K = (R-1)/alpha makes |J| = R, however large, and
-    K = -1/alpha makes J singular.
+    The angle is 0, and J = diag(1, 1 + alpha K). It is the paper's proof that a small angle is not enough:
+    K = (R-1)/alpha gives |J| = R for any R, and K = -1/alpha makes J singular.
     """
     h = torch.tensor([1.0, 0.0], dtype=torch.float64)
     return h, torch.diag(torch.tensor([mu, mu + sensitivity], dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""Every quantity of the propositions, measured on real tokens: a dictionary of (tokens,) tensors a sublayer."""
+"""The quantities of the paper's propositions at real tokens: one dictionary of (tokens,) tensors per sublayer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from spheret.analysis import jacobians
-from spheret.analysis.singular import Extremes, Product, dense, lanczos
+from spheret.analysis.singular_values import Extremes, Product, dense, lanczos
 from spheret.analysis.sublayers import (
     Both,
     branch_name,
@@ -27,18 +27,18 @@ from spheret.analysis.sublayers import (
 from spheret.model.gpt import GPT
 from spheret.model.probes import Sublayer
 
-# the largest matrix that is formed and decomposed
+# the size of the largest matrix that is formed and decomposed
 DENSE = 512
-# |B| is enlarged by it, and a bound counts as broken beyond it: far above the rounding of float64, far below any use
+# relative: |B| is enlarged by it, and a bound counts as broken only beyond it; far above the rounding of float64
 ROUNDING = 1e-10
-# numbers that the matrices of a group of tokens may hold
+# how many numbers the matrices of one group of tokens may hold in all
 _NUMBERS = 1 << 22
 Numbers = dict[str, Tensor]
 Tick = Callable[[int], object]
 
 
 class Measured(NamedTuple):
-    """A sublayer each: the update's own numbers, and those of the product of all updates up to it (or None)."""
+    """Per sublayer: the numbers of its update, and those of the product of all updates up to it, or None."""
 
     updates: list[Numbers]
     products: list[Numbers | None]
@@ -47,7 +47,7 @@ class Measured(NamedTuple):
 
 
 class _Update(NamedTuple):
-    """One sublayer at some tokens, or at a whole sequence as one."""
+    """One sublayer at some tokens, or at a whole sequence as one point."""
 
     s: Sublayer
     both: Both
@@ -64,11 +64,13 @@ class _Update(NamedTuple):
 def measure_tokens(
     model: GPT, windows: list[tuple[Tensor, Tensor]], exact: bool = True, tick: Tick = lambda tokens: None
 ) -> Measured:
-    """Tokens on their own paths. windows: token ids (1, time) and the positions in it that are looked at.
+    """Measure tokens on their own paths, with a model in float64.
 
-    exact: whether |B| must be an upper bound; otherwise it is Lanczos' above DENSE. The model is in float64.
+    windows: pairs of token ids (1, time) and the positions in them to examine.
+    exact: whether |B| must be an upper bound; otherwise it is a Lanczos estimate above DENSE.
+    tick: called after every update with the number of tokens that were measured.
     """
-    found: list[Measured] = []
+    groups: list[Measured] = []
     for tokens, positions in windows:
         records = states(model, tokens)
         width = model.config.width
@@ -77,12 +79,12 @@ def measure_tokens(
             updates = [
                 _Update(s, own_path(s, part), s.h[:, part], s.f[:, part], s.angle[0, part], False) for s in records
             ]
-            found.append(_measure(updates, exact, partial(tick, len(part))))
-    return _joined(found)
+            groups.append(_measure(updates, exact, partial(tick, len(part))))
+    return _joined(groups)
 
 
 def measure_sequence(model: GPT, tokens: Tensor, exact: bool = True) -> Measured:
-    """All tokens (1, time) as one point of a space of time * width dimensions: every number is a (1,) tensor."""
+    """Measure all tokens (1, time) as one point in time * width dimensions: every number is a (1,) tensor."""
     updates = [_Update(s, whole_sequence(s), s.h, s.f, s.angle.amax()[None], True) for s in states(model, tokens)]
     return _measure(updates, exact, lambda: None)
 
@@ -103,14 +105,14 @@ def _measure(updates: list[_Update], exact: bool, tick: Callable[[], object]) ->
                 G = J @ G
                 stretch = stretch * numbers["sigma_max"]
                 product = _extremes(dense(G))
-                # rounding in the factors, as large as all of them stretch together
+                # rounding errors of the factors, amplified by at most what all factors stretch together
                 product["floor"] = G.shape[-1] * torch.finfo(torch.float64).eps * stretch
             else:
                 chain.append(_products(update, out=True))
                 numbers = _matrix_free(update, *chain[-1], exact)
-                # a product costs as many factors as it has: at 1, 2, 4, ... and the last their sum stays linear
-                wanted = index == len(updates) or index & (index - 1) == 0
-                product = _extremes(lanczos(*_composed(chain), update.like, _steps(exact))) if wanted else None
+                # a product costs one pass per factor: after 1, 2, 4, ... and all sublayers, the total stays linear
+                due = index == len(updates) or index & (index - 1) == 0
+                product = _extremes(lanczos(*_composed(chain), update.like, _steps(exact))) if due else None
                 if product is not None:
                     product["floor"] = torch.zeros_like(product["sigma_min"])
             measured.append(numbers)
@@ -120,9 +122,9 @@ def _measure(updates: list[_Update], exact: bool, tick: Callable[[], object]) ->
 
 
 def _dense(update: _Update) -> tuple[Numbers, Tensor]:
-    """Numbers and J of an update whose matrices are small enough to hold."""
+    """The numbers and J of an update whose matrices are small enough to form."""
     if update.sequence and branch_name(update.s) == "mlp":
-        # rows that do not hear each other: the blocks are all there is
+        # an MLP does not mix rows, so its Jacobian is block diagonal
         A, J = (torch.block_diag(*x)[None] for x in token_jacobians(update.s, update.both, update.x))
     elif update.sequence:
         A, J = (x[None] for x in sequence_jacobians(update.s, update.both, update.x))
@@ -144,7 +146,7 @@ def _spread(c: Tensor, A: Tensor) -> Tensor:
 
 
 def _closed(update: _Update, A: Tensor) -> Tensor:
-    """J by the closed form; a sequence's is the closed form of each row block."""
+    """J by the closed form; for a sequence, by the closed form of each row of blocks."""
     t = _turn(update)
     if not update.sequence:
         return jacobians.closed_form(t, A).J
@@ -154,11 +156,11 @@ def _closed(update: _Update, A: Tensor) -> Tensor:
     for target in range(time):
         one = jacobians.Turn(*(field[target] for field in t))
         own = jacobians.closed_form(one, blocks[target, target]).J
-        # E without what does not come from B: the closed form is affine in A
-        none = jacobians.closed_form(one, torch.zeros_like(own)).J
-        heard = jacobians.closed_form(one, blocks[target]).J - none
-        heard[target] = own
-        rows.append(torch.cat(list(heard), -1))
+        # the closed form is affine in A: off the diagonal only its linear part counts
+        constant = jacobians.closed_form(one, torch.zeros_like(own)).J
+        row = jacobians.closed_form(one, blocks[target]).J - constant
+        row[target] = own
+        rows.append(torch.cat(list(row), -1))
     return torch.cat(rows)[None]
 
 
@@ -171,7 +173,7 @@ def _matrix_free(update: _Update, apply: Product, transpose: Product, exact: boo
 
 
 def _steps(exact: bool) -> int:
-    """Where speed is asked for, few: enough for the largest singular value."""
+    """Lanczos steps. The fast mode takes few: enough for the largest singular value."""
     return 96 if exact else 24
 
 
@@ -186,7 +188,7 @@ def _along(update: _Update) -> Tensor:
 
 
 def _bounded(update: _Update, norm: Tensor) -> Numbers:
-    """Angle, eta and |B|, and for a spherical update what they bound."""
+    """Angle, eta and |B|, and for a spherical update the bounds that follow from them."""
     norm = norm * (1 + ROUNDING)
     h, f = update.x[0], update.f[0]
     eta = (f - _along(update)[:, None] * h).norm(dim=-1) / h.norm(dim=-1)
@@ -206,7 +208,7 @@ def _extremes(e: Extremes) -> Numbers:
 
 
 def _products(update: _Update, out: bool) -> tuple[Product, Product]:
-    """v -> J v and u -> J' u, or the same of B."""
+    """v -> J v and u -> J' u; with out=False the same for B."""
     part = 1 if out else 0
     shift = 0.0 if out else _along(update)[:, None]
 
@@ -227,7 +229,7 @@ def _products(update: _Update, out: bool) -> tuple[Product, Product]:
 
 
 def _composed(chain: list[tuple[Product, Product]]) -> tuple[Product, Product]:
-    """The product of all of them, the first applied first."""
+    """The product of all updates in the chain, the first applied first."""
 
     def apply(v: Tensor) -> Tensor:
         for forward, _ in chain:
@@ -242,16 +244,18 @@ def _composed(chain: list[tuple[Product, Product]]) -> tuple[Product, Product]:
     return apply, transpose
 
 
-def _joined(parts: list[Measured]) -> Measured:
-    """The tokens of several parts as one."""
+def _joined(groups: list[Measured]) -> Measured:
+    """The measurements of several groups of tokens, concatenated."""
 
     def cat(rows: list[Numbers]) -> Numbers:
         return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
-    first = parts[0]
-    updates = [cat([part.updates[i] for part in parts]) for i in range(len(first.updates))]
+    first = groups[0]
+    updates = [cat([group.updates[i] for group in groups]) for i in range(len(first.updates))]
     products = [
-        None if first.products[i] is None else cat([row for part in parts if (row := part.products[i]) is not None])
+        None
+        if first.products[i] is None
+        else cat([row for group in groups if (row := group.products[i]) is not None])
         for i in range(len(first.products))
     ]
     return first._replace(updates=updates, products=products)

@@ -1,38 +1,28 @@
-"""`spheret bench certify`: what a certificate costs, and how that grows with layers and with tokens."""
+"""`spheret bench certify`: the time of a certificate, and how it grows with blocks and with tokens."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from spheret.analysis.certificate import certify
-from spheret.analysis.threads import few_threads
-from spheret.bench.timing import interleaved
-from spheret.connections import SCHEMES
+from spheret.bench.timing import exponent, interleaved
 from spheret.model.gpt import GPT, GPTConfig
-from spheret.support.errors import unknown
 from spheret.support.machine import write_measurement
+from spheret.support.meter import Meter
+from spheret.support.threads import few_threads
 
 BLOCK, VOCAB = 64, 256
 
 
-def _task(scheme: str, layers: int, width: int, tokens: int, sequence: int) -> Callable[[], object]:
+def _certificate(scheme: str, layers: int, width: int, tokens: int, sequence: int) -> Callable[[], object]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = GPT(GPTConfig(layers=layers, heads=4, width=width, block=BLOCK, vocab=VOCAB, scheme=scheme))
         ids = torch.randint(VOCAB, (-(-tokens // BLOCK), BLOCK))
     return lambda: certify(model, ids, tokens, sequence)
-
-
-def exponent(sizes: list[int], seconds: list[float]) -> float:
-    """The slope of log seconds over log size, by least squares: 1 is linear."""
-    x, y = ([math.log(value) for value in values] for values in (sizes, seconds))
-    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    across = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
-    return across / sum((a - mean_x) ** 2 for a in x)
 
 
 def bench_certify(
@@ -43,32 +33,37 @@ def bench_certify(
     repeats: int = 3,
     json: Path | None = None,
 ) -> int:
-    """Time certificates of untrained models; all take turns, medians are kept, and exponents fitted.
+    """Time certificates of untrained models on the CPU, interleaved, and fit the exponents of their growth.
 
     Args:
         scheme: the scheme of the models.
         width: the width of the stream.
-        layers: blocks, at 64 tokens and a whole sequence of 8.
-        tokens: tokens, at 6 blocks and no whole sequence.
-        repeats: rounds.
+        layers: the numbers of blocks to time, with 64 tokens and a sequence of 8.
+        tokens: the numbers of tokens to time, with 6 blocks and no sequence.
+        repeats: rounds; the median is printed.
         json: also write the numbers here.
     """
-    if scheme not in SCHEMES:
-        raise unknown("scheme", scheme, SCHEMES)
     if len(layers) < 2 or len(tokens) < 2 or min(*layers, *tokens, repeats) < 1:
         raise ValueError(f"layers and tokens must each be two or more positive numbers, got {layers} and {tokens}.")
-    tasks = {f"layers {n}": _task(scheme, n, width, BLOCK, 8) for n in layers}
-    tasks |= {f"tokens {n}": _task(scheme, 6, width, n, 0) for n in tokens}
-    with few_threads(width):
-        seconds = interleaved(tasks, repeats)
-    found = {
-        "layers": {n: seconds[f"layers {n}"] for n in layers},
-        "tokens": {n: seconds[f"tokens {n}"] for n in tokens},
+    contestants = {f"layers {n}": _certificate(scheme, n, width, BLOCK, 8) for n in layers}
+    contestants |= {f"tokens {n}": _certificate(scheme, 6, width, n, 0) for n in tokens}
+    total, done = len(contestants) * (repeats + 2), 0
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        meter.show(f"{done} of {total} certificates", done / total)
+
+    with few_threads(width), Meter("bench certify") as meter:
+        medians = interleaved(contestants, repeats, tick)
+    seconds = {
+        "layers": {n: medians[f"layers {n}"] for n in layers},
+        "tokens": {n: medians[f"tokens {n}"] for n in tokens},
     }
-    exponents = {name: exponent(list(row), list(row.values())) for name, row in found.items()}
-    for name, row in found.items():
-        timings = ", ".join(f"{n}: {took:.2f} s" for n, took in row.items())
+    exponents = {name: exponent(list(row), list(row.values())) for name, row in seconds.items()}
+    for name, row in seconds.items():
+        timings = ", ".join(f"{n}: {median:.2f} s" for n, median in row.items())
         print(f"{name}: {timings}; seconds grow as {name} to the power {exponents[name]:.2f}")
-    result = {"scheme": scheme, "width": width, "repeats": repeats, "seconds": found, "exponents": exponents}
+    result = {"scheme": scheme, "width": width, "repeats": repeats, "seconds": seconds, "exponents": exponents}
     write_measurement(json, result)
     return 0

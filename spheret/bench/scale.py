@@ -1,11 +1,9 @@
-"""`spheret bench scale`: what a training step costs against depth and width, and the power it grows with."""
+"""`spheret bench scale`: the time of a training step at several depths and widths, and the exponent of its growth."""
 
 from __future__ import annotations
 
-import math
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,33 +11,33 @@ from typing import Any
 
 import torch
 
-from spheret.bench.timing import interleaved
-from spheret.connections import SCHEMES
+from spheret.bench.timing import exponent, interleaved
+from spheret.connections.parse import SchemeChoice, parse_schemes
 from spheret.data import cached
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.optim import parameter_groups
 from spheret.runs.run import open_run
 from spheret.support.allocator import keep_freed_memory
 from spheret.support.cache import cache_directory
-from spheret.support.errors import unknown
+from spheret.support.child import spheret_command, spheret_environment
 from spheret.support.machine import cores, write_measurement
+from spheret.support.meter import Meter
 
-# a small vocabulary: the head's cost has nothing to do with depth
+# the head's cost does not depend on depth, so the vocabulary is small
 VOCAB, HEAD = 257, 32
 
 
-def exponent(sizes: list[int], seconds: list[float]) -> float:
-    """The slope of log seconds over log size, by least squares."""
-    x, y = ([math.log(value) for value in values] for values in (sizes, seconds))
-    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    spread = sum((a - mean_x) ** 2 for a in x)
-    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread
-
-
-def _step(scheme: str, layers: int, width: int, block: int, batch: int) -> Callable[[], object]:
-    """Forward, backward, clip and AdamW of a model of its own."""
-    heads = max(1, width // HEAD)
-    config = GPTConfig(layers=layers, heads=heads, width=width, block=block, vocab=VOCAB, scheme=scheme)
+def training_step(choice: SchemeChoice, layers: int, width: int, block: int, batch: int) -> Callable[[], object]:
+    """A function that runs one training step of a new model: forward, backward, clip and AdamW."""
+    config = GPTConfig(
+        layers=layers,
+        heads=max(1, width // HEAD),
+        width=width,
+        block=block,
+        vocab=VOCAB,
+        scheme=choice.name,
+        scheme_options=choice.options,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = GPT(config)
@@ -56,21 +54,25 @@ def _step(scheme: str, layers: int, width: int, block: int, batch: int) -> Calla
 
 
 def sweep(
-    name: str, sizes: list[int], schemes: list[str], make: Callable[[str, int], Callable[[], object]], repeats: int,
+    name: str,
+    sizes: list[int],
+    choices: list[SchemeChoice],
+    build: Callable[[SchemeChoice, int], Callable[[], object]],
+    repeats: int,
     tick: Callable[[], object],
-) -> dict[str, Any]:  # fmt: skip
-    """A row a scheme: seconds at every size, all interleaved, and the fitted exponent."""
-    runs = {f"{scheme} {size}": make(scheme, size) for scheme in schemes for size in sizes}
-    seconds = interleaved(runs, repeats, tick)
+) -> dict[str, Any]:
+    """One row per scheme: seconds at every size, all of them interleaved, and the fitted exponent."""
+    contestants = {f"{choice.label} {size}": build(choice, size) for choice in choices for size in sizes}
+    medians = interleaved(contestants, repeats, tick)
     rows = []
-    for scheme in schemes:
-        took = [seconds[f"{scheme} {size}"] for size in sizes]
-        rows.append({"scheme": scheme, "seconds": took, "exponent": exponent(sizes, took)})
+    for choice in choices:
+        seconds = [medians[f"{choice.label} {size}"] for size in sizes]
+        rows.append({"scheme": choice.label, "seconds": seconds, "exponent": exponent(sizes, seconds)})
     return {name: sizes, "rows": rows}
 
 
 def _trained(directory: Path, processes: int, threads: int, steps: int, layers: int, width: int) -> float:
-    """Tokens a second of `spheret train` under torchrun: the median of the second half of its steps."""
+    """Tokens per second of `spheret train` under torchrun: the median of the second half of its steps."""
     out = directory / f"{processes}x{threads}"
     words = [
         "--scheme", "proj-spheretnorm", "--layers", layers, "--width", width, "--heads", width // HEAD,
@@ -78,8 +80,8 @@ def _trained(directory: Path, processes: int, threads: int, steps: int, layers: 
         "--checkpoint-every", steps, "--data", "sotu", "--threads", threads, "--no-tensorboard", "--quiet",
         "--out", out,
     ]  # fmt: skip
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    done = subprocess.run([*launch, "-m", "spheret", "train", *map(str, words)], capture_output=True, text=True)
+    command = spheret_command(["train", *map(str, words)], processes)
+    done = subprocess.run(command, capture_output=True, text=True, env=spheret_environment())
     if done.returncode:
         raise RuntimeError(f"training on {processes} processes failed: {done.stderr.strip()[-500:]}")
     rates = [line["tokens_per_second"] for line in open_run(out).metrics()]
@@ -87,16 +89,16 @@ def _trained(directory: Path, processes: int, threads: int, steps: int, layers: 
 
 
 def processes(steps: int, layers: int, width: int) -> list[dict[str, Any]]:
-    """Tokens a second of the same updates by one process and by two, in turn, three times; medians."""
+    """Tokens per second of the same updates by one process and by two: medians of three interleaved rounds."""
     cached("sotu", "bytes")
-    found: dict[tuple[int, int], list[float]] = {(1, 1): [], (1, 2): [], (2, 1): []}
+    cases: dict[tuple[int, int], list[float]] = {(1, 1): [], (1, 2): [], (2, 1): []}
     for _ in range(3):
-        for case, rates in found.items():
+        for case, rates in cases.items():
             with tempfile.TemporaryDirectory(prefix="scale-", dir=cache_directory()) as directory:
                 rates.append(_trained(Path(directory), *case, steps, layers, width))
     return [
         {"processes": count, "threads": threads, "tokens/s": statistics.median(rates)}
-        for (count, threads), rates in found.items()
+        for (count, threads), rates in cases.items()
     ]
 
 
@@ -112,66 +114,66 @@ def bench_scale(
     steps: int = 40,
     json: Path | None = None,
 ) -> int:
-    """Time a full step (forward, backward, clip, AdamW) on the CPU over depths and widths, interleaved.
+    """Time a full step (forward, backward, clip, AdamW) on the CPU at several depths and widths, interleaved.
 
     Args:
-        layers: depths, separated by commas.
+        layers: numbers of blocks, separated by commas.
         widths: widths, multiples of 32, separated by commas.
-        schemes: names separated by commas.
+        schemes: "paper" for its nine, "all", or names separated by commas; scheme:option=value sets an option.
         depth_width: the width of the models that differ in depth.
         width_layers: the depth of the models that differ in width.
-        block: tokens a sequence.
-        batch_size: sequences a step.
+        block: tokens per sequence.
+        batch_size: sequences per step.
         repeats: rounds; the median is printed.
-        steps: updates of the runs on one process and on two; 0 leaves them out.
+        steps: updates of the comparison of one process with two; 0 leaves it out.
         json: also write the table here.
     """
     from rich.console import Console
-    from rich.progress import Progress
     from rich.table import Table
 
     depths, wide = _numbers("layers", layers), _numbers("widths", widths)
     for width in (*wide, depth_width):
         if width % HEAD:
             raise ValueError(f"a width must be a multiple of {HEAD}, the width of a head, got {width}.")
-    names = schemes.split(",")
-    for name in names:
-        if name not in SCHEMES:
-            raise unknown("scheme", name, SCHEMES)
+    choices = parse_schemes(schemes)
     if min(width_layers, block, batch_size, repeats) < 1:
         raise ValueError("width_layers, block, batch_size and repeats must be at least 1.")
     keep_freed_memory()
     console = Console()
-    with Progress(console=console, transient=True) as bar:
-        task = bar.add_task("steps", total=len(names) * (len(depths) + len(wide)) * (repeats + 2))
+    total, done = len(choices) * (len(depths) + len(wide)) * (repeats + 2), 0
 
-        def tick() -> None:
-            bar.advance(task)
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        meter.show(f"{done} of {total} steps", done / total)
 
-        def deep(scheme: str, size: int) -> Callable[[], object]:
-            return _step(scheme, size, depth_width, block, batch_size)
+    def deep(choice: SchemeChoice, size: int) -> Callable[[], object]:
+        return training_step(choice, size, depth_width, block, batch_size)
 
-        def broad(scheme: str, size: int) -> Callable[[], object]:
-            return _step(scheme, width_layers, size, block, batch_size)
+    def broad(choice: SchemeChoice, size: int) -> Callable[[], object]:
+        return training_step(choice, width_layers, size, block, batch_size)
 
-        depth = {"width": depth_width, **sweep("layers", depths, names, deep, repeats, tick)}
-        breadth = {"depth": width_layers, **sweep("widths", wide, names, broad, repeats, tick)}
+    with Meter("bench scale") as meter:
+        depth = {"width": depth_width, **sweep("layers", depths, choices, deep, repeats, tick)}
+        breadth = {"depth": width_layers, **sweep("widths", wide, choices, broad, repeats, tick)}
     tokens = block * batch_size
-    console.print(_table(Table(title=f"ms a step by layers, width {depth_width}, {tokens} tokens"), depths, depth))
-    console.print(_table(Table(title=f"ms a step by width, {width_layers} layers, {tokens} tokens"), wide, breadth))
+    console.print(_table(Table(title=f"ms per step by layers, width {depth_width}, {tokens} tokens"), depths, depth))
+    console.print(_table(Table(title=f"ms per step by width, {width_layers} layers, {tokens} tokens"), wide, breadth))
     console.print(
-        "exponent: the slope of log time over log size. Linear in depth is 1; in width it lies between 1 (rows of "
-        "the stream) and 2 (matrix products). Medians of interleaved steps."
+        "exponent: the slope of log time over log size. In depth, linear growth is 1. In width it lies between 1 "
+        "(rows of the stream) and 2 (matrix products). Times are medians of interleaved steps."
     )
     shared = processes(steps, 4, depth_width) if steps else []
     if shared:
-        table = Table("processes", "threads each", "tokens/s", title=f"spheret train, 4 layers, width {depth_width}")
+        table = Table(
+            "processes", "threads per process", "tokens/s", title=f"spheret train, 4 layers, width {depth_width}"
+        )
         for row in shared:
             table.add_row(str(row["processes"]), str(row["threads"]), f"{row['tokens/s']:,.0f}")
         console.print(table)
         console.print(
-            f"These processes share the {cores()} cores of one machine: this shows the price of gradients sent "
-            "through gloo, not how training grows over machines."
+            f"These processes share the {cores()} cores of one machine. The table shows the cost of sending "
+            "gradients through gloo; it does not show how training scales over machines."
         )
     result = {"depth": depth, "width": breadth, "processes": shared or "not run"}
     write_measurement(json, {"block": block, "batch_size": batch_size, "repeats": repeats, **result})
@@ -185,10 +187,10 @@ def _numbers(name: str, text: str) -> list[int]:
     return sorted({int(word) for word in words})
 
 
-def _table(table: Any, sizes: list[int], found: dict[str, Any]) -> Any:
+def _table(table: Any, sizes: list[int], swept: dict[str, Any]) -> Any:
     table.add_column("", no_wrap=True)
     for column in (*map(str, sizes), "exponent"):
         table.add_column(column, justify="right", no_wrap=True)
-    for row in found["rows"]:
+    for row in swept["rows"]:
         table.add_row(row["scheme"], *(f"{s * 1e3:.1f}" for s in row["seconds"]), f"{row['exponent']:.2f}")
     return table

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -40,6 +41,14 @@ def interleaved(
                 times[name].append(clock() - start)
             tick()
     return {name: statistics.median(values) for name, values in times.items()}
+
+
+def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
+    """The slope of log seconds over log size, by least squares: 1 is linear growth."""
+    x, y = ([math.log(value) for value in values] for values in (sizes, seconds))
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    covariance = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
+    return covariance / sum((a - mean_x) ** 2 for a in x)
 
 
 def _synchronize() -> None:

@@ -39,6 +39,11 @@ class SchemeChoice:
     settings: tuple[str, ...] = ()
 
     @property
+    def label(self) -> str:
+        """The choice as the command line spells it: `scheme:option=value`."""
+        return ":".join((self.name, *self.settings))
+
+    @property
     def options(self) -> dict[str, Any]:
         return parse_options(self.settings)
 

@@ -1,1 +1,1 @@
-"""What a training run will hold, compute and send before it is started: `spheret plan`."""
+"""An estimate of the memory, computation and traffic of a training run, before it starts: `spheret plan`."""

@@ -29,21 +29,21 @@ def plan_command(
     network_gbit: float = 400.0,
     json: Path | None = None,
 ) -> int:
-    """Say what a training run will hold, compute and send, how long it takes, and how that grows.
+    """Estimate the memory, computation, traffic and time of a training run, and how they grow.
 
     Args:
         size: S, M, L, or 1.5B, 2.7B, 7B.
         gpus: how many GPUs.
         gpu: a100, h100, h200, b200 or rtx4090, at their stated peak rates.
         parallel: ddp or fsdp.
-        scheme: a name of SCHEMES; it decides what a connection keeps.
-        batch_size: sequences that a GPU takes at a time, at most.
-        tokens_per_update: tokens in an update, over all GPUs.
-        block: tokens in a sequence.
-        steps: updates.
-        precision: bf16 (autocast) or float32.
-        utilisation: the share of the peak rate that a step reaches; assumed, never measured here.
-        network_gbit: gigabits a second between nodes, for each GPU.
+        scheme: the connection's scheme; it decides how much memory a connection keeps.
+        batch_size: sequences per GPU and micro-batch, at most.
+        tokens_per_update: tokens per update, over all GPUs.
+        block: tokens per sequence.
+        steps: number of updates.
+        precision: float32, or bf16 (autocast).
+        utilisation: the share of the peak rate that a step reaches. It is an assumption; nothing is measured.
+        network_gbit: gigabits per second and GPU between nodes.
         json: also write the numbers here.
     """
     if gpu not in GPUS:
@@ -53,7 +53,7 @@ def plan_command(
     if precision not in memory.PRECISIONS:
         raise unknown("precision", precision, memory.PRECISIONS)
     if not 0 < utilisation <= 1:
-        raise ValueError(f"utilisation is a share of the peak rate, in (0, 1], got {utilisation}.")
+        raise ValueError(f"utilisation must be a share of the peak rate in (0, 1], got {utilisation}.")
     if network_gbit <= 0 or steps < 1 or batch_size < 1 or block < 1:
         raise ValueError("network_gbit, steps, batch_size and block must be positive.")
     if tokens_per_update < block or tokens_per_update % block:
@@ -64,12 +64,12 @@ def plan_command(
     setup = Setup(
         config, GPUS[gpu], gpus, parallel, batch, accumulation, precision, False, utilisation, network
     )  # fmt: skip
-    again = replace(setup, recompute=True)
+    recomputing = replace(setup, recompute=True)
     result = {
         "size": size, "gpus": gpus, "gpu": gpu, "parallel": parallel, "scheme": scheme, "precision": precision,
         "batch_size": batch, "accumulation": accumulation, "tokens_per_update": tokens_per_update, "steps": steps,
         "parameters": memory.shape(config).parameters,
-        "plain": _numbers(setup, steps), "recompute": _numbers(again, steps), "saved": _saved(setup),
+        "plain": _numbers(setup, steps), "recompute": _numbers(recomputing, steps), "saved": _saved(setup),
         "growth": _growth(setup, batch_size, steps),
     }  # fmt: skip
     _print(result, setup)
@@ -93,20 +93,20 @@ def _numbers(setup: Setup, steps: int) -> dict[str, Any]:
 
 
 def _saved(setup: Setup) -> dict[str, float]:
-    """Bytes more that autograd would keep: with the paper's arithmetic, and with a loss that holds its logits."""
+    """The bytes that the paper's arithmetic would keep in addition, and those of a loss that holds its logits."""
     config, tokens, precision = setup.config, setup.tokens, setup.precision
-    ours, papers = (sum(memory.connections(config, tokens, precision, name)) for name in (None, "reference"))
-    return {"connections": papers - ours, "loss": memory.full_logits(config, tokens, precision)}
+    fused, paper = (sum(memory.connections(config, tokens, precision, name)) for name in (None, "reference"))
+    return {"connections": paper - fused, "loss": memory.full_logits(config, tokens, precision)}
 
 
 def _growth(setup: Setup, batch_size: int, steps: int) -> list[dict[str, Any]]:
-    """A row a size and number of GPUs, for as many tokens in all."""
+    """One row per size and number of GPUs, all for the same total number of tokens."""
     rows, total = [], setup.tokens_per_update * steps
     for size in SIZES:
         config = cost.sized(size, setup.config.scheme, setup.config.block)
         for gpus in GROWTH:
             sequences = setup.tokens_per_update // config.block
-            # a GPU has a sequence at least, so the update grows where the paper's is too small
+            # every GPU needs at least one sequence, so the update grows if it has fewer sequences than GPUs
             sequences = max(gpus, sequences - sequences % gpus)
             best = cost.choose(
                 config, setup.gpu, gpus, sequences, batch_size, setup.precision, setup.utilisation, setup.network
@@ -131,46 +131,50 @@ def _print(result: dict[str, Any], setup: Setup) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console, plain, again = Console(), result["plain"], result["recompute"]
+    console, columns = Console(), (result["plain"], result["recompute"])
     say = _say(console)
     say(
         f"{result['scheme']} {result['size']}, {result['parameters']:,} parameters, on {result['gpus']} x "
         f"{result['gpu']} with {result['parallel']}"
     )
     table = Table()
-    for column in ("GB a GPU", "plain", "recompute"):
-        table.add_column(column, justify="left" if column == "GB a GPU" else "right", no_wrap=True)
-    for name in plain["bytes"]:
-        table.add_row(name, *(f"{way['bytes'][name] / 1e9:.2f}" for way in (plain, again)))
-    table.add_row("in all", *(f"{sum(way['bytes'].values()) / 1e9:.2f}" for way in (plain, again)))
+    table.add_column("GB per GPU", no_wrap=True)
+    for title in ("without recompute", "with recompute"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for name in columns[0]["bytes"]:
+        table.add_row(name, *(f"{numbers['bytes'][name] / 1e9:.2f}" for numbers in columns))
+    table.add_row("total", *(f"{sum(numbers['bytes'].values()) / 1e9:.2f}" for numbers in columns))
     table.add_row(
-        f"fits in {setup.gpu.memory / 1e9:.0f} GB", *("yes" if way["fits"] else "no" for way in (plain, again))
+        f"fits in {setup.gpu.memory / 1e9:.0f} GB", *("yes" if numbers["fits"] else "no" for numbers in columns)
     )
-    table.add_row("PFLOP a step, all GPUs", *(f"{way['flops'] / 1e15:.2f}" for way in (plain, again)))
-    for name in plain["sent"]:
-        table.add_row(f"GB {name} a step, a GPU", *(f"{way['sent'][name] / 1e9:.2f}" for way in (plain, again)))
-    for name, key in (("computing", "compute_seconds"), ("sending", "network_seconds"), ("a step", "step_seconds")):
-        table.add_row(f"seconds {name}", *(f"{way[key]:.3f}" for way in (plain, again)))
-    table.add_row(f"hours for {result['steps']:,} steps", *(f"{way['hours']:.1f}" for way in (plain, again)))
+    table.add_row("PFLOP per step, all GPUs", *(f"{numbers['flops'] / 1e15:.2f}" for numbers in columns))
+    for name in columns[0]["sent"]:
+        table.add_row(f"GB {name} per step and GPU", *(f"{numbers['sent'][name] / 1e9:.2f}" for numbers in columns))
+    for name, key in (("computing", "compute_seconds"), ("sending", "network_seconds"), ("per step", "step_seconds")):
+        table.add_row(f"seconds {name}", *(f"{numbers[key]:.3f}" for numbers in columns))
+    table.add_row(f"hours for {result['steps']:,} steps", *(f"{numbers['hours']:.1f}" for numbers in columns))
     console.print(table)
     kept = memory.activations(setup.config, setup.tokens, setup.precision)
     parts = ", ".join(
         f"{name} {getattr(kept, name) / 1e9:.2f}" for name in ("connections", "attention", "mlp", "ends")
     )
     say(
-        f"{result['tokens_per_update']:,} tokens an update: {result['gpus']} GPUs x {result['batch_size']} sequences "
-        f"x {setup.config.block:,} x accumulation {result['accumulation']}."
+        f"{result['tokens_per_update']:,} tokens per update: {result['gpus']} GPUs x {result['accumulation']} "
+        f"micro-batches x {result['batch_size']} sequences x {setup.config.block:,} tokens."
     )
-    say(f"Activations kept for the backward, GB: {parts}, bfloat16 copies of weights {kept.copies / 1e9:.2f}.")
+    # FSDP gathers the weights in bfloat16, so autocast copies none
+    copies = f", bfloat16 copies of weights {kept.copies / 1e9:.2f}" if setup.parallel == "ddp" else ""
+    say(f"GB of activations kept for the backward: {parts}{copies}.")
     say(
-        f"Not kept: {result['saved']['connections'] / 1e9:.2f} GB that the paper's arithmetic would keep at its "
+        f"Saved: {result['saved']['connections'] / 1e9:.2f} GB that the paper's arithmetic would keep in the "
         f"connections, and {result['saved']['loss'] / 1e9:.2f} GB of logits."
     )
     say(_when_fsdp(result, setup))
-    console.print(_growth_table(Table(title=f"how it grows on {result['gpu']}"), result["growth"]))
+    console.print(_growth_table(Table(title=f"other sizes and numbers of {result['gpu']}"), result["growth"]))
     say(
-        "DDP where it fits, and FSDP where it must be; batch x accumulation, and recompute, by what is fastest. "
-        f"Hours for {setup.tokens_per_update * result['steps'] / 1e9:.2f} B tokens in all; waiting: for the network."
+        "Each row is the fastest DDP setup that fits, or the fastest FSDP setup if no DDP setup fits. Batch is "
+        "sequences per GPU and micro-batch x micro-batches per update. Wait is the share of a step spent waiting for "
+        f"the network. Hours are for {setup.tokens_per_update * result['steps'] / 1e9:.2f} B tokens."
     )
     for line in _assumptions(setup):
         say(f"- {line}")
@@ -183,20 +187,22 @@ def _say(console: Any) -> Any:
 def _when_fsdp(result: dict[str, Any], setup: Setup) -> str:
     # weights, gradients, two moments and buckets
     most = cost.USABLE * setup.gpu.memory / (5 * memory.FLOAT)
-    rule = f"DDP holds 20 bytes a parameter on every GPU, so beyond {most / 1e9:.1f} B parameters FSDP is necessary"
+    rule = (
+        f"DDP holds 20 bytes per parameter on every GPU, so this GPU needs FSDP above {most / 1e9:.1f} B parameters"
+    )
     best = cost.choose(
         setup.config, setup.gpu, setup.gpus, setup.tokens_per_update // setup.config.block, setup.batch,
         setup.precision, setup.utilisation, setup.network,
     )  # fmt: skip
     if best is None:
-        return f"{rule}; here nothing fits: take more GPUs, or GPUs with more memory."
-    how = f"{best.parallel}, batch {best.batch}{', recompute' if best.recompute else ''}"
-    return f"{rule} on this GPU. Here: take {how}."
+        return f"{rule}. Here nothing fits: use more GPUs, or GPUs with more memory."
+    mode = f"{best.parallel}, batch {best.batch}{', recompute' if best.recompute else ''}"
+    return f"{rule}. The fastest setup here: {mode}."
 
 
 def _growth_table(table: Any, rows: list[dict[str, Any]]) -> Any:
-    for column in ("size", "GPUs", "way", "batch", "tokens an update", "GB", "s a step", "waiting", "hours"):
-        table.add_column(column, justify="left" if column in ("size", "way") else "right", no_wrap=True)
+    for column in ("size", "GPUs", "mode", "batch", "tokens/update", "GB", "s/step", "wait", "hours"):
+        table.add_column(column, justify="left" if column in ("size", "mode") else "right", no_wrap=True)
     for row in rows:
         start = [row["size"], f"{row['gpus']:,}"]
         if "parallel" not in row:
@@ -219,12 +225,12 @@ def _assumptions(setup: Setup) -> list[str]:
     gpu, precision = setup.gpu, setup.precision
     return [
         f"rates: {getattr(gpu, precision) / 1e12:,.0f} TFLOP/s in {precision}, {gpu.memory / 1e9:.0f} GB, "
-        f"{gpu.link / 1e9:.0f} GB/s to the same node ({gpu.source}); {setup.network / 1e9:.0f} GB/s a GPU between "
-        f"nodes of {cost.GPUS_A_NODE}.",
-        f"utilisation: {setup.utilisation:.0%} of the peak rate and {cost.LINK_UTILISATION:.0%} of a link's, "
-        "assumed; the time of everything that is not a matrix product is in there.",
-        "sending: rings, without latency; DDP's hides behind the last backward, FSDP's behind all computing.",
-        f"memory: a GPU is full at {cost.USABLE:.0%}; float32 weights, gradients and moments; activations as "
-        "autograd keeps them, with flash attention; PyTorch's DDP buckets; FSDP gathers two branches at a time.",
-        "FLOP: matrix products, attention as a full square, the backward twice the forward.",
+        f"{gpu.link / 1e9:.0f} GB/s within a node ({gpu.source}); {setup.network / 1e9:.0f} GB/s per GPU between "
+        f"nodes of {cost.GPUS_PER_NODE} GPUs.",
+        f"utilisation: {setup.utilisation:.0%} of the GPU's peak rate and {cost.LINK_UTILISATION:.0%} of a link's "
+        "rate, both assumed. The first also covers the time of everything that is not a matrix product.",
+        "sending: ring algorithms without latency. DDP's overlaps with the last backward, FSDP's with all computing.",
+        f"memory: a GPU is full at {cost.USABLE:.0%}. Weights, gradients and moments are float32. Activations are "
+        "what autograd keeps, with flash attention. DDP has PyTorch's buckets. FSDP gathers two branches at a time.",
+        "FLOP: matrix products, with attention as a full square; the backward counts twice the forward.",
     ]

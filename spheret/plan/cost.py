@@ -1,4 +1,4 @@
-"""What a step computes and sends, how long that takes, and which way of running it fits."""
+"""What a step computes and sends, how long it takes, and which setup fits into a GPU's memory."""
 
 from __future__ import annotations
 
@@ -14,16 +14,21 @@ from spheret.support.errors import unknown
 # the paper's sizes, GPT-2's largest, and GPT-3's 2.7 B and 6.7 B: layers, heads, width
 SIZES = {**PRESETS, "1.5B": (48, 25, 1600), "2.7B": (32, 32, 2560), "7B": (32, 32, 4096)}
 PARALLEL = ("ddp", "fsdp")
-GPUS_A_NODE = 8
-# the share of a link's stated rate that is reached
+GPUS_PER_NODE = 8
+# the share of a link's stated rate that a transfer reaches
 LINK_UTILISATION = 0.8
-# the share of a GPU's memory that tensors may fill: the rest is the allocator's gaps, NCCL and the CUDA context
+# the share of a GPU's memory that tensors may fill; the allocator's gaps, NCCL and the CUDA context take the rest
 USABLE = 0.9
 
 
 @dataclass(frozen=True)
 class GPU:
-    """Stated rates: matrix products without sparsity in FLOP/s, memory in bytes, NVLink or PCIe one way in B/s."""
+    """A GPU's stated rates.
+
+    bf16, float32: matrix products without sparsity, in FLOP/s.
+    memory: in bytes.
+    link: NVLink or PCIe, one way, in bytes per second.
+    """
 
     bf16: float
     float32: float
@@ -42,18 +47,18 @@ GPUS = {
 
 
 def split(sequences: int, gpus: int, batch_size: int) -> tuple[int, int]:
-    """Sequences a GPU at a time, at most `batch_size`, and how often, so that an update is exactly `sequences`."""
+    """Sequences per GPU and micro-batch, at most `batch_size`, and micro-batches per update of `sequences` in all."""
     if gpus < 1 or sequences % gpus:
         allowed = ", ".join(str(n) for n in range(1, sequences + 1) if sequences % n == 0)
         raise ValueError(f"an update of {sequences} sequences divides over {allowed} processes, got {gpus}.")
-    each = sequences // gpus
-    batch = next(b for b in range(min(batch_size, each), 0, -1) if each % b == 0)
-    return batch, each // batch
+    per_gpu = sequences // gpus
+    batch = next(b for b in range(min(batch_size, per_gpu), 0, -1) if per_gpu % b == 0)
+    return batch, per_gpu // batch
 
 
 @dataclass(frozen=True)
 class Setup:
-    """One way to run one update of a model."""
+    """How a model runs one update: on which GPUs, with which parallelism, and in which micro-batches."""
 
     config: GPTConfig
     gpu: GPU
@@ -64,11 +69,11 @@ class Setup:
     precision: str
     recompute: bool
     utilisation: float
-    network: float  # between nodes, bytes a second for each GPU
+    network: float  # between nodes, bytes per second and GPU
 
     @property
     def tokens(self) -> int:
-        """Tokens that a GPU holds at a time."""
+        """Tokens of one micro-batch on one GPU."""
         return self.batch * self.config.block
 
     @property
@@ -77,18 +82,19 @@ class Setup:
 
 
 def bytes_held(setup: Setup) -> dict[str, float]:
-    """Bytes on each GPU, by what they are; their sum is the peak of a step.
+    """Bytes per GPU, by what they hold; their sum is the peak of a step.
 
-    DDP's buckets are a copy of the gradients. FSDP2 shards weights, gradients and moments; it gathers two branches
-    at a time (one ahead), holds embeddings and head whole, and, where an update accumulates, every gradient too.
+    DDP's buckets are a copy of the gradients. FSDP2 shards weights, gradients and moments. It gathers two branches at
+    a time (one ahead), and holds embeddings and head whole. An update of several micro-batches also holds every
+    gradient whole.
     """
     config, precision = setup.config, setup.precision
     weights, optimizer = memory.weights_bytes(config), memory.optimizer_bytes(config)
-    # what FSDP gathers is in autocast's dtype already
-    passing = memory.most(config, setup.tokens, precision, setup.recompute, copies=setup.parallel == "ddp")
+    # FSDP gathers weights in autocast's dtype, so autocast makes no copies
+    activations = memory.peak(config, setup.tokens, precision, setup.recompute, copies=setup.parallel == "ddp")
     if setup.parallel == "ddp":
         buckets = weights if setup.gpus > 1 else 0
-        held: dict[str, float] = {
+        parts: dict[str, float] = {
             "weights": weights,
             "gradients": weights,
             "optimiser": optimizer,
@@ -99,40 +105,44 @@ def bytes_held(setup: Setup) -> dict[str, float]:
         whole = 2 * FLOAT * (shape.parameters - shape.branches)
         whole += 2 * shape.largest_branch * (2 * number + FLOAT)
         whole += weights if setup.accumulation > 1 else 0
-        held = {
+        parts = {
             "weights": weights / shards,
             "gradients": weights / shards,
             "optimiser": optimizer / shards,
             "FSDP gathered": whole,
         }
-    return {**held, "activations": passing}
+    return {**parts, "activations": activations}
 
 
 def fits(setup: Setup) -> bool:
+    """Whether the peak of a step fits into the usable share of the GPU's memory."""
     return sum(bytes_held(setup).values()) <= USABLE * setup.gpu.memory
 
 
 def forward_flops(config: GPTConfig, tokens: int) -> tuple[int, int]:
-    """Multiplications and additions of the blocks' matrix products and of the head's, attention as a full square."""
+    """FLOP of the matrix products in all blocks, and of those in the head; attention counts as a full square."""
     d = config.width
     blocks = config.layers * tokens * (2 * 12 * d * d + 4 * config.block * d)
     return blocks, 2 * tokens * d * config.vocab
 
 
 def step_flops(config: GPTConfig, tokens: int, recompute: bool = False) -> int:
-    """Forward and backward, the backward twice the forward; recompute computes at most the blocks once more."""
+    """FLOP of a forward and a backward pass; the backward counts twice the forward.
+
+    With recompute the blocks' forward runs once more. That is an upper bound: the last operations may be skipped.
+    """
     blocks, head = forward_flops(config, tokens)
     return 3 * (blocks + head) + (blocks if recompute else 0)
 
 
 def bytes_sent(setup: Setup) -> dict[str, float]:
-    """Bytes that each GPU sends in an update, with ring algorithms."""
+    """Bytes that each GPU sends per update, with ring algorithms."""
     shape, rest = memory.shape(setup.config), (setup.gpus - 1) / setup.gpus
     if setup.parallel == "ddp":
         return {"all-reduced": 2 * rest * FLOAT * shape.parameters}
     root = FLOAT * (shape.parameters - shape.branches)
     branches = PRECISIONS[setup.precision] * shape.branches
-    # branches are let go after the forward and gathered again for the backward
+    # branches are freed after the forward and gathered again for the backward
     return {
         "gathered": rest * setup.accumulation * (root + 2 * branches),
         "reduce-scattered": rest * FLOAT * shape.parameters,
@@ -145,21 +155,22 @@ def compute_seconds(setup: Setup) -> float:
 
 
 def network_seconds(setup: Setup) -> float:
-    link = setup.gpu.link if setup.gpus <= GPUS_A_NODE else min(setup.gpu.link, setup.network)
+    link = setup.gpu.link if setup.gpus <= GPUS_PER_NODE else min(setup.gpu.link, setup.network)
     return sum(bytes_sent(setup).values()) / (link * LINK_UTILISATION)
 
 
 def step_seconds(setup: Setup) -> float:
-    """An update: computing, and the part of sending that does not hide behind it.
+    """Seconds per update: computing, and the part of sending that does not overlap with it.
 
-    DDP sends during the last backward, FSDP during every pass.
+    DDP sends during the last micro-batch's backward, FSDP during every pass.
     """
     compute = compute_seconds(setup)
-    hidden = compute if setup.parallel == "fsdp" else compute / setup.accumulation * 2 / 3
-    return compute + max(0.0, network_seconds(setup) - hidden)
+    overlap = compute if setup.parallel == "fsdp" else compute / setup.accumulation * 2 / 3
+    return compute + max(0.0, network_seconds(setup) - overlap)
 
 
-def _ways(sequences: int, gpus: int, batch_size: int) -> Iterator[tuple[str, bool, int, int]]:
+def _modes(sequences: int, gpus: int, batch_size: int) -> Iterator[tuple[str, bool, int, int]]:
+    """Every combination of parallel, recompute, batch and accumulation."""
     batches = dict.fromkeys(split(sequences, gpus, limit) for limit in range(batch_size, 0, -1))
     for parallel, recompute, (batch, accumulation) in product(PARALLEL, (False, True), batches):
         yield parallel, recompute, batch, accumulation
@@ -169,16 +180,17 @@ def choose(
     config: GPTConfig, gpu: GPU, gpus: int, sequences: int, batch_size: int, precision: str, utilisation: float,
     network: float,
 ) -> Setup | None:  # fmt: skip
-    """DDP where it fits and FSDP where it must be; batch and recompute by what is fastest; None: nothing fits."""
+    """The fastest DDP setup that fits, else the fastest FSDP setup that fits, else None."""
     setups = [
-        Setup(config, gpu, gpus, parallel, batch, accumulation, precision, again, utilisation, network)
-        for parallel, again, batch, accumulation in _ways(sequences, gpus, batch_size)
+        Setup(config, gpu, gpus, parallel, batch, accumulation, precision, recompute, utilisation, network)
+        for parallel, recompute, batch, accumulation in _modes(sequences, gpus, batch_size)
     ]
     fitting = [setup for setup in setups if fits(setup)]
-    return min(fitting, key=lambda way: (PARALLEL.index(way.parallel), step_seconds(way)), default=None)
+    return min(fitting, key=lambda setup: (PARALLEL.index(setup.parallel), step_seconds(setup)), default=None)
 
 
 def sized(size: str, scheme: str, block: int = 1024) -> GPTConfig:
+    """The config of a model of a size of SIZES."""
     if size not in SIZES:
         raise unknown("size", size, SIZES)
     layers, heads, width = SIZES[size]

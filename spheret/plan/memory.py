@@ -1,7 +1,7 @@
-"""The bytes that a training step holds, by arithmetic; tests hold it to what autograd keeps of a real step.
+"""The bytes that a training step holds, by arithmetic. Tests compare them with what autograd keeps of a real step.
 
-The branches and the loss are formulas. What a connection keeps is counted on a few rows of it, so that every scheme
-of the table has a plan the moment it exists.
+Branches and loss are formulas. What a connection keeps is counted by running it on a few rows, so that a new scheme
+needs no formula.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from spheret.kernels import use
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.model.loss import ROWS
 
-# bytes of a number inside a branch; the stream, the weights and the optimiser are float32 in both
+# bytes per number inside a branch; the stream, the weights and the optimiser are float32 in both precisions
 PRECISIONS = {"float32": 4, "bf16": 2}
 FLOAT = 4
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How many parameters a model has, in how many tensors, in its branches, and in the largest of them."""
+    """Counts of a model: its parameters, their tensors, the parameters in all branches and in the largest branch."""
 
     parameters: int
     tensors: int
@@ -54,14 +54,14 @@ def weights_bytes(config: GPTConfig) -> int:
 
 
 def optimizer_bytes(config: GPTConfig) -> int:
-    """AdamW's two moments, and its step count a tensor."""
+    """AdamW's two moments, and one step count per tensor."""
     return 2 * FLOAT * shape(config).parameters + FLOAT * shape(config).tensors
 
 
 def autograd_keeps(run: Callable[[], Tensor], parameters: list[nn.Parameter]) -> int:
-    """Bytes that autograd keeps of a forward pass for its backward: every storage once, parameters left out."""
+    """Bytes that autograd keeps of a forward pass for its backward: every storage once, without parameters."""
     own = {p.untyped_storage().data_ptr() for p in parameters}
-    # the tensors are held, so that no address comes twice
+    # holding the tensors keeps their addresses from being used again
     seen: dict[int, Tensor] = {}
 
     def pack(x: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ def autograd_keeps(run: Callable[[], Tensor], parameters: list[nn.Parameter]) ->
 
 @dataclass(frozen=True)
 class Kept:
-    """Bytes a token: `wide` for each number of its row, and `fixed`."""
+    """Bytes per token: `wide` for each number of its row, and `fixed`."""
 
     wide: float
     fixed: float
@@ -86,12 +86,12 @@ class Kept:
         return tokens * (self.wide * width + self.fixed)
 
 
-# many rows of few numbers: what does not grow with the rows (a gain, a step) disappears in the division
+# many short rows: what does not grow with the rows (a gain, a step) vanishes in the division by their number
 _ROWS, _WIDTHS = 1024, (8, 16)
 
 
 def _line(count: Callable[[int], int]) -> Kept:
-    """The two numbers of Kept, from counts at two widths."""
+    """Kept, from counts at two widths."""
     (narrow, wide), (d, e) = (count(width) / _ROWS for width in _WIDTHS), _WIDTHS
     slope = round((wide - narrow) / (e - d))
     return Kept(slope, max(0, round(narrow - slope * d)))
@@ -102,11 +102,11 @@ def _autocast(precision: str) -> torch.autocast:
 
 
 @lru_cache(maxsize=4096)
-def _sublayer(made: Scheme, sublayer: int, num_sublayers: int, precision: str, backend: str | None) -> Kept:
-    """What a connection keeps, the branch's input included: a stand-in for a branch keeps that and no more."""
+def _sublayer(scheme: Scheme, sublayer: int, num_sublayers: int, precision: str, backend: str | None) -> Kept:
+    """What a connection keeps, including the branch's input, which is all that the branch here keeps."""
 
     def count(width: int) -> int:
-        connection = made.connect(width, sublayer, num_sublayers)
+        connection = scheme.connect(width, sublayer, num_sublayers)
         h, weight = torch.ones(_ROWS, width, requires_grad=True), nn.Parameter(torch.eye(width))
 
         def run() -> Tensor:
@@ -130,15 +130,15 @@ def _module(make: Callable[[int], nn.Module]) -> Kept:
 
 
 def connections(config: GPTConfig, tokens: int, precision: str, backend: str | None = None) -> list[float]:
-    """Bytes kept by each sublayer's connection, its branch's input included."""
-    made, sublayers = config.made_scheme(), 2 * config.layers
-    each = [_sublayer(made, number, sublayers, precision, backend) for number in range(1, sublayers + 1)]
-    return [kept.bytes(tokens, config.width) for kept in each]
+    """Bytes that each sublayer's connection keeps, including its branch's input."""
+    scheme, sublayers = config.made_scheme(), 2 * config.layers
+    kept = [_sublayer(scheme, number, sublayers, precision, backend) for number in range(1, sublayers + 1)]
+    return [sublayer.bytes(tokens, config.width) for sublayer in kept]
 
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes kept between forward and backward, by what keeps them."""
+    """Bytes kept from the forward for the backward, by what keeps them."""
 
     connections: float
     attention: float
@@ -154,13 +154,13 @@ class Activations:
 def activations(config: GPTConfig, tokens: int, precision: str) -> Activations:
     """What autograd keeps of one forward pass over `tokens` tokens, without recompute.
 
-    Attention keeps q, k, v and its result, and a log-sum-exp a head (the flash kernels of CUDA and CPU alike; no
-    square of scores); the MLP its hidden layer before and after the activation. The loss keeps the stream that left,
-    its gradient, and that of the head: made with the loss, so that no logits are kept.
+    Attention keeps q, k, v, its result, and one log-sum-exp per head and token. The flash kernels of CUDA and CPU
+    keep no square of scores. The MLP keeps its hidden layer before and after the activation. The loss keeps the final
+    stream, its gradient and the head's gradient. It computes both gradients with the loss, so it keeps no logits.
     """
-    made, d, number = config.made_scheme(), config.width, PRECISIONS[precision]
-    ends = _module(made.enter).bytes(tokens, d) + _module(made.exit).bytes(tokens, d)
-    # token ids and targets, the stream that left and its gradient, and the gradient of the head
+    scheme, d, number = config.made_scheme(), config.width, PRECISIONS[precision]
+    ends = _module(scheme.enter).bytes(tokens, d) + _module(scheme.exit).bytes(tokens, d)
+    # token ids and targets, the final stream and its gradient, and the gradient of the head
     ends += tokens * (16 + 2 * FLOAT * d) + FLOAT * config.vocab * d
     return Activations(
         connections=sum(connections(config, tokens, precision)),
@@ -172,18 +172,18 @@ def activations(config: GPTConfig, tokens: int, precision: str) -> Activations:
 
 
 def loss_workspace(config: GPTConfig, tokens: int, precision: str) -> float:
-    """What exists while the loss is computed: a few chunks of logits, and two products as large as the head."""
+    """Bytes in use only while the loss is computed: a few chunks of logits, and two products as large as the head."""
     number, rows = PRECISIONS[precision], min(tokens, ROWS)
     narrow = 0 if precision == "float32" else number
     return rows * config.vocab * (3 * FLOAT + narrow) + config.vocab * config.width * (number + narrow)
 
 
-def most(config: GPTConfig, tokens: int, precision: str, recompute: bool, copies: bool = True) -> float:
-    """The most that a forward and a backward hold beside weights, gradients and optimiser.
+def peak(config: GPTConfig, tokens: int, precision: str, recompute: bool, copies: bool = True) -> float:
+    """The most bytes that forward and backward hold at once, besides weights, gradients and optimiser.
 
-    Without recompute that is when the loss is computed. With it a block keeps its input, and it is then, or when
-    the largest block stands there in full because it is computed again. Without `copies` autocast finds weights in
-    its own dtype.
+    Without recompute the peak is while the loss is computed. With recompute every block keeps only its input. The
+    peak is then either while the loss is computed, or in the backward, while the largest block is recomputed and held
+    in full. Without `copies` the weights are in autocast's dtype already.
     """
     kept, workspace = activations(config, tokens, precision), loss_workspace(config, tokens, precision)
     kept = kept if copies else replace(kept, copies=0)
@@ -198,6 +198,6 @@ def most(config: GPTConfig, tokens: int, precision: str, recompute: bool, copies
 
 
 def full_logits(config: GPTConfig, tokens: int, precision: str) -> float:
-    """What a loss that holds all logits would keep: them in float32, and autocast's own."""
+    """What a loss that holds all logits would keep: the logits in float32, and autocast's copy of them."""
     narrow = 0 if precision == "float32" else PRECISIONS[precision]
     return tokens * config.vocab * (FLOAT + narrow)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from spheret.data.shards import MANIFEST
-from spheret.plan.cost import GPUS_A_NODE, split
+from spheret.plan.cost import GPUS_PER_NODE, split
 from spheret.plan.memory import shape
 from spheret.race.paper_runs import DATASETS, SIZES, TABLE_SCHEMES, TOKENIZER, PaperRun, paper_runs
 from spheret.runs.config import differences
@@ -39,6 +39,10 @@ def train_words(run: PaperRun, out: Path, data: Path | None, processes: int) -> 
     settings = run.settings(data, batch(run, processes)[0])
     command = ["train", "--out", str(out / run.name), *words(settings)]
     return [*command, "--parallel", "ddp"] if processes > 1 else command
+
+
+def _command_here(run: PaperRun, out: Path, data: Path | None, processes: int) -> list[str]:
+    return spheret_command(train_words(run, out, data, processes), processes if processes > 1 else None)
 
 
 def torchrun(arguments: list[str], processes: int) -> str:
@@ -73,7 +77,7 @@ def describe(run: PaperRun, out: Path, data: Path | None, processes: int) -> str
     size, accumulation = batch(run, processes)
     config = run.config(data, size)
     model, train = config.model, config.train
-    node = processes if processes > 1 else GPUS_A_NODE
+    node = processes if processes > 1 else GPUS_PER_NODE
     total = train.steps * train.tokens_per_update
     sequences = train.tokens_per_update // model.block
     missing = "" if prepared(run, data) else f", not prepared yet: {prepare(run, data)}"
@@ -90,7 +94,7 @@ def describe(run: PaperRun, out: Path, data: Path | None, processes: int) -> str
         "assumptions, where the paper does not say:",
         *(f"- {line}" for line in run.assumptions),
     ]
-    here = spheret_command(train_words(run, out, data, processes), processes)
+    here = _command_here(run, out, data, processes)
     blocks = [
         ("here", [shlex.join(here)]),
         (f"one node of {node} GPUs", [torchrun(train_words(run, out, data, node), node)]),
@@ -141,7 +145,7 @@ def run_one(run: PaperRun, out: Path, data: Path | None, processes: int) -> int:
     if not prepared(run, data):
         raise FileNotFoundError(f"{run.dataset} is not prepared: run {prepare(run, data)}")
     print(f"{run.name}, assumptions:", *(f"- {line}" for line in run.assumptions), sep="\n", file=sys.stderr)
-    child = subprocess.Popen(spheret_command(train_words(run, out, data, processes), processes))
+    child = subprocess.Popen(_command_here(run, out, data, processes))
     try:
         return child.wait()
     except KeyboardInterrupt:
@@ -162,7 +166,7 @@ def run_all(chosen: list[PaperRun], out: Path, data: Path | None, processes: int
         if current in ("done", "running") or current.startswith("stopped"):
             continue
         if dry_run:
-            print(shlex.join(spheret_command(train_words(run, out, data, processes), processes)))
+            print(shlex.join(_command_here(run, out, data, processes)))
             continue
         print(f"{run.name}: from {current}", flush=True)
         code = run_one(run, out, data, processes)

@@ -33,10 +33,10 @@ def _ends_with(parent: int) -> Callable[[], None]:
     return ask
 
 
-def spheret_command(arguments: Sequence[str], processes: int = 1) -> list[str]:
-    """The words that run `spheret ARGUMENTS` with this Python; under torchrun for several processes."""
+def spheret_command(arguments: Sequence[str], processes: int | None = None) -> list[str]:
+    """The words that run `spheret ARGUMENTS` with this Python; with `processes`, that many of them under torchrun."""
     start = [sys.executable, "-m"]
-    if processes > 1:
+    if processes is not None:
         start += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "--max-restarts=3", "-m"]
     return [*start, "spheret", *arguments]
 

@@ -16,7 +16,7 @@ import torch
 # tyro reads annotations from the module
 import tyro
 
-from spheret.analysis.live import observer
+from spheret.analysis.live_certificate import observer
 from spheret.data import Data, open_named
 from spheret.model.gpt import GPT
 from spheret.runs import checkpoint

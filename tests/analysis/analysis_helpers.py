@@ -1,4 +1,4 @@
-"""Small models, trained for a few steps on real text, that the tests of analysis share."""
+"""Small models that the tests of analysis share, trained for a few steps on real text."""
 
 from functools import lru_cache
 
@@ -25,7 +25,7 @@ def windows(count=4, block=64):
 
 @lru_cache(maxsize=32)
 def trained(scheme, layers=2, width=32, steps=15, options=()):
-    """A model of that scheme after a few steps; shared, so nobody may change it."""
+    """A model of that scheme after a few steps. Tests share it and must not change it."""
     torch.manual_seed(0)
     model = GPT(config(scheme, layers, width, **dict(options)))
     optimizer = torch.optim.AdamW(parameter_groups(model, 0.1), lr=3e-3)

@@ -1,4 +1,4 @@
-"""Certificates of real models: against brute-force autograd, never violated, never more than is proven."""
+"""Certificates of real models: against brute-force autograd, and never more than is proven."""
 
 import copy
 import json
@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from spheret import GPT, SCHEMES, SpheretNorm, parameter_groups
 from spheret.analysis import measure
 from spheret.analysis.certificate import certify, section, summary, verify
-from spheret.analysis.live import observer
+from spheret.analysis.live_certificate import observer
 from spheret.analysis.sublayers import float64_twin, states
 from spheret.connections import Spherical, scheme
 
@@ -28,7 +28,7 @@ OPTIONS = (
 
 
 def quiet(scheme_name, **options):
-    """An untrained model whose branches say so little that the bounds hold something."""
+    """An untrained model whose branches are scaled down, so that its bounds are not vacuous."""
     torch.manual_seed(0)
     model = GPT(config(scheme_name, **options))
     with torch.no_grad():
@@ -39,7 +39,7 @@ def quiet(scheme_name, **options):
 
 
 def test_the_own_path_is_the_derivative_of_a_token_in_itself():
-    """The product of own-token Jacobians, against autograd through the whole model."""
+    """The product of own-path Jacobians, against autograd through the whole model."""
     twin = float64_twin(trained("proj-spheretnorm"))
     ids = windows()[0][:1, :12]
     first = states(twin, ids)[0].h
@@ -51,9 +51,9 @@ def test_the_own_path_is_the_derivative_of_a_token_in_itself():
 
     G = torch.autograd.functional.jacobian(last, first)[:, 0, 7]
     truth = torch.linalg.svdvals(G)
-    found = measure.measure_tokens(twin, [(ids, torch.tensor([3, 7]))]).products[-1]
-    assert float(found["sigma_max"][1]) == pytest.approx(float(truth[0]), rel=1e-9)
-    assert float(found["sigma_min"][1]) == pytest.approx(float(truth[-1]), rel=1e-6)
+    product = measure.measure_tokens(twin, [(ids, torch.tensor([3, 7]))]).products[-1]
+    assert float(product["sigma_max"][1]) == pytest.approx(float(truth[0]), rel=1e-9)
+    assert float(product["sigma_min"][1]) == pytest.approx(float(truth[-1]), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["proj-spheretnorm", "geonorm", "pre-ln", "post-ln", "ngpt", "orthogonal"])
@@ -84,10 +84,10 @@ def test_numbers_are_those_of_brute_force(name):
 
 @pytest.mark.parametrize(("name", "options"), [*((name, ()) for name in SPHERICAL), *OPTIONS])
 def test_no_bound_is_violated_on_a_trained_model(name, options):
-    """Every spherical scheme, every layer, 64 tokens; J equals the closed form there too."""
-    found = certify(trained(name, options=options), windows()[0], 64, sequence=8)
-    assert verify(found) == []
-    for part in (found["own_path"], found["sequence"]):
+    """Every spherical scheme, every sublayer, 64 tokens; J equals the closed form there too."""
+    certificate = certify(trained(name, options=options), windows()[0], 64, sequence=8)
+    assert verify(certificate) == []
+    for part in (certificate["own_path"], certificate["sequence"]):
         for row in part["sublayers"]:
             assert row["verdict"] in ("proven", "vacuous")
             assert row["violations"] == 0
@@ -100,24 +100,24 @@ def test_no_bound_is_violated_on_a_trained_model(name, options):
         growth = part["growth"]
         assert growth["S"] <= growth["S_envelope"] * (1 + 1e-9)
         assert growth["A"] <= growth["A_envelope"] * (1 + 1e-9)
-    json.dumps(found, allow_nan=False)
+    json.dumps(certificate, allow_nan=False)
 
 
 @pytest.mark.parametrize("name", SPHERICAL)
 def test_proven_where_there_is_something_to_prove(name):
     model = quiet(name)
-    found = certify(model, windows()[0], 64, sequence=8)
-    assert found["own_path"]["verdicts"] == {"proven": 4}
-    last = found["own_path"]["depth"][-1]
+    certificate = certify(model, windows()[0], 64, sequence=8)
+    assert certificate["own_path"]["verdicts"] == {"proven": 4}
+    last = certificate["own_path"]["depth"][-1]
     assert 0 < last["criterion_min"] <= last["product_m_min"] <= last["sigma_min"] <= 1 <= last["sigma_max"]
     assert math.log(last["sigma_max"]) <= last["S_max"]
-    assert found["own_path"]["lost"]["proof"] is None
-    assert found["own_path"]["bounds"] == "proven"
-    assert verify(found) == []
+    assert certificate["own_path"]["lost"]["proof"] is None
+    assert certificate["own_path"]["bounds"] == "proven"
+    assert verify(certificate) == []
 
 
-def test_the_verdict_is_the_worst_tokens():
-    """One token whose bound says nothing takes the layer's proof away."""
+def test_the_verdict_is_that_of_the_worst_token():
+    """One token without a lower bound makes the whole sublayer vacuous."""
     model = copy.deepcopy(trained("proj-spheretnorm"))
     many = certify(model, windows()[0], 64, sequence=0)["own_path"]["sublayers"]
     for row in many:
@@ -127,7 +127,7 @@ def test_the_verdict_is_the_worst_tokens():
 
 
 def test_own_tokens_do_not_bound_the_sequence():
-    """What tokens say to each other counts: the sequence operator's |B| is above every own-token |B|."""
+    """Attention between tokens counts: |B| of the sequence is above |B| of every single token."""
     model = trained("proj-spheretnorm", layers=2, width=32, steps=30)
     ids = windows()[0][:1, :10]
     twin = float64_twin(model)
@@ -138,18 +138,18 @@ def test_own_tokens_do_not_bound_the_sequence():
 
 @pytest.mark.parametrize("name", FLAT)
 def test_flat_schemes_are_measured_only_and_say_why(name):
-    found = certify(trained(name, steps=3), windows()[0], 8, sequence=4)
-    for part in (found["own_path"], found["sequence"]):
+    certificate = certify(trained(name, steps=3), windows()[0], 8, sequence=4)
+    for part in (certificate["own_path"], certificate["sequence"]):
         assert part["verdicts"] == {"measured only": 4}
         assert part["bounds"] == "none"
         assert all("no retraction" in row["why"] and "m_min" not in row for row in part["sublayers"])
-    assert "no retraction of the sphere" in summary(found)[0]
-    assert verify(found) == []
-    json.dumps(found, allow_nan=False)
+    assert "no retraction of the sphere" in summary(certificate)[0]
+    assert verify(certificate) == []
+    json.dumps(certificate, allow_nan=False)
 
 
 class TestWithoutMatrices:
-    """The ways for wide models, on narrow ones where the truth is at hand."""
+    """The methods for wide models, on narrow models where dense SVD gives the truth."""
 
     @pytest.fixture
     def narrow(self, monkeypatch):
@@ -166,11 +166,11 @@ class TestWithoutMatrices:
         assert (dense.norm_method, free.norm_method) == ("svd", "frobenius")
         assert (dense.sigma_method, free.sigma_method) == ("svd", "lanczos")
         pairs = [*zip(dense.updates, free.updates, strict=True), (dense.products[-1], free.products[-1])]
-        for truth, found in pairs:
-            torch.testing.assert_close(found["sigma_max"], truth["sigma_max"], rtol=1e-4, atol=0.0)
-            there = truth["sigma_min"] > 1e-6
-            torch.testing.assert_close(found["sigma_min"][there], truth["sigma_min"][there], rtol=1e-4, atol=0.0)
-            assert (found["sigma_min"] >= truth["sigma_min"] * (1 - 1e-6) - 1e-12).all()
+        for truth, estimate in pairs:
+            torch.testing.assert_close(estimate["sigma_max"], truth["sigma_max"], rtol=1e-4, atol=0.0)
+            large = truth["sigma_min"] > 1e-6
+            torch.testing.assert_close(estimate["sigma_min"][large], truth["sigma_min"][large], rtol=1e-4, atol=0.0)
+            assert (estimate["sigma_min"] >= truth["sigma_min"] * (1 - 1e-6) - 1e-12).all()
 
     def test_the_norm_is_still_an_upper_bound(self, narrow, monkeypatch):
         twin = float64_twin(trained("geonorm", layers=1, width=16))
@@ -179,10 +179,10 @@ class TestWithoutMatrices:
         monkeypatch.setattr(measure, "DENSE", 512)
         dense = measure.measure_tokens(twin, [(ids, torch.arange(6))]), measure.measure_sequence(twin, ids)
         for part, truth in zip(free, dense, strict=True):
-            for found, exact in zip(part.updates, truth.updates, strict=True):
-                assert (found["B"] >= exact["B"] * (1 - 1e-9)).all()
-                assert (found["B"] <= exact["B"] * math.sqrt(6 * 16)).all()
-                assert (found["m"] <= exact["m"] + 1e-12).all()
+            for estimate, exact in zip(part.updates, truth.updates, strict=True):
+                assert (estimate["B"] >= exact["B"] * (1 - 1e-9)).all()
+                assert (estimate["B"] <= exact["B"] * math.sqrt(6 * 16)).all()
+                assert (estimate["m"] <= exact["m"] + 1e-12).all()
 
     def test_products_are_taken_at_dyadic_depths(self, narrow):
         twin = float64_twin(GPT(config("proj-spheretnorm", layers=3, width=16)))
@@ -190,60 +190,60 @@ class TestWithoutMatrices:
         assert [p is not None for p in products] == [True, True, False, True, False, True]
 
     def test_certificate(self, narrow):
-        found = certify(quiet("proj-spheretnorm", width=16), windows()[0], 6, sequence=3)
-        assert verify(found) == []
-        assert found["own_path"]["norm_of_B"] == "frobenius"
-        assert found["own_path"]["verdicts"].get("measured only") is None
+        certificate = certify(quiet("proj-spheretnorm", width=16), windows()[0], 6, sequence=3)
+        assert verify(certificate) == []
+        assert certificate["own_path"]["norm_of_B"] == "frobenius"
+        assert certificate["own_path"]["verdicts"].get("measured only") is None
 
     def test_an_estimate_from_below_proves_nothing(self, narrow):
-        found = certify(quiet("proj-spheretnorm", width=16), windows()[0], 6, sequence=3, exact=False)
-        for part in (found["own_path"], found["sequence"]):
+        certificate = certify(quiet("proj-spheretnorm", width=16), windows()[0], 6, sequence=3, exact=False)
+        for part in (certificate["own_path"], certificate["sequence"]):
             assert part["norm_of_B"] == "lanczos"
             assert part["verdicts"] == {"measured only": 4}
             assert "below" in part["sublayers"][0]["why"]
             assert part["bounds"] == "estimated"
             assert part["lost"]["proof"] is None
-        assert "proven" not in " ".join(summary(found))
-        assert verify(found) == []
+        assert "proven" not in " ".join(summary(certificate))
+        assert verify(certificate) == []
 
     @pytest.mark.parametrize("exact", [False, pytest.param(True, marks=pytest.mark.slow)])
-    def test_no_matrix_a_token_is_held_beyond_512(self, exact):
-        """Of all tensors that are made on the way, none is as large as a Jacobian for every token."""
+    def test_no_matrix_per_token_is_formed_above_512(self, exact):
+        """No tensor on the way is as large as one Jacobian per token."""
         width, tokens = 640, 8
         twin = float64_twin(GPT(config("proj-spheretnorm", layers=1, width=width, block=8)))
         with Watch() as watch:
-            found = measure.measure_tokens(twin, [(torch.randint(VOCAB, (1, 8)), torch.arange(tokens))], exact)
-        assert found.norm_method == ("frobenius" if exact else "lanczos")
+            measured = measure.measure_tokens(twin, [(torch.randint(VOCAB, (1, 8)), torch.arange(tokens))], exact)
+        assert measured.norm_method == ("frobenius" if exact else "lanczos")
         assert watch.largest < tokens * width * width
 
 
 class Watch(TorchDispatchMode):
-    """The number of elements of the largest tensor that any operation returned."""
+    """Records the number of elements of the largest tensor that an operation returned."""
 
     largest = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
         for x in out if isinstance(out, (tuple, list)) else [out]:
-            # a view is no memory of its own
+            # a view has no memory of its own
             if isinstance(x, torch.Tensor) and not x._is_view():
                 self.largest = max(self.largest, x.numel())
         return out
 
 
 class TestForgery:
-    def test_an_update_that_is_another_is_caught(self, monkeypatch):
-        """A model that turns three times as far as its alpha says breaks the closed form, and the verdict says so."""
+    def test_a_wrong_update_is_caught(self, monkeypatch):
+        """A model that turns three times as far as its alpha allows is violated: it breaks the closed form."""
         honest = SpheretNorm.forward
         monkeypatch.setattr(SpheretNorm, "forward", lambda self, h, f: honest(self, h, 3 * f))
-        found = certify(trained("proj-spheretnorm"), windows()[0], 8, sequence=4)
-        assert set(found["own_path"]["verdicts"]) == {"violated"}
-        assert set(found["sequence"]["verdicts"]) == {"violated"}
-        assert "proven" not in " ".join(summary(found))
-        assert verify(found)
+        certificate = certify(trained("proj-spheretnorm"), windows()[0], 8, sequence=4)
+        assert set(certificate["own_path"]["verdicts"]) == {"violated"}
+        assert set(certificate["sequence"]["verdicts"]) == {"violated"}
+        assert "proven" not in " ".join(summary(certificate))
+        assert verify(certificate)
 
     @pytest.mark.parametrize(
-        ("key", "value", "said"),
+        ("key", "value", "message"),
         [
             ("sigma_max", 50.0, "sigma_max"),
             ("sigma_min", 1e-3, "sigma_min"),
@@ -253,16 +253,16 @@ class TestForgery:
             ("violations", 3, "3 tokens contradict"),
         ],
     )
-    def test_a_changed_number_is_found(self, key, value, said):
-        found = certify(quiet("proj-spheretnorm", width=16), windows()[0], 4, sequence=0)
-        assert verify(found) == []
-        found["own_path"]["sublayers"][1][key] = value
-        assert any(said in sentence and "layer 2" in sentence for sentence in verify(found))
+    def test_a_changed_number_is_reported(self, key, value, message):
+        certificate = certify(quiet("proj-spheretnorm", width=16), windows()[0], 4, sequence=0)
+        assert verify(certificate) == []
+        certificate["own_path"]["sublayers"][1][key] = value
+        assert any(message in sentence and "sublayer 2" in sentence for sentence in verify(certificate))
 
-    def test_proven_is_taken_from_an_estimate(self):
-        found = certify(quiet("proj-spheretnorm", width=16), windows()[0], 4, sequence=0)
-        found["own_path"]["norm_of_B"] = "lanczos"
-        assert len(verify(found)) == 4
+    def test_an_estimate_does_not_allow_proven(self):
+        certificate = certify(quiet("proj-spheretnorm", width=16), windows()[0], 4, sequence=0)
+        certificate["own_path"]["norm_of_B"] = "lanczos"
+        assert len(verify(certificate)) == 4
 
 
 class TestBadInput:
@@ -275,7 +275,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize(
         ("options", "message"),
-        [({"tokens": 257}, "256 are there"), ({"tokens": 0}, "at least 1"), ({"sequence": -1}, "at least 0")],
+        [({"tokens": 257}, "ids holds 256"), ({"tokens": 0}, "at least 1"), ({"sequence": -1}, "at least 0")],
     )
     def test_sizes(self, options, message):
         with pytest.raises(ValueError, match=message):
@@ -317,17 +317,17 @@ class TestLive:
         weights = {key: x.clone() for key, x in model.state_dict().items()}
         gradients = [p.grad.clone() for p in model.parameters()]
         random, threads = torch.get_rng_state(), torch.get_num_threads()
-        seen = observer(tokens=8)(3, model, windows())
+        record = observer(tokens=8)(3, model, windows())
         assert torch.equal(torch.get_rng_state(), random)
         assert torch.get_num_threads() == threads
         assert all(module.training for module in model.modules())
         assert all(p.requires_grad for p in model.parameters())
         assert all(torch.equal(x, weights[key]) for key, x in model.state_dict().items())
         assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients, strict=True))
-        assert seen["tokens"] == 8
-        assert len(seen["sublayers"]) == 4
-        assert seen["seconds"] > 0
-        json.dumps(seen, allow_nan=False)
+        assert record["tokens"] == 8
+        assert len(record["sublayers"]) == 4
+        assert record["seconds"] > 0
+        json.dumps(record, allow_nan=False)
 
     def test_a_step_after_it_is_the_same_step(self):
         def stepped(look):
@@ -345,7 +345,7 @@ class TestLive:
         with_it, without = stepped(True), stepped(False)
         assert all(torch.equal(with_it[key], without[key]) for key in without)
 
-    def test_what_it_cannot_say_ends_no_run(self):
+    def test_a_failure_does_not_end_the_run(self):
         model = GPT(config("proj-spheretnorm"))
         with torch.no_grad():
             model.blocks[0].mlp.hidden.weight[0, 0] = math.inf

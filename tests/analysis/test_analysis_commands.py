@@ -11,7 +11,7 @@ from analysis_helpers import config
 from spheret import GPT, SCHEMES
 from spheret.analysis import certificate
 from spheret.analysis.certify import certify_run
-from spheret.analysis.initialisation import at_start, depths, goes_deep
+from spheret.analysis.initialisation import at_start, goes_deep, parse_depths
 from spheret.cli import main
 from spheret.data import cached
 from spheret.runs.layout import CERTIFICATE
@@ -22,7 +22,7 @@ SIZE = ["--layers", "2", "--heads", "4", "--width", "32", "--block", "64", "--ba
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Three short runs: one observed, the same unobserved, and one in flat space."""
+    """Three short runs: one observed, the same unobserved, and one without a sphere."""
     folder = tmp_path_factory.mktemp("runs")
     for name, scheme, more in (
         ("ball", "proj-spheretnorm", ["--certify-every", "5"]),
@@ -36,40 +36,40 @@ def runs(tmp_path_factory):
 
 def test_certify(runs, capsys):
     assert main(["certify", str(runs / "ball"), "--tokens", "16", "--sequence", "4"]) == 0
-    said = capsys.readouterr().out
-    assert "16 tokens: of 4 layers" in said
-    assert "exact arithmetic" in " ".join(said.split())
-    found = json.loads((runs / "ball" / "certificate.json").read_text())
-    assert found["checkpoint"] == 10
-    assert found["tokens"] == 16
-    assert certificate.verify(found) == []
+    printed = capsys.readouterr().out
+    assert "16 tokens: 4 sublayers, of which" in printed
+    assert "exact arithmetic" in " ".join(printed.split())
+    document = json.loads((runs / "ball" / "certificate.json").read_text())
+    assert document["checkpoint"] == 10
+    assert document["tokens"] == 16
+    assert certificate.verify(document) == []
     assert (runs / "ball" / "certificate.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_certify_a_flat_run_says_why_nothing_is_proven(runs, capsys):
     assert main(["certify", str(runs / "flat"), "--tokens", "8", "--sequence", "0"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "4 measured only (its update is no retraction" in said
-    assert "proven:" not in said
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "4 measured only (its update is no retraction" in printed
+    assert "proven:" not in printed
 
 
 def test_section(runs):
     assert main(["certify", str(runs / "ball"), "--tokens", "8", "--sequence", "2"]) == 0
-    found = certificate.section(runs / "ball")
-    assert len(found["rows"]) == 4
-    assert all(len(row) == len(found["columns"]) for row in found["rows"])
-    assert sum(found["verdicts"].values()) == 4
-    assert found["verdicts"]["violated"] == 0
-    assert found["contradictions"] == []
-    assert all(len(values) == 4 for values in found["series"].values())
-    assert len(found["sequence"]["rows"]) == 4
-    json.dumps(found, allow_nan=False)
+    section = certificate.section(runs / "ball")
+    assert len(section["rows"]) == 4
+    assert all(len(row) == len(section["columns"]) for row in section["rows"])
+    assert sum(section["verdicts"].values()) == 4
+    assert section["verdicts"]["violated"] == 0
+    assert section["contradictions"] == []
+    assert all(len(values) == 4 for values in section["series"].values())
+    assert len(section["sequence"]["rows"]) == 4
+    json.dumps(section, allow_nan=False)
 
 
 def test_a_forged_certificate_shows_in_the_section(runs, tmp_path):
-    found = certify_run(open_run(runs / "ball"), tokens=4, sequence=0)
-    found["own_path"]["sublayers"][0]["sigma_max"] = 1e3
-    (tmp_path / CERTIFICATE).write_text(json.dumps(found))
+    document = certify_run(open_run(runs / "ball"), tokens=4, sequence=0)
+    document["own_path"]["sublayers"][0]["sigma_max"] = 1e3
+    (tmp_path / CERTIFICATE).write_text(json.dumps(document))
     assert "sigma_max 1000" in certificate.section(tmp_path)["contradictions"][0]
 
 
@@ -87,10 +87,10 @@ def test_a_violation_ends_with_code_1(runs, capsys, monkeypatch):
 def test_the_live_version(runs):
     lines = open_run(runs / "ball").metrics()
     assert [line["step"] for line in lines if "certificate" in line] == [5, 10]
-    seen = lines[-1]["certificate"]
-    assert seen["tokens"] == 16
-    assert sum(seen["verdicts"].values()) == 4
-    assert seen["seconds"] > 0
+    record = lines[-1]["certificate"]
+    assert record["tokens"] == 16
+    assert sum(record["verdicts"].values()) == 4
+    assert record["seconds"] > 0
     assert open_run(runs / "flat").metrics()[-1]["certificate"]["verdicts"] == {"measured only": 4}
 
 
@@ -101,10 +101,12 @@ def test_an_observed_run_is_the_same_run(runs):
 
 def test_inspect_one(runs, capsys):
     assert main(["inspect", str(runs / "flat"), "--windows", "2"]) == 0
-    assert "loss without" in " ".join(capsys.readouterr().out.split())
-    (found,) = json.loads((runs / "flat" / "inspect.json").read_text())["runs"]
-    assert [line["step"] for line in found["training"]] == [5, 10]
-    assert all(layer["initial_gradient"] > 0 for layer in found["sublayers"])
+    assert "loss rise" in " ".join(capsys.readouterr().out.split())
+    document = json.loads((runs / "flat" / "inspect.json").read_text())
+    assert (document["format"], document["version"]) == ("spheret-inspect", 1)
+    (record,) = document["runs"]
+    assert [line["step"] for line in record["training"]] == [5, 10]
+    assert all(row["initial_gradient"] > 0 for row in record["sublayers"])
     assert (runs / "flat" / "inspect.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -112,8 +114,8 @@ def test_inspect_two_side_by_side(runs, capsys, tmp_path):
     words = ["inspect", str(runs / "ball"), str(runs / "flat"), "--windows", "2", "--out", str(tmp_path / "both")]
     assert main(words) == 0
     assert "ball, proj-spheretnorm" in capsys.readouterr().out
-    found = json.loads((tmp_path / "both" / "inspect.json").read_text())["runs"]
-    assert [each["scheme"] for each in found] == ["proj-spheretnorm", "pre-ln"]
+    records = json.loads((tmp_path / "both" / "inspect.json").read_text())["runs"]
+    assert [record["scheme"] for record in records] == ["proj-spheretnorm", "pre-ln"]
 
 
 def test_gradients_before_training_are_those_of_the_first_step(runs):
@@ -127,16 +129,16 @@ def test_gradients_before_training_are_those_of_the_first_step(runs):
     )
 
 
-def test_what_did_not_start_from_its_seed_has_no_gradient_before_training(runs, tmp_path, capsys):
+def test_a_run_that_started_from_other_weights_has_no_gradient_before_training(runs, tmp_path, capsys):
     begun = str(tmp_path / "begun")
     words = ["train", "--scheme", "proj-spheretnorm", *SIZE, "--data", "sotu", "--steps", "2", "--quiet"]
     assert main([*words, "--init-from", str(runs / "unseen"), "--out", begun]) == 0
     create_run(tmp_path / "alien", GPT(config("proj-spheretnorm")), cached("sotu", "bytes").manifest["tokenizer"])
     for run in (begun, str(tmp_path / "alien")):
         assert main(["inspect", run, "--windows", "1", "--data", "sotu"]) == 0
-        (found,) = json.loads((open_run(run).path / "inspect.json").read_text())["runs"]
-        assert [layer["initial_gradient"] for layer in found["sublayers"]] == [None] * 4
-        assert all(layer["gradient"] > 0 for layer in found["sublayers"])
+        (record,) = json.loads((open_run(run).path / "inspect.json").read_text())["runs"]
+        assert [row["initial_gradient"] for row in record["sublayers"]] == [None] * 4
+        assert all(row["gradient"] > 0 for row in record["sublayers"])
 
 
 def test_inspect_a_run_with_a_gradient_that_was_not_finite(runs, tmp_path):
@@ -156,21 +158,31 @@ class TestBadInput:
             (["RUN", "--tokens", "9999999"], "9,999,999 tokens were asked for"),
             (["RUN", "--tokens", "0"], "at least 1"),
             (["RUN", "--data", "nowhere"], "neither a directory nor a corpus"),
-            (["RUN", "--scheme", "pre-ln"], "one of the two"),
+            (["RUN", "--schemes", "pre-ln"], "one of the two"),
             ([], "one of the two"),
             (["nowhere"], "no run directory"),
-            (["--scheme", "preln"], "Did you mean 'pre-ln'"),
-            (["--scheme", "pre-ln", "--layers", "deep"], "like 4..512"),
+            (["--schemes", "preln"], "Did you mean 'pre-ln'"),
+            (["--schemes", "pre-ln", "--layers", "deep"], "like 4..512"),
+            (["RUN", "--device", "tpu"], "--device tpu is not there"),
         ],
     )
     def test_certify(self, runs, words, message, capsys):
         assert main(["certify", *(str(runs / "ball") if word == "RUN" else word for word in words)]) == 2
         assert message in capsys.readouterr().err
 
+    def test_a_device_without_float64(self, runs, monkeypatch, capsys):
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+        for name in ("certify", "inspect"):
+            assert main([name, str(runs / "ball"), "--device", "mps"]) == 2
+            assert "use --device cpu" in capsys.readouterr().err
+
     def test_inspect(self, runs, capsys):
         assert main(["inspect", str(runs / "ball"), "--windows", "0"]) == 2
         assert main(["inspect", str(runs / "nowhere")]) == 2
-        assert "at least 1" in capsys.readouterr().err
+        assert main(["inspect", str(runs / "ball"), "--device", "tpu"]) == 2
+        message = capsys.readouterr().err
+        assert "at least 1" in message
+        assert "--device tpu is not there" in message
 
     @pytest.mark.parametrize("name", ["certify", "inspect"])
     def test_a_checkpoint_with_nan(self, tmp_path, name, capsys):
@@ -179,9 +191,9 @@ class TestBadInput:
             model.blocks[0].attention.qkv.weight[3, 3] = math.nan
         create_run(tmp_path / "bad", model, cached("sotu", "bytes").manifest["tokenizer"])
         assert main([name, str(tmp_path / "bad"), "--data", "sotu"]) == 2
-        said = capsys.readouterr().err
-        assert "checkpoint step-0" in said
-        assert "blocks.0.attention.qkv.weight" in said
+        printed = capsys.readouterr().err
+        assert "checkpoint step-0" in printed
+        assert "blocks.0.attention.qkv.weight" in printed
         assert not (tmp_path / "bad" / "certificate.json").exists()
 
     def test_weights_from_elsewhere_need_data(self, tmp_path, capsys):
@@ -226,7 +238,7 @@ class TestBeforeTraining:
         assert at_start("post-ln", 4, 16)["removed"] == 2
         assert at_start("ngpt", 4, 16)["removed"] == 1
 
-    def test_it_is_what_a_brute_force_jacobian_says(self):
+    def test_it_agrees_with_a_brute_force_jacobian(self):
         torch.manual_seed(5)
         before = torch.get_rng_state()
         row = at_start("pre-ln", 1, 16)
@@ -247,7 +259,7 @@ class TestBeforeTraining:
         assert row["condition"] == pytest.approx(worst, rel=1e-8)
 
     def test_command(self, tmp_path, capsys):
-        words = ["--scheme", "pre-ln,geonorm", "--layers", "1..4", "--width", "16", "--out", str(tmp_path)]
+        words = ["--schemes", "pre-ln,geonorm", "--layers", "1..4", "--width", "16", "--out", str(tmp_path)]
         assert main(["certify", *words]) == 0
         assert "or more" in capsys.readouterr().out
         rows = json.loads((tmp_path / "initialisation.json").read_text())["rows"]
@@ -255,23 +267,30 @@ class TestBeforeTraining:
         assert (tmp_path / "initialisation.png").read_bytes().startswith(b"\x89PNG")
 
     def test_the_table_says_what_its_condition_leaves_out(self, tmp_path, capsys):
-        words = ["--scheme", "post-ln,geonorm", "--layers", "2", "--width", "16", "--out", str(tmp_path)]
+        words = ["--schemes", "post-ln,geonorm", "--layers", "2", "--width", "16", "--out", str(tmp_path)]
         assert main(["certify", *words]) == 0
-        said = capsys.readouterr().out
-        column = next(line for line in said.splitlines() if "removed" in line).split("\u2503").index(" removed ")
-        rows = [line.split("\u2502") for line in said.splitlines() if "\u2502" in line]
+        printed = capsys.readouterr().out
+        column = next(line for line in printed.splitlines() if "removed" in line).split("\u2503").index(" removed ")
+        rows = [line.split("\u2502") for line in printed.splitlines() if "\u2502" in line]
         assert [(row[1].strip(), int(row[column])) for row in rows] == [("post-ln", 2), ("geonorm", 0)]
 
+    def test_a_variant_of_a_scheme(self, tmp_path, capsys):
+        words = ["--schemes", "geonorm,geonorm:schedule=constant", "--layers", "2", "--width", "16"]
+        assert main(["certify", *words, "--out", str(tmp_path)]) == 0
+        assert "geonorm:schedule=constant" in capsys.readouterr().out
+        plain, variant = json.loads((tmp_path / "initialisation.json").read_text())["rows"]
+        assert variant["condition"] > plain["condition"]
+
     def test_depths(self):
-        assert depths("4..512") == [4, 8, 16, 32, 64, 128, 256, 512]
-        assert depths("3,5") == [3, 5]
-        assert depths("7") == [7]
+        assert parse_depths("4..512") == [4, 8, 16, 32, 64, 128, 256, 512]
+        assert parse_depths("3,5") == [3, 5]
+        assert parse_depths("7") == [7]
 
 
 def test_an_older_checkpoint(runs):
     steps = sorted(int(path.name.split("-")[1]) for path in (runs / "ball" / "checkpoints").iterdir())
-    found = certify_run(open_run(runs / "ball"), steps[0], tokens=4, sequence=0)
-    assert found["checkpoint"] == steps[0]
+    document = certify_run(open_run(runs / "ball"), steps[0], tokens=4, sequence=0)
+    assert document["checkpoint"] == steps[0]
 
 
 def test_nothing_but_its_files_is_written(runs, tmp_path):

@@ -34,7 +34,7 @@ def test_budgets(seed, layers):
     assert (b.criterion <= b.product_m * (1 + 1e-12)).all()
 
 
-def test_a_bound_that_says_nothing_stays_nothing():
+def test_a_bound_of_zero_stays_zero():
     b = budgets(*(torch.tensor([[0.1], [2.0], [0.1]]) for _ in range(2)), torch.tensor([[0.9], [0.0], [0.9]]))
     assert b.product_m.flatten().tolist() == pytest.approx([0.9, 0, 0])
     assert b.criterion[1:].flatten().tolist() == [0, 0]
@@ -45,13 +45,13 @@ def test_growth_recognises_its_schedule(name):
     layers, K, H = 48, 0.7, 0.3
     steps = lambdas(name, layers)
     S, A = (K * steps).cumsum(0), (H * steps).square().cumsum(0)
-    found = growth(S, A, torch.full((layers, 2), K), torch.full((layers, 2), H), steps, name)
-    assert found["S_grows_as"] == name
-    assert found["fits"][name]["S"]["factor"] == pytest.approx(K)
-    assert found["fits"][name]["S"]["r2"] == pytest.approx(1)
-    assert found["fits"][name]["A"]["factor"] == pytest.approx(H**2)
-    assert found["S"] == pytest.approx(found["S_envelope"], rel=1e-6)
-    assert found["A"] == pytest.approx(found["A_envelope"], rel=1e-6)
+    sums = growth(S, A, torch.full((layers, 2), K), torch.full((layers, 2), H), steps, name)
+    assert sums["S_grows_as"] == name
+    assert sums["fits"][name]["S"]["factor"] == pytest.approx(K)
+    assert sums["fits"][name]["S"]["r2"] == pytest.approx(1)
+    assert sums["fits"][name]["A"]["factor"] == pytest.approx(H**2)
+    assert sums["S"] == pytest.approx(sums["S_envelope"], rel=1e-6)
+    assert sums["A"] == pytest.approx(sums["A_envelope"], rel=1e-6)
 
 
 @pytest.mark.parametrize(("name", "S_limit", "A_limit"), [

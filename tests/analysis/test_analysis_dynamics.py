@@ -1,4 +1,4 @@
-"""The stream's symptoms against hand-made cases and second statements."""
+"""Measurements of the stream against hand-made cases and independent computations."""
 
 import math
 
@@ -48,7 +48,7 @@ def test_consecutive_updates():
 
 
 class TestRemoval:
-    def test_a_removed_layer_leaves_the_stream(self):
+    def test_a_removed_sublayer_leaves_the_stream(self):
         model = trained("pre-ln")
         x, _ = windows()
         seen = []
@@ -61,7 +61,7 @@ class TestRemoval:
         assert torch.equal(whole[3][0], whole[2][1])
         assert not torch.equal(whole[3][0], whole[1][1])
 
-    def test_a_branch_that_says_nothing_is_not_missed(self):
+    def test_removing_a_branch_of_zeros_changes_nothing(self):
         torch.manual_seed(0)
         model = GPT(config("pre-ln")).eval()
         with torch.no_grad():
@@ -77,7 +77,7 @@ def test_gradients_are_those_of_backward_and_leave_none():
     model = GPT(config("proj-spheretnorm")).eval()
     x, y = windows()
     model.blocks[0].mlp.hidden.weight.grad = torch.ones_like(model.blocks[0].mlp.hidden.weight)
-    found = d.gradients(model, x, y)
+    norms = d.gradients(model, x, y)
     assert torch.equal(model.blocks[0].mlp.hidden.weight.grad, torch.ones(128, 32))
     assert sum(p.grad is not None for p in model.parameters()) == 1
     model.zero_grad()
@@ -89,26 +89,26 @@ def test_gradients_are_those_of_backward_and_leave_none():
             for name in (part, f"{part}_connection")
             for p in getattr(block, name).parameters()
         ]
-        assert found["weights"][index] == pytest.approx(float(sum(squares).sqrt()), rel=1e-4)
+        assert norms["weights"][index] == pytest.approx(float(sum(squares).sqrt()), rel=1e-4)
 
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_every_scheme(name):
     model = trained(name, steps=3)
-    found = d.dynamics(model, *windows())
-    assert found["loss"] == pytest.approx(float(model(*windows()).detach()), rel=1e-4)
-    assert len(found["sublayers"]) == 4
-    for index, layer in enumerate(found["sublayers"]):
-        numbers = [value for value in layer.values() if isinstance(value, float)]
+    record = d.dynamics(model, *windows())
+    assert record["loss"] == pytest.approx(float(model(*windows()).detach()), rel=1e-4)
+    assert len(record["sublayers"]) == 4
+    for index, sublayer in enumerate(record["sublayers"]):
+        numbers = [value for value in sublayer.values() if isinstance(value, float)]
         assert all(map(math.isfinite, numbers))
-        assert 1 <= layer["effective_rank"] <= 32
-        assert -1 <= layer["token_cosine"] <= 1 + 1e-9
-        assert layer["massive"] >= 1
-        assert (layer["sink"] is None) == (index % 2 == 1)
+        assert 1 <= sublayer["effective_rank"] <= 32
+        assert -1 <= sublayer["token_cosine"] <= 1 + 1e-9
+        assert sublayer["massive"] >= 1
+        assert (sublayer["sink"] is None) == (index % 2 == 1)
     assert all(p.grad is None for p in model.parameters())
-    distances = torch.tensor(found["angular_distance"])
+    distances = torch.tensor(record["angular_distance"])
     assert distances.shape == (5, 5)
     torch.testing.assert_close(distances, distances.mT)
     if name.endswith("spheretnorm") or name == "geonorm":
-        norms = [layer["norm"] for layer in found["sublayers"]]
-        assert norms == pytest.approx([found["entry"]["norm"]] * 4, rel=1e-5)
+        norms = [sublayer["norm"] for sublayer in record["sublayers"]]
+        assert norms == pytest.approx([record["entry_norm"]] * 4, rel=1e-5)

@@ -45,7 +45,7 @@ def cases(draw):
 
 
 def at_kink(t, p, cap, width=1e-6):
-    """Whether the angle is so near its cap that there is no derivative to speak of."""
+    """Whether the angle is too near its cap for a derivative to exist numerically."""
     return cap is not None and abs(float(angular(p).angle(t.beta)) - cap) < width
 
 
@@ -165,7 +165,7 @@ def test_an_angle_that_turns_faster_than_its_step_keeps_true_bounds():
 
 
 @given(st.integers(0, 10**6), st.sampled_from(P_VALUES), st.sampled_from([None, math.pi / 4, 0.05]))
-def test_sequence_bounds_hold_for_rows_that_hear_each_other(seed, p, cap):
+def test_sequence_bounds_hold_for_a_branch_that_mixes_rows(seed, p, cap):
     generator = torch.Generator().manual_seed(seed)
     rows, d, alpha = 4, 3, 0.4
     h = torch.randn(rows, d, dtype=torch.float64, generator=generator)

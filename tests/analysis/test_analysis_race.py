@@ -1,4 +1,4 @@
-"""Certificates of a real race: every spherical scheme's own checkpoint, every layer, 64 tokens."""
+"""Certificates of a real race: every spherical scheme's checkpoint, every sublayer, 64 tokens."""
 
 import pytest
 import torch
@@ -28,10 +28,10 @@ def raced(tmp_path_factory):
 @pytest.mark.parametrize("name", [*SPHERICAL, *VARIANTS])
 def test_no_bound_is_violated_on_a_checkpoint_of_the_race(raced, name):
     run = open_run(raced / f"{name.replace(':', '-')}-1337")
-    found = certify_run(run, tokens=64, sequence=8)
-    assert (found["checkpoint"], found["tokens"]) == (20, 64)
-    assert verify(found) == []
-    for part in (found["own_path"], found["sequence"]):
+    certificate = certify_run(run, tokens=64, sequence=8)
+    assert (certificate["checkpoint"], certificate["tokens"]) == (20, 64)
+    assert verify(certificate) == []
+    for part in (certificate["own_path"], certificate["sequence"]):
         assert [row["sublayer"] for row in part["sublayers"]] == [1, 2, 3, 4]
         assert {row["verdict"] for row in part["sublayers"]} <= {"proven", "vacuous"}
         assert all(row["violations"] == 0 for row in [*part["sublayers"], *part["depth"]])
@@ -42,9 +42,9 @@ def test_no_bound_is_violated_on_a_checkpoint_of_the_race(raced, name):
 def test_its_bounds_hold_for_the_jacobian_of_the_model_itself(raced, name):
     """Against autograd through the connection, which shares no line with the certificate."""
     run = open_run(raced / f"{name}-1337")
-    found = certify_run(run, tokens=8, sequence=8)
+    certificate = certify_run(run, tokens=8, sequence=8)
     ids = next(iter(run.data().validation(run.model_config.block, 1, windows=1)))[0][:, :8]
-    for s, row in zip(states(float64_twin(run.model()), ids), found["sequence"]["sublayers"], strict=True):
+    for s, row in zip(states(float64_twin(run.model()), ids), certificate["sequence"]["sublayers"], strict=True):
         J = torch.autograd.functional.jacobian(lambda h, s=s: s.connection(h, s.branch), s.h)
         values = torch.linalg.svdvals(J.reshape(s.h.numel(), s.h.numel()))
         assert float(values[0]) <= 1 + row["delta_max"] + 1e-9

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from spheret.bench.certify import exponent
+from spheret.bench.timing import exponent
 from spheret.cli import main
 
 
@@ -16,9 +16,9 @@ def test_command(tmp_path, capsys):
     words = ["--width", "8", "--layers", "1", "2", "--tokens", "4", "8", "--repeats", "1", "--json", str(out)]
     assert main(["bench", "certify", *words]) == 0
     assert "to the power" in capsys.readouterr().out
-    found = json.loads(out.read_text())
-    assert set(found["exponents"]) == {"layers", "tokens"}
-    assert set(found["seconds"]["layers"]) == {"1", "2"}
+    result = json.loads(out.read_text())
+    assert set(result["exponents"]) == {"layers", "tokens"}
+    assert set(result["seconds"]["layers"]) == {"1", "2"}
 
 
 @pytest.mark.parametrize(

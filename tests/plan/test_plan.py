@@ -1,4 +1,4 @@
-"""The plan's arithmetic against measurement: saved tensors, live storages, torch's FLOP counter, real optimisers."""
+"""The plan's arithmetic against saved tensors, live storages, torch's FLOP counter and real optimisers."""
 
 import json
 import math
@@ -36,7 +36,7 @@ def forward(model, precision, batch):
 
 
 def saved_bytes(model, precision, batch):
-    """What autograd keeps of a real step's forward: each storage once, no parameters."""
+    """What autograd keeps of a real step's forward: each storage once, without parameters."""
     seen = {}
 
     def pack(x):
@@ -57,12 +57,12 @@ def test_activations_are_what_autograd_keeps(scheme, precision):
         model = GPT(config(size, scheme))
         measured = saved_bytes(model, precision, size[-1])
         planned = memory.activations(model.config, size[-1] * model.config.block, precision).total
-        # a tenth is promised; small constants aside it is exact
+        # the docs promise 1 %; apart from small constants it is exact
         assert planned == pytest.approx(measured, rel=0.01), size
 
 
 class Live(TorchDispatchMode):
-    """The most bytes of tensors that exist at once, counted after every operation of torch."""
+    """Records the most bytes of tensors that exist at once, counted after every operation of torch."""
 
     def __init__(self, tensors):
         super().__init__()
@@ -75,7 +75,7 @@ class Live(TorchDispatchMode):
                 storage = x.untyped_storage()
                 reference = StorageWeakRef(storage)
                 self.storages[reference.cdata] = (reference, storage.nbytes())
-        self.storages = {key: found for key, found in self.storages.items() if not found[0].expired()}
+        self.storages = {key: pair for key, pair in self.storages.items() if not pair[0].expired()}
         self.most = max(self.most, sum(size for _, size in self.storages.values()))
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -94,8 +94,8 @@ def test_the_peak_of_a_step_is_the_sum_of_its_parts(scheme, recompute, precision
     forward(model, precision, size[-1]).backward()
     optimizer.step()
     optimizer.zero_grad()
-    state = [x for found in optimizer.state.values() for x in found.values()]
-    # two passes: at the second the gradients are there
+    state = [x for entry in optimizer.state.values() for x in entry.values()]
+    # two passes: the second starts with gradients in memory
     with Live([*model.parameters(), *state]) as live:
         for _ in range(2):
             forward(model, precision, size[-1]).backward()
@@ -117,7 +117,7 @@ def test_weights_gradients_and_moments_exactly(scheme):
 
         assert memory.weights_bytes(model.config) == held(model.parameters())
         assert memory.weights_bytes(model.config) == held(p.grad for p in model.parameters())
-        state = (x for found in optimizer.state.values() for x in found.values())
+        state = (x for entry in optimizer.state.values() for x in entry.values())
         assert memory.optimizer_bytes(model.config) == held(state)
 
 
@@ -126,23 +126,23 @@ def test_weights_gradients_and_moments_exactly(scheme):
 def test_flops_are_what_torch_counts(scheme, recompute):
     for size in SMALL:
         model = GPT(config(size, scheme, recompute=recompute))
-        # flash attention on CPUs is not in torch's counter; its plain products are
+        # torch's counter does not count flash attention on CPUs, but it counts the plain products
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             forward(model, "float32", size[-1]).backward()
         tokens, counted = size[-1] * model.config.block, counter.get_total_flops()
-        # computing again ends with the last thing that is kept; Pre-LN keeps no branch output, and spares its product
-        spared = 8 * tokens * model.config.layers * model.config.width**2
-        counted += spared if recompute and scheme == "pre-ln" else 0
+        # recompute stops at the last tensor that is kept; Pre-LN keeps no branch output, so it skips that product
+        skipped = 8 * tokens * model.config.layers * model.config.width**2
+        counted += skipped if recompute and scheme == "pre-ln" else 0
         assert cost.step_flops(model.config, tokens, recompute) == counted
 
 
 def test_the_papers_arithmetic_keeps_more():
-    made = config(SMALL[1])
-    ours, papers = (sum(memory.connections(made, 512, "float32", name)) for name in (None, "reference"))
-    assert papers > 1.5 * ours
-    # h and f and a few numbers a row
-    assert ours == pytest.approx(2 * made.layers * 512 * (2 * 4 * made.width), rel=0.05)
-    # a model without spherical connections has nothing to save there
+    spherical = config(SMALL[1])
+    fused, paper = (sum(memory.connections(spherical, 512, "float32", name)) for name in (None, "reference"))
+    assert paper > 1.5 * fused
+    # h and f and a few numbers per row
+    assert fused == pytest.approx(2 * spherical.layers * 512 * (2 * 4 * spherical.width), rel=0.05)
+    # without spherical connections the paper's arithmetic keeps the same
     flat = config(SMALL[1], "pre-ln")
     assert memory.connections(flat, 512, "float32") == memory.connections(flat, 512, "float32", "reference")
 
@@ -166,16 +166,16 @@ class TestSplit:
 
 
 def setup(size="L", gpus=8, parallel="ddp", batch=16, accumulation=1, precision="bf16", recompute=False):
-    made = cost.sized(size, "proj-spheretnorm")
-    return Setup(made, GPUS["h100"], gpus, parallel, batch, accumulation, precision, recompute, 0.35, 50e9)
+    model = cost.sized(size, "proj-spheretnorm")
+    return Setup(model, GPUS["h100"], gpus, parallel, batch, accumulation, precision, recompute, 0.35, 50e9)
 
 
-class TestWays:
+class TestSetups:
     def test_a_ring_all_reduce_moves_each_gradient_twice(self):
-        way = setup(gpus=4, precision="float32")
-        n = memory.shape(way.config).parameters
-        assert cost.bytes_sent(way)["all-reduced"] == pytest.approx(2 * 3 / 4 * 4 * n)
-        # gathering in float32 for both passes and scattering once is half as much again, the root aside
+        whole = setup(gpus=4, precision="float32")
+        n = memory.shape(whole.config).parameters
+        assert cost.bytes_sent(whole)["all-reduced"] == pytest.approx(2 * 3 / 4 * 4 * n)
+        # FSDP gathers for both passes and scatters once: 3 per parameter in place of DDP's 2, but less for the root
         sharded = cost.bytes_sent(setup(gpus=4, parallel="fsdp", precision="float32"))
         assert 2 < sum(sharded.values()) / (3 / 4 * 4 * n) < 3
 
@@ -191,17 +191,17 @@ class TestWays:
         whole = cost.bytes_held(setup("7B", gpus=8, parallel="fsdp", batch=1, accumulation=2))
         assert whole["FSDP gathered"] - few["FSDP gathered"] == memory.weights_bytes(setup("7B").config)
 
-    def test_checkpointing_holds_less_and_computes_more(self):
-        plain, again = setup(), setup(recompute=True)
-        assert cost.bytes_held(again)["activations"] < 0.3 * cost.bytes_held(plain)["activations"]
-        assert cost.step_seconds(again) > cost.step_seconds(plain)
+    def test_recompute_holds_less_and_computes_more(self):
+        plain, recomputing = setup(), setup(recompute=True)
+        assert cost.bytes_held(recomputing)["activations"] < 0.3 * cost.bytes_held(plain)["activations"]
+        assert cost.step_seconds(recomputing) > cost.step_seconds(plain)
 
     def test_what_is_chosen_fits_and_ddp_comes_first(self):
         for size, expected in (("S", "ddp"), ("L", "ddp"), ("7B", "fsdp")):
-            way = cost.choose(cost.sized(size, "pre-ln"), GPUS["h100"], 8, 128, 16, "bf16", 0.35, 50e9)
-            assert way.parallel == expected
-            assert cost.fits(way)
-            assert way.tokens_per_update == 131_072
+            chosen = cost.choose(cost.sized(size, "pre-ln"), GPUS["h100"], 8, 128, 16, "bf16", 0.35, 50e9)
+            assert chosen.parallel == expected
+            assert cost.fits(chosen)
+            assert chosen.tokens_per_update == 131_072
         assert cost.choose(cost.sized("7B", "pre-ln"), GPUS["rtx4090"], 1, 128, 16, "bf16", 0.35, 50e9) is None
 
     def test_no_stated_rate_is_out_of_order(self):
@@ -212,16 +212,16 @@ class TestWays:
 
 
 class TestCommand:
-    def test_says_what_it_counted(self, capsys, tmp_path):
+    def test_it_prints_what_it_counted(self, capsys, tmp_path):
         out = tmp_path / "plan.json"
         assert main(["plan", "--size", "S", "--gpus", "4", "--parallel", "fsdp", "--json", str(out)]) == 0
-        said, found = capsys.readouterr().out, json.loads(out.read_text())
-        assert found["parameters"] == GPT(GPTConfig.preset("S")).parameter_count()
-        assert f"{found['parameters']:,} parameters" in said
-        assert (found["batch_size"], found["accumulation"]) == (16, 2)
-        assert [row["gpus"] for row in found["growth"]] == [8, 64, 1024] * len(cost.SIZES)
-        assert found["growth"][-1]["parameters"] == pytest.approx(6.7e9, rel=0.02)
-        assert all(math.isfinite(row["hours"]) for row in found["growth"])
+        printed, plan = capsys.readouterr().out, json.loads(out.read_text())
+        assert plan["parameters"] == GPT(GPTConfig.preset("S")).parameter_count()
+        assert f"{plan['parameters']:,} parameters" in printed
+        assert (plan["batch_size"], plan["accumulation"]) == (16, 2)
+        assert [row["gpus"] for row in plan["growth"]] == [8, 64, 1024] * len(cost.SIZES)
+        assert plan["growth"][-1]["parameters"] == pytest.approx(6.7e9, rel=0.02)
+        assert all(math.isfinite(row["hours"]) for row in plan["growth"])
         for word in (
             "utilisation: 35%",
             "NVIDIA H100 datasheet",
@@ -229,7 +229,7 @@ class TestCommand:
             "reduce-scattered",
             "recompute",
         ):
-            assert word in said
+            assert word in printed
 
     def test_the_commands_of_the_docs(self, capsys):
         page = (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
@@ -238,8 +238,8 @@ class TestCommand:
         for command in commands:
             assert main(command.split()) == 0
         # the table of the page, from the first of them
-        said = capsys.readouterr().out
-        assert "32.71" in said
+        printed = capsys.readouterr().out
+        assert "32.71" in printed
         assert "| activations of 16 x 1,024 tokens, GB | 6.9 | 17.6 | 32.7 |" in page
 
     @pytest.mark.parametrize(

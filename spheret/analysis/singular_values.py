@@ -1,4 +1,4 @@
-"""Largest and smallest singular values: dense where the matrix is small, from its products with vectors elsewhere."""
+"""Largest and smallest singular values: of a small matrix directly, of a large one from its products with vectors."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# v (..., n) -> (..., n), one operator for each of the leading indices
+# v (..., n) -> (..., n), one operator per leading index
 Product = Callable[[Tensor], Tensor]
-# below this ratio of eigenvalues, squaring a matrix costs its smallest singular value too many digits
+# below this ratio of the eigenvalues of M'M, the smallest singular value has lost too many digits to the squaring
 _SQUARED = 1e-5
 
 
 class Extremes(NamedTuple):
-    """sigma_max and sigma_min of each operator, (...), and how far J' u is from sigma v for each.
+    """sigma_max and sigma_min of each operator, (...), and the residual |J' u - sigma v| of each.
 
-    A residual of 0 is a dense value. Otherwise sigma_max is a lower bound and sigma_min an upper bound, and some
-    singular value lies within the residual of each.
+    Values from a dense matrix have residual 0. Otherwise sigma_max is a lower bound and sigma_min an upper bound, and
+    some singular value lies within the residual of each.
     """
 
     largest: Tensor
@@ -28,9 +28,9 @@ class Extremes(NamedTuple):
 
 
 def dense(matrices: Tensor) -> Extremes:
-    """Of each of (..., n, n): from the eigenvalues of M'M, and by SVD where these are too far apart."""
+    """For each matrix of (..., n, n): from the eigenvalues of M'M, or by SVD where these are too far apart."""
     flat = matrices.flatten(0, -3) if matrices.dim() > 2 else matrices[None]
-    # no square may overflow or vanish
+    # scaled so that no square overflows or underflows
     scale = flat.abs().amax((-2, -1)).clamp(min=torch.finfo(flat.dtype).tiny)
     unit = flat / scale[:, None, None]
     values = torch.linalg.eigvalsh(unit.mT @ unit)
@@ -47,10 +47,11 @@ def dense(matrices: Tensor) -> Extremes:
 def lanczos(
     apply: Product, transpose: Product, like: Tensor, steps: int = 96, tolerance: float = 1e-6, seed: int = 0
 ) -> Extremes:
-    """Of square operators known by their products alone: Golub-Kahan bidiagonalisation, kept orthogonal.
+    """For square operators given by their products: Golub-Kahan bidiagonalisation with full reorthogonalisation.
 
-    like: (..., n), the shape of the vectors, one operator for each leading index. At n steps the result is exact, up
-    to rounding. It stops once every residual is below `tolerance` times its value.
+    like: a tensor of the shape of the vectors, (..., n), with one operator per leading index.
+    After n steps the result is exact up to rounding. The iteration stops once every residual is below `tolerance`
+    times its value.
     """
     generator = torch.Generator(like.device).manual_seed(seed)
     size = like.shape[-1]
@@ -60,7 +61,7 @@ def lanczos(
     us: list[Tensor] = []
     vs: list[Tensor] = []
     v, _ = _next(torch.zeros_like(like), vs, generator)
-    found = None
+    extremes = None
     for step in range(1, steps + 1):
         vs.append(v)
         w = apply(v)
@@ -72,18 +73,21 @@ def lanczos(
         w = transpose(u) - length[..., None] * v
         v, length = _next(w, vs, generator) if step < size else (v, torch.zeros_like(length))
         above.append(length)
-        # the small problem is solved now and then, and at the end
+        # the small problem is solved every eighth step, and at the end
         if step == steps or step % 8 == 0:
-            found = _ritz(diagonal, above)
-            limit = tolerance * torch.stack([found.largest, found.smallest])
-            if (torch.stack([found.largest_residual, found.smallest_residual]) <= limit).all():
+            extremes = _ritz(diagonal, above)
+            limit = tolerance * torch.stack([extremes.largest, extremes.smallest])
+            if (torch.stack([extremes.largest_residual, extremes.smallest_residual]) <= limit).all():
                 break
-    assert found is not None
-    return found
+    assert extremes is not None
+    return extremes
 
 
 def _next(w: Tensor, basis: list[Tensor], generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """w made orthogonal to the basis, of norm 1, and its length; 0 and a random direction where nothing is left."""
+    """The unit vector of w's part orthogonal to the basis, and that part's length.
+
+    Where nothing is left of w, the length is 0 and the vector is a random direction orthogonal to the basis.
+    """
     before = w.norm(dim=-1)
     w = _orthogonal(w, basis)
     length = w.norm(dim=-1)
@@ -98,18 +102,18 @@ def _next(w: Tensor, basis: list[Tensor], generator: torch.Generator) -> tuple[T
 def _orthogonal(w: Tensor, basis: list[Tensor]) -> Tensor:
     if basis:
         known = torch.stack(basis, -2)
-        # twice is enough
+        # rounding makes a second pass necessary; a third changes nothing
         for _ in range(2):
             w = w - (known.mT @ (known @ w[..., None])).squeeze(-1)
     return w
 
 
 def _ritz(diagonal: list[Tensor], above: list[Tensor]) -> Extremes:
-    """Extreme singular values of the bidiagonal matrix, and the residuals of their vectors."""
+    """The extreme singular values of the bidiagonal matrix, and their residuals."""
     small = torch.diag_embed(torch.stack(diagonal, -1))
     if len(diagonal) > 1:
         small = small + torch.diag_embed(torch.stack(above[:-1], -1), offset=1)
     left, values, _ = torch.linalg.svd(small)
-    # J'u - sigma v is along the next v, by as much as u's last coordinate
+    # J'u - sigma v points along the next v, and its length is proportional to u's last coordinate
     residual = above[-1].abs()[..., None] * left[..., -1, :].abs()
     return Extremes(values[..., 0], values[..., -1], residual[..., 0], residual[..., -1])

@@ -1,11 +1,11 @@
-"""Singular values without the matrix against dense SVD."""
+"""Singular values from products with vectors, against dense SVD."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spheret.analysis.singular import dense, lanczos
+from spheret.analysis.singular_values import dense, lanczos
 
 
 def operators(M):
@@ -41,38 +41,41 @@ KINDS = ("any", "near identity", "low rank change", "identity", "singular", "zer
 @given(st.sampled_from(KINDS), st.integers(1, 24), st.integers(0, 10**6))
 def test_all_steps_are_exact(kind, n, seed):
     M = matrix(kind, n, seed)
-    found, truth = both_ways(M, steps=n), torch.linalg.svdvals(M)
+    extremes, truth = both_ways(M, steps=n), torch.linalg.svdvals(M)
     size = 1e-10 * float(1 + truth[0])
-    assert abs(float(found.largest - truth[0])) <= size
-    assert abs(float(found.smallest - truth[-1])) <= size
+    assert abs(float(extremes.largest - truth[0])) <= size
+    assert abs(float(extremes.smallest - truth[-1])) <= size
 
 
 @given(st.sampled_from(KINDS), st.integers(1, 24), st.integers(0, 10**6))
 def test_dense(kind, n, seed):
     M = matrix(kind, n, seed)
-    found, truth = dense(M), torch.linalg.svdvals(M)
-    assert float(found.largest) == pytest.approx(float(truth[0]), rel=1e-9, abs=1e-13)
-    assert float(found.smallest) == pytest.approx(float(truth[-1]), rel=1e-6, abs=1e-13 * float(1 + truth[0]))
+    extremes, truth = dense(M), torch.linalg.svdvals(M)
+    assert float(extremes.largest) == pytest.approx(float(truth[0]), rel=1e-9, abs=1e-13)
+    assert float(extremes.smallest) == pytest.approx(float(truth[-1]), rel=1e-6, abs=1e-13 * float(1 + truth[0]))
 
 
 @given(st.integers(0, 10**6))
-def test_few_steps_err_to_the_safe_side_and_say_by_how_much(seed):
+def test_few_steps_err_to_the_safe_side_within_the_residual(seed):
     M = matrix("any", 40, seed)
-    found, truth = both_ways(M, steps=8), torch.linalg.svdvals(M)
-    assert found.largest <= truth[0] * (1 + 1e-12)
-    assert found.smallest >= truth[-1] * (1 - 1e-12)
-    for value, residual in ((found.largest, found.largest_residual), (found.smallest, found.smallest_residual)):
+    extremes, truth = both_ways(M, steps=8), torch.linalg.svdvals(M)
+    assert extremes.largest <= truth[0] * (1 + 1e-12)
+    assert extremes.smallest >= truth[-1] * (1 - 1e-12)
+    for value, residual in (
+        (extremes.largest, extremes.largest_residual),
+        (extremes.smallest, extremes.smallest_residual),
+    ):
         assert residual > 0
         assert (truth - value).abs().min() <= residual + 1e-12
 
 
 def test_each_operator_of_a_batch_is_alone():
     Ms = torch.stack([matrix(kind, 12, 5) for kind in KINDS])
-    found = both_ways(Ms, steps=12)
+    extremes = both_ways(Ms, steps=12)
     for index, M in enumerate(Ms):
         truth = torch.linalg.svdvals(M)
-        torch.testing.assert_close(found.largest[index], truth[0], rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(found.smallest[index], truth[-1], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(extremes.largest[index], truth[0], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(extremes.smallest[index], truth[-1], rtol=1e-9, atol=1e-9)
 
 
 def test_converged_values_stop_early():

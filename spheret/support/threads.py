@@ -1,4 +1,4 @@
-"""How many threads small matrices are worth."""
+"""How many threads torch uses for small matrices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def few_threads(width: int) -> Iterator[None]:
-    """One thread for narrow models: decompositions of small matrices only wait for each other on several."""
+    """Within the block torch uses one thread for widths up to 256: small decompositions are slower on several."""
     before = torch.get_num_threads()
     torch.set_num_threads(1 if width <= 256 else before)
     try:
