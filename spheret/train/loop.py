@@ -62,7 +62,7 @@ class Trainer:
         self._accumulation = config.accumulation(world.size)
         self._loader = data.loader(
             config.block,
-            config.batch_size * world.size * self._accumulation,
+            config.batch_size,
             config.seed,
             world.rank,
             world.size,
