@@ -218,7 +218,7 @@ def test_invalid_utf8_is_replaced_and_counted(tmp_path: Path) -> None:
         "prepare", tmp_path / "in", "--tokenizer", "bytes", "--out", tmp_path / "out", "--val-fraction", 0.2
     )
     assert done.returncode == 0, done.stderr
-    assert "3 documents held invalid UTF-8, replaced" in done.stdout
+    assert "3 documents held invalid UTF-8, which was replaced" in done.stdout
     data = open_data(tmp_path / "out")
     assert data.manifest["repaired_documents"] == 3
     assert data.manifest["replaced_characters"] == 5
@@ -261,7 +261,7 @@ def test_a_directory_that_is_not_ours(folder: Path, tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     taken.mkdir()
     (taken / "thesis.tex").write_text("years of work")
-    with pytest.raises(FileExistsError, match=r"not empty and not ours \(it holds 'thesis.tex'\)"):
+    with pytest.raises(FileExistsError, match=r"holds other files \('thesis.tex'\) and no prepared data"):
         prepare(str(folder), "bytes", taken)
     assert contents(taken) == {"thesis.tex": b"years of work"}
     (taken / "manifest.json").write_text("{}")
@@ -311,14 +311,15 @@ def test_an_unfinished_preparation_of_something_else(folder: Path, tmp_path: Pat
             prepare(str(folder), "bytes", tmp_path / "out", **OPTIONS)
     before = contents(tmp_path / "out")
     assert "progress.json" in before
-    for change in ({"val_fraction": 0.4}, {"tokenizer": "gpt2"}):
+    for change, message in (
+        ({"val_fraction": 0.4}, "val_fraction 0.2, not 0.4"),
+        ({"tokenizer": "gpt2"}, "tokenizer 'bytes', not 'gpt2'"),
+    ):
         options = {"tokenizer": "bytes", **OPTIONS, **change}
-        with pytest.raises(
-            FileExistsError, match=rf"unfinished preparation of something else \({next(iter(change))}"
-        ):
+        with pytest.raises(FileExistsError, match=rf"unfinished preparation with other settings \({message}\)"):
             prepare(str(folder), out=tmp_path / "out", **options)
     os.utime(folder / "000.txt", (1, 1))
-    with pytest.raises(FileExistsError, match=r"something else \(files differs\)"):
+    with pytest.raises(FileExistsError, match=r"other settings \(the files have changed\)"):
         prepare(str(folder), "bytes", tmp_path / "out", **OPTIONS)
     assert contents(tmp_path / "out") == before
 
@@ -347,7 +348,7 @@ def test_two_processes_cannot_share_a_directory(folder: Path, tmp_path: Path) ->
 
 def test_a_worker_that_dies_is_named(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "SMALL_BYTES", 0)
-    monkeypatch.setattr(workers, "_START", "import sys; sys.exit(3)")
+    monkeypatch.setattr(workers, "COMMAND", (sys.executable, "-c", "import sys; sys.exit(3)"))
     with pytest.raises(RuntimeError, match="a worker process ended with code 3"):
         prepare(str(folder), "gpt2", tmp_path / "out", workers=2)
     assert not (tmp_path / "out").exists()
@@ -480,7 +481,7 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert said.strip().endswith("stopped. What is done is kept: run the same command again to go on.")
+    assert said.strip().endswith("stopped. Finished work is kept: run the same command again to go on.")
     assert "Traceback" not in said
     assert not (tmp_path / "out" / "prepare.lock").exists()
     assert json.loads((tmp_path / "out" / "progress.json").read_text())["splits"]["train"]["shards"]

@@ -63,14 +63,14 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a list": (lambda path: (path / "manifest.json").write_text("[]"), "not written by spheret prepare"),
     "missing field": (lambda path: _edit(path, lambda m: m.pop("tokens")), "damaged .field 'tokens'"),
     "wrong sum": (lambda path: _edit(path, lambda m: m["tokens"].update(val=1)), "do not add up"),
-    "wrong type": (lambda path: _edit(path, lambda m: m.update(dtype="uint32")), "dtype 'uint32' is not that of 257"),
+    "wrong type": (lambda path: _edit(path, lambda m: m.update(dtype="uint32")), "dtype 'uint32' does not fit 257"),
     "large id": (
         lambda path: _edit(path, lambda m: m["shards"]["train"][0].update(largest_id=257)),
         "holds token id 257, beyond the vocabulary of 257",
     ),
     "foreign path": (
         lambda path: _edit(path, lambda m: m["shards"]["train"][0].update(name="../../x.bin")),
-        "is none of ours",
+        "is not valid",
     ),
     "no manifest": (lambda path: (path / "manifest.json").unlink(), "holds no manifest.json"),
 }

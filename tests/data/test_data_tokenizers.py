@@ -142,5 +142,5 @@ def test_unknown_tokenizers(spec: str, said: str) -> None:
 
 def test_a_broken_tokenizer_json(tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"no tokenizer\.json"):
+    with pytest.raises(ValueError, match=r"not a tokenizer\.json"):
         load(str(tmp_path / "t.json"))
