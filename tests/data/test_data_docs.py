@@ -1,4 +1,4 @@
-"""What the documentation says of data is so; its examples run with those of the other pages."""
+"""docs/data.md agrees with the code. Its examples are run together with those of the other pages."""
 
 from __future__ import annotations
 

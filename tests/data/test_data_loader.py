@@ -1,4 +1,4 @@
-"""The loader: a pure function of the step, the same for any number of ranks, with nothing to save."""
+"""The loader is a pure function of the step. Its windows do not depend on the number of ranks."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_an_epoch_visits_every_window_once(data: Data) -> None:
         offset = starts.min() % 50
         places = np.sort((starts - starts.min()) % data.tokens())
         assert len(set(starts.tolist())) == size
-        # a grid of its own, from its own offset, round the ring
+        # every epoch has a grid from an offset of its own, round the ring
         assert set(np.diff(places)) <= {50, 50 + data.tokens() % 50}
         orders.append((offset, starts.tolist()))
     assert orders[0] != orders[1] != orders[2]
@@ -152,7 +152,7 @@ def test_validation_windows_are_fixed_and_know_their_documents(data: Data) -> No
     count = (data.tokens("val") - 1) // 16
     assert x.flatten().tolist() == whole[: count * 16].tolist()
     assert y.flatten().tolist() == whole[1 : count * 16 + 1].tolist()
-    # a document's own targets, put together, are its text
+    # the targets of a document are its text
     for number in range(1, int(documents.max())):
         text = data.decode(y[documents == number])
         assert text.startswith("text ")
@@ -170,7 +170,7 @@ def test_counts(data: Data) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"block": 10**6}, "fewer than one window"),
         ({"block": 0}, "at least 1 token"),
@@ -181,8 +181,8 @@ def test_counts(data: Data) -> None:
         ({"split": "test"}, "unknown split 'test'"),
     ],
 )
-def test_bad_options(data: Data, options: dict[str, int], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_bad_options(data: Data, options: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         data.loader(**{"block": 16, "batch_size": 4, **options})
 
 
@@ -205,7 +205,7 @@ def test_an_id_beyond_the_vocabulary_is_found_when_it_is_read(data: Data, tmp_pa
 
 
 def test_memory_stays_constant(tmp_path: Path) -> None:
-    # 96 MiB of ids, so that pages kept would show
+    # 96 MiB of ids: pages that are not released would show
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_bytes(b"some text \n\n" * (1 << 22))
     big = prepare(str(tmp_path / "texts"), "bytes", tmp_path / "out", val_fraction=0)

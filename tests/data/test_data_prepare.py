@@ -1,4 +1,4 @@
-"""Preparation: the same bytes however it ran, and nothing half-written when it cannot."""
+"""Preparation writes the same bytes however it ran, and leaves nothing half-written."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_shards_hold_the_documents(spec: str, folder: Path, tmp_path: Path) -> None:
     data = prepare(str(folder), spec, tmp_path / "out", **OPTIONS)
     texts = {split: data.decode(data.stream(split).window(0, data.tokens(split))) for split in shards.SPLITS}
-    found = {split: text.split("<|endoftext|>") for split, text in texts.items()}
-    assert all(parts.pop() == "" for parts in found.values())
-    assert sorted(found["train"] + found["val"]) == sorted(documents())
-    assert {split: len(parts) for split, parts in found.items()} == data.manifest["documents"]
-    assert 10 < len(found["val"]) < 40
+    split_documents = {split: text.split("<|endoftext|>") for split, text in texts.items()}
+    assert all(parts.pop() == "" for parts in split_documents.values())
+    assert sorted(split_documents["train"] + split_documents["val"]) == sorted(documents())
+    assert {split: len(parts) for split, parts in split_documents.items()} == data.manifest["documents"]
+    assert 10 < len(split_documents["val"]) < 40
     assert all(shard["tokens"] == 700 for shard in data.manifest["shards"]["train"][:-1])
     assert sorted(path.suffix for path in data.path.iterdir() if path.name.endswith((".part", ".tmp", ".lock"))) == []
 
@@ -83,8 +83,8 @@ def test_the_manifest_knows_no_machine(folder: Path, tmp_path: Path) -> None:
     assert contents(first.path) == contents(second.path)
     text = json.dumps(first.manifest)
     assert str(tmp_path) not in text
-    wanted = {"corpus", "tokenizer", "documents", "tokens", "shards", "largest_id", "version"}
-    assert wanted <= set(first.manifest)
+    fields = {"corpus", "tokenizer", "documents", "tokens", "shards", "largest_id", "version"}
+    assert fields <= set(first.manifest)
     assert {"name", "revision", "licence"} <= set(first.manifest["corpus"])
 
 
@@ -98,8 +98,8 @@ def test_the_split_does_not_depend_on_order(folder: Path, tmp_path: Path) -> Non
     assert first.manifest["documents"] == second.manifest["documents"]
     assert first.manifest["corpus"]["documents_sha256"] == second.manifest["corpus"]["documents_sha256"]
     for split in shards.SPLITS:
-        found = [data.decode(data.stream(split).window(0, data.tokens(split))) for data in (first, second)]
-        assert sorted(found[0].split("<|endoftext|>")) == sorted(found[1].split("<|endoftext|>"))
+        decoded = [data.decode(data.stream(split).window(0, data.tokens(split))) for data in (first, second)]
+        assert sorted(decoded[0].split("<|endoftext|>")) == sorted(decoded[1].split("<|endoftext|>"))
 
 
 class _Stopped(BaseException):
@@ -118,13 +118,13 @@ def test_stopped_at_every_write_and_run_again(
         nonlocal left
         left -= 1
         if left < 0:
-            # half of it is on the disk
+            # half of the data is on the disk
             real(file, memoryview(data).cast("B")[: len(data) // 2])
             raise _Stopped
         real(file, data)
 
     monkeypatch.setattr(files, "write_all", limited)
-    # as a kill would: what is there stays
+    # as after a kill, all files stay
     monkeypatch.setattr("spheret.data.workspace.Workspace.__exit__", lambda *_: None)
     monkeypatch.setattr("spheret.support.files.Lock.acquire", lambda *_: True)
     stops = 0
@@ -163,14 +163,14 @@ def test_a_full_disk(number: int, folder: Path, tmp_path: Path, monkeypatch: pyt
     if "nothing was kept" in str(caught.value):
         assert not (tmp_path / "deep").exists()
     else:
-        # whole shards, and the note of where to go on
+        # complete shards and the note of the progress are left
         assert not list(out.glob("*.tmp"))
         assert not (out / "manifest.json").exists()
     assert contents(prepare(str(folder), "bytes", out, **OPTIONS).path) == expected
 
 
 def test_a_disk_that_is_really_full(folder: Path, tmp_path: Path) -> None:
-    # the kernel refuses the second shard: as near to a full disk as a process may bring itself
+    # the kernel refuses the second shard, which comes close to a full disk
     limit = 1500
     words = f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}));"
     words += "from spheret.data import prepare; prepare(*sys.argv[1:4], val_fraction=0.2)"
@@ -182,7 +182,7 @@ def test_a_disk_that_is_really_full(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-# what the corpus is: what is said, before or after some of it was read
+# a corpus: its files, the options, and the message, which may come after a part of the corpus was read
 BAD: dict[str, tuple[dict[str, bytes], dict[str, Any], str]] = {
     "empty file": ({"a.txt": b""}, {}, "is empty: 0 documents"),
     "empty documents": (
@@ -205,15 +205,15 @@ BAD: dict[str, tuple[dict[str, bytes], dict[str, Any], str]] = {
 @pytest.mark.parametrize("kind", BAD)
 @pytest.mark.usefixtures("small")
 def test_bad_input_leaves_nothing(kind: str, tmp_path: Path) -> None:
-    files, options, said = BAD[kind]
+    files, options, message = BAD[kind]
     (tmp_path / "in").mkdir()
     for name, body in files.items():
         (tmp_path / "in" / name).write_bytes(body)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         prepare(str(tmp_path / "in"), out=tmp_path / "new" / "out", **{"tokenizer": "bytes", "workers": 1, **options})
     assert not (tmp_path / "new").exists()
     (tmp_path / "old").mkdir()
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         prepare(str(tmp_path / "in"), out=tmp_path / "old", **{"tokenizer": "bytes", "workers": 1, **options})
     assert list((tmp_path / "old").iterdir()) == []
 
@@ -235,8 +235,8 @@ def test_invalid_utf8_is_replaced_and_counted(tmp_path: Path) -> None:
     assert data.manifest["repaired_documents"] == 3
     assert data.manifest["replaced_characters"] == 5
     text = "".join(data.decode(data.stream(split).window(0, data.tokens(split))) for split in shards.SPLITS)
-    for wanted in ("caf\ufffd \ufffd\ufffd end<", "line \ufffd<", "half \ufffd<", ">\U0001f642<", "text 7 \ufffd<"):
-        assert wanted in text
+    for part in ("caf\ufffd \ufffd\ufffd end<", "line \ufffd<", "half \ufffd<", ">\U0001f642<", "text 7 \ufffd<"):
+        assert part in text
 
 
 def test_nul_characters_in_json_are_text(tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ def test_finished_data_is_kept_and_other_data_refused(folder: Path, tmp_path: Pa
     out = tmp_path / "out"
     first = contents(prepare(str(folder), "bytes", out, **OPTIONS).path)
     times = {path: path.stat().st_mtime_ns for path in out.iterdir()}
-    # a kill after the manifest leaves these
+    # a kill right after the manifest leaves this file
     (out / "progress.json").write_text("{}")
     prepare(str(folder), "bytes", out, **OPTIONS)
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == times
@@ -382,7 +382,7 @@ def test_a_worker_imports_no_torch_and_ends_with_its_pipe(folder: Path, tmp_path
 @pytest.mark.usefixtures("small")
 def test_workers_start_in_any_directory(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = contents(prepare(str(folder), "gpt2", tmp_path / "plain", workers=1, **OPTIONS).path)
-    # modules that stand in the working directory by chance
+    # files in the working directory that have the names of modules
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     for name in ("json", "numpy", "tiktoken", "spheret"):
@@ -440,7 +440,7 @@ def test_hub_corpora_from_local_files(name: str, tmp_path: Path, monkeypatch: py
     text = "".join(data.decode(data.stream(split).window(0, data.tokens(split))) for split in shards.SPLITS)
     assert sorted(text.split("<|endoftext|>")) == sorted(["", *documents()])
     assert data.manifest["corpus"]["licence"]
-    # stopped on the way, it goes on from the stream's own state
+    # after an interruption it goes on from the state of the stream
     real = shards.SplitWriter.append
     calls = 0
 
@@ -571,9 +571,9 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert said.strip().endswith("stopped. Finished work is kept: run the same command again to go on.")
-    assert "Traceback" not in said
+    assert errors.strip().endswith("stopped. Finished work is kept: run the same command again to go on.")
+    assert "Traceback" not in errors
     assert not (tmp_path / "out" / "prepare.lock").exists()
     assert json.loads((tmp_path / "out" / "progress.json").read_text())["splits"]["train"]["shards"]
