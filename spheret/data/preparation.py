@@ -114,15 +114,17 @@ def prepare(
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
-                kept = "what is done is kept" if workspace.resumable else "nothing was kept"
+                kept = "finished work is kept" if workspace.resumable else "nothing was kept"
                 raise OSError(
-                    f"no space left for {directory}, and {kept}: free some and run the same command again."
+                    f"no space left for {directory}, and {kept}: free some space and run the same command again."
                 ) from error
     return open_data(directory)
 
 
 @dataclass
 class _Job:
+    """One preparation: its corpus, its settings and its directory."""
+
     corpus: Corpus
     spec: str
     directory: Path

@@ -2,6 +2,7 @@
 
 A worker is a fresh interpreter that is connected by pipes. Nothing is forked while threads run, nothing is pickled.
 A worker imports numpy and the tokenizer, but not torch. It ends when this process ends.
+Faster than the threads of `tiktoken.encode_ordinary_batch`: docs/data.md has the measurement.
 """
 
 from __future__ import annotations
