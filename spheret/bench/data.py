@@ -1,4 +1,4 @@
-"""`spheret bench data`: prepare and the loader against the plain ways, interleaved, medians."""
+"""`spheret bench data`: time prepare, its tokenizing and the loader against the usual ways, in turns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,17 @@ from spheret.data.corpora import resolve
 from spheret.data.loader import Loader
 from spheret.data.preparation import prepare
 from spheret.data.readers import Document
-from spheret.data.store import Data
+from spheret.data.store import Data, open_data
 from spheret.data.tokenizers import GPT2Tokenizer
 from spheret.support.cache import cache_directory
-from spheret.support.machine import write_measurement
+from spheret.support.machine import cores, write_measurement
+
+# documents per call of encode_ordinary_batch: it returns lists of Python integers, 36 bytes per id
+_BATCH_DOCUMENTS = 64
 
 
 def plain_prepare() -> np.ndarray:
-    """One process, tiktoken's encode_ordinary per document, one numpy concatenation at the end."""
+    """Encode sotu in one process: tiktoken's encode_ordinary per document, and one numpy concatenation at the end."""
     encoding = GPT2Tokenizer().encoding
     parts = []
     for document in resolve("sotu").read(None):
@@ -34,12 +37,35 @@ def plain_prepare() -> np.ndarray:
     return np.concatenate(parts)
 
 
+def batch_encode(corpus: str, threads: int) -> np.ndarray:
+    """Encode a corpus by tiktoken's encode_ordinary_batch with some threads, and join the ids with numpy."""
+    encoding = GPT2Tokenizer().encoding
+    parts = []
+    for texts in _batches(_text(document) for document in resolve(corpus).read(None)):
+        for ids in encoding.encode_ordinary_batch(texts, num_threads=threads):
+            ids.append(encoding.eot_token)
+            parts.append(np.array(ids, dtype=np.uint16))
+    return np.concatenate(parts)
+
+
+def word_encode(corpus: str) -> np.ndarray:
+    """Encode a corpus in one thread, as prepare does it."""
+    tokenizer = GPT2Tokenizer()
+    texts = _batches(_text(document) for document in resolve(corpus).read(None))
+    return np.concatenate([tokenizer.encode_documents([text.encode() for text in part]) for part in texts])
+
+
+def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
+    while batch := [text for _, text in zip(range(_BATCH_DOCUMENTS), texts, strict=False)]:
+        yield batch
+
+
 def _text(document: Document) -> str:
     return document.decode() if isinstance(document, bytes) else document
 
 
 def plain_batch(path: Path, block: int, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """nanoGPT's way: map the file anew for every batch, random places, a tensor a row, then stack."""
+    """Load a batch as nanoGPT does: a new memory map per batch, random places, and one tensor per row."""
     data = np.memmap(path, dtype=np.uint16, mode="r")
     starts = torch.randint(len(data) - block, (batch_size,)).tolist()
 
@@ -56,8 +82,8 @@ def _seconds(work: Callable[[], Any]) -> float:
     return time.perf_counter() - begun
 
 
-def _against(plain: Callable[[], Any], ours: Callable[[], Any], repeats: int) -> dict[str, float]:
-    """Medians in seconds of two ways that take turns, and the median of each turn's ratio."""
+def _compare(plain: Callable[[], Any], ours: Callable[[], Any], repeats: int) -> dict[str, float]:
+    """Return the median seconds of two ways that take turns, and the median ratio of a turn."""
     turns = [(_seconds(plain), _seconds(ours)) for _ in range(repeats)]
     return {
         "plain_seconds": statistics.median(turn[0] for turn in turns),
@@ -66,22 +92,53 @@ def _against(plain: Callable[[], Any], ours: Callable[[], Any], repeats: int) ->
     }
 
 
+def _rates(timing: dict[str, float], tokens: int) -> dict[str, float]:
+    return {
+        **timing,
+        "tokens": tokens,
+        "plain_tokens_per_second": tokens / timing["plain_seconds"],
+        "spheret_tokens_per_second": tokens / timing["spheret_seconds"],
+    }
+
+
 def resident_bytes() -> int:
-    """What this process holds in memory now."""
+    """Return the resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _bench_prepare(repeats: int, folder: Path) -> tuple[Data, dict[str, float]]:
-    count = iter(range(repeats + 1))
-    data = prepare("sotu", "gpt2", folder / str(next(count)))
+    """Time prepare on sotu against `plain_prepare`."""
+    number = iter(range(repeats + 1))
+    data = prepare("sotu", "gpt2", folder / str(next(number)))
     tokens = data.tokens("train") + data.tokens("val")
-    found = _against(plain_prepare, lambda: prepare("sotu", "gpt2", folder / str(next(count))), repeats)
-    return data, {
-        **found,
-        "tokens": tokens,
-        "plain_tokens_per_second": tokens / found["plain_seconds"],
-        "spheret_tokens_per_second": tokens / found["spheret_seconds"],
-    }
+    timing = _compare(plain_prepare, lambda: prepare("sotu", "gpt2", folder / str(next(number))), repeats)
+    return data, _rates(timing, tokens)
+
+
+def _bench_words(repeats: int) -> dict[str, float]:
+    """Time the array encoder on sotu against encode_ordinary_batch, one thread each."""
+    ids = word_encode("sotu")
+    if not np.array_equal(ids, batch_encode("sotu", 1)):
+        raise RuntimeError("the array encoder and tiktoken give different ids.")
+    return _rates(_compare(lambda: batch_encode("sotu", 1), lambda: word_encode("sotu"), repeats), len(ids))
+
+
+def _bench_workers(repeats: int, copies: int, folder: Path) -> dict[str, float]:
+    """Time prepare on copies of sotu against encode_ordinary_batch, with one process or one thread per core."""
+    corpus = folder / "copies"
+    corpus.mkdir()
+    for copy in range(copies):
+        for index, document in enumerate(resolve("sotu").read(None)):
+            (corpus / f"{copy}-{index:03d}.txt").write_text(_text(document))
+    number = iter(range(repeats))
+    timing = _compare(
+        lambda: batch_encode(str(corpus), cores()),
+        lambda: prepare(str(corpus), "gpt2", folder / f"copies-{next(number)}", workers=cores()),
+        repeats,
+    )
+    data = open_data(folder / "copies-0")
+    tokens = data.tokens("train") + data.tokens("val")
+    return {**_rates(timing, tokens), "copies": copies, "cores": cores()}
 
 
 def _drain(loader: Loader, batches: int) -> None:
@@ -90,6 +147,7 @@ def _drain(loader: Loader, batches: int) -> None:
 
 
 def _bench_loader(data: Data, repeats: int, block: int, batch_size: int, batches: int) -> dict[str, float]:
+    """Time the loader against `plain_batch`."""
     loader = data.loader(block, batch_size)
     path = data.path / data.manifest["shards"]["train"][0]["name"]
 
@@ -97,18 +155,18 @@ def _bench_loader(data: Data, repeats: int, block: int, batch_size: int, batches
         for _ in range(batches):
             plain_batch(path, block, batch_size)
 
-    found = _against(plain, lambda: _drain(loader, batches), repeats)
+    timing = _compare(plain, lambda: _drain(loader, batches), repeats)
     return {
-        **found,
+        **timing,
         "block": block,
         "batch_size": batch_size,
-        "plain_batches_per_second": batches / found["plain_seconds"],
-        "spheret_batches_per_second": batches / found["spheret_seconds"],
+        "plain_batches_per_second": batches / timing["plain_seconds"],
+        "spheret_batches_per_second": batches / timing["spheret_seconds"],
     }
 
 
 def _bench_memory(data: Data, block: int, batch_size: int, batches: int) -> dict[str, float]:
-    """Resident memory after a tenth of the batches, and the most that it grows in the rest."""
+    """Measure resident memory after a tenth of the batches, and its largest growth in the rest."""
     loader = data.loader(block, batch_size)
     first = most = 0
     for number, _ in enumerate(loader.batches(stop=batches)):
@@ -120,16 +178,22 @@ def _bench_memory(data: Data, block: int, batch_size: int, batches: int) -> dict
 
 
 def bench_data(
-    repeats: int = 9, block: int = 1024, batch_size: int = 12, batches: int = 1000, json: Path | None = None
+    repeats: int = 9,
+    block: int = 1024,
+    batch_size: int = 12,
+    batches: int = 1000,
+    copies: int = 6,
+    json: Path | None = None,
 ) -> int:
-    """Time prepare on sotu with gpt2, and the loader, against the plain ways.
+    """Time prepare with gpt2 and the loader against the usual ways.
 
     Args:
-        repeats: how often the two ways take turns.
-        block: tokens in a window.
-        batch_size: windows in a batch.
-        batches: batches in a turn; memory is watched over ten times as many.
-        json: also write the numbers here.
+        repeats: the number of turns per comparison.
+        block: the tokens per window.
+        batch_size: the windows per batch.
+        batches: the batches per turn; memory is watched over ten times as many.
+        copies: the copies of sotu for the comparison of worker processes with threads; 6 are 73 MB.
+        json: also write the numbers to this file.
     """
     torch.manual_seed(0)
     cache_directory().mkdir(parents=True, exist_ok=True)
@@ -137,13 +201,22 @@ def bench_data(
         data, prepared = _bench_prepare(repeats, Path(folder))
         result: dict[str, dict[str, Any]] = {
             "prepare": prepared,
+            "words": _bench_words(repeats),
+            "workers": _bench_workers(repeats, copies, Path(folder)),
             "loader": _bench_loader(data, repeats, block, batch_size, batches),
             "memory": _bench_memory(data, block, batch_size, 10 * batches),
         }
-    print(
-        f"prepare sotu with gpt2: {prepared['spheret_tokens_per_second']:,.0f} tokens/s, "
-        f"{prepared['ratio']:.2f}x the plain {prepared['plain_tokens_per_second']:,.0f}"
-    )
+    titles = {
+        "prepare": "prepare sotu with gpt2",
+        "words": "encode sotu in one thread, against encode_ordinary_batch",
+        "workers": f"prepare {copies} copies on {cores()} cores, against encode_ordinary_batch",
+    }
+    for key, title in titles.items():
+        row = result[key]
+        print(
+            f"{title}: {row['spheret_tokens_per_second']:,.0f} tokens/s, "
+            f"{row['ratio']:.2f}x the plain {row['plain_tokens_per_second']:,.0f}"
+        )
     loaded, memory = result["loader"], result["memory"]
     print(
         f"loader, {batch_size} x {block}: {loaded['spheret_batches_per_second']:,.0f} batches/s, "

@@ -1,4 +1,4 @@
-"""Documents as valid UTF-8, gathered into chunks that are worth sending to a worker."""
+"""Documents as valid UTF-8, collected into chunks that are large enough to send to a worker process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def repair(document: Document) -> tuple[bytes, int]:
-    """A document as valid UTF-8, and how many characters had to be replaced by U+FFFD."""
+    """Return a document as valid UTF-8, and the number of characters that U+FFFD replaced."""
     if isinstance(document, str):
         text, replaced = _SURROGATES.subn("\ufffd", document) if not document.isascii() else (document, 0)
         return text.encode(), replaced
@@ -29,7 +29,12 @@ def repair(document: Document) -> tuple[bytes, int]:
 
 @dataclass
 class Chunk:
-    """Documents of about CHUNK_BYTES, what had to be done to them, and where the next chunk begins."""
+    """Documents of about CHUNK_BYTES together.
+
+    counts: empty documents, repaired documents and replaced characters.
+    cursor: where the next chunk begins, for `Corpus.read`.
+    fraction: how much of the corpus has been read, 0 to 1, or None if that is unknown.
+    """
 
     documents: list[bytes] = field(default_factory=list)
     size: int = 0
@@ -38,9 +43,9 @@ class Chunk:
     fraction: float | None = None
 
     def add(self, document: Document) -> None:
-        """Take one more document, as valid UTF-8; an empty one is only counted."""
+        """Add a document as valid UTF-8. An empty document is only counted."""
         text, replaced = repair(document)
-        # a document costs something even when it is empty: a cursor must move on some time
+        # an empty document has a size too, so that a chunk of nothing but empty documents also ends
         self.size += len(text) + 1
         if text:
             self.documents.append(text)
@@ -50,7 +55,7 @@ class Chunk:
 
 
 def chunks(reader: Reader) -> Iterator[Chunk]:
-    """All documents of a reader in order."""
+    """Yield all documents of a reader in order, in chunks."""
     chunk = Chunk()
     for document in reader:
         chunk.add(document)

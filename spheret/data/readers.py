@@ -1,4 +1,4 @@
-"""From files on disk to documents: text, .jsonl and .parquet, the first two also as .gz or .zst."""
+"""Read documents from files: text, .jsonl and .parquet. Text and .jsonl may be compressed as .gz or .zst."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import IO, Any, Protocol
 
 from spheret.support.errors import need
 
-# a document as its file has it: bytes that should be utf-8, or text that may hold lone surrogates
+# a document as it stands in its file: bytes that should be UTF-8, or text that may hold lone surrogates
 Document = bytes | str
 
-# a text file up to 4 x this is one document; a longer one is cut into documents of this size or a little more
+# a text file of up to 4 times this size is one document; a longer one is cut into documents of at least this size
 DOCUMENT_BYTES = 1 << 14
-# a run of text without a single line end, or one line of a .jsonl, may be this long and still be held in memory
+# text without a line end is held in memory up to this size, and a line of a .jsonl up to 4 times this size
 LONGEST_BYTES = 1 << 26
 _BLOCK_BYTES = 1 << 20
 _BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
@@ -27,7 +27,7 @@ _BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """The decompressed stream of a file, and the raw one whose position says how far we are."""
+    """Open a file. Yields the decompressed stream, and the raw one whose position tells how much has been read."""
     with path.open("rb") as raw:
         if path.suffix == ".gz":
             with gzip.GzipFile(fileobj=raw) as stream:
@@ -41,26 +41,26 @@ def _opened(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
 
 
 def _cut(buffer: bytearray, ended: bool) -> int:
-    """Where the first document of the buffer ends, 0 if that needs more of the file."""
+    """Return where the first document of the buffer ends, or 0 if more of the file must be read to know."""
     longest = 4 * DOCUMENT_BYTES
     if len(buffer) <= longest:
         return len(buffer) if ended else 0
-    blank = _BLANK_LINE.search(buffer, DOCUMENT_BYTES, longest)
-    if blank:
-        return blank.end()
-    line = buffer.find(b"\n", longest) + 1
-    if line:
-        return line
+    blank_line = _BLANK_LINE.search(buffer, DOCUMENT_BYTES, longest)
+    if blank_line:
+        return blank_line.end()
+    line_end = buffer.find(b"\n", longest) + 1
+    if line_end:
+        return line_end
     if len(buffer) > LONGEST_BYTES:
-        # bytes 10xxxxxx continue a character: never cut before one
+        # a byte 10xxxxxx continues a character, so never cut before one
         return next(
             (n for n in range(LONGEST_BYTES, LONGEST_BYTES - 4, -1) if buffer[n] & 0xC0 != 0x80), LONGEST_BYTES
         )
     return len(buffer) if ended else 0
 
 
-def _text(path: Path, column: str, told: Callable[[float], None]) -> Iterator[Document]:
-    """The documents of a text file, cut at blank lines where it is long, else at line ends."""
+def _text(path: Path, column: str, report: Callable[[float], None]) -> Iterator[Document]:
+    """Yield the documents of a text file. A long file is cut at blank lines, or at line ends if there are none."""
     with _opened(path) as (stream, raw):
         buffer, ended = bytearray(), False
         while True:
@@ -78,13 +78,13 @@ def _text(path: Path, column: str, told: Callable[[float], None]) -> Iterator[Do
                 return
             else:
                 block = stream.read(_BLOCK_BYTES)
-                told(raw.tell())
+                report(raw.tell())
                 buffer += block
                 ended = not block
 
 
-def _jsonl(path: Path, column: str, told: Callable[[float], None]) -> Iterator[Document]:
-    """The text column of every line."""
+def _jsonl(path: Path, column: str, report: Callable[[float], None]) -> Iterator[Document]:
+    """Yield the text column of every line."""
     with _opened(path) as (stream, raw):
         number = 0
         while line := stream.readline(LONGEST_BYTES * 4):
@@ -93,20 +93,20 @@ def _jsonl(path: Path, column: str, told: Callable[[float], None]) -> Iterator[D
                 raise ValueError(f"{path}, line {number} is longer than {LONGEST_BYTES * 4:,} bytes: split it.")
             if line.isspace():
                 continue
-            told(raw.tell())
-            # bytes that are no utf-8 become lone surrogates here, and are replaced and counted later
+            report(raw.tell())
+            # bytes that are not UTF-8 become lone surrogates here; chunks.repair replaces and counts them
             try:
                 row = json.loads(line.decode("utf-8", "surrogateescape"))
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path}, line {number} is not JSON ({error}): mend or remove it.") from None
             if not isinstance(row, dict) or column not in row:
-                found = ", ".join(row) if isinstance(row, dict) else type(row).__name__
-                raise ValueError(missing_column(f"{path}, line {number}", column, found))
+                columns = ", ".join(row) if isinstance(row, dict) else type(row).__name__
+                raise ValueError(missing_column(f"{path}, line {number}", column, columns))
             yield text_of(row[column], f"{path}, line {number}", column)
 
 
-def _parquet(path: Path, column: str, told: Callable[[float], None]) -> Iterator[Document]:
-    """The text column of every row, one row group's slice at a time."""
+def _parquet(path: Path, column: str, report: Callable[[float], None]) -> Iterator[Document]:
+    """Yield the text column of every row. 256 rows are in memory at a time."""
     parquet = need("pyarrow.parquet", "data")
     try:
         table = parquet.ParquetFile(path)
@@ -121,26 +121,27 @@ def _parquet(path: Path, column: str, told: Callable[[float], None]) -> Iterator
             for value in batch.column(0).to_pylist():
                 yield text_of(value, str(path), column)
             done += batch.num_rows
-            told(size * done / table.metadata.num_rows)
+            report(size * done / table.metadata.num_rows)
 
 
 def text_of(value: Any, where: str, column: str) -> Document:
-    """A row's text; a missing value is an empty one."""
+    """Return the text of a row. A missing value is an empty text."""
     if value is None:
         return ""
     if not isinstance(value, str | bytes):
         raise ValueError(
-            f"{where}: column {column!r} holds {type(value).__name__}, not text: name another with --column."
+            f"{where}: column {column!r} holds {type(value).__name__}, not text: name another column with --column."
         )
     return value
 
 
-def missing_column(where: str, column: str, found: str) -> str:
-    """The sentence for rows without the column that should hold the text."""
-    return f"{where} has no column {column!r}: it has {found or 'none'}. Name the one with the text: --column NAME."
+def missing_column(where: str, column: str, columns: str) -> str:
+    """Return the message for a row that lacks the text column."""
+    return f"{where} has no column {column!r}: it has {columns or 'none'}. Name the one with the text: --column NAME."
 
 
-# how a file's name ends, without .gz and .zst: how its documents are read; any other name is text
+# the ending of a file's name, without .gz and .zst: the function that reads its documents. Other files are text.
+# `report` is called with the bytes of the file that have been read so far
 FORMATS: dict[str, Callable[[Path, str, Callable[[float], None]], Iterator[Document]]] = {
     ".jsonl": _jsonl,
     ".parquet": _parquet,
@@ -153,7 +154,11 @@ def _format(path: Path) -> Callable[[Path, str, Callable[[float], None]], Iterat
 
 
 class Reader(Protocol):
-    """Documents in a fixed order, and the place reached, as plain JSON, to start again from."""
+    """Documents in a fixed order.
+
+    cursor: returns the place after the last document as plain JSON. A later reader starts there.
+    fraction: returns how much has been read, 0 to 1, or None if that is unknown.
+    """
 
     def __iter__(self) -> Iterator[Document]: ...
     def cursor(self) -> Any: ...
@@ -161,7 +166,7 @@ class Reader(Protocol):
 
 
 class FileReader:
-    """The documents of a list of files in order, from any place a previous reader had reached."""
+    """The documents of a list of files in order, starting at any cursor. With `whole`, each file is one document."""
 
     def __init__(self, files: Sequence[Path], column: str, cursor: Any = None, whole: bool = False) -> None:
         self._files, self._column, self._whole = files, column, whole
@@ -184,21 +189,21 @@ class FileReader:
         if self._whole:
             yield path.read_bytes()
         else:
-            yield from _format(path)(path, self._column, self._told)
+            yield from _format(path)(path, self._column, self._move)
 
-    def _told(self, position: float) -> None:
+    def _move(self, position: float) -> None:
         self._position = position
 
     def cursor(self) -> Any:
-        """Where the document after the last one begins: what a later reader starts from."""
+        """Return where the document after the last one begins: the file, and the documents to skip in it."""
         return [self._file, self._skip]
 
     def fraction(self) -> float | None:
-        """How much of the files has been read, 0 to 1."""
+        """Return how much of the files has been read, 0 to 1."""
         return (sum(self._sizes[: self._file]) + self._position) / max(1, sum(self._sizes))
 
 
 def signature(files: Sequence[Path], root: Path) -> str:
-    """A hash of the files' names, sizes and times: it changes when one of them does."""
+    """Return a hash of the names, sizes and modification times of the files."""
     rows = [(path.relative_to(root).as_posix(), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""The format on disk: shards of little-endian ids, counts, and a manifest that is written last."""
+"""The files of a data directory: shards of little-endian ids, counts, and a manifest that is written last."""
 
 from __future__ import annotations
 
@@ -17,26 +17,32 @@ from spheret.support import files
 FORMAT = "spheret-data"
 VERSION = 1
 MANIFEST = "manifest.json"
-# how often every id occurs in the train split: little-endian uint64, one per id
+# the state of an unfinished preparation
+PROGRESS = "progress.json"
+# how often each id occurs in the train split: little-endian uint64, one per id
 COUNTS = "counts.bin"
-# a tokenizer that its name alone cannot rebuild
+# the tokenizer, unless its name is enough to build it again
 TOKENIZER = "tokenizer.json"
 SPLITS = ("train", "val")
 _SHARD_NAME = re.compile(r"(train|val)-\d{5}\.bin")
 
 
 def dtype_for(vocab_size: int) -> np.dtype[Any]:
-    """The smallest of little-endian uint16 and uint32 that holds every id."""
+    """Return the smaller of little-endian uint16 and uint32 that holds every id."""
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
 
 
 def shard_name(split: str, index: int) -> str:
-    """The file of a split's shard."""
+    """Return the file name of a shard."""
     return f"{split}-{index:05d}.bin"
 
 
 class SplitWriter:
-    """One split's shards: ids are appended to a .part file that is renamed once it holds `shard_tokens`."""
+    """Writes the shards of one split.
+
+    Ids are appended to a .part file, which is renamed once it holds `shard_tokens` ids.
+    state: what `sync` returned, to go on from there.
+    """
 
     def __init__(
         self, directory: Path, split: str, dtype: np.dtype[Any], shard_tokens: int, state: Any = None
@@ -49,7 +55,7 @@ class SplitWriter:
 
     @property
     def tokens(self) -> int:
-        """How many ids the split holds so far."""
+        """The number of ids in the split so far."""
         return sum(shard["tokens"] for shard in self.shards) + self._tokens
 
     @property
@@ -61,10 +67,10 @@ class SplitWriter:
         return self._final.with_name(self._final.name + ".part")
 
     def _restore(self, partial: int) -> None:
-        """Go back to a recorded state: `partial` ids in the unfinished shard, and nothing after it."""
+        """Return to a recorded state: `partial` ids in the unfinished shard, and nothing after them."""
         for shard in self.shards:
             check_size(self._directory / shard["name"], shard["tokens"], self._dtype)
-        # killed after the rename, before it was recorded: the whole shard is still the unfinished one
+        # a kill came after the rename and before the note of it: the finished shard counts as unfinished
         if partial and self._final.exists():
             self._final.replace(self._part)
         known = {shard["name"] for shard in self.shards} | ({self._part.name} if partial else set())
@@ -79,15 +85,16 @@ class SplitWriter:
         os.truncate(self._part, length)
         self._file = self._part.open("ab", buffering=0)
         for block in read_blocks(self._part, self._dtype):
-            self._note(block)
+            self._add(block)
 
-    def _note(self, ids: np.ndarray) -> None:
+    def _add(self, ids: np.ndarray) -> None:
+        """Update the unfinished shard's hash, length and largest id."""
         self._hash.update(ids.data)
         self._tokens += len(ids)
         self._largest = max(self._largest, int(ids.max(initial=0)))
 
     def append(self, ids: np.ndarray) -> bool:
-        """Add ids; whether that finished a shard."""
+        """Append ids. Returns whether that finished a shard."""
         finished = False
         while len(ids):
             if self._file is None:
@@ -95,7 +102,7 @@ class SplitWriter:
             head, ids = np.split(ids, [self._size - self._tokens])
             head = np.ascontiguousarray(head, dtype=self._dtype)
             files.write_all(self._file, head.data)
-            self._note(head)
+            self._add(head)
             if self._tokens == self._size:
                 self._finish_shard()
                 finished = True
@@ -119,18 +126,18 @@ class SplitWriter:
         self._tokens, self._largest, self._hash = 0, 0, hashlib.sha256()
 
     def sync(self) -> dict[str, Any]:
-        """Put what was appended on the disk, and say how to come back to it."""
+        """Flush everything to disk. Returns the state from which a new writer can go on."""
         if self._file is not None:
             os.fsync(self._file.fileno())
         return {"shards": list(self.shards), "partial": self._tokens}
 
     def finish(self) -> None:
-        """Close the last shard, however short."""
+        """Finish the last shard, which may be shorter than the others."""
         if self._file is not None:
             self._finish_shard()
 
     def close(self) -> None:
-        """Let go of the open file; what is on the disk stays for a later run."""
+        """Close the open file. Everything on disk stays for a later run."""
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.close()
@@ -138,34 +145,36 @@ class SplitWriter:
 
 
 def read_blocks(path: Path, dtype: np.dtype[Any], tokens: int = 1 << 22) -> Iterator[np.ndarray]:
-    """A shard's ids, some millions at a time."""
+    """Yield the ids of a shard, `tokens` at a time."""
     with path.open("rb") as file:
         while block := file.read(tokens * dtype.itemsize):
             yield np.frombuffer(block, dtype=dtype)
 
 
 def check_size(path: Path, tokens: int, dtype: np.dtype[Any]) -> None:
-    """Raise unless the shard is there with exactly the bytes that its manifest says."""
-    again = f"prepare {path.parent} again, or copy the shard again"
+    """Raise unless the file exists and has exactly the size that the manifest gives."""
+    remedy = f"prepare {path.parent} again, or copy the shard again"
     if not path.is_file():
-        raise FileNotFoundError(f"the shard {path} is missing: {again}.")
-    size, wanted = path.stat().st_size, tokens * dtype.itemsize
+        raise FileNotFoundError(f"the shard {path} is missing: {remedy}.")
+    size, expected = path.stat().st_size, tokens * dtype.itemsize
     if size % dtype.itemsize:
-        raise ValueError(f"the shard {path} has an odd length, {size:,} bytes for {dtype.name} ids: {again}.")
-    if size != wanted:
-        kind = "truncated" if size < wanted else "too long"
-        raise ValueError(f"the shard {path} is {kind}, {size:,} bytes where the manifest says {wanted:,}: {again}.")
+        raise ValueError(f"the shard {path} has an odd length, {size:,} bytes for {dtype.name} ids: {remedy}.")
+    if size != expected:
+        kind = "truncated" if size < expected else "too long"
+        raise ValueError(
+            f"the shard {path} is {kind}, {size:,} bytes where the manifest says {expected:,}: {remedy}."
+        )
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """A data directory's manifest, of this version and with every field in its place."""
+    """Read the manifest of a data directory. Raises unless it has this version and every field is valid."""
     path = directory / MANIFEST
     try:
         manifest = files.read_document(path, FORMAT, VERSION, "prepare", "prepare the directory again")
     except FileNotFoundError:
         hint = (
             "its preparation did not finish: run the same spheret prepare command again"
-            if (directory / "progress.json").exists()
+            if (directory / PROGRESS).exists()
             else "make it with spheret prepare CORPUS --out DIR"
         )
         raise FileNotFoundError(f"{directory} holds no {MANIFEST}: {hint}.") from None
@@ -179,21 +188,22 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 
 def _check_fields(manifest: dict[str, Any]) -> None:
+    """Raise unless the fields agree with each other."""
     vocab_size = int(manifest["tokenizer"]["vocab_size"])
     if manifest["dtype"] != dtype_for(vocab_size).name:
-        raise ValueError(f"dtype {manifest['dtype']!r} is not that of {vocab_size} ids: prepare the directory again.")
+        raise ValueError(f"dtype {manifest['dtype']!r} does not fit {vocab_size} ids: prepare the directory again.")
     for split in SPLITS:
         shards = manifest["shards"][split]
         for shard in shards:
             if not _SHARD_NAME.fullmatch(shard["name"]):
-                raise ValueError(f"shard name {shard['name']!r} is none of ours: prepare the directory again.")
+                raise ValueError(f"shard name {shard['name']!r} is not valid: prepare the directory again.")
             check_ids(shard["name"], shard["largest_id"], vocab_size)
         if sum(shard["tokens"] for shard in shards) != manifest["tokens"][split]:
-            raise ValueError(f"the {split} shards do not add up to its tokens: prepare the directory again.")
+            raise ValueError(f"the shards of {split} do not add up to its tokens: prepare the directory again.")
 
 
 def check_ids(where: object, largest: int, vocab_size: int) -> None:
-    """Raise if an id lies beyond the vocabulary: an embedding has no row for it."""
+    """Raise if the largest id lies beyond the vocabulary, so that an embedding has no row for it."""
     if largest >= vocab_size:
         raise ValueError(
             f"{where} holds token id {largest}, beyond the vocabulary of {vocab_size} (largest {vocab_size - 1}): "
@@ -202,26 +212,25 @@ def check_ids(where: object, largest: int, vocab_size: int) -> None:
 
 
 def check_sizes(directory: Path, manifest: dict[str, Any]) -> None:
-    """Raise unless every file that the manifest names is there with its exact length."""
+    """Raise unless every file of the manifest exists and has the size that the manifest gives."""
     dtype = np.dtype(manifest["dtype"]).newbyteorder("<")
     for split in SPLITS:
         for shard in manifest["shards"][split]:
             check_size(directory / shard["name"], shard["tokens"], dtype)
     check_size(directory / COUNTS, manifest["tokenizer"]["vocab_size"], np.dtype("<u8"))
-    tokenizer = manifest["tokenizer"]["file"]
-    if tokenizer is not None and not (directory / TOKENIZER).is_file():
+    if manifest["tokenizer"]["file"] is not None and not (directory / TOKENIZER).is_file():
         raise FileNotFoundError(f"{directory / TOKENIZER} is missing: prepare {directory} again, or copy it again.")
 
 
 def scan(path: Path, dtype: np.dtype[Any], vocab_size: int, sha256: str) -> np.ndarray:
-    """How often every id occurs in a shard, once its SHA-256 is what it should be and no id is too large."""
+    """Return how often each id occurs in a shard. Raises if its SHA-256 differs or an id is too large."""
     digest, counts = hashlib.sha256(), np.zeros(vocab_size, dtype="<u8")
     largest = 0
     for block in read_blocks(path, dtype):
         digest.update(block.data)
-        found = np.bincount(block, minlength=vocab_size)
-        largest = max(largest, len(found) - 1 if len(found) > vocab_size else 0)
-        counts += found[:vocab_size].astype("<u8")
+        block_counts = np.bincount(block, minlength=vocab_size)
+        largest = max(largest, len(block_counts) - 1 if len(block_counts) > vocab_size else 0)
+        counts += block_counts[:vocab_size].astype("<u8")
     if digest.hexdigest() != sha256:
         raise ValueError(
             f"the shard {path} is damaged: its SHA-256 is {digest.hexdigest()}, the manifest says {sha256}. "
@@ -232,16 +241,16 @@ def scan(path: Path, dtype: np.dtype[Any], vocab_size: int, sha256: str) -> np.n
 
 
 def verify(directory: Path) -> dict[str, Any]:
-    """Read every byte of a data directory, compare with its manifest, and return that."""
+    """Compare every byte of a data directory with its manifest. Returns the manifest."""
     manifest = read_manifest(directory)
     check_sizes(directory, manifest)
     dtype, vocab_size = np.dtype(manifest["dtype"]).newbyteorder("<"), manifest["tokenizer"]["vocab_size"]
     counts = np.zeros(vocab_size, dtype="<u8")
     for split in SPLITS:
         for shard in manifest["shards"][split]:
-            found = scan(directory / shard["name"], dtype, vocab_size, shard["sha256"])
+            shard_counts = scan(directory / shard["name"], dtype, vocab_size, shard["sha256"])
             if split == "train":
-                counts += found
+                counts += shard_counts
     if manifest["tokenizer"]["file"] is not None:
         digest = hashlib.sha256((directory / TOKENIZER).read_bytes()).hexdigest()
         if digest != manifest["tokenizer"]["sha256"]:

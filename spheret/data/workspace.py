@@ -1,31 +1,32 @@
-"""The directory that a preparation writes: locked to one process, resumable, and left clean when input is bad."""
+"""The directory that a preparation writes to: locked to one process, resumable, and left clean after bad input."""
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
-from spheret.data.shards import COUNTS, FORMAT, MANIFEST, TOKENIZER, read_manifest
-from spheret.support.files import Lock, dump, remove_empty, write_atomically
+from spheret.data.shards import COUNTS, FORMAT, MANIFEST, PROGRESS, TOKENIZER, VERSION, read_manifest
+from spheret.support.files import Lock, dump, read_document, remove_empty, write_atomically
 
-PROGRESS = "progress.json"
 LOCK = "prepare.lock"
-_OURS = re.compile(
+# settings that are hashes, which would tell a reader nothing: what to say when one differs
+_HASHES = {"files": "the files have changed", "tokenizer_sha256": "the tokenizer has changed"}
+# the files that a preparation writes
+_WRITTEN = re.compile(
     rf"({re.escape(PROGRESS)}|{re.escape(TOKENIZER)}|{re.escape(COUNTS)}|{re.escape(MANIFEST)})(\.tmp)?"
     r"|(train|val)-\d{5}\.bin(\.part)?"
 )
 
 
 class Workspace:
-    """A context that holds the lock of a directory which is empty, missing, or a preparation of the same thing."""
+    """A context that locks a directory. The directory may be missing, empty, or an earlier preparation."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        # set once this process writes: what it wrote is then its own to take away
+        # set once this process writes: after an error it may then remove what it wrote
         self.started = False
-        # whether the last note holds tokens to go on from
+        # whether progress.json holds tokens to go on from
         self.resumable = False
         self._created: Path | None = None
         self._lock = Lock(directory / LOCK)
@@ -34,8 +35,8 @@ class Workspace:
         path = self.directory
         if path.exists() and not path.is_dir():
             raise NotADirectoryError(f"--out {path} is a file: give a directory.")
-        self._refuse_strangers()
-        # the topmost folder that is made here, so that a failure can take it away again
+        self._refuse_other_files()
+        # the topmost folder that is created here, so that a failure can remove it again
         self._created = next((p for p in (*reversed(path.parents), path) if not p.exists()), None)
         path.mkdir(parents=True, exist_ok=True)
         if not self._lock.acquire():
@@ -43,68 +44,72 @@ class Workspace:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        # bad input leaves nothing behind; a full disk, a lost network or Ctrl-C leaves whole work to go on from
+        # bad input leaves nothing behind; after a full disk, a lost network or Ctrl-C a later call can go on
         if self.started and error is not None and (isinstance(error, ValueError) or not self.resumable):
             self._discard()
         self._lock.release()
         if error is not None:
             remove_empty(self.directory, self._created)
 
-    def _refuse_strangers(self) -> None:
-        """Raise if the directory holds files that no preparation wrote."""
+    def _refuse_other_files(self) -> None:
+        """Raise if the directory holds files of something else."""
         if not self.directory.is_dir():
             return
         names = {path.name for path in self.directory.iterdir()}
         if MANIFEST in names:
             read_manifest(self.directory)
             return
-        # killed before its first note, it left no more than these
+        # a preparation that was killed before its first note leaves no more than these
         if PROGRESS in names or names <= {LOCK, f"{PROGRESS}.tmp"}:
             return
         raise FileExistsError(
-            f"--out {self.directory} is not empty and not ours (it holds {sorted(names)[0]!r}): give a new or "
+            f"--out {self.directory} holds other files ({sorted(names)[0]!r}) and no prepared data: give a new or "
             f"empty directory."
         )
 
     def manifest(self) -> dict[str, Any] | None:
-        """What a finished preparation left here."""
+        """Return the manifest of a finished preparation, or None if there is none."""
         return read_manifest(self.directory) if (self.directory / MANIFEST).exists() else None
 
-    def progress(self, fingerprint: dict[str, Any]) -> dict[str, Any] | None:
-        """Where a killed preparation of the same thing had got to."""
+    def progress(self, settings: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the last note of an unfinished preparation, or None. Raises if its settings differ."""
         path = self.directory / PROGRESS
         try:
-            found = json.loads(path.read_bytes())
+            note = read_document(path, FORMAT, VERSION, "prepare", f"delete {self.directory} and start again")
         except FileNotFoundError:
             return None
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise FileExistsError(f"{path} is damaged ({error}): delete {self.directory} and start again.") from None
-        if found.get("format") != FORMAT or found["fingerprint"] != fingerprint:
-            old = found.get("fingerprint", {})
-            changed = ", ".join(key for key in fingerprint if old.get(key) != fingerprint[key])
+        noted = note.get("settings", {})
+        differences = [
+            _HASHES.get(key, f"{key} {noted.get(key)!r}, not {value!r}")
+            for key, value in settings.items()
+            if noted.get(key) != value
+        ]
+        if differences:
             raise FileExistsError(
-                f"{self.directory} holds an unfinished preparation of something else ({changed} differs): run that "
-                f"command again to finish it, give another --out, or delete it."
+                f"{self.directory} holds an unfinished preparation with other settings ({'; '.join(differences)}): "
+                f"run that command again to finish it, give another --out, or delete it."
             )
-        self.resumable = "cursor" in found
-        return found
+        self.resumable = "cursor" in note
+        return note
 
-    def record(self, fingerprint: dict[str, Any], state: dict[str, Any]) -> None:
-        """Note how far the work is, so that a kill after this loses nothing before it."""
-        write_atomically(self.directory / PROGRESS, dump({"format": FORMAT, "fingerprint": fingerprint, **state}))
+    def record(self, settings: dict[str, Any], state: dict[str, Any]) -> None:
+        """Note the progress, so that a later kill loses nothing of it."""
+        note = {"format": FORMAT, "version": VERSION, "settings": settings, **state}
+        write_atomically(self.directory / PROGRESS, dump(note))
         self.resumable = "cursor" in state
 
     def finish(self, manifest: dict[str, Any]) -> None:
-        """Write the manifest, which makes the directory whole, then forget the progress."""
+        """Write the manifest, which completes the directory, then remove the progress."""
         write_atomically(self.directory / MANIFEST, dump(manifest))
         self.tidy()
 
     def tidy(self) -> None:
-        """Remove what only an unfinished preparation needs, as a kill after the manifest leaves it."""
+        """Remove the files that only an unfinished preparation needs. A kill after the manifest leaves them."""
         for name in (PROGRESS, f"{PROGRESS}.tmp"):
             (self.directory / name).unlink(missing_ok=True)
 
     def _discard(self) -> None:
+        """Remove everything that a preparation wrote."""
         for path in self.directory.iterdir():
-            if _OURS.fullmatch(path.name):
+            if _WRITTEN.fullmatch(path.name):
                 path.unlink()

@@ -1,13 +1,16 @@
-"""The one place outside an output directory that is written: $SPHERET_CACHE, or the user's cache directory."""
+"""The cache directory: apart from output directories, the only place that spheret writes to."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+import platformdirs
+
 
 def cache_directory() -> Path:
-    given = os.environ.get("SPHERET_CACHE")
-    if given:
-        return Path(given).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spheret"
+    """Return `$SPHERET_CACHE` if it is set, otherwise the user's cache directory of this system."""
+    chosen = os.environ.get("SPHERET_CACHE")
+    if chosen:
+        return Path(chosen).expanduser()
+    return platformdirs.user_cache_path("spheret", appauthor=False)

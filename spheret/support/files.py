@@ -1,4 +1,4 @@
-"""Files that are whole or absent, whatever happens meanwhile, and locks that a dead process cannot hold."""
+"""Files that are either complete or absent, JSON documents, and locks that end with their process."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ import os
 from pathlib import Path
 from typing import IO, Any
 
+from filelock import FileLock, Timeout, lock_descriptor
+
 
 def sync_directory(directory: Path) -> None:
-    """Make renames in a directory last through a power cut."""
+    """Flush a directory to disk, so that renames in it survive a power cut."""
+    # Windows cannot open a directory, and has nothing like it
+    if os.name == "nt":
+        return
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -25,7 +30,7 @@ def write_all(file: IO[bytes], data: bytes | memoryview) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """The file holds the old bytes or all of the new ones, whatever happens meanwhile."""
+    """Replace a file in one step: a crash at any moment leaves the old bytes or all of the new ones."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         with temporary.open("wb", buffering=0) as file:
@@ -39,78 +44,77 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def dump(value: Any) -> bytes:
-    """JSON that is the same bytes for the same value."""
+    """Return a value as JSON. Equal values give equal bytes."""
     return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
-def read_document(path: Path, kind: str, version: int, command: str, again: str) -> dict[str, Any]:
-    """A JSON object that `spheret COMMAND` wrote, of this format and version; `again` says what to do otherwise."""
+def read_document(path: Path, kind: str, version: int, command: str, remedy: str) -> dict[str, Any]:
+    """Read a JSON object that `spheret COMMAND` wrote.
+
+    Raises ValueError if the file is damaged or has another format or version; the message ends with `remedy`.
+    """
     try:
-        found = json.loads(path.read_bytes())
+        document = json.loads(path.read_bytes())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is damaged ({error}): {again}.") from None
-    if not isinstance(found, dict) or found.get("format") != kind:
-        raise ValueError(f"{path} was not written by spheret {command}: point at what was, or {again}.")
-    if found.get("version") != version:
+        raise ValueError(f"{path} is damaged ({error}): {remedy}.") from None
+    if not isinstance(document, dict) or document.get("format") != kind:
+        raise ValueError(f"{path} was not written by spheret {command}: give another path, or {remedy}.")
+    if document.get("version") != version:
         raise ValueError(
-            f"{path} has format version {found.get('version')!r}, this spheret reads {version}: {again}, or use the "
-            f"spheret that wrote it."
+            f"{path} has format version {document.get('version')!r}, this spheret reads {version}: {remedy}, or use "
+            f"the spheret that wrote it."
         )
-    return found
+    return document
 
 
-def remove_empty(path: Path, made: Path | None) -> None:
-    """Take away the folders from `path` up to `made`, unless something is in them; nothing where none was made."""
-    for each in (path, *path.parents) if made is not None else ():
+def remove_empty(path: Path, topmost: Path | None) -> None:
+    """Remove the folders from `path` up to `topmost` as long as they are empty. With None, remove nothing."""
+    for folder in (path, *path.parents) if topmost is not None else ():
         try:
-            each.rmdir()
+            folder.rmdir()
         except OSError:
             return
-        if each == made:
+        if folder == topmost:
             return
 
 
 class Lock:
-    """The system's own lock (flock) on a file: it ends with the process, however that ends."""
+    """An exclusive lock on a file, held by one process. The system ends it with the process, even after kill -9."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file: IO[bytes] | None = None
+        # one lock for all threads; an error rather than a soft lock, which would outlive a killed process
+        self._lock = FileLock(path, thread_local=False, fallback_to_soft=False)
 
     def acquire(self) -> bool:
-        """Take the lock, or return False at once if another process has it."""
-        import fcntl
-
-        while True:
-            file = self.path.open("ab", buffering=0)
+        """Take the lock. Returns False at once if it is held already, also if by this object."""
+        while not self._lock.is_locked:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.close()
-                return False
-            # whoever held it may have finished and removed the file between the two calls
-            if self.path.exists() and os.fstat(file.fileno()).st_ino == self.path.stat().st_ino:
-                self._file = file
+                self._lock.acquire(blocking=False)
+            except Timeout:
+                # no file: the holder released the lock and removed the file during the attempt, so try again
+                if self.path.exists():
+                    return False
+            else:
                 return True
-            file.close()
+        return False
 
     def release(self) -> None:
-        """Remove the file and let go; nothing happens if it is not held."""
-        if self._file is not None:
+        """Remove the file and release the lock. Nothing happens if the lock is not held."""
+        if not self._lock.is_locked:
+            return
+        # removed while still locked, so that no other process loses a file that it has locked since. filelock never
+        # removes it on Unix, and on Windows removes it itself: an open file cannot be removed there
+        if os.name != "nt":
             self.path.unlink(missing_ok=True)
-            self._file.close()
-            self._file = None
+        self._lock.release()
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a living process holds the lock on this file."""
-    import fcntl
-
+    """Return whether a living process holds the lock on this file."""
+    # not by FileLock, which would create a missing file and needs to write to it
     try:
         with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return not lock_descriptor(file.fileno(), blocking=False)
     except FileNotFoundError:
         return False
-    except BlockingIOError:
-        return True
-    return False

@@ -8,11 +8,13 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from spheret import __version__
+
+# imported by the functions that need it, so that counting cores does not
+if TYPE_CHECKING:
+    import torch
 
 
 def cores() -> int:
@@ -22,6 +24,8 @@ def cores() -> int:
 
 def machine() -> dict[str, Any]:
     """Versions and hardware, for JSON."""
+    import torch
+
     model = platform.processor()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -52,6 +56,8 @@ def commit() -> str | None:
 
 def resolve_device(wanted: str | None) -> torch.device:
     """The device of this name, or the first of cuda, mps and cpu that this machine has."""
+    import torch
+
     have = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if wanted is None:
         wanted = next(name for name, there in have.items() if there)

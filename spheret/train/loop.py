@@ -63,7 +63,7 @@ class Trainer:
         self._accumulation = config.accumulation(block, world.size)
         self._loader = data.loader(
             block,
-            config.batch_size * world.size * self._accumulation,
+            config.batch_size,
             config.seed,
             world.rank,
             world.size,

@@ -8,7 +8,7 @@ from data_helpers import documents
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own, so that nothing is written to the user's."""
+    """A separate cache for each test, so that nothing is written to the user's."""
     path = tmp_path / "cache"
     monkeypatch.setenv("SPHERET_CACHE", str(path))
     return path
@@ -16,7 +16,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a text file a document."""
+    """A folder with one text file per document."""
     path = tmp_path / "texts"
     path.mkdir()
     for number, text in enumerate(documents()):

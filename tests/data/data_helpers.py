@@ -1,4 +1,4 @@
-"""What the tests of data share."""
+"""Helpers of the data tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SENTENCES = (
 
 
 def documents(count: int = 120) -> list[str]:
-    """Documents that differ, in three scripts, with white space of every kind."""
+    """Return different documents with several scripts and kinds of white space."""
     return [
         f"{number}: " + " ".join(SENTENCES[(number + n) % 3] for n in range(number % 7 + 1))
         for number in range(count)
@@ -23,12 +23,12 @@ def documents(count: int = 120) -> list[str]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder."""
+    """Return the bytes of every file below a folder."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def spheret(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own."""
+    """Run the command line in a separate process."""
     return subprocess.run(
         [sys.executable, "-m", "spheret", *map(str, words)],
         env={**os.environ, **environment},

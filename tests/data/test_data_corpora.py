@@ -1,4 +1,4 @@
-"""Corpora: every format gives its documents, from any place on, and says what is wrong with bad ones."""
+"""Corpora: every format yields its documents from any cursor on, and bad files are refused with the reason."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _parquet(path: Path) -> None:
     pq.write_table(pa.table({"n": range(len(TEXTS)), "text": TEXTS}), path, row_group_size=7)
 
 
-# how a file that holds TEXTS ends: how to write it
+# the ending of a file name: how to write TEXTS as such a file
 WRITERS: dict[str, Callable[[Path], object]] = {
     ".jsonl": lambda path: path.write_bytes(_lines(TEXTS)),
     ".jsonl.gz": lambda path: path.write_bytes(gzip.compress(_lines(TEXTS[:9])) + gzip.compress(_lines(TEXTS[9:]))),
@@ -41,8 +41,8 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 
 
 def read(name: str | Path, cursor: object = None, **options: str) -> list[str]:
-    found = resolve(str(name), **options).read(cursor)
-    return [text.decode() if isinstance(text, bytes) else text for text in found]
+    reader = resolve(str(name), **options).read(cursor)
+    return [text.decode() if isinstance(text, bytes) else text for text in reader]
 
 
 def test_every_format_has_a_writer_here() -> None:
@@ -83,27 +83,27 @@ def test_folders_and_globs_are_in_order_and_leave_out_hidden_files(tmp_path: Pat
 def test_a_long_text_is_cut_at_blank_lines(tmp_path: Path) -> None:
     paragraph = "word " * 400 + "\n\n"
     (tmp_path / "long.txt").write_text(paragraph * 100)
-    found = read(tmp_path / "long.txt")
-    assert "".join(found) == paragraph * 100
-    assert len(found) > 5
-    assert all(text.endswith("\n\n") and len(text) >= readers.DOCUMENT_BYTES for text in found[:-1])
+    texts = read(tmp_path / "long.txt")
+    assert "".join(texts) == paragraph * 100
+    assert len(texts) > 5
+    assert all(text.endswith("\n\n") and len(text) >= readers.DOCUMENT_BYTES for text in texts[:-1])
 
 
 def test_a_text_without_blank_lines_is_cut_at_line_ends_and_a_line_never(tmp_path: Path) -> None:
     lines = ["line\n" * 30_000, "x" * 300_000 + "\n", "y" * 200_000]
     (tmp_path / "long.txt").write_text("".join(lines))
-    found = read(tmp_path / "long.txt")
-    assert "".join(found) == "".join(lines)
-    assert all(text.endswith("\n") for text in found[:-1])
-    assert any("x" * 300_000 in text for text in found)
+    texts = read(tmp_path / "long.txt")
+    assert "".join(texts) == "".join(lines)
+    assert all(text.endswith("\n") for text in texts[:-1])
+    assert any("x" * 300_000 in text for text in texts)
 
 
 def test_a_run_too_long_to_hold_is_cut_between_characters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "LONGEST_BYTES", 100_000)
     (tmp_path / "run.txt").write_text("é€🙂" * 100_000)
-    found = read(tmp_path / "run.txt")
-    assert all(len(text.encode()) <= 100_000 for text in found)
-    assert "".join(found) == "é€🙂" * 100_000
+    texts = read(tmp_path / "run.txt")
+    assert all(len(text.encode()) <= 100_000 for text in texts)
+    assert "".join(texts) == "é€🙂" * 100_000
     (tmp_path / "run.jsonl").write_bytes(json.dumps({"text": "x" * 500_000}).encode())
     with pytest.raises(ValueError, match="line 1 is longer than 400,000 bytes"):
         read(tmp_path / "run.jsonl")
@@ -112,12 +112,12 @@ def test_a_run_too_long_to_hold_is_cut_between_characters(tmp_path: Path, monkey
 @pytest.mark.parametrize("name", [name for name, row in CORPORA.items() if not isinstance(row, Hub)])
 def test_embedded_corpora(name: str) -> None:
     corpus = resolve(name)
-    found = list(corpus.read(None))
-    assert len(found) > 200
-    assert 10_000_000 < sum(map(len, found)) < 30_000_000
+    texts = list(corpus.read(None))
+    assert len(texts) > 200
+    assert 10_000_000 < sum(map(len, texts)) < 30_000_000
     assert corpus.licence
     assert corpus.revision
-    assert corpus.size == sum(map(len, found))
+    assert corpus.size == sum(map(len, texts))
 
 
 @pytest.mark.parametrize("row", [row for row in CORPORA.values() if isinstance(row, Hub)], ids=lambda row: row.name)
@@ -130,13 +130,13 @@ def test_hub_corpora_are_pinned_and_say_what_to_download(row: Hub, monkeypatch: 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ConnectionError) as caught:
         corpus.read(None)
-    for said in (row.path, row.revision, row.pattern, "--files"):
-        assert said in str(caught.value)
+    for part in (row.path, row.revision, row.pattern, "--files"):
+        assert part in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "body", "said"),
+    ("name", "body", "message"),
     [
         ("a.jsonl", b'{"text": "x"}\n{"text": \n', "line 2 is not JSON"),
         ("a.jsonl", b'{"body": "x", "id": 1}\n', "no column 'text': it has body, id"),
@@ -147,9 +147,9 @@ def test_hub_corpora_are_pinned_and_say_what_to_download(row: Hub, monkeypatch: 
         ("a.txt", "text".encode("utf-16"), "NUL bytes"),
     ],
 )
-def test_bad_files(name: str, body: bytes, said: str, tmp_path: Path) -> None:
+def test_bad_files(name: str, body: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(body)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         read(tmp_path / name)
 
 

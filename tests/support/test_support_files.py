@@ -1,0 +1,187 @@
+"""Files are complete or absent, documents are checked when they are read, and locks end with their process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from spheret.support import files
+from spheret.support.files import Lock, dump, is_locked, read_document, remove_empty, write_atomically
+
+HOLD = """
+import sys, pathlib
+from spheret.support.files import Lock
+lock = Lock(pathlib.Path(sys.argv[1]))
+print(lock.acquire(), flush=True)
+sys.stdin.read()
+"""
+
+
+def _holder(path: Path) -> subprocess.Popen[str]:
+    """A process that tries to take the lock and then waits."""
+    return subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def _answer(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_a_lock_is_one_process_s_and_ends_with_it_however_it_ends(tmp_path: Path) -> None:
+    path = tmp_path / "run.lock"
+    process = _holder(path)
+    try:
+        assert _answer(process) == "True"
+        assert is_locked(path)
+        assert not Lock(path).acquire()
+        second = _holder(path)
+        assert _answer(second) == "False"
+        second.communicate("")
+        # neither the question nor the refusal took the lock away
+        assert is_locked(path)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    # the file stays and tells that something was begun here; the lock does not
+    assert path.exists()
+    assert not is_locked(path)
+    lock = Lock(path)
+    assert lock.acquire()
+    lock.release()
+
+
+def test_a_lock_file_is_there_exactly_while_the_lock_is_held(tmp_path: Path) -> None:
+    path = tmp_path / "prepare.lock"
+    lock = Lock(path)
+    assert not is_locked(path)
+    assert not path.exists()
+    lock.release()
+    for _ in range(2):
+        assert lock.acquire()
+        assert path.exists()
+        assert is_locked(path)
+        # as with two objects: it does not nest
+        assert not lock.acquire()
+        assert not Lock(path).acquire()
+        lock.release()
+        assert not path.exists()
+        assert not is_locked(path)
+
+
+def test_a_thread_may_release_what_another_took(tmp_path: Path) -> None:
+    lock = Lock(tmp_path / "run.lock")
+    thread = threading.Thread(target=lock.acquire)
+    thread.start()
+    thread.join()
+    assert is_locked(lock.path)
+    lock.release()
+    assert not lock.path.exists()
+
+
+def test_a_file_that_is_removed_on_release_lets_no_two_in(tmp_path: Path) -> None:
+    inside, most, taken = 0, 0, 0
+    guard = threading.Lock()
+
+    def work() -> None:
+        nonlocal inside, most, taken
+        for _ in range(200):
+            lock = Lock(tmp_path / "run.lock")
+            if not lock.acquire():
+                continue
+            with guard:
+                inside, taken = inside + 1, taken + 1
+                most = max(most, inside)
+            with guard:
+                inside -= 1
+            lock.release()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+    assert taken > 10
+
+
+def test_asking_needs_no_permission_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.lock"
+    lock = Lock(path)
+    assert lock.acquire()
+    real = os.open
+
+    def read_only(name: str, flags: int, *rest: int) -> int:
+        assert not flags & (os.O_RDWR | os.O_WRONLY | os.O_CREAT)
+        return real(name, flags, *rest)
+
+    monkeypatch.setattr(os, "open", read_only)
+    assert is_locked(path)
+    monkeypatch.undo()
+    lock.release()
+
+
+def test_a_directory_that_cannot_be_opened_is_not_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.sync_directory(tmp_path)
+    # on Windows os.open refuses a directory
+    monkeypatch.setattr(files, "os", SimpleNamespace(name="nt"))
+    files.sync_directory(tmp_path)
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.json"
+    write_atomically(path, b"old")
+
+    def broken(file: object, data: bytes) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(files, "write_all", broken)
+    with pytest.raises(OSError, match="the disk is full"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"{", r"a\.json is damaged .*: make it again\."),
+        (b"\xff", r"a\.json is damaged .*: make it again\."),
+        (b"[]", r"a\.json was not written by spheret make: give another path, or make it again\."),
+        (dump({"format": "other", "version": 3}), "was not written by spheret make"),
+        (dump({"format": "kind", "version": 2}), "has format version 2, this spheret reads 3: make it again, or use"),
+        (dump({"format": "kind"}), "has format version None, this spheret reads 3"),
+    ],
+)
+def test_documents_that_are_refused(body: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(body)
+    with pytest.raises(ValueError, match=message):
+        read_document(tmp_path / "a.json", "kind", 3, "make", "make it again")
+
+
+def test_a_document_comes_back(tmp_path: Path) -> None:
+    document = {"format": "kind", "version": 3, "text": "é"}
+    write_atomically(tmp_path / "a.json", dump(document))
+    assert read_document(tmp_path / "a.json", "kind", 3, "make", "make it again") == document
+
+
+def test_only_empty_folders_are_removed(tmp_path: Path) -> None:
+    deep = tmp_path / "a" / "b" / "c"
+    deep.mkdir(parents=True)
+    remove_empty(deep, None)
+    assert deep.exists()
+    (tmp_path / "a" / "file").touch()
+    remove_empty(deep, tmp_path / "a")
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["file"]
+    (tmp_path / "a" / "file").unlink()
+    remove_empty(tmp_path / "a", tmp_path / "a")
+    assert tmp_path.exists()
+    assert list(tmp_path.iterdir()) == []
