@@ -11,7 +11,6 @@ from torch import Tensor
 
 from spheret.analysis import depth
 from spheret.analysis.measure import ROUNDING, Measured, Numbers
-from spheret.connections import Connection, SpheretNorm, SphericalConnection
 from spheret.model.gpt import GPT
 
 VERDICTS = ("proven", "measured only", "vacuous", "violated")
@@ -26,39 +25,36 @@ LOST = 1 / torch.finfo(torch.float32).eps
 
 def part_of(model: GPT, measured: Measured) -> dict[str, Any]:
     """Layers, depth and budgets of tokens on their own paths, or of one whole sequence."""
-    updates = [_update(c) for block in model.each_block() for c in (block.attention_connection, block.mlp_connection)]
-    layers = []
-    for number, (update, numbers) in enumerate(zip(updates, measured.updates, strict=True), start=1):
+    connections = [c for block in model.each_block() for c in (block.attention_connection, block.mlp_connection)]
+    steps = [connection.retraction_step() for connection in connections]
+    rows = []
+    for number, (step, numbers) in enumerate(zip(steps, measured.updates, strict=True), start=1):
         row: dict[str, Any] = {"sublayer": number, "branch": "mlp" if number % 2 == 0 else "attention"}
-        if update is not None:
+        if step is not None:
             row |= {
-                "alpha": float(update.alpha),
-                "lambda": update.factor,
+                "alpha": float(step.alpha),
+                "lambda": step.factor,
                 # null is the exponential map's infinity
-                "p": finite(float(update.p)),
-                "max_angle": update.max_angle,
+                "p": finite(float(step.p)),
+                "max_angle": step.max_angle,
             }
-        layers.append({**row, **_layer(numbers, measured)})
+        rows.append({**row, **_sublayer(numbers, measured)})
     part: dict[str, Any] = {
         "norm_of_B": measured.norm_method,
         "singular_values": measured.sigma_method,
-        "sublayers": layers,
+        "sublayers": rows,
         "depth": _depth(measured),
     }
-    if updates[0] is not None:
-        part |= _budgets(measured, layers, updates[0].schedule)
-    part["verdicts"] = dict(Counter(row["verdict"] for row in layers))
-    # whether S, prod m and the like are bounds here, or mere estimates
-    part["bounds"] = _standing(part, updates[0] is not None)
+    if steps[0] is not None:
+        part |= _budgets(measured, rows, steps[0].schedule)
+    part["verdicts"] = dict(Counter(row["verdict"] for row in rows))
+    # whether S, prod m and the other sums and products are bounds or only estimates
+    part["bounds"] = _standing(part, steps[0] is not None)
     part["lost"] = _lost(part)
     return part
 
 
-def _update(connection: Connection) -> SpheretNorm | None:
-    return connection.update if isinstance(connection, SphericalConnection) else None
-
-
-def _layer(numbers: Numbers, measured: Measured) -> dict[str, Any]:
+def _sublayer(numbers: Numbers, measured: Measured) -> dict[str, Any]:
     """One sublayer's row: the worst token for each quantity, and the verdict."""
     row: dict[str, Any] = {
         "angle_mean": float(numbers["angle"].mean()),

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from spheret.connections import SphericalConnection
 from spheret.model.gpt import GPT, Attention
 from spheret.model.probes import Sublayer, probe
 from spheret.support.sharding import whole
@@ -64,19 +63,16 @@ def branch_name(s: Sublayer) -> str:
 
 
 def is_spherical(s: Sublayer) -> bool:
-    return isinstance(s.connection, SphericalConnection)
+    """Whether the sublayer's update is a retraction of the sphere."""
+    return s.connection.retraction_step() is not None
 
 
 def turn_arguments(s: Sublayer) -> dict[str, Any]:
-    """What `jacobians.turn` needs besides h and f."""
-    update = s.connection.update
+    """The arguments of `jacobians.turn` besides h and f."""
     with torch.no_grad():
-        return {
-            "alpha": update.alpha,
-            "retraction": update.retraction,
-            "max_angle": update.max_angle,
-            "p": update.p,
-        }
+        step = s.connection.retraction_step()
+    assert step is not None, "the sublayer is not spherical"
+    return {"alpha": step.alpha, "retraction": step.retraction, "max_angle": step.max_angle, "p": step.p}
 
 
 def own_path(s: Sublayer, positions: Tensor) -> Both:
@@ -182,9 +178,9 @@ def frobenius(s: Sublayer, both: Both, x: Tensor, c: Tensor, sequence: bool) -> 
             directions = torch.zeros(count, *x.shape, dtype=x.dtype, device=x.device)
             index = torch.arange(count, device=x.device)
             directions[index, :, slice(None) if source is None else source, first + index] = 1.0
-            found = torch.vmap(column)(directions).sum(0)
+            sums = torch.vmap(column)(directions).sum(0)
             if source is None:
-                squares += found
+                squares += sums
             else:
-                squares[:, source] += found
+                squares[:, source] += sums
     return torch.linalg.matrix_norm(squares.sqrt(), ord=2) if sequence else squares.sqrt()

@@ -38,7 +38,7 @@ def _ours(name: str, size: str, block: int, shared: GPT | None) -> GPT:
         return model
     fresh = GPT(GPTConfig.preset(size, scheme=scheme, block=block, layers=1, vocab=2))
     model.tokens, model.positions = shared.tokens, shared.positions
-    model.enter, model.exit = fresh.enter, fresh.exit
+    model.entry_norm, model.final_norm = fresh.entry_norm, fresh.final_norm
     made, width = model.scheme, model.config.width
     for index, (block_, other) in enumerate(zip(model.each_block(), shared.each_block(), strict=True)):
         block_.attention, block_.mlp = other.attention, other.mlp

@@ -131,7 +131,7 @@ def _module(make: Callable[[int], nn.Module]) -> Kept:
 
 def connections(config: GPTConfig, tokens: int, precision: str, backend: str | None = None) -> list[float]:
     """Bytes kept by each sublayer's connection, its branch's input included."""
-    made, sublayers = config.made_scheme(), 2 * config.layers
+    made, sublayers = config.build_scheme(), 2 * config.layers
     each = [_sublayer(made, number, sublayers, precision, backend) for number in range(1, sublayers + 1)]
     return [kept.bytes(tokens, config.width) for kept in each]
 
@@ -158,7 +158,7 @@ def activations(config: GPTConfig, tokens: int, precision: str) -> Activations:
     square of scores); the MLP its hidden layer before and after the activation. The loss keeps the stream that left,
     its gradient, and that of the head: made with the loss, so that no logits are kept.
     """
-    made, d, number = config.made_scheme(), config.width, PRECISIONS[precision]
+    made, d, number = config.build_scheme(), config.width, PRECISIONS[precision]
     ends = _module(made.enter).bytes(tokens, d) + _module(made.exit).bytes(tokens, d)
     # token ids and targets, the stream that left and its gradient, and the gradient of the head
     ends += tokens * (16 + 2 * FLOAT * d) + FLOAT * config.vocab * d

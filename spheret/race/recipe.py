@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from spheret.connections import PAPER_SCHEMES, scheme
-from spheret.connections.spherical import Spherical
 from spheret.data.corpora import resolve
 from spheret.data.preparation import cache_path
 from spheret.model.gpt import PRESETS, GPTConfig
@@ -96,7 +95,7 @@ class Cell:
         if self.smoke:
             values |= {**SMOKE, "size": None, "vocab": None}
         # the paper's torch.clamp for the bounded scalars
-        settings = ("exact_clamp=true",) if isinstance(scheme(self.scheme), Spherical) else ()
+        settings = ("exact_clamp=true",) if hasattr(scheme(self.scheme), "exact_clamp") else ()
         values |= {"batch_size": batch_size or values["batch_size"], "set": settings}
         return Options(scheme=self.scheme, data=self.data(root), **values)
 

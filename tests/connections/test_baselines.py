@@ -39,7 +39,7 @@ def test_blocks_equal_torch_transformer_encoder_layer(norm_first):
     made = scheme("pre-ln" if norm_first else "post-ln")
     attention, mlp = (randomize(made.connect(D, l, DEPTH)) for l in (1, 2))
     for connection, norm in ((attention, layer.norm1), (mlp, layer.norm2)):
-        own = connection.inner if norm_first else connection.outer
+        own = connection.inner_norm if norm_first else connection.outer_norm
         norm.load_state_dict(own.state_dict())
     x = rows(2 * 5, D).view(2, 5, D)
     h = attention(x, lambda y: layer.self_attn(y, y, y, need_weights=False)[0])
@@ -78,8 +78,8 @@ class TestAgainstXTransformers:
         own = randomize(scheme("layerscale").connect(D, 1, DEPTH))
         branch = nn.Linear(D, D).double()
         other = xt.LayerScale(branch, D).double()
-        other.load_state_dict({"gamma": own.output.weight}, strict=False)
-        assert_equal(own(self.x, branch), self.x + other(own.inner(self.x)))
+        other.load_state_dict({"gamma": own.output_norm.weight}, strict=False)
+        assert_equal(own(self.x, branch), self.x + other(own.inner_norm(self.x)))
 
 
 @pytest.mark.parametrize(("retraction", "method"), [("exponential", "expmap"), ("projection", "retr")])
@@ -106,42 +106,46 @@ def unit(x):
 
 
 def first_attention_or_mlp(c, h, branch):
-    y = h + branch(rms(h, c.inner))
-    return y if c.sublayer == 1 else rms(y, c.outer)
+    y = h + branch(rms(h, c.inner_norm))
+    return y if c.sublayer == 1 else rms(y, c.outer_norm)
 
 
 def ngpt(c, h, branch):
-    rate = (0.05 * math.sqrt(D) * c.a).abs()
+    rate = (0.05 * math.sqrt(D) * c.norm.a).abs()
     return unit(h + rate * (unit(branch(h)) - h))
 
 
 def spherical(c, h, branch, p, cap, factor):
-    alpha = factor * torch.clamp(F.softplus(c.update.a), max=1.0)
+    alpha = factor * torch.clamp(F.softplus(c.norm.a), max=1.0)
     return definition(h, branch(h), alpha, p, cap)[0]
 
 
 FORMULAS = {
     "residual": lambda c, h, F_: h + F_(h),
-    "pre-ln": lambda c, h, F_: h + F_(ln(h, c.inner)),
-    "post-ln": lambda c, h, F_: ln(h + F_(h), c.outer),
-    "pre-dyt": lambda c, h, F_: h + F_(c.inner.weight * torch.tanh(c.inner.a * h) + c.inner.bias),
-    "derf": lambda c, h, F_: h + F_(c.inner.weight * torch.erf(c.inner.a * h + c.inner.shift) + c.inner.bias),
-    "dyisru": lambda c, h, F_: h + F_(c.inner.weight * math.sqrt(D) * h / torch.sqrt(c.inner.b + h**2)),
-    "peri-ln": lambda c, h, F_: h + ln(F_(ln(h, c.inner)), c.output),
-    "keel": lambda c, h, F_: (
-        first_attention_or_mlp(c, h, F_) if c.sublayer < 3 else rms(2 * N * h + F_(rms(h, c.inner)), c.outer)
+    "pre-ln": lambda c, h, F_: h + F_(ln(h, c.inner_norm)),
+    "post-ln": lambda c, h, F_: ln(h + F_(h), c.outer_norm),
+    "pre-dyt": lambda c, h, F_: h + F_(c.inner_norm.weight * torch.tanh(c.inner_norm.a * h) + c.inner_norm.bias),
+    "derf": lambda c, h, F_: (
+        h + F_(c.inner_norm.weight * torch.erf(c.inner_norm.a * h + c.inner_norm.shift) + c.inner_norm.bias)
     ),
-    "lns": lambda c, h, F_: h + F_(ln(h, c.inner.norm) / math.sqrt(math.ceil(c.sublayer / 2))),
+    "dyisru": lambda c, h, F_: h + F_(c.inner_norm.weight * math.sqrt(D) * h / torch.sqrt(c.inner_norm.b + h**2)),
+    "peri-ln": lambda c, h, F_: h + ln(F_(ln(h, c.inner_norm)), c.output_norm),
+    "keel": lambda c, h, F_: (
+        first_attention_or_mlp(c, h, F_)
+        if c.sublayer < 3
+        else rms(2 * N * h + F_(rms(h, c.inner_norm)), c.outer_norm)
+    ),
+    "lns": lambda c, h, F_: h + F_(ln(h, c.inner_norm.norm) / math.sqrt(math.ceil(c.sublayer / 2))),
     # N // 4 = 1 block of Post-LN
-    "mix-ln": lambda c, h, F_: ln(h + F_(h), c.outer) if c.sublayer <= 2 else h + F_(ln(h, c.inner)),
-    "deepnorm": lambda c, h, F_: ln((2 * N) ** 0.25 * h + F_(h), c.outer),
-    "rezero": lambda c, h, F_: h + c.output.weight * F_(h),
-    "layerscale": lambda c, h, F_: h + c.output.weight * F_(ln(h, c.inner)),
+    "mix-ln": lambda c, h, F_: ln(h + F_(h), c.outer_norm) if c.sublayer <= 2 else h + F_(ln(h, c.inner_norm)),
+    "deepnorm": lambda c, h, F_: ln((2 * N) ** 0.25 * h + F_(h), c.outer_norm),
+    "rezero": lambda c, h, F_: h + c.output_norm.weight * F_(h),
+    "layerscale": lambda c, h, F_: h + c.output_norm.weight * F_(ln(h, c.inner_norm)),
     "ngpt": ngpt,
     "orthogonal": lambda c, h, F_: (
         lambda f: h + f - (f * h).sum(-1, keepdim=True) / (h * h).sum(-1, keepdim=True) * h
-    )(F_(ln(h, c.inner))),
-    "scalenorm": lambda c, h, F_: h + F_(c.inner.g * h / h.norm(dim=-1, keepdim=True)),
+    )(F_(ln(h, c.inner_norm))),
+    "scalenorm": lambda c, h, F_: h + F_(c.inner_norm.g * h / h.norm(dim=-1, keepdim=True)),
     "geonorm": lambda c, h, F_: spherical(c, h, F_, math.inf, math.pi / 4, 1 / c.sublayer),
     "proj-spheretnorm": lambda c, h, F_: spherical(c, h, F_, 1.0, None, 1 / math.sqrt(c.sublayer)),
     "cay-spheretnorm": lambda c, h, F_: spherical(c, h, F_, 2.0, math.pi / 4, 1 / math.sqrt(c.sublayer)),
@@ -193,7 +197,7 @@ class TestEntryAndExit:
     )
     def test_dyt_slopes_by_width(self, width, attention, other):
         made = scheme("pre-dyt")
-        slopes = [made.connect(width, l, 2).inner.a.item() for l in (1, 2)] + [made.exit(width).a.item()]
+        slopes = [made.connect(width, l, 2).inner_norm.a.item() for l in (1, 2)] + [made.exit(width).a.item()]
         assert slopes == pytest.approx([attention, other, other])
         assert scheme("pre-dyt", slope=0.3).exit(width).a.item() == pytest.approx(0.3)
 
@@ -227,7 +231,9 @@ class TestInitialisation:
 
     @pytest.mark.parametrize(("blocks", "start"), [(1, 0.1), (18, 0.1), (19, 1e-5), (24, 1e-5), (25, 1e-6)])
     def test_layerscale_by_depth(self, blocks, start):
-        assert scheme("layerscale").connect(D, 1, 2 * blocks).output.weight.tolist() == pytest.approx([start] * D)
+        assert scheme("layerscale").connect(D, 1, 2 * blocks).output_norm.weight.tolist() == pytest.approx(
+            [start] * D
+        )
 
     def test_rezero_starts_as_the_identity(self):
         x = rows(6, D).float()

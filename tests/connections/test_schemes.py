@@ -252,18 +252,18 @@ class TestSpherical:
         ],
     )
     def test_defaults(self, name, p, cap, schedule):
-        update = scheme(name).connect(D, 4, 8).update
+        update = scheme(name).connect(D, 4, 8).norm
         assert (update.p, update.max_angle, update.schedule) == (p, cap, schedule)
         assert update.alpha.item() == pytest.approx(0.5 if schedule == "sqrt" else 0.25)
 
     def test_cap_follows_p(self):
-        assert scheme("p-spheretnorm", p=1.5).connect(D, 1, 2).update.max_angle == math.pi / 4
-        assert scheme("p-spheretnorm", p=0.9).connect(D, 1, 2).update.max_angle is None
-        assert scheme("p-spheretnorm", learnable_p=True).connect(D, 1, 2).update.max_angle == math.pi / 4
-        assert scheme("geonorm", max_angle=0.1).connect(D, 1, 2).update.max_angle == 0.1
+        assert scheme("p-spheretnorm", p=1.5).connect(D, 1, 2).norm.max_angle == math.pi / 4
+        assert scheme("p-spheretnorm", p=0.9).connect(D, 1, 2).norm.max_angle is None
+        assert scheme("p-spheretnorm", learnable_p=True).connect(D, 1, 2).norm.max_angle == math.pi / 4
+        assert scheme("geonorm", max_angle=0.1).connect(D, 1, 2).norm.max_angle == 0.1
 
     def test_block_index(self):
-        alphas = [scheme("proj-spheretnorm", index="block").connect(D, l, 8).update.alpha.item() for l in range(1, 9)]
+        alphas = [scheme("proj-spheretnorm", index="block").connect(D, l, 8).norm.alpha.item() for l in range(1, 9)]
         assert alphas == pytest.approx([1 / math.sqrt(b) for b in (1, 1, 2, 2, 3, 3, 4, 4)])
 
     @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ class TestSpherical:
 
     @pytest.mark.parametrize("name", SPHERICAL)
     def test_angle_is_the_angle(self, name):
-        update = scheme(name).connect(D, 2, DEPTH).update
+        update = scheme(name).connect(D, 2, DEPTH).norm
         h, f = rows(50, D), 2 * rows(50, D, seed=1)
         out = update(h, f)
         cosine = (h * out).sum(-1) / (h.norm(dim=-1) * out.norm(dim=-1))

@@ -102,7 +102,7 @@ def as_gpt2(model):
     )  # fmt: skip
     other = GPT2LMHeadModel(config).to(model.tokens.weight.dtype)
     state = {"wte.weight": model.tokens.weight, "wpe.weight": model.positions.weight}
-    state |= {f"ln_f.{k}": v for k, v in model.exit.state_dict().items()}
+    state |= {f"ln_f.{k}": v for k, v in model.final_norm.state_dict().items()}
     for i, block in enumerate(model.blocks):
         parts = {
             "attn.c_attn": block.attention.qkv,
@@ -113,7 +113,7 @@ def as_gpt2(model):
         for name, linear in parts.items():
             state[f"h.{i}.{name}.weight"], state[f"h.{i}.{name}.bias"] = linear.weight.T, linear.bias
         for name, connection in (("ln_1", block.attention_connection), ("ln_2", block.mlp_connection)):
-            state |= {f"h.{i}.{name}.{k}": v for k, v in connection.inner.state_dict().items()}
+            state |= {f"h.{i}.{name}.{k}": v for k, v in connection.inner_norm.state_dict().items()}
     other.transformer.load_state_dict(state, strict=True)
     other.tie_weights()
     return other.eval()
@@ -137,8 +137,8 @@ class TestAgainstOthers:
             (model.positions.weight, other.transformer.wpe.weight),
             (model.blocks[0].attention.qkv.weight, other.transformer.h[0].attn.c_attn.weight),
             (model.blocks[1].mlp.hidden.bias, other.transformer.h[1].mlp.c_fc.bias),
-            (model.blocks[0].attention_connection.inner.weight, other.transformer.h[0].ln_1.weight),
-            (model.exit.bias, other.transformer.ln_f.bias),
+            (model.blocks[0].attention_connection.inner_norm.weight, other.transformer.h[0].ln_1.weight),
+            (model.final_norm.bias, other.transformer.ln_f.bias),
         ]
         for mine, its in pairs:
             truth_grad = its.grad.T if its.grad.shape != mine.grad.shape else its.grad
@@ -163,8 +163,8 @@ class TestAgainstOthers:
                 (layer.self_attn.out_proj, block.attention.output),
                 (layer.linear1, block.mlp.hidden),
                 (layer.linear2, block.mlp.output),
-                (layer.norm1, block.attention_connection.outer),
-                (layer.norm2, block.mlp_connection.outer),
+                (layer.norm1, block.attention_connection.outer_norm),
+                (layer.norm2, block.mlp_connection.outer_norm),
             ):
                 theirs.load_state_dict(ours.state_dict())
             torch.testing.assert_close(block(h), layer(h, src_mask=mask), rtol=1e-10, atol=1e-10)
@@ -459,7 +459,7 @@ class TestCitizenship:
         seen = []
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast), probe(model, seen.append):
             model(tokens())
-        radius = model.enter.radius.item()
+        radius = model.entry_norm.radius.item()
         assert len(seen) == 12
         for sublayer in seen:
             assert (sublayer.out.norm(dim=-1) / radius - 1).abs().max() < 1e-5
