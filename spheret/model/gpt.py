@@ -131,20 +131,21 @@ class Attention(nn.Module):
         self.qkv = Linear(config.width, 3 * config.width, bias=config.bias)
         self.output = Linear(config.width, config.width, bias=config.bias)
 
-    def _split(self, x: Tensor) -> tuple[Tensor, ...]:
+    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Three tensors (batch, heads, time, d)."""
         batch, time, width = x.shape
         return self.qkv(x).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4).unbind()
 
     def weights(self, x: Tensor) -> Tensor:
         """The attention weights (batch, heads, time, time). `forward` computes them inside its kernel only."""
-        q, k, _ = self._split(x)
+        q, k, _ = self.queries_keys_values(x)
         scores = q @ k.mT / math.sqrt(q.shape[-1])
         future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
         return scores.masked_fill(future, -math.inf).softmax(-1)
 
     def forward(self, x: Tensor, past: Past | None = None, mask: Tensor | None = None) -> Tensor:
         batch, time, width = x.shape
-        q, k, v = self._split(x)
+        q, k, v = self.queries_keys_values(x)
         if past is not None:
             k, v = past(k, v)
         dropout = self.dropout if self.training else 0.0

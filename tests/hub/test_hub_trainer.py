@@ -32,7 +32,9 @@ def test_no_scalar_gain_or_bias_decays(name, options, tmp_path):
 
 
 def test_decay_leaves_the_step_sizes_where_they_are(tmp_path):
-    model = SpheretForCausalLM.of(GPT(GPTConfig(**TINY, scheme="p-spheretnorm", scheme_options={"learnable_p": True})))
+    model = SpheretForCausalLM.of(
+        GPT(GPTConfig(**TINY, scheme="p-spheretnorm", scheme_options={"learnable_p": True}))
+    )
     arguments = TrainingArguments(
         output_dir=str(tmp_path), weight_decay=0.5, learning_rate=0.1, report_to=[], use_cpu=True
     )

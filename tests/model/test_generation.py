@@ -58,8 +58,8 @@ def test_ids_beyond_the_vocabulary_and_an_early_end():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"padding": torch.tensor([3, 0])}, "padding is a number below 3 a row"),
-        ({"padding": torch.tensor([1])}, "padding is a number below 3 a row"),
+        ({"padding": torch.tensor([3, 0])}, "padding must be one number below 3 per row"),
+        ({"padding": torch.tensor([1])}, "padding must be one number below 3 per row"),
         ({"vocab": 0}, "vocab must lie between 1 and 50"),
     ],
 )

@@ -92,6 +92,35 @@ class TestInitialisation:
         torch.testing.assert_close(states["lns"]["blocks.1.mlp.output.weight"], 2 * pre["blocks.1.mlp.output.weight"])
 
 
+class TestReset:
+    @pytest.mark.parametrize("name", SCHEMES)
+    def test_from_the_meta_device(self, name):
+        config = GPTConfig(**TINY, scheme=name, head_bias="zero")
+        fresh = GPT(config)
+        with torch.device("meta"):
+            model = GPT(config)
+        model.to_empty(device="cpu")
+        with torch.no_grad():
+            for p in model.parameters():
+                p.fill_(torch.nan)
+        torch.manual_seed(3)
+        model.reset_parameters()
+        for key, p in fresh.state_dict().items():
+            if p.dim() < 2:
+                assert torch.equal(model.state_dict()[key], p), key
+        torch.manual_seed(3)
+        fresh.reset_parameters()
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), fresh.parameters(), strict=True))
+        factors = fresh.scheme.initialisation(4)
+        spread = model.blocks[0].mlp.output.weight.std().item()
+        assert spread == pytest.approx(0.02 * math.sqrt(48) * factors.output, rel=0.1)
+
+    def test_a_unigram_bias_starts_at_0_again(self):
+        model = GPT(GPTConfig(**TINY, head_bias="unigram"), torch.arange(1.0, 51))
+        model.reset_parameters()
+        assert (model.head_bias == 0).all()
+
+
 def as_gpt2(model):
     """transformers' GPT-2 with the weights of a Pre-LN model."""
     c = model.config
@@ -487,7 +516,7 @@ class TestProbes:
         weights = seen[0].attention
         torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights.sum(-1)))
         assert (weights.triu(1) == 0).all()
-        value = seen[0].branch._split(seen[0].branch_input)[2]
+        value = seen[0].branch.queries_keys_values(seen[0].branch_input)[2]
         mixed = (weights @ value).transpose(1, 2).flatten(2)
         torch.testing.assert_close(seen[0].branch.output(mixed), seen[0].f)
         assert seen[1].attention is None
