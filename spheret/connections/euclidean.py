@@ -136,7 +136,7 @@ class PeriLN(Residual):
 
 @dataclass(frozen=True)
 class MixLN(Residual):
-    """Post-LN on the first quarter of the blocks (rounded down), Pre-LN after, and a final norm."""
+    """Post-LN in the first quarter of the blocks (rounded down), Pre-LN in the others, and a final norm."""
 
     source: ClassVar[str] = "arXiv 2412.13795"
 
@@ -195,7 +195,7 @@ class ScaledNorm(nn.Module):
 
 @dataclass(frozen=True)
 class LNScaling(Residual):
-    """h' = h + F(LN(h)/sqrt(block)), without the smaller start of what writes to the stream."""
+    """h' = h + F(LN(h)/sqrt(block)). Weights that write to the stream start as large as all others."""
 
     source: ClassVar[str] = "arXiv 2502.05795"
 
@@ -208,15 +208,15 @@ class LNScaling(Residual):
         return Initialisation(output=1.0)
 
 
-# arXiv 2503.10622, Table 12: width up to which, slope of the norm before attention, slope of the others
+# arXiv 2503.10622, Table 12: largest width of the row, slope of the norms before attention, slope of all others
 _DYT_SLOPES = ((1024, 1.0, 1.0), (2048, 1.0, 0.5), (4096, 0.8, 0.2), (math.inf, 0.2, 0.05))
 
 
 @dataclass(frozen=True)
 class PreDyT(Scheme):
-    """Pre-LN with w tanh(a x) + b for every norm, and embeddings times a learned scalar from sqrt d.
+    """Pre-LN with w tanh(a x) + b for every norm, and embeddings times a learned scalar that starts at sqrt d.
 
-    `slope` fixes a at the start; None takes the source's table by width.
+    `slope` is the start of a. None takes it from the source's table, by width.
     """
 
     slope: float | None = None
@@ -280,7 +280,7 @@ class PreScaleNorm(Scheme):
 
 @dataclass(frozen=True)
 class ReZero(Residual):
-    """h' = h + a F(h), a learned from 0."""
+    """h' = h + a F(h), a learned scalar a that is 0 at the start."""
 
     source: ClassVar[str] = "arXiv 2003.04887"
 
@@ -306,7 +306,7 @@ class Gain(nn.Module):
 
 @dataclass(frozen=True)
 class LayerScale(Residual):
-    """h' = h + diag(g) F(LN h), g from 0.1 up to 18 blocks, 1e-5 up to 24, 1e-6 deeper."""
+    """h' = h + diag(g) F(LN h); g starts at 0.1 for up to 18 blocks, at 1e-5 for up to 24, else at 1e-6."""
 
     source: ClassVar[str] = "arXiv 2103.17239"
 
@@ -319,7 +319,7 @@ class LayerScale(Residual):
 
 
 class OrthogonalConnection(NormedConnection):
-    """h + (I - hh'/|h|^2) F(LN h): only the part of the branch that is orthogonal to the stream."""
+    """h' = h + (I - hh'/|h|^2) F(LN h): it adds the part of the branch's output that is orthogonal to the stream."""
 
     def join(self, h: Tensor, f: Tensor) -> Tensor:
         dtype = compute_dtype(h, f)

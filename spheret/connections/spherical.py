@@ -34,7 +34,7 @@ def automatic_cap(retraction: Retraction, learned: bool) -> float | None:
 
 
 class SpheretNorm(Bounded):
-    r"""One update of a spherical stream: h' = R_h(alpha P_h f), of the same norm as h.
+    r"""One update of a spherical stream: h' = R_h(alpha P_h f), which has the norm of h.
 
         alpha = lambda_l clamp(softplus(a), max 1)        |h'| = |h|,  angle(h, h') = theta(alpha |z|/|h|)
 
@@ -48,7 +48,7 @@ class SpheretNorm(Bounded):
     exact_clamp: use the paper's torch.clamp, whose gradient is 0 beyond the bound (see spheret.bounds).
     channel_dim: the dimension of h and f that holds the `dim` entries of a row. (N, C, H, W) has channel_dim=1.
 
-    A row of zeros stays zero; NaN in gives NaN out. Paper: Definition 3 and Section 3.2.
+    A row of zeros stays zero. A row with NaN becomes NaN. Paper: Definition 3 and Section 3.2.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class SpheretNorm(Bounded):
             self.start_p = start
             self.raw_p = empty_parameter(1, device, dtype)
             # the row for any p, even if the starting value has a row of its own
-            self.retraction = angular(torch.ones(1))
+            self.retraction = angular(torch.ones(1, device="cpu"))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -134,13 +134,13 @@ class SpheretNorm(Bounded):
         return channels_last(h, self.dim, self.channel_dim), channels_last(f, self.dim, self.channel_dim)
 
     def angle(self, h: Tensor, f: Tensor) -> Tensor:
-        """The angle between h and the next state in radians, at least 0; of h's shape without `channel_dim`."""
+        """The angle between h and the next state in radians, at least 0. Its shape is h's without `channel_dim`."""
         if self.channel_dim != -1:
             h, f = self._channels_last(h, f)
         check_rows(h, f, self.dim)
         dtype = compute_dtype(h, f)
         hh, _, zz = dots(h.to(dtype), f.to(dtype))
-        # a zero has no gradient under a square root
+        # the square root has no finite gradient at 0
         tiny = torch.finfo(dtype).tiny
         eta = zz.clamp(min=tiny).sqrt() / hh.clamp(min=tiny).sqrt()
         beta = self.alpha * torch.where(hh == 0, 0.0, eta)
@@ -168,7 +168,7 @@ class SphericalConnection(Connection):
         return self.norm(h, f)
 
     def angle(self, h: Tensor, f: Tensor, out: Tensor | None = None) -> Tensor:
-        """As in `Connection`, but exact: it is computed from h and f, not from two rounded states."""
+        """As in `Connection`, but exact: it is computed from h and f instead of two rounded states."""
         return self.norm.angle(h, f)
 
     @property

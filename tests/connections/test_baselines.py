@@ -18,7 +18,7 @@ DEPTH = 2 * N
 
 
 def randomize(module):
-    """Weights that show a swapped or forgotten tensor."""
+    """Random weights, which reveal a swapped or forgotten tensor."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for p in module.parameters():
@@ -36,8 +36,8 @@ def test_blocks_equal_torch_transformer_encoder_layer(norm_first):
         D, 3, 4 * D, dropout=0.0, activation="gelu", batch_first=True, norm_first=norm_first
     )
     layer = layer.double().train()
-    made = scheme("pre-ln" if norm_first else "post-ln")
-    attention, mlp = (randomize(made.connect(D, l, DEPTH)) for l in (1, 2))
+    built = scheme("pre-ln" if norm_first else "post-ln")
+    attention, mlp = (randomize(built.connect(D, l, DEPTH)) for l in (1, 2))
     for connection, norm in ((attention, layer.norm1), (mlp, layer.norm2)):
         own = connection.inner_norm if norm_first else connection.outer_norm
         norm.load_state_dict(own.state_dict())
@@ -90,7 +90,7 @@ def test_retractions_equal_geoopt_on_the_unit_sphere(retraction, method):
     assert_equal(retract(h, f, 0.7, retraction), getattr(sphere, method)(h, v))
 
 
-# the published formulas once more, written with torch's own norms on tensors, without a module of ours
+# the published formulas, written with torch's own norms and without a module of this library
 
 
 def ln(x, m):
@@ -169,8 +169,8 @@ class TestEntryAndExit:
     x = rows(6, D)
 
     def parts(self, name, d=D, **options):
-        made = scheme(name, **options)
-        return made.enter(d).double(), made.exit(d).double()
+        built = scheme(name, **options)
+        return built.enter(d).double(), built.exit(d).double()
 
     def test_nothing_happens_at_most_entries_and_a_layernorm_at_most_exits(self):
         for name in ("residual", "pre-ln", "peri-ln", "lns", "mix-ln", "rezero", "layerscale", "orthogonal"):
@@ -196,8 +196,8 @@ class TestEntryAndExit:
         [(768, 1.0, 1.0), (1024, 1.0, 1.0), (1280, 1.0, 0.5), (2048, 1.0, 0.5), (4096, 0.8, 0.2), (8192, 0.2, 0.05)],
     )
     def test_dyt_slopes_by_width(self, width, attention, other):
-        made = scheme("pre-dyt")
-        slopes = [made.connect(width, l, 2).inner_norm.a.item() for l in (1, 2)] + [made.exit(width).a.item()]
+        built = scheme("pre-dyt")
+        slopes = [built.connect(width, l, 2).inner_norm.a.item() for l in (1, 2)] + [built.exit(width).a.item()]
         assert slopes == pytest.approx([attention, other, other])
         assert scheme("pre-dyt", slope=0.3).exit(width).a.item() == pytest.approx(0.3)
 
@@ -240,9 +240,9 @@ class TestInitialisation:
         assert torch.equal(scheme("rezero").connect(D, 1, DEPTH)(x, nn.Linear(D, D)), x)
 
     def test_ngpt_step(self):
-        made = scheme("ngpt").connect(D, 1, DEPTH).double()
+        connection = scheme("ngpt").connect(D, 1, DEPTH).double()
         h, f = unit(rows(6, D)), rows(6, D, seed=1)
-        torch.testing.assert_close(made.write(h, f), unit(0.95 * h + 0.05 * unit(f)), rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(connection.write(h, f), unit(0.95 * h + 0.05 * unit(f)), rtol=1e-6, atol=1e-7)
 
 
 def test_ngpt_weight_normalisation_is_an_option():

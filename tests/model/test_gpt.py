@@ -53,7 +53,7 @@ class TestSize:
         assert {name: counts[name] - pre for name in expected} == expected
         assert set(expected) | {"pre-ln", "peri-ln", *SPHERICAL} == set(SCHEMES)
 
-    def test_learned_p_adds_one_a_sublayer(self):
+    def test_learned_p_adds_one_parameter_per_sublayer(self):
         plain, learned = (
             GPT(GPTConfig(**TINY, scheme="p-spheretnorm", scheme_options={"learnable_p": p})) for p in (False, True)
         )
@@ -155,8 +155,8 @@ class TestAgainstOthers:
         model = randomize(GPT(GPTConfig(**TINY, scheme="pre-ln", activation=activation)).to(dtype))
         other = as_gpt2(model)
         x, y = tokens(), tokens(seed=1)
-        ours, theirs = model(x), other(x).logits
-        assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
+        logits, truth = model(x), other(x).logits
+        assert (logits - truth).abs().max() <= tolerance * truth.abs().max()
         loss, truth = model(x, y), F.cross_entropy(other(x).logits.flatten(0, 1), y.flatten())
         assert abs(loss - truth) <= tolerance * truth
         loss.backward()
@@ -188,22 +188,22 @@ class TestAgainstOthers:
             layer.self_attn.in_proj_weight.data, layer.self_attn.in_proj_bias.data = (
                 block.attention.qkv.weight, block.attention.qkv.bias,
             )  # fmt: skip
-            for theirs, ours in (
+            for torch_part, part in (
                 (layer.self_attn.out_proj, block.attention.output),
                 (layer.linear1, block.mlp.hidden),
                 (layer.linear2, block.mlp.output),
                 (layer.norm1, block.attention_connection.outer_norm),
                 (layer.norm2, block.mlp_connection.outer_norm),
             ):
-                theirs.load_state_dict(ours.state_dict())
+                torch_part.load_state_dict(part.state_dict())
             torch.testing.assert_close(block(h), layer(h, src_mask=mask), rtol=1e-10, atol=1e-10)
 
 
 def test_a_scheme_is_added_without_touching_the_model(monkeypatch):
     @dataclass(frozen=True)
     class Half(Residual):
-        def connect(self, dim, layer, num_sublayers):
-            return NormedConnection(dim, layer, num_sublayers, scale=0.5)
+        def connect(self, dim, sublayer, num_sublayers):
+            return NormedConnection(dim, sublayer, num_sublayers, scale=0.5)
 
     monkeypatch.setitem(connections.SCHEMES, "half", Half)
     model = GPT(GPTConfig(**TINY, scheme="half"))
@@ -333,7 +333,7 @@ def test_every_scheme_learns(name, text):
     train, val = text
     config = GPTConfig(layers=4, heads=4, width=64, block=64, vocab=257, scheme=name, head_bias="unigram")
     model = GPT(config, torch.bincount(train, minlength=257))
-    # the methods differ in the step they bear; one that is high for them all, after a short warm-up
+    # one learning rate for all methods: high, after a short warm-up
     optimizer = torch.optim.AdamW(parameter_groups(model, 0.1), lr=3e-3, betas=(0.9, 0.95))
     generator = torch.Generator().manual_seed(0)
     held_out = batch(val, 64, 64, torch.Generator().manual_seed(1))
@@ -450,7 +450,7 @@ class TestCitizenship:
         torch.testing.assert_close(got, model.tokens.weight.grad, rtol=1e-3, atol=1e-5)
 
     @pytest.mark.parametrize("name", SCHEMES)
-    def test_checkpointing_is_bitwise_the_same(self, name):
+    def test_recompute_is_bitwise_the_same(self, name):
         losses = []
         for recompute in (False, True):
             torch.manual_seed(0)
