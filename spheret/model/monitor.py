@@ -21,8 +21,8 @@ def mean_cosine(states: Tensor) -> float:
     return float((units.sum(0).square().sum() - count) / max(1, count * (count - 1)))
 
 
-def sublayer_record(seen: Sublayer, entry_norm: Tensor) -> dict[str, Any]:
-    """The metrics of one sublayer."""
+def sublayer_record(seen: Sublayer, first_norm: Tensor) -> dict[str, Any]:
+    """The metrics of one sublayer. first_norm: the norm of every state before the first sublayer."""
     angle, norm = seen.angle, seen.out.double().norm(dim=-1)
     alpha = seen.connection.alpha
     return {
@@ -31,7 +31,7 @@ def sublayer_record(seen: Sublayer, entry_norm: Tensor) -> dict[str, Any]:
         "angle_max": float(angle.max()),
         "alpha": None if alpha is None else float(alpha),
         "norm": float(norm.mean()),
-        "drift": float(((norm - entry_norm).abs() / entry_norm).max()),
+        "drift": float(((norm - first_norm).abs() / first_norm).max()),
         "cosine": mean_cosine(seen.out),
     }
 
@@ -54,12 +54,12 @@ def on_bound(model: nn.Module) -> list[str]:
 def look(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, Any]:
     """The radius, the scalars on a bound and one record per sublayer, from one forward pass in evaluation mode."""
     sublayers: list[dict[str, Any]] = []
-    entry: list[Tensor] = []
+    first_norm: list[Tensor] = []
 
     def see(seen: Sublayer) -> None:
-        if not entry:
-            entry.append(seen.h.double().norm(dim=-1))
-        sublayers.append(sublayer_record(seen, entry[0]))
+        if not first_norm:
+            first_norm.append(seen.h.double().norm(dim=-1))
+        sublayers.append(sublayer_record(seen, first_norm[0]))
 
     training = model.training
     model.eval()

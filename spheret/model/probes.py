@@ -1,4 +1,4 @@
-"""Record the input, branch output and output of every sublayer of a GPT, by hooks that exist only meanwhile."""
+"""Record the input, branch output and output of every sublayer of a GPT, with hooks that are removed afterwards."""
 
 from __future__ import annotations
 
