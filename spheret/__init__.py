@@ -13,6 +13,7 @@ _HOMES = {
     "RETRACTIONS": "spheret.retractions",
     "SCHEDULES": "spheret.schedules",
     "SCHEMES": "spheret.connections",
+    "Bounded": "spheret.connections",
     "Connection": "spheret.connections",
     "GPTConfig": "spheret.model.gpt",
     "Retraction": "spheret.retractions",
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from spheret import kernels as kernels
     from spheret.connections import PAPER_SCHEMES as PAPER_SCHEMES
     from spheret.connections import SCHEMES as SCHEMES
+    from spheret.connections import Bounded as Bounded
     from spheret.connections import Connection as Connection
     from spheret.connections import ScaleNorm as ScaleNorm
     from spheret.connections import Scheme as Scheme

@@ -1,12 +1,13 @@
-r"""A learnable scalar that lives in an interval: value clamp(softplus(x), low, high).
+r"""A learnable scalar that is kept in an interval: clamp(softplus(x), low, high) of a parameter x.
 
-torch.clamp has a trap here. Both scalars of the paper start exactly on their upper bound; one step over it,
-and clamp's gradient is 0 for ever. So the backward stops only a gradient that points outward: on a bound or
-beyond it the outward gradient is 0 and the inward one passes. `exact_clamp` gives the paper's torch.clamp.
+torch.clamp has a trap here. Both scalars of the paper start exactly on their upper bound. One step beyond it, the
+gradient of torch.clamp is 0 and stays 0. So the backward pass here stops only gradients that point outward: on a
+bound or beyond it, the outward gradient is 0 and the inward gradient passes. `exact_clamp` gives the paper's
+torch.clamp.
 
-That choice looks at the sign of a gradient, so a sum of micro-batches, each stopped by itself, is not the gradient
-of their batch. Whoever sums several backward passes lets all of it through (`passing`) and stops what points outward
-once, in the sum: `stop_outward`, which `spheret.optim` does for a whole model.
+This rule depends on the sign of the gradient. If each micro-batch applies it alone, the sum over micro-batches is not
+the gradient of the whole batch. A loop that sums several backward passes therefore lets every gradient through
+(`passing`) and stops the outward part of the sum once (`stop_outward`). `spheret.optim` does both for a whole model.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from spheret.support.autograd import Function, needs_torch_ops, transformed
 
 
 def inverse_softplus(y: float) -> float:
-    """x with softplus(x) = y > 0; like torch's softplus it is the identity from 20 on."""
+    """The x with softplus(x) = y, for y > 0. From 20 on it is the identity, like torch's softplus."""
     return y if y >= 20 else math.log(math.expm1(y))
 
 
@@ -40,7 +41,7 @@ class _BoundedSoftplus(Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        # a descent step is -g: a negative gradient pushes up
+        # a descent step moves along -g
         return _inward(ctx.saved_tensors[0], -g, *ctx.options).neg(), None, None, None, None
 
     @staticmethod
@@ -54,7 +55,7 @@ def _number(x: Tensor, low: float, high: float, scale: float) -> Tensor:
 
 
 class _BoundedNumber(torch.autograd.Function):
-    """The same for one number on the CPU, in Python's own arithmetic: much cheaper than as many tensor ops."""
+    """The same for one number on the CPU, in Python arithmetic, which is much cheaper than tensor ops."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, low: float, high: float, scale: float, passing: bool) -> Tensor:
@@ -76,14 +77,14 @@ class _BoundedNumber(torch.autograd.Function):
 
 
 def _inward(x: Tensor, t: Tensor, low: float, high: float, scale: float) -> Tensor:
-    """The softplus's slope times t, and 0 where x is on a bound or beyond and t points outward."""
+    """The slope of the softplus times t; 0 where x is on a bound or beyond it and t points outward."""
     y = F.softplus(x)
     outward = ((y >= high) & (t > 0)) | ((y <= low) & (t < 0))
     return torch.where(outward, 0.0, t * (scale * torch.sigmoid(x)))
 
 
 def stop_outward(x: Tensor, gradient: Tensor, low: float, high: float) -> Tensor:
-    """The gradient with respect to x, 0 where x is on a bound or beyond and descent would go further."""
+    """The gradient with respect to x, set to 0 where x is on a bound or beyond it and descent would move outward."""
     y = F.softplus(x.to(torch.promote_types(x.dtype, torch.float32)))
     outward = ((y >= high) & (gradient < 0)) | ((y <= low) & (gradient > 0))
     return torch.where(outward, torch.zeros_like(gradient), gradient)
@@ -97,7 +98,10 @@ def bounded_softplus(
     scale: float = 1.0,
     passing: bool = False,
 ) -> Tensor:
-    """scale clamp(softplus(x), low, high) in float32 or better; alive on its bounds unless `exact_clamp`."""
+    """scale clamp(softplus(x), low, high) in float32 or better.
+
+    Inward gradients pass on the bounds and beyond, unless `exact_clamp`. With `passing` all gradients pass.
+    """
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     if exact_clamp:
         return scale * torch.clamp(F.softplus(x), low, high)

@@ -10,7 +10,7 @@ from spheret.retractions import RETRACTIONS
 
 
 def schemes() -> int:
-    """List every scheme: what it computes, its options with their defaults, and where it comes from."""
+    """List every scheme with its formula, its options and their defaults, and its source."""
     for name in SCHEMES:
         row = scheme(name)
         formula = inspect.getdoc(type(row)) or ""

@@ -1,4 +1,4 @@
-"""What an optimiser needs to know about a model with connections."""
+"""Weight decay and gradients of bounded scalars: what an optimiser needs to handle in a model with connections."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 from torch import nn
 
 from spheret.bounds import stop_outward
-from spheret.connections import ScaleNorm, SpheretNorm
+from spheret.connections import Bounded
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two AdamW groups: matrices decay, everything else does not.
+    """Two AdamW groups: matrices decay, all other parameters do not.
 
-    Decay would pull the step sizes a_l, the radius gamma, a learned p, gains and biases towards 0, which is no
-    neutral value for them. Every learnable scalar here is a 1-element vector, so nanoGPT's rule serves: what
-    has two dimensions or more decays. Parameters that are shared appear once, frozen ones not at all.
+    Decay would pull the step sizes a_l, the radius gamma, a learned p, gains and biases towards 0, which is not a
+    neutral value for them. Every learnable scalar of this library is a 1-element vector. So nanoGPT's rule applies:
+    parameters of two or more dimensions decay. Shared parameters appear once. Frozen parameters are left out.
     """
     if not weight_decay >= 0:
         raise ValueError(f"weight_decay must be at least 0, got {weight_decay}.")
@@ -28,16 +28,17 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     ]
 
 
-def _bounded(model: nn.Module) -> Iterator[SpheretNorm | ScaleNorm]:
-    # torch.clamp stops by value alone, so its gradients add up as they are
-    return (m for m in model.modules() if isinstance(m, (SpheretNorm, ScaleNorm)) and not m.exact_clamp)
+def _bounded(model: nn.Module) -> Iterator[Bounded]:
+    # torch.clamp stops a gradient by the value alone, so its gradients add up as they are
+    return (m for m in model.modules() if isinstance(m, Bounded) and not m.exact_clamp)
 
 
 def sum_bounded_gradients(model: nn.Module) -> None:
-    """Let every gradient of the bounded scalars through from now on: for a loop that sums several backward passes.
+    """Let every gradient of the bounded scalars through from now on.
 
-    Call `stop_outward_gradients` on the sum before each optimiser step; then accumulation, and data in parallel, give
-    the gradient of the whole batch (see spheret.bounds).
+    A loop that sums several backward passes calls this once, and `stop_outward_gradients` before each optimiser
+    step. Then gradient accumulation and data parallelism give the gradient of the whole batch (see spheret.bounds).
+    Bounded scalars are those of every `Bounded` module of the model.
     """
     for module in _bounded(model):
         module.passing = True
@@ -45,8 +46,8 @@ def sum_bounded_gradients(model: nn.Module) -> None:
 
 @torch.no_grad()
 def stop_outward_gradients(model: nn.Module) -> None:
-    """Set the gradients of bounded scalars to 0 where a step along them would leave the interval."""
+    """Set the gradient of each bounded scalar to 0 if a step along it would leave the interval."""
     for module in _bounded(model):
-        parameter, low, high = module.bounded()
-        if parameter.grad is not None:
-            parameter.grad = stop_outward(parameter, parameter.grad, low, high)
+        for _, parameter, low, high in module.bounded_scalars():
+            if parameter.grad is not None:
+                parameter.grad = stop_outward(parameter, parameter.grad, low, high)

@@ -1,4 +1,4 @@
-"""Small models whose weights show mistakes, and tokens for them."""
+"""Small models with random weights, which reveal mistakes, and tokens for them."""
 
 import torch
 
@@ -6,7 +6,7 @@ TINY = {"layers": 2, "heads": 2, "width": 16, "block": 24, "vocab": 50}
 
 
 def randomize(model, scale=0.2):
-    """Weights of size 0.2, random biases and gains around 1: at the usual start a wrong GELU hardly shows."""
+    """Random weights and biases of size `scale`, gains around 1. At the usual start a wrong GELU hardly shows."""
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name, p in model.named_parameters():

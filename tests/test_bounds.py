@@ -1,4 +1,4 @@
-"""The clamp trap: both bounded scalars start on their upper bound, and torch.clamp would bury them there."""
+"""Both bounded scalars start on their upper bound, beyond which torch.clamp has no gradient."""
 
 import math
 
@@ -138,7 +138,7 @@ def test_micro_batches_add_up_to_their_batch(exact_clamp):
 
     whole = gradients(1)
     assert torch.allclose(gradients(16), whole, rtol=1e-12)
-    # without micro-batches it is the gradient that was always there
+    # without micro-batches it is the plain gradient
     enter, update = ScaleNorm(8, exact_clamp).double(), SpheretNorm(8, 1, exact_clamp=exact_clamp).double()
     (update(enter(h), f) * target).sum().backward()
     assert torch.allclose(torch.stack([enter.gamma.grad, update.a.grad]), whole, rtol=1e-12)

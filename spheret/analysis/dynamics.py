@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spheret.connections import angle_between
 from spheret.model.gpt import GPT
 from spheret.model.monitor import gradient_norms, mean_cosine
 from spheret.model.probes import Sublayer, probe
@@ -37,15 +38,9 @@ def sink(weights: Tensor) -> list[float]:
     return [] if weights.shape[-1] < 2 else [float(x) for x in weights[:, :, 1:, 0].double().mean((0, 2))]
 
 
-def angles(first: Tensor, second: Tensor) -> Tensor:
-    """The angle between the rows of two tensors, in radians; by half-angles, so that small ones keep their digits."""
-    u, v = (torch.nn.functional.normalize(x.double(), dim=-1) for x in (first, second))
-    return 2 * torch.atan2((u - v).norm(dim=-1), (u + v).norm(dim=-1))
-
-
 def angular_distances(states: list[Tensor]) -> list[list[float]]:
     """Entry (i, j) is the mean angle between a token's states after i and after j sublayers, divided by pi."""
-    return [[float(angles(a, b).mean()) / math.pi for b in states] for a in states]
+    return [[float(angle_between(a, b).mean()) / math.pi for b in states] for a in states]
 
 
 def consecutive(states: list[Tensor]) -> list[float | None]:
@@ -132,7 +127,7 @@ def dynamics(model: GPT, x: Tensor, y: Tensor, tick: Callable[[], object] = lamb
                 "branch": "mlp" if weights is None else "attention",
                 "norm": float(s.out.double().norm(dim=-1).mean()),
                 "massive": massive(s.out),
-                "angle": float(angles(s.h, s.out).mean()),
+                "angle": float(angle_between(s.h, s.out).mean()),
                 "update_cosine": cosines[index],
                 "token_cosine": mean_cosine(s.out),
                 "effective_rank": effective_rank(s.out),

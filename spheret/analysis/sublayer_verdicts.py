@@ -1,4 +1,4 @@
-"""From measurements to rows: what a certificate says of each sublayer, of all of them together, and its verdicts."""
+"""The rows and verdicts of a certificate, computed from measurements: one row per sublayer, and one per depth."""
 
 from __future__ import annotations
 
@@ -11,55 +11,51 @@ from torch import Tensor
 
 from spheret.analysis import depth
 from spheret.analysis.measure import ROUNDING, Measured, Numbers
-from spheret.connections import Connection, SpheretNorm, SphericalConnection
 from spheret.model.gpt import GPT
 
 VERDICTS = ("proven", "measured only", "vacuous", "violated")
-_NO_RETRACTION = "its update is no retraction of the sphere, and the propositions are about those"
-# a bound this small is nothing to build on
+_NO_RETRACTION = "its update is no retraction of the sphere, and the propositions hold for retractions only"
+# a lower bound up to this value counts as 0
 _LEAST = 1e-9
-# a closed form further from automatic differentiation than this is another function's
+# the largest relative difference between the closed form and automatic differentiation that passes
 _CLOSED_FORM = 1e-8
-# a matrix conditioned worse than this is singular to float32
+# a matrix with a larger condition number is singular in float32
 LOST = 1 / torch.finfo(torch.float32).eps
 
 
 def part_of(model: GPT, measured: Measured) -> dict[str, Any]:
-    """Layers, depth and budgets of tokens on their own paths, or of one whole sequence."""
-    updates = [_update(c) for block in model.each_block() for c in (block.attention_connection, block.mlp_connection)]
-    layers = []
-    for number, (update, numbers) in enumerate(zip(updates, measured.updates, strict=True), start=1):
+    """Sublayers, depth and budgets, either of tokens on their own paths or of one whole sequence."""
+    connections = [c for block in model.each_block() for c in (block.attention_connection, block.mlp_connection)]
+    steps = [connection.retraction_step() for connection in connections]
+    rows = []
+    for number, (step, numbers) in enumerate(zip(steps, measured.updates, strict=True), start=1):
         row: dict[str, Any] = {"sublayer": number, "branch": "mlp" if number % 2 == 0 else "attention"}
-        if update is not None:
+        if step is not None:
             row |= {
-                "alpha": float(update.alpha),
-                "lambda": update.factor,
+                "alpha": float(step.alpha),
+                "lambda": step.factor,
                 # null is the exponential map's infinity
-                "p": finite(float(update.p)),
-                "max_angle": update.max_angle,
+                "p": finite(float(step.p)),
+                "max_angle": step.max_angle,
             }
-        layers.append({**row, **_layer(numbers, measured)})
+        rows.append({**row, **_sublayer(numbers, measured)})
     part: dict[str, Any] = {
         "norm_of_B": measured.norm_method,
         "singular_values": measured.sigma_method,
-        "sublayers": layers,
+        "sublayers": rows,
         "depth": _depth(measured),
     }
-    if updates[0] is not None:
-        part |= _budgets(measured, layers, updates[0].schedule)
-    part["verdicts"] = dict(Counter(row["verdict"] for row in layers))
-    # whether S, prod m and the like are bounds here, or mere estimates
-    part["bounds"] = _standing(part, updates[0] is not None)
+    if steps[0] is not None:
+        part |= _budgets(measured, rows, steps[0].schedule)
+    part["verdicts"] = dict(Counter(row["verdict"] for row in rows))
+    # whether S, prod m and the other sums and products are bounds or only estimates
+    part["bounds"] = _standing(part, steps[0] is not None)
     part["lost"] = _lost(part)
     return part
 
 
-def _update(connection: Connection) -> SpheretNorm | None:
-    return connection.update if isinstance(connection, SphericalConnection) else None
-
-
-def _layer(numbers: Numbers, measured: Measured) -> dict[str, Any]:
-    """One sublayer's row: the worst token for each quantity, and the verdict."""
+def _sublayer(numbers: Numbers, measured: Measured) -> dict[str, Any]:
+    """The row of one sublayer: each quantity at its worst token, and the verdict."""
     row: dict[str, Any] = {
         "angle_mean": float(numbers["angle"].mean()),
         "angle_max": float(numbers["angle"].max()),
@@ -95,7 +91,10 @@ def _layer(numbers: Numbers, measured: Measured) -> dict[str, Any]:
 
 
 def _violations(numbers: Numbers, norm_method: str) -> Tensor:
-    """Which tokens contradict a bound, or the closed form; an estimate of a singular value errs to the safe side."""
+    """A boolean per token: whether it contradicts a bound or the closed form.
+
+    An estimated singular value causes no false violation: sigma_max is estimated from below, sigma_min from above.
+    """
     if not bounds_hold(norm_method):
         return torch.zeros_like(numbers["m"], dtype=torch.bool)
     slack = ROUNDING * (1 + numbers["sigma_max"])
@@ -103,29 +102,29 @@ def _violations(numbers: Numbers, norm_method: str) -> Tensor:
     broken |= (numbers["sigma_max"] > 1 + numbers["delta"] + slack) | (
         numbers["sigma_min"] < numbers["m_exact"] - slack
     )
-    # exact norm preservation makes |J| >= 1; an estimate of it from below may fall short
+    # exact norm preservation gives |J| >= 1; the estimate of |J| from below may be smaller, by the residual
     broken |= numbers["sigma_max"] + numbers["residual_max"] < 1 - slack
     return broken | (numbers["error"] > _CLOSED_FORM) if "error" in numbers else broken
 
 
 def bounds_hold(norm_method: str) -> bool:
-    """Whether what follows from |B| is a bound: Lanczos' value lies below |B|, and nothing follows from it."""
+    """Whether the bounds computed from |B| hold. Lanczos gives a value below |B|, from which no bound follows."""
     return norm_method != "lanczos"
 
 
 def judge(row: dict[str, Any], norm_method: str) -> tuple[str, str]:
-    """The verdict on a spherical sublayer, and why."""
+    """The verdict on a spherical sublayer, and its reason."""
     if row["violations"]:
         return "violated", "a measurement contradicts the bound or the closed form"
     if not bounds_hold(norm_method):
-        return "measured only", "|B| is Lanczos' estimate, which lies below it"
+        return "measured only", "|B| is estimated by Lanczos from below"
     if not row["m_min"] > _LEAST:
-        return "vacuous", "m = 0 at some token: the bound from below says nothing there"
-    return "proven", f"m >= {row['m_min']:.3g} at every token looked at"
+        return "vacuous", "m = 0 at some token, so the lower bound proves nothing there"
+    return "proven", f"m >= {row['m_min']:.3g} at every measured token"
 
 
 def _depth(measured: Measured) -> list[dict[str, Any]]:
-    """The product of the first 1, 2, ... updates, measured, beside its bounds."""
+    """The products of the Jacobians of the first 1, 2, ... sublayers: measured values and bounds."""
     bounded = "Delta" in measured.updates[0]
     b = (
         depth.budgets(*(torch.stack([n[key] for n in measured.updates]) for key in ("Delta", "angle", "m")))
@@ -136,7 +135,7 @@ def _depth(measured: Measured) -> list[dict[str, Any]]:
     for index, product in enumerate(measured.products):
         row: dict[str, Any] = {"sublayer": index + 1}
         if product is not None:
-            # what rounding hides may be 0: then the value is only known not to be larger
+            # below the rounding error the true value may be 0, so only an upper bound is known
             hidden = product["sigma_min"] <= product["floor"]
             above = product["sigma_min"] + torch.where(hidden, product["floor"], 0.0)
             row |= {
@@ -163,10 +162,10 @@ def _depth(measured: Measured) -> list[dict[str, Any]]:
     return rows
 
 
-def _budgets(measured: Measured, layers: list[dict[str, Any]], schedule: str) -> dict[str, Any]:
-    """The sums that schedules bound, averaged over tokens, beside what the run's own schedule promises."""
-    lambdas = torch.tensor([row["lambda"] for row in layers], dtype=torch.float64)
-    alphas = torch.tensor([row["alpha"] for row in layers], dtype=torch.float64)
+def _budgets(measured: Measured, sublayers: list[dict[str, Any]], schedule: str) -> dict[str, Any]:
+    """The sums that schedules bound, averaged over tokens, beside the bounds of the run's own schedule."""
+    lambdas = torch.tensor([row["lambda"] for row in sublayers], dtype=torch.float64)
+    alphas = torch.tensor([row["alpha"] for row in sublayers], dtype=torch.float64)
     Delta, angle, eta = (torch.stack([n[key] for n in measured.updates]).cpu() for key in ("Delta", "angle", "eta"))
     kappa = Delta / alphas.clamp(min=torch.finfo(torch.float64).tiny)[:, None]
     a = alphas / lambdas.clamp(min=torch.finfo(torch.float64).tiny)
@@ -177,7 +176,7 @@ def _budgets(measured: Measured, layers: list[dict[str, Any]], schedule: str) ->
 
 
 def _standing(part: dict[str, Any], spherical: bool) -> str:
-    """proven, estimated or none: what the sums over all layers are worth."""
+    """The standing of the sums over all sublayers: proven, estimated or none."""
     if not spherical:
         return "none"
     broken = "violated" in part["verdicts"] or any(row.get("violations") for row in part["depth"])
@@ -185,7 +184,12 @@ def _standing(part: dict[str, Any], spherical: bool) -> str:
 
 
 def _lost(part: dict[str, Any]) -> dict[str, int | None]:
-    """The first layer after which nothing is proven from below, the first beyond float32, and the worst alone."""
+    """Three sublayers, by number; None if there is no such sublayer.
+
+    proof: the first after which no lower bound is proven.
+    conditioning: the first after which the product is singular in float32.
+    worst: the one with the smallest sigma_min / sigma_max of its own.
+    """
     proven = part["depth"] if part["bounds"] == "proven" else []
     proof = (row["sublayer"] for row in proven if row["product_m_min"] == 0)
     measured = (row["sublayer"] for row in part["depth"] if "condition" in row and _condition(row) > LOST)
@@ -198,5 +202,5 @@ def _condition(row: dict[str, Any]) -> float:
 
 
 def finite(x: float) -> float | None:
-    """JSON has no infinity."""
+    """x, or None if it is infinite or NaN, which JSON cannot represent."""
     return x if math.isfinite(x) else None

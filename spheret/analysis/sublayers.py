@@ -1,4 +1,4 @@
-"""A model's sublayers as functions to differentiate: one token's own path, and whole sequences, in float64."""
+"""The sublayers of a model as functions to differentiate, in float64: for single tokens and for whole sequences."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from spheret.connections import SphericalConnection
 from spheret.model.gpt import GPT, Attention
 from spheret.model.probes import Sublayer, probe
 from spheret.support.sharding import whole
 
-# x -> (f, out): what the branch says and the next state
+# x -> (f, out): the branch's output and the next state
 Both = Callable[[Tensor], tuple[Tensor, Tensor]]
-# numbers that one batch of directional derivatives may hold at a time
+# the largest size of one batch of directional derivatives, in numbers
 _NUMBERS = 1 << 22
 
 
 def float64_twin(model: GPT) -> GPT:
-    """The same model in float64 and evaluation mode; the given one, its gradients and random states stay as they are.
+    """A copy of the model in float64 and evaluation mode, which computes in nearly exact arithmetic.
 
-    It is what the weights mean in (nearly) exact arithmetic.
+    The given model, its gradients and the random states are not changed.
     """
     where = "cpu" if next(model.parameters()).device.type == "mps" else None
-    # on the meta device nothing is drawn and nothing is allocated
+    # on the meta device no random number is drawn and no memory is allocated
     with torch.device("meta"):
         twin = GPT(model.config)
     wide = {name: whole(x).to(where, torch.float64) for name, x in model.state_dict().items()}
@@ -37,84 +36,81 @@ def float64_twin(model: GPT) -> GPT:
 
 
 def check_finite(model: GPT, what: str) -> None:
-    """An error that names the first parameter that is not finite."""
+    """Raise an error that names the first parameter with NaN or infinity. `what` names the model in the message."""
     for name, x in model.state_dict().items():
         if not x.isfinite().all():
             raise ValueError(
-                f"{what} has NaN or infinity in {name}: it says nothing about stability, take an earlier checkpoint."
+                f"{what} has NaN or infinity in {name}, so it cannot be analysed: take an earlier checkpoint."
             )
 
 
 @torch.no_grad()
 def states(model: GPT, tokens: Tensor) -> list[Sublayer]:
-    """Every sublayer's record of one pass over tokens (1, time)."""
-    seen: list[Sublayer] = []
-    with probe(model, seen.append):
+    """One record per sublayer, from one forward pass over tokens (1, time)."""
+    sublayers: list[Sublayer] = []
+    with probe(model, sublayers.append):
         model.stream(tokens)
-    for s in seen:
+    for s in sublayers:
         if not s.out.isfinite().all():
             raise ValueError(f"the stream is not finite after sublayer {s.number}: there is nothing to certify.")
         if (s.h == 0).all(-1).any():
             raise ValueError(f"a token's stream is all zeros before sublayer {s.number}: it lies on no sphere.")
-    return seen
+    return sublayers
 
 
 def branch_name(s: Sublayer) -> str:
+    """attention or mlp."""
     return "attention" if isinstance(s.branch, Attention) else "mlp"
 
 
 def is_spherical(s: Sublayer) -> bool:
-    return isinstance(s.connection, SphericalConnection)
+    """Whether the sublayer's update is a retraction of the sphere."""
+    return s.connection.retraction_step() is not None
 
 
 def turn_arguments(s: Sublayer) -> dict[str, Any]:
-    """What `jacobians.turn` needs besides h and f."""
-    update = s.connection.update
+    """The arguments of `jacobians.turn` besides h and f."""
     with torch.no_grad():
-        return {
-            "alpha": update.alpha,
-            "retraction": update.retraction,
-            "max_angle": update.max_angle,
-            "p": update.p,
-        }
+        step = s.connection.retraction_step()
+    assert step is not None, "the sublayer is not spherical"
+    return {"alpha": step.alpha, "retraction": step.retraction, "max_angle": step.max_angle, "p": step.p}
 
 
 def own_path(s: Sublayer, positions: Tensor) -> Both:
-    """A token's next state as a function of its own state alone, its neighbours held: x (1, positions, width).
+    """The next state of each token as a function of its own state x (1, positions, width), with all others fixed.
 
-    No token hears a later one, so the product of these Jacobians over the layers is exactly the derivative of the
-    token's last state in its own first one.
+    No token attends to a later one. So the product of these Jacobians over the sublayers is exactly the derivative of
+    the token's last state with respect to its own first state.
     """
+    branch = s.branch
     if isinstance(s.branch, Attention):
-        speak = _attention_of_one(s.branch, s.branch_input, positions)
-    else:
-        speak = s.branch
+        branch = _attention_of_one(s.branch, s.branch_input, positions)
 
     def both(x: Tensor) -> tuple[Tensor, Tensor]:
-        f = speak(s.connection.read(x))
+        f = branch(s.connection.read(x))
         return f, s.connection.write(x, f)
 
     return both
 
 
 def _attention_of_one(branch: Attention, context: Tensor, positions: Tensor) -> Callable[[Tensor], Tensor]:
-    """Attention of the tokens at `positions` with the keys and values of those before them held."""
-    _, keys, values = branch._split(context)
+    """Attention of the tokens at `positions`, with the keys and values of the tokens before them fixed."""
+    _, keys, values = branch.queries_keys_values(context)
     hidden = torch.arange(context.shape[1], device=context.device) >= positions[:, None]
 
-    def speak(x: Tensor) -> Tensor:
-        q, own_key, own_value = branch._split(x)
+    def attend(x: Tensor) -> Tensor:
+        q, own_key, own_value = branch.queries_keys_values(x)
         before = (q @ keys.mT).masked_fill(hidden, -math.inf)
         own = (q * own_key).sum(-1, keepdim=True)
         weights = (torch.cat([before, own], -1) / math.sqrt(q.shape[-1])).softmax(-1)
         y = weights[..., :-1] @ values + weights[..., -1:] * own_value
         return branch.output(y.transpose(1, 2).reshape(x.shape))
 
-    return speak
+    return attend
 
 
 def whole_sequence(s: Sublayer) -> Both:
-    """All tokens' next states as a function of all their states: x (1, time, width)."""
+    """The next states of all tokens as a function of all their states x (1, time, width)."""
 
     def both(x: Tensor) -> tuple[Tensor, Tensor]:
         f = s.branch(s.connection.read(x))
@@ -125,13 +121,13 @@ def whole_sequence(s: Sublayer) -> Both:
 
 @contextmanager
 def differentiable() -> Iterator[None]:
-    """Within it attention can be differentiated forwards; torch's fast kernels cannot."""
+    """A context in which attention supports forward-mode differentiation. torch's fast kernels do not."""
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         yield
 
 
 def _chunk(s: Sublayer, rows: int) -> int:
-    """How many directions at a time keep the intermediate values of `rows` tokens within bounds."""
+    """The number of directions per batch that keeps the intermediate values of `rows` tokens below `_NUMBERS`."""
     width, time = s.h.shape[-1], s.h.shape[1]
     return max(
         1, _NUMBERS // (rows * max(8 * width, (s.branch.heads if branch_name(s) == "attention" else 0) * time))
@@ -139,7 +135,7 @@ def _chunk(s: Sublayer, rows: int) -> int:
 
 
 def token_jacobians(s: Sublayer, both: Both, x: Tensor) -> tuple[Tensor, Tensor]:
-    """A = DF and J of every token of x (1, n, width) by automatic differentiation: two of (n, width, width)."""
+    """A = DF and J of every token of x (1, n, width) by automatic differentiation, each (n, width, width)."""
 
     def along(direction: Tensor) -> tuple[Tensor, Tensor]:
         return torch.func.jvp(both, (x,), (direction.expand_as(x),))[1]
@@ -151,7 +147,7 @@ def token_jacobians(s: Sublayer, both: Both, x: Tensor) -> tuple[Tensor, Tensor]
 
 
 def sequence_jacobians(s: Sublayer, both: Both, x: Tensor) -> tuple[Tensor, Tensor]:
-    """A and J of the whole sequence x (1, time, width): two of (time width, time width)."""
+    """A = DF and J of the whole sequence x (1, time, width), each (time width, time width)."""
     size = x.numel()
 
     def along(direction: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,10 +159,10 @@ def sequence_jacobians(s: Sublayer, both: Both, x: Tensor) -> tuple[Tensor, Tens
 
 
 def frobenius(s: Sublayer, both: Both, x: Tensor, c: Tensor, sequence: bool) -> Tensor:
-    """An upper bound on |B|, B = DF - c, that never holds B: its Frobenius norm, a few columns at a time.
+    """An upper bound on |B|, B = DF - c, computed a few columns at a time, so that B is never held as a whole.
 
-    For tokens, (n,). For a whole sequence the norm of the (time, time) matrix of its blocks' Frobenius norms, which
-    is above |B| and not above the Frobenius norm of all of it.
+    For tokens it is the Frobenius norm, (n,). For a whole sequence it is the spectral norm of the (time, time) matrix
+    of the Frobenius norms of B's blocks. That is at least |B| and at most the Frobenius norm of B.
     """
     n, width = x.shape[1:]
     chunk = _chunk(s, n)
@@ -182,9 +178,9 @@ def frobenius(s: Sublayer, both: Both, x: Tensor, c: Tensor, sequence: bool) -> 
             directions = torch.zeros(count, *x.shape, dtype=x.dtype, device=x.device)
             index = torch.arange(count, device=x.device)
             directions[index, :, slice(None) if source is None else source, first + index] = 1.0
-            found = torch.vmap(column)(directions).sum(0)
+            sums = torch.vmap(column)(directions).sum(0)
             if source is None:
-                squares += found
+                squares += sums
             else:
-                squares[:, source] += found
+                squares[:, source] += sums
     return torch.linalg.matrix_norm(squares.sqrt(), ord=2) if sequence else squares.sqrt()

@@ -49,7 +49,7 @@ def build_model(name: str, size: str, block: int, shared: GPT | None) -> GPT:
         return model
     small = GPT(GPTConfig.preset(size, **options, layers=1, vocab=2))
     model.tokens, model.positions = shared.tokens, shared.positions
-    model.enter, model.exit = small.enter, small.exit
+    model.entry_norm, model.final_norm = small.entry_norm, small.final_norm
     scheme, width = model.scheme, model.config.width
     for index, (own, other) in enumerate(zip(model.each_block(), shared.each_block(), strict=True)):
         own.attention, own.mlp = other.attention, other.mlp

@@ -1,4 +1,4 @@
-"""Deep connections: the SCHEMES table, and `scheme(name, **options)` that takes a row of it."""
+"""Deep connections: the SCHEMES table, and `scheme(name, **options)`, which builds a row of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any
 
 from spheret.connections import euclidean as flat
-from spheret.connections.base import Connection, Initialisation, Scheme
+from spheret.connections.base import Connection, Initialisation, RetractionStep, Scheme, angle_between
+from spheret.connections.bounded import Bounded, BoundedScalar
 from spheret.connections.norms import LayerNorm, RMSNorm, ScaleNorm
 from spheret.connections.spherical import SpheretNorm, Spherical, SphericalConnection
 from spheret.support.errors import unknown
@@ -17,26 +18,30 @@ from spheret.support.errors import unknown
 __all__ = [
     "PAPER_SCHEMES",
     "SCHEMES",
+    "Bounded",
+    "BoundedScalar",
     "Connection",
     "Initialisation",
     "LayerNorm",
     "RMSNorm",
+    "RetractionStep",
     "ScaleNorm",
     "Scheme",
     "SpheretNorm",
     "Spherical",
     "SphericalConnection",
+    "angle_between",
     "scheme",
 ]
 
-# a row is a Scheme class, or one with other defaults; the first nine are the paper's
+# each row is a Scheme class, or a Scheme class with other defaults; the first nine are the paper's
 SCHEMES: dict[str, Callable[..., Scheme]] = {
     "pre-ln": flat.PreLN,
     "post-ln": flat.PostLN,
     "pre-dyt": flat.PreDyT,
     "peri-ln": flat.PeriLN,
     "keel": flat.Keel,
-    # its tables do not say which schedule GeoNorm had: this is its own paper's
+    # the SpheretNorm paper does not name GeoNorm's schedule; harmonic is that of GeoNorm's own paper
     "geonorm": partial(Spherical, p=math.inf, schedule="harmonic"),
     "proj-spheretnorm": partial(Spherical, p=1.0),
     "cay-spheretnorm": partial(Spherical, p=2.0),
@@ -61,12 +66,12 @@ def scheme(name: str, **options: Any) -> Scheme:
     if name not in SCHEMES:
         raise unknown("scheme", name, SCHEMES)
     row = SCHEMES[name]
-    made = row.func if isinstance(row, partial) else row
-    kinds = {f.name: f.type for f in fields(made) if f.name != "name"}  # type: ignore[arg-type]
+    scheme_class = row.func if isinstance(row, partial) else row
+    kinds = {f.name: f.type for f in fields(scheme_class) if f.name != "name"}  # type: ignore[arg-type]
     for option, value in options.items():
         if option not in kinds:
             raise unknown(f"option of {name}", option, kinds)
-        # "no" would count as true, and true as 1
+        # without this check "no" would count as true, and true as 1
         if isinstance(value, bool) != (kinds[option] in ("bool", bool)):
             allowed = "a number or a word" if isinstance(value, bool) else "true or false"
             raise ValueError(f"{option} of {name} must be {allowed}, got {value!r}.")

@@ -1,15 +1,17 @@
-"""What a connection and a scheme are. The model knows these two, and no method by name."""
+"""`Connection` and `Scheme`: the interface between the model and every method."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from spheret.kernels import check_rows, compute_dtype
+from spheret.retractions import P, Retraction
 
 
 def check_dim(dim: int) -> int:
@@ -27,14 +29,42 @@ def check_sublayer(sublayer: int, num_sublayers: int | None) -> None:
         )
 
 
+def channels_last(x: Tensor, dim: int, channel_dim: int) -> Tensor:
+    """A view of x with its `dim` channels moved from dimension `channel_dim` to the last one."""
+    if not -x.dim() <= channel_dim < x.dim() or x.shape[channel_dim] != dim:
+        raise ValueError(
+            f"this module was built for {dim} channels in dimension {channel_dim}, got shape {tuple(x.shape)}."
+        )
+    return x.movedim(channel_dim, -1)
+
+
 def add(h: Tensor, f: Tensor) -> Tensor:
-    """h + f in float32 or better, in the dtype of the stream."""
+    """h + f, computed in float32 or better and returned in the dtype of h."""
     dtype = compute_dtype(h, f)
     return (h.to(dtype) + f.to(dtype)).to(h.dtype)
 
 
+def angle_between(first: Tensor, second: Tensor) -> Tensor:
+    """The angle between the rows of two tensors (..., d), in radians and float64, (...)."""
+    u, v = (torch.nn.functional.normalize(x.double(), dim=-1) for x in (first, second))
+    # half-angle form: arccos would lose every small angle
+    return 2 * torch.atan2((u - v).norm(dim=-1), (u + v).norm(dim=-1))
+
+
+class RetractionStep(NamedTuple):
+    """One update of a spherical stream: h' = R_h(alpha P_h f), with its angle capped at `max_angle`."""
+
+    alpha: Tensor
+    retraction: Retraction
+    p: P
+    max_angle: float | None
+    # lambda_l, and the schedule that gave it
+    factor: float
+    schedule: str
+
+
 class Connection(nn.Module):
-    """How one residual branch joins the stream: `read` what the branch sees, `write` what it says.
+    """How one residual branch joins the stream: `read` gives the branch its input, `write` joins its output.
 
         h' = write(h, branch(read(h)))
 
@@ -60,7 +90,28 @@ class Connection(nn.Module):
         check_rows(h, f, self.dim)
         return self.join(h, f)
 
+    def angle(self, h: Tensor, f: Tensor, out: Tensor | None = None) -> Tensor:
+        """The angle between h and the next state, (...), in radians.
+
+        out: the next state, if it is already known. It saves the call of `write`.
+        """
+        return angle_between(h, self.write(h, f) if out is None else out)
+
+    @property
+    def alpha(self) -> Tensor | None:
+        """The step size, a 1-element tensor; None for a connection without one."""
+        return None
+
+    def retraction_step(self) -> RetractionStep | None:
+        """The parameters of the update if it is a retraction of the sphere, else None. Certificates need them."""
+        return None
+
     def forward(self, h: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
+        if isinstance(branch, Tensor):
+            raise TypeError(
+                "a Connection takes h and the branch, a function, but got a tensor: call connection.write(h, f) "
+                "with the branch's output f, or SpheretNorm, which takes h and f."
+            )
         return self.write(h, branch(self.read(h)))
 
     def extra_repr(self) -> str:
@@ -69,7 +120,7 @@ class Connection(nn.Module):
 
 @dataclass(frozen=True)
 class Initialisation:
-    """Factors on the standard deviation of a block's weights, as a scheme asks for them."""
+    """A scheme's factors on the standard deviation of a block's weights at the start."""
 
     output: float  # the projections that write to the stream: attention's and the MLP's last
     value: float = 1.0  # attention's value projection
@@ -78,27 +129,30 @@ class Initialisation:
 
 @dataclass(frozen=True)
 class Scheme:
-    """What happens where the stream enters, at each sublayer, and where it leaves: three modules.
+    """Three modules: one where the stream enters, one at each sublayer, and one where the stream leaves.
 
-    A scheme is a frozen record of its options. `sublayer` is the 1-based sublayer (a block's attention is odd,
-    its MLP even) and `num_sublayers` the number of sublayers, two a block.
+    A scheme is a frozen record of its options. `sublayer` is the 1-based sublayer: a block's attention is odd, its
+    MLP even. `num_sublayers` is the number of sublayers, two per block.
     """
 
     name: str = field(default="", kw_only=True)
-    # one line for tables and reports, and where the method comes from
+    # where the method comes from, in one line, for tables and reports
     source: ClassVar[str] = ""
 
     def enter(self, dim: int) -> nn.Module:
+        """The module between the embeddings and the first sublayer."""
         return nn.Identity()
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
+        """The connection of one sublayer."""
         return Connection(dim, sublayer, num_sublayers)
 
     def exit(self, dim: int) -> nn.Module:
+        """The module between the last sublayer and the head."""
         return nn.Identity()
 
     def initialisation(self, num_sublayers: int) -> Initialisation:
-        """nanoGPT's: what writes to the stream starts smaller by sqrt(number of sublayers)."""
+        """nanoGPT's: weights that write to the stream start smaller by sqrt(num_sublayers)."""
         return Initialisation(output=1 / math.sqrt(num_sublayers))
 
     def constrain(self, reading: Iterable[Tensor], writing: Iterable[Tensor]) -> None:

@@ -1,7 +1,7 @@
-"""The rivals: connections that add in flat space, each as its own source defines it.
+"""The rival methods: connections that add the branch's output to the stream, each as its own source defines it.
 
-Unless a class says otherwise nothing happens at the entry and the exit is nanoGPT's final norm.
-`norm` ("layernorm" or "rmsnorm") and `bias` choose the norm where the method leaves it open.
+Unless a class states otherwise, the entry does nothing and the exit is nanoGPT's final norm. The options `norm`
+("layernorm" or "rmsnorm") and `bias` choose the norm if the source leaves it open.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from spheret.connections.base import Connection, Initialisation, Scheme, add, check_sublayer
+from spheret.connections.base import Connection, Initialisation, Scheme, add, check_dim, check_sublayer
 from spheret.connections.norms import (
     NORMS,
+    Device,
     DynamicErf,
     DynamicISRU,
     DynamicTanh,
     Norm,
     PlainScaleNorm,
     RMSNorm,
+    empty_parameter,
     make_norm,
 )
 from spheret.kernels import compute_dtype, normalize
@@ -30,41 +32,48 @@ from spheret.support.errors import unknown
 
 
 class NormedConnection(Connection):
-    r"""h' = outer(k h + output(F(inner(h)))): where the norms stand is what most methods differ in."""
+    """h' = outer_norm(scale h + output_norm(F(inner_norm(h)))). Most methods differ in where the norms stand.
+
+    A norm that is None is left out. A learned gain or scalar may take the place of a norm.
+    """
 
     def __init__(
         self,
         dim: int,
         sublayer: int,
         num_sublayers: int,
-        inner: nn.Module | None = None,
-        output: nn.Module | None = None,
-        outer: nn.Module | None = None,
+        inner_norm: nn.Module | None = None,
+        output_norm: nn.Module | None = None,
+        outer_norm: nn.Module | None = None,
         scale: float = 1.0,
     ):
         super().__init__(dim, sublayer, num_sublayers)
-        self.inner = inner or nn.Identity()
-        self.output = output or nn.Identity()
-        self.outer = outer or nn.Identity()
+        self.inner_norm = inner_norm or nn.Identity()
+        self.output_norm = output_norm or nn.Identity()
+        self.outer_norm = outer_norm or nn.Identity()
         self.scale = scale
 
     def read(self, h: Tensor) -> Tensor:
-        return self.inner(h)
+        return self.inner_norm(h)
 
     def join(self, h: Tensor, f: Tensor) -> Tensor:
-        # the sum stays wide until the outer norm has seen it
+        # the sum stays in the computing dtype up to the outer norm
         dtype = compute_dtype(h, f)
         wide = h.to(dtype) if self.scale == 1 else self.scale * h.to(dtype)
-        return self.outer(wide + self.output(f.to(dtype))).to(h.dtype)
+        return self.outer_norm(wide + self.output_norm(f.to(dtype))).to(h.dtype)
 
 
 class Scalar(nn.Module):
-    """x times a learned scalar times a fixed one."""
+    """x times a learned scalar, `start` at the start, times the number `fixed`."""
 
-    def __init__(self, start: float, fixed: float = 1.0):
+    def __init__(self, start: float, fixed: float = 1.0, device: Device = None, dtype: torch.dtype | None = None):
         super().__init__()
-        self.weight = nn.Parameter(torch.full((1,), start))
-        self.fixed = fixed
+        self.start, self.fixed = start, fixed
+        self.weight = empty_parameter(1, device, dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.weight, self.start)
 
     def forward(self, x: Tensor) -> Tensor:
         dtype = compute_dtype(x)
@@ -73,7 +82,7 @@ class Scalar(nn.Module):
 
 @dataclass(frozen=True)
 class Residual(Scheme):
-    """h' = h + F(h), the paper's Euclidean case; the base of those that keep the final norm."""
+    """h' = h + F(h), the paper's Euclidean case, and a final norm. Schemes with a final norm derive from it."""
 
     norm: str = "layernorm"
     bias: bool = True
@@ -83,11 +92,11 @@ class Residual(Scheme):
         if self.norm not in NORMS:
             raise unknown("norm", self.norm, NORMS)
 
-    def make(self, dim: int) -> Norm:
+    def build_norm(self, dim: int) -> Norm:
         return make_norm(self.norm, dim, self.bias)
 
     def exit(self, dim: int) -> nn.Module:
-        return self.make(dim)
+        return self.build_norm(dim)
 
 
 @dataclass(frozen=True)
@@ -97,7 +106,7 @@ class PreLN(Residual):
     source: ClassVar[str] = "Xiong et al. 2020; nanoGPT"
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
-        return NormedConnection(dim, sublayer, num_sublayers, inner=self.make(dim))
+        return NormedConnection(dim, sublayer, num_sublayers, inner_norm=self.build_norm(dim))
 
 
 @dataclass(frozen=True)
@@ -107,7 +116,7 @@ class PostLN(Residual):
     source: ClassVar[str] = "Vaswani et al. 2017"
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
-        return NormedConnection(dim, sublayer, num_sublayers, outer=self.make(dim))
+        return NormedConnection(dim, sublayer, num_sublayers, outer_norm=self.build_norm(dim))
 
     def exit(self, dim: int) -> nn.Module:
         return nn.Identity()
@@ -120,21 +129,23 @@ class PeriLN(Residual):
     source: ClassVar[str] = "arXiv 2502.02732"
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
-        return NormedConnection(dim, sublayer, num_sublayers, inner=self.make(dim), output=self.make(dim))
+        return NormedConnection(
+            dim, sublayer, num_sublayers, inner_norm=self.build_norm(dim), output_norm=self.build_norm(dim)
+        )
 
 
 @dataclass(frozen=True)
 class MixLN(Residual):
-    """Post-LN on the first quarter of the blocks (rounded down), Pre-LN after, and a final norm."""
+    """Post-LN in the first quarter of the blocks (rounded down), Pre-LN in the others, and a final norm."""
 
     source: ClassVar[str] = "arXiv 2412.13795"
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
         check_sublayer(sublayer, num_sublayers)
         early = (sublayer + 1) // 2 <= (num_sublayers + 1) // 2 // 4
-        norm = self.make(dim)
+        norm = self.build_norm(dim)
         return NormedConnection(
-            dim, sublayer, num_sublayers, inner=None if early else norm, outer=norm if early else None
+            dim, sublayer, num_sublayers, inner_norm=None if early else norm, outer_norm=norm if early else None
         )
 
 
@@ -145,7 +156,9 @@ class DeepNorm(PostLN):
     source: ClassVar[str] = "arXiv 2203.00555"
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
-        return NormedConnection(dim, sublayer, num_sublayers, outer=self.make(dim), scale=num_sublayers**0.25)
+        return NormedConnection(
+            dim, sublayer, num_sublayers, outer_norm=self.build_norm(dim), scale=num_sublayers**0.25
+        )
 
     def initialisation(self, num_sublayers: int) -> Initialisation:
         small = (4 * num_sublayers) ** -0.25
@@ -163,8 +176,8 @@ class Keel(Scheme):
             dim,
             sublayer,
             num_sublayers,
-            inner=RMSNorm(dim),
-            outer=None if sublayer == 1 else RMSNorm(dim),
+            inner_norm=RMSNorm(dim),
+            outer_norm=None if sublayer == 1 else RMSNorm(dim),
             scale=1.0 if sublayer <= 2 else float(num_sublayers),
         )
 
@@ -182,28 +195,28 @@ class ScaledNorm(nn.Module):
 
 @dataclass(frozen=True)
 class LNScaling(Residual):
-    """h' = h + F(LN(h)/sqrt(block)), without the smaller start of what writes to the stream."""
+    """h' = h + F(LN(h)/sqrt(block)). Weights that write to the stream start as large as all others."""
 
     source: ClassVar[str] = "arXiv 2502.05795"
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
         check_sublayer(sublayer, num_sublayers)
-        inner = ScaledNorm(self.make(dim), 1 / math.sqrt((sublayer + 1) // 2))
-        return NormedConnection(dim, sublayer, num_sublayers, inner=inner)
+        scaled = ScaledNorm(self.build_norm(dim), 1 / math.sqrt((sublayer + 1) // 2))
+        return NormedConnection(dim, sublayer, num_sublayers, inner_norm=scaled)
 
     def initialisation(self, num_sublayers: int) -> Initialisation:
         return Initialisation(output=1.0)
 
 
-# arXiv 2503.10622, Table 12: width up to which, slope of the norm before attention, slope of the others
+# arXiv 2503.10622, Table 12: largest width of the row, slope of the norms before attention, slope of all others
 _DYT_SLOPES = ((1024, 1.0, 1.0), (2048, 1.0, 0.5), (4096, 0.8, 0.2), (math.inf, 0.2, 0.05))
 
 
 @dataclass(frozen=True)
 class PreDyT(Scheme):
-    """Pre-LN with w tanh(a x) + b for every norm, and embeddings times a learned scalar from sqrt d.
+    """Pre-LN with w tanh(a x) + b for every norm, and embeddings times a learned scalar that starts at sqrt d.
 
-    `slope` fixes a at the start; None takes the source's table by width.
+    `slope` is the start of a. None takes it from the source's table, by width.
     """
 
     slope: float | None = None
@@ -219,7 +232,7 @@ class PreDyT(Scheme):
         return Scalar(math.sqrt(dim))
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
-        return NormedConnection(dim, sublayer, num_sublayers, inner=self._norm(dim, attention=sublayer % 2 == 1))
+        return NormedConnection(dim, sublayer, num_sublayers, inner_norm=self._norm(dim, attention=sublayer % 2 == 1))
 
     def exit(self, dim: int) -> nn.Module:
         return self._norm(dim, attention=False)
@@ -233,7 +246,7 @@ class PreDerf(Scheme):
     source: ClassVar[str] = "arXiv 2512.10938"
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
-        return NormedConnection(dim, sublayer, num_sublayers, inner=DynamicErf(dim, self.bias))
+        return NormedConnection(dim, sublayer, num_sublayers, inner_norm=DynamicErf(dim, self.bias))
 
     def exit(self, dim: int) -> nn.Module:
         return DynamicErf(dim, self.bias)
@@ -246,7 +259,7 @@ class PreDyISRU(Scheme):
     source: ClassVar[str] = "arXiv 2503.21708"
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
-        return NormedConnection(dim, sublayer, num_sublayers, inner=DynamicISRU(dim))
+        return NormedConnection(dim, sublayer, num_sublayers, inner_norm=DynamicISRU(dim))
 
     def exit(self, dim: int) -> nn.Module:
         return DynamicISRU(dim)
@@ -259,7 +272,7 @@ class PreScaleNorm(Scheme):
     source: ClassVar[str] = "arXiv 1910.05895"
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
-        return NormedConnection(dim, sublayer, num_sublayers, inner=PlainScaleNorm(dim))
+        return NormedConnection(dim, sublayer, num_sublayers, inner_norm=PlainScaleNorm(dim))
 
     def exit(self, dim: int) -> nn.Module:
         return PlainScaleNorm(dim)
@@ -267,20 +280,25 @@ class PreScaleNorm(Scheme):
 
 @dataclass(frozen=True)
 class ReZero(Residual):
-    """h' = h + a F(h), a learned from 0."""
+    """h' = h + a F(h), a learned scalar a that is 0 at the start."""
 
     source: ClassVar[str] = "arXiv 2003.04887"
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
-        return NormedConnection(dim, sublayer, num_sublayers, output=Scalar(0.0))
+        return NormedConnection(dim, sublayer, num_sublayers, output_norm=Scalar(0.0))
 
 
 class Gain(nn.Module):
-    """diag(g) x."""
+    """diag(g) x; all entries of g are `start` at the start."""
 
-    def __init__(self, dim: int, start: float):
+    def __init__(self, dim: int, start: float, device: Device = None, dtype: torch.dtype | None = None):
         super().__init__()
-        self.weight = nn.Parameter(torch.full((dim,), start))
+        self.start = start
+        self.weight = empty_parameter(dim, device, dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.weight, self.start)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.weight.to(x.dtype) * x
@@ -288,18 +306,20 @@ class Gain(nn.Module):
 
 @dataclass(frozen=True)
 class LayerScale(Residual):
-    """h' = h + diag(g) F(LN h), g from 0.1 up to 18 blocks, 1e-5 up to 24, 1e-6 deeper."""
+    """h' = h + diag(g) F(LN h); g starts at 0.1 for up to 18 blocks, at 1e-5 for up to 24, else at 1e-6."""
 
     source: ClassVar[str] = "arXiv 2103.17239"
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
         blocks = (num_sublayers + 1) // 2
         start = 0.1 if blocks <= 18 else 1e-5 if blocks <= 24 else 1e-6
-        return NormedConnection(dim, sublayer, num_sublayers, inner=self.make(dim), output=Gain(dim, start))
+        return NormedConnection(
+            dim, sublayer, num_sublayers, inner_norm=self.build_norm(dim), output_norm=Gain(dim, start)
+        )
 
 
 class OrthogonalConnection(NormedConnection):
-    """h + (I - hh'/|h|^2) F(LN h): only the part of the branch that is orthogonal to the stream."""
+    """h' = h + (I - hh'/|h|^2) F(LN h): it adds the part of the branch's output that is orthogonal to the stream."""
 
     def join(self, h: Tensor, f: Tensor) -> Tensor:
         dtype = compute_dtype(h, f)
@@ -315,7 +335,7 @@ class Orthogonal(Residual):
     source: ClassVar[str] = "arXiv 2505.11881"
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
-        return OrthogonalConnection(dim, sublayer, num_sublayers, inner=self.make(dim))
+        return OrthogonalConnection(dim, sublayer, num_sublayers, inner_norm=self.build_norm(dim))
 
 
 class UnitNorm(Norm):
@@ -325,30 +345,46 @@ class UnitNorm(Norm):
         return normalize(x, 1.0)
 
 
-class NGPTConnection(Connection):
-    """h' = norm(h + |a| (norm(F h) - h)), a in R^d, 0.05 at the start.
+class NGPTNorm(nn.Module):
+    """h' = norm(h + r (norm(f) - h)) with a learned vector r = 0.05 sqrt(d) |a| that is 0.05 at the start.
 
-    The parameter starts at 1/sqrt d, the size of the stream's entries, so that one learning rate fits both.
+    The parameter a in R^d starts at 1/sqrt d, the size of the stream's entries, so that one learning rate fits both.
     """
 
     step: float = 0.05
 
-    def __init__(self, dim: int, sublayer: int, num_sublayers: int):
-        super().__init__(dim, sublayer, num_sublayers)
-        self.a = nn.Parameter(torch.full((dim,), 1 / math.sqrt(dim)))
+    def __init__(self, dim: int, device: Device = None, dtype: torch.dtype | None = None):
+        super().__init__()
+        self.dim = check_dim(dim)
+        self.a = empty_parameter(dim, device, dtype)
+        self.reset_parameters()
 
-    def join(self, h: Tensor, f: Tensor) -> Tensor:
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.a, 1 / math.sqrt(self.dim))
+
+    def forward(self, h: Tensor, f: Tensor) -> Tensor:
         dtype = compute_dtype(h, f)
         wide = h.to(dtype)
         rate = (self.step * math.sqrt(self.dim)) * self.a.to(dtype).abs()
         return normalize(wide + rate * (normalize(f.to(dtype), 1.0) - wide), 1.0).to(h.dtype)
 
 
+class NGPTConnection(Connection):
+    """NGPTNorm as a connection."""
+
+    def __init__(self, dim: int, sublayer: int, num_sublayers: int):
+        super().__init__(dim, sublayer, num_sublayers)
+        self.norm = NGPTNorm(dim)
+
+    def join(self, h: Tensor, f: Tensor) -> Tensor:
+        return self.norm(h, f)
+
+
 @dataclass(frozen=True)
 class NGPT(Scheme):
-    """nGPT's update rule on the unit sphere, and a learned scale of the logits from sqrt d.
+    """nGPT's update rule on the unit sphere, and a learned scale of the logits that starts at sqrt d.
 
-    `normalize_weights` is the rest of its recipe: after every step the trainer has `constrain` put each
+    `normalize_weights` is the rest of its recipe: after every step the trainer calls `constrain`, which puts each
     weight vector that faces the stream back on the unit sphere.
     """
 

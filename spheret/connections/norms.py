@@ -9,23 +9,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spheret.bounds import bounded_softplus, inverse_softplus
-from spheret.connections.base import check_dim
+from spheret.bounds import inverse_softplus
+from spheret.connections.base import channels_last, check_dim
+from spheret.connections.bounded import Bounded, BoundedScalar
 from spheret.kernels import compute_dtype, normalize
 from spheret.support.errors import unknown
 
+Device = torch.device | str | int | None
+
 
 class Norm(nn.Module):
-    """A map of rows (..., dim) to rows; subclasses say what it is in the computing dtype."""
+    """A map of rows (..., dim) to rows. Subclasses define it in the computing dtype, in `apply_wide`.
 
-    def __init__(self, dim: int):
+    channel_dim: the dimension that holds the rows' `dim` entries. (N, C, H, W) has channel_dim=1.
+    """
+
+    def __init__(self, dim: int, channel_dim: int = -1):
         super().__init__()
-        self.dim = check_dim(dim)
+        self.dim, self.channel_dim = check_dim(dim), channel_dim
 
     def apply_wide(self, x: Tensor) -> Tensor:
-        raise AssertionError("a norm defines apply_wide")
+        raise NotImplementedError(f"{type(self).__name__} must define apply_wide.")
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.channel_dim != -1:
+            return self._rows(channels_last(x, self.dim, self.channel_dim)).movedim(-1, self.channel_dim)
+        return self._rows(x)
+
+    def _rows(self, x: Tensor) -> Tensor:
         if x.dim() == 0 or x.shape[-1] != self.dim:
             raise ValueError(f"this norm was built for rows of width {self.dim}, got shape {tuple(x.shape)}.")
         if not x.is_floating_point():
@@ -33,7 +44,12 @@ class Norm(nn.Module):
         return self.apply_wide(x.to(compute_dtype(x))).to(x.dtype)
 
     def extra_repr(self) -> str:
-        return str(self.dim)
+        return str(self.dim) if self.channel_dim == -1 else f"{self.dim}, channel_dim={self.channel_dim}"
+
+
+def empty_parameter(size: int, device: Device, dtype: torch.dtype | None) -> nn.Parameter:
+    """A vector that `reset_parameters` fills."""
+    return nn.Parameter(torch.empty(size, device=device, dtype=dtype))
 
 
 def _affine(y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -42,13 +58,26 @@ def _affine(y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class LayerNorm(Norm):
-    """nanoGPT's: gain 1, optional bias 0, eps 1e-5."""
+    """nanoGPT's LayerNorm: gain 1 and, if there is one, bias 0 at the start; eps 1e-5."""
 
-    def __init__(self, dim: int, bias: bool = True, eps: float = 1e-5):
+    def __init__(
+        self,
+        dim: int,
+        bias: bool = True,
+        eps: float = 1e-5,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ):
         super().__init__(dim)
         self.eps = eps
-        self.weight = nn.Parameter(torch.ones(dim))
-        self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
+        self.weight = empty_parameter(dim, device, dtype)
+        self.bias = empty_parameter(dim, device, dtype) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def apply_wide(self, x: Tensor) -> Tensor:
         bias = None if self.bias is None else self.bias.to(x.dtype)
@@ -56,12 +85,23 @@ class LayerNorm(Norm):
 
 
 class RMSNorm(Norm):
-    """gain x / sqrt(mean x^2 + eps), no bias."""
+    """gain x / sqrt(mean x^2 + eps), gain 1 at the start. It has no bias; `bias` is ignored."""
 
-    def __init__(self, dim: int, bias: bool = False, eps: float = 1e-5):
+    def __init__(
+        self,
+        dim: int,
+        bias: bool = False,
+        eps: float = 1e-5,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ):
         super().__init__(dim)
         self.eps = eps
-        self.weight = nn.Parameter(torch.ones(dim))
+        self.weight = empty_parameter(dim, device, dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
 
     def apply_wide(self, x: Tensor) -> Tensor:
         return self.weight.to(x.dtype) * x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
@@ -77,13 +117,28 @@ def make_norm(norm: str, dim: int, bias: bool) -> Norm:
 
 
 class DynamicTanh(Norm):
-    """w tanh(a x) + b (arXiv 2503.10622)."""
+    """w tanh(a x) + b, a = slope at the start (arXiv 2503.10622)."""
 
-    def __init__(self, dim: int, slope: float = 1.0, bias: bool = True):
+    def __init__(
+        self,
+        dim: int,
+        slope: float = 1.0,
+        bias: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ):
         super().__init__(dim)
-        self.a = nn.Parameter(torch.full((1,), slope))
-        self.weight = nn.Parameter(torch.ones(dim))
-        self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
+        self.slope = slope
+        self.a = empty_parameter(1, device, dtype)
+        self.weight = empty_parameter(dim, device, dtype)
+        self.bias = empty_parameter(dim, device, dtype) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.a, self.slope)
+        nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def apply_wide(self, x: Tensor) -> Tensor:
         return _affine((self.a.to(x.dtype) * x).tanh(), self.weight, self.bias)
@@ -92,12 +147,20 @@ class DynamicTanh(Norm):
 class DynamicErf(Norm):
     """w erf(a x + s) + b, a = 0.5 and s = 0 at the start (arXiv 2512.10938)."""
 
-    def __init__(self, dim: int, bias: bool = True):
+    def __init__(self, dim: int, bias: bool = True, device: Device = None, dtype: torch.dtype | None = None):
         super().__init__(dim)
-        self.a = nn.Parameter(torch.full((1,), 0.5))
-        self.shift = nn.Parameter(torch.zeros(1))
-        self.weight = nn.Parameter(torch.ones(dim))
-        self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
+        self.a = empty_parameter(1, device, dtype)
+        self.shift = empty_parameter(1, device, dtype)
+        self.weight = empty_parameter(dim, device, dtype)
+        self.bias = empty_parameter(dim, device, dtype) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.a, 0.5)
+        nn.init.zeros_(self.shift)
+        nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def apply_wide(self, x: Tensor) -> Tensor:
         return _affine(torch.erf(self.a.to(x.dtype) * x + self.shift.to(x.dtype)), self.weight, self.bias)
@@ -106,13 +169,18 @@ class DynamicErf(Norm):
 class DynamicISRU(Norm):
     """w sqrt(d) x / sqrt(|b| + x^2), b = d at the start: RMSNorm's slope at 0 (arXiv 2503.21708).
 
-    The source takes b > 0 for granted; |b| keeps a b that training pushes through 0 from making NaN.
+    The source assumes b > 0. |b| keeps the result finite if training pushes b through 0.
     """
 
-    def __init__(self, dim: int):
+    def __init__(self, dim: int, device: Device = None, dtype: torch.dtype | None = None):
         super().__init__(dim)
-        self.b = nn.Parameter(torch.full((1,), float(dim)))
-        self.weight = nn.Parameter(torch.ones(dim))
+        self.b = empty_parameter(1, device, dtype)
+        self.weight = empty_parameter(dim, device, dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.b, float(self.dim))
+        nn.init.ones_(self.weight)
 
     def apply_wide(self, x: Tensor) -> Tensor:
         return math.sqrt(self.dim) * self.weight.to(x.dtype) * x * (self.b.to(x.dtype).abs() + x * x).rsqrt()
@@ -121,35 +189,55 @@ class DynamicISRU(Norm):
 class PlainScaleNorm(Norm):
     """g x/|x|, g = sqrt d at the start (arXiv 1910.05895)."""
 
-    def __init__(self, dim: int):
+    def __init__(self, dim: int, device: Device = None, dtype: torch.dtype | None = None):
         super().__init__(dim)
-        self.g = nn.Parameter(torch.full((1,), math.sqrt(dim)))
+        self.g = empty_parameter(1, device, dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.g, math.sqrt(self.dim))
 
     def apply_wide(self, x: Tensor) -> Tensor:
         return normalize(x, self.g)
 
 
-class ScaleNorm(Norm):
+class ScaleNorm(Norm, Bounded):
     r"""The modified ScaleNorm at the entry of a spherical stream: h = R h/|h| (paper, Eq. 10).
 
-    R = clamp(softplus(gamma), 1, sqrt d) is learned and starts at sqrt d. It chooses the sphere; every
-    spherical connection after it stays there. A row of zeros stays zero. `exact_clamp` takes torch.clamp with
-    its dead gradient (see spheret.bounds).
+    The radius R = clamp(softplus(gamma), 1, sqrt d) is learned and starts at sqrt d. It chooses the sphere on which
+    all later spherical connections stay. A row of zeros stays zero.
+
+    exact_clamp: use the paper's torch.clamp, whose gradient is 0 beyond the bound (see spheret.bounds).
+    channel_dim: the dimension that holds the rows' `dim` entries. (N, C, H, W) has channel_dim=1.
     """
 
-    def __init__(self, dim: int, exact_clamp: bool = False):
-        super().__init__(dim)
+    def __init__(
+        self,
+        dim: int,
+        exact_clamp: bool = False,
+        channel_dim: int = -1,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__(dim, channel_dim)
         self.exact_clamp, self.passing = exact_clamp, False
-        self.gamma = nn.Parameter(torch.full((1,), inverse_softplus(math.sqrt(dim))))
+        self.gamma = empty_parameter(1, device, dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.gamma, inverse_softplus(math.sqrt(self.dim)))
 
     @property
     def radius(self) -> Tensor:
         """R, a 1-element tensor."""
-        return bounded_softplus(self.gamma, 1.0, math.sqrt(self.dim), self.exact_clamp, passing=self.passing)
+        return self.bounded_softplus(self.gamma, 1.0, math.sqrt(self.dim))
 
-    def bounded(self) -> tuple[nn.Parameter, float, float]:
-        """The parameter whose softplus is kept in an interval, and that interval."""
-        return self.gamma, 1.0, math.sqrt(self.dim)
+    def radius_value(self) -> float:
+        """R as a Python number. It gathers a sharded gamma."""
+        return self.bounded_scalars()[0].value()
+
+    def bounded_scalars(self) -> list[BoundedScalar]:
+        return [BoundedScalar("gamma", self.gamma, 1.0, math.sqrt(self.dim))]
 
     def apply_wide(self, x: Tensor) -> Tensor:
         return normalize(x, self.radius)

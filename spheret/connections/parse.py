@@ -1,4 +1,4 @@
-"""Schemes and options as the command line spells them: `--schemes a,b:option=value` and `--set option=value`."""
+"""Parse schemes and their options on the command line: `--schemes a,b:option=value` and `--set option=value`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WORDS = {"none": None, "None": None, "True": True, "False": False, "inf": math.
 
 
 def parse_options(settings: Iterable[str]) -> dict[str, Any]:
-    """`option=value` settings as a dictionary. A value is JSON, or inf, none, or a plain word."""
+    """Settings `option=value` as a dictionary. A value is JSON, inf, none, or a plain word."""
     options: dict[str, Any] = {}
     for setting in settings:
         option, equals, text = setting.partition("=")
@@ -52,7 +52,10 @@ class SchemeChoice:
 
 
 def parse_schemes(text: str) -> list[SchemeChoice]:
-    """`paper` (its nine), `all`, or names separated by commas; `scheme:option=value:...` sets options."""
+    """Scheme names separated by commas. `paper` is its nine schemes, `all` every scheme.
+
+    `scheme:option=value:option=value` sets options of a scheme.
+    """
     groups = {"paper": PAPER_SCHEMES, "all": tuple(SCHEMES)}
     words: list[str] = []
     for word in text.split(","):
@@ -63,7 +66,7 @@ def parse_schemes(text: str) -> list[SchemeChoice]:
         if name not in SCHEMES:
             raise unknown("scheme", name, [*SCHEMES, *groups])
         for setting in settings:
-            # a race names a directory after it
+            # a race names a directory after the variant
             if not re.fullmatch(r"\w+=[\w.+-]+", setting):
                 raise ValueError(f"a variant is scheme:option=value, as in {name}:schedule=sqrt, got {word!r}.")
         choices.append(SchemeChoice(name, tuple(settings)))

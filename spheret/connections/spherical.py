@@ -10,9 +10,17 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from spheret.bounds import bounded_softplus, inverse_softplus
-from spheret.connections.base import Connection, Scheme, check_dim, check_sublayer
-from spheret.connections.norms import LayerNorm, ScaleNorm
+from spheret.bounds import inverse_softplus
+from spheret.connections.base import (
+    Connection,
+    RetractionStep,
+    Scheme,
+    channels_last,
+    check_dim,
+    check_sublayer,
+)
+from spheret.connections.bounded import Bounded, BoundedScalar
+from spheret.connections.norms import Device, LayerNorm, ScaleNorm, empty_parameter
 from spheret.kernels import check_cap, check_rows, compute_dtype, retract_unchecked
 from spheret.kernels.closed import dots
 from spheret.retractions import P, Retraction, angular, as_retraction
@@ -25,19 +33,22 @@ def automatic_cap(retraction: Retraction, learned: bool) -> float | None:
     return math.pi / 4 if learned or float(retraction.largest_angle) > math.pi / 2 else None
 
 
-class SpheretNorm(nn.Module):
-    r"""One update of a spherical stream: h' = R_h(alpha P_h f), of the same norm as h.
+class SpheretNorm(Bounded):
+    r"""One update of a spherical stream: h' = R_h(alpha P_h f), which has the norm of h.
 
         alpha = lambda_l clamp(softplus(a), max 1)        |h'| = |h|,  angle(h, h') = theta(alpha |z|/|h|)
 
     dim: the width of the stream, at least 2.
-    sublayer: the 1-based sublayer; num_sublayers: how many there are (the linear schedules need it).
-    retraction: as in `spheret.retract`.  schedule: a name of SCHEDULES, which gives lambda_l.
+    sublayer: the 1-based index of the sublayer.
+    num_sublayers: the number of sublayers, two per block. Only the linear schedules need it.
+    retraction: as in `spheret.retract`.
+    schedule: a name of SCHEDULES. It gives lambda_l.
     max_angle: radians, None, or "auto": pi/4 where the retraction could turn further than pi/2, else None.
     learnable_p: p becomes softplus of a 1-element parameter that starts at the retraction's own p.
-    exact_clamp: the paper's torch.clamp, whose gradient dies beyond the bound (see spheret.bounds).
+    exact_clamp: use the paper's torch.clamp, whose gradient is 0 beyond the bound (see spheret.bounds).
+    channel_dim: the dimension of h and f that holds the `dim` entries of a row. (N, C, H, W) has channel_dim=1.
 
-    A row of zeros stays zero; NaN in gives NaN out. Paper: Definition 3 and Section 3.2.
+    A row of zeros stays zero. A row with NaN becomes NaN. Paper: Definition 3 and Section 3.2.
     """
 
     def __init__(
@@ -50,22 +61,26 @@ class SpheretNorm(nn.Module):
         max_angle: float | Literal["auto"] | None = "auto",
         learnable_p: bool = False,
         exact_clamp: bool = False,
+        channel_dim: int = -1,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         check_sublayer(sublayer, num_sublayers)
         self.dim, self.sublayer, self.num_sublayers = check_dim(dim), sublayer, num_sublayers
+        self.channel_dim = channel_dim
         self.schedule, self.exact_clamp, self.passing = schedule, exact_clamp, False
         self.factor = factor(schedule, sublayer, num_sublayers)
         self.retraction = as_retraction(retraction)
         if isinstance(self.retraction.p, Tensor):
-            raise TypeError("a p to learn is the module's own: give its start as a number, with learnable_p=True.")
+            raise TypeError("the module holds a learned p itself: give its start as a number, with learnable_p=True.")
         if isinstance(max_angle, str):
             if max_angle != "auto":
                 raise ValueError(f'max_angle must be a number, None or "auto", got {max_angle!r}.')
             max_angle = automatic_cap(self.retraction, learnable_p)
         check_cap(max_angle)
         self.max_angle = max_angle
-        self.a = nn.Parameter(torch.full((1,), inverse_softplus(1.0)))
+        self.a = empty_parameter(1, device, dtype)
         self.raw_p: nn.Parameter | None = None
         if learnable_p:
             start = float(self.retraction.p)
@@ -74,18 +89,25 @@ class SpheretNorm(nn.Module):
                     f"learnable_p needs a finite p to start from, and {self.retraction.name!r} has p = {start}: "
                     "give a number, e.g. retraction=4.0."
                 )
-            self.raw_p = nn.Parameter(torch.full((1,), inverse_softplus(start)))
-            # a row that keeps p open, whatever closed form its starting value has
-            self.retraction = angular(torch.ones(1))
+            self.start_p = start
+            self.raw_p = empty_parameter(1, device, dtype)
+            # the row for any p, even if the starting value has a row of its own
+            self.retraction = angular(torch.ones(1, device="cpu"))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the step size to lambda_l, and a learned p to its start."""
+        nn.init.constant_(self.a, inverse_softplus(1.0))
+        if self.raw_p is not None:
+            nn.init.constant_(self.raw_p, inverse_softplus(self.start_p))
 
     @property
     def alpha(self) -> Tensor:
         """The step size lambda_l clamp(softplus(a), max 1), a 1-element tensor."""
-        return bounded_softplus(self.a, 0.0, 1.0, self.exact_clamp, self.factor, self.passing)
+        return self.bounded_softplus(self.a, 0.0, 1.0, self.factor)
 
-    def bounded(self) -> tuple[nn.Parameter, float, float]:
-        """The parameter whose softplus is kept in an interval, and that interval."""
-        return self.a, 0.0, 1.0
+    def bounded_scalars(self) -> list[BoundedScalar]:
+        return [BoundedScalar("a", self.a, 0.0, 1.0)]
 
     @property
     def p(self) -> P:
@@ -95,15 +117,30 @@ class SpheretNorm(nn.Module):
         return torch.nn.functional.softplus(self.raw_p.to(compute_dtype(self.raw_p)))
 
     def forward(self, h: Tensor, f: Tensor) -> Tensor:
+        if not isinstance(f, Tensor) and callable(f):
+            raise TypeError(
+                f"SpheretNorm takes h and the branch's output f, a tensor, but f is a function, {type(f).__name__}: "
+                "pass branch(h), or use a Connection, which takes h and the branch."
+            )
+        if self.channel_dim != -1:
+            return self._rows(*self._channels_last(h, f)).movedim(-1, self.channel_dim)
+        return self._rows(h, f)
+
+    def _rows(self, h: Tensor, f: Tensor) -> Tensor:
         check_rows(h, f, self.dim)
         return retract_unchecked(h, f, self.alpha, self.retraction, self.p, self.max_angle)
 
+    def _channels_last(self, h: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+        return channels_last(h, self.dim, self.channel_dim), channels_last(f, self.dim, self.channel_dim)
+
     def angle(self, h: Tensor, f: Tensor) -> Tensor:
-        """The angle theta between h and the next state, (...): radians, not below 0."""
+        """The angle between h and the next state in radians, at least 0. Its shape is h's without `channel_dim`."""
+        if self.channel_dim != -1:
+            h, f = self._channels_last(h, f)
         check_rows(h, f, self.dim)
         dtype = compute_dtype(h, f)
         hh, _, zz = dots(h.to(dtype), f.to(dtype))
-        # a zero has no gradient under a square root
+        # the square root has no finite gradient at 0
         tiny = torch.finfo(dtype).tiny
         eta = zz.clamp(min=tiny).sqrt() / hh.clamp(min=tiny).sqrt()
         beta = self.alpha * torch.where(hh == 0, 0.0, eta)
@@ -113,36 +150,50 @@ class SpheretNorm(nn.Module):
     def extra_repr(self) -> str:
         p = "learned p" if self.raw_p is not None else self.retraction.name
         cap = "no cap" if self.max_angle is None else f"max_angle={self.max_angle:.4f}"
-        return f"{self.dim}, sublayer={self.sublayer}, {p}, {self.schedule}, {cap}"
+        channels = "" if self.channel_dim == -1 else f", channel_dim={self.channel_dim}"
+        return f"{self.dim}, sublayer={self.sublayer}, {p}, {self.schedule}, {cap}{channels}"
 
 
 class SphericalConnection(Connection):
-    """SpheretNorm as a connection; the branch reads the state itself, or its LayerNorm with `inner_norm`."""
+    """SpheretNorm as a connection. The branch reads inner_norm(h), by default h itself."""
 
-    def __init__(self, dim: int, sublayer: int, num_sublayers: int, update: SpheretNorm, inner: nn.Module):
+    def __init__(self, dim: int, sublayer: int, num_sublayers: int, norm: SpheretNorm, inner_norm: nn.Module):
         super().__init__(dim, sublayer, num_sublayers)
-        self.update, self.inner = update, inner
+        self.norm, self.inner_norm = norm, inner_norm
 
     def read(self, h: Tensor) -> Tensor:
-        return self.inner(h)
+        return self.inner_norm(h)
 
     def join(self, h: Tensor, f: Tensor) -> Tensor:
-        return self.update(h, f)
+        return self.norm(h, f)
+
+    def angle(self, h: Tensor, f: Tensor, out: Tensor | None = None) -> Tensor:
+        """As in `Connection`, but exact: it is computed from h and f instead of two rounded states."""
+        return self.norm.angle(h, f)
+
+    @property
+    def alpha(self) -> Tensor:
+        return self.norm.alpha
+
+    def retraction_step(self) -> RetractionStep:
+        norm = self.norm
+        return RetractionStep(norm.alpha, norm.retraction, norm.p, norm.max_angle, norm.factor, norm.schedule)
 
 
 @dataclass(frozen=True)
 class Spherical(Scheme):
-    """A stream of one norm: ScaleNorm at the entry, SpheretNorm at every sublayer, a final LayerNorm.
+    """A stream on one sphere: ScaleNorm at the entry, SpheretNorm at every sublayer, a final LayerNorm.
 
     | option | meaning |
     |---|---|
     | `p` | the retraction theta = p arctan(beta/p); inf is the exponential map |
     | `schedule` | a name of SCHEDULES |
-    | `learnable_p` | learn p, one a sublayer, starting from `p`; capped at pi/4 throughout |
+    | `learnable_p` | learn one p per sublayer, starting from `p`; angles are then capped at pi/4 |
     | `max_angle` | radians, None or "auto" |
     | `index` | what the schedule counts: "sublayer" or "block" |
     | `inner_norm` | a LayerNorm before each branch |
-    | `final_norm`, `entry_norm` | whether the exit LayerNorm and the entry ScaleNorm are there |
+    | `final_norm` | whether there is a LayerNorm at the exit |
+    | `entry_norm` | whether there is a ScaleNorm at the entry |
     | `exact_clamp` | the paper's torch.clamp for the bounded scalars |
     | `bias` | whether LayerNorms have a bias |
     """
@@ -162,7 +213,7 @@ class Spherical(Scheme):
     def __post_init__(self) -> None:
         if self.index not in ("sublayer", "block"):
             raise unknown("index", self.index, ("sublayer", "block"))
-        # a sublayer built here finds every other wrong option before any model is
+        # building one sublayer here checks all other options before a model is built
         self._update(2, 1, 2)
 
     def _update(self, dim: int, sublayer: int, num_sublayers: int) -> SpheretNorm:
@@ -184,9 +235,9 @@ class Spherical(Scheme):
         return ScaleNorm(dim, self.exact_clamp) if self.entry_norm else nn.Identity()
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
-        update = self._update(dim, sublayer, num_sublayers)
-        inner = LayerNorm(dim, self.bias) if self.inner_norm else nn.Identity()
-        return SphericalConnection(dim, sublayer, num_sublayers, update, inner)
+        norm = self._update(dim, sublayer, num_sublayers)
+        inner_norm = LayerNorm(dim, self.bias) if self.inner_norm else nn.Identity()
+        return SphericalConnection(dim, sublayer, num_sublayers, norm, inner_norm)
 
     def exit(self, dim: int) -> nn.Module:
         return LayerNorm(dim, self.bias) if self.final_norm else nn.Identity()

@@ -28,13 +28,13 @@ LINEARS = {
     "mlp.c_fc": "mlp.hidden",
     "mlp.c_proj": "mlp.output",
 }
-NORMS = {"ln_1": "attention_connection.inner", "ln_2": "mlp_connection.inner"}
+NORMS = {"ln_1": "attention_connection.inner_norm", "ln_2": "mlp_connection.inner_norm"}
 
 
 def _names(layers: int) -> dict[str, tuple[str, bool]]:
     """transformers' name of every tensor: our name, and whether it is transposed."""
     names = {"wte.weight": ("tokens.weight", False), "wpe.weight": ("positions.weight", False)}
-    names |= {f"ln_f.{part}": (f"exit.{part}", False) for part in ("weight", "bias")}
+    names |= {f"ln_f.{part}": (f"final_norm.{part}", False) for part in ("weight", "bias")}
     for layer in range(layers):
         for gpt2_name, name in (LINEARS | NORMS).items():
             for part in ("weight", "bias"):

@@ -1,1 +1,1 @@
-"""GPT-2 under any scheme: the model, its loss, sampling, and probes that look inside."""
+"""GPT-2 with any scheme: the model, its loss, sampling, and probes of its sublayers."""

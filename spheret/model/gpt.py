@@ -1,4 +1,4 @@
-"""nanoGPT's GPT-2, written against `Scheme` alone: how branches join the stream is not its business."""
+"""nanoGPT's GPT-2. The scheme alone decides how branches join the stream; the model names no method."""
 
 from __future__ import annotations
 
@@ -27,11 +27,15 @@ PRESETS = {"S": (12, 12, 768), "M": (24, 16, 1024), "L": (36, 20, 1280)}
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Everything that shapes the model; `as_dict` and `from_dict` go through JSON.
+    """All options of the model. `as_dict` and `from_dict` convert them to and from JSON.
 
-    activation: "gelu" is nanoGPT's, "gelu_tanh" the GPT-2 of transformers.
-    head_bias: "none" (the paper's), "zero", or "unigram", which `GPT(config, counts)` starts at the log frequencies.
-    recompute: keep a block's input and compute the rest again in the backward.
+    layers: the number of blocks. Each has two sublayers, attention and an MLP.
+    block: the longest sequence in tokens.
+    bias: whether the linear layers have a bias, and the scheme's norms too unless `scheme_options` sets theirs.
+    activation: "gelu" is nanoGPT's, "gelu_tanh" that of GPT-2 in transformers.
+    head_bias: the bias of the logits. "none" is the paper's, "zero" starts at 0, and "unigram" starts at the log
+        frequencies that `GPT(config, counts)` computes.
+    recompute: keep only the input of each block for the backward pass, and compute the rest again.
     """
 
     layers: int = 12
@@ -63,17 +67,17 @@ class GPTConfig:
             raise unknown("activation", self.activation, ACTIVATIONS)
         if self.head_bias not in HEAD_BIASES:
             raise unknown("head_bias", self.head_bias, HEAD_BIASES)
-        self.made_scheme()
+        self.build_scheme()
 
-    def made_scheme(self) -> Scheme:
-        """The scheme, its norms without a bias where the model has none."""
-        made = scheme(self.scheme, **self.scheme_options)
-        plain = not self.bias and hasattr(made, "bias") and "bias" not in self.scheme_options
-        return replace(made, bias=False) if plain else made  # type: ignore[call-arg]
+    def build_scheme(self) -> Scheme:
+        """The scheme with its options. If the model has no biases, its norms have none either."""
+        built = scheme(self.scheme, **self.scheme_options)
+        without_bias = not self.bias and hasattr(built, "bias") and "bias" not in self.scheme_options
+        return replace(built, bias=False) if without_bias else built  # type: ignore[call-arg]
 
     @classmethod
     def preset(cls, size: str, **changes: Any) -> GPTConfig:
-        """The paper's S, M or L, with changes."""
+        """The paper's size S, M or L, with other options as given."""
         if size not in PRESETS:
             raise unknown("size", size, PRESETS)
         layers, heads, width = PRESETS[size]
@@ -92,9 +96,9 @@ class GPTConfig:
 
 
 class Cache:
-    """Keys and values of the tokens seen so far, a pair of (batch, heads, block, d) a layer.
+    """Keys and values of the tokens seen so far: two tensors (batch, heads, block, d) per layer.
 
-    The model asks for `update` and `get_seq_length` alone, as transformers' caches have them.
+    The model calls only `update` and `get_seq_length`, which transformers' caches have too.
     """
 
     def __init__(self, config: GPTConfig, batch: int, device: torch.device, dtype: torch.dtype):
@@ -103,7 +107,7 @@ class Cache:
         self.length = 0
 
     def update(self, k: Tensor, v: Tensor, layer_idx: int) -> tuple[Tensor, ...]:
-        """A layer's keys and values with these new ones behind them; the last layer moves the length on."""
+        """Append new keys and values to those of a layer and return all of them. The last layer updates `length`."""
         past, end = self.layers[layer_idx], self.length + k.shape[2]
         past[0, :, :, self.length : end], past[1, :, :, self.length : end] = k, v
         if layer_idx == len(self.layers) - 1:
@@ -114,12 +118,12 @@ class Cache:
         return self.length
 
 
-# a layer's new keys and values to all of them
+# appends a layer's new keys and values, and returns all of them
 Past = Callable[[Tensor, Tensor], Sequence[Tensor]]
 
 
 class Attention(nn.Module):
-    """Causal self-attention, (batch, time, width) to the same."""
+    """Causal self-attention, from (batch, time, width) to the same shape."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -127,24 +131,25 @@ class Attention(nn.Module):
         self.qkv = Linear(config.width, 3 * config.width, bias=config.bias)
         self.output = Linear(config.width, config.width, bias=config.bias)
 
-    def _split(self, x: Tensor) -> tuple[Tensor, ...]:
+    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Three tensors (batch, heads, time, d)."""
         batch, time, width = x.shape
         return self.qkv(x).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4).unbind()
 
     def weights(self, x: Tensor) -> Tensor:
-        """The attention weights (batch, heads, time, time) that `forward` uses and never shows."""
-        q, k, _ = self._split(x)
+        """The attention weights (batch, heads, time, time). `forward` computes them inside its kernel only."""
+        q, k, _ = self.queries_keys_values(x)
         scores = q @ k.mT / math.sqrt(q.shape[-1])
         future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
         return scores.masked_fill(future, -math.inf).softmax(-1)
 
     def forward(self, x: Tensor, past: Past | None = None, mask: Tensor | None = None) -> Tensor:
         batch, time, width = x.shape
-        q, k, v = self._split(x)
+        q, k, v = self.queries_keys_values(x)
         if past is not None:
             k, v = past(k, v)
         dropout = self.dropout if self.training else 0.0
-        # unless a mask says otherwise, a prompt attends causally and a single new token to all that came before
+        # without a mask a prompt attends causally, and a single new token attends to all tokens before it
         causal = mask is None and time > 1
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
         y = self.output(y.transpose(1, 2).reshape(batch, time, width))
@@ -152,6 +157,8 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
+    """Two linear layers with a GELU between them; the hidden layer is 4 width wide."""
+
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.approximate, self.dropout = ACTIVATIONS[config.activation], config.dropout
@@ -164,14 +171,14 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Two sublayers; each joins the stream through its own connection."""
+    """Two sublayers, attention and MLP. Each joins the stream through its own connection."""
 
-    def __init__(self, config: GPTConfig, made: Scheme, index: int):
+    def __init__(self, config: GPTConfig, scheme: Scheme, index: int):
         super().__init__()
         sublayers = 2 * config.layers
         self.attention, self.mlp = Attention(config), MLP(config)
-        self.attention_connection = made.connect(config.width, 2 * index + 1, sublayers)
-        self.mlp_connection = made.connect(config.width, 2 * index + 2, sublayers)
+        self.attention_connection = scheme.connect(config.width, 2 * index + 1, sublayers)
+        self.mlp_connection = scheme.connect(config.width, 2 * index + 2, sublayers)
 
     def forward(self, h: Tensor, past: Past | None = None, mask: Tensor | None = None) -> Tensor:
         h = self.attention_connection(h, lambda x: self.attention(x, past, mask))
@@ -179,29 +186,44 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """tokens (batch, time) -> logits (batch, time, vocab); with targets, their mean loss.
+    """Maps tokens (batch, time) to logits (batch, time, vocab); with targets it returns their mean loss.
 
-    counts: how often each token occurs, for `head_bias="unigram"`; without them that bias starts at 0.
+    counts: how often each token occurs, for `head_bias="unigram"`. Without counts that bias starts at 0.
     """
 
     def __init__(self, config: GPTConfig, counts: Tensor | None = None):
         super().__init__()
         self.config, self.recompute = config, config.recompute
-        made = config.made_scheme()
-        self.scheme = made
+        self.scheme = config.build_scheme()
         self.tokens = nn.Embedding(config.vocab, config.width)
         self.positions = nn.Embedding(config.block, config.width)
-        self.enter = made.enter(config.width)
-        self.blocks = nn.ModuleList(Block(config, made, index) for index in range(config.layers))
-        self.exit = made.exit(config.width)
+        # what the scheme puts at the entry and at the exit, mostly a norm; transformers' Trainer does not decay
+        # parameters under names that end in "_norm"
+        self.entry_norm = self.scheme.enter(config.width)
+        self.blocks = nn.ModuleList(Block(config, self.scheme, index) for index in range(config.layers))
+        self.final_norm = self.scheme.exit(config.width)
         self.head_bias = nn.Parameter(torch.zeros(config.vocab)) if config.head_bias != "none" else None
-        self._initialise()
+        self._draw_weights()
         if counts is not None:
             self.start_from_counts(counts)
 
     @torch.no_grad()
-    def _initialise(self) -> None:
-        """N(0, 0.02), wider for widths below 768; the draws are the same for every scheme, its factors aside."""
+    def reset_parameters(self) -> None:
+        """Draw all weights anew and set every scalar, gain and bias to its start, a "unigram" bias to 0."""
+        for module in self.modules():
+            reset = getattr(module, "reset_parameters", None)
+            if module is not self and not isinstance(module, (nn.Linear, nn.Embedding)) and reset is not None:
+                reset()
+        if self.head_bias is not None:
+            nn.init.zeros_(self.head_bias)
+        self._draw_weights()
+
+    @torch.no_grad()
+    def _draw_weights(self) -> None:
+        """Draw weights from N(0, 0.02), with a wider spread for widths below 768.
+
+        The draws are the same for every scheme. Then the factors of the scheme's `initialisation` are applied.
+        """
         std = 0.02 * math.sqrt(max(1.0, 768 / self.config.width))
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
@@ -222,7 +244,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def start_from_counts(self, counts: Tensor) -> None:
-        """Set the head's bias to the log frequencies; a token never seen counts as half a one."""
+        """Set the head's bias to the log frequencies. A token that never occurs counts as 0.5 occurrences."""
         if self.head_bias is None or self.config.head_bias != "unigram":
             raise ValueError(f'counts are for head_bias="unigram", and this model has {self.config.head_bias!r}.')
         if counts.dim() != 1 or len(counts) > self.config.vocab or (counts < 0).any() or counts.sum() == 0:
@@ -235,11 +257,11 @@ class GPT(nn.Module):
         self.head_bias.copy_((full / full.sum()).log())
 
     def parameter_count(self) -> int:
-        """Parameters, the tied head counted once."""
+        """The number of parameters. The head shares its weight with the token embedding and is counted once."""
         return sum(p.numel() for p in self.parameters())
 
     def constrain(self) -> None:
-        """What the scheme wants done to the weights after an optimiser step (most: nothing)."""
+        """Apply the scheme's constraint to the weights. Call it after each optimiser step. Most schemes have none."""
         blocks = list(self.each_block())
         reading = [w for b in blocks for w in (b.attention.qkv.weight, b.mlp.hidden.weight)]
         writing = [w for b in blocks for w in (b.attention.output.weight, b.mlp.output.weight)]
@@ -250,7 +272,7 @@ class GPT(nn.Module):
             raise ValueError(f"tokens must be (batch, time) integers, got {tuple(tokens.shape)} {tokens.dtype}.")
         if not 0 < tokens.shape[1] + past <= self.config.block:
             raise ValueError(f"between 1 and block = {self.config.block} tokens fit, got {tokens.shape[1] + past}.")
-        # looking at the values would make a GPU wait
+        # reading the values would make a GPU wait
         if torch.compiler.is_compiling() or tokens.device.type != "cpu" or not tokens.numel():
             return
         low, high = (int(x) for x in tokens.aminmax())
@@ -269,8 +291,9 @@ class GPT(nn.Module):
     ) -> Tensor:
         """The stream after the last sublayer and the exit, (batch, time, width).
 
-        positions: (batch or 1, time), by default those after the cache.  mask: what each token sees, True or an
-        addend of its scores, (batch or 1, 1, time, keys); by default itself and what precedes it.
+        positions: (batch or 1, time); by default the positions that follow the cache.
+        mask: (batch or 1, 1, time, keys), either boolean (True where a token attends) or added to the scores; by
+            default a token attends to itself and to the tokens before it.
         """
         past = 0 if cache is None or positions is not None else cache.get_seq_length()
         self._check(tokens, positions, past)
@@ -280,7 +303,7 @@ class GPT(nn.Module):
             if past and time > 1 and mask is None:
                 mask = torch.ones(time, past + time, dtype=torch.bool, device=tokens.device).tril(past)
         h = self.tokens(tokens) + self.positions(positions)
-        h = self.enter(F.dropout(h, self.config.dropout, self.training))
+        h = self.entry_norm(F.dropout(h, self.config.dropout, self.training))
         for index, block in enumerate(self.blocks):
             if cache is not None:
                 h = block(h, partial(cache.update, layer_idx=index), mask)
@@ -288,10 +311,10 @@ class GPT(nn.Module):
                 h = checkpoint(block, h, None, mask, use_reentrant=False)
             else:
                 h = block(h, None, mask)
-        return self.exit(h)
+        return self.final_norm(h)
 
     def logits(self, h: Tensor) -> Tensor:
-        """The head, tied to the token embedding, on the stream that left."""
+        """Logits from the output of `stream`. The head's weight is the token embedding's."""
         y = linear(h, self.tokens.weight)
         return y if self.head_bias is None else y + self.head_bias.to(y.dtype)
 
@@ -320,13 +343,16 @@ class GPT(nn.Module):
         vocab: int | None = None,
         until: Callable[[Tensor], bool] | None = None,
     ) -> Tensor:
-        """tokens (batch, time) followed by `new` more; temperature 0 takes the likeliest.
+        """The given tokens (batch, time) followed by `new` generated ones.
 
-        padding: (batch,) how many at the left of each row are no tokens.  vocab: choose ids below it alone, for
-        embeddings with more rows than the tokenizer has tokens.  until: stop once it is true of all tokens so far.
+        temperature: 0 takes the likeliest token.
+        top_k, top_p: sample among the k likeliest tokens, or among the fewest that hold probability p.
+        padding: (batch,), the number of entries at the left of each row that are padding.
+        vocab: choose only ids below it, for embeddings with more rows than the tokenizer has tokens.
+        until: a function of all tokens so far; generation stops when it returns True.
 
-        Beyond `block` tokens the model sees the last `block` of them, as in nanoGPT; positions are learned, so
-        nothing cached survives such a shift, and each step computes anew.
+        Beyond `block` tokens the model sees the last `block` of them, as in nanoGPT. Positions are learned, so the
+        cache is of no use after such a shift, and each step computes the whole window again.
         """
         check_prompt(tokens, new, temperature, top_k, top_p, padding)
         if vocab is not None and not 0 < vocab <= self.config.vocab:

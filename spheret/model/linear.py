@@ -1,4 +1,4 @@
-"""nn.Linear, with a way of its own for the single rows that generation is made of."""
+"""nn.Linear with a faster path for single rows, which cached generation consists of."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+# tensor classes whose memory can be viewed in parts
+PLAIN = (Tensor, nn.Parameter)
+
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """F.linear; a single row on the CPU, without a gradient, goes to all cores.
+    """F.linear. A single row on the CPU, without a gradient, runs on all cores.
 
-    A matrix times a vector is bound by memory, and BLAS gives it to one core; cut into a batch it goes to all.
+    A matrix-vector product is bound by memory, and BLAS runs it on one core. A batch of smaller products runs on all.
     """
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or x.device.type != "cpu":
         return F.linear(x, weight, bias)
@@ -21,9 +24,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     pieces = torch.bmm(x.reshape(1, 1, width).expand(parts, 1, width), weight.view(parts, -1, width).mT)
     y = pieces.view(*x.shape[:-1], rows)
     return y if bias is None else y + bias.to(y.dtype)
-
-
-PLAIN = (Tensor, nn.Parameter)
 
 
 class Linear(nn.Linear):

@@ -1,4 +1,4 @@
-"""Cross-entropy over a large vocabulary that never holds all logits at once."""
+"""Cross-entropy over a large vocabulary. It never holds all logits at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS = 256
 
 
 def _logits(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The head's logits of a few rows, in float32 or better; under autocast its product is autocast's."""
+    """The logits of a few rows, in float32 or better. Under autocast the product runs in autocast's dtype."""
     logits = F.linear(h, weight)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return logits if bias is None else logits + bias.to(logits.dtype)
@@ -30,7 +30,7 @@ def _flat(h: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return h.reshape(-1, h.shape[-1]), targets.reshape(-1).long()
 
 
-def _each(h: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: int) -> Tensor:
+def _row_losses(h: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: int) -> Tensor:
     parts = [
         F.cross_entropy(_logits(x, weight, bias), t, ignore_index=IGNORE, reduction="none")
         for x, t in zip(h.split(rows), targets.split(rows), strict=True)
@@ -40,13 +40,13 @@ def _each(h: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows:
 
 @torch.no_grad()
 def token_losses(h: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: int = ROWS) -> Tensor:
-    """The loss of every token, in the shape of targets and without a gradient; 0 where the target is ignored."""
-    flat, wanted = _flat(h, targets)
-    return _each(flat, weight, bias, wanted, rows).view(targets.shape)
+    """The loss of every token, in the shape of targets, without a gradient. It is 0 where the target is ignored."""
+    flat, flat_targets = _flat(h, targets)
+    return _row_losses(flat, weight, bias, flat_targets, rows).view(targets.shape)
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The gradient is made with the loss, chunk by chunk, while the chunk's logits are there."""
+    """Computes the gradient together with the loss, chunk by chunk, while the chunk's logits exist."""
 
     @staticmethod
     def forward(
@@ -65,7 +65,8 @@ class _CrossEntropy(torch.autograd.Function):
             logits = _logits(x, weight, bias)
             norm = logits.logsumexp(-1, keepdim=True)
             total += torch.where(live, (norm - logits.gather(-1, safe)).squeeze(-1), 0.0).sum()
-            # softmax minus one at the target: of size 1, so that half precision holds it; the mean comes afterwards
+            # softmax minus one at the target; the division by the count comes later, so that the entries are of size
+            # 1 and half precision can represent them
             grad = (logits - norm).exp_()
             grad.scatter_add_(-1, safe, torch.full_like(norm, -1.0))
             grad *= live.unsqueeze(-1)
@@ -84,17 +85,17 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        *made, h, weight, bias, targets, count = ctx.saved_tensors
+        *gradients, h, weight, bias, targets, count = ctx.saved_tensors
         if needs_torch_ops(g):
             dh, dweight, dbias = _gradients(g, h, weight, bias, targets, count)
             return dh, dweight, None if bias is None else dbias, None, None, None
-        return *(None if x is None else x * g.to(x.dtype) for x in made), None, None, None
+        return *(None if x is None else x * g.to(x.dtype) for x in gradients), None, None, None
 
 
 def _gradients(
     g: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, count: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same in torch ops that can be differentiated again; these do hold all logits."""
+    """The same gradients in torch ops that can be differentiated again. They hold all logits at once."""
     probability = _logits(h, weight, bias).softmax(-1)
     live = (targets != IGNORE).unsqueeze(-1)
     one = torch.zeros_like(probability).scatter(-1, torch.where(live, targets.unsqueeze(-1), 0), 1.0)
@@ -107,7 +108,10 @@ def _gradients(
 
 
 def _product_dtype(x: Tensor) -> torch.dtype:
-    """What autocast would multiply in; a CPU without bfloat16 arithmetic is a hundred times faster in float32."""
+    """The dtype of the products: autocast's, but float32 on a CPU without bfloat16 arithmetic.
+
+    There float32 is a hundred times faster.
+    """
     device = x.device.type
     wide = torch.promote_types(x.dtype, torch.float32)
     if not torch.is_autocast_enabled(device) or (device == "cpu" and not has_bfloat16()):
@@ -126,12 +130,12 @@ def has_bfloat16() -> bool:
 def cross_entropy(h: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: int = ROWS) -> Tensor:
     """The mean of -log softmax(weight h + bias)[target] over the targets that are not ignored (-100).
 
-    h: (..., d), weight: (vocab, d), targets: (...). Equal to torch's cross_entropy of the full logits, with its
-    gradient; of the logits only `rows` rows exist at a time, unless the gradient is itself differentiated. Under
-    torch.func it is plain torch ops.
+    h: (..., d), weight: (vocab, d), targets: (...). The loss and its gradient equal those of torch's cross_entropy of
+    the full logits. Only `rows` rows of logits exist at a time, unless the gradient is itself differentiated. Under
+    torch.func it consists of plain torch ops.
     """
-    flat, wanted = _flat(h, targets)
-    count = (wanted != IGNORE).sum().clamp(min=1)
+    flat, flat_targets = _flat(h, targets)
+    count = (flat_targets != IGNORE).sum().clamp(min=1)
     if not torch.is_grad_enabled() or transformed():
-        return _each(flat, weight, bias, wanted, rows).sum() / count
-    return _CrossEntropy.apply(flat, weight, bias, wanted, count, rows)
+        return _row_losses(flat, weight, bias, flat_targets, rows).sum() / count
+    return _CrossEntropy.apply(flat, weight, bias, flat_targets, count, rows)

@@ -1,13 +1,14 @@
-"""What a model looks like inside while it trains: per sublayer, on fixed tokens, without touching the training."""
+"""Metrics of the stream at every sublayer, measured on fixed tokens during training. Training is not affected."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from spheret.connections import ScaleNorm, SpheretNorm, SphericalConnection
+from spheret.connections import Bounded
 from spheret.model.gpt import GPT
 from spheret.model.probes import Sublayer, probe
 from spheret.support.sharding import whole
@@ -20,44 +21,45 @@ def mean_cosine(states: Tensor) -> float:
     return float((units.sum(0).square().sum() - count) / max(1, count * (count - 1)))
 
 
-def sublayer_record(seen: Sublayer, entry_norm: Tensor) -> dict[str, Any]:
-    """One sublayer as numbers."""
+def sublayer_record(seen: Sublayer, first_norm: Tensor) -> dict[str, Any]:
+    """The metrics of one sublayer. first_norm: the norm of every state before the first sublayer."""
     angle, norm = seen.angle, seen.out.double().norm(dim=-1)
-    spherical = isinstance(seen.connection, SphericalConnection)
+    alpha = seen.connection.alpha
     return {
         "sublayer": seen.number,
         "angle_mean": float(angle.mean()),
         "angle_max": float(angle.max()),
-        "alpha": float(seen.connection.update.alpha) if spherical else None,
+        "alpha": None if alpha is None else float(alpha),
         "norm": float(norm.mean()),
-        "drift": float(((norm - entry_norm).abs() / entry_norm).max()),
+        "drift": float(((norm - first_norm).abs() / first_norm).max()),
         "cosine": mean_cosine(seen.out),
     }
 
 
 def on_bound(model: nn.Module) -> list[str]:
-    """The bounded scalars that sit on a bound, by parameter name."""
+    """The names of the bounded scalars that are on a bound."""
     names = []
-    for name, module in model.named_modules():
-        if isinstance(module, (SpheretNorm, ScaleNorm)):
-            parameter, low, high = module.bounded()
-            value = float(nn.functional.softplus(whole(parameter)))
-            # softplus of the start rounds to either side of its bound
-            if value <= low * (1 + 1e-6) or value >= high * (1 - 1e-6):
-                names.append(f"{name}.{'a' if isinstance(module, SpheretNorm) else 'gamma'}")
+    for prefix, module in model.named_modules():
+        if not isinstance(module, Bounded):
+            continue
+        for scalar in module.bounded_scalars():
+            value = scalar.softplus().double()
+            # the softplus of the starting value may be rounded to either side of its bound
+            if ((value <= scalar.low * (1 + 1e-6)) | (value >= scalar.high * (1 - 1e-6))).any():
+                names.append(f"{prefix}.{scalar.name}" if prefix else scalar.name)
     return names
 
 
 @torch.no_grad()
 def look(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, Any]:
-    """Radius, bounded scalars and a record a sublayer, from one forward pass in evaluation mode."""
+    """The radius, the scalars on a bound and one record per sublayer, from one forward pass in evaluation mode."""
     sublayers: list[dict[str, Any]] = []
-    entry: list[Tensor] = []
+    first_norm: list[Tensor] = []
 
     def see(seen: Sublayer) -> None:
-        if not entry:
-            entry.append(seen.h.double().norm(dim=-1))
-        sublayers.append(sublayer_record(seen, entry[0]))
+        if not first_norm:
+            first_norm.append(seen.h.double().norm(dim=-1))
+        sublayers.append(sublayer_record(seen, first_norm[0]))
 
     training = model.training
     model.eval()
@@ -66,21 +68,20 @@ def look(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, Any]:
             model.token_losses(tokens, targets)
     finally:
         model.train(training)
-    return {"radius": _radius(model.enter), "on_bound": on_bound(model), "sublayers": sublayers}
+    return {"radius": _radius(model.entry_norm), "on_bound": on_bound(model), "sublayers": sublayers}
 
 
 def _radius(entry: nn.Module) -> float | None:
-    if not isinstance(entry, ScaleNorm):
-        return None
-    parameter, low, high = entry.bounded()
-    return min(max(float(nn.functional.softplus(whole(parameter))), low), high)
+    """The radius of the sphere on which the entry puts the stream, or None if it has no `radius_value`."""
+    radius_value: Callable[[], float] | None = getattr(entry, "radius_value", None)
+    return None if radius_value is None else radius_value()
 
 
 def gradient_norms(model: GPT) -> list[float]:
-    """The norm of the gradient of every sublayer's branch and connection, in order."""
-    found = []
+    """The gradient norm of each sublayer, its branch and connection together, in order."""
+    norms = []
     for block in model.each_block():
         for parts in ((block.attention, block.attention_connection), (block.mlp, block.mlp_connection)):
             grads = [p.grad for part in parts for p in part.parameters() if p.grad is not None]
-            found.append(float(whole(torch.nn.utils.get_total_norm(grads))))
-    return found
+            norms.append(float(whole(torch.nn.utils.get_total_norm(grads))))
+    return norms

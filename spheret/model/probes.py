@@ -1,4 +1,4 @@
-"""Look inside a GPT while it runs: what every sublayer read, said and did, without a line in the model for it."""
+"""Record the input, branch output and output of every sublayer of a GPT, with hooks that are removed afterwards."""
 
 from __future__ import annotations
 
@@ -7,46 +7,45 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from spheret.connections.spherical import SphericalConnection
+from spheret.connections import Connection
 from spheret.model.gpt import GPT, Attention
 
 
 @dataclass
 class Sublayer:
-    """One sublayer of one forward pass: the state h, the branch's output f and the next state, all (..., width)."""
+    """One sublayer of one forward pass.
+
+    number: the 1-based sublayer.
+    h, f, out: the state, the branch's output and the next state, all (..., width).
+    """
 
     number: int
     h: Tensor
     f: Tensor
     out: Tensor
-    connection: Any
+    connection: Connection
     branch: Any
     branch_input: Tensor
 
     @property
     def angle(self) -> Tensor:
-        """The turn from h to the next state, (...) in radians; a spherical connection knows its own exactly."""
-        if isinstance(self.connection, SphericalConnection):
-            return self.connection.update.angle(self.h, self.f)
-        u, v = (torch.nn.functional.normalize(x.double(), dim=-1) for x in (self.h, self.out))
-        # half-angle form: arccos would lose every small angle
-        return 2 * torch.atan2((u - v).norm(dim=-1), (u + v).norm(dim=-1))
+        """The angle between h and the next state, (...) in radians."""
+        return self.connection.angle(self.h, self.f, self.out)
 
     @property
     def attention(self) -> Tensor | None:
-        """Attention weights (batch, heads, time, time); None for an MLP. Computed when asked for."""
+        """Attention weights (batch, heads, time, time), or None for an MLP. They are computed on each access."""
         return self.branch.weights(self.branch_input) if isinstance(self.branch, Attention) else None
 
 
 @contextmanager
 def probe(model: GPT, see: Callable[[Sublayer], object]) -> Iterator[None]:
-    """Within the block, call `see` after every sublayer of every forward pass. Outside it nothing is hooked.
+    """Within the `with` block, call `see` after every sublayer of every forward pass. Outside it there are no hooks.
 
-    With `recompute` a backward inside the block runs the sublayers again, and they are seen again. During cached
-    generation a branch sees its new tokens alone, and so do the attention weights computed from its input.
+    With `recompute` a backward pass inside the block runs the sublayers again, and `see` is called again. During
+    cached generation a branch receives only the new tokens, so the attention weights cover only those.
     """
     handles = []
     number = 0
@@ -56,18 +55,23 @@ def probe(model: GPT, see: Callable[[Sublayer], object]) -> Iterator[None]:
             (block.mlp_connection, block.mlp),
         ):
             number += 1
-            heard: dict[str, Tensor] = {}
+            recorded: dict[str, Tensor] = {}
 
-            def listen(module: Any, args: tuple[Any, ...], f: Tensor, heard: dict[str, Tensor] = heard) -> None:
-                heard["input"], heard["f"] = args[0], f
+            def record_branch(
+                module: Any, args: tuple[Any, ...], f: Tensor, recorded: dict[str, Tensor] = recorded
+            ) -> None:
+                recorded["input"], recorded["f"] = args[0], f
 
-            def report(
+            def record_sublayer(
                 module: Any, args: tuple[Any, ...], out: Tensor,
-                heard: dict[str, Tensor] = heard, branch: Any = branch, number: int = number,
+                recorded: dict[str, Tensor] = recorded, branch: Any = branch, number: int = number,
             ) -> None:  # fmt: skip
-                see(Sublayer(number, args[0], heard.pop("f"), out, module, branch, heard.pop("input")))
+                see(Sublayer(number, args[0], recorded.pop("f"), out, module, branch, recorded.pop("input")))
 
-            handles += [branch.register_forward_hook(listen), connection.register_forward_hook(report)]
+            handles += [
+                branch.register_forward_hook(record_branch),
+                connection.register_forward_hook(record_sublayer),
+            ]
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Choosing the next token, and rows of different length in one batch."""
+"""Sampling of the next token, and padding of rows of different length."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check_prompt(
     top_p: float | None,
     padding: Tensor | None,
 ) -> None:
-    """Raise for what `GPT.generate` cannot mean."""
+    """Raise an error for invalid arguments of `GPT.generate`."""
     if tokens.dim() != 2 or tokens.shape[1] == 0:
         raise ValueError(f"a prompt is (batch, time) with at least one token, got {tuple(tokens.shape)}.")
     if not temperature >= 0:
@@ -28,14 +28,14 @@ def check_prompt(
     if new < 0:
         raise ValueError(f"new must be at least 0, got {new}.")
     if padding is not None and (padding.shape != tokens.shape[:1] or int(padding.max()) >= tokens.shape[1]):
-        raise ValueError(f"padding is a number below {tokens.shape[1]} a row, got {padding.tolist()}.")
+        raise ValueError(f"padding must be one number below {tokens.shape[1]} per row, got {padding.tolist()}.")
 
 
 def left_padded(time: int, keys: int, padding: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions (batch, time) and mask (batch, 1, time, keys) of the last of `keys` tokens, padded on the left."""
+    """Positions (batch, time) and mask (batch, 1, time, keys) of the last `time` of `keys` left-padded tokens."""
     key = torch.arange(keys, device=padding.device)
     query = key[-time:, None]
-    # padding sees itself: a softmax over nothing would be NaN
+    # padding attends to itself, because a softmax over nothing is NaN
     mask = ((key <= query) & (key >= padding[:, None, None])) | (key == query)
     return (key[-time:] - padding.clamp(min=0)[:, None]).clamp(min=0), mask[:, None]
 
@@ -43,7 +43,7 @@ def left_padded(time: int, keys: int, padding: Tensor) -> tuple[Tensor, Tensor]:
 def choose(
     logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator | None
 ) -> Tensor:
-    """One token a row, (batch, 1)."""
+    """One token per row, (batch, 1), from logits (batch, vocab)."""
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
     logits = logits / temperature
@@ -51,7 +51,7 @@ def choose(
         logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -math.inf)
     if top_p is not None:
         ordered, order = logits.sort(descending=True)
-        # the smallest set of tokens that holds top_p of the probability: those before it is reached
+        # keep the smallest set of tokens whose probability is at least top_p
         outside = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1) >= top_p
         logits = logits.masked_fill(outside.scatter(-1, order, outside), -math.inf)
     return torch.multinomial(logits.softmax(-1), 1, generator=generator)

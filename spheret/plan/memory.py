@@ -131,7 +131,7 @@ def _module(make: Callable[[int], nn.Module]) -> Kept:
 
 def connections(config: GPTConfig, tokens: int, precision: str, backend: str | None = None) -> list[float]:
     """Bytes that each sublayer's connection keeps, including its branch's input."""
-    scheme, sublayers = config.made_scheme(), 2 * config.layers
+    scheme, sublayers = config.build_scheme(), 2 * config.layers
     kept = [_sublayer(scheme, number, sublayers, precision, backend) for number in range(1, sublayers + 1)]
     return [sublayer.bytes(tokens, config.width) for sublayer in kept]
 
@@ -158,7 +158,7 @@ def activations(config: GPTConfig, tokens: int, precision: str) -> Activations:
     keep no square of scores. The MLP keeps its hidden layer before and after the activation. The loss keeps the final
     stream, its gradient and the head's gradient. It computes both gradients with the loss, so it keeps no logits.
     """
-    scheme, d, number = config.made_scheme(), config.width, PRECISIONS[precision]
+    scheme, d, number = config.build_scheme(), config.width, PRECISIONS[precision]
     ends = _module(scheme.enter).bytes(tokens, d) + _module(scheme.exit).bytes(tokens, d)
     # token ids and targets, the final stream and its gradient, and the gradient of the head
     ends += tokens * (16 + 2 * FLOAT * d) + FLOAT * config.vocab * d

@@ -1,4 +1,4 @@
-"""One autograd.Function for every way torch may ask for it."""
+"""A base class for autograd.Functions that work in eager mode, under torch.compile and under torch.func."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch.autograd import forward_ad
 
 
 def transformed() -> bool:
-    """Whether a torch.func transform or forward-mode differentiation is at work."""
+    """Whether a torch.func transform or forward-mode differentiation is active."""
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def needs_torch_ops(g: torch.Tensor) -> bool:
-    """Whether a backward must be torch ops: it will be differentiated itself, or g is a batch of gradients."""
+    """Whether a backward must consist of torch ops: it is differentiated itself, or g is a batch of gradients."""
     return torch.is_grad_enabled() or transformed() or torch._C._functorch.is_legacy_batchedtensor(g)
 
 
 def constant_when_traced(function: Callable[[], bool]) -> Callable[[], bool]:
-    """Have torch.compile call this while it traces and take the answer as a constant.
+    """Make torch.compile call the function while it traces, and use the result as a constant.
 
-    torch.compiler.assume_constant_result does the same, but imports all of dynamo for it: 1.4 s at every start.
+    torch.compiler.assume_constant_result does the same, but imports all of dynamo: 1.4 s at every start.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
@@ -30,18 +30,18 @@ def constant_when_traced(function: Callable[[], bool]) -> Callable[[], bool]:
 
 @constant_when_traced
 def traced_transforms() -> bool:
-    """The same question while torch.compile traces: answered once, for the code being traced."""
+    """`transformed` for use in traced code: torch.compile calls it once per trace."""
     return transformed()
 
 
 class Function(torch.autograd.Function):
-    """Subclasses define `forward`, `setup_context`, `backward` and `pushforward`; `call` picks what fits.
+    """Subclasses define `forward`, `setup_context`, `backward` and `pushforward`. `call` chooses a variant.
 
-    | at work | class | why |
+    | active | variant | why |
     |---|---|---|
     | torch.compile | the subclass itself | dynamo refuses a Function that has a jvp |
-    | torch.func, forward mode | one with `jvp` = `pushforward` | |
-    | neither | one whose `forward` takes ctx | torch inspects signatures in all others: 20 us a call |
+    | torch.func or forward mode | a subclass with `jvp` = `pushforward` | both need the jvp |
+    | neither | a Function whose `forward` takes ctx | torch inspects the signature of the others: 20 us per call |
     """
 
     generate_vmap_rule = True
@@ -65,7 +65,7 @@ class Function(torch.autograd.Function):
     @staticmethod
     def pushforward(ctx: Any, *tangents: Any) -> Any:
         """The directional derivative of the outputs."""
-        raise AssertionError("a Function defines pushforward")
+        raise NotImplementedError("a Function must define pushforward")
 
     @classmethod
     def call(cls, *inputs: Any) -> Any:

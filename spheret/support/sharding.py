@@ -1,4 +1,4 @@
-"""Tensors that may be spread over processes (DTensor), and plain ones, alike."""
+"""Functions for tensors that may be sharded over processes (DTensor) or plain."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from torch import Tensor
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This process's part of a tensor: all of it, unless it is sharded."""
+    """This process's shard of a tensor; the whole tensor if it is not sharded."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor gathered from its shards, if it has any; then every process must ask."""
+    """The whole tensor, detached. If it is sharded, every process must call this."""
     tensor = tensor.detach()
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def like(full: Tensor, pattern: Tensor) -> Tensor:
-    """A whole tensor, on the device and in the shards of another."""
+    """A whole tensor, placed and sharded like `pattern`."""
     if not hasattr(pattern, "placements"):
         return full.to(pattern.device)
     from torch.distributed.tensor import distribute_tensor
 
     mesh: Any = pattern.device_mesh  # type: ignore[attr-defined]
-    # every process read the file: nothing is sent
+    # every process has the whole tensor already, so nothing is sent
     return distribute_tensor(full.to(mesh.device_type), mesh, pattern.placements, src_data_rank=None)

@@ -8,6 +8,7 @@ from analysis_helpers import config, trained, windows
 
 from spheret import GPT, SCHEMES
 from spheret.analysis import dynamics as d
+from spheret.connections import angle_between
 from spheret.model.probes import probe
 
 
@@ -35,7 +36,7 @@ def test_sink():
 def test_angles():
     a = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
     b = torch.tensor([[0.0, 2.0], [-3.0, 0.0], [1.0, 1e-6]])
-    assert d.angles(a, b).tolist() == pytest.approx([math.pi / 2, math.pi, 1e-6], rel=1e-5)
+    assert angle_between(a, b).tolist() == pytest.approx([math.pi / 2, math.pi, 1e-6], rel=1e-5)
     distances = d.angular_distances([a, b])
     assert distances[0][0] == 0
     assert distances[0][1] == distances[1][0] == pytest.approx((0.5 + 1 + 1e-6 / math.pi) / 3)

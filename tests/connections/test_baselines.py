@@ -18,7 +18,7 @@ DEPTH = 2 * N
 
 
 def randomize(module):
-    """Weights that show a swapped or forgotten tensor."""
+    """Random weights, which reveal a swapped or forgotten tensor."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for p in module.parameters():
@@ -36,10 +36,10 @@ def test_blocks_equal_torch_transformer_encoder_layer(norm_first):
         D, 3, 4 * D, dropout=0.0, activation="gelu", batch_first=True, norm_first=norm_first
     )
     layer = layer.double().train()
-    made = scheme("pre-ln" if norm_first else "post-ln")
-    attention, mlp = (randomize(made.connect(D, l, DEPTH)) for l in (1, 2))
+    built = scheme("pre-ln" if norm_first else "post-ln")
+    attention, mlp = (randomize(built.connect(D, l, DEPTH)) for l in (1, 2))
     for connection, norm in ((attention, layer.norm1), (mlp, layer.norm2)):
-        own = connection.inner if norm_first else connection.outer
+        own = connection.inner_norm if norm_first else connection.outer_norm
         norm.load_state_dict(own.state_dict())
     x = rows(2 * 5, D).view(2, 5, D)
     h = attention(x, lambda y: layer.self_attn(y, y, y, need_weights=False)[0])
@@ -78,8 +78,8 @@ class TestAgainstXTransformers:
         own = randomize(scheme("layerscale").connect(D, 1, DEPTH))
         branch = nn.Linear(D, D).double()
         other = xt.LayerScale(branch, D).double()
-        other.load_state_dict({"gamma": own.output.weight}, strict=False)
-        assert_equal(own(self.x, branch), self.x + other(own.inner(self.x)))
+        other.load_state_dict({"gamma": own.output_norm.weight}, strict=False)
+        assert_equal(own(self.x, branch), self.x + other(own.inner_norm(self.x)))
 
 
 @pytest.mark.parametrize(("retraction", "method"), [("exponential", "expmap"), ("projection", "retr")])
@@ -90,7 +90,7 @@ def test_retractions_equal_geoopt_on_the_unit_sphere(retraction, method):
     assert_equal(retract(h, f, 0.7, retraction), getattr(sphere, method)(h, v))
 
 
-# the published formulas once more, written with torch's own norms on tensors, without a module of ours
+# the published formulas, written with torch's own norms and without a module of this library
 
 
 def ln(x, m):
@@ -106,42 +106,46 @@ def unit(x):
 
 
 def first_attention_or_mlp(c, h, branch):
-    y = h + branch(rms(h, c.inner))
-    return y if c.sublayer == 1 else rms(y, c.outer)
+    y = h + branch(rms(h, c.inner_norm))
+    return y if c.sublayer == 1 else rms(y, c.outer_norm)
 
 
 def ngpt(c, h, branch):
-    rate = (0.05 * math.sqrt(D) * c.a).abs()
+    rate = (0.05 * math.sqrt(D) * c.norm.a).abs()
     return unit(h + rate * (unit(branch(h)) - h))
 
 
 def spherical(c, h, branch, p, cap, factor):
-    alpha = factor * torch.clamp(F.softplus(c.update.a), max=1.0)
+    alpha = factor * torch.clamp(F.softplus(c.norm.a), max=1.0)
     return definition(h, branch(h), alpha, p, cap)[0]
 
 
 FORMULAS = {
     "residual": lambda c, h, F_: h + F_(h),
-    "pre-ln": lambda c, h, F_: h + F_(ln(h, c.inner)),
-    "post-ln": lambda c, h, F_: ln(h + F_(h), c.outer),
-    "pre-dyt": lambda c, h, F_: h + F_(c.inner.weight * torch.tanh(c.inner.a * h) + c.inner.bias),
-    "derf": lambda c, h, F_: h + F_(c.inner.weight * torch.erf(c.inner.a * h + c.inner.shift) + c.inner.bias),
-    "dyisru": lambda c, h, F_: h + F_(c.inner.weight * math.sqrt(D) * h / torch.sqrt(c.inner.b + h**2)),
-    "peri-ln": lambda c, h, F_: h + ln(F_(ln(h, c.inner)), c.output),
-    "keel": lambda c, h, F_: (
-        first_attention_or_mlp(c, h, F_) if c.sublayer < 3 else rms(2 * N * h + F_(rms(h, c.inner)), c.outer)
+    "pre-ln": lambda c, h, F_: h + F_(ln(h, c.inner_norm)),
+    "post-ln": lambda c, h, F_: ln(h + F_(h), c.outer_norm),
+    "pre-dyt": lambda c, h, F_: h + F_(c.inner_norm.weight * torch.tanh(c.inner_norm.a * h) + c.inner_norm.bias),
+    "derf": lambda c, h, F_: (
+        h + F_(c.inner_norm.weight * torch.erf(c.inner_norm.a * h + c.inner_norm.shift) + c.inner_norm.bias)
     ),
-    "lns": lambda c, h, F_: h + F_(ln(h, c.inner.norm) / math.sqrt(math.ceil(c.sublayer / 2))),
+    "dyisru": lambda c, h, F_: h + F_(c.inner_norm.weight * math.sqrt(D) * h / torch.sqrt(c.inner_norm.b + h**2)),
+    "peri-ln": lambda c, h, F_: h + ln(F_(ln(h, c.inner_norm)), c.output_norm),
+    "keel": lambda c, h, F_: (
+        first_attention_or_mlp(c, h, F_)
+        if c.sublayer < 3
+        else rms(2 * N * h + F_(rms(h, c.inner_norm)), c.outer_norm)
+    ),
+    "lns": lambda c, h, F_: h + F_(ln(h, c.inner_norm.norm) / math.sqrt(math.ceil(c.sublayer / 2))),
     # N // 4 = 1 block of Post-LN
-    "mix-ln": lambda c, h, F_: ln(h + F_(h), c.outer) if c.sublayer <= 2 else h + F_(ln(h, c.inner)),
-    "deepnorm": lambda c, h, F_: ln((2 * N) ** 0.25 * h + F_(h), c.outer),
-    "rezero": lambda c, h, F_: h + c.output.weight * F_(h),
-    "layerscale": lambda c, h, F_: h + c.output.weight * F_(ln(h, c.inner)),
+    "mix-ln": lambda c, h, F_: ln(h + F_(h), c.outer_norm) if c.sublayer <= 2 else h + F_(ln(h, c.inner_norm)),
+    "deepnorm": lambda c, h, F_: ln((2 * N) ** 0.25 * h + F_(h), c.outer_norm),
+    "rezero": lambda c, h, F_: h + c.output_norm.weight * F_(h),
+    "layerscale": lambda c, h, F_: h + c.output_norm.weight * F_(ln(h, c.inner_norm)),
     "ngpt": ngpt,
     "orthogonal": lambda c, h, F_: (
         lambda f: h + f - (f * h).sum(-1, keepdim=True) / (h * h).sum(-1, keepdim=True) * h
-    )(F_(ln(h, c.inner))),
-    "scalenorm": lambda c, h, F_: h + F_(c.inner.g * h / h.norm(dim=-1, keepdim=True)),
+    )(F_(ln(h, c.inner_norm))),
+    "scalenorm": lambda c, h, F_: h + F_(c.inner_norm.g * h / h.norm(dim=-1, keepdim=True)),
     "geonorm": lambda c, h, F_: spherical(c, h, F_, math.inf, math.pi / 4, 1 / c.sublayer),
     "proj-spheretnorm": lambda c, h, F_: spherical(c, h, F_, 1.0, None, 1 / math.sqrt(c.sublayer)),
     "cay-spheretnorm": lambda c, h, F_: spherical(c, h, F_, 2.0, math.pi / 4, 1 / math.sqrt(c.sublayer)),
@@ -165,8 +169,8 @@ class TestEntryAndExit:
     x = rows(6, D)
 
     def parts(self, name, d=D, **options):
-        made = scheme(name, **options)
-        return made.enter(d).double(), made.exit(d).double()
+        built = scheme(name, **options)
+        return built.enter(d).double(), built.exit(d).double()
 
     def test_nothing_happens_at_most_entries_and_a_layernorm_at_most_exits(self):
         for name in ("residual", "pre-ln", "peri-ln", "lns", "mix-ln", "rezero", "layerscale", "orthogonal"):
@@ -192,8 +196,8 @@ class TestEntryAndExit:
         [(768, 1.0, 1.0), (1024, 1.0, 1.0), (1280, 1.0, 0.5), (2048, 1.0, 0.5), (4096, 0.8, 0.2), (8192, 0.2, 0.05)],
     )
     def test_dyt_slopes_by_width(self, width, attention, other):
-        made = scheme("pre-dyt")
-        slopes = [made.connect(width, l, 2).inner.a.item() for l in (1, 2)] + [made.exit(width).a.item()]
+        built = scheme("pre-dyt")
+        slopes = [built.connect(width, l, 2).inner_norm.a.item() for l in (1, 2)] + [built.exit(width).a.item()]
         assert slopes == pytest.approx([attention, other, other])
         assert scheme("pre-dyt", slope=0.3).exit(width).a.item() == pytest.approx(0.3)
 
@@ -227,16 +231,18 @@ class TestInitialisation:
 
     @pytest.mark.parametrize(("blocks", "start"), [(1, 0.1), (18, 0.1), (19, 1e-5), (24, 1e-5), (25, 1e-6)])
     def test_layerscale_by_depth(self, blocks, start):
-        assert scheme("layerscale").connect(D, 1, 2 * blocks).output.weight.tolist() == pytest.approx([start] * D)
+        assert scheme("layerscale").connect(D, 1, 2 * blocks).output_norm.weight.tolist() == pytest.approx(
+            [start] * D
+        )
 
     def test_rezero_starts_as_the_identity(self):
         x = rows(6, D).float()
         assert torch.equal(scheme("rezero").connect(D, 1, DEPTH)(x, nn.Linear(D, D)), x)
 
     def test_ngpt_step(self):
-        made = scheme("ngpt").connect(D, 1, DEPTH).double()
+        connection = scheme("ngpt").connect(D, 1, DEPTH).double()
         h, f = unit(rows(6, D)), rows(6, D, seed=1)
-        torch.testing.assert_close(made.write(h, f), unit(0.95 * h + 0.05 * unit(f)), rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(connection.write(h, f), unit(0.95 * h + 0.05 * unit(f)), rtol=1e-6, atol=1e-7)
 
 
 def test_ngpt_weight_normalisation_is_an_option():

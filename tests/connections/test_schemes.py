@@ -1,4 +1,4 @@
-"""What every scheme must be: a good citizen of torch, whatever it computes. The table drives these tests."""
+"""Every scheme of the table works with the features of torch: dtypes, autocast, transforms, compile, pickle."""
 
 import copy
 import math
@@ -30,9 +30,9 @@ class Stack(nn.Module):
 
     def __init__(self, name, depth=DEPTH, **options):
         super().__init__()
-        made = scheme(name, **options)
-        self.enter, self.exit = made.enter(D), made.exit(D)
-        self.connections = nn.ModuleList(made.connect(D, layer, depth) for layer in range(1, depth + 1))
+        built = scheme(name, **options)
+        self.enter, self.exit = built.enter(D), built.exit(D)
+        self.connections = nn.ModuleList(built.connect(D, sublayer, depth) for sublayer in range(1, depth + 1))
         self.branches = nn.ModuleList(nn.Sequential(nn.Linear(D, D), nn.Tanh()) for _ in range(depth))
 
     def forward(self, x):
@@ -58,7 +58,7 @@ class TestCitizenship:
         got = stack.to(dtype)(x)
         assert got.dtype == dtype
         truth = stack.double()(x.double())
-        # a few roundings of the stream to its own dtype, and no worse
+        # the tolerance allows a few roundings of the stream to its own dtype
         torch.testing.assert_close(got.double(), truth, rtol=0, atol=60 * torch.finfo(dtype).eps)
 
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -125,7 +125,7 @@ class TestCitizenship:
         torch.testing.assert_close(got, truth, rtol=1e-4, atol=1e-5)
 
     def test_the_closed_form_compiles_too(self, stack):
-        # on a CPU a kernel takes its place in the graph unless it is asked for
+        # on a CPU the native kernel is used unless the closed form is chosen
         if not any(isinstance(module, SpheretNorm) for module in stack.modules()):
             return
         with use("closed"):
@@ -138,7 +138,7 @@ class TestCitizenship:
                 p.add_(0.1 * torch.randn_like(p))
         twin = copy.deepcopy(stack)
         assert torch.equal(twin(x), stack(x))
-        # processes that are spawned get their models so
+        # spawned processes receive their models this way
         assert torch.equal(pickle.loads(pickle.dumps(stack))(x), stack(x))
         for p in twin.parameters():
             torch.nn.init.zeros_(p)
@@ -147,7 +147,7 @@ class TestCitizenship:
 
     def test_every_parameter_learns_and_none_is_a_scalar_that_fsdp_refuses(self, stack):
         stack.double()
-        # rezero's branches get no gradient while every step is 0, so look a little beside the start
+        # rezero's branches get no gradient while every step is 0, so move the parameters a little
         with torch.no_grad():
             for p in stack.parameters():
                 p.mul_(0.9).sub_(0.01)
@@ -181,12 +181,12 @@ def test_inductor(name):
 @pytest.mark.parametrize("name", SCHEMES)
 class TestTable:
     def test_parts(self, name):
-        made = scheme(name)
-        assert made.name == name
-        assert made.source
-        assert type(made).__doc__
-        assert isinstance(made.connect(D, 1, 2), Connection)
-        init = made.initialisation(24)
+        built = scheme(name)
+        assert built.name == name
+        assert built.source
+        assert type(built).__doc__
+        assert isinstance(built.connect(D, 1, 2), Connection)
+        init = built.initialisation(24)
         assert 0 < init.output <= 1
         assert 0 < init.value <= 1
 
@@ -195,10 +195,10 @@ class TestTable:
         h, branch = rows(5, D), nn.Linear(D, D).double()
         assert torch.equal(connection(h, branch), connection.write(h, branch(connection.read(h))))
 
-    @pytest.mark.parametrize("layer", [0, -1, 5, 1.0, True])
-    def test_layers_out_of_range(self, name, layer):
-        with pytest.raises(ValueError, match="layer"):
-            scheme(name).connect(D, layer, 4)
+    @pytest.mark.parametrize("sublayer", [0, -1, 5, 1.0, True])
+    def test_sublayers_out_of_range(self, name, sublayer):
+        with pytest.raises(ValueError, match="sublayer"):
+            scheme(name).connect(D, sublayer, 4)
 
     def test_bad_widths(self, name):
         for dim in (1, 0, -4, 2.0):
@@ -252,18 +252,18 @@ class TestSpherical:
         ],
     )
     def test_defaults(self, name, p, cap, schedule):
-        update = scheme(name).connect(D, 4, 8).update
+        update = scheme(name).connect(D, 4, 8).norm
         assert (update.p, update.max_angle, update.schedule) == (p, cap, schedule)
         assert update.alpha.item() == pytest.approx(0.5 if schedule == "sqrt" else 0.25)
 
     def test_cap_follows_p(self):
-        assert scheme("p-spheretnorm", p=1.5).connect(D, 1, 2).update.max_angle == math.pi / 4
-        assert scheme("p-spheretnorm", p=0.9).connect(D, 1, 2).update.max_angle is None
-        assert scheme("p-spheretnorm", learnable_p=True).connect(D, 1, 2).update.max_angle == math.pi / 4
-        assert scheme("geonorm", max_angle=0.1).connect(D, 1, 2).update.max_angle == 0.1
+        assert scheme("p-spheretnorm", p=1.5).connect(D, 1, 2).norm.max_angle == math.pi / 4
+        assert scheme("p-spheretnorm", p=0.9).connect(D, 1, 2).norm.max_angle is None
+        assert scheme("p-spheretnorm", learnable_p=True).connect(D, 1, 2).norm.max_angle == math.pi / 4
+        assert scheme("geonorm", max_angle=0.1).connect(D, 1, 2).norm.max_angle == 0.1
 
     def test_block_index(self):
-        alphas = [scheme("proj-spheretnorm", index="block").connect(D, l, 8).update.alpha.item() for l in range(1, 9)]
+        alphas = [scheme("proj-spheretnorm", index="block").connect(D, l, 8).norm.alpha.item() for l in range(1, 9)]
         assert alphas == pytest.approx([1 / math.sqrt(b) for b in (1, 1, 2, 2, 3, 3, 4, 4)])
 
     @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ class TestSpherical:
 
     @pytest.mark.parametrize("name", SPHERICAL)
     def test_angle_is_the_angle(self, name):
-        update = scheme(name).connect(D, 2, DEPTH).update
+        update = scheme(name).connect(D, 2, DEPTH).norm
         h, f = rows(50, D), 2 * rows(50, D, seed=1)
         out = update(h, f)
         cosine = (h * out).sum(-1) / (h.norm(dim=-1) * out.norm(dim=-1))

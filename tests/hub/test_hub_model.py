@@ -8,7 +8,7 @@ from hub_helpers import tiny, tokens
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from spheret import SCHEMES, GPTConfig
+from spheret import SCHEMES, Bounded, GPTConfig
 from spheret.bounds import inverse_softplus
 from spheret.hub import SpheretConfig, SpheretForCausalLM
 
@@ -174,7 +174,7 @@ class TestGeneration:
         torch.testing.assert_close(model(tokens(), logits_to_keep=2).logits, full.logits[:, -2:])
         torch.testing.assert_close(model(tokens(), logits_to_keep=torch.tensor([3])).logits, full.logits[:, 3:4])
         assert len(full.hidden_states) == 3
-        torch.testing.assert_close(model.model.exit(full.hidden_states[-1]), model.model.stream(tokens()))
+        torch.testing.assert_close(model.model.final_norm(full.hidden_states[-1]), model.model.stream(tokens()))
         assert model(tokens()).hidden_states is None
 
 
@@ -267,9 +267,9 @@ class TestCitizenship:
         wrapped("proj-spheretnorm").save_pretrained(tmp_path)
         file = tmp_path / "model.safetensors"
         state = load_file(file)
-        del state["model.enter.gamma"]
+        del state["model.entry_norm.gamma"]
         save_file(state, file, {"format": "pt"})
-        with pytest.raises(ValueError, match=r"no model.enter.gamma \(1 missing\)"):
+        with pytest.raises(ValueError, match=r"no model.entry_norm.gamma \(1 missing\)"):
             AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
@@ -279,7 +279,8 @@ def test_two_steps_of_trainer(name, tmp_path):
     from transformers import Trainer, TrainingArguments
 
     model = wrapped(name).train()
-    scalars = [key for key, _ in model.named_parameters() if key.endswith((".update.a", "enter.gamma"))]
+    bounded = [(prefix, module) for prefix, module in model.named_modules() if isinstance(module, Bounded)]
+    scalars = [f"{prefix}.{scalar.name}" for prefix, module in bounded for scalar in module.bounded_scalars()]
     with torch.no_grad():
         for key in scalars:
             model.get_parameter(key).fill_(inverse_softplus(4.0 if "gamma" in key else 1.0))

@@ -1,4 +1,4 @@
-"""Rows of different length in one batch, ids that nobody may choose, and single rows on all cores."""
+"""Generation with padded rows, a smaller vocabulary and an early end; and linear layers on single rows."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from spheret.model.gpt import Cache
 from spheret.model.linear import Linear, linear
 
 
-def made(scheme="proj-spheretnorm"):
+def small_model(scheme="proj-spheretnorm"):
     torch.manual_seed(0)
     model = GPT(GPTConfig(layers=2, heads=2, width=16, block=24, vocab=50, scheme=scheme)).double()
     with torch.no_grad():
@@ -25,17 +25,17 @@ def tokens(batch, time, seed=0):
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("name", SCHEMES)
 def test_padded_rows_are_each_alone_also_beyond_the_block(name, cached):
-    model, lengths = made(name), (3, 9, 6)
+    model, lengths = small_model(name), (3, 9, 6)
     rows = [tokens(1, n, seed=n) for n in lengths]
     padding = torch.tensor([9 - n for n in lengths])
     padded = torch.cat([torch.cat([tokens(1, 9 - row.shape[1], seed=99), row], 1) for row in rows])
     together = model.generate(padded, 30, temperature=0, padding=padding, cached=cached)
-    for row, found in zip(rows, together, strict=True):
-        assert torch.equal(model.generate(row, 30, temperature=0)[0, -30:], found[-30:])
+    for row, generated in zip(rows, together, strict=True):
+        assert torch.equal(model.generate(row, 30, temperature=0)[0, -30:], generated[-30:])
 
 
 def test_several_tokens_after_a_cache():
-    model, x = made(), tokens(2, 12)
+    model, x = small_model(), tokens(2, 12)
     cache = Cache(model.config, 2, x.device, torch.float64)
     parts = [model.stream(x[:, a:b], cache) for a, b in ((0, 5), (5, 6), (6, 12))]
     torch.testing.assert_close(torch.cat(parts, 1), model.stream(x))
@@ -43,34 +43,34 @@ def test_several_tokens_after_a_cache():
 
 
 def test_ids_beyond_the_vocabulary_and_an_early_end():
-    model = made()
+    model = small_model()
     with torch.no_grad():
         model.tokens.weight[40:] *= 5
     x = tokens(4, 3)
     assert (model.generate(x, 20, seed=1)[:, 3:] >= 40).any()
     assert (model.generate(x, 20, seed=1, vocab=40)[:, 3:] < 40).all()
     lengths = []
-    found = model.generate(x, 20, temperature=0, until=lambda t: lengths.append(t.shape[1]) or t.shape[1] == 8)
-    assert found.shape == (4, 8)
+    generated = model.generate(x, 20, temperature=0, until=lambda t: lengths.append(t.shape[1]) or t.shape[1] == 8)
+    assert generated.shape == (4, 8)
     assert lengths == [4, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"padding": torch.tensor([3, 0])}, "padding is a number below 3 a row"),
-        ({"padding": torch.tensor([1])}, "padding is a number below 3 a row"),
+        ({"padding": torch.tensor([3, 0])}, "padding must be one number below 3 per row"),
+        ({"padding": torch.tensor([1])}, "padding must be one number below 3 per row"),
         ({"vocab": 0}, "vocab must lie between 1 and 50"),
     ],
 )
 def test_bad_input(arguments, message):
     with pytest.raises(ValueError, match=message):
-        made().generate(tokens(2, 3), 2, **arguments)
+        small_model().generate(tokens(2, 3), 2, **arguments)
 
 
 def test_positions_beyond_the_block():
     with pytest.raises(ValueError, match="positions below block = 24 exist, got 24"):
-        made().stream(tokens(1, 2), positions=torch.tensor([[3, 24]]))
+        small_model().stream(tokens(1, 2), positions=torch.tensor([[3, 24]]))
 
 
 @pytest.fixture
@@ -104,6 +104,6 @@ class TestSingleRows:
         with torch.no_grad():
             torch.testing.assert_close(linear(x, weight), x @ weight.T)
             with torch.autocast("cpu", torch.bfloat16):
-                found = linear(x, weight.contiguous(), torch.ones(8))
-            assert found.dtype == torch.bfloat16
-            torch.testing.assert_close(found.float(), x @ weight.T + 1, rtol=2e-2, atol=5e-2)
+                y = linear(x, weight.contiguous(), torch.ones(8))
+            assert y.dtype == torch.bfloat16
+            torch.testing.assert_close(y.float(), x @ weight.T + 1, rtol=2e-2, atol=5e-2)

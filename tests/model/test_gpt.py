@@ -53,7 +53,7 @@ class TestSize:
         assert {name: counts[name] - pre for name in expected} == expected
         assert set(expected) | {"pre-ln", "peri-ln", *SPHERICAL} == set(SCHEMES)
 
-    def test_learned_p_adds_one_a_sublayer(self):
+    def test_learned_p_adds_one_parameter_per_sublayer(self):
         plain, learned = (
             GPT(GPTConfig(**TINY, scheme="p-spheretnorm", scheme_options={"learnable_p": p})) for p in (False, True)
         )
@@ -92,6 +92,35 @@ class TestInitialisation:
         torch.testing.assert_close(states["lns"]["blocks.1.mlp.output.weight"], 2 * pre["blocks.1.mlp.output.weight"])
 
 
+class TestReset:
+    @pytest.mark.parametrize("name", SCHEMES)
+    def test_from_the_meta_device(self, name):
+        config = GPTConfig(**TINY, scheme=name, head_bias="zero")
+        fresh = GPT(config)
+        with torch.device("meta"):
+            model = GPT(config)
+        model.to_empty(device="cpu")
+        with torch.no_grad():
+            for p in model.parameters():
+                p.fill_(torch.nan)
+        torch.manual_seed(3)
+        model.reset_parameters()
+        for key, p in fresh.state_dict().items():
+            if p.dim() < 2:
+                assert torch.equal(model.state_dict()[key], p), key
+        torch.manual_seed(3)
+        fresh.reset_parameters()
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), fresh.parameters(), strict=True))
+        factors = fresh.scheme.initialisation(4)
+        spread = model.blocks[0].mlp.output.weight.std().item()
+        assert spread == pytest.approx(0.02 * math.sqrt(48) * factors.output, rel=0.1)
+
+    def test_a_unigram_bias_starts_at_0_again(self):
+        model = GPT(GPTConfig(**TINY, head_bias="unigram"), torch.arange(1.0, 51))
+        model.reset_parameters()
+        assert (model.head_bias == 0).all()
+
+
 def as_gpt2(model):
     """transformers' GPT-2 with the weights of a Pre-LN model."""
     c = model.config
@@ -102,7 +131,7 @@ def as_gpt2(model):
     )  # fmt: skip
     other = GPT2LMHeadModel(config).to(model.tokens.weight.dtype)
     state = {"wte.weight": model.tokens.weight, "wpe.weight": model.positions.weight}
-    state |= {f"ln_f.{k}": v for k, v in model.exit.state_dict().items()}
+    state |= {f"ln_f.{k}": v for k, v in model.final_norm.state_dict().items()}
     for i, block in enumerate(model.blocks):
         parts = {
             "attn.c_attn": block.attention.qkv,
@@ -113,7 +142,7 @@ def as_gpt2(model):
         for name, linear in parts.items():
             state[f"h.{i}.{name}.weight"], state[f"h.{i}.{name}.bias"] = linear.weight.T, linear.bias
         for name, connection in (("ln_1", block.attention_connection), ("ln_2", block.mlp_connection)):
-            state |= {f"h.{i}.{name}.{k}": v for k, v in connection.inner.state_dict().items()}
+            state |= {f"h.{i}.{name}.{k}": v for k, v in connection.inner_norm.state_dict().items()}
     other.transformer.load_state_dict(state, strict=True)
     other.tie_weights()
     return other.eval()
@@ -126,8 +155,8 @@ class TestAgainstOthers:
         model = randomize(GPT(GPTConfig(**TINY, scheme="pre-ln", activation=activation)).to(dtype))
         other = as_gpt2(model)
         x, y = tokens(), tokens(seed=1)
-        ours, theirs = model(x), other(x).logits
-        assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
+        logits, truth = model(x), other(x).logits
+        assert (logits - truth).abs().max() <= tolerance * truth.abs().max()
         loss, truth = model(x, y), F.cross_entropy(other(x).logits.flatten(0, 1), y.flatten())
         assert abs(loss - truth) <= tolerance * truth
         loss.backward()
@@ -137,8 +166,8 @@ class TestAgainstOthers:
             (model.positions.weight, other.transformer.wpe.weight),
             (model.blocks[0].attention.qkv.weight, other.transformer.h[0].attn.c_attn.weight),
             (model.blocks[1].mlp.hidden.bias, other.transformer.h[1].mlp.c_fc.bias),
-            (model.blocks[0].attention_connection.inner.weight, other.transformer.h[0].ln_1.weight),
-            (model.exit.bias, other.transformer.ln_f.bias),
+            (model.blocks[0].attention_connection.inner_norm.weight, other.transformer.h[0].ln_1.weight),
+            (model.final_norm.bias, other.transformer.ln_f.bias),
         ]
         for mine, its in pairs:
             truth_grad = its.grad.T if its.grad.shape != mine.grad.shape else its.grad
@@ -159,22 +188,22 @@ class TestAgainstOthers:
             layer.self_attn.in_proj_weight.data, layer.self_attn.in_proj_bias.data = (
                 block.attention.qkv.weight, block.attention.qkv.bias,
             )  # fmt: skip
-            for theirs, ours in (
+            for torch_part, part in (
                 (layer.self_attn.out_proj, block.attention.output),
                 (layer.linear1, block.mlp.hidden),
                 (layer.linear2, block.mlp.output),
-                (layer.norm1, block.attention_connection.outer),
-                (layer.norm2, block.mlp_connection.outer),
+                (layer.norm1, block.attention_connection.outer_norm),
+                (layer.norm2, block.mlp_connection.outer_norm),
             ):
-                theirs.load_state_dict(ours.state_dict())
+                torch_part.load_state_dict(part.state_dict())
             torch.testing.assert_close(block(h), layer(h, src_mask=mask), rtol=1e-10, atol=1e-10)
 
 
 def test_a_scheme_is_added_without_touching_the_model(monkeypatch):
     @dataclass(frozen=True)
     class Half(Residual):
-        def connect(self, dim, layer, num_sublayers):
-            return NormedConnection(dim, layer, num_sublayers, scale=0.5)
+        def connect(self, dim, sublayer, num_sublayers):
+            return NormedConnection(dim, sublayer, num_sublayers, scale=0.5)
 
     monkeypatch.setitem(connections.SCHEMES, "half", Half)
     model = GPT(GPTConfig(**TINY, scheme="half"))
@@ -304,7 +333,7 @@ def test_every_scheme_learns(name, text):
     train, val = text
     config = GPTConfig(layers=4, heads=4, width=64, block=64, vocab=257, scheme=name, head_bias="unigram")
     model = GPT(config, torch.bincount(train, minlength=257))
-    # the methods differ in the step they bear; one that is high for them all, after a short warm-up
+    # one learning rate for all methods: high, after a short warm-up
     optimizer = torch.optim.AdamW(parameter_groups(model, 0.1), lr=3e-3, betas=(0.9, 0.95))
     generator = torch.Generator().manual_seed(0)
     held_out = batch(val, 64, 64, torch.Generator().manual_seed(1))
@@ -421,7 +450,7 @@ class TestCitizenship:
         torch.testing.assert_close(got, model.tokens.weight.grad, rtol=1e-3, atol=1e-5)
 
     @pytest.mark.parametrize("name", SCHEMES)
-    def test_checkpointing_is_bitwise_the_same(self, name):
+    def test_recompute_is_bitwise_the_same(self, name):
         losses = []
         for recompute in (False, True):
             torch.manual_seed(0)
@@ -459,7 +488,7 @@ class TestCitizenship:
         seen = []
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast), probe(model, seen.append):
             model(tokens())
-        radius = model.enter.radius.item()
+        radius = model.entry_norm.radius.item()
         assert len(seen) == 12
         for sublayer in seen:
             assert (sublayer.out.norm(dim=-1) / radius - 1).abs().max() < 1e-5
@@ -487,7 +516,7 @@ class TestProbes:
         weights = seen[0].attention
         torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights.sum(-1)))
         assert (weights.triu(1) == 0).all()
-        value = seen[0].branch._split(seen[0].branch_input)[2]
+        value = seen[0].branch.queries_keys_values(seen[0].branch_input)[2]
         mixed = (weights @ value).transpose(1, 2).flatten(2)
         torch.testing.assert_close(seen[0].branch.output(mixed), seen[0].f)
         assert seen[1].attention is None

@@ -49,7 +49,7 @@ class TestRecipe:
         assert (train["lr"], train["min_lr"]) == (lr, min_lr)
         assert (model.layers, model.heads, model.width, model.block) == (layers, heads, width, 1024)
         assert (model.vocab, model.bias, model.dropout, model.head_bias) == (50_304, True, 0.0, "none")
-        made = model.made_scheme()
+        made = model.build_scheme()
         if cell.scheme in SPHERICAL:
             assert made.exact_clamp
             assert made.p == SPHERICAL[cell.scheme]

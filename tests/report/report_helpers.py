@@ -82,7 +82,7 @@ def write_run(
             line |= {
                 "val_loss": math.fsum(sums) / sum(DOCUMENTS),
                 "radius": 5.65 if spherical else None,
-                "on_bound": ["blocks.0.attention_connection.update.a"] if spherical else [],
+                "on_bound": ["blocks.0.attention_connection.norm.a"] if spherical else [],
                 "sublayers": [
                     {
                         "sublayer": l, "angle_mean": 0.3 / l, "angle_max": 0.5 / l,

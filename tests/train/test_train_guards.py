@@ -202,11 +202,11 @@ def test_looking_changes_nothing(name):
 @pytest.mark.parametrize("width", [16, 48, 64, 112, 768])
 def test_bounded_scalars_start_on_their_bound_and_are_seen_to_leave_it(width):
     model = GPT(GPTConfig(**{**TINY, "width": width, "scheme": "proj-spheretnorm", "layers": 1}))
-    names = ["enter.gamma", "blocks.0.attention_connection.update.a", "blocks.0.mlp_connection.update.a"]
+    names = ["entry_norm.gamma", "blocks.0.attention_connection.norm.a", "blocks.0.mlp_connection.norm.a"]
     assert on_bound(model) == names
     with torch.no_grad():
-        model.enter.gamma -= 0.5
-        model.blocks[0].mlp_connection.update.a -= 0.1
+        model.entry_norm.gamma -= 0.5
+        model.blocks[0].mlp_connection.norm.a -= 0.1
     assert on_bound(model) == [names[1]]
 
 

@@ -146,7 +146,7 @@ def test_init_from_another_scheme_lists_the_keys(run, prepared, tmp_path, capsys
     assert train(tmp_path / "new", prepared, "--init-from", str(run), scheme="pre-ln") == 2
     error = capsys.readouterr().err
     assert "is of another model; these differ" in error
-    assert "enter.gamma (not in this model)" in error
+    assert "entry_norm.gamma (not in this model)" in error
     assert not (tmp_path / "new").exists()
 
 

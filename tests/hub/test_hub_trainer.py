@@ -1,0 +1,47 @@
+"""transformers' Trainer decides by names which parameters decay: of ours, the matrices alone."""
+
+import pytest
+import torch
+from hub_helpers import TINY
+from transformers import Trainer, TrainingArguments
+
+from spheret import GPT, SCHEMES, GPTConfig, parameter_groups
+from spheret.hub import SpheretForCausalLM
+
+VARIANTS = [
+    *((name, {}) for name in SCHEMES),
+    ("p-spheretnorm", {"learnable_p": True}),
+    ("proj-spheretnorm", {"inner_norm": True}),
+    ("pre-ln", {"norm": "rmsnorm"}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_no_scalar_gain_or_bias_decays(name, options, tmp_path):
+    config = GPTConfig(**TINY, scheme=name, scheme_options=options, head_bias="zero")
+    model = SpheretForCausalLM.of(GPT(config))
+    arguments = TrainingArguments(output_dir=str(tmp_path), weight_decay=0.1, report_to=[], use_cpu=True)
+    trainer = Trainer(model, arguments)
+    decaying = set(trainer.get_decay_parameter_names(model))
+    assert decaying == {key for key, p in model.named_parameters() if p.dim() >= 2}
+    groups = trainer.create_optimizer().param_groups
+    truth = parameter_groups(model, 0.1)
+    for group, own in zip(groups, truth, strict=True):
+        assert group["weight_decay"] == own["weight_decay"]
+        assert [id(p) for p in group["params"]] == [id(p) for p in own["params"]]
+
+
+def test_decay_leaves_the_step_sizes_where_they_are(tmp_path):
+    model = SpheretForCausalLM.of(
+        GPT(GPTConfig(**TINY, scheme="p-spheretnorm", scheme_options={"learnable_p": True}))
+    )
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), weight_decay=0.5, learning_rate=0.1, report_to=[], use_cpu=True
+    )
+    optimizer = Trainer(model, arguments).create_optimizer()
+    before = {key: p.detach().clone() for key, p in model.named_parameters()}
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    moved = {key for key, p in model.named_parameters() if not torch.equal(p, before[key])}
+    assert moved == {key for key, p in model.named_parameters() if p.dim() >= 2}
