@@ -13,11 +13,11 @@ from typing import Any
 from spheret.connections import SCHEMES
 from spheret.runs.config import BOOKKEEPING
 from spheret.runs.layout import CONFIG, METRICS
+from spheret.runs.metrics import checked_metrics
 from spheret.runs.run import Run, open_run
 
 # the training loss is the mean over this many last steps, as in the paper
 WINDOW = 200
-_NUMBERS = ("loss", "val_loss", "lr", "grad_norm", "spikes", "seconds", "tokens_per_second", "radius")
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def read_study(paths: Sequence[str | Path]) -> Study:
     results = []
     for run, name, run_settings in zip(runs, names, settings, strict=True):
         label = ", ".join([_contestant(run), *(f"{key}={_format_value(run_settings.get(key))}" for key in differing)])
-        results.append(Result(run, name, label, _lines(run)))
+        results.append(Result(run, name, label, checked_metrics(run.path / METRICS)))
     order = list(SCHEMES)
     results.sort(key=lambda r: (order.index(r.scheme) if r.scheme in order else len(order), r.label, r.seed, r.name))
     contestants: dict[str, list[Result]] = {}
@@ -181,44 +181,6 @@ def read_study(paths: Sequence[str | Path]) -> Study:
         seeds.append(result)
     _refuse_different_windows(results)
     return Study(contestants, differing)
-
-
-def _lines(run: Run) -> list[dict[str, Any]]:
-    lines = run.metrics()
-    previous_step = 0
-    for line in lines:
-        problem = _wrong(line)
-        if line["step"] <= previous_step:
-            problem = f"comes after step {previous_step}"
-        if problem is not None:
-            raise ValueError(
-                f"step {line['step']} of {run.path / METRICS} {problem}: the file is damaged, resume the run from a "
-                f"checkpoint before that step."
-            )
-        previous_step = line["step"]
-    return lines
-
-
-def _wrong(line: dict[str, Any]) -> str | None:
-    """Returns what the trainer would not have written in this line, or None. null stands for NaN and infinity."""
-    for key in _NUMBERS:
-        if not _is_number(line.get(key)):
-            return f"has {key} {line[key]!r}, which is not a finite number"
-    sublayers, documents = line.get("sublayers") or [], line.get("val_documents") or []
-    if not isinstance(sublayers, list) or not all(
-        isinstance(sublayer, dict) and all(map(_is_number, sublayer.values())) for sublayer in sublayers
-    ):
-        return "has sublayers that are not a table of numbers"
-    if not isinstance(documents, list) or not all(
-        isinstance(document, list) and len(document) == 3 and None not in document and all(map(_is_number, document))
-        for document in documents
-    ):
-        return "has val_documents that are not lists of a document number, its tokens and its loss"
-    return None
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or (type(value) in (int, float) and math.isfinite(value))
 
 
 def _names(runs: Sequence[Run]) -> list[str]:

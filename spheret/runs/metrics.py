@@ -16,6 +16,8 @@ from spheret.support import files
 # fields that the clock decides; all others are the same to the bit when a run is repeated
 TIMING = ("seconds", "tokens_per_second")
 
+_NUMBERS = ("loss", "val_loss", "lr", "grad_norm", "spikes", "seconds", "tokens_per_second", "radius")
+
 
 def read_metrics(path: Path, start: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
     """Every record after the byte `start`, with the offset at which its line ends.
@@ -42,6 +44,45 @@ def read_metrics(path: Path, start: int = 0) -> Iterator[tuple[dict[str, Any], i
         if not isinstance(step, int):
             raise ValueError(f"{where} has the step {step!r}, which is no number: remove the line.")
         yield record, end
+
+
+def checked_metrics(path: Path) -> list[dict[str, Any]]:
+    """Every record of a file, after a check that the steps rise and that the values are what a trainer writes."""
+    records = [record for record, _ in read_metrics(path)]
+    previous_step = 0
+    for record in records:
+        problem = _problem(record)
+        if record["step"] <= previous_step:
+            problem = f"comes after step {previous_step}"
+        if problem is not None:
+            raise ValueError(
+                f"step {record['step']} of {path} {problem}: the file is damaged, resume the run from a checkpoint "
+                f"before that step."
+            )
+        previous_step = record["step"]
+    return records
+
+
+def _problem(record: dict[str, Any]) -> str | None:
+    """Returns what the trainer would not have written in this record, or None. null stands for NaN and infinity."""
+    for key in _NUMBERS:
+        if not _is_number(record.get(key)):
+            return f"has {key} {record[key]!r}, which is not a finite number"
+    sublayers, documents = record.get("sublayers") or [], record.get("val_documents") or []
+    if not isinstance(sublayers, list) or not all(
+        isinstance(sublayer, dict) and all(map(_is_number, sublayer.values())) for sublayer in sublayers
+    ):
+        return "has sublayers that are not a table of numbers"
+    if not isinstance(documents, list) or not all(
+        isinstance(document, list) and len(document) == 3 and None not in document and all(map(_is_number, document))
+        for document in documents
+    ):
+        return "has val_documents that are not lists of a document number, its tokens and its loss"
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (type(value) in (int, float) and math.isfinite(value))
 
 
 class Log:
