@@ -32,10 +32,10 @@ def race(*arguments):
 
 def lines(path):
     """What the runs below a directory say, apart from what the clock says."""
-    found = {}
+    records = {}
     for run in sorted(p.parent for p in path.glob("*/config.json")):
-        found[run.name] = [{k: v for k, v in line.items() if k not in TIMING} for line in open_run(run).metrics()]
-    return found
+        records[run.name] = [{k: v for k, v in line.items() if k not in TIMING} for line in open_run(run).metrics()]
+    return records
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +60,8 @@ class TestFinished:
             assert run.checkpoint().step == 10
 
     def test_a_scheme_under_two_names_differs_by_exactly_nothing(self, finished):
-        said = lines(finished)
-        assert said[NAMES[1]] == said[NAMES[2]]
+        output = lines(finished)
+        assert output[NAMES[1]] == output[NAMES[2]]
         table = (finished / "report" / "tables.csv").read_text()
         row = "comparisons,proj-spheretnorm - proj-spheretnorm (schedule=sqrt)"
         assert f"{row},difference,+0.0000,0.0," in table
@@ -86,9 +86,9 @@ class TestFinished:
 
     def test_other_settings_are_refused(self, finished, capsys):
         assert race(*TINY, "--steps", "12", "--schemes", VARIANTS, "--out", finished) == 2
-        said = capsys.readouterr().err
-        assert "holds a race with other settings (steps is 10 there and 12 here" in said
-        assert "another --out" in said
+        output = capsys.readouterr().err
+        assert "holds a race with other settings (steps is 10 there and 12 here" in output
+        assert "another --out" in output
 
     def test_fewer_contestants_are_a_smaller_report(self, finished, tmp_path):
         out = tmp_path / "copy"
@@ -151,13 +151,13 @@ def test_stopped_in_the_middle_it_goes_on(number, undisturbed, tmp_path, capsys)
     trainings = children(process.pid)
     assert trainings
     process.send_signal(number)
-    said = process.communicate(timeout=60)[1].decode()
+    output = process.communicate(timeout=60)[1].decode()
     if number == signal.SIGKILL:
         # nobody told the trainings: the system did
         wait_until(lambda: not any(map(is_alive, trainings)))
     else:
         assert process.returncode == 130
-        assert "Run the same command again to go on." in said
+        assert "Run the same command again to go on." in output
         assert not any(map(is_alive, trainings))
     assert not (out / "report").exists()
     assert race(*LONG, "--out", out) == 0
@@ -179,10 +179,10 @@ def test_two_races_in_one_directory(tmp_path, capsys):
 def test_a_training_that_fails_ends_the_race_with_its_sentence(tmp_path, capsys):
     out = tmp_path / "out"
     assert race(*LONG, "--device", "abacus", "--out", out, "--quiet") == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "-1337 ended with exit code 2" in said
-    assert "abacus" in said
+    output = capsys.readouterr().err
+    assert output.count("\n") == 1
+    assert "-1337 ended with exit code 2" in output
+    assert "abacus" in output
     assert len(list(out.glob("*.log"))) >= 1
 
 
@@ -190,7 +190,7 @@ class TestRefused:
     """One sentence, exit code 2, and nothing written."""
 
     @pytest.mark.parametrize(
-        ("arguments", "said"),
+        ("arguments", "output"),
         [
             (["--schemes", "proj-spheretnrm"], "Did you mean 'proj-spheretnorm'?"),
             (["--schemes", "pre-ln:schedule"], "a variant is scheme:option=value"),
@@ -204,10 +204,10 @@ class TestRefused:
             (["--data", "nothing-there"], "neither a directory nor a corpus"),
         ],
     )
-    def test_bad_settings(self, arguments, said, tmp_path, capsys):
+    def test_bad_settings(self, arguments, output, tmp_path, capsys):
         assert race(*arguments, "--out", tmp_path / "out") == 2
         captured = capsys.readouterr().err
-        assert said in captured
+        assert output in captured
         assert captured.count("\n") == 1
         assert not (tmp_path / "out").exists()
 

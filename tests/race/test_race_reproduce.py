@@ -49,11 +49,11 @@ class TestRecipe:
         assert (train["lr"], train["min_lr"]) == (lr, min_lr)
         assert (model.layers, model.heads, model.width, model.block) == (layers, heads, width, 1024)
         assert (model.vocab, model.bias, model.dropout, model.head_bias) == (50_304, True, 0.0, "none")
-        made = model.build_scheme()
+        scheme = model.build_scheme()
         if cell.scheme in SPHERICAL:
-            assert made.exact_clamp
-            assert made.p == SPHERICAL[cell.scheme]
-            assert made.schedule == ("harmonic" if cell.scheme == "geonorm" else "sqrt")
+            assert scheme.exact_clamp
+            assert scheme.p == SPHERICAL[cell.scheme]
+            assert scheme.schedule == ("harmonic" if cell.scheme == "geonorm" else "sqrt")
         else:
             assert model.scheme_options == {}
 
@@ -80,14 +80,14 @@ class TestRecipe:
 
 
 class TestDryRun:
-    def said(self, capsys, *words):
+    def output(self, capsys, *words):
         assert main(["reproduce", "--dry-run", *words]) == 0
         return capsys.readouterr().out
 
     def test_says_everything_and_writes_nothing(self, capsys, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setenv("SPHERET_CACHE", str(tmp_path / "cache"))
-        said = self.said(capsys, "--dataset", "fineweb-edu", "--size", "M", "--scheme", "geonorm", "--nproc", "4")
+        output = self.output(capsys, "--dataset", "fineweb-edu", "--size", "M", "--scheme", "geonorm", "--nproc", "4")
         for words in (
             "6,553,600,000 in all",
             "50,000, the first 2,000",
@@ -99,9 +99,9 @@ class TestDryRun:
             "--nnodes=2",
             "#SBATCH --gpus-per-node=4",
         ):
-            assert words in said
-        start = said.index("{")
-        config = json.JSONDecoder().raw_decode(said[start:])[0]
+            assert words in output
+        start = output.index("{")
+        config = json.JSONDecoder().raw_decode(output[start:])[0]
         assert config["model"] == PaperRun("fineweb-edu", "M", "geonorm").config(None).as_dict()["model"]
         assert list(tmp_path.iterdir()) == []
 
@@ -115,12 +115,14 @@ class TestDryRun:
 
     def test_only_geonorm_has_an_assumed_schedule(self, capsys):
         for scheme in sorted(recipe.TABLE_SCHEMES):
-            said = self.said(capsys, "--dataset", "openwebtext", "--size", "S", "--scheme", scheme)
-            assert ("GeoNorm's schedule" in said) == (scheme == "geonorm")
+            output = self.output(capsys, "--dataset", "openwebtext", "--size", "S", "--scheme", scheme)
+            assert ("GeoNorm's schedule" in output) == (scheme == "geonorm")
 
     def test_the_batch_script_is_bash(self, capsys):
-        said = self.said(capsys, "--dataset", "openwebtext", "--size", "S", "--scheme", "keel", "--data", "a folder")
-        script = said[said.index("#!/bin/bash") :]
+        output = self.output(
+            capsys, "--dataset", "openwebtext", "--size", "S", "--scheme", "keel", "--data", "a folder"
+        )
+        script = output[output.index("#!/bin/bash") :]
         subprocess.run(["bash", "-n"], input=script, text=True, check=True)
         # what srun would be given, with the words of the data's path kept together
         stand_in = 'scontrol() { echo first; }\nsrun() { printf "%s\\n" "$@"; }\n'
@@ -132,10 +134,10 @@ class TestDryRun:
         assert "a folder/openwebtext" in words
 
     def test_all(self, capsys, tmp_path):
-        said = self.said(capsys, "--all", "--out", str(tmp_path), "--nproc", "8")
-        assert said.count("  not run\n") == 48
-        assert "0 of 48 done" in said
-        assert said.count("--nproc-per-node=8") == 48
+        output = self.output(capsys, "--all", "--out", str(tmp_path), "--nproc", "8")
+        assert output.count("  not run\n") == 48
+        assert "0 of 48 done" in output
+        assert output.count("--nproc-per-node=8") == 48
 
 
 @pytest.fixture(scope="module")
@@ -170,9 +172,9 @@ class TestRunning:
 
     def test_what_is_done_is_not_run_again(self, out, capfd):
         assert main(self.words(out)) == 0
-        said = capfd.readouterr()
-        assert "is done" in said.out
-        assert "NOT the paper's recipe" in said.err
+        output = capfd.readouterr()
+        assert "is done" in output.out
+        assert "NOT the paper's recipe" in output.err
 
     def test_all_goes_on_where_it_was_and_runs_the_rest(self, out, capfd):
         # as a kill after step 17 leaves it
@@ -182,10 +184,10 @@ class TestRunning:
         shutil.rmtree(path / "checkpoints" / "step-20")
         words = ["reproduce", "--all", "--size", "S", "--scheme", "geonorm", "--smoke", "--nproc", "1"]
         assert main([*words, "--out", str(out)]) == 0
-        said = capfd.readouterr().out
-        assert f"{self.cell.name}  at 17 of 20" in said
-        assert "smoke-openwebtext-S-geonorm  not run" in said
-        assert "0 of 2 done" in said
+        output = capfd.readouterr().out
+        assert f"{self.cell.name}  at 17 of 20" in output
+        assert "smoke-openwebtext-S-geonorm  not run" in output
+        assert "0 of 2 done" in output
         again = [json.loads(line) for line in (path / "metrics.jsonl").read_bytes().splitlines()]
         assert [record["loss"] for record in again] == [json.loads(line)["loss"] for line in whole]
         assert main([*words, "--out", str(out)]) == 0

@@ -27,10 +27,10 @@ def save(directory, step):
 
 def test_what_was_saved_is_loaded(tmp_path):
     save(tmp_path, 10)
-    found = checkpoint.newest(tmp_path)
-    assert (found.step, found.state["note"]) == (10, 10)
-    assert dict(found.model())["w"].tolist() == [10.0] * 5
-    assert dict(found.optimizer())["w.exp_avg"].tolist() == [-10.0] * 5
+    saved = checkpoint.newest(tmp_path)
+    assert (saved.step, saved.state["note"]) == (10, 10)
+    assert dict(saved.model())["w"].tolist() == [10.0] * 5
+    assert dict(saved.optimizer())["w.exp_avg"].tolist() == [-10.0] * 5
     assert sorted(p.name for p in (tmp_path / "step-10").iterdir()) == sorted(FILES)
 
 
@@ -61,10 +61,10 @@ DAMAGE = {
 def test_a_damaged_one_is_passed_over_aloud(tmp_path, name, damage):
     save(tmp_path, 1)
     DAMAGE[damage](save(tmp_path, 2) / name)
-    said = []
-    assert checkpoint.newest(tmp_path, said.append).step == 1
-    assert len(said) == 1
-    assert "step-2 is damaged" in said[0]
+    message = []
+    assert checkpoint.newest(tmp_path, message.append).step == 1
+    assert len(message) == 1
+    assert "step-2 is damaged" in message[0]
 
 
 def test_all_damaged_is_an_error(tmp_path):
@@ -123,9 +123,9 @@ def test_killed_between_any_two_lines_of_a_save(tmp_path):
             checkpoint.prune(directory, 1, best=None)
 
         died = in_child(work, moment)
-        found = checkpoint.newest(directory, pytest.fail)
-        assert found.step in (2, 3)
-        assert dict(found.model())["w"].tolist() == [float(found.step)] * 5
+        saved = checkpoint.newest(directory, pytest.fail)
+        assert saved.step in (2, 3)
+        assert dict(saved.model())["w"].tolist() == [float(saved.step)] * 5
         # and the next process can go on from there
         checkpoint.tidy(directory)
         save(directory, 3)

@@ -17,12 +17,12 @@ DTYPES = list(tensors._NAMES)
 @given(st.lists(st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 4), max_size=3)), min_size=1, max_size=6))
 def test_the_library_reads_what_is_written(tmp_path_factory, rows):
     path = tmp_path_factory.mktemp("t") / "x.safetensors"
-    made = {f"a.{i}": torch.randn(shape).mul(9).to(dtype) for i, (dtype, shape) in enumerate(rows)}
-    digest = tensors.write(path, [tensors.lazy_tensor(name, tensor) for name, tensor in made.items()])
+    stored = {f"a.{i}": torch.randn(shape).mul(9).to(dtype) for i, (dtype, shape) in enumerate(rows)}
+    digest = tensors.write(path, [tensors.lazy_tensor(name, tensor) for name, tensor in stored.items()])
     assert digest == hashlib.sha256(path.read_bytes()).hexdigest()
     for read in (load_file(path), tensors.read(path)):
-        assert read.keys() == made.keys()
-        for name, tensor in made.items():
+        assert read.keys() == stored.keys()
+        for name, tensor in stored.items():
             assert read[name].dtype == tensor.dtype
             assert torch.equal(read[name], tensor)
 

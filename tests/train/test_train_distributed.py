@@ -158,14 +158,14 @@ def test_a_killed_worker_and_torchruns_restart(prepared, tmp_path):
     workers = _workers(process.pid)
     assert len(workers) == 2
     os.kill(workers[1], signal.SIGKILL)
-    _, said = process.communicate(timeout=300)
-    assert process.returncode == 0, said.decode()[-3000:]
+    _, message = process.communicate(timeout=300)
+    assert process.returncode == 0, message.decode()[-3000:]
     assert drill.differences(unbroken, out) == []
 
 
 def _workers(parent):
     """The processes that torchrun started, in the order of their ranks."""
-    found = {}
+    ranks = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
             fields = (path / "stat").read_text().rsplit(")", 1)[1].split()
@@ -174,10 +174,10 @@ def _workers(parent):
                     pair.split("=", 1) for pair in (path / "environ").read_text().split("\0") if "=" in pair
                 )
                 if "LOCAL_RANK" in environment:
-                    found[int(environment["LOCAL_RANK"])] = int(path.name)
+                    ranks[int(environment["LOCAL_RANK"])] = int(path.name)
         except (OSError, IndexError):
             continue
-    return [found[rank] for rank in sorted(found)]
+    return [ranks[rank] for rank in sorted(ranks)]
 
 
 def _port():
@@ -201,8 +201,8 @@ def test_two_nodes(prepared, tmp_path):
             for node in (0, 1)
         ]  # fmt: skip
         for process in started:
-            _, said = process.communicate(timeout=300)
-            assert process.returncode == 0, said.decode()[-3000:]
+            _, message = process.communicate(timeout=300)
+            assert process.returncode == 0, message.decode()[-3000:]
 
     out = tmp_path / "run"
     words = [*WORDS, "--data", str(prepared), "--parallel", "fsdp", "--out", str(out)]
@@ -242,7 +242,7 @@ def test_a_rendezvous_that_never_completes(prepared, tmp_path):
 def test_parallel_needs_torchrun(prepared, tmp_path, capsys):
     from spheret.cli import main
 
-    for words, said in ((("ddp",), "torchrun --nproc_per_node=N"), (("ddq",), "Did you mean 'ddp'")):
+    for words, message in ((("ddp",), "torchrun --nproc_per_node=N"), (("ddq",), "Did you mean 'ddp'")):
         command = ["train", *WORDS, "--data", str(prepared), "--out", str(tmp_path / "run"), "--parallel", *words]
         assert main(command) == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What stops a run, what only speaks, and what is never said of a healthy one."""
+"""What stops a run, what only speaks, and what is never message of a healthy one."""
 
 import json
 
@@ -39,8 +39,8 @@ def test_a_non_finite_loss_stops_before_the_update(kind, first, prepared, tmp_pa
     # two blocks: the fourth update fails
     poison_forward(monkeypatch, kind, 7)
     assert train(out, prepared, "--checkpoint-every", "2", "--eval-every", "0", steps=9) == 3
-    said = capsys.readouterr().err
-    assert f"stopped before update 4: the branch of {first} is not finite; step-2 is kept" in said
+    message = capsys.readouterr().err
+    assert f"stopped before update 4: the branch of {first} is not finite; step-2 is kept" in message
     lines = metrics(out)
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert lines[-1]["loss"] is None
@@ -68,10 +68,10 @@ def test_the_first_bad_gradient_is_named(block, name):
     model.blocks[block].mlp.output.register_forward_hook(lambda module, inputs, out: _Poison.apply(out))
     x = torch.randint(32, (2, 16))
     # the branch's gradient is poisoned: the state below it is the first that shows it
-    found = find_non_finite(model, [(x, x)], torch.enable_grad, ALONE)
+    place = find_non_finite(model, [(x, x)], torch.enable_grad, ALONE)
     below = f"sublayer {2 * block + 1} (attention of block {block + 1})"
     # what lies below may be cut off by a branch that passes nothing back
-    assert below in found or "gradient of" in found
+    assert below in place or "gradient of" in place
 
 
 @pytest.mark.parametrize("block", range(3))
@@ -102,8 +102,8 @@ def test_a_huge_learning_rate_ends_with_a_sentence_and_a_good_checkpoint(prepare
         scheme="residual", steps=50,
     )  # fmt: skip
     assert code == 3
-    said = capsys.readouterr().err
-    assert "is kept" in said or "no checkpoint" in said
+    message = capsys.readouterr().err
+    assert "is kept" in message or "no checkpoint" in message
     for step in checkpoint.steps(out / "checkpoints"):
         weights = checkpoint.verify(out / "checkpoints" / f"step-{step}").model()
         assert all(tensor.isfinite().all() for _, tensor in weights)
@@ -129,19 +129,19 @@ SUBLAYERS = [{"sublayer": 1, "cosine": 0.5}, {"sublayer": 2, "cosine": 0.999}]
 
 def test_the_alarm_needs_both_signs_and_time_and_speaks_once():
     def watch(loss):
-        made = Watch(3.0)
+        guard = Watch(3.0)
         for _ in range(SPIKE_LEAST):
-            made.loss(loss)
-        return made
+            guard.loss(loss)
+        return guard
 
     stuck = watch(3.02)
-    said = [stuck.collapse(step, 10, SUBLAYERS) for step in range(10, 100, 5)]
-    alarms = [text for text in said if text]
+    message = [stuck.collapse(step, 10, SUBLAYERS) for step in range(10, 100, 5)]
+    alarms = [text for text in message if text]
     assert len(alarms) == 1
     assert "sublayer 2" in alarms[0]
     assert "--head-bias unigram" in alarms[0]
     # the first look after the warm-up is at 15, and 20 updates must pass
-    assert said.index(alarms[0]) == 5
+    assert message.index(alarms[0]) == 5
     learning = watch(2.5)
     assert not any(learning.collapse(step, 0, SUBLAYERS) for step in range(1, 200))
     healthy = watch(3.0)
@@ -180,8 +180,8 @@ def test_a_collapsing_run_raises_the_alarm_and_a_healthy_one_does_not(tmp_path, 
             steps=130,
         )
         assert code == 0
-        said = capsys.readouterr().err
-        assert said.count("ALARM: token collapse") == (name == "bad")
+        message = capsys.readouterr().err
+        assert message.count("ALARM: token collapse") == (name == "bad")
         assert any("alarm" in line for line in metrics(tmp_path / name)) == (name == "bad")
 
 

@@ -47,15 +47,15 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("words", "said"), BAD, ids=[words[0] + str(i) for i, (words, _) in enumerate(BAD)])
-def test_bad_input_writes_nothing(words, said, prepared, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(("words", "message"), BAD, ids=[words[0] + str(i) for i, (words, _) in enumerate(BAD)])
+def test_bad_input_writes_nothing(words, message, prepared, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if words == ("--set", "p=x"):
         words = ("--scheme", "pre-ln", "--set", "p=x")
-        said = "unknown option of pre-ln 'p'"
+        message = "unknown option of pre-ln 'p'"
     assert train(tmp_path / "deep" / "run", prepared, *words) == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert message in error
     assert len(error.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
 
@@ -197,16 +197,16 @@ def test_too_little_room_is_known_before_the_start(prepared, tmp_path, monkeypat
 def test_a_run_from_elsewhere(run, prepared, tmp_path, capsys):
     opened = open_run(run)
     tokenizer = opened.config["data"]["tokenizer"]
-    made = create_run(tmp_path / "made", opened.model(), tokenizer)
-    assert torch.equal(made.model().tokens.weight, opened.model().tokens.weight)
-    assert main(["sample", str(made.path), "--tokens", "3"]) == 0
+    imported = create_run(tmp_path / "imported", opened.model(), tokenizer)
+    assert torch.equal(imported.model().tokens.weight, opened.model().tokens.weight)
+    assert main(["sample", str(imported.path), "--tokens", "3"]) == 0
     with pytest.raises(FileExistsError, match="not empty"):
-        create_run(tmp_path / "made", opened.model(), tokenizer)
+        create_run(tmp_path / "imported", opened.model(), tokenizer)
     with pytest.raises(FileNotFoundError, match="names no data"):
-        made.data()
-    assert main(["train", "--out", str(made.path), "--resume"]) == 2
+        imported.data()
+    assert main(["train", "--out", str(imported.path), "--resume"]) == 2
     assert "--init-from" in capsys.readouterr().err
-    assert train(tmp_path / "on", prepared, "--init-from", str(made.path), steps=2) == 0
+    assert train(tmp_path / "on", prepared, "--init-from", str(imported.path), steps=2) == 0
 
 
 def test_reading_what_is_no_run(tmp_path, run):
@@ -265,25 +265,25 @@ def test_a_damaged_line_is_named(run, tmp_path):
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_the_doctor_checks_every_backend(name):
-    good, said = check_backend(name)
+    good, message = check_backend(name)
     assert good
-    assert "agrees with float64" in said or "not here" in said
+    assert "agrees with float64" in message or "not here" in message
 
 
 def test_the_doctor_sees_a_sick_backend(monkeypatch):
     sick = BACKENDS["closed"]._replace(run=lambda h, f, *_: h + 0 * f)
     monkeypatch.setitem(BACKENDS, "closed", sick)
-    good, said = check_backend("closed")
+    good, message = check_backend("closed")
     assert not good
-    assert "DISAGREES" in said
+    assert "DISAGREES" in message
 
 
 def test_doctor(capsys):
     assert main(["doctor"]) == 0
-    said = capsys.readouterr().out
-    assert f"torch {torch.__version__}".split()[0] in said
-    assert "backend native" in said
-    assert "cache" in said
+    message = capsys.readouterr().out
+    assert f"torch {torch.__version__}".split()[0] in message
+    assert "backend native" in message
+    assert "cache" in message
 
 
 def test_version(capsys):

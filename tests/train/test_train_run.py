@@ -66,8 +66,8 @@ def test_the_first_loss_and_the_validation_loss_are_the_models(prepared, tmp_pat
         float(model(*data.loader(32, 4, 7).batch(0)).detach()), rel=1e-6
     )
     trained = run.model()
-    found = torch.cat([trained.token_losses(x, y).flatten() for x, y, _ in data.validation(32, 4, 4)])
-    assert run.metrics()[-1]["val_loss"] == pytest.approx(float(found.double().mean()), rel=1e-6)
+    losses_now = torch.cat([trained.token_losses(x, y).flatten() for x, y, _ in data.validation(32, 4, 4)])
+    assert run.metrics()[-1]["val_loss"] == pytest.approx(float(losses_now.double().mean()), rel=1e-6)
 
 
 def test_the_directory_and_its_config(unbroken, prepared):
@@ -106,7 +106,7 @@ def test_the_evaluation_interval_changes_no_training_loss(unbroken, prepared, tm
 
 @pytest.mark.parametrize("scheme", PAPER_SCHEMES)
 def test_accumulation_is_a_larger_batch(scheme, prepared, tmp_path):
-    found = []
+    updates = []
     for batch_size in (2, 8):
         config = TrainConfig(
             steps=1, batch_size=batch_size, tokens_per_update=256, lr=1e-3, min_lr=1e-4, warmup=0,
@@ -130,8 +130,8 @@ def test_accumulation_is_a_larger_batch(scheme, prepared, tmp_path):
 
         trainer.optimizer.register_step_pre_hook(keep)
         line = trainer.update(trainer._loader.batches(0, 1))
-        found.append((line["loss"], line["grad_norm"], gradients))
-    (loss, norm, gradients), (other_loss, other_norm, others) = found
+        updates.append((line["loss"], line["grad_norm"], gradients))
+    (loss, norm, gradients), (other_loss, other_norm, others) = updates
     assert (loss, norm) == pytest.approx((other_loss, other_norm), rel=1e-6)
     for name, gradient in gradients.items():
         assert float((gradient - others[name]).norm()) < 1e-6, name
@@ -211,9 +211,9 @@ def test_killed_at_seeded_moments_and_resumed(precision, prepared, tmp_path):
     words = list(drill.RECIPE)
     words[words.index("--data") + 1] = str(prepared)
     words[words.index("--steps") + 1] = "24"
-    said: list[str] = []
-    assert drill.drill(tmp_path, 3, 1337, [*words, "--precision", precision], said.append) == []
-    assert said[1:] == ["kill 1 of 3", "kill 2 of 3", "kill 3 of 3"]
+    message: list[str] = []
+    assert drill.drill(tmp_path, 3, 1337, [*words, "--precision", precision], message.append) == []
+    assert message[1:] == ["kill 1 of 3", "kill 2 of 3", "kill 3 of 3"]
 
 
 @pytest.mark.drill
@@ -234,9 +234,9 @@ def test_a_signal_saves_and_ends(number, code, prepared, tmp_path):
     process = drill.start(out, arguments)
     assert drill._reached(process, out / "metrics.jsonl", 600)
     process.send_signal(number)
-    _, said = process.communicate(timeout=120)
+    _, message = process.communicate(timeout=120)
     assert process.returncode == code
-    assert b"the same command goes on" in said
+    assert b"the same command goes on" in message
     stopped = open_run(out).checkpoint().step
     assert 0 < stopped < 40
     assert len(metrics(out)) == stopped
@@ -252,9 +252,9 @@ def test_a_directory_is_one_process_s(prepared, tmp_path):
         assert drill._reached(process, out / "metrics.jsonl", 100)
         assert open_run(out).is_locked()
         second = drill.start(out, words)
-        _, said = second.communicate(timeout=120)
+        _, message = second.communicate(timeout=120)
         assert second.returncode == 2
-        assert b"another process is training" in said
+        assert b"another process is training" in message
     finally:
         process.kill()
         process.communicate()
@@ -305,9 +305,9 @@ def test_a_corpus_by_name_is_prepared_into_the_cache(tmp_path, monkeypatch, caps
         str(tmp_path / "run"),
     ]
     assert main(command) == 0
-    said = capsys.readouterr()
-    assert '"unigram_entropy"' in said.out
-    assert "step 2/2, loss" in said.err
+    message = capsys.readouterr()
+    assert '"unigram_entropy"' in message.out
+    assert "step 2/2, loss" in message.err
     config = open_run(tmp_path / "run").config
     assert config["data"]["path"].startswith(str(tmp_path / "cache"))
     assert config["data"]["tokenizer"]["name"] == "bytes"

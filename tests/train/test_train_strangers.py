@@ -91,12 +91,12 @@ VALUES = [
 ]
 
 
-@pytest.mark.parametrize(("words", "said"), VALUES, ids=[" ".join(words) for words, _ in VALUES])
-def test_odd_values(words, said, prepared, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(("words", "message"), VALUES, ids=[" ".join(words) for words, _ in VALUES])
+def test_odd_values(words, message, prepared, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert train(tmp_path / "run", prepared, *words, scheme="p-spheretnorm") == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert message in error
     assert len(error.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
 
@@ -136,9 +136,9 @@ def test_a_second_ctrl_c_ends_at_once_and_loses_nothing(prepared, tmp_path):
     process.send_signal(signal.SIGINT)
     time.sleep(0.001)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=120)
+    _, message = process.communicate(timeout=120)
     assert process.returncode in (130, -signal.SIGINT)
-    assert b"Traceback" not in said
+    assert b"Traceback" not in message
     assert open_run(out).checkpoint().step >= 5
     assert len(metrics(out)) >= open_run(out).checkpoint().step
 
