@@ -18,7 +18,7 @@ from spheret.data import open_named
 from spheret.race.scoreboard import Scoreboard
 from spheret.report.report import report
 from spheret.runs.config import Given, RunConfig, complete, merge, read_config
-from spheret.runs.flags import given, section_flags
+from spheret.runs.flags import given, section_flags, shown
 from spheret.runs.layout import LOCK as RUN_LOCK
 from spheret.runs.metrics import Follower
 from spheret.runs.run import manifest_sha256
@@ -162,7 +162,7 @@ class Where:
         out: The directory of the race: one run directory per contestant, and report/.
         config: A TOML or JSON file of settings, by section; flags win over it.
         threads: CPU threads per training. They are recorded; another number changes the last bits.
-        jobs: Trainings at a time; by default as many as the cores allow.
+        jobs: Trainings at a time.
         device: cpu, cuda or mps.
         quiet: Print no progress.
     """
@@ -170,9 +170,9 @@ class Where:
     schemes: str = "paper"
     seeds: int = 1
     out: str = "runs/race"
-    config: Path | None = None
+    config: Annotated[Path | None, shown("PATH", "none")] = None
     threads: int = 1
-    jobs: int | None = None
+    jobs: Annotated[int | None, shown("INT", "as many as the cores allow")] = None
     device: str = "cpu"
     quiet: bool = False
 

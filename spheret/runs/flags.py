@@ -88,6 +88,11 @@ WITH_SIZE = {
 SIZE_HELP = "The paper's model and recipe: S, M or L. It changes the defaults that name it; give no --layers with it."
 
 
+def shown(metavar: str, default: str) -> Any:
+    """How `--help` shows a flag whose default is None: its value, and what happens without it."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})")
+
+
 def _default(section: str, name: str, recipe: Mapping[str, Mapping[str, Any]], sized: bool) -> str:
     """The default of a setting, in words."""
     field = next(field for field in fields(SECTIONS[section]) if field.name == name)

@@ -22,7 +22,7 @@ from spheret.model.gpt import GPT
 from spheret.runs import checkpoint
 from spheret.runs.config import Given, RunConfig, complete, differences, merge, read_config
 from spheret.runs.directory import check_space, claimed, existing, explained
-from spheret.runs.flags import given, section_flags
+from spheret.runs.flags import given, section_flags, shown
 from spheret.runs.layout import CHECKPOINTS
 from spheret.runs.run import Run, describe_data, manifest_sha256, open_run, write_config
 from spheret.support import files, machine
@@ -46,7 +46,7 @@ class Where:
         config: A TOML or JSON file of settings, by section; flags win over it.
         resume: Take every setting that is not given from the run in --out.
         force: Remove the run in --out and start again.
-        device: cuda, mps or cpu; by default the first of these that this machine has.
+        device: cuda, mps or cpu.
         threads: CPU threads. A run that goes on takes those it had, because they decide the last bits.
         parallel: ddp or fsdp, for processes that torchrun starts.
         timeout: Seconds to wait for the other processes.
@@ -55,12 +55,12 @@ class Where:
     """
 
     out: str
-    config: Path | None = None
+    config: Annotated[Path | None, shown("PATH", "none")] = None
     resume: bool = False
     force: bool = False
-    device: str | None = None
-    threads: int | None = None
-    parallel: str | None = None
+    device: Annotated[str | None, shown("STR", "the first of cuda, mps, cpu that this machine has")] = None
+    threads: Annotated[int | None, shown("INT", "torch's own")] = None
+    parallel: Annotated[str | None, shown("STR", "ddp under torchrun")] = None
     timeout: int = 600
     no_tensorboard: bool = False
     quiet: bool = False
