@@ -1,7 +1,9 @@
 """What was asked for becomes a full config, or one sentence that says what would work."""
 
 import math
+import textwrap
 from dataclasses import fields
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -213,3 +215,12 @@ class TestFlags:
         config = complete(changed(scheme="pre-ln"), "cpu").as_dict()
         read = self.parse(flags.words(config))
         assert complete(read, "cpu").as_dict() == config
+
+
+def test_the_config_file_of_the_docs(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    block = page[page.index("    # deep.toml") :].split("\n\n## ")[0]
+    (tmp_path / "deep.toml").write_text(textwrap.dedent(block))
+    config = complete(read_config(tmp_path / "deep.toml"), "cpu")
+    assert (config.model.layers, config.model.scheme_options) == (48, {"p": 0.25, "schedule": "constant"})
+    assert (config.data.path, config.train.steps, config.train.tokens_per_update) == ("sotu", 2000, 4096)
