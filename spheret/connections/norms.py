@@ -33,15 +33,13 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.channel_dim != -1:
-            return self._rows(channels_last(x, self.dim, self.channel_dim)).movedim(-1, self.channel_dim)
-        return self._rows(x)
-
-    def _rows(self, x: Tensor) -> Tensor:
+            x = channels_last(x, self.dim, self.channel_dim)
         if x.dim() == 0 or x.shape[-1] != self.dim:
             raise ValueError(f"this norm was built for rows of width {self.dim}, got shape {tuple(x.shape)}.")
         if not x.is_floating_point():
             raise TypeError(f"a norm takes floating-point rows, got {x.dtype}.")
-        return self.apply_wide(x.to(compute_dtype(x))).to(x.dtype)
+        out = self.apply_wide(x.to(compute_dtype(x))).to(x.dtype)
+        return out if self.channel_dim == -1 else out.movedim(-1, self.channel_dim)
 
     def extra_repr(self) -> str:
         return str(self.dim) if self.channel_dim == -1 else f"{self.dim}, channel_dim={self.channel_dim}"

@@ -123,12 +123,10 @@ class SpheretNorm(Bounded):
                 "pass branch(h), or use a Connection, which takes h and the branch."
             )
         if self.channel_dim != -1:
-            return self._rows(*self._channels_last(h, f)).movedim(-1, self.channel_dim)
-        return self._rows(h, f)
-
-    def _rows(self, h: Tensor, f: Tensor) -> Tensor:
+            h, f = self._channels_last(h, f)
         check_rows(h, f, self.dim)
-        return retract_unchecked(h, f, self.alpha, self.retraction, self.p, self.max_angle)
+        out = retract_unchecked(h, f, self.alpha, self.retraction, self.p, self.max_angle)
+        return out if self.channel_dim == -1 else out.movedim(-1, self.channel_dim)
 
     def _channels_last(self, h: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
         return channels_last(h, self.dim, self.channel_dim), channels_last(f, self.dim, self.channel_dim)
