@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -21,8 +21,8 @@ from spheret.support.errors import unknown
 
 
 def automatic_cap(retraction: Retraction, learned: bool) -> float | None:
-    """pi/4 for every retraction that can turn further than pi/2, and throughout where p is learned."""
-    return math.pi / 4 if learned or float(retraction.largest_angle) > math.pi / 2 else None
+    """The angle that `max_angle="auto"` stands for: the retraction's own cap, and pi/4 if p is learned."""
+    return math.pi / 4 if learned else retraction.cap
 
 
 class SpheretNorm(nn.Module):
@@ -33,7 +33,7 @@ class SpheretNorm(nn.Module):
     dim: the width of the stream, at least 2.
     sublayer: the 1-based sublayer; num_sublayers: how many there are (the linear schedules need it).
     retraction: as in `spheret.retract`.  schedule: a name of SCHEDULES, which gives lambda_l.
-    max_angle: radians, None, or "auto": pi/4 where the retraction could turn further than pi/2, else None.
+    max_angle: radians, None, or "auto" for the retraction's own cap.
     learnable_p: p becomes softplus of a 1-element parameter that starts at the retraction's own p.
     exact_clamp: the paper's torch.clamp, whose gradient dies beyond the bound (see spheret.bounds).
 
@@ -136,7 +136,8 @@ class Spherical(Scheme):
 
     | option | meaning |
     |---|---|
-    | `p` | the retraction theta = p arctan(beta/p); inf is the exponential map |
+    | `p` | the retraction theta = p arctan(beta/p), p > 0; inf is the exponential map |
+    | `retraction` | a name of RETRACTIONS, a number p, or a Retraction; `p` is short for `retraction=p` |
     | `schedule` | a name of SCHEDULES |
     | `learnable_p` | learn p, one a sublayer, starting from `p`; capped at pi/4 throughout |
     | `max_angle` | radians, None or "auto" |
@@ -147,7 +148,8 @@ class Spherical(Scheme):
     | `bias` | whether LayerNorms have a bias |
     """
 
-    p: float = 1.0
+    p: float | None = None
+    retraction: str | float | Retraction | None = None
     schedule: str = "sqrt"
     learnable_p: bool = False
     max_angle: float | Literal["auto"] | None = "auto"
@@ -157,9 +159,22 @@ class Spherical(Scheme):
     entry_norm: bool = True
     exact_clamp: bool = False
     bias: bool = True
+    # the p of a row of SCHEMES, taken where neither `p` nor `retraction` is given
+    default_p: InitVar[float] = 1.0
     source: ClassVar[str] = "arXiv 2608.02668"
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, default_p: float) -> None:
+        if self.p is not None and self.retraction is not None:
+            raise ValueError(
+                f"give p or retraction, not both, got p = {self.p!r} and retraction = {self.retraction!r}: "
+                "p is short for retraction=p."
+            )
+        if self.p is None and self.retraction is None:
+            object.__setattr__(self, "p", default_p)
+        if self.p is not None and not isinstance(self.p, (int, float)):
+            raise ValueError(
+                f"p must be a number greater than 0, got {self.p!r}: a name goes into the option retraction."
+            )
         if self.index not in ("sublayer", "block"):
             raise unknown("index", self.index, ("sublayer", "block"))
         # a sublayer built here finds every other wrong option before any model is
@@ -173,7 +188,8 @@ class Spherical(Scheme):
             dim,
             sublayer,
             num_sublayers,
-            retraction=self.p,
+            # one of the two is given
+            retraction=self.p if self.retraction is None else self.retraction,  # type: ignore[arg-type]
             schedule=self.schedule,
             max_angle=self.max_angle,
             learnable_p=self.learnable_p,

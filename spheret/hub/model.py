@@ -60,7 +60,7 @@ class SpheretConfig(PreTrainedConfig):
     @classmethod
     def of(cls, config: GPTConfig, **more: Any) -> SpheretConfig:
         """From the options of a `spheret.GPT`, and what transformers wants besides."""
-        return cls(**{name: getattr(config, name) for name in OPTIONS}, **more)
+        return cls(**config.as_dict(), **more)
 
 
 class SpheretForCausalLM(PreTrainedModel, GenerationMixin):

@@ -103,7 +103,7 @@ def test_odd_values(words, said, prepared, tmp_path, capsys, monkeypatch):
 def test_a_date_in_toml(prepared, tmp_path, capsys):
     (tmp_path / "run.toml").write_text("[set]\np = 2020-01-01\n")
     assert train(tmp_path / "run", prepared, "--config", str(tmp_path / "run.toml"), scheme="p-spheretnorm") == 2
-    assert "unknown retraction '2020-01-01'" in capsys.readouterr().err
+    assert "p must be a number greater than 0, got '2020-01-01'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [("--tokens", "-1"), ("--seed", "1" + "0" * 20)])
