@@ -70,7 +70,7 @@ def with_shares(backend, h, f, g, row, cap, p):
         patch.setattr(closed_form, "reduce_to", lambda grad, like: (seen.append(grad), reduce_to(grad, like))[1])
         results = gradients(backend, h, f, g, row, cap, p=p)
     if backend == "native":
-        # its sums are made in C, so each row is a call of its own
+        # C adds the rows up, so each row is a call of its own
         rows = zip(h.split(1), f.split(1), g.split(1), strict=True)
         alone = [gradients(backend, *row_of, row, cap, p=p)[3:] for row_of in rows]
         seen = [torch.stack(column) for column in zip(*alone, strict=True)]
