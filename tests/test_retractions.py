@@ -1,4 +1,7 @@
+import copy
 import math
+import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -7,6 +10,7 @@ from hypothesis import strategies as st
 from oracle import PS
 
 from spheret import RETRACTIONS, Retraction, angular, retract
+from spheret.kernels import use
 from spheret.retractions import as_retraction
 
 ROWS = [*RETRACTIONS.values(), *(angular(p) for p in PS)]
@@ -78,6 +82,97 @@ def test_named_rows_are_members_of_the_family():
         free = angular(torch.tensor([p], dtype=torch.float64))
         for got, named in zip(free.coefficients(w, free.p), angular(p).coefficients(w, p), strict=True):
             torch.testing.assert_close(got, named, rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", RETRACTIONS)
+def test_the_closed_form_calls_the_derivatives_of_the_row(name):
+    row, calls = RETRACTIONS[name], []
+
+    def derivatives(w, p):
+        calls.append(w)
+        return row.derivatives(w, p)
+
+    h, f = torch.randn(2, 4, 8).unbind()
+    with use("closed"):
+        retract(h.requires_grad_(), f, 0.5, replace(row, derivatives=derivatives), row.cap).sum().backward()
+    assert calls
+
+
+@pytest.mark.parametrize("name", RETRACTIONS)
+def test_every_row_is_pickled_by_its_name(name):
+    row = RETRACTIONS[name]
+    assert pickle.loads(pickle.dumps(row)) is row
+    assert copy.copy(row) is row
+    assert copy.deepcopy(row) is row
+
+
+@pytest.mark.parametrize("name", RETRACTIONS)
+def test_every_row_has_a_formula_and_a_cap_within_its_angle(name):
+    row = RETRACTIONS[name]
+    assert row.formula
+    assert row.cap is None or 0 < row.cap < row.largest_angle
+
+
+class TestPickle:
+    def test_other_members_of_the_family_by_p(self):
+        assert pickle.loads(pickle.dumps(angular(0.3))).p == 0.3
+        free = pickle.loads(pickle.dumps(angular(torch.tensor([0.7]))))
+        assert free.p.tolist() == pytest.approx([0.7])
+
+    def test_an_angle_by_its_function(self):
+        row = Retraction.from_angle(torch.asin, "orthographic", math.pi / 2, 1.0, cap=1.0)
+        again = pickle.loads(pickle.dumps(row))
+        fields = ("name", "largest_angle", "largest_step", "cap", "angle_function", "cubic")
+        assert [getattr(again, x) for x in fields] == [getattr(row, x) for x in fields]
+
+    def test_an_angle_that_cannot_be_pickled(self):
+        with pytest.raises(pickle.PicklingError, match=r"'mine' cannot be pickled, because its angle cannot .*def"):
+            pickle.dumps(Retraction.from_angle(lambda beta: beta.tanh(), "mine"))
+
+    def test_a_row_that_is_not_in_the_table(self):
+        with pytest.raises(pickle.PicklingError, match=r"not in the table.*RETRACTIONS\['mine'\] = "):
+            pickle.dumps(replace(RETRACTIONS["projection"], name="mine"))
+
+
+class TestCap:
+    @pytest.mark.parametrize(
+        ("retraction", "cap"),
+        [
+            ("projection", None), ("cayley", math.pi / 4), ("angular", None), ("exponential", math.pi / 4),
+            (0.3, None), (1.0, None), (1.5, math.pi / 4), (50.0, math.pi / 4), (torch.ones(1), math.pi / 4),
+        ],
+        ids=str,
+    )  # fmt: skip
+    def test_of_the_family(self, retraction, cap):
+        assert as_retraction(retraction).cap == cap
+
+    def test_of_an_angle(self):
+        assert Retraction.from_angle(torch.tanh).cap == math.pi / 4
+        assert Retraction.from_angle(torch.tanh, largest_angle=1.0).cap is None
+        assert Retraction.from_angle(torch.tanh, cap=0.5).cap == 0.5
+        assert Retraction.from_angle(torch.tanh, cap=None).cap is None
+
+
+class TestLargestStep:
+    """theta = arcsin(beta) ends at a step of 1; from there on the angle is pi/2."""
+
+    row = Retraction.from_angle(torch.asin, "arcsin", math.pi / 2, 1.0)
+
+    def test_the_angle_stays(self):
+        beta = torch.tensor([-3.0, -1.0, 0.0, 0.5, 1.0, 1e9, math.nan], dtype=torch.float64)
+        expected = [-math.pi / 2, -math.pi / 2, 0.0, math.asin(0.5), math.pi / 2, math.pi / 2, math.nan]
+        assert self.row.angle(beta).tolist() == pytest.approx(expected, nan_ok=True)
+
+    def test_no_gradient_is_nan(self):
+        w = torch.tensor([0.0, 1e-20, 0.5, 1.0, 2.0, 1e12], dtype=torch.float64, requires_grad=True)
+        a, b = self.row.coefficients(w, self.row.p)
+        (da,) = torch.autograd.grad(a.sum(), w, retain_graph=True)
+        (db,) = torch.autograd.grad(b.sum(), w)
+        assert all(x.isfinite().all() for x in (a, b, da, db, *self.row.derivatives(w.detach(), self.row.p)))
+
+    def test_a_learned_p_is_refused(self):
+        with pytest.raises(ValueError, match="leave p_derivatives out"):
+            replace(angular(0.3), largest_step=1.0)
 
 
 class TestOwnAngle:

@@ -6,10 +6,10 @@ from spheret.schedules import factor
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_factors_lie_in_the_unit_interval_and_never_grow(name):
-    factors = [factor(name, layer, 24) for layer in range(1, 25)]
+    factors = [factor(name, sublayer, 24) for sublayer in range(1, 25)]
     assert all(0 <= x <= 1 for x in factors)
     assert factors == sorted(factors, reverse=True)
-    # only the paper's own linear rule stops the last layer
+    # only the linear schedule of the paper's code gives the last sublayer a step of 0
     assert (factors[-1] == 0) == (name == "linear-paper")
 
 

@@ -1,4 +1,4 @@
-"""`spheret bench connection`: every backend and its rivals on the same rows, forward and forward+backward."""
+"""`spheret bench connection`: time one update of the stream on every backend and its rivals, on the same rows."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ from spheret.support.machine import write_measurement
 Update = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 BRANCHES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-# what a float32 result may differ from the float64 reference by, relative to the norm of the row or gradient
+# the largest error of a float32 result against the float64 reference, relative to the norm of the row or gradient
 TOLERANCE = 1e-4
 
 
-class Rows:
-    """A stream, a branch, a step and an incoming gradient, and how much memory an update of them must touch."""
+class BenchRows:
+    """A stream, a branch, a step and an incoming gradient, and the bytes that an update of them must move."""
 
     def __init__(self, n: int, d: int, branch: torch.dtype, device: str):
         generator = torch.Generator().manual_seed(0)
-        made = (torch.randn(n, d, generator=generator).to(device) for _ in range(3))
-        self.h, self.f, self.g = made
+        self.h, self.f, self.g = (torch.randn(n, d, generator=generator).to(device) for _ in range(3))
         self.f = self.f.to(branch)
         self.alpha = torch.tensor([0.5], device=device, requires_grad=True)
         self.h.requires_grad_(), self.f.requires_grad_()
@@ -58,37 +57,45 @@ class Rows:
         exact = truth(*wide)
         exacts = (exact, *torch.autograd.grad(exact, wide[:2], self.g.double()))
         out = update(self.h, self.f, self.alpha)
-        got = (out, *torch.autograd.grad(out, (self.h, self.f), self.g))
+        results = (out, *torch.autograd.grad(out, (self.h, self.f), self.g))
         # a bfloat16 gradient has bfloat16's rounding
         slack = (1.0, 1.0, 1.0 if self.f.dtype == torch.float32 else 2**-14)
         worst = 0.0
-        for x, y, scale in zip(got, exacts, slack, strict=True):
+        for x, y, scale in zip(results, exacts, slack, strict=True):
             difference, size = (x.detach().double() - y.detach()).norm(), y.detach().norm()
             worst = max(worst, float(difference / size) * scale)
         return worst
 
 
-def _with(backend: str, retraction: str, cap: float | None) -> Update:
+def update_on(backend: str, retraction: str) -> Update:
+    """The update on one backend, with the automatic cap of the retraction."""
+    row = RETRACTIONS[retraction]
+
     def update(h: Tensor, f: Tensor, alpha: Tensor) -> Tensor:
         with use(backend):
-            return retract(h, f, alpha, retraction, cap)
+            return retract(h, f, alpha, row, row.cap)
 
     return update
 
 
-def contestants(rows: Rows, retraction: str, compiled: bool) -> tuple[dict[str, Update], dict[str, Update]]:
-    """Those whose result must be the connection's, and those that compute something else."""
-    paper, cap = PSEUDOCODE[retraction]
-    backends = {
-        name: _with(name, retraction, cap)
+def without_code(retraction: str) -> list[str]:
+    """The backends that have no code for this retraction."""
+    return [name for name, backend in BACKENDS.items() if not backend.knows(RETRACTIONS[retraction])]
+
+
+def contestants(rows: BenchRows, retraction: str, compiled: bool) -> tuple[dict[str, Update], dict[str, Update]]:
+    """The updates that must compute this retraction, and those that compute something else."""
+    row, paper = RETRACTIONS[retraction], PSEUDOCODE.get(retraction)
+    connections: dict[str, Update] = {
+        name: update_on(name, retraction)
         for name, backend in BACKENDS.items()
-        if name != "reference"
-        and backend.automatic(rows.h)
-        and not backend.why_not(rows.h, rows.f, RETRACTIONS[retraction], 1.0)
+        if name != "reference" and backend.automatic(rows.h) and not backend.why_not(rows.h, rows.f, row, row.p)
     }
-    connections: dict[str, Update] = {**backends, "paper, eager": paper}
+    if paper is not None:
+        connections["paper, eager"] = paper
     if compiled:
-        connections["closed, compiled"] = torch.compile(_with("closed", retraction, cap))
+        connections["closed, compiled"] = torch.compile(update_on("closed", retraction))
+    if compiled and paper is not None:
         connections["paper, compiled"] = torch.compile(paper)
     norm = nn.LayerNorm(rows.h.shape[-1], device=rows.h.device)
     others: dict[str, Update] = {
@@ -99,16 +106,16 @@ def contestants(rows: Rows, retraction: str, compiled: bool) -> tuple[dict[str, 
 
 
 def measure(
-    rows: Rows, retraction: str, repeats: int, compiled: bool, progress: Callable[[int], Callable[[], object]]
+    rows: BenchRows, retraction: str, repeats: int, compiled: bool, progress: Callable[[int], Callable[[], object]]
 ) -> list[dict[str, Any]]:
-    """A row a contestant; one that computes something wrong has an error and no time."""
+    """One row per contestant. A contestant with a wrong result has an error and no time."""
     connections, others = contestants(rows, retraction, compiled)
-    truth = _with("reference", retraction, PSEUDOCODE[retraction][1])
+    truth = update_on("reference", retraction)
     errors = {name: rows.error(update, truth) for name, update in connections.items()}
-    right = {name: u for name, u in connections.items() if errors[name] <= TOLERANCE} | others
+    right = {name: update for name, update in connections.items() if errors[name] <= TOLERANCE} | others
     add = {"torch.add": lambda: torch.add(rows.h.detach(), rows.g)}
-    runs = {f"forward {k}": rows.forward(u) for k, u in right.items()} | {
-        f"both {k}": rows.both(u) for k, u in right.items()
+    runs = {f"forward {name}": rows.forward(update) for name, update in right.items()} | {
+        f"both {name}": rows.both(update) for name, update in right.items()
     }
     seconds = interleaved({**add, **runs}, repeats, progress((len(runs) + 1) * (repeats + 2)))
     table = []
@@ -134,21 +141,21 @@ def bench_connection(
     """Time one update of the stream on every backend, beside the paper's code and LayerNorm(h + f).
 
     Args:
-        rows: how many rows (tokens).
-        width: how wide they are.
-        retraction: projection, cayley, angular or exponential, each with the paper's angle cap.
-        branch: dtype of the branch output; the stream is float32.
-        repeats: rounds of all contestants; the median is printed.
-        compile: whether to include what torch.compile makes (it takes a minute to compile).
-        curve: instead of one width, 64 to 8192 at a constant number of elements.
-        json: also write the table here.
+        rows: number of rows (tokens).
+        width: width of the rows.
+        retraction: a name that `spheret retractions` lists; it runs with its automatic cap.
+        branch: dtype of the branch output, float32 or bfloat16; the stream is float32.
+        repeats: rounds of all contestants; the table shows the median.
+        compile: also time the code of torch.compile, which takes a minute to compile.
+        curve: time the widths 64 to 8192 at a constant number of elements, instead of one width.
+        json: also write the table to this file.
     """
     from rich.console import Console
     from rich.progress import Progress
     from rich.table import Table
 
-    if retraction not in PSEUDOCODE:
-        raise unknown("retraction", retraction, PSEUDOCODE)
+    if retraction not in RETRACTIONS:
+        raise unknown("retraction", retraction, RETRACTIONS)
     if branch not in BRANCHES:
         raise unknown("branch dtype", branch, BRANCHES)
     if rows < 1 or width < 2 or repeats < 1:
@@ -161,7 +168,7 @@ def bench_connection(
     with Progress(console=console, transient=True) as bar:
         for d in widths:
             n = max(1, rows * width // d) if curve else rows
-            data = Rows(n, d, BRANCHES[branch], device)
+            data = BenchRows(n, d, BRANCHES[branch], device)
 
             def progress(total: int, label: str = f"{n} x {d}") -> Callable[[], object]:
                 task = bar.add_task(label, total=total)
@@ -176,9 +183,19 @@ def bench_connection(
         "limit: the time of torch.add into a new tensor, scaled by the bytes that must move "
         "(forward 3 rows, backward 5); GB/s counts those bytes. Medians of interleaved runs."
     )
+    absent = without_code(retraction)
+    for name in absent:
+        console.print(f"{name}: no code for {retraction}.")
     wrong = sorted({row["name"] for result in results for row in result["table"] if "both" not in row})
     write_measurement(
-        json, {"retraction": retraction, "branch": branch, "freed memory kept": kept, "results": results}
+        json,
+        {
+            "retraction": retraction,
+            "branch": branch,
+            "freed memory kept": kept,
+            "no code for it": absent,
+            "results": results,
+        },
     )
     if wrong:
         console.print(f"no speed for {', '.join(wrong)}: the result is wrong.")
@@ -191,9 +208,7 @@ def _table(table: Any, rows: list[dict[str, Any]]) -> Any:
     for row in rows:
         cells = [row["name"], "" if row["error"] is None else f"{row['error']:.0e}"]
         for kind in ("forward", "both"):
-            found = row.get(kind)
-            cells += (
-                [f"{found['ms']:.2f}", f"{found['to_limit']:.2f}", f"{found['GB/s']:.1f}"] if found else ["-"] * 3
-            )
+            time = row.get(kind)
+            cells += [f"{time['ms']:.2f}", f"{time['to_limit']:.2f}", f"{time['GB/s']:.1f}"] if time else ["-"] * 3
         table.add_row(*cells)
     return table

@@ -1,6 +1,6 @@
-"""The paper's own pseudocode (its Appendix C), as a rival: clamps at 1e-12 and a dozen passes over memory included.
+"""The paper's own pseudocode (its Appendix C) for comparison, with its clamps at 1e-12.
 
-alpha is the step size itself here; in the paper's listings softplus, clamp and schedule stand in the same function.
+`alpha` is the step size. The paper's listings compute it in the same function, from softplus, clamp and schedule.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def geonorm(h_in: Tensor, fh: Tensor, alpha: Tensor) -> Tensor:
     return torch.cos(beta) * h_in + h_in_norm * torch.sin(beta) * z_hs
 
 
-# by the name of the retraction, with the angle cap of each
+# by the name of the retraction; each has the automatic cap of its row
 PSEUDOCODE = {
-    "projection": (proj_spheretnorm, None),
-    "cayley": (cay_spheretnorm, math.pi / 4),
-    "angular": (p_spheretnorm, None),
-    "exponential": (geonorm, math.pi / 4),
+    "projection": proj_spheretnorm,
+    "cayley": cay_spheretnorm,
+    "angular": p_spheretnorm,
+    "exponential": geonorm,
 }

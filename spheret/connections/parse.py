@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spheret.connections import PAPER_SCHEMES, SCHEMES, Scheme, scheme
+from spheret.retractions import Retraction, table_name
 from spheret.support.errors import unknown
 
 _WORDS = {"none": None, "None": None, "True": True, "False": False, "inf": math.inf}
@@ -29,6 +30,20 @@ def parse_options(settings: Iterable[str]) -> dict[str, Any]:
         if isinstance(options[option], (list, dict)):
             raise ValueError(f"--set takes a number, a word, true, false or none for {option}, got {text}.")
     return options
+
+
+def json_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of a scheme as JSON holds them: a Retraction becomes its name in RETRACTIONS."""
+    values: dict[str, Any] = {}
+    for option, value in options.items():
+        name = table_name(value) if isinstance(value, Retraction) else None
+        values[option] = value if name is None else name
+        if not isinstance(values[option], (str, int, float, type(None))):
+            raise ValueError(
+                f"the option {option} = {value!r} cannot be written to a config, which holds numbers and names: add "
+                "your retraction to spheret.RETRACTIONS, and give its name."
+            )
+    return values
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -29,8 +29,8 @@ from spheret.support.errors import unknown
 
 
 def automatic_cap(retraction: Retraction, learned: bool) -> float | None:
-    """pi/4 for every retraction that can turn further than pi/2, and throughout where p is learned."""
-    return math.pi / 4 if learned or float(retraction.largest_angle) > math.pi / 2 else None
+    """The angle that `max_angle="auto"` stands for: the retraction's own cap, and pi/4 if p is learned."""
+    return math.pi / 4 if learned else retraction.cap
 
 
 class SpheretNorm(Bounded):
@@ -43,7 +43,7 @@ class SpheretNorm(Bounded):
     num_sublayers: the number of sublayers, two per block. Only the linear schedules need it.
     retraction: as in `spheret.retract`.
     schedule: a name of SCHEDULES. It gives lambda_l.
-    max_angle: radians, None, or "auto": pi/4 where the retraction could turn further than pi/2, else None.
+    max_angle: radians, None, or "auto" for the retraction's own cap.
     learnable_p: p becomes softplus of a 1-element parameter that starts at the retraction's own p.
     exact_clamp: use the paper's torch.clamp, whose gradient is 0 beyond the bound (see spheret.bounds).
     channel_dim: the dimension of h and f that holds the `dim` entries of a row. (N, C, H, W) has channel_dim=1.
@@ -184,7 +184,8 @@ class Spherical(Scheme):
 
     | option | meaning |
     |---|---|
-    | `p` | the retraction theta = p arctan(beta/p); inf is the exponential map |
+    | `p` | the retraction theta = p arctan(beta/p), p > 0; inf is the exponential map |
+    | `retraction` | a name of RETRACTIONS, a number p, or a Retraction; `p` is short for `retraction=p` |
     | `schedule` | a name of SCHEDULES |
     | `learnable_p` | learn one p per sublayer, starting from `p`; angles are then capped at pi/4 |
     | `max_angle` | radians, None or "auto" |
@@ -196,7 +197,8 @@ class Spherical(Scheme):
     | `bias` | whether LayerNorms have a bias |
     """
 
-    p: float = 1.0
+    p: float | None = None
+    retraction: str | float | Retraction | None = None
     schedule: str = "sqrt"
     learnable_p: bool = False
     max_angle: float | Literal["auto"] | None = "auto"
@@ -206,9 +208,22 @@ class Spherical(Scheme):
     entry_norm: bool = True
     exact_clamp: bool = False
     bias: bool = True
+    # the p of a row of SCHEMES, taken where neither `p` nor `retraction` is given
+    default_p: InitVar[float] = 1.0
     source: ClassVar[str] = "arXiv 2608.02668"
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, default_p: float) -> None:
+        if self.p is not None and self.retraction is not None:
+            raise ValueError(
+                f"give p or retraction, not both, got p = {self.p!r} and retraction = {self.retraction!r}: "
+                "p is short for retraction=p."
+            )
+        if self.p is None and self.retraction is None:
+            object.__setattr__(self, "p", default_p)
+        if self.p is not None and not isinstance(self.p, (int, float)):
+            raise ValueError(
+                f"p must be a number greater than 0, got {self.p!r}: a name goes into the option retraction."
+            )
         if self.index not in ("sublayer", "block"):
             raise unknown("index", self.index, ("sublayer", "block"))
         # building one sublayer here checks all other options before a model is built
@@ -222,7 +237,8 @@ class Spherical(Scheme):
             dim,
             sublayer,
             num_sublayers,
-            retraction=self.p,
+            # one of the two is given
+            retraction=self.p if self.retraction is None else self.retraction,  # type: ignore[arg-type]
             schedule=self.schedule,
             max_angle=self.max_angle,
             learnable_p=self.learnable_p,

@@ -10,9 +10,9 @@ kz = 2 K alpha^2/|h|^2:
     dalpha = sum over rows of 2 K alpha |z|^2/|h|^2 + b gz
     dp     = sum over rows of (da/dp) gh + alpha (db/dp) gz
 
-Vectors are float32 (float64 stays float64). The handful of scalars a row needs are float64 where the device
-has it: that costs nothing beside the row, keeps w from overflowing, and keeps the norm from drifting. Only
-h, f and three scalars a row are kept for the backward.
+Vectors are float32; float64 stays float64. The few scalars of each row are float64 where the device has it. That
+costs nothing beside the row, keeps w from overflowing, and keeps the norm from drifting. The backward keeps h, f and
+three scalars per row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from spheret.retractions import P, Pair, Retraction
+from spheret.retractions import P, Retraction, TensorPair
 from spheret.support.autograd import Function
 
 # |h|^2, <h,f> and |z|^2 of a row, each (..., 1)
@@ -31,7 +31,7 @@ Kept = tuple[Tensor, Tensor, Tensor]
 
 
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
-    """float32 for half types, and otherwise the widest dtype given."""
+    """float32 for half types, else the widest dtype of the tensors."""
     dtype = torch.float32
     for tensor in tensors:
         dtype = torch.promote_types(dtype, tensor.dtype)
@@ -42,45 +42,45 @@ def _scalar_dtype(x: Tensor) -> torch.dtype:
     return torch.float32 if x.device.type == "mps" else torch.float64
 
 
-def capped(row: Retraction, w: Tensor, p: P, cap: float | None) -> tuple[Pair, Tensor | None]:
-    """a(w), b(w) under the cap, and which rows are at it (None: no row can be)."""
+def capped(row: Retraction, w: Tensor, p: P, cap: float | None) -> tuple[TensorPair, Tensor | None]:
+    """a(w), b(w) under the cap, and a mask of the rows at the cap; the mask is None if no row can be."""
     a, b = row.coefficients(w, p)
     if cap is None or (not isinstance(row.largest_angle, Tensor) and row.largest_angle <= cap):
         return (a, b), None
     over = row.theta(w.detach().sqrt(), p) > cap
-    # a zero never meets the square root, nor its gradient
+    # the square root and its gradient never see a zero
     beta = torch.where(over, w, 1.0).sqrt()
     return (torch.where(over, math.cos(cap), a), torch.where(over, math.sin(cap) / beta, b)), over
 
 
-class Rows(NamedTuple):
-    """What a row of the update is made of; all but z are (..., 1)."""
+class RowGeometry(NamedTuple):
+    """The parts of each row's update; all but z are (..., 1)."""
 
     hh: Tensor  # |h|^2, 1 for a row of zeros
     c: Tensor
     z: Tensor
     eta2: Tensor  # |z|^2 / |h|^2, 0 for a row of zeros
     w: Tensor
-    live: Tensor  # the row is not zero
+    live: Tensor  # whether the row is not zero
 
 
 def dots(h: Tensor, f: Tensor) -> Kept:
-    """|h|^2, <h,f> and |z|^2, the three scalars that are kept; |z|^2 is summed from z, so nothing cancels."""
+    """|h|^2, <h,f> and |z|^2, the scalars that the backward keeps; |z|^2 is summed from z, so nothing cancels."""
     hh = (h * h).sum(-1, keepdim=True)
     hf = (h * f).sum(-1, keepdim=True)
     z = f - (hf / torch.where(hh == 0, 1.0, hh)) * h
     return hh, hf, (z * z).sum(-1, keepdim=True)
 
 
-def rows(h: Tensor, f: Tensor, alpha: float | Tensor, kept: Kept) -> Rows:
+def row_geometry(h: Tensor, f: Tensor, alpha: float | Tensor, kept: Kept) -> RowGeometry:
     scalar = _scalar_dtype(h)
     hh, hf, zz = (x.to(scalar) for x in kept)
-    # NaN is not 0, so it stays alive and comes out as NaN
+    # NaN is not 0, so such a row is live and comes out as NaN
     live = hh != 0
     hh = torch.where(live, hh, 1.0)
     c = hf / hh
     eta2 = torch.where(live, zz / hh, 0.0)
-    return Rows(hh, c, f - c.to(h.dtype) * h, eta2, _wide(alpha, h) ** 2 * eta2, live)
+    return RowGeometry(hh, c, f - c.to(h.dtype) * h, eta2, _wide(alpha, h) ** 2 * eta2, live)
 
 
 def _wide(x: P, like: Tensor) -> P:
@@ -97,10 +97,10 @@ def forward(
     kept: Kept,
 ) -> Tensor:
     """out = a h + Q z, in plain torch ops that autograd can differentiate too."""
-    r = rows(h, f, alpha, kept)
+    r = row_geometry(h, f, alpha, kept)
     (a, b), _ = capped(row, r.w, _wide(p, h), cap)
     q = torch.where(r.live, _wide(alpha, h) * b, 0.0)
-    # z was made with a rounded c; what that put along h is taken back out of the coefficient of h
+    # z was computed with a rounded c; the part along h that this left in z is taken out of the coefficient of h
     a = a - q * (r.c - r.c.to(h.dtype))
     return a.to(h.dtype) * h + q.to(h.dtype) * r.z
 
@@ -109,20 +109,20 @@ def backward(
     g: Tensor, h: Tensor, f: Tensor, alpha: P, p: P, row: Retraction, cap: float | None,
     kept: Kept,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """The gradients of h, f, and of alpha and p row by row."""
+    """The gradients of h and f, and those of alpha and p per row."""
     scalar, vector = _scalar_dtype(h), h.dtype
-    r = rows(h, f, alpha, kept)
+    r = row_geometry(h, f, alpha, kept)
     alpha, p = _wide(alpha, h), _wide(p, h)
     (a, b), over = capped(row, r.w, p, cap)
     da, db = row.derivatives(r.w, p)
     if over is not None:
-        # at the cap theta is constant: a is too, and b falls as 1/sqrt w
+        # at the cap theta is constant, so a is constant too, and b falls as 1/sqrt w
         da = torch.where(over, 0.0, da)
         db = torch.where(over, -0.5 * b / torch.where(over, r.w, 1.0), db)
     q = torch.where(r.live, alpha * b, 0.0)
 
-    # vectors of norm 1 or less, u = h/|h| and v = z/size: a coefficient that holds 1/|h|^2 or |z|^2/|h|^2 would
-    # leave the range of float32 for rows that are well inside it
+    # u = h/|h| and v = z/max(|z|, |h|) are vectors of norm 1 or less; coefficients with a factor 1/|h|^2 or
+    # |z|^2/|h|^2 would leave the range of float32 even for rows that are well inside it
     norm = r.hh.sqrt()
     stretch = r.eta2.clamp(min=1.0).sqrt()
     u, v = h * norm.reciprocal().to(vector), r.z * (norm * stretch).reciprocal().to(vector)
@@ -151,7 +151,7 @@ def tangent(
     scalar, vector = _scalar_dtype(h), h.dtype
     th, tf = (torch.zeros_like(h) if t is None else t.to(vector) for t in tangents[:2])
     talpha, tp = (0.0 if t is None else t.to(scalar) for t in tangents[2:])
-    r = rows(h, f, alpha, kept)
+    r = row_geometry(h, f, alpha, kept)
     alpha, p = _wide(alpha, h), _wide(p, h)
     (a, b), over = capped(row, r.w, p, cap)
     da, db = row.derivatives(r.w, p)
@@ -184,20 +184,20 @@ def gradients(
 
 
 def reduce_to(grad: Tensor, like: Tensor) -> Tensor:
-    """Sum a gradient a row into the shape that was broadcast against the rows."""
+    """Sum a gradient with one value per row into the shape that was broadcast against the rows."""
     return (grad if grad.shape == like.shape else grad.sum_to_size(like.shape)).to(like.dtype)
 
 
 def for_inputs(
     ctx: Any, alpha: P, p: P, dh: Tensor, df: Tensor, dalpha: Tensor, dp: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    """Gradients for the inputs (h, f, alpha, p, row, cap) of a Function, summed over what was broadcast."""
-    wanted = ctx.needs_input_grad
+    """Gradients for the inputs (h, f, alpha, p, row, cap) of a Function, summed over the broadcast dimensions."""
+    needed = ctx.needs_input_grad
     return (
         dh,
         df,
-        reduce_to(dalpha, alpha) if wanted[2] and isinstance(alpha, Tensor) else None,
-        reduce_to(dp, p) if wanted[3] and isinstance(p, Tensor) and dp is not None else None,
+        reduce_to(dalpha, alpha) if needed[2] and isinstance(alpha, Tensor) else None,
+        reduce_to(dp, p) if needed[3] and isinstance(p, Tensor) and dp is not None else None,
         None,
         None,
     )
@@ -229,7 +229,7 @@ class _Retract(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         h, f, alpha, p, kept = _Retract._saved(ctx)
-        # a gradient that will itself be differentiated needs scalars that carry their history
+        # a gradient that will itself be differentiated needs scalars that carry their autograd history
         grads = gradients(g, h, f, alpha, p, ctx.row, ctx.cap, None if torch.is_grad_enabled() else kept)
         return for_inputs(ctx, alpha, p, *grads)
 
@@ -244,9 +244,9 @@ class _Retract(Function):
 
 
 def retract(h: Tensor, f: Tensor, alpha: P, row: Retraction, p: P, cap: float | None) -> Tensor:
-    if row.kernel is None:
-        # a retraction given by its angle alone: autograd derives what the table would know, in float64 throughout,
-        # for its intermediate results have a wider range than the ones above
+    if row.angle_function is not None:
+        # a retraction given by its angle alone is differentiated by autograd, in float64 throughout: autograd's
+        # intermediate results have a wider range than those above
         vector = _scalar_dtype(h)
         wide_h, wide_f = h.to(vector), f.to(vector)
         return forward(wide_h, wide_f, alpha, p, row, cap, dots(wide_h, wide_f)).to(h.dtype)
@@ -254,12 +254,12 @@ def retract(h: Tensor, f: Tensor, alpha: P, row: Retraction, p: P, cap: float | 
 
 
 def normalize(h: Tensor, radius: float | Tensor) -> Tensor:
-    """radius h/|h|; a row of zeros stays zero, and gets no gradient."""
+    """radius h/|h|; a row of zeros stays zero, and its gradient is 0."""
     vector = compute_dtype(h)
     x = h.to(vector)
     hh = (x * x).detach().sum(-1, keepdim=True).to(_scalar_dtype(h))
     live = hh != 0
-    # h/|h| does not see the length of h: a first, constant scaling keeps tiny and huge rows in range
+    # h/|h| does not depend on the length of h, so a first, constant scaling keeps tiny and huge rows in range
     x = x * torch.where(live, hh, 1.0).rsqrt().to(vector)
     square = torch.where(live, (x * x).sum(-1, keepdim=True).to(_scalar_dtype(h)), 1.0)
     inverse = torch.where(live, square.rsqrt(), 0.0)
@@ -267,7 +267,7 @@ def normalize(h: Tensor, radius: float | Tensor) -> Tensor:
 
 
 def norm_gradients(g: Tensor, h: Tensor, radius: P) -> tuple[Tensor, Tensor]:
-    """dh, and the gradient of radius row by row, in torch ops that can be differentiated again."""
+    """dh, and the gradient of radius per row, in torch ops that can be differentiated again."""
     vector = compute_dtype(h)
     u = normalize(h.to(vector), 1.0)
     wide = g.to(vector)

@@ -1,7 +1,7 @@
 """One operation, `retract`, on several backends, and the one place that chooses between them.
 
-`SPHERET_BACKEND` (read at import) or `use(...)` fixes the backend; an explicit choice that can't run is an
-error, never a silent fallback. Without one, each call takes the first of BACKENDS that can serve it.
+`SPHERET_BACKEND` (read at import) or `use(...)` fixes the backend. An explicit choice that cannot run is an error,
+never a silent fallback. Without a choice, each call takes the first of BACKENDS that can serve it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,21 @@ __all__ = ["BACKENDS", "Backend", "check_rows", "chosen", "compute_dtype", "norm
 
 
 class Backend(NamedTuple):
-    """`run(h, f, alpha, row, p, cap)`, `normalize(h, radius)`, and why it can't serve a call (None: it can)."""
+    """One implementation of `retract`.
+
+    | field | meaning |
+    |---|---|
+    | `run(h, f, alpha, row, p, cap)` | the update |
+    | `normalize(h, radius)` | radius h/|h| for each row |
+    | `knows(row)` | whether the backend has code for this retraction |
+    | `why_not(h, f, row, p)` | the reason why it cannot serve such a call, or None if it can |
+    | `automatic(h)` | whether it may serve a call without an explicit choice |
+    """
 
     run: Callable[[Tensor, Tensor, P, Retraction, P, float | None], Tensor]
     normalize: Callable[[Tensor, P], Tensor]
+    knows: Callable[[Retraction], bool]
     why_not: Callable[[Tensor, Tensor, Retraction, P], str | None]
-    # whether it is taken without being asked for
     automatic: Callable[[Tensor], bool]
 
 
@@ -41,7 +50,7 @@ def _reference(h: Tensor, f: Tensor, alpha: P, row: Retraction, p: P, cap: float
 
 
 def _needs_torch_ops(h: Tensor, f: Tensor) -> str | None:
-    """Why no kernel with a pointer to its rows can serve: what torch is doing must see torch ops."""
+    """The reason why the call must run as torch ops, not in a kernel that takes pointers, or None."""
     if transformed():
         return "torch.func transforms and forward-mode gradients run on the closed backend."
     for x in (h, f):
@@ -55,21 +64,22 @@ def _fused(module: ModuleType, device: str) -> Backend:
     return Backend(
         kernel.retract,
         kernel.normalize,
+        lambda row: row.kind in module.KINDS,
         lambda h, f, row, p: _needs_torch_ops(h, f) or module.unsuited(h, f, row, p) or module.missing(),
         lambda h: h.device.type == device,
     )
 
 
-# in the order of preference
+# in order of preference
 BACKENDS: dict[str, Backend] = {
     "triton": _fused(triton, "cuda"),
     "native": _fused(native, "cpu"),
-    "closed": Backend(closed.retract, closed.normalize, lambda h, f, row, p: None, lambda h: True),
-    "reference": Backend(_reference, closed.normalize, lambda h, f, row, p: None, lambda h: False),
+    "closed": Backend(closed.retract, closed.normalize, lambda row: True, lambda h, f, row, p: None, lambda h: True),
+    "reference": Backend(_reference, closed.normalize, lambda row: True, lambda h, f, row, p: None, lambda h: False),
 }
 
 
-def _known(name: str) -> str:
+def _check_name(name: str) -> str:
     if name not in BACKENDS:
         raise unknown("backend", name, BACKENDS)
     return name
@@ -77,18 +87,18 @@ def _known(name: str) -> str:
 
 _forced: str | None = os.environ.get("SPHERET_BACKEND") or None
 if _forced is not None:
-    _known(_forced)
+    _check_name(_forced)
 
 
 class use:
-    """Fix the backend from here on, `use("closed")`, or inside a block, `with use("closed"):`.
+    """Fix the backend: `use("closed")` from here on, `with use("closed"):` inside a block.
 
-    None gives the choice back to the library.
+    `use(None)` gives the choice back to the library.
     """
 
     def __init__(self, name: str | None):
         global _forced
-        self.name = None if name is None else _known(name)
+        self.name = None if name is None else _check_name(name)
         self.before, _forced = _forced, self.name
 
     def __enter__(self) -> None:
@@ -124,9 +134,10 @@ _OPS: dict[str, ModuleType] = {"triton": triton, "native": native}
 
 
 def _choose_traced(h: Tensor, f: Tensor, row: Retraction, p: P) -> str:
-    """Under torch.compile the closed form is traced and fuses with its neighbours; any other kernel is an op.
+    """The backend under torch.compile: the closed form is traced and fused with its neighbours, a kernel is an op.
 
-    On CPUs the op is taken: what Inductor makes of the closed form there goes over memory twice as often.
+    On CPUs the native kernel's op is taken, because Inductor's code for the closed form moves about twice as much
+    memory there.
     """
     if _forced is not None:
         reason = _OPS[_forced].unsuited(h, f, row, p) if _forced in _OPS else None
@@ -138,7 +149,7 @@ def _choose_traced(h: Tensor, f: Tensor, row: Retraction, p: P) -> str:
 
 
 def check_rows(h: Tensor, f: Tensor, dim: int | None = None) -> None:
-    """A stream and a branch output of one shape, floating-point, at least 2 wide."""
+    """Check that h and f are floating-point tensors of the same shape, at least 2 wide."""
     for name, x in (("h", h), ("f", f)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(x).__name__}.")
@@ -156,7 +167,7 @@ def check_rows(h: Tensor, f: Tensor, dim: int | None = None) -> None:
 
 
 def check_scalar(name: str, x: float | Tensor, h: Tensor) -> None:
-    """A number, or a tensor with one value or one a row."""
+    """Check that x is a number, or a floating-point tensor with one value or one value per row."""
     if not isinstance(x, Tensor):
         return
     if not x.is_floating_point():
@@ -165,7 +176,7 @@ def check_scalar(name: str, x: float | Tensor, h: Tensor) -> None:
         return
     rows = (*h.shape[:-1], 1)
     sizes = zip(reversed(x.shape), reversed(rows), strict=False)
-    if x.dim() > h.dim() or not all(given in (1, size) for given, size in sizes):
+    if x.dim() > h.dim() or not all(length in (1, size) for length, size in sizes):
         raise ValueError(
             f"{name} must be a number or broadcast against the rows {rows}, got shape {tuple(x.shape)}: "
             "its last dimension must be 1."
@@ -173,12 +184,13 @@ def check_scalar(name: str, x: float | Tensor, h: Tensor) -> None:
 
 
 def check_cap(max_angle: float | None) -> None:
+    """Check that max_angle is None or an angle that can cap a turn."""
     if max_angle is not None and not 0 < max_angle <= math.pi:
         raise ValueError(f"max_angle must be None or lie in (0, pi], got {max_angle}.")
 
 
 def retract_unchecked(h: Tensor, f: Tensor, alpha: P, row: Retraction, p: P, cap: float | None) -> Tensor:
-    """`retract` after its arguments were checked; p is apart from its row so that it can be a parameter."""
+    """`retract` without the checks; p is an argument beside its row, so that it can be a parameter."""
     return BACKENDS[_choose(h, f, row, p)].run(h, f, alpha, row, p, cap)
 
 
@@ -189,20 +201,20 @@ def retract(
     retraction: str | float | Tensor | Retraction | Callable[[Tensor], Tensor] = "projection",
     max_angle: float | None = None,
 ) -> Tensor:
-    r"""Turn each row of h towards f along the sphere through it: the functional core.
+    r"""Turn each row of h towards f on the sphere through h: the functional core.
 
         c = <h,f>/<h,h>    z = f - c h    beta = alpha |z|/|h|    theta = min(theta(beta), max_angle)
         out = cos(theta) h + |h| sin(theta) z/|z|                 so that |out| = |h|
 
-    h, f: (..., d) of any floating dtypes, d >= 2; computed in float32 or better, returned in h's dtype.
-    alpha: a number, or a tensor that broadcasts against the rows with last dimension 1; gets a gradient.
+    h, f: (..., d) of any floating dtypes, d >= 2. The result is computed in float32 or better and has h's dtype.
+    alpha: a number, or a tensor that broadcasts against the rows with last dimension 1. A tensor gets a gradient.
     retraction: a name of RETRACTIONS, a number p > 0 (inf is the exponential map), a tensor p to learn,
         a Retraction, or a function theta(beta).
     max_angle: the largest turn in radians, in (0, pi]; None for no limit.
 
-    A row of zeros in h has no direction: it stays zero, its gradient passes through, and f's is 0 there
-    (squares underflow: in float32 that is any row of norm below about 1e-22). NaN in a row of h or f comes
-    out as NaN in that row, and only there. Paper: Eq. 5 to 9.
+    A row of zeros in h has no direction. It stays zero, its gradient passes through unchanged, and the gradient of f
+    is 0 there. In float32 every row of norm below about 1e-22 counts as zero, because squares underflow. NaN in a row
+    of h or f comes out as NaN in that row, and only there. Paper: Eq. 5 to 9.
     """
     row = as_retraction(retraction)
     check_rows(h, f)

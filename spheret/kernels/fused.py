@@ -1,4 +1,4 @@
-"""What every kernel with a forward and a backward of its own needs: a place in autograd and in torch.compile."""
+"""The bridge from a kernel's own forward and backward to autograd and torch.compile; native and triton share it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from spheret.support.autograd import needs_torch_ops
 
 # forward(h, f, alpha, p, kind, cap) -> out, kept
 Forward = Callable[[Tensor, Tensor, P, P, str, "float | None"], tuple[Tensor, Tensor]]
-# backward(g, h, f, alpha, p, kind, cap, kept) -> dh, df, dalpha, dp; the last two summed already, or one value a row
+# backward(g, h, f, alpha, p, kind, cap, kept) -> dh, df, dalpha, dp; the last two are sums, or one value per row
 Backward = Callable[
     [Tensor, Tensor, Tensor, P, P, str, "float | None", Tensor], tuple[Tensor, Tensor, Tensor, Tensor]
 ]
-
 
 # norm_forward(h, radius) -> out, kept;  norm_backward(g, h, radius, kept) -> dh, dradius
 NormForward = Callable[[Tensor, P], tuple[Tensor, Tensor]]
@@ -28,24 +27,23 @@ NormBackward = Callable[[Tensor, Tensor, P, Tensor], tuple[Tensor, Tensor]]
 def unsuited(
     h: Tensor, f: Tensor, row: Retraction, p: P, dtypes: Collection[torch.dtype], kinds: Collection[str]
 ) -> str | None:
-    """Why a kernel for these dtypes and retractions is not for such a call; None: it is."""
+    """The reason why a kernel for these dtypes and kinds of retraction cannot take this call, or None if it can."""
     if h.dtype not in dtypes or f.dtype not in dtypes:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         return f"it takes rows of {names}, got {h.dtype} and {f.dtype}."
-    if row.kernel not in kinds:
-        return f"it has no code for {row.name!r}: a retraction of your own runs on the closed backend."
+    if row.kind not in kinds:
+        return f"it has no code for {row.name!r}: this retraction runs on the closed backend."
     if isinstance(p, Tensor) and p.numel() != 1:
         return f"it takes one p for all rows, got a tensor of shape {tuple(p.shape)}."
     return None
 
 
 class Fused:
-    """`retract` on contiguous rows by a kernel, as an autograd.Function in eager mode and as ops for torch.compile.
+    """A kernel's `retract` and `normalize` on contiguous rows.
 
-    `normalize` is the entry of the stream in the same style.
-
-    The ops are `spheret::NAME_forward` and `spheret::NAME_backward`, with fake kernels and a registered gradient.
-    A gradient that is itself differentiated takes the closed form's backward.
+    Eager mode runs an autograd.Function. torch.compile gets the ops `spheret::NAME_forward` and
+    `spheret::NAME_backward`, with fake kernels and a registered gradient. A gradient that is itself differentiated
+    takes the closed form's backward.
     """
 
     def __init__(
@@ -62,10 +60,10 @@ class Fused:
         if torch.compiler.is_compiling():
             step, number = (0.0 if isinstance(x, Tensor) else float(x) for x in (alpha, p))
             steps, free = (x if isinstance(x, Tensor) else None for x in (alpha, p))
-            return self.forward_op(h, f, steps, step, free, number, row.kernel, cap)[0]
+            return self.forward_op(h, f, steps, step, free, number, row.kind, cap)[0]
         if not torch.is_grad_enabled():
-            # what autograd costs is much, for the single rows of generation
-            return self.forward(h.contiguous(), f.contiguous(), alpha, p, str(row.kernel), cap)[0]
+            # the overhead of autograd would dominate for the single rows of generation
+            return self.forward(h.contiguous(), f.contiguous(), alpha, p, row.kind, cap)[0]
         return self.function.apply(h, f, alpha, p, row, cap)
 
 
@@ -73,7 +71,7 @@ def _function(forward: Forward, backward: Backward) -> type[torch.autograd.Funct
     class Retract(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, h: Tensor, f: Tensor, alpha: P, p: P, row: Retraction, cap: float | None) -> Tensor:
-            out, kept = forward(h.contiguous(), f.contiguous(), alpha, p, str(row.kernel), cap)
+            out, kept = forward(h.contiguous(), f.contiguous(), alpha, p, row.kind, cap)
             ctx.row, ctx.cap = row, cap
             steps, ctx.alpha = (alpha, None) if isinstance(alpha, Tensor) else (None, alpha)
             free, ctx.p = (p, None) if isinstance(p, Tensor) else (None, p)
@@ -87,7 +85,7 @@ def _function(forward: Forward, backward: Backward) -> type[torch.autograd.Funct
             if needs_torch_ops(g):
                 return closed.for_inputs(ctx, alpha, p, *closed.gradients(g, h, f, alpha, p, ctx.row, ctx.cap))
             rows_g, rows_h, rows_f = (x.contiguous() for x in (g, h, f))
-            grads = backward(rows_g, rows_h, rows_f, alpha, p, str(ctx.row.kernel), ctx.cap, kept)
+            grads = backward(rows_g, rows_h, rows_f, alpha, p, ctx.row.kind, ctx.cap, kept)
             return closed.for_inputs(ctx, alpha, p, *grads)
 
     return Retract
@@ -133,7 +131,7 @@ def _operators(name: str, forward: Forward, backward: Backward) -> tuple[Any, An
         n = h.numel() // h.shape[-1]
         return h.new_empty(h.shape), h.new_empty((n, 3), dtype=torch.float32)
 
-    # gradients of what is not a tensor have no elements: an op returns tensors only
+    # an op returns only tensors, so the gradient of a plain number is a tensor without elements
     @torch.library.custom_op(f"spheret::{name}_backward", mutates_args=())
     def backward_op(
         g: Tensor, h: Tensor, f: Tensor, alpha: Tensor | None, step: float, p: Tensor | None, number: float,
@@ -165,8 +163,8 @@ def _operators(name: str, forward: Forward, backward: Backward) -> tuple[Any, An
     def gradient(ctx: Any, g: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         h, f, alpha, p, kept = ctx.saved_tensors
         dh, df, dalpha, dp = backward_op(g, h, f, alpha, ctx.step, p, ctx.number, ctx.kind, ctx.cap, kept)
-        wanted = ctx.needs_input_grad
-        return dh, df, dalpha if wanted[2] else None, None, dp if wanted[4] else None, None, None, None
+        needed = ctx.needs_input_grad
+        return dh, df, dalpha if needed[2] else None, None, dp if needed[4] else None, None, None, None
 
     forward_op.register_autograd(gradient, setup_context=setup_context)
     return forward_op, backward_op

@@ -1,10 +1,10 @@
-// The connection on a CPU: one pass over memory forward (read h, f; write out), one backward (read g, h, f; write
-// dh, df). A row is read twice, but the second time from the first-level cache. Built by native.py with the
-// machine's own compiler; the compiler's vector types make it AVX2, AVX-512 or NEON.
+// The update on a CPU. The forward is one pass over memory (read h and f, write out), and so is the backward (read g,
+// h and f, write dh and df). Each row is read twice, the second time from the first-level cache. native.py builds this
+// file with the machine's own compiler, whose vector types become AVX2, AVX-512 or NEON instructions.
 //
 //   c = <h,f>/<h,h>   z = f - c h   w = alpha^2 <z,z>/<h,h>   out = a(w) h + alpha b(w) z
 //
-// This file includes itself, once for each pair of stream and branch types.
+// This file includes itself once per pair of stream and branch types.
 #ifndef ROWS
 #include <math.h>
 #include <stdint.h>
@@ -23,9 +23,9 @@ typedef uint32_t uvec __attribute__((vector_size(4 * LANES)));
 typedef uint16_t hvec __attribute__((vector_size(2 * LANES)));
 typedef uint16_t bf16;
 
-// rows that share a partial sum of dalpha and dp: fixed, so that the sums do not depend on the threads
+// rows per partial sum of dalpha and dp: fixed, so that the sums do not depend on the number of threads
 enum { CHUNK = 64 };
-// elements that share a partial sum of a dot: two levels keep the rounding of long rows as small as that of short ones
+// elements per partial sum of a dot product: with two levels of sums, long rows round as little as short ones
 enum { BLOCK = 256 };
 enum { PROJECTION, CAYLEY, ANGULAR, EXPONENTIAL };
 typedef struct { double a, b, da, db, ap, bp; } coefficients;
@@ -44,7 +44,7 @@ static void root_functions(double v, double *cosine, double *sinc, double *dsinc
     }
 }
 
-// a(w), b(w) under the cap, with their derivatives in w and p; cap is INFINITY where there is none
+// a(w) and b(w) under the cap, with their derivatives in w and p; without a cap, cap is INFINITY
 static coefficients evaluate(int kind, double w, double p, double cap, double cos_cap, double sin_cap) {
     coefficients k = {0};
     int over;
@@ -84,7 +84,7 @@ static coefficients evaluate(int kind, double w, double p, double cap, double co
         }
         over = sqrt(w) * ratio > cap;
     }
-    if (over) {  // the angle no longer depends on w
+    if (over) {  // at the cap the angle does not depend on w
         k.a = cos_cap;
         k.b = sin_cap / sqrt(w);
         k.db = -0.5 * k.b / w;
@@ -101,7 +101,7 @@ static inline double total(vec x) {
 
 static inline vec load_f32(const float *x) { vec v; memcpy(&v, x, sizeof v); return v; }
 static inline vec load_b16(const bf16 *x) {
-#if defined __AVX2__ && LANES == 8  // gcc makes five instructions of what is two
+#if defined __AVX2__ && LANES == 8  // two instructions; gcc would make five
     return (vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)x)), 16);
 #else
     hvec half; memcpy(&half, x, sizeof half);
@@ -118,7 +118,7 @@ static inline hvec narrow(vec v) {
     bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     return __builtin_convertvector(bits | (nan & 0x7fc0), hvec);
 }
-// stream: past the cache, for results too large to be found there again
+// stream: write past the cache, for results that are too large to stay in it
 static inline void store_f32(float *x, vec v, int stream) {
 #if defined __AVX512F__
     if (stream) { _mm512_stream_ps(x, (__m512)v); return; }
@@ -185,7 +185,7 @@ static inline void fence(int stream) {
 
 #else
 
-// kept: |h|^2, <h,f>, |z|^2 of each row
+// kept: |h|^2, <h,f> and |z|^2 per row
 void NAME(forward)(const H *h_, const F *f_, H *out_, float *kept, int64_t n, int64_t d, double alpha,
                    const float *alphas, int kind, double p, double cap, int threads, int stream) {
     int64_t whole = d - d % LANES;
@@ -223,7 +223,7 @@ void NAME(forward)(const H *h_, const F *f_, H *out_, float *kept, int64_t n, in
             int live = (float)hh != 0;
             float c = live ? hf / hh : 0;
             double exact = live ? hf / hh : 0, zz = ff - exact * hf;
-            // where the difference loses digits |z|^2 is summed from z; the row is still in the cache
+            // where the difference loses digits, |z|^2 is summed from z; the row is still in the cache
             if (!(zz >= 0.25 * ff)) {
                 vec zz_ = {0};
                 zz = 0;
@@ -245,7 +245,7 @@ void NAME(forward)(const H *h_, const F *f_, H *out_, float *kept, int64_t n, in
             double step = alphas ? alphas[r] : alpha;
             coefficients k = evaluate(kind, live ? step * step * zz / hh : 0, p, cap, cos_cap, sin_cap);
             double wide = live ? step * k.b : 0;
-            // what rounding c left along h is taken back out of the coefficient of h
+            // the part along h that rounding c left in z is taken out of the coefficient of h
             float q = wide, a = k.a - wide * (exact - c);
             for (int64_t i = 0; i < whole; i += LANES) {
                 vec x = JOIN(load_, HN)(h + i);
@@ -260,8 +260,8 @@ void NAME(forward)(const H *h_, const F *f_, H *out_, float *kept, int64_t n, in
     }
 }
 
-// dalpha: one value, or one a row where every row has its own alpha; dp: one value.
-// partial: room for two values a chunk, which are added in order
+// dalpha: one value, or one per row if every row has its own alpha; dp: one value.
+// partial: memory for two values per chunk, which are added in order
 void NAME(backward)(const H *g_, const H *h_, const F *f_, const float *kept, H *dh_, F *df_, float *dalpha, float *dp,
                     double *partial, int64_t n, int64_t d, double alpha, const float *alphas, int kind, double p, double cap, int threads,
                     int stream) {
@@ -301,7 +301,7 @@ void NAME(backward)(const H *g_, const H *h_, const F *f_, const float *kept, H 
                 gz = (gz + total(gz_)) / norm;
                 double q = live ? step * k.b : 0, slope = 2 * (k.da * gu + step * k.db * gz);
                 double kh = q * gu, kz = live ? step * step * slope : 0;
-                // df = q g + kz/|h| z - kh/|h| h, and so dh, collected into coefficients of g, f and h
+                // df = q g + kz/|h| z - kh/|h| h, and dh likewise, collected into coefficients of g, f and h
                 double ff = kz / norm, fh = -kh / norm - ff * c;
                 double hf = -(kh + c * kz) / norm, hx = (c * kh - kz * eta2) / norm - hf * c, hg = k.a - c * q;
                 int in_range = fabs(ff) < 1e30 && fabs(fh) < 1e30 && fabs(hf) < 1e30 && fabs(hx) < 1e30;
@@ -317,7 +317,7 @@ void NAME(backward)(const H *g_, const H *h_, const F *f_, const float *kept, H 
                         JOIN(put_, FN)(df + i, a1 * y + a2 * z + a3 * x);
                         JOIN(put_, HN)(dh + i, b1 * y + b2 * z + b3 * x);
                     }
-                } else {  // f nearly parallel to h: z itself, so that little cancels; rows of extreme size: vectors of norm 1
+                } else {  // f nearly parallel to h, or rows of extreme size: z itself and vectors of norm 1 lose less
                     double stretch = eta2 > 1 ? sqrt(eta2) : 1;
                     float iu = 1 / norm, iv = 1 / (norm * stretch), a1 = q, a2 = kz * stretch, a3 = -kh;
                     float b1 = hg, b2 = -(kh + c * kz) * stretch, b3 = c * kh - kz * eta2;
@@ -354,7 +354,7 @@ void NAME(backward)(const H *g_, const H *h_, const F *f_, const float *kept, H 
 }
 
 #ifdef NORM
-// the entry of a spherical stream: out = radius h/|h|; kept: |h|^2 of each row
+// where a spherical stream starts: out = radius h/|h|; kept: |h|^2 per row
 void NORM(norm_forward)(const H *h_, H *out_, float *kept, int64_t n, int64_t d, double radius, int threads,
                         int stream) {
     int64_t whole = d - d % LANES;

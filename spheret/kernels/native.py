@@ -26,24 +26,26 @@ from spheret.support.autograd import constant_when_traced
 from spheret.support.cache import cache_directory
 
 SOURCE = Path(__file__).with_name("native.c")
-# from the fastest to the most modest: no OpenMP where the compiler has none
+# tried in this order, from the fastest to the most portable: some compilers have no OpenMP
 FLAGS = (
     ("-O3", "-march=native", "-fno-math-errno", "-fopenmp"),
     ("-O3", "-march=native", "-fno-math-errno"),
     ("-O3", "-fno-math-errno"),
 )
+# the retractions that native.c has code for, as the numbers of its enum
 KINDS = {"projection": 0, "cayley": 1, "angular": 2, "exponential": 3}
+# rows per partial sum of dalpha and dp, as in native.c
 CHUNK = 64
-# results larger than this are written past the cache: nothing would find them there again
+# larger results are written past the cache, because they would not stay there until they are read
 STREAM_BYTES = 8 << 20
-# below this a second thread costs more than it does
+# below this size a second thread costs more time than it saves
 PARALLEL_ELEMENTS = 1 << 15
 _TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 DTYPES = tuple(_TYPES)
 
 
 def _processor() -> str:
-    """What -march=native depends on: a cache on a shared home directory serves several machines."""
+    """The processor's features, on which -march=native depends: machines may share one cache directory."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line for line in lines if line.startswith(("flags", "Features")))
@@ -52,19 +54,20 @@ def _processor() -> str:
 
 
 def _compiler() -> list[str]:
-    """The words that call the compiler: $CC, which may hold flags, or the first that is found."""
-    given = shlex.split(os.environ.get("CC", ""))
-    if given:
-        if shutil.which(given[0]) is None:
-            raise OSError(f"there is no C compiler {given[0]!r}, which CC names.")
-        return given
-    found = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
-    if found is None:
+    """The command of the C compiler, as a list: $CC, which may hold flags, or the first of cc, gcc and clang."""
+    command = shlex.split(os.environ.get("CC", ""))
+    if command:
+        if shutil.which(command[0]) is None:
+            raise OSError(f"there is no C compiler {command[0]!r}, which CC names.")
+        return command
+    path = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if path is None:
         raise OSError("there is no C compiler: install gcc or clang, or set CC.")
-    return [found]
+    return [path]
 
 
 def _build(compiler: list[str]) -> Path:
+    """The path of the compiled library, built now unless the cache has it."""
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
     version += " ".join(compiler[1:])
     source = SOURCE.read_bytes()
@@ -74,27 +77,27 @@ def _build(compiler: list[str]) -> Path:
         return library
     library.parent.mkdir(parents=True, exist_ok=True)
     print(f"spheret: compiling the native kernel with {Path(compiler[0]).name}, once", file=sys.stderr)
-    said = ""
-    # each process builds its own file; the rename is atomic, so the last of several is as good as the first
+    message = ""
+    # each process builds its own file and renames it atomically, so several processes may build at once
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
-        made = Path(scratch) / "native.so"
+        built = Path(scratch) / "native.so"
         for flags in FLAGS:
             run = subprocess.run(
-                [*compiler, *flags, "-shared", "-fPIC", str(SOURCE), "-o", str(made), "-lm"],
+                [*compiler, *flags, "-shared", "-fPIC", str(SOURCE), "-o", str(built), "-lm"],
                 capture_output=True,
                 text=True,
                 check=False,
             )
             if run.returncode == 0:
-                os.replace(made, library)
+                os.replace(built, library)
                 return library
-            said = run.stderr.strip().splitlines()[-1] if run.stderr.strip() else f"exit code {run.returncode}"
-    raise RuntimeError(f"{' '.join(compiler)} could not build {SOURCE.name}: {said}")
+            message = run.stderr.strip().splitlines()[-1] if run.stderr.strip() else f"exit code {run.returncode}"
+    raise RuntimeError(f"{' '.join(compiler)} could not build {SOURCE.name}: {message}")
 
 
 @functools.cache
 def _load() -> ctypes.CDLL | str:
-    """The library, or a sentence that says why there is none; tried once a process."""
+    """The library, or the reason why it could not be built; tried once per process."""
     try:
         library = ctypes.CDLL(str(_build(_compiler())))
     except (OSError, RuntimeError) as error:
@@ -119,7 +122,7 @@ def _load() -> ctypes.CDLL | str:
 
 @constant_when_traced
 def ready() -> bool:
-    """Whether the library is there, as torch.compile may ask while it traces."""
+    """Whether the library could be loaded; torch.compile may call this while it traces."""
     return not isinstance(_load(), str)
 
 
@@ -130,20 +133,20 @@ def _function(name: str, *dtypes: torch.dtype) -> Any:
 
 
 def unsuited(h: Tensor, f: Tensor, row: Retraction, p: P) -> str | None:
-    """Why the native kernel is not for such a call; None: it is."""
+    """The reason why the native kernel cannot take such a call, or None if it can."""
     if h.device.type != "cpu" or f.device.type != "cpu":
         return f"it runs on the CPU, and the rows are on {h.device} and {f.device}."
     return fused.unsuited(h, f, row, p, DTYPES, KINDS)
 
 
 def missing() -> str | None:
-    """Why there is no native kernel on this machine; None: there is."""
+    """The reason why this machine has no native kernel, or None if it has one."""
     loaded = _load()
     return loaded if isinstance(loaded, str) else None
 
 
 def _room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Memory for C to write to, whatever torch's default dtype and device are."""
+    """CPU memory for C to write to, independent of torch's default dtype and device."""
     return torch.empty(shape, dtype=dtype, device="cpu")
 
 
@@ -156,7 +159,7 @@ def _stream(h: Tensor) -> bool:
 
 
 def _shared(h: Tensor, alpha: P, p: P, kind: str, cap: float | None) -> tuple[tuple[Any, ...], Tensor | None]:
-    """The arguments that both passes end with, as C takes them, and the steps they point to, if a row has its own."""
+    """The last arguments of both C functions, and the tensor of steps that they point to if each row has its own."""
     n, d = h.numel() // h.shape[-1], h.shape[-1]
     steps = None
     if not isinstance(alpha, Tensor):
@@ -167,7 +170,7 @@ def _shared(h: Tensor, alpha: P, p: P, kind: str, cap: float | None) -> tuple[tu
         step, steps = 0.0, alpha.detach().float().expand(*h.shape[:-1], 1).contiguous()
     number = p.item() if isinstance(p, Tensor) else p
     if math.isinf(number):
-        # a learned p may get there
+        # a learned p may reach infinity
         kind = "exponential"
     pointer, limit = None if steps is None else steps.data_ptr(), math.inf if cap is None else cap
     return (n, d, step, pointer, KINDS[kind], number, limit, _threads(n * d), _stream(h)), steps
@@ -184,7 +187,7 @@ def forward(h: Tensor, f: Tensor, alpha: P, p: P, kind: str, cap: float | None) 
 def backward(
     g: Tensor, h: Tensor, f: Tensor, alpha: P, p: P, kind: str, cap: float | None, kept: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dh, df, and dalpha and dp in float32: one value in the shape it has there, or dalpha a value a row."""
+    """dh, df, and dalpha and dp in float32: dalpha has one value, or one per row; dp has one value."""
     rest, steps = _shared(h, alpha, p, kind, cap)
     dh, df = torch.empty_like(h), torch.empty_like(f)
     partial = _room((rest[0] + CHUNK - 1) // CHUNK, 2, dtype=torch.float64)

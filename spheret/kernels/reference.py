@@ -11,8 +11,8 @@ from spheret.retractions import P, Retraction
 def retract(h: Tensor, f: Tensor, alpha: float | Tensor, row: Retraction, p: P, cap: float | None) -> Tensor:
     r"""h' = cos(theta) h + |h| sin(theta) z/|z|,  theta = theta(alpha |z|/|h|),  z = f - <h,f>/|h|^2 h.
 
-    Where the paper clamps a squared norm at 1e-12 this clamps at the smallest normal number, so that it holds
-    for rows of any size. A row of zeros has no direction: it stays as it is.
+    The paper clamps a squared norm at 1e-12. This clamps at the smallest normal number, so that it holds for rows of
+    any size. A row of zeros has no direction and stays as it is.
     """
     tiny = torch.finfo(h.dtype).tiny
     h_norm_sq = (h * h).sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""The CUDA kernels' launcher; the kernels themselves are in triton_rows.py, imported when a GPU first needs them."""
+"""The launcher of the CUDA kernels. The kernels are in triton_rows.py, which is imported at the first launch."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from spheret.kernels import fused
 from spheret.kernels.fused import Fused
 from spheret.retractions import P, Retraction
 
+# the retractions that triton_rows.py has code for
 KINDS = ("projection", "cayley", "angular", "exponential")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# rows up to this width live in registers; wider ones are read in a loop over tiles
+# rows up to this width stay in registers; wider rows are read in a loop over tiles
 WHOLE_ROW = 8192
 TILE = 2048
 
 
 def interpreted() -> bool:
-    """Whether triton runs its kernels in Python, which it can on any device."""
+    """Whether Triton interprets its kernels in Python, which works on any device."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -33,12 +34,12 @@ def _installed() -> bool:
 
 
 def missing() -> str | None:
-    """Why there are no Triton kernels here; None: there are."""
+    """The reason why the Triton kernels are missing, or None if they are installed."""
     return None if _installed() else 'triton is not installed. Run: pip install "spheret[triton]"'
 
 
 def unsuited(h: Tensor, f: Tensor, row: Retraction, p: P) -> str | None:
-    """Why the Triton kernels are not for such a call; None: they are."""
+    """The reason why the Triton kernels cannot take such a call, or None if they can."""
     if h.device.type != "cuda" and not interpreted():
         return f"it runs on CUDA, and the rows are on {h.device} (TRITON_INTERPRET=1 runs it anywhere, slowly)."
     if f.device != h.device:
@@ -47,7 +48,7 @@ def unsuited(h: Tensor, f: Tensor, row: Retraction, p: P) -> str | None:
 
 
 def shape(d: int) -> dict[str, Any]:
-    """The tile for rows of width d: how many rows a program holds, how wide, and with how many warps."""
+    """The tile for rows of width d: rows and columns per program, whether it loops, and the number of warps."""
     block = 1 << (d - 1).bit_length()
     loop = block > WHOLE_ROW
     block = TILE if loop else max(block, 16)
@@ -60,12 +61,12 @@ def shape(d: int) -> dict[str, Any]:
 
 
 def _room(h: Tensor, *shape: int) -> Tensor:
-    """float32 beside the rows, whatever torch's default dtype and device are."""
+    """float32 memory on the device of the rows, independent of torch's default dtype and device."""
     return torch.empty(shape, dtype=torch.float32, device=h.device)
 
 
 def _number(x: P) -> tuple[Tensor | None, float, int]:
-    """Pointer, value and mode, as the kernels take a step or a p."""
+    """Pointer, value and mode of a step or a p, as the kernels take them."""
     return (None, float(x), 0) if not isinstance(x, Tensor) else (x, 0.0, 1 if x.numel() == 1 else 2)
 
 
@@ -75,12 +76,12 @@ def _launch(kernel: Any, tensors: tuple[Tensor, ...], alpha: P, p: P, kind: str,
     if isinstance(alpha, Tensor) and alpha.numel() != 1:
         alpha = alpha.expand(*h.shape[:-1], 1).contiguous()
     if not isinstance(p, Tensor) and math.isinf(p):
-        # the exponential map has no p; triton would bake an infinity into the kernel
+        # the exponential map does not read p, and Triton would compile an infinity into the kernel
         p = 1.0
     alpha_ptr, alpha_value, alpha_mode = _number(alpha)
     p_ptr, p_value, p_mode = _number(p)
     tile = shape(d)
-    # 4: an angle that no cosine is below
+    # the kernel ignores these numbers of the cap where CAPPED is false
     limit = 4.0 if cap is None else cap
     kernel[((n + tile["ROWS"] - 1) // tile["ROWS"],)](
         *tensors, n, d, alpha_ptr, alpha_value, p_ptr, p_value,
@@ -103,7 +104,7 @@ def forward(h: Tensor, f: Tensor, alpha: P, p: P, kind: str, cap: float | None) 
 def backward(
     g: Tensor, h: Tensor, f: Tensor, alpha: P, p: P, kind: str, cap: float | None, kept: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dh, df, and dalpha and dp as (..., 1) float32, one value a row."""
+    """dh, df, and dalpha and dp as (..., 1) float32, one value per row."""
     from spheret.kernels import triton_rows
 
     dh, df = torch.empty_like(h), torch.empty_like(f)
@@ -133,7 +134,7 @@ def norm_forward(h: Tensor, radius: P) -> tuple[Tensor, Tensor]:
 
 
 def norm_backward(g: Tensor, h: Tensor, radius: P, kept: Tensor) -> tuple[Tensor, Tensor]:
-    """dh, and the gradient of radius as (..., 1), one value a row."""
+    """dh, and the gradient of radius as (..., 1), one value per row."""
     from spheret.kernels import triton_rows
 
     dh, sums = torch.empty_like(h), _room(h, *h.shape[:-1], 1)

@@ -1,18 +1,18 @@
-"""The connection on a GPU: each program holds a few rows, forward in 3 rows of traffic, backward in 5.
+"""The update on a GPU. Each program holds a few rows. The forward moves 3 rows of memory, the backward 5.
 
     c = <h,f>/<h,h>   z = f - c h   beta = |alpha| |z|/|h|
     a = cos theta   b = sin theta/beta   out = a h + alpha b z
 
-A retraction enters through `turn` alone, which gives a, sin theta, b, the slope theta'(beta), 2 db/dw and
-(dtheta/dp)/beta; dots, combination and backward are the same for all. Everything is float32 in registers; steps of
-any length that float32 can hold stay in range, because the backward uses z/max(|z|, |h|). Rows wider than a tile are
-read in a loop, a second time from the cache.
+Only `turn` depends on the retraction: it returns a, sin theta, b, the slope theta'(beta), 2 db/dw and
+(dtheta/dp)/beta. Everything is float32 in registers. Steps of any length that float32 can hold stay in range, because
+the backward uses z/max(|z|, |h|). Rows wider than a tile are read in a loop; the second read comes from the cache.
 """
 
 import triton
 import triton.language as tl
 
-# written out: libdevice has these, but the interpreter does not, and the fast approximations lose digits
+# these functions are written out because Triton's interpreter lacks libdevice's, and the fast approximations are
+# less accurate
 
 
 @triton.jit
@@ -29,7 +29,7 @@ def _atan_series(u):
 
 @triton.jit
 def _atan_ratio(u):
-    """arctan(sqrt u)/sqrt u for u >= 0: the series, above 0.1 after two half-angle steps."""
+    """arctan(sqrt u)/sqrt u for u >= 0: the series; above 0.1 its argument is halved twice first."""
     one = 1.0 + tl.sqrt_rn(1.0 + u)
     half = (u / one) / one
     two = 1.0 + tl.sqrt_rn(1.0 + half)
@@ -56,7 +56,7 @@ def _sine_cosine(x):
     """sin x and cos x for x >= 0: reduced by multiples of pi/2 in three parts, then Taylor on |r| <= pi/4."""
     k = tl.floor(x * 0.6366197723675814 + 0.5)
     r = ((x - k * 1.5703125) - k * 4.837512969970703e-4) - k * 7.549790126404332e-8
-    # beyond some 1e5 radians float32 does not know the angle: any will do, but not an infinity; NaN stays
+    # beyond about 1e5 radians float32 cannot resolve the angle: any finite value will do; NaN stays NaN
     r = tl.where(r > 0.8, 0.8, tl.where(r < -0.8, -0.8, r))
     v = r * r
     s = r * (1.0 + v * (-1.0 / 6 + v * (1.0 / 120 + v * (-1.0 / 5040 + v * (1.0 / 362880)))))
@@ -131,7 +131,7 @@ def _ratio(zz, hh):
 
 @triton.jit
 def _scalar(pointer, value, rows, mask, MODE: tl.constexpr):
-    """A step or a p: a number (0), one element in memory (1), or one a row (2)."""
+    """A step or a p: a number (mode 0), one element in memory (1), or one element per row (2)."""
     if MODE == 0:
         return tl.full(rows.shape, 1.0, tl.float32) * value
     elif MODE == 1:
@@ -192,7 +192,7 @@ def forward_rows(
     eta = tl.where(live, _ratio(zz, safe), 0.0)
     a, _, b, _, _, _ = turn(tl.abs(alpha) * eta, p, cap, cos_cap, sin_cap, KIND, CAPPED)
     q = tl.where(live, alpha * b, 0.0)
-    # what rounding left of h in z is taken back out of the coefficient of h
+    # the part along h that rounding left in z is taken out of the coefficient of h
     a = a - q * (hz / safe)
 
     if LOOP:
@@ -259,7 +259,7 @@ def backward_rows(
     sign = tl.where(alpha < 0.0, -1.0, 1.0)
     q = tl.where(live, alpha * b, 0.0)
     kh = q * gu
-    # w 2db/dw = theta' cos theta - b; below a step of 1 the analytic form, above it the difference
+    # w 2db/dw = theta' cos theta - b: the analytic form for steps below 1, the difference above
     spread = slope * a - b
     long = eta > 1.0
     cross = tl.where(long, -alpha * sign * sine * slope, -alpha * alpha * b * slope)
@@ -287,7 +287,7 @@ def backward_rows(
         tl.store(df_ptr + base + columns, (fg * g + fv * v + fu * u).to(df_ptr.dtype.element_ty), mask=ok)
         tl.store(dh_ptr + base + columns, (hg * g + hv * v + hu * u).to(dh_ptr.dtype.element_ty), mask=ok)
 
-    # one value a row, summed afterwards in a fixed order: no atomics, so the same bits every time
+    # one value per row, summed afterwards in a fixed order: no atomics, so every run gives the same bits
     gz = gv * stretch
     dalpha = norm * slope * (a * gz - sign * eta * sine * gu)
     dp = norm * by_p * (alpha * a * gz - beta * sine * gu)

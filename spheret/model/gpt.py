@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from spheret.connections import Scheme, scheme
+from spheret.connections.parse import json_options
 from spheret.model.linear import Linear, linear
 from spheret.model.loss import cross_entropy, token_losses
 from spheret.model.sampling import check_prompt, choose, left_padded
@@ -84,7 +85,7 @@ class GPTConfig:
         return cls(**{"layers": layers, "heads": heads, "width": width, **changes})
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "scheme_options": json_options(self.scheme_options)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> GPTConfig:

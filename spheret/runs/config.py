@@ -147,7 +147,8 @@ class RunConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, as config.json and config files have it."""
-        return json.loads(json.dumps(asdict(self)))
+        sections = {"data": asdict(self.data), "train": asdict(self.train), "evaluation": asdict(self.evaluation)}
+        return json.loads(json.dumps({"model": self.model.as_dict(), **sections}))
 
 
 SECTIONS: dict[str, type] = {

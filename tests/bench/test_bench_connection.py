@@ -3,6 +3,7 @@ import json
 import pytest
 import torch
 
+from spheret import RETRACTIONS, Retraction
 from spheret.bench import connection as bench
 from spheret.bench.paper import PSEUDOCODE
 from spheret.cli import main
@@ -13,12 +14,11 @@ QUICK = ["--rows", "64", "--width", "32", "--repeats", "1", "--no-compile"]
 
 @pytest.mark.parametrize("retraction", PSEUDOCODE)
 def test_the_papers_code_computes_what_the_backends_do(retraction):
-    rows = bench.Rows(64, 48, torch.float32, "cpu")
-    paper, cap = PSEUDOCODE[retraction]
-    truth = bench._with("reference", retraction, cap)
-    assert rows.error(paper, truth) < 1e-6
+    rows = bench.BenchRows(64, 48, torch.float32, "cpu")
+    truth = bench.update_on("reference", retraction)
+    assert rows.error(PSEUDOCODE[retraction], truth) < 1e-6
     for backend in ("closed", "native"):
-        assert rows.error(bench._with(backend, retraction, cap), truth) < 1e-6
+        assert rows.error(bench.update_on(backend, retraction), truth) < 1e-6
 
 
 @pytest.mark.parametrize("branch", bench.BRANCHES)
@@ -40,13 +40,24 @@ def test_curve(tmp_path):
 
 
 def test_no_speed_for_a_wrong_result(monkeypatch, capsys):
-    paper, cap = PSEUDOCODE["projection"]
-    monkeypatch.setitem(PSEUDOCODE, "projection", (lambda h, f, alpha: 1.01 * paper(h, f, alpha), cap))
+    paper = PSEUDOCODE["projection"]
+    monkeypatch.setitem(PSEUDOCODE, "projection", lambda h, f, alpha: 1.01 * paper(h, f, alpha))
     assert main(["bench", "connection", *QUICK]) == 1
     printed = capsys.readouterr().out
     assert "no speed for paper, eager: the result is wrong." in printed
     (row,) = (line for line in printed.splitlines() if "paper, eager" in line and "│" in line)
     assert [cell.strip() for cell in row.split("│")][3:9] == ["-"] * 6
+
+
+def test_a_retraction_that_some_backends_have_no_code_for(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(RETRACTIONS, "tanh", Retraction.from_angle(torch.tanh, "tanh"))
+    assert main(["bench", "connection", *QUICK, "--retraction", "tanh", "--json", str(tmp_path / "t.json")]) == 0
+    printed = capsys.readouterr().out
+    assert "native: no code for tanh." in printed
+    assert "triton: no code for tanh." in printed
+    written = json.loads((tmp_path / "t.json").read_text())
+    assert {"closed", "LayerNorm(h + f)", "h + f"} == {row["name"] for row in written["results"][0]["table"]}
+    assert written["no code for it"] == ["triton", "native"]
 
 
 @pytest.mark.parametrize(
@@ -64,8 +75,8 @@ def test_bad_input(arguments, message, capsys):
 
 def test_backends_are_restored():
     with use("closed"):
-        rows = bench.Rows(4, 8, torch.float32, "cpu")
-        bench._with("native", "projection", None)(rows.h, rows.f, rows.alpha)
+        rows = bench.BenchRows(4, 8, torch.float32, "cpu")
+        bench.update_on("native", "projection")(rows.h, rows.f, rows.alpha)
         from spheret.kernels import chosen
 
         assert chosen(rows.h, rows.f) == "closed"

@@ -1,6 +1,6 @@
-"""Compile the Triton kernels for GPUs that are not here, and print what ptxas says of each, as JSON.
+"""Compile the Triton kernels for several GPUs, without a GPU, and print ptxas's report of each as JSON.
 
-A program of its own: the tests run Triton's interpreter, which is chosen when triton is imported.
+This is a separate program because the tests run Triton's interpreter, which is chosen when triton is imported.
 """
 
 import itertools
@@ -39,24 +39,24 @@ def report(kernel, width, dtype, arch):
 
     signature = {name: kind(name) for name in kernel.arg_names}
     aligned = [i for i, name in enumerate(kernel.arg_names) if name.endswith("_ptr") or name == "d"]
-    made = triton.compile(
+    compiled = triton.compile(
         ASTSource(kernel, signature, constants, {(i,): [["tt.divisibility", 16]] for i in aligned}),
         target=GPUTarget("cuda", arch, 32),
         options={"num_warps": warps},
     )
     tool = BIN / "ptxas-blackwell" if arch >= 100 and (BIN / "ptxas-blackwell").exists() else BIN / "ptxas"
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(made.asm["ptx"])
+        file.write(compiled.asm["ptx"])
         file.flush()
         command = [tool, "-v", f"--gpu-name={CHIPS[arch]}", file.name, "-o", "/dev/null"]
-        said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+        output = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     return {
         "kernel": kernel.__name__,
         "width": width,
         "dtype": dtype,
         "arch": arch,
-        "registers": int(re.search(r"Used (\d+) registers", said)[1]),
-        "spills": sum(map(int, re.findall(r"(\d+) bytes spill", said))),
+        "registers": int(re.search(r"Used (\d+) registers", output)[1]),
+        "spills": sum(map(int, re.findall(r"(\d+) bytes spill", output))),
     }
 
 

