@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,11 @@ def test_the_commands_that_list_backends(capsys):
     finally:
         RETRACTIONS.clear()
         RETRACTIONS.update(before)
+
+
+def test_the_doctor_names_a_row_that_fails(monkeypatch):
+    def angle(beta, p):
+        raise ValueError("no such angle")
+
+    monkeypatch.setitem(RETRACTIONS, "broken", replace(RETRACTIONS["projection"], name="broken", theta=angle))
+    assert check_backend("reference") == (False, "FAILS for broken: no such angle")
