@@ -14,7 +14,7 @@ from spheret.support.exit_codes import INTERRUPTED, USAGE_ERROR
 COMMANDS: dict[str, tuple[str, str]] = {
     "race": ("spheret.race.race:race", "train every scheme on the same batches, then write one report; resumable"),
     "prepare": ("spheret.data.command:prepare_command", "turn any text into checked, resumable shards of token ids"),
-    "train": ("spheret.train.command:train", "train a GPT under any scheme; resumes to the bit"),
+    "train": ("spheret.train.command:train", "train a GPT under any scheme; resumes bit for bit"),
     "sample": ("spheret.train.sample:sample", "print text from a run"),
     "eval": (
         "spheret.evaluate.command:eval_command",

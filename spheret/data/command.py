@@ -23,7 +23,7 @@ def prepare_command(
     column: str = "text",
     verify: bool = False,
 ) -> int:
-    """Turn a corpus into checked shards of token ids. The same command again goes on, or says that all is finished.
+    """Turn a corpus into checked shards of token ids. Run the same command again to continue.
 
     Args:
         corpus: sotu, stdlib, openwebtext, fineweb-edu, or a file, folder or glob of text, .jsonl and .parquet.

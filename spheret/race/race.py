@@ -185,7 +185,7 @@ def race(
     optimisation: OptimisationFlags,  # type: ignore[valid-type]
     evaluation: EvaluationFlags,  # type: ignore[valid-type]
 ) -> int:
-    """Train every scheme on the same batches, then write one report. The same command again goes on."""
+    """Train every scheme on the same batches, then write one report. Run the same command again to continue."""
     runs = race_runs(where.schemes, where.seeds)
     if where.threads < 1 or (where.jobs is not None and where.jobs < 1):
         raise ValueError(f"--threads and --jobs count from 1, got {where.threads} and {where.jobs}.")

@@ -35,7 +35,7 @@ def batch(run: PaperRun, processes: int) -> tuple[int, int]:
 
 
 def train_words(run: PaperRun, out: Path, data: Path | None, processes: int) -> list[str]:
-    """`train` and its flags, for so many processes. The same words start a run and go on with it."""
+    """`train` and its flags, for this number of processes. The same words start a run and continue it."""
     settings = run.settings(data, batch(run, processes)[0])
     command = ["train", "--out", str(out / run.name), *words(settings)]
     return [*command, "--parallel", "ddp"] if processes > 1 else command
@@ -57,7 +57,7 @@ def two_nodes(arguments: list[str], processes: int, name: str, nodes: str = "2",
 
 
 def slurm(arguments: list[str], processes: int, name: str) -> str:
-    """A batch script. A job that is requeued goes on with its run."""
+    """A batch script. A job that is requeued continues its run."""
     inside = two_nodes(arguments, processes, '"$SLURM_JOB_ID"', '"$SLURM_NNODES"', '"$head"')
     return f"""#!/bin/bash
 #SBATCH --job-name={name}
@@ -189,7 +189,7 @@ def reproduce(
     data: Path | None = None,
     nproc: int | None = None,
 ) -> int:
-    """Train one run of the paper's tables with its hyperparameters, or all of them. The same command again goes on.
+    """Train one run of the paper's tables with its hyperparameters, or all of them. Run the same command again to continue.
 
     Args:
         dataset: fineweb-edu or openwebtext.

@@ -22,7 +22,7 @@ from spheret.runs.recipes import defaults, paper_model
 from spheret.support.errors import unknown
 
 PRECISIONS = ("float32", "bf16")
-# settings that may change when a run goes on: they change no update, except for its last bits
+# settings that may change when a run continues: they change no update, except for its last bits
 FREE = frozenset({
     "batch_size", "eval_every", "checkpoint_every", "keep", "certify_every", "compile", "init_from",
 })  # fmt: skip

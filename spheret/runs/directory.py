@@ -17,9 +17,9 @@ from spheret.support.files import Lock, remove_empty
 
 
 def existing(path: Path, resume: bool, force: bool) -> Run | None:
-    """The run to go on with, or None for a new run. Raises if the directory holds anything else."""
+    """The run to continue, or None for a new run. Raises if the directory holds anything else."""
     if resume and force:
-        raise ValueError("--resume goes on with a run and --force starts it again: give one of them.")
+        raise ValueError("--resume continues a run and --force starts it again: give one of them.")
     if path.exists() and not path.is_dir():
         raise NotADirectoryError(f"--out {path} is a file: give a directory.")
     names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()

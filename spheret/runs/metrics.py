@@ -13,7 +13,7 @@ from typing import IO, Any
 from spheret.runs.layout import METRICS
 from spheret.support import files
 
-# fields that the clock decides; all others are the same to the bit when a run is repeated
+# fields that the clock decides; all others are bit-identical when a run is repeated
 TIMING = ("seconds", "tokens_per_second")
 
 _NUMBERS = ("loss", "val_loss", "lr", "grad_norm", "spikes", "seconds", "tokens_per_second", "radius")
@@ -144,7 +144,7 @@ class Follower:
 
     def update(self) -> None:
         metrics = self.path / METRICS
-        # a run that goes on first removes the lines after its checkpoint
+        # a run that continues first removes the lines after its checkpoint
         if metrics.exists() and metrics.stat().st_size < self._offset:
             self._reset()
         try:
@@ -183,7 +183,7 @@ class Tracker:
 
     def _give_up(self, error: Exception) -> None:
         self._writer = None
-        print(f"TensorBoard is off, the run goes on: {error}", file=sys.stderr)
+        print(f"TensorBoard is off, the run continues: {error}", file=sys.stderr)
 
     def log(self, record: dict[str, Any]) -> None:
         if self._writer is None:

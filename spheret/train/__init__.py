@@ -1,1 +1,1 @@
-"""Training: one run, in one directory, which resumes to the bit after a kill at any moment."""
+"""Training: one run, in one directory, which resumes bit for bit after a kill at any moment."""

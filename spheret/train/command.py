@@ -42,12 +42,12 @@ class Where:
     """Where a run is written, and what it runs on.
 
     Args:
-        out: The run directory. The same command again goes on with the run that is there.
+        out: The run directory. Run the same command again to continue the run in it.
         config: A TOML or JSON file of settings, by section; flags win over it.
         resume: Take every setting that is not given from the run in --out.
         force: Remove the run in --out and start again.
         device: cuda, mps or cpu.
-        threads: CPU threads. A run that goes on takes those it had, because they decide the last bits.
+        threads: CPU threads. A continued run keeps its number, because it decides the last bits.
         parallel: ddp or fsdp, for processes that torchrun starts.
         timeout: Seconds to wait for the other processes.
         no_tensorboard: Do not write TensorBoard files. They are written where tensorboard is installed.
@@ -75,7 +75,7 @@ def train(
     evaluation: EvaluationFlags,  # type: ignore[valid-type]
     set: tuple[str, ...] = (),
 ) -> int:
-    """Train a GPT under any scheme. After a kill at any moment, the same command goes on to the bit.
+    """Train a GPT under any scheme. After a kill at any moment, the same command continues it bit for bit.
 
     Exit codes: 0 finished; 2 bad input, or a disk that failed; 3 stopped by a guard, because a loss or gradient is
     not finite; 130 and 143 stopped by Ctrl-C or SIGTERM, after saving.
@@ -99,7 +99,7 @@ def train(
 
 
 def _resolve(run: Run | None, settings: Given, resume: bool, world: World) -> tuple[RunConfig, Data]:
-    """The config and the data. A run that goes on must have the same config, apart from what may change."""
+    """The config and the data. A run that continues must have the same config, apart from what may change."""
     if run is not None:
         settings = _settings_of(run, settings, resume)
     # wrong settings are found before a corpus is prepared
@@ -114,13 +114,13 @@ def _resolve(run: Run | None, settings: Given, resume: bool, world: World) -> tu
         if changes:
             raise ValueError(
                 f"{run.path} is another run; these differ: {', '.join(changes)}. Give another --out; or --resume to "
-                f"go on with the settings of that run; or --force to remove it."
+                f"continue it with its own settings; or --force to remove it."
             )
     return config, data
 
 
 def _settings_of(run: Run, settings: Given, resume: bool) -> Given:
-    """The settings for a run that goes on; with `resume`, those of the run where nothing else is given."""
+    """The settings for a run that continues. With `resume`, settings that are not given come from the run."""
     if run.config["data"]["path"] is None:
         raise ValueError(f"{run.path} was not trained here: start a run of its weights with --init-from {run.path}.")
     if not resume:
@@ -223,7 +223,7 @@ def _announce(document: dict[str, Any], config: RunConfig, parameters: int, trai
     print(
         f"{parameters:,} parameters, {config.accumulation(trainer.world.size)} micro-batches per update, "
         f"{config.train.steps * config.train.tokens_per_update:,} tokens, device {trainer.world.device}, "
-        f"{torch.get_num_threads()} threads" + (f", going on after step {trainer.step}" if trainer.step else "")
+        f"{torch.get_num_threads()} threads" + (f", continuing after step {trainer.step}" if trainer.step else "")
     )
     sys.stdout.flush()
 

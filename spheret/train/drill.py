@@ -1,4 +1,4 @@
-"""The crash drill: a run is killed with -9 several times and must still equal an unbroken run to the bit."""
+"""The crash drill: a run is killed with -9 several times and must still equal an unbroken run bit for bit."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ class Trainer:
                         meter.say(f"ALARM: {alarm}.")
                     self._show(meter, line, evaluated)
                     if self._stopping and self.step < self.config.steps:
-                        meter.say(f"stopped and saved at step {self.step}: the same command goes on.")
+                        meter.say(f"stopped and saved at step {self.step}: run the same command again to continue.")
                         return SIGNALS[signal.Signals(self._stopping)]
             return FINISHED
         finally:
@@ -294,7 +294,7 @@ class Trainer:
 
     @torch.no_grad()
     def restore(self, saved: Checkpoint) -> None:
-        """Continue from a checkpoint, to the bit."""
+        """Continue from a checkpoint, bit for bit."""
         self.load_weights(saved)
         for key, value in saved.optimizer():
             name, _, part = key.rpartition(".")

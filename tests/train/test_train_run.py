@@ -236,7 +236,7 @@ def test_a_signal_saves_and_ends(number, code, prepared, tmp_path):
     process.send_signal(number)
     _, message = process.communicate(timeout=120)
     assert process.returncode == code
-    assert b"the same command goes on" in message
+    assert b"run the same command again" in message
     stopped = open_run(out).checkpoint().step
     assert 0 < stopped < 40
     assert len(metrics(out)) == stopped
@@ -285,7 +285,7 @@ def test_tensorboard_is_written_and_cannot_stop_a_run(prepared, tmp_path, monkey
 
     monkeypatch.setattr(SummaryWriter, "add_scalar", broken)
     assert main([*command, "--out", str(tmp_path / "b")]) == 0
-    assert capsys.readouterr().err.count("TensorBoard is off, the run goes on: disk on fire") == 1
+    assert capsys.readouterr().err.count("TensorBoard is off, the run continues: disk on fire") == 1
     assert len(metrics(tmp_path / "b")) == 2
 
 
