@@ -189,7 +189,7 @@ def reproduce(
     data: Path | None = None,
     nproc: int | None = None,
 ) -> int:
-    """Train one run of the paper's tables with its hyperparameters, or all of them. Run the same command again to continue.
+    """Train one run of the paper's tables with its hyperparameters, or all of them. Run it again to continue.
 
     Args:
         dataset: fineweb-edu or openwebtext.
