@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from spheret.model.gpt import GPT
 from spheret.support.errors import unknown
@@ -81,7 +82,13 @@ class Group(World):
             self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", self.rank)))
             torch.cuda.set_device(self.device)
         try:
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=timeout))
+            wait = timedelta(seconds=timeout)
+            store, rank, size = next(rendezvous("env://", timeout=wait))
+            # torchrun keeps its store when it restarts the processes: without a name of their own they would find the
+            # addresses of those that died, and wait for them
+            attempt = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, store=attempt, rank=rank, world_size=size, timeout=wait)
         except (RuntimeError, ValueError) as error:
             where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             raise RuntimeError(
