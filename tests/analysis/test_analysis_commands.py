@@ -163,7 +163,7 @@ class TestBadInput:
             (["nowhere"], "no run directory"),
             (["--schemes", "preln"], "Did you mean 'pre-ln'"),
             (["--schemes", "pre-ln", "--layers", "deep"], "like 4..512"),
-            (["RUN", "--device", "tpu"], "--device tpu is not there"),
+            (["RUN", "--device", "tpu"], "--device tpu is not available"),
         ],
     )
     def test_certify(self, runs, words, message, capsys):
@@ -182,7 +182,7 @@ class TestBadInput:
         assert main(["inspect", str(runs / "ball"), "--device", "tpu"]) == 2
         message = capsys.readouterr().err
         assert "at least 1" in message
-        assert "--device tpu is not there" in message
+        assert "--device tpu is not available" in message
 
     @pytest.mark.parametrize("name", ["certify", "inspect"])
     def test_a_checkpoint_with_nan(self, tmp_path, name, capsys):

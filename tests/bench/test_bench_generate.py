@@ -27,7 +27,7 @@ def test_generate(tmp_path, capsys):
     assert "tokens/s" in capsys.readouterr().out
     assert main(["bench", "generate", "--size", "XS"]) == 2
     assert main(["bench", "generate", "--device", "gpu"]) == 2
-    assert "--device gpu is not there" in capsys.readouterr().err
+    assert "--device gpu is not available" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("_small")

@@ -65,7 +65,7 @@ def test_peak_memory_counts_the_weights_gradients_and_moments():
         (["--size", "XL"], "unknown size"),
         (["--tokens", "100"], "multiple of block"),
         (["--schemes", "preln"], "Did you mean 'pre-ln'"),
-        (["--device", "gpu"], "--device gpu is not there"),
+        (["--device", "gpu"], "--device gpu is not available"),
     ],
 )
 def test_bad_input(words, message, capsys):

@@ -17,7 +17,7 @@ OWN = Retraction.from_angle(torch.tanh, "tanh")
 
 
 def update(chosen):
-    return chosen.connect(D, 1, 2).update
+    return chosen.connect(D, 1, 2).norm
 
 
 @pytest.mark.parametrize("name", RETRACTIONS)
