@@ -197,10 +197,10 @@ def _bounded(update: _Update, norm: Tensor) -> Numbers:
     t = _turn(update)
     if update.sequence:
         b = jacobians.Bounds(*(x.view(1) for x in jacobians.sequence_bounds(t, norm[0])))
-        angle, eta, capped = t.theta.amax()[None], t.eta.amax()[None], t.at_cap.any()[None]
+        angle, eta = t.theta.amax()[None], t.eta.amax()[None]
     else:
-        b, angle, eta, capped = jacobians.bounds(t, norm), t.theta, t.eta, t.at_cap
-    return {"angle": angle, "eta": eta, "B": norm, "capped": capped.double(), **b._asdict()}
+        b, angle, eta = jacobians.bounds(t, norm), t.theta, t.eta
+    return {"angle": angle, "eta": eta, "B": norm, **b._asdict()}
 
 
 def _extremes(e: Extremes) -> Numbers:

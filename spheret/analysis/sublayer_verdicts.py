@@ -31,13 +31,7 @@ def part_of(model: GPT, measured: Measured) -> dict[str, Any]:
     for number, (step, numbers) in enumerate(zip(steps, measured.updates, strict=True), start=1):
         row: dict[str, Any] = {"sublayer": number, "branch": "mlp" if number % 2 == 0 else "attention"}
         if step is not None:
-            row |= {
-                "alpha": float(step.alpha),
-                "lambda": step.factor,
-                # null is the exponential map's infinity
-                "p": finite(float(step.p)),
-                "max_angle": step.max_angle,
-            }
+            row |= {"alpha": float(step.alpha), "lambda": step.factor}
         rows.append({**row, **_sublayer(numbers, measured)})
     part: dict[str, Any] = {
         "norm_of_B": measured.norm_method,
@@ -57,9 +51,7 @@ def part_of(model: GPT, measured: Measured) -> dict[str, Any]:
 def _sublayer(numbers: Numbers, measured: Measured) -> dict[str, Any]:
     """The row of one sublayer: each quantity at its worst token, and the verdict."""
     row: dict[str, Any] = {
-        "angle_mean": float(numbers["angle"].mean()),
         "angle_max": float(numbers["angle"].max()),
-        "eta_max": float(numbers["eta"].max()),
         "B_max": float(numbers["B"].max()),
         "sigma_max": float(numbers["sigma_max"].max()),
         "sigma_min": float(numbers["sigma_min"].min()),
@@ -74,11 +66,8 @@ def _sublayer(numbers: Numbers, measured: Measured) -> dict[str, Any]:
         }
     m = numbers["m"]
     row |= {
-        "capped": int(numbers["capped"].sum()),
-        "Delta_mean": float(numbers["Delta"].mean()),
         "Delta_max": float(numbers["Delta"].max()),
         "delta_max": float(numbers["delta"].max()),
-        "q_min": float(numbers["q"].min()),
         "m_min": float(m.min()),
         "m_exact_min": float(numbers["m_exact"].min()),
         "tokens_with_m": int((m > _LEAST).sum()),

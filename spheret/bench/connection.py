@@ -16,6 +16,7 @@ from spheret.retractions import RETRACTIONS
 from spheret.support.allocator import keep_freed_memory
 from spheret.support.errors import unknown
 from spheret.support.machine import write_measurement
+from spheret.support.meter import Meter
 
 Update = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -151,7 +152,6 @@ def bench_connection(
         json: also write the table to this file.
     """
     from rich.console import Console
-    from rich.progress import Progress
     from rich.table import Table
 
     if retraction not in RETRACTIONS:
@@ -165,14 +165,20 @@ def bench_connection(
     console = Console()
     widths = [64 * 2**k for k in range(8)] if curve else [width]
     results: list[dict[str, Any]] = []
-    with Progress(console=console, transient=True) as bar:
+    with Meter("bench connection") as meter:
         for d in widths:
             n = max(1, rows * width // d) if curve else rows
             data = BenchRows(n, d, BRANCHES[branch], device)
 
-            def progress(total: int, label: str = f"{n} x {d}") -> Callable[[], object]:
-                task = bar.add_task(label, total=total)
-                return lambda: bar.advance(task)
+            def progress(total: int, label: str = f"{n} x {d}", before: int = len(results)) -> Callable[[], object]:
+                done = 0
+
+                def tick() -> None:
+                    nonlocal done
+                    done += 1
+                    meter.show(f"{label}, {done} of {total}", (before + done / total) / len(widths))
+
+                return tick
 
             table = measure(data, retraction, repeats, compile and not curve, progress)
             results.append({"rows": n, "width": d, "table": table})

@@ -6,7 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -34,15 +34,26 @@ def batch(run: PaperRun, processes: int) -> tuple[int, int]:
     return split(sequences, processes, config.train.batch_size)
 
 
-def train_words(run: PaperRun, out: Path, data: Path | None, processes: int) -> list[str]:
+@dataclass(frozen=True)
+class Place:
+    """Where runs are trained: the directory of the runs, that of the data, processes and device."""
+
+    out: Path
+    data: Path | None
+    processes: int
+    device: str | None = None
+
+
+def train_words(run: PaperRun, place: Place) -> list[str]:
     """`train` and its flags, for this number of processes. The same words start a run and continue it."""
-    settings = run.settings(data, batch(run, processes)[0])
-    command = ["train", "--out", str(out / run.name), *words(settings)]
-    return [*command, "--parallel", "ddp"] if processes > 1 else command
+    settings = run.settings(place.data, batch(run, place.processes)[0])
+    command = ["train", "--out", str(place.out / run.name), *words(settings)]
+    command += ["--device", place.device] if place.device is not None else []
+    return [*command, "--parallel", "ddp"] if place.processes > 1 else command
 
 
-def _command_here(run: PaperRun, out: Path, data: Path | None, processes: int) -> list[str]:
-    return spheret_command(train_words(run, out, data, processes), processes if processes > 1 else None)
+def _command_here(run: PaperRun, place: Place) -> list[str]:
+    return spheret_command(train_words(run, place), place.processes if place.processes > 1 else None)
 
 
 def torchrun(arguments: list[str], processes: int) -> str:
@@ -72,15 +83,15 @@ head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun {inside}"""
 
 
-def describe(run: PaperRun, out: Path, data: Path | None, processes: int) -> str:
+def describe(run: PaperRun, place: Place) -> str:
     """The config, every number that follows from it, the assumptions, and the commands."""
-    size, accumulation = batch(run, processes)
-    config = run.config(data, size)
+    size, accumulation = batch(run, place.processes)
+    config = run.config(place.data, size)
     model, train = config.model, config.train
-    node = processes if processes > 1 else GPUS_PER_NODE
+    node = place.processes if place.processes > 1 else GPUS_PER_NODE
     total = train.steps * train.tokens_per_update
     sequences = train.tokens_per_update // model.block
-    missing = "" if prepared(run, data) else f", not prepared yet: {prepare(run, data)}"
+    missing = "" if prepared(run, place.data) else f", not prepared yet: {prepare(run, place.data)}"
     lines = [
         f"{run.name}: " + ("a smoke test" if run.smoke else "the paper's recipe"),
         files.dump(config.as_dict()).decode().rstrip(),
@@ -88,19 +99,19 @@ def describe(run: PaperRun, out: Path, data: Path | None, processes: int) -> str
         f"updates: {train.steps:,}, the first {train.warmup:,} of them warm-up, lr {train.lr:g} down to "
         f"{train.min_lr:g}",
         f"tokens: {train.tokens_per_update:,} per update, {total:,} in all",
-        f"sequences: {sequences} per update = {processes} x {size} x accumulation {accumulation}",
-        f"data: {run.data(data)}{missing}",
+        f"sequences: {sequences} per update = {place.processes} x {size} x accumulation {accumulation}",
+        f"data: {run.data(place.data)}{missing}",
         "",
         "assumptions, where the paper does not say:",
         *(f"- {line}" for line in run.assumptions),
     ]
-    here = _command_here(run, out, data, processes)
+    here = _command_here(run, place)
     blocks = [
         ("here", [shlex.join(here)]),
-        (f"one node of {node} GPUs", [torchrun(train_words(run, out, data, node), node)]),
+        (f"one node of {node} GPUs", [torchrun(train_words(run, replace(place, processes=node)), node)]),
     ]
     if sequences % (2 * node) == 0:
-        arguments = train_words(run, out, data, 2 * node)
+        arguments = train_words(run, replace(place, processes=2 * node))
         blocks += [
             (f"two nodes of {node} GPUs: run this on each; HEAD is the first node's name",
              [two_nodes(arguments, node, run.name)]),
@@ -140,12 +151,12 @@ def state(run: PaperRun, out: Path, data: Path | None) -> str:
     return "done" if step >= opened.steps else f"at {step:,} of {opened.steps:,}"
 
 
-def run_one(run: PaperRun, out: Path, data: Path | None, processes: int) -> int:
+def run_one(run: PaperRun, place: Place) -> int:
     """Train it in processes of its own. Ctrl-C reaches them first, and they save."""
-    if not prepared(run, data):
-        raise FileNotFoundError(f"{run.dataset} is not prepared: run {prepare(run, data)}")
+    if not prepared(run, place.data):
+        raise FileNotFoundError(f"{run.dataset} is not prepared: run {prepare(run, place.data)}")
     print(f"{run.name}, assumptions:", *(f"- {line}" for line in run.assumptions), sep="\n", file=sys.stderr)
-    child = subprocess.Popen(_command_here(run, out, data, processes))
+    child = subprocess.Popen(_command_here(run, place))
     try:
         return child.wait()
     except KeyboardInterrupt:
@@ -153,23 +164,23 @@ def run_one(run: PaperRun, out: Path, data: Path | None, processes: int) -> int:
         return SIGNALS[signal.SIGINT]
 
 
-def run_all(chosen: list[PaperRun], out: Path, data: Path | None, processes: int, dry_run: bool) -> int:
+def run_all(chosen: list[PaperRun], place: Place, dry_run: bool) -> int:
     """Show which runs are done, and train the others one by one. A run that diverges does not stop the rest."""
-    states = {run: state(run, out, data) for run in chosen}
+    states = {run: state(run, place.out, place.data) for run in chosen}
     width = max(len(run.name) for run in chosen)
     for run, current in states.items():
         print(f"{run.name:<{width}}  {current}")
     done = sum(current == "done" for current in states.values())
-    print(f"{done} of {len(chosen)} done, in {out}", flush=True)
+    print(f"{done} of {len(chosen)} done, in {place.out}", flush=True)
     diverged = 0
     for run, current in states.items():
         if current in ("done", "running") or current.startswith("stopped"):
             continue
         if dry_run:
-            print(shlex.join(_command_here(run, out, data, processes)))
+            print(shlex.join(_command_here(run, place)))
             continue
         print(f"{run.name}: from {current}", flush=True)
-        code = run_one(run, out, data, processes)
+        code = run_one(run, place)
         if code == STOPPED_BY_GUARD:
             diverged += 1
         elif code != FINISHED:
@@ -188,6 +199,7 @@ def reproduce(
     out: Path = Path("runs/paper"),
     data: Path | None = None,
     nproc: int | None = None,
+    device: str | None = None,
 ) -> int:
     """Train one run of the paper's tables with its hyperparameters, or all of them. Run it again to continue.
 
@@ -201,6 +213,7 @@ def reproduce(
         out: The directory of the runs.
         data: The directory that holds fineweb-edu/ and openwebtext/ as spheret prepare wrote them; else the cache.
         nproc: Processes on this machine, under torchrun if more than one; by default one per GPU.
+        device: cuda, mps or cpu; by default the first of these that this machine has.
     """
     for kind, choice, allowed in (
         ("dataset", dataset, DATASETS), ("size", size, SIZES), ("scheme", scheme, TABLE_SCHEMES),
@@ -209,20 +222,20 @@ def reproduce(
             raise unknown(kind, choice, allowed)
         if choice is None and not all:
             raise ValueError(f"--{kind} is needed, one of {', '.join(allowed)}; or --all.")
-    out, data = out.expanduser(), None if data is None else data.expanduser()
     processes = nproc if nproc is not None else max(1, torch.cuda.device_count())
+    place = Place(out.expanduser(), None if data is None else data.expanduser(), processes, device)
     chosen = [replace(run, smoke=smoke) for run in paper_runs(dataset, size, scheme)]
     # a number of processes that does not divide an update is found before anything runs
     batch(chosen[0], processes)
     if smoke:
         print(NOT_THE_PAPER, file=sys.stderr)
     if all:
-        return run_all(chosen, out, data, processes, dry_run)
+        return run_all(chosen, place, dry_run)
     (run,) = chosen
     if dry_run:
-        print(describe(run, out, data, processes))
+        print(describe(run, place))
         return FINISHED
-    if state(run, out, data) == "done":
-        print(f"{out / run.name} is done.")
+    if state(run, place.out, place.data) == "done":
+        print(f"{place.out / run.name} is done.")
         return FINISHED
-    return run_one(run, out, data, processes)
+    return run_one(run, place)

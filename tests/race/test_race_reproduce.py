@@ -74,7 +74,7 @@ class TestRecipe:
         cell = PaperRun("openwebtext", "L", "keel")
         assert reproduce.batch(cell, processes) == expected
         assert cell.config(tmp_path, expected[0]).accumulation(processes) == expected[1]
-        arguments = reproduce.train_words(cell, tmp_path, None, processes)
+        arguments = reproduce.train_words(cell, reproduce.Place(tmp_path, None, processes))
         assert arguments[arguments.index("--batch-size") + 1] == str(expected[0])
         assert ("--parallel" in arguments) == (processes > 1)
 
