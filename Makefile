@@ -23,10 +23,10 @@ env: .venv/.ready
 	touch $@ .venv/.race
 
 test: env
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-all: env
-	$(BIN)/python -m pytest -n 2 -m "not drill"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not drill"
 
 drill: env
 	$(BIN)/python -m pytest -m drill
