@@ -10,10 +10,10 @@ from spheret.support import machine
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="the tests do not run in a checkout")
 def test_the_commit_is_that_of_this_tree():
-    head = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-    assert machine.commit() == head.stdout.strip()
+    head = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True)
+    # an unpacked archive has no commit
+    assert machine.commit() == (head.stdout.strip() if (ROOT / ".git").exists() else None)
 
 
 def test_a_device_that_is_not_available_is_named():
