@@ -339,7 +339,7 @@ def test_every_scheme_learns(name, text):
     held_out = batch(val, 64, 64, torch.Generator().manual_seed(1))
     for step in range(200):
         optimizer.param_groups[0]["lr"] = optimizer.param_groups[1]["lr"] = 3e-3 * min(1, (step + 1) / 40)
-        loss = model(*batch(train, 16, 64, generator))
+        loss = model(*batch(train, 8, 64, generator))
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
