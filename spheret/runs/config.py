@@ -169,7 +169,7 @@ def merge(*layers: Given) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The settings that a config file gives: TOML, or JSON with the same sections, such as a run's config.json."""
+    """The settings that a config file gives: TOML, or JSON with the same sections."""
     try:
         text = path.read_text()
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
