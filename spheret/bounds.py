@@ -20,7 +20,10 @@ from spheret.support.autograd import needs_torch_ops, recorded, transformed
 
 
 def inverse_softplus(y: float) -> float:
-    """The x with softplus(x) = y, for y > 0, and -inf for y = 0. From 20 on it is the identity, like torch's softplus."""
+    """The x with softplus(x) = y, for y > 0; -inf for y = 0.
+
+    From 20 on it is the identity, like torch's softplus.
+    """
     if y == 0:
         return -math.inf
     return y if y >= 20 else math.log(math.expm1(y))

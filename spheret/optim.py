@@ -27,11 +27,11 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
-    """Scale the gradients down to a total norm of at most `max_norm`. Returns the norm before, as torch's function does.
+    """Scale the gradients down to a total norm of at most `max_norm`. Returns the norm before.
 
-    A gradient that would push a bounded scalar beyond its bound is set to 0 first. The bound would take that push back
-    after the step, so it counts neither in the norm nor in the optimiser's moments. The gradients must be complete:
-    summed over all micro-batches and processes.
+    A gradient that would push a bounded scalar beyond its bound is set to 0 first. The bound would take that push
+    back after the step, so it counts neither in the norm nor in the optimiser's moments. Call this when the gradients
+    are complete: summed over all micro-batches and processes.
     """
     for module in model.modules():
         if isinstance(module, Bounded):

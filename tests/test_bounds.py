@@ -1,4 +1,4 @@
-"""Both bounded scalars start on their upper bound. Gradients pass there, and an optimiser's step ends in the interval."""
+"""Bounded scalars start on their upper bound. Gradients pass there, and an optimiser's step ends in the interval."""
 
 import copy
 import io
@@ -72,7 +72,9 @@ class TestValue:
         eta = (f - c[:, None] * h).norm(dim=-1) / h.norm(dim=-1)
         torch.testing.assert_close(update.angle(h, f), torch.atan(value / 2 * eta))
 
-    @pytest.mark.parametrize(("value", "radius"), [(0.5, 1.0), (1.0, 1.0), (1.1, 1.1), (3.9, 3.9), (4.0, 4.0), (5.0, 4.0)])
+    @pytest.mark.parametrize(
+        ("value", "radius"), [(0.5, 1.0), (1.0, 1.0), (1.1, 1.1), (3.9, 3.9), (4.0, 4.0), (5.0, 4.0)]
+    )
     def test_a_radius_takes_any_value_between_1_and_sqrt_d(self, value, radius):
         norm = ScaleNorm(16).double()
         with torch.no_grad():

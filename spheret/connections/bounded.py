@@ -57,8 +57,8 @@ class Bounded(nn.Module):
             def forward(self, h):
                 return h * self.bounded_softplus(self.x, 0.1, 2.0)
 
-    Then torch's optimisers keep the parameter in its interval, and the training metrics list the scalars that are on a
-    bound. Gradients add up over micro-batches and processes as those of any parameter do.
+    Then torch's optimisers keep the parameter in its interval, and the training metrics list the scalars that are on
+    a bound. Gradients add up over micro-batches and processes as those of any parameter do.
 
     exact_clamp: use torch.clamp, whose gradient is 0 beyond the bound (see spheret.bounds). Its parameters are left
         where the optimiser puts them.
@@ -84,7 +84,10 @@ class Bounded(nn.Module):
         return bounded_softplus(x, low, high, self.exact_clamp, scale)
 
     def project_scalars(self) -> None:
-        """Put each parameter that crossed a bound back on it. Only updates without a torch optimiser need this call."""
+        """Put each parameter that crossed a bound back on it.
+
+        A step of a torch optimiser does this by itself. An update that you write by hand needs the call.
+        """
         _project(() if self.exact_clamp else self.bounded_scalars())
 
     @torch.no_grad()

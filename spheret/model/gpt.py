@@ -152,7 +152,7 @@ class Attention(nn.Module):
             k, v = past(k, v)
         dropout = self.dropout if self.training else 0.0
         # without a mask a prompt attends causally, and a single new token attends to all tokens before it
-        causal = mask is None and time > 1
+        causal = mask is None and (past is None or time > 1)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
         y = self.output(y.transpose(1, 2).reshape(batch, time, width))
         return F.dropout(y, self.dropout, self.training)
