@@ -36,8 +36,8 @@ def _value(x: Tensor, low: float, high: float, scale: float) -> Tensor:
 
 
 def _number(x: Tensor, low: float, high: float, scale: float) -> Tensor:
-    y = F.softplus(x).item()
-    return torch.full_like(x, min(max(y, low), high) * scale) if y == y else torch.full_like(x, y)
+    # max and min keep a NaN that is their first argument
+    return torch.full_like(x, min(max(F.softplus(x).item(), low), high) * scale)
 
 
 class _BoundedNumber(torch.autograd.Function):
