@@ -1,14 +1,12 @@
-"""Weight decay and gradients of bounded scalars: what an optimiser needs to handle in a model with connections."""
+"""Weight decay and gradient clipping for a model with connections."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from spheret.bounds import stop_outward
 from spheret.connections import Bounded
 
 
@@ -28,26 +26,14 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     ]
 
 
-def _bounded(model: nn.Module) -> Iterator[Bounded]:
-    # torch.clamp stops a gradient by the value alone, so its gradients add up as they are
-    return (m for m in model.modules() if isinstance(m, Bounded) and not m.exact_clamp)
+def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
+    """Scale the gradients down to a total norm of at most `max_norm`. Returns the norm before.
 
-
-def sum_bounded_gradients(model: nn.Module) -> None:
-    """Let every gradient of the bounded scalars through from now on.
-
-    A loop that sums several backward passes calls this once, and `stop_outward_gradients` before each optimiser
-    step. Then gradient accumulation and data parallelism give the gradient of the whole batch (see spheret.bounds).
-    Bounded scalars are those of every `Bounded` module of the model.
+    A gradient that would push a bounded scalar beyond its bound is set to 0 first. The bound would take that push
+    back after the step, so it counts neither in the norm nor in the optimiser's moments. Call this when the gradients
+    are complete: summed over all micro-batches and processes.
     """
-    for module in _bounded(model):
-        module.passing = True
-
-
-@torch.no_grad()
-def stop_outward_gradients(model: nn.Module) -> None:
-    """Set the gradient of each bounded scalar to 0 if a step along it would leave the interval."""
-    for module in _bounded(model):
-        for _, parameter, low, high in module.bounded_scalars():
-            if parameter.grad is not None:
-                parameter.grad = stop_outward(parameter, parameter.grad, low, high)
+    for module in model.modules():
+        if isinstance(module, Bounded):
+            module.drop_outward_gradients()
+    return torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)

@@ -1,15 +1,23 @@
-"""`Bounded`: the base class of modules with learnable scalars that are kept in an interval."""
+"""`Bounded`: the base class of modules with learnable scalars that are kept in an interval.
+
+The value of a scalar is clamped, and every gradient passes (see spheret.bounds). After each step of any torch
+optimiser, the parameters that it holds are put back on the bounds that they crossed. So they never wind up beyond a
+bound, and the first step inward moves the value.
+"""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from spheret.bounds import bounded_softplus
-from spheret.support.sharding import whole
+from spheret.bounds import bounded_softplus, inverse_softplus
+from spheret.support.sharding import local, whole
 
 
 class BoundedScalar(NamedTuple):
@@ -29,6 +37,10 @@ class BoundedScalar(NamedTuple):
         return min(max(float(self.softplus()), self.low), self.high)
 
 
+# every living Bounded module, by its id
+_LIVING: weakref.WeakValueDictionary[int, Bounded] = weakref.WeakValueDictionary()
+
+
 class Bounded(nn.Module):
     """A module with learnable scalars that are kept in an interval.
 
@@ -45,20 +57,79 @@ class Bounded(nn.Module):
             def forward(self, h):
                 return h * self.bounded_softplus(self.x, 0.1, 2.0)
 
-    Then `sum_bounded_gradients` and `stop_outward_gradients` of spheret.optim handle the scalars, and the training
-    metrics list those that are on a bound.
+    Then torch's optimisers keep the parameter in its interval, and the training metrics list the scalars that are on
+    a bound. Gradients add up over micro-batches and processes as those of any parameter do.
 
-    exact_clamp: use torch.clamp, whose gradient is 0 beyond the bound (see spheret.bounds).
-    passing: let every gradient through. `sum_bounded_gradients` sets it.
+    exact_clamp: use torch.clamp, whose gradient is 0 beyond the bound (see spheret.bounds). Its parameters are left
+        where the optimiser puts them.
     """
 
     exact_clamp: bool = False
-    passing: bool = False
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        _LIVING[id(self)] = self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # copies and unpickled modules come this way
+        super().__setstate__(state)
+        _LIVING[id(self)] = self
 
     def bounded_scalars(self) -> Iterable[BoundedScalar]:
-        """The scalars of this module, without those of its submodules."""
+        """The scalars of this module, without those of `Bounded` submodules."""
         raise NotImplementedError(f"{type(self).__name__} must define bounded_scalars.")
 
     def bounded_softplus(self, x: Tensor, low: float, high: float, scale: float = 1.0) -> Tensor:
         """scale clamp(softplus(x), low, high) in float32 or better."""
-        return bounded_softplus(x, low, high, self.exact_clamp, scale, self.passing)
+        return bounded_softplus(x, low, high, self.exact_clamp, scale)
+
+    def project_scalars(self) -> None:
+        """Put each parameter that crossed a bound back on it.
+
+        A step of a torch optimiser does this by itself. An update that you write by hand needs the call.
+        """
+        _project(() if self.exact_clamp else self.bounded_scalars())
+
+    @torch.no_grad()
+    def drop_outward_gradients(self) -> None:
+        """Set the gradient to 0 where the parameter is on a bound and a descent step would cross it."""
+        for _, parameter, low, high in () if self.exact_clamp else self.bounded_scalars():
+            if parameter.grad is not None:
+                x, g = local(parameter), local(parameter.grad)
+                floor, ceiling = inverse_softplus(low), inverse_softplus(high)
+                g.masked_fill_(((x >= ceiling) & (g < 0)) | ((x <= floor) & (g > 0)), 0.0)
+
+
+@torch.no_grad()
+def _project(scalars: Iterable[BoundedScalar]) -> None:
+    """Clamp the parameters to the inverses of their bounds, without waiting for a GPU."""
+    tensors, floors, ceilings = [], [], []
+    for _, parameter, low, high in scalars:
+        tensor = local(parameter)
+        # of a sharded scalar most processes hold nothing
+        if tensor.numel():
+            tensors.append(tensor)
+            floors.append(inverse_softplus(low))
+            ceilings.append(inverse_softplus(high))
+    if tensors:
+        torch._foreach_clamp_min_(tensors, floors)
+        torch._foreach_clamp_max_(tensors, ceilings)
+
+
+def _after_step(optimizer: Optimizer, args: Any, options: Any) -> None:
+    """Project the bounded scalars that an optimiser holds."""
+    held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    scalars = []
+    # the list of references is copied at once, so other threads may build modules meanwhile
+    for reference in _LIVING.valuerefs():
+        module = reference()
+        if module is None or module.exact_clamp:
+            continue
+        # a module of another model is not asked: it may be half built
+        own = module.parameters() if module._modules else module._parameters.values()
+        if any(id(p) in held for p in own):
+            scalars += [scalar for scalar in module.bounded_scalars() if id(scalar.parameter) in held]
+    _project(scalars)
+
+
+register_optimizer_step_post_hook(_after_step)

@@ -218,7 +218,7 @@ class ScaleNorm(Norm, Bounded):
         dtype: torch.dtype | None = None,
     ):
         super().__init__(dim, channel_dim)
-        self.exact_clamp, self.passing = exact_clamp, False
+        self.exact_clamp = exact_clamp
         self.gamma = empty_parameter(1, device, dtype)
         self.reset_parameters()
 

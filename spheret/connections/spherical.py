@@ -69,7 +69,7 @@ class SpheretNorm(Bounded):
         check_sublayer(sublayer, num_sublayers)
         self.dim, self.sublayer, self.num_sublayers = check_dim(dim), sublayer, num_sublayers
         self.channel_dim = channel_dim
-        self.schedule, self.exact_clamp, self.passing = schedule, exact_clamp, False
+        self.schedule, self.exact_clamp = schedule, exact_clamp
         self.factor = factor(schedule, sublayer, num_sublayers)
         self.retraction = as_retraction(retraction)
         if isinstance(self.retraction.p, Tensor):

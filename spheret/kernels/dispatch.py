@@ -1,7 +1,8 @@
 """One operation, `retract`, on several backends, and the one place that chooses between them.
 
 `SPHERET_BACKEND` (read at import) or `use(...)` fixes the backend. An explicit choice that cannot run is an error,
-never a silent fallback. Without a choice, each call takes the first of BACKENDS that can serve it.
+never a silent fallback. Without a choice, each call takes the first of BACKENDS that can serve it. torch.export,
+torch.jit.trace and make_fx record the closed form, as plain torch ops.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from spheret.kernels import closed, native, reference, triton
 from spheret.kernels.closed import compute_dtype
 from spheret.kernels.fused import Fused
 from spheret.retractions import PROJECTION, P, Retraction, as_retraction
-from spheret.support.autograd import traced_transforms, transformed
+from spheret.support.autograd import recorded, traced_transforms, transformed
 from spheret.support.errors import unknown
 
 __all__ = ["BACKENDS", "Backend", "check_rows", "chosen", "compute_dtype", "normalize", "retract", "use"]
@@ -117,6 +118,8 @@ def chosen(h: Tensor, f: Tensor, retraction: str | float | Retraction = "project
 
 
 def _choose(h: Tensor, f: Tensor, row: Retraction, p: P) -> str:
+    if recorded():
+        return _choose_recorded()
     if torch.compiler.is_compiling():
         return _choose_traced(h, f, row, p)
     if _forced is not None:
@@ -131,6 +134,16 @@ def _choose(h: Tensor, f: Tensor, row: Retraction, p: P) -> str:
 
 
 _OPS: dict[str, ModuleType] = {"triton": triton, "native": native}
+
+
+def _choose_recorded() -> str:
+    """The backend for a graph that is recorded to be run elsewhere: one that consists of torch ops."""
+    if _forced in _OPS:
+        raise RuntimeError(
+            f"the {_forced} backend was asked for, but torch.export, torch.jit.trace and make_fx record torch ops, "
+            'not a kernel: record inside `with spheret.kernels.use("closed"):`, or unset SPHERET_BACKEND.'
+        )
+    return _forced or "closed"
 
 
 def _choose_traced(h: Tensor, f: Tensor, row: Retraction, p: P) -> str:
@@ -228,6 +241,6 @@ def retract(
 
 def normalize(h: Tensor, radius: float | Tensor) -> Tensor:
     """radius h/|h| for each row, in h's dtype; radius is a number or a 1-element tensor. A zero row stays zero."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() and not recorded():
         return closed.normalize(h, radius)
     return BACKENDS[_choose(h, h, PROJECTION, 1.0)].normalize(h, radius)

@@ -18,6 +18,7 @@ from spheret.connections.parse import json_options
 from spheret.model.linear import Linear, linear
 from spheret.model.loss import cross_entropy, token_losses
 from spheret.model.sampling import check_prompt, choose, left_padded
+from spheret.support.autograd import recorded
 from spheret.support.errors import unknown
 
 ACTIVATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
@@ -151,7 +152,7 @@ class Attention(nn.Module):
             k, v = past(k, v)
         dropout = self.dropout if self.training else 0.0
         # without a mask a prompt attends causally, and a single new token attends to all tokens before it
-        causal = mask is None and time > 1
+        causal = mask is None and (past is None or time > 1)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
         y = self.output(y.transpose(1, 2).reshape(batch, time, width))
         return F.dropout(y, self.dropout, self.training)
@@ -273,8 +274,8 @@ class GPT(nn.Module):
             raise ValueError(f"tokens must be (batch, time) integers, got {tuple(tokens.shape)} {tokens.dtype}.")
         if not 0 < tokens.shape[1] + past <= self.config.block:
             raise ValueError(f"between 1 and block = {self.config.block} tokens fit, got {tokens.shape[1] + past}.")
-        # reading the values would make a GPU wait
-        if torch.compiler.is_compiling() or tokens.device.type != "cpu" or not tokens.numel():
+        # reading the values would make a GPU wait, and a graph cannot hold it
+        if torch.compiler.is_compiling() or recorded() or tokens.device.type != "cpu" or not tokens.numel():
             return
         low, high = (int(x) for x in tokens.aminmax())
         if low < 0 or high >= self.config.vocab:

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from spheret.support.autograd import recorded
+
 # tensor classes whose memory can be viewed in parts
 PLAIN = (Tensor, nn.Parameter)
 
@@ -15,7 +17,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     A matrix-vector product is bound by memory, and BLAS runs it on one core. A batch of smaller products runs on all.
     """
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or x.device.type != "cpu":
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or x.device.type != "cpu" or recorded():
         return F.linear(x, weight, bias)
     rows, width = weight.shape
     parts = torch.get_num_threads()

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spheret.support.autograd import needs_torch_ops, transformed
+from spheret.support.autograd import needs_torch_ops, recorded, transformed
 
 IGNORE = -100
 # rows of logits held at a time: 256 x 50,304 float32 are 51 MB
@@ -136,6 +136,10 @@ def cross_entropy(h: Tensor, weight: Tensor, bias: Tensor | None, targets: Tenso
     """
     flat, flat_targets = _flat(h, targets)
     count = (flat_targets != IGNORE).sum().clamp(min=1)
+    if recorded():
+        # a loop over chunks would fix the number of rows in the graph
+        logits = _logits(flat, weight, bias)
+        return F.cross_entropy(logits, flat_targets, ignore_index=IGNORE, reduction="sum") / count
     if not torch.is_grad_enabled() or transformed():
         return _row_losses(flat, weight, bias, flat_targets, rows).sum() / count
     return _CrossEntropy.apply(flat, weight, bias, flat_targets, count, rows)

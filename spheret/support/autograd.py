@@ -14,6 +14,21 @@ def transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
+# make_fx records through this dispatch mode
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
+
+
+def recorded() -> bool:
+    """Whether torch.export, torch.jit.trace or make_fx records this call as a graph of torch ops.
+
+    Such a graph outlives the process, so it must hold plain torch ops only: no kernel that takes pointers, no op of
+    this library, no Python number read from a tensor.
+    """
+    if torch.compiler.is_compiling():
+        return torch.compiler.is_exporting()
+    return torch.jit.is_tracing() or torch._C._get_dispatch_mode(_PROXY) is not None
+
+
 def needs_torch_ops(g: torch.Tensor) -> bool:
     """Whether a backward must consist of torch ops: it is differentiated itself, or g is a batch of gradients."""
     return torch.is_grad_enabled() or transformed() or torch._C._functorch.is_legacy_batchedtensor(g)
@@ -39,6 +54,7 @@ class Function(torch.autograd.Function):
 
     | active | variant | why |
     |---|---|---|
+    | torch.export, torch.jit.trace, make_fx | the ops of `forward` | the graph must hold plain torch ops |
     | torch.compile | the subclass itself | dynamo refuses a Function that has a jvp |
     | torch.func or forward mode | a subclass with `jvp` = `pushforward` | both need the jvp |
     | neither | a Function whose `forward` takes ctx | torch inspects the signature of the others: 20 us per call |
@@ -69,6 +85,8 @@ class Function(torch.autograd.Function):
 
     @classmethod
     def call(cls, *inputs: Any) -> Any:
+        if recorded():
+            return cls.forward(*inputs)
         if torch.compiler.is_compiling():
             return cls.apply(*inputs)
         return (cls._forward_mode if transformed() else cls._eager).apply(*inputs)

@@ -17,7 +17,7 @@ from torch import Tensor
 from spheret.data import Data, Validation
 from spheret.model.gpt import GPT
 from spheret.model.monitor import gradient_norms, look
-from spheret.optim import parameter_groups, stop_outward_gradients, sum_bounded_gradients
+from spheret.optim import clip_gradients, parameter_groups
 from spheret.runs import checkpoint
 from spheret.runs.checkpoint import Checkpoint
 from spheret.runs.config import EvaluationConfig, TrainConfig
@@ -76,7 +76,6 @@ class Trainer:
                 self._validation = data.validation(block, config.batch_size, evaluation.eval_windows)
             except ValueError as error:
                 raise ValueError(f"{error} Or train without validation: --eval-every 0.") from None
-        sum_bounded_gradients(self.model)
         self._loss = world.wrap(self.model, config.precision == "bf16")
         if config.compile:
             self._loss = torch.compile(self._loss)
@@ -115,8 +114,7 @@ class Trainer:
                 loss.backward()
             total += loss.detach()
         mean = self._agree(total)
-        stop_outward_gradients(self.model)
-        norm = float(whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)))
+        norm = float(whole(clip_gradients(self.model, self.config.clip)))
         if not finite(mean, norm):
             if random is not None:
                 set_random_state(self.world.device, random)

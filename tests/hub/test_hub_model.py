@@ -275,7 +275,7 @@ class TestCitizenship:
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_two_steps_of_trainer(name, tmp_path):
-    """Every scheme trains. Bounded scalars start on their bound, get a gradient, and move if it points inward."""
+    """Every scheme trains. Bounded scalars start on their bound, get a gradient, and never end beyond the bound."""
     from transformers import Trainer, TrainingArguments
 
     model = wrapped(name).train()
@@ -300,9 +300,10 @@ def test_two_steps_of_trainer(name, tmp_path):
         assert all(g.isfinite().all() for g in gradients)
         if key not in scalars:
             assert not torch.equal(before[key], after[key]), key
-    inward = [key for key in scalars if max(seen[key]) > 0]
-    assert bool(inward) == bool(scalars)
+    assert any(seen[key][0] > 0 for key in scalars) == bool(scalars)
     for key in scalars:
-        # a push outward is stopped on the bound: its gradient is 0, never negative
-        assert seen[key][0] >= 0
-        assert (after[key] < before[key]) == (key in inward)
+        assert all(g != 0 for g in seen[key])
+        assert after[key] <= before[key]
+        # two pushes of one sign: Adam's momentum has nothing to turn round
+        if seen[key][0] * seen[key][1] > 0:
+            assert (after[key] < before[key]) == (seen[key][0] > 0)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from spheret.connections import PAPER_SCHEMES
+from spheret.connections import PAPER_SCHEMES, Bounded
 from spheret.data import open_data
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.runs.config import EvaluationConfig, TrainConfig
-from spheret.support.sharding import whole
+from spheret.support.sharding import local, whole
 from spheret.train.distributed import PARALLEL, Group, World
 from spheret.train.loop import Trainer
 
@@ -103,6 +103,21 @@ def gradients_are_shared_once(data, out, world):
         assert torch.equal(first, second)
 
 
+def steps_end_in_the_interval(data, out, world):
+    """Scalars far beyond their bound are back on it after a step, in every process and in shards."""
+    for world.parallel in PARALLEL:
+        trainer = make(out / f"interval-{world.parallel}", data, "proj-spheretnorm", world)
+        modules = [module for module in trainer.model.modules() if isinstance(module, Bounded)]
+        start = [whole(s.parameter).item() for m in modules for s in m.bounded_scalars()]
+        with torch.no_grad():
+            for module in modules:
+                for scalar in module.bounded_scalars():
+                    local(scalar.parameter).add_(5.0)
+        trainer._loss(*trainer._loader.batch(0, 0)).backward()
+        trainer.optimizer.step()
+        assert [whole(s.parameter).item() for m in modules for s in m.bounded_scalars()] == start
+
+
 @contextmanager
 def watch_sent(sent):
     """The reductions that run within the block, by the profiler's names."""
@@ -123,6 +138,7 @@ def main_alone_may_evaluate(data, out, world):
 
 JOBS = (
     gradients_are_shared_once,
+    steps_end_in_the_interval,
     main_alone_may_evaluate,
     every_scheme,
     one_sided,
