@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from spheret.connections.base import Connection, Initialisation, Scheme, add, check_dim, check_sublayer
+from spheret.connections.base import Connection, Initialisation, Scheme, add, check_sublayer
 from spheret.connections.norms import (
     NORMS,
     DynamicErf,

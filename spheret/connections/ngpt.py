@@ -78,9 +78,7 @@ class QueryKeyNorm(nn.Module):
         s = (math.sqrt(self.dim) * self.weight.to(compute_dtype(q, k))).view(self.heads, width)
         # in memory a token's heads stay side by side: then attention's result needs no copy
         units = (normalize(x.transpose(1, 2), 1.0) for x in (q, k))
-        q, k = (
-            (x * factor).to(v.dtype).transpose(1, 2) for x, factor in zip(units, (width * s, s), strict=True)
-        )
+        q, k = ((x * factor).to(v.dtype).transpose(1, 2) for x, factor in zip(units, (width * s, s), strict=True))
         return q, k, v
 
 

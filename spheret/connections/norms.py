@@ -51,7 +51,7 @@ def empty_parameter(size: int, device: Device, dtype: torch.dtype | None) -> nn.
 
 
 class Gain(nn.Module):
-    """x times a learned vector g of `size` entries, times the number `fixed`. All entries of g are `start` at the start.
+    """x times a learned vector of `size` entries, each `start` at the start, times the number `fixed`.
 
     A gain of size 1 is a learned scalar.
     """

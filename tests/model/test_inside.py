@@ -31,7 +31,7 @@ def split(x):
 
 
 def ngpt_logits(model, ids):
-    """nGPT as its paper states it, with every scale s as its parameter times s_init/s_scale. Torch's functions only."""
+    """nGPT as its paper states it, in torch's functions. Every scale is its parameter times s_init/s_scale."""
     root = math.sqrt(D)
     future = torch.full((ids.shape[1],) * 2, -math.inf, dtype=torch.float64).triu(1)
     embedding = model.tokens.weight
@@ -103,7 +103,9 @@ class TestNGPT:
     def test_the_first_loss_is_that_of_guessing(self):
         for options in ({}, {"inner_scales": False}, {"normalize_weights": False}):
             torch.manual_seed(0)
-            config = GPTConfig(layers=2, heads=2, width=64, block=24, vocab=5000, scheme="ngpt", scheme_options=options)
+            config = GPTConfig(
+                layers=2, heads=2, width=64, block=24, vocab=5000, scheme="ngpt", scheme_options=options
+            )
             loss = GPT(config)(tokens(vocab=5000), tokens(vocab=5000, seed=1))
             assert loss.item() == pytest.approx(math.log(5000), abs=0.02)
 
