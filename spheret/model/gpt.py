@@ -341,7 +341,7 @@ class GPT(nn.Module):
         return y if self.head_bias is None else y + self.head_bias.to(y.dtype)
 
     def head_weight(self) -> Tensor:
-        """The weight (vocab, width) of the head: its product with the output of `stream` is the logits without bias."""
+        """The head: a weight (vocab, width) whose product with the output of `stream` is the logits without bias."""
         weight = self.tokens.weight
         return weight if self.logit_norm is None else self.logit_norm(weight.mT).mT
 

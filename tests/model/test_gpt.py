@@ -78,6 +78,15 @@ class TestInitialisation:
                 assert weight.std().item() == pytest.approx(expected * factor, rel=0.1)
             assert all((p == 0).all() for name, p in model.named_parameters() if name.endswith("bias"))
 
+    def test_the_first_branch_of_derf_reads_entries_of_usual_size(self):
+        torch.manual_seed(0)
+        model = GPT(GPTConfig(layers=1, heads=2, width=64, block=24, vocab=500, scheme="derf"))
+        seen = []
+        with probe(model, seen.append):
+            model(tokens(vocab=500))
+        # erf of a normal variable of standard deviation 0.02 sqrt(2) sqrt(768)
+        assert seen[0].branch_input.std().item() == pytest.approx(0.61, abs=0.02)
+
     def test_the_same_draws_for_every_scheme(self):
         states = {}
         for name in SCHEMES:
