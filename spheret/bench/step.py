@@ -39,7 +39,7 @@ def precisions(device: torch.device) -> tuple[str, ...]:
 def build_model(name: str, size: str, block: int, shared: GPT | None) -> GPT:
     """A model of a scheme, `scheme` or `scheme:option=value:...`.
 
-    shared: a model whose branches and embeddings are reused, because nine models would not fit into memory.
+    shared: a model whose matrices are reused, because nine models would not fit into memory.
     """
     (choice,) = parse_schemes("proj-spheretnorm" if name == PAPERS_CODE else name)
     options: dict[str, Any] = {"scheme": choice.name, "scheme_options": choice.options, "block": block}
@@ -47,14 +47,15 @@ def build_model(name: str, size: str, block: int, shared: GPT | None) -> GPT:
         model = GPT(GPTConfig.preset(size, **options))
     if shared is None:
         return model
-    small = GPT(GPTConfig.preset(size, **options, layers=1, vocab=2))
     model.tokens, model.positions = shared.tokens, shared.positions
-    model.entry_norm, model.final_norm = small.entry_norm, small.final_norm
-    scheme, width = model.scheme, model.config.width
-    for index, (own, other) in enumerate(zip(model.each_block(), shared.each_block(), strict=True)):
-        own.attention, own.mlp = other.attention, other.mlp
-        own.attention_connection = scheme.connect(width, 2 * index + 1, 2 * model.config.layers)
-        own.mlp_connection = scheme.connect(width, 2 * index + 2, 2 * model.config.layers)
+    for own, other in zip(model.each_block(), shared.each_block(), strict=True):
+        own.attention.qkv, own.attention.output = other.attention.qkv, other.attention.output
+        own.mlp.hidden, own.mlp.output = other.mlp.hidden, other.mlp.output
+    # the rest is what the scheme adds: norms, gains and scalars
+    for module in model.modules():
+        if any(p.is_meta for p in module.parameters(recurse=False)):
+            reset: Any = module.to_empty(device="cpu", recurse=False).reset_parameters
+            reset()
     return model
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from spheret.connections import euclidean as flat
 from spheret.connections.base import Connection, Initialisation, RetractionStep, Scheme, angle_between
 from spheret.connections.bounded import Bounded, BoundedScalar
+from spheret.connections.ngpt import NGPT
 from spheret.connections.norms import LayerNorm, RMSNorm, ScaleNorm
 from spheret.connections.spherical import SpheretNorm, Spherical, SphericalConnection
 from spheret.support.errors import unknown
@@ -54,7 +55,7 @@ SCHEMES: dict[str, Callable[..., Scheme]] = {
     "deepnorm": flat.DeepNorm,
     "rezero": flat.ReZero,
     "layerscale": flat.LayerScale,
-    "ngpt": flat.NGPT,
+    "ngpt": NGPT,
     "orthogonal": flat.Orthogonal,
     "scalenorm": flat.PreScaleNorm,
 }

@@ -131,6 +131,8 @@ class Initialisation:
 class Scheme:
     """Three modules: one where the stream enters, one at each sublayer, and one where the stream leaves.
 
+    Some schemes also ask for modules inside the branches: see `inside_attention`, `inside_mlp` and `logit_gain`.
+
     A scheme is a frozen record of its options. `sublayer` is the 1-based sublayer: a block's attention is odd, its
     MLP even. `num_sublayers` is the number of sublayers, two per block.
     """
@@ -147,13 +149,41 @@ class Scheme:
         """The connection of one sublayer."""
         return Connection(dim, sublayer, num_sublayers)
 
+    def connect_block(self, dim: int, block: int, num_blocks: int) -> tuple[Connection, Connection]:
+        """The connections of the attention and the MLP of one block, counted from 1.
+
+        A scheme overrides it if the two share a parameter.
+        """
+        return self.connect(dim, 2 * block - 1, 2 * num_blocks), self.connect(dim, 2 * block, 2 * num_blocks)
+
     def exit(self, dim: int) -> nn.Module:
         """The module between the last sublayer and the head."""
         return nn.Identity()
+
+    def inside_attention(self, dim: int, heads: int, sublayer: int, num_sublayers: int) -> nn.Module | None:
+        """A module that maps q, k, v to q, k, v, each (batch, heads, time, dim/heads); None changes nothing.
+
+        Attention divides the scores by sqrt(dim/heads) after it.
+        """
+        return None
+
+    def inside_mlp(self, dim: int, hidden: int, sublayer: int, num_sublayers: int) -> nn.Module | None:
+        """A module that maps the MLP's hidden layer (..., hidden) before its activation; None changes nothing."""
+        return None
+
+    def logit_gain(self, dim: int, vocab: int) -> nn.Module | None:
+        """A module that multiplies each logit (..., vocab) by a factor of its own; None changes nothing.
+
+        It must be such a product, because the loss applies it to the rows of the head's weight.
+        """
+        return None
 
     def initialisation(self, num_sublayers: int) -> Initialisation:
         """nanoGPT's: weights that write to the stream start smaller by sqrt(num_sublayers)."""
         return Initialisation(output=1 / math.sqrt(num_sublayers))
 
     def constrain(self, reading: Iterable[Tensor], writing: Iterable[Tensor]) -> None:
-        """Called after each optimiser step with the (out, in) weights that read from and write to the stream."""
+        """Called before the first optimiser step and after each one.
+
+        reading, writing: the (out, in) weights that read from the stream, and those that write to it.
+        """

@@ -7,24 +7,21 @@ Unless a class states otherwise, the entry does nothing and the exit is nanoGPT'
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
-from spheret.connections.base import Connection, Initialisation, Scheme, add, check_dim, check_sublayer
+from spheret.connections.base import Connection, Initialisation, Scheme, add, check_sublayer
 from spheret.connections.norms import (
     NORMS,
-    Device,
     DynamicErf,
     DynamicISRU,
     DynamicTanh,
+    Gain,
     Norm,
     PlainScaleNorm,
     RMSNorm,
-    empty_parameter,
     make_norm,
 )
 from spheret.kernels import compute_dtype, normalize
@@ -61,23 +58,6 @@ class NormedConnection(Connection):
         dtype = compute_dtype(h, f)
         wide = h.to(dtype) if self.scale == 1 else self.scale * h.to(dtype)
         return self.outer_norm(wide + self.output_norm(f.to(dtype))).to(h.dtype)
-
-
-class Scalar(nn.Module):
-    """x times a learned scalar, `start` at the start, times the number `fixed`."""
-
-    def __init__(self, start: float, fixed: float = 1.0, device: Device = None, dtype: torch.dtype | None = None):
-        super().__init__()
-        self.start, self.fixed = start, fixed
-        self.weight = empty_parameter(1, device, dtype)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.constant_(self.weight, self.start)
-
-    def forward(self, x: Tensor) -> Tensor:
-        dtype = compute_dtype(x)
-        return (x.to(dtype) * (self.fixed * self.weight.to(dtype))).to(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -208,12 +188,27 @@ class LNScaling(Residual):
         return Initialisation(output=1.0)
 
 
-# arXiv 2503.10622, Table 12: largest width of the row, slope of the norms before attention, slope of all others
-_DYT_SLOPES = ((1024, 1.0, 1.0), (2048, 1.0, 0.5), (4096, 0.8, 0.2), (math.inf, 0.2, 0.05))
+@dataclass(frozen=True)
+class ScaledEmbeddings(Scheme):
+    """The embeddings times a learned scalar that starts at sqrt d."""
+
+    def enter(self, dim: int) -> nn.Module:
+        return Gain(1, math.sqrt(dim))
+
+
+# arXiv 2503.10622 and its authors' settings for LLaMA: largest width of the row, slope of the norms before attention,
+# slope of all others
+_DYT_SLOPES = (
+    (1024, 1.0, 1.0),
+    (2048, 1.0, 0.5),
+    (4096, 0.8, 0.2),
+    (5120, 0.6, 0.15),
+    (math.inf, 0.2, 0.05),
+)
 
 
 @dataclass(frozen=True)
-class PreDyT(Scheme):
+class PreDyT(ScaledEmbeddings):
     """Pre-LN with w tanh(a x) + b for every norm, and embeddings times a learned scalar that starts at sqrt d.
 
     `slope` is the start of a. None takes it from the source's table, by width.
@@ -228,9 +223,6 @@ class PreDyT(Scheme):
         slope = self.slope if self.slope is not None else first if attention else other
         return DynamicTanh(dim, slope, self.bias)
 
-    def enter(self, dim: int) -> nn.Module:
-        return Scalar(math.sqrt(dim))
-
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
         return NormedConnection(dim, sublayer, num_sublayers, inner_norm=self._norm(dim, attention=sublayer % 2 == 1))
 
@@ -239,22 +231,29 @@ class PreDyT(Scheme):
 
 
 @dataclass(frozen=True)
-class PreDerf(Scheme):
-    """Pre-LN with w erf(a x + s) + b for every norm."""
+class PreDerf(ScaledEmbeddings):
+    """Pre-LN with w erf(a x + s) + b for every norm, and embeddings times a learned scalar that starts at sqrt d.
 
+    `slope` is the start of a. 1 is the source's value for language models.
+    """
+
+    slope: float = 1.0
     bias: bool = True
     source: ClassVar[str] = "arXiv 2512.10938"
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
-        return NormedConnection(dim, sublayer, num_sublayers, inner_norm=DynamicErf(dim, self.bias))
+        return NormedConnection(dim, sublayer, num_sublayers, inner_norm=DynamicErf(dim, self.slope, self.bias))
 
     def exit(self, dim: int) -> nn.Module:
-        return DynamicErf(dim, self.bias)
+        return DynamicErf(dim, self.slope, self.bias)
 
 
 @dataclass(frozen=True)
-class PreDyISRU(Scheme):
-    """Pre-LN with w sqrt(d) x/sqrt(b + x^2) for every norm."""
+class PreDyISRU(ScaledEmbeddings):
+    """Pre-LN with w sqrt(d) x/sqrt(b + x^2) for every norm, and embeddings times a scalar that starts at sqrt d.
+
+    The source gives no such scalar. It is that of `pre-dyt`.
+    """
 
     source: ClassVar[str] = "arXiv 2503.21708"
 
@@ -278,30 +277,31 @@ class PreScaleNorm(Scheme):
         return PlainScaleNorm(dim)
 
 
+class Borrowed(nn.Module):
+    """Applies a module that belongs to another connection. Only its owner lists its parameters."""
+
+    def __init__(self, owned: nn.Module):
+        super().__init__()
+        # nn.Module does not look into a tuple, so parameters, checkpoints and exports have each parameter once
+        self._owned = (owned,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._owned[0](x)
+
+
 @dataclass(frozen=True)
-class ReZero(Residual):
-    """h' = h + a F(h), a learned scalar a that is 0 at the start."""
+class ReZero(Scheme):
+    """h' = h + a F(h), a learned scalar a that is 0 at the start, and no norm. A block's two sublayers share a."""
 
     source: ClassVar[str] = "arXiv 2003.04887"
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
-        return NormedConnection(dim, sublayer, num_sublayers, output_norm=Scalar(0.0))
+        return NormedConnection(dim, sublayer, num_sublayers, output_norm=Gain(1, 0.0))
 
-
-class Gain(nn.Module):
-    """diag(g) x; all entries of g are `start` at the start."""
-
-    def __init__(self, dim: int, start: float, device: Device = None, dtype: torch.dtype | None = None):
-        super().__init__()
-        self.start = start
-        self.weight = empty_parameter(dim, device, dtype)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.constant_(self.weight, self.start)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.weight.to(x.dtype) * x
+    def connect_block(self, dim: int, block: int, num_blocks: int) -> tuple[Connection, Connection]:
+        attention = NormedConnection(dim, 2 * block - 1, 2 * num_blocks, output_norm=Gain(1, 0.0))
+        shared = Borrowed(attention.output_norm)
+        return attention, NormedConnection(dim, 2 * block, 2 * num_blocks, output_norm=shared)
 
 
 @dataclass(frozen=True)
@@ -336,75 +336,3 @@ class Orthogonal(Residual):
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
         return OrthogonalConnection(dim, sublayer, num_sublayers, inner_norm=self.build_norm(dim))
-
-
-class UnitNorm(Norm):
-    """x/|x|; a row of zeros stays zero."""
-
-    def apply_wide(self, x: Tensor) -> Tensor:
-        return normalize(x, 1.0)
-
-
-class NGPTNorm(nn.Module):
-    """h' = norm(h + r (norm(f) - h)) with a learned vector r = 0.05 sqrt(d) |a| that is 0.05 at the start.
-
-    The parameter a in R^d starts at 1/sqrt d, the size of the stream's entries, so that one learning rate fits both.
-    """
-
-    step: float = 0.05
-
-    def __init__(self, dim: int, device: Device = None, dtype: torch.dtype | None = None):
-        super().__init__()
-        self.dim = check_dim(dim)
-        self.a = empty_parameter(dim, device, dtype)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.constant_(self.a, 1 / math.sqrt(self.dim))
-
-    def forward(self, h: Tensor, f: Tensor) -> Tensor:
-        dtype = compute_dtype(h, f)
-        wide = h.to(dtype)
-        rate = (self.step * math.sqrt(self.dim)) * self.a.to(dtype).abs()
-        return normalize(wide + rate * (normalize(f.to(dtype), 1.0) - wide), 1.0).to(h.dtype)
-
-
-class NGPTConnection(Connection):
-    """NGPTNorm as a connection."""
-
-    def __init__(self, dim: int, sublayer: int, num_sublayers: int):
-        super().__init__(dim, sublayer, num_sublayers)
-        self.norm = NGPTNorm(dim)
-
-    def join(self, h: Tensor, f: Tensor) -> Tensor:
-        return self.norm(h, f)
-
-
-@dataclass(frozen=True)
-class NGPT(Scheme):
-    """nGPT's update rule on the unit sphere, and a learned scale of the logits that starts at sqrt d.
-
-    `normalize_weights` is the rest of its recipe: after every step the trainer calls `constrain`, which puts each
-    weight vector that faces the stream back on the unit sphere.
-    """
-
-    normalize_weights: bool = False
-    source: ClassVar[str] = "arXiv 2410.01131"
-
-    def enter(self, dim: int) -> nn.Module:
-        return UnitNorm(dim)
-
-    def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
-        return NGPTConnection(dim, sublayer, num_sublayers)
-
-    def exit(self, dim: int) -> nn.Module:
-        return Scalar(1.0, fixed=math.sqrt(dim))
-
-    @torch.no_grad()
-    def constrain(self, reading: Iterable[Tensor], writing: Iterable[Tensor]) -> None:
-        if not self.normalize_weights:
-            return
-        for weight in reading:
-            weight.copy_(normalize(weight, 1.0))
-        for weight in writing:
-            weight.copy_(normalize(weight.mT, 1.0).mT)

@@ -50,6 +50,34 @@ def empty_parameter(size: int, device: Device, dtype: torch.dtype | None) -> nn.
     return nn.Parameter(torch.empty(size, device=device, dtype=dtype))
 
 
+class Gain(nn.Module):
+    """x times a learned vector of `size` entries, each `start` at the start, times the number `fixed`.
+
+    A gain of size 1 is a learned scalar.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        start: float,
+        fixed: float = 1.0,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        self.start, self.fixed = start, fixed
+        self.weight = empty_parameter(size, device, dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.weight, self.start)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # torch multiplies in the wider dtype of the two and keeps x in its own
+        gain = self.weight.to(compute_dtype(x))
+        return (x * (gain if self.fixed == 1 else self.fixed * gain)).to(x.dtype)
+
+
 def _affine(y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     y = weight.to(y.dtype) * y
     return y if bias is None else y + bias.to(y.dtype)
@@ -143,10 +171,18 @@ class DynamicTanh(Norm):
 
 
 class DynamicErf(Norm):
-    """w erf(a x + s) + b, a = 0.5 and s = 0 at the start (arXiv 2512.10938)."""
+    """w erf(a x + s) + b, a = slope and s = 0 at the start (arXiv 2512.10938)."""
 
-    def __init__(self, dim: int, bias: bool = True, device: Device = None, dtype: torch.dtype | None = None):
+    def __init__(
+        self,
+        dim: int,
+        slope: float = 1.0,
+        bias: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ):
         super().__init__(dim)
+        self.slope = slope
         self.a = empty_parameter(1, device, dtype)
         self.shift = empty_parameter(1, device, dtype)
         self.weight = empty_parameter(dim, device, dtype)
@@ -154,7 +190,7 @@ class DynamicErf(Norm):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.constant_(self.a, 0.5)
+        nn.init.constant_(self.a, self.slope)
         nn.init.zeros_(self.shift)
         nn.init.ones_(self.weight)
         if self.bias is not None:

@@ -109,10 +109,20 @@ class SpheretForCausalLM(PreTrainedModel, GenerationMixin):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
-        """As in transformers. The head is tied to the embedding; a head bias is extended by zeros."""
+        """As in transformers. The head is tied to the embedding.
+
+        A head bias is extended by zeros. The gains of the logits are extended by their initial values.
+        """
         embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         size = len(embeddings.weight)
         self.model.config = replace(self.model.config, vocab=size)
+        if (gain := self.model.logit_norm) is not None:
+            grown_gain = self.model.scheme.logit_gain(self.config.width, size)
+            assert grown_gain is not None, "the scheme has a gain for every vocabulary or for none"
+            with torch.no_grad():
+                for new, old in zip(grown_gain.parameters(), gain.parameters(), strict=True):
+                    new[: len(old)].copy_(old[: len(new)])
+            self.model.logit_norm = grown_gain.to(embeddings.weight.device, embeddings.weight.dtype)
         if (bias := self.model.head_bias) is not None:
             grown = torch.cat([bias.detach(), bias.new_zeros(max(0, size - len(bias)))])[:size]
             self.model.head_bias = nn.Parameter(grown.clone())

@@ -23,6 +23,8 @@ from spheret.support.errors import unknown
 
 ACTIVATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
 HEAD_BIASES = ("none", "zero", "unigram")
+# the width of an MLP's hidden layer, in widths of the stream
+HIDDEN = 4
 # layers, heads, width
 PRESETS = {"S": (12, 12, 768), "M": (24, 16, 1024), "L": (36, 20, 1280)}
 
@@ -125,18 +127,23 @@ Past = Callable[[Tensor, Tensor], Sequence[Tensor]]
 
 
 class Attention(nn.Module):
-    """Causal self-attention, from (batch, time, width) to the same shape."""
+    """Causal self-attention, from (batch, time, width) to the same shape.
 
-    def __init__(self, config: GPTConfig):
+    qkv_norm: what the scheme puts between the projections and the scores, see `Scheme.inside_attention`.
+    """
+
+    def __init__(self, config: GPTConfig, qkv_norm: nn.Module | None = None):
         super().__init__()
         self.heads, self.dropout = config.heads, config.dropout
         self.qkv = Linear(config.width, 3 * config.width, bias=config.bias)
+        self.qkv_norm = qkv_norm
         self.output = Linear(config.width, config.width, bias=config.bias)
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, ...]:
         """Three tensors (batch, heads, time, d)."""
         batch, time, width = x.shape
-        return self.qkv(x).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4).unbind()
+        parts = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4).unbind()
+        return parts if self.qkv_norm is None else self.qkv_norm(*parts)
 
     def weights(self, x: Tensor) -> Tensor:
         """The attention weights (batch, heads, time, time). `forward` computes them inside its kernel only."""
@@ -159,16 +166,23 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear layers with a GELU between them; the hidden layer is 4 width wide."""
+    """Two linear layers with a GELU between them; the hidden layer is 4 width wide.
 
-    def __init__(self, config: GPTConfig):
+    hidden_norm: what the scheme puts before the GELU, see `Scheme.inside_mlp`.
+    """
+
+    def __init__(self, config: GPTConfig, hidden_norm: nn.Module | None = None):
         super().__init__()
         self.approximate, self.dropout = ACTIVATIONS[config.activation], config.dropout
-        self.hidden = Linear(config.width, 4 * config.width, bias=config.bias)
-        self.output = Linear(4 * config.width, config.width, bias=config.bias)
+        self.hidden = Linear(config.width, HIDDEN * config.width, bias=config.bias)
+        self.hidden_norm = hidden_norm
+        self.output = Linear(HIDDEN * config.width, config.width, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.output(F.gelu(self.hidden(x), approximate=self.approximate))
+        hidden = self.hidden(x)
+        if self.hidden_norm is not None:
+            hidden = self.hidden_norm(hidden)
+        y = self.output(F.gelu(hidden, approximate=self.approximate))
         return F.dropout(y, self.dropout, self.training)
 
 
@@ -177,10 +191,10 @@ class Block(nn.Module):
 
     def __init__(self, config: GPTConfig, scheme: Scheme, index: int):
         super().__init__()
-        sublayers = 2 * config.layers
-        self.attention, self.mlp = Attention(config), MLP(config)
-        self.attention_connection = scheme.connect(config.width, 2 * index + 1, sublayers)
-        self.mlp_connection = scheme.connect(config.width, 2 * index + 2, sublayers)
+        width, first, sublayers = config.width, 2 * index + 1, 2 * config.layers
+        self.attention = Attention(config, scheme.inside_attention(width, config.heads, first, sublayers))
+        self.mlp = MLP(config, scheme.inside_mlp(width, HIDDEN * width, first + 1, sublayers))
+        self.attention_connection, self.mlp_connection = scheme.connect_block(width, index + 1, config.layers)
 
     def forward(self, h: Tensor, past: Past | None = None, mask: Tensor | None = None) -> Tensor:
         h = self.attention_connection(h, lambda x: self.attention(x, past, mask))
@@ -204,6 +218,7 @@ class GPT(nn.Module):
         self.entry_norm = self.scheme.enter(config.width)
         self.blocks = nn.ModuleList(Block(config, self.scheme, index) for index in range(config.layers))
         self.final_norm = self.scheme.exit(config.width)
+        self.logit_norm = self.scheme.logit_gain(config.width, config.vocab)
         self.head_bias = nn.Parameter(torch.zeros(config.vocab)) if config.head_bias != "none" else None
         self._draw_weights()
         if counts is not None:
@@ -224,7 +239,8 @@ class GPT(nn.Module):
     def _draw_weights(self) -> None:
         """Draw weights from N(0, 0.02), with a wider spread for widths below 768.
 
-        The draws are the same for every scheme. Then the factors of the scheme's `initialisation` are applied.
+        The draws are the same for every scheme. Then the factors of the scheme's `initialisation` and its constraint
+        are applied.
         """
         std = 0.02 * math.sqrt(max(1.0, 768 / self.config.width))
         for module in self.modules():
@@ -238,6 +254,7 @@ class GPT(nn.Module):
             block.attention.output.weight *= factors.output
             block.mlp.hidden.weight *= factors.hidden
             block.mlp.output.weight *= factors.output
+        self.constrain()
 
     def each_block(self) -> Iterator[Block]:
         for block in self.blocks:
@@ -263,7 +280,10 @@ class GPT(nn.Module):
         return sum(p.numel() for p in self.parameters())
 
     def constrain(self) -> None:
-        """Apply the scheme's constraint to the weights. Call it after each optimiser step. Most schemes have none."""
+        """Apply the scheme's constraint to the weights. Most schemes have none.
+
+        A new model fulfils it. Call this after each optimiser step.
+        """
         blocks = list(self.each_block())
         reading = [w for b in blocks for w in (b.attention.qkv.weight, b.mlp.hidden.weight)]
         writing = [w for b in blocks for w in (b.attention.output.weight, b.mlp.output.weight)]
@@ -318,18 +338,24 @@ class GPT(nn.Module):
     def logits(self, h: Tensor) -> Tensor:
         """Logits from the output of `stream`. The head's weight is the token embedding's."""
         y = linear(h, self.tokens.weight)
+        y = y if self.logit_norm is None else self.logit_norm(y)
         return y if self.head_bias is None else y + self.head_bias.to(y.dtype)
+
+    def head_weight(self) -> Tensor:
+        """The head: a weight (vocab, width) whose product with the output of `stream` is the logits without bias."""
+        weight = self.tokens.weight
+        return weight if self.logit_norm is None else self.logit_norm(weight.mT).mT
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         h = self.stream(tokens)
         if targets is None:
             return self.logits(h)
-        return cross_entropy(h, self.tokens.weight, self.head_bias, targets)
+        return cross_entropy(h, self.head_weight(), self.head_bias, targets)
 
     @torch.no_grad()
     def token_losses(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """The loss of every token, (batch, time), without a gradient."""
-        return token_losses(self.stream(tokens), self.tokens.weight, self.head_bias, targets)
+        return token_losses(self.stream(tokens), self.head_weight(), self.head_bias, targets)
 
     @torch.no_grad()
     def generate(

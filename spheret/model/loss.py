@@ -10,7 +10,8 @@ from torch import Tensor
 
 from spheret.support.autograd import needs_torch_ops, recorded, transformed
 
-IGNORE = -100
+# targets that are left out: torch's default, and nanoGPT's
+IGNORE, NANOGPT_IGNORE = -100, -1
 # rows of logits held at a time: 256 x 50,304 float32 are 51 MB
 ROWS = 256
 
@@ -27,7 +28,8 @@ def _flat(h: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(
             f"targets must have the shape of the tokens, {tuple(h.shape[:-1])}, got {tuple(targets.shape)}."
         )
-    return h.reshape(-1, h.shape[-1]), targets.reshape(-1).long()
+    flat = targets.reshape(-1).long()
+    return h.reshape(-1, h.shape[-1]), flat.masked_fill(flat == NANOGPT_IGNORE, IGNORE)
 
 
 def _row_losses(h: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: int) -> Tensor:
@@ -128,7 +130,7 @@ def has_bfloat16() -> bool:
 
 
 def cross_entropy(h: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: int = ROWS) -> Tensor:
-    """The mean of -log softmax(weight h + bias)[target] over the targets that are not ignored (-100).
+    """The mean of -log softmax(weight h + bias)[target] over the targets that are not ignored (-100 and -1).
 
     h: (..., d), weight: (vocab, d), targets: (...). The loss and its gradient equal those of torch's cross_entropy of
     the full logits. Only `rows` rows of logits exist at a time, unless the gradient is itself differentiated. Under

@@ -1,7 +1,7 @@
 """The bytes that a training step holds, by arithmetic. Tests compare them with what autograd keeps of a real step.
 
-Branches and loss are formulas. What a connection keeps is counted by running it on a few rows, so that a new scheme
-needs no formula.
+Branches and loss are formulas. What a scheme adds to them is counted by running it on a few rows, so that a new
+scheme needs no formula.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from spheret.connections import Scheme
 from spheret.kernels import use
-from spheret.model.gpt import GPT, GPTConfig
+from spheret.model.gpt import GPT, HIDDEN, GPTConfig
 from spheret.model.loss import ROWS
 
 # bytes per number inside a branch; the stream, the weights and the optimiser are float32 in both precisions
@@ -119,6 +119,51 @@ def _sublayer(scheme: Scheme, sublayer: int, num_sublayers: int, precision: str,
     return _line(count)
 
 
+def _added(part: nn.Module | None, inputs: list[Tensor]) -> int:
+    """What a part inside a branch adds to the inputs, which the branch keeps without it too."""
+    if part is None:
+        return 0
+
+    def run(*module: nn.Module) -> Tensor:
+        # the sine keeps its argument, as attention keeps q, k and v, and the activation the hidden layer
+        outputs: tuple[Tensor, ...] = tuple(inputs)
+        for each in module:
+            result = each(*inputs)
+            outputs = result if isinstance(result, tuple) else (result,)
+        return torch.stack([x.sin().sum() for x in outputs])
+
+    parameters = list(part.parameters())
+    return autograd_keeps(lambda: run(part), parameters) - autograd_keeps(run, parameters)
+
+
+@lru_cache(maxsize=4096)
+def _inside(scheme: Scheme, sublayer: int, num_sublayers: int, precision: str) -> Kept:
+    """What the scheme adds inside the branch of a sublayer. `fixed` is per head for attention, else per token."""
+    dtype = torch.float32 if precision == "float32" else torch.bfloat16
+
+    def count(width: int) -> int:
+        with _autocast(precision):
+            if sublayer % 2 == 0:
+                hidden = torch.ones(_ROWS, HIDDEN * width, dtype=dtype, requires_grad=True)
+                return _added(scheme.inside_mlp(width, hidden.shape[-1], sublayer, num_sublayers), [hidden])
+            qkv = torch.ones(3, 1, 1, _ROWS, width, dtype=dtype, requires_grad=True)
+            return _added(scheme.inside_attention(width, 1, sublayer, num_sublayers), list(qkv.unbind()))
+
+    return _line(count)
+
+
+def _logit_gain(scheme: Scheme) -> Kept:
+    """What the scheme's gain of the logits keeps, per row of the head's weight and not per token."""
+
+    def count(width: int) -> int:
+        gain, weight = scheme.logit_gain(width, _ROWS), nn.Parameter(torch.ones(_ROWS, width))
+        if gain is None:
+            return 0
+        return autograd_keeps(lambda: gain(weight.mT).sin(), [weight, *gain.parameters()])
+
+    return _line(count)
+
+
 def _module(make: Callable[[int], nn.Module]) -> Kept:
     """What an entry or an exit keeps."""
 
@@ -162,10 +207,14 @@ def activations(config: GPTConfig, tokens: int, precision: str) -> Activations:
     ends = _module(scheme.enter).bytes(tokens, d) + _module(scheme.exit).bytes(tokens, d)
     # token ids and targets, the final stream and its gradient, and the gradient of the head
     ends += tokens * (16 + 2 * FLOAT * d) + FLOAT * config.vocab * d
+    ends += _logit_gain(scheme).bytes(config.vocab, d)
+    inside = [_inside(scheme, number, 2 * config.layers, precision) for number in range(1, 2 * config.layers + 1)]
+    normed = sum(tokens * (kept.wide * d + kept.fixed * config.heads) for kept in inside[::2])
+    scaled = sum(kept.bytes(tokens, d) for kept in inside[1::2])
     return Activations(
         connections=sum(connections(config, tokens, precision)),
-        attention=config.layers * tokens * (4 * d * number + FLOAT * config.heads),
-        mlp=config.layers * tokens * 8 * d * number,
+        attention=config.layers * tokens * (4 * d * number + FLOAT * config.heads) + normed,
+        mlp=config.layers * tokens * 2 * HIDDEN * d * number + scaled,
         ends=ends,
         copies=0 if precision == "float32" else number * 12 * d * d * config.layers,
     )

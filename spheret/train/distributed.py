@@ -137,12 +137,16 @@ def shard(model: GPT, mesh: Any, bf16: bool) -> None:
     """Apply FSDP2: each branch with bf16 parameters and float32 reduction, then block and root in float32.
 
     A bf16 policy on a whole block would cast the stream. This way the stream and the learnable scalars stay float32.
+    So do the norms and gains inside a branch.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bf16 else MixedPrecisionPolicy()
     for block in model.each_block():
         for branch in (block.attention, block.mlp):
+            for part in branch.children():
+                if not isinstance(part, torch.nn.Linear) and any(True for _ in part.parameters()):
+                    fully_shard(part, mesh=mesh)
             fully_shard(branch, mesh=mesh, mp_policy=policy)
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)

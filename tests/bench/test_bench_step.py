@@ -43,7 +43,7 @@ def test_memory_of_every_model_in_its_own_process(tmp_path, capsys, monkeypatch)
     assert "2.00" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["pre-ln", "p-spheretnorm:p=3", bench.PAPERS_CODE])
+@pytest.mark.parametrize("name", ["pre-ln", "p-spheretnorm:p=3", "rezero", "ngpt", bench.PAPERS_CODE])
 def test_models_with_shared_branches_are_the_models(name):
     shared = bench.build_model("pre-ln", "T", 16, None)
     model = bench.build_model(name, "T", 16, shared)

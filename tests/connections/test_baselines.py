@@ -173,27 +173,52 @@ class TestEntryAndExit:
         return built.enter(d).double(), built.exit(d).double()
 
     def test_nothing_happens_at_most_entries_and_a_layernorm_at_most_exits(self):
-        for name in ("residual", "pre-ln", "peri-ln", "lns", "mix-ln", "rezero", "layerscale", "orthogonal"):
+        for name in ("residual", "pre-ln", "peri-ln", "lns", "mix-ln", "layerscale", "orthogonal"):
             enter, leave = self.parts(name)
             assert torch.equal(enter(self.x), self.x)
             assert_equal(leave(self.x), F.layer_norm(self.x, (D,), eps=1e-5))
 
     def test_no_final_norm(self):
-        for name in ("post-ln", "keel", "deepnorm"):
+        for name in ("post-ln", "keel", "deepnorm", "rezero"):
             enter, leave = self.parts(name)
             assert torch.equal(leave(enter(self.x)), self.x)
 
-    def test_dyt_scales_the_embeddings_and_replaces_the_final_norm(self):
-        enter, leave = self.parts("pre-dyt")
+    @pytest.mark.parametrize(
+        ("name", "final"),
+        [
+            ("pre-dyt", torch.tanh),
+            ("derf", torch.erf),
+            ("dyisru", lambda x: math.sqrt(D) * x / torch.sqrt(D + x**2)),
+        ],
+    )
+    def test_pointwise_norms_scale_the_embeddings_and_replace_the_final_norm(self, name, final):
+        enter, leave = self.parts(name)
         torch.testing.assert_close(enter(self.x), math.sqrt(D) * self.x, rtol=1e-6, atol=0)
-        assert_equal(leave(self.x), torch.tanh(self.x))
-        assert isinstance(self.parts("derf")[1], norms.DynamicErf)
-        assert isinstance(self.parts("dyisru")[1], norms.DynamicISRU)
-        assert isinstance(self.parts("scalenorm")[1], norms.PlainScaleNorm)
+        assert [p.numel() for p in enter.parameters()] == [1]
+        assert_equal(leave(self.x), final(self.x))
+
+    def test_scalenorm_replaces_the_final_norm(self):
+        enter, leave = self.parts("scalenorm")
+        assert torch.equal(enter(self.x), self.x)
+        torch.testing.assert_close(leave(self.x), math.sqrt(D) * unit(self.x), rtol=1e-6, atol=0)
+
+    def test_derf_slope(self):
+        for slope, options in ((1.0, {}), (0.5, {"slope": 0.5})):
+            built = scheme("derf", **options)
+            starts = [built.connect(D, l, 2).inner_norm.a.item() for l in (1, 2)] + [built.exit(D).a.item()]
+            assert starts == [slope] * 3
 
     @pytest.mark.parametrize(
         ("width", "attention", "other"),
-        [(768, 1.0, 1.0), (1024, 1.0, 1.0), (1280, 1.0, 0.5), (2048, 1.0, 0.5), (4096, 0.8, 0.2), (8192, 0.2, 0.05)],
+        [
+            (768, 1.0, 1.0),
+            (1024, 1.0, 1.0),
+            (1280, 1.0, 0.5),
+            (2048, 1.0, 0.5),
+            (4096, 0.8, 0.2),
+            (5120, 0.6, 0.15),
+            (8192, 0.2, 0.05),
+        ],
     )
     def test_dyt_slopes_by_width(self, width, attention, other):
         built = scheme("pre-dyt")
@@ -208,7 +233,11 @@ class TestEntryAndExit:
     def test_ngpt(self):
         enter, leave = self.parts("ngpt")
         assert_equal(enter(self.x), unit(self.x))
-        assert_equal(leave(self.x), math.sqrt(D) * self.x)
+        assert torch.equal(leave(self.x), self.x)
+        # one scale of all logits in place of one per logit
+        leave = self.parts("ngpt", inner_scales=False)[1]
+        torch.testing.assert_close(leave(self.x), self.x, rtol=1e-7, atol=0)
+        assert [p.item() for p in leave.parameters()] == pytest.approx([1 / math.sqrt(D)])
 
     def test_spherical(self):
         enter, leave = self.parts("proj-spheretnorm")
@@ -239,17 +268,39 @@ class TestInitialisation:
         x = rows(6, D).float()
         assert torch.equal(scheme("rezero").connect(D, 1, DEPTH)(x, nn.Linear(D, D)), x)
 
+    def test_a_block_of_rezero_shares_one_step(self):
+        attention, mlp = scheme("rezero").connect_block(D, 2, N)
+        assert (attention.sublayer, mlp.sublayer, mlp.num_sublayers) == (3, 4, 2 * N)
+        assert [p.numel() for p in attention.parameters()] == [1]
+        assert not list(mlp.parameters())
+        assert not mlp.state_dict()
+        attention.output_norm.weight.data.fill_(0.3)
+        h, f = rows(6, D).float(), rows(6, D, seed=1).float()
+        for connection in (attention, mlp):
+            torch.testing.assert_close(connection.write(h, f), h + 0.3 * f)
+        mlp.write(h, attention.write(h, f)).sum().backward()
+        # h + a (h + a f)
+        assert attention.output_norm.weight.grad.item() == pytest.approx((h + 0.6 * f).sum().item(), rel=1e-5)
+
     def test_ngpt_step(self):
         connection = scheme("ngpt").connect(D, 1, DEPTH).double()
         h, f = unit(rows(6, D)), rows(6, D, seed=1)
         torch.testing.assert_close(connection.write(h, f), unit(0.95 * h + 0.05 * unit(f)), rtol=1e-6, atol=1e-7)
 
 
+def test_most_schemes_add_nothing_inside_the_branches():
+    for name in set(SCHEMES) - {"ngpt"}:
+        built = scheme(name)
+        assert built.inside_attention(D, 2, 1, DEPTH) is None
+        assert built.inside_mlp(D, 4 * D, 2, DEPTH) is None
+        assert built.logit_gain(D, 50) is None
+
+
 def test_ngpt_weight_normalisation_is_an_option():
     reading, writing = rows(5, D).float(), rows(D, 5).float()
     before = reading.clone()
-    scheme("ngpt").constrain([reading], [writing])
+    scheme("ngpt", normalize_weights=False).constrain([reading], [writing])
     assert torch.equal(reading, before)
-    scheme("ngpt", normalize_weights=True).constrain([reading], [writing])
+    scheme("ngpt").constrain([reading], [writing])
     torch.testing.assert_close(reading.norm(dim=1), torch.ones(5))
     torch.testing.assert_close(writing.norm(dim=0), torch.ones(5))

@@ -12,7 +12,7 @@ from torch import nn
 import spheret
 from spheret import SCHEMES, Bounded, Connection, ScaleNorm, SpheretNorm, connections, scheme
 from spheret.bounds import inverse_softplus
-from spheret.connections import BoundedScalar, angle_between, euclidean, norms, spherical
+from spheret.connections import BoundedScalar, angle_between, euclidean, ngpt, norms, spherical
 from spheret.model.monitor import on_bound
 
 D, DEPTH = 8, 4
@@ -21,20 +21,20 @@ MODULES = {
     norms.LayerNorm: {"dim": D},
     norms.RMSNorm: {"dim": D},
     norms.DynamicTanh: {"dim": D, "slope": 0.7},
-    norms.DynamicErf: {"dim": D},
+    norms.DynamicErf: {"dim": D, "slope": 0.7},
     norms.DynamicISRU: {"dim": D},
     norms.PlainScaleNorm: {"dim": D},
     norms.ScaleNorm: {"dim": D},
-    euclidean.Scalar: {"start": 0.3},
-    euclidean.Gain: {"dim": D, "start": 0.1},
-    euclidean.NGPTNorm: {"dim": D},
+    norms.Gain: {"size": D, "start": 0.1, "fixed": 3.0},
+    ngpt.NGPTNorm: {"dim": D},
+    ngpt.QueryKeyNorm: {"dim": D, "heads": 2},
     spherical.SpheretNorm: {"dim": D, "sublayer": 2, "retraction": 0.5, "learnable_p": True},
 }
 
 
 def classes(base):
     """The classes of connections/ that derive from `base`."""
-    homes = (connections.base, norms, euclidean, spherical)
+    homes = (connections.base, norms, euclidean, ngpt, spherical)
     members = [member for home in homes for _, member in inspect.getmembers(home, inspect.isclass)]
     return {m for m in members if issubclass(m, base) and m.__module__.startswith("spheret.connections")}
 
@@ -51,8 +51,12 @@ class TestParameters:
         own = {m for m in classes(nn.Module) if "reset_parameters" in vars(m)}
         assert own == set(MODULES)
         for name in SCHEMES:
-            for module in scheme_modules(name).modules():
-                assert not list(module.parameters(recurse=False)) or type(module) in MODULES
+            built = scheme(name)
+            inside = [built.inside_attention(D, 2, 1, DEPTH), built.inside_mlp(D, 4 * D, 2, DEPTH)]
+            parts = [*inside, built.logit_gain(D, 5), *built.connect_block(D, 1, DEPTH // 2)]
+            for module in [scheme_modules(name), *filter(None, parts)]:
+                for part in module.modules():
+                    assert not list(part.parameters(recurse=False)) or type(part) in MODULES
 
     @pytest.mark.parametrize("kind", MODULES, ids=lambda kind: kind.__name__)
     def test_device_and_dtype(self, kind):

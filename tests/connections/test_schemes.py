@@ -22,6 +22,7 @@ VARIANTS = [
     ("proj-spheretnorm", {"inner_norm": True, "final_norm": False, "entry_norm": False, "index": "block"}),
     ("cay-spheretnorm", {"exact_clamp": True, "schedule": "linear", "max_angle": None}),
     ("pre-ln", {"norm": "rmsnorm", "bias": False}),
+    ("ngpt", {"inner_scales": False}),
 ]
 
 

@@ -4,6 +4,7 @@ from dataclasses import MISSING, fields, replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hub_helpers import tiny, tokens
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -15,7 +16,7 @@ from spheret.hub import SpheretConfig, SpheretForCausalLM
 OPTIONS = {
     "p-spheretnorm": {"learnable_p": True},
     "geonorm": {"schedule": "constant"},
-    "ngpt": {"normalize_weights": True},
+    "ngpt": {"normalize_weights": False},
 }
 
 
@@ -228,11 +229,20 @@ class TestCitizenship:
         x = tokens()
         torch.testing.assert_close(model(x, labels=x).loss, model.model(x[:, :-1], x[:, 1:]))
 
-    def test_embeddings_grow(self):
-        model = wrapped("proj-spheretnorm", head_bias="zero")
-        model.resize_token_embeddings(53)
-        assert model.config.vocab_size == model.model.config.vocab == 53
-        assert model(torch.full((1, 3), 52)).logits.shape == (1, 3, 53)
+    @pytest.mark.parametrize("name", ["proj-spheretnorm", "ngpt"])
+    def test_embeddings_grow_and_shrink(self, name):
+        model = wrapped(name, head_bias="zero")
+        x = tokens(vocab=40)
+        before = model(x).logits
+        for size in (53, 48):
+            model.resize_token_embeddings(size)
+            assert model.config.vocab_size == model.model.config.vocab == size
+            assert model(torch.full((1, 3), size - 1)).logits.shape == (1, 3, size)
+            # the tokens that it had keep their logits, and the loss has them too
+            torch.testing.assert_close(model(x).logits[..., :48], before[..., :48])
+            torch.testing.assert_close(
+                model.model.token_losses(x, x), F.cross_entropy(model(x).logits.mT, x, reduction="none")
+            )
 
     def test_half_precision(self, tmp_path):
         model = wrapped("proj-spheretnorm")

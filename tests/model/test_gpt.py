@@ -39,14 +39,16 @@ class TestSize:
             "post-ln": -2 * width,
             "keel": -norms - 2 * width + (2 * sublayers - 1) * width,
             "pre-dyt": sublayers + 2,
-            "derf": 2 * (sublayers + 1),
-            "dyisru": (sublayers + 1) * (1 - width),
+            "derf": 2 * (sublayers + 1) + 1,
+            "dyisru": (sublayers + 1) * (1 - width) + 1,
             "lns": 0,
             "mix-ln": 0,
             "deepnorm": -2 * width,
-            "rezero": -norms + sublayers,
+            # one step per block
+            "rezero": -norms - 2 * width + layers,
             "layerscale": sublayers * width,
-            "ngpt": -norms - 2 * width + sublayers * width + 1,
+            # steps, s_qk and s_u per block, and s_z
+            "ngpt": -norms - 2 * width + layers * (2 + 1 + 4) * width + 50_304,
             "orthogonal": 0,
             "scalenorm": (sublayers + 1) * (1 - 2 * width),
         }
@@ -76,14 +78,27 @@ class TestInitialisation:
                 assert weight.std().item() == pytest.approx(expected * factor, rel=0.1)
             assert all((p == 0).all() for name, p in model.named_parameters() if name.endswith("bias"))
 
+    def test_the_first_branch_of_derf_reads_entries_of_usual_size(self):
+        torch.manual_seed(0)
+        model = GPT(GPTConfig(layers=1, heads=2, width=64, block=24, vocab=500, scheme="derf"))
+        seen = []
+        with probe(model, seen.append):
+            model(tokens(vocab=500))
+        # erf of a normal variable of standard deviation 0.02 sqrt(2) sqrt(768)
+        assert seen[0].branch_input.std().item() == pytest.approx(0.61, abs=0.02)
+
     def test_the_same_draws_for_every_scheme(self):
         states = {}
         for name in SCHEMES:
             torch.manual_seed(0)
             states[name] = GPT(GPTConfig(**TINY, scheme=name)).state_dict()
-        for state in states.values():
+        for name, state in states.items():
             for key in ("tokens.weight", "positions.weight"):
-                assert torch.equal(state[key], states["pre-ln"][key])
+                drawn = states["pre-ln"][key]
+                if (name, key) == ("ngpt", "tokens.weight"):
+                    torch.testing.assert_close(state[key], F.normalize(drawn))
+                else:
+                    assert torch.equal(state[key], drawn)
         deep, pre = states["deepnorm"], states["pre-ln"]
         small = 16**-0.25
         key = "blocks.1.attention.qkv.weight"
@@ -111,9 +126,10 @@ class TestReset:
         torch.manual_seed(3)
         fresh.reset_parameters()
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), fresh.parameters(), strict=True))
-        factors = fresh.scheme.initialisation(4)
         spread = model.blocks[0].mlp.output.weight.std().item()
-        assert spread == pytest.approx(0.02 * math.sqrt(48) * factors.output, rel=0.1)
+        drawn = 0.02 * math.sqrt(48) * fresh.scheme.initialisation(4).output
+        # columns of nGPT's weight are unit vectors of 16 entries
+        assert spread == pytest.approx(1 / 4 if name == "ngpt" else drawn, rel=0.1)
 
     def test_a_unigram_bias_starts_at_0_again(self):
         model = GPT(GPTConfig(**TINY, head_bias="unigram"), torch.arange(1.0, 51))
@@ -299,11 +315,33 @@ class TestLoss:
         h, weight, bias = (
             torch.randn(*shape, dtype=torch.float64).requires_grad_() for shape in ((4, 3), (5, 3), (5,))
         )
-        y = torch.tensor([0, 4, -100, 2])
+        y = torch.tensor([0, -1, -100, 2])
         assert torch.autograd.gradgradcheck(lambda *x: cross_entropy(*x, y, 2), (h, weight, bias))
         assert torch.autograd.gradcheck(
             lambda *x: cross_entropy(*x, y, 2), (h, weight, bias), check_batched_grad=True
         )
+
+    @pytest.mark.parametrize("ignored", [-100, -1])
+    def test_ignored_targets(self, ignored):
+        """-1 is nanoGPT's, -100 is torch's."""
+        model = randomize(GPT(GPTConfig(**TINY, scheme="pre-ln")).double())
+        x, y = tokens(), tokens(seed=1)
+        y[0, :5] = y[2, 7] = ignored
+        nanogpt = F.cross_entropy(model(x).flatten(0, 1), y.flatten(), ignore_index=ignored)
+        (truth,) = torch.autograd.grad(nanogpt, model.tokens.weight)
+        (got,) = torch.autograd.grad(model(x, y), model.tokens.weight)
+        torch.testing.assert_close(got, truth)
+        torch.testing.assert_close(model(x, y), nanogpt)
+        with torch.no_grad():
+            torch.testing.assert_close(model(x, y), nanogpt)
+        losses = model.token_losses(x, y)
+        assert (losses[y == ignored] == 0).all()
+        assert (losses[y != ignored] > 0).all()
+
+    def test_other_negative_targets_are_errors(self):
+        model = GPT(GPTConfig(**TINY))
+        with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+            model(tokens(), tokens(seed=1).masked_fill(tokens() == 3, -2))
 
     def test_targets_of_another_shape(self):
         model = GPT(GPTConfig(**TINY))
@@ -492,12 +530,6 @@ class TestCitizenship:
         assert len(seen) == 12
         for sublayer in seen:
             assert (sublayer.out.norm(dim=-1) / radius - 1).abs().max() < 1e-5
-
-    def test_ngpt_constrains_its_weights(self):
-        model = GPT(GPTConfig(**TINY, scheme="ngpt", scheme_options={"normalize_weights": True}))
-        model.constrain()
-        torch.testing.assert_close(model.blocks[0].attention.qkv.weight.norm(dim=1), torch.ones(48))
-        torch.testing.assert_close(model.blocks[0].mlp.output.weight.norm(dim=0), torch.ones(64))
 
 
 class TestProbes:

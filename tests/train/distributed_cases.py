@@ -16,7 +16,10 @@ from spheret.train.loop import Trainer
 
 SCHEMES = {name: (name, {}) for name in PAPER_SCHEMES} | {
     "learned p": ("p-spheretnorm", {"learnable_p": True}),
-    "ngpt": ("ngpt", {"normalize_weights": True}),
+    # its weights are normalised after each step, and its branches hold gains
+    "ngpt": ("ngpt", {}),
+    # the sublayers of a block share a scalar
+    "rezero": ("rezero", {}),
 }
 
 
@@ -86,6 +89,23 @@ def precision_of_the_stream(data, out, world):
     assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
 
 
+def precision_inside_branches(data, out, world):
+    """Under FSDP in bf16 the gains inside a branch stay float32, and what they scale is bf16."""
+    world.parallel = "fsdp"
+    trainer = make(out / "inside", data, "ngpt", world, precision="bf16")
+    gains, linears, scaled = [], [], []
+    for block in trainer.model.blocks:
+        for gain in (block.attention.qkv_norm, block.mlp.hidden_norm):
+            gain.register_forward_hook(lambda gain, *_: gains.append(gain.weight.dtype))
+        block.mlp.hidden.register_forward_hook(lambda linear, *_: linears.append(linear.weight.dtype))
+        block.mlp.hidden_norm.register_forward_hook(lambda gain, _, y: scaled.append(y.dtype))
+    x, y, _ = next(iter(trainer._validation))
+    with torch.autocast("cpu", torch.bfloat16):
+        trainer.model.token_losses(x, y)
+    assert set(gains) == {torch.float32}
+    assert set(linears) == set(scaled) == {torch.bfloat16}
+
+
 def gradients_are_shared_once(data, out, world):
     """Micro-batches before the last send nothing, around forward and backward both; the last one shares the sum."""
     for world.parallel in PARALLEL:
@@ -144,6 +164,7 @@ JOBS = (
     one_sided,
     resume_from_one,
     precision_of_the_stream,
+    precision_inside_branches,
 )
 
 
