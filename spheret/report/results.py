@@ -120,11 +120,14 @@ class Study:
     """Runs on the same data, grouped by contestant.
 
     A contestant is a scheme with its options, and with every other setting that differs between the runs.
+
+    differing: names of the settings that are not the same in all runs.
+    data: the name of the data, which is unique among the studies of a report.
     """
 
     contestants: dict[str, list[Result]]
-    # names of the settings that are not the same in all runs
     differing: list[str]
+    data: str
 
     @property
     def results(self) -> list[Result]:
@@ -155,19 +158,41 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def read_study(paths: Sequence[str | Path]) -> Study:
-    """Open every run and check that the runs can stand in one table."""
+    """Open every run and check that the runs can be compared. Runs on different data cannot."""
+    first, *others = read_studies(paths)
+    for other in others:
+        raise ValueError(
+            f"{first.results[0].run.path} and {other.results[0].run.path} were trained on different data "
+            f"({first.data}; {other.data}), so their losses cannot be compared: take one of them."
+        )
+    return first
+
+
+def read_studies(paths: Sequence[str | Path]) -> list[Study]:
+    """Open every run. There is one study for each set of data: losses on different data cannot be compared."""
     runs = [open_run(path) for path in find_runs(paths)]
     if not runs:
         raise ValueError("a report needs at least one run directory, got none: give one, for example runs/race.")
-    _refuse_different_data(runs)
-    names = _names(runs)
+    names = dict(zip((run.path for run in runs), _names(runs), strict=True))
+    by_data: dict[str, list[Run]] = {}
+    for run in runs:
+        by_data.setdefault(str(run.config["data"].get("manifest_sha256")), []).append(run)
+    labels = [_describe_data(group[0]) for group in by_data.values()]
+    studies = []
+    for (manifest, group), label in zip(by_data.items(), labels, strict=True):
+        data = label if labels.count(label) == 1 else f"{label}, manifest {manifest[:12]}"
+        studies.append(_study(group, names, data))
+    return sorted(studies, key=lambda study: study.data)
+
+
+def _study(runs: Sequence[Run], names: dict[Path, str], data: str) -> Study:
     settings = [_settings(run) for run in runs]
     keys = list(dict.fromkeys(key for run_settings in settings for key in run_settings))
     differing = [key for key in keys if len({json.dumps(run_settings.get(key)) for run_settings in settings}) > 1]
     results = []
-    for run, name, run_settings in zip(runs, names, settings, strict=True):
+    for run, run_settings in zip(runs, settings, strict=True):
         label = ", ".join([_contestant(run), *(f"{key}={_format_value(run_settings.get(key))}" for key in differing)])
-        results.append(Result(run, name, label, checked_metrics(run.path / METRICS)))
+        results.append(Result(run, names[run.path], label, checked_metrics(run.path / METRICS)))
     order = list(SCHEMES)
     results.sort(key=lambda r: (order.index(r.scheme) if r.scheme in order else len(order), r.label, r.seed, r.name))
     contestants: dict[str, list[Result]] = {}
@@ -180,7 +205,7 @@ def read_study(paths: Sequence[str | Path]) -> Study:
             )
         seeds.append(result)
     _refuse_different_windows(results)
-    return Study(contestants, differing)
+    return Study(contestants, differing, data)
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
@@ -210,22 +235,12 @@ def _settings(run: Run) -> dict[str, Any]:
     return {**model, **{k: v for k, v in run.config["train"].items() if k not in BOOKKEEPING}}
 
 
-def _refuse_different_data(runs: Sequence[Run]) -> None:
-    first = runs[0]
-    for run in runs[1:]:
-        if first.config["data"].get("manifest_sha256") != run.config["data"].get("manifest_sha256"):
-            raise ValueError(
-                f"{first.path} and {run.path} were trained on different data ({_describe_data(first)}; "
-                f"{_describe_data(run)}), so their losses cannot be compared: make one report for each."
-            )
-
-
 def _describe_data(run: Run) -> str:
     data = run.config["data"]
     corpus = data.get("corpus")
     name = corpus.get("name") if isinstance(corpus, dict) else corpus
     tokenizer = (data.get("tokenizer") or {}).get("name")
-    return f"{name or 'no data'}, {tokenizer}, manifest {str(data.get('manifest_sha256'))[:12]}"
+    return f"{name or 'no data'}, {tokenizer}"
 
 
 def _refuse_different_windows(results: Sequence[Result]) -> None:

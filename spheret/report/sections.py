@@ -104,6 +104,20 @@ def _warnings(study: Study) -> list[str]:
     return [text.replace("..", ".") for text in warnings]
 
 
+def data_section(studies: Sequence[Study]) -> Section:
+    """What a reader must know first if the runs were not all trained on the same data."""
+    return Section(
+        "data",
+        "The data",
+        [
+            f"The runs were trained on {len(studies)} different sets of data (corpus, tokenizer): "
+            f"{'; '.join(study.data for study in studies)}. Losses on different data cannot be compared. So each set "
+            f"has its own sections, and every comparison is between runs on the same data. The comparison with the "
+            f"paper, at the end, shows all runs."
+        ],
+    )
+
+
 def summary_section(study: Study) -> Section:
     count = len(study.contestants)
     opening = f"{count} contestant{'s' * (count != 1)}. All runs share: {_shared_settings(study)}."

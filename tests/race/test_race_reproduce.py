@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from spheret.cli import main
-from spheret.race import paper_runs as recipe
 from spheret.race import reproduce
-from spheret.race.paper_runs import PaperRun, paper_runs
 from spheret.runs import flags
+from spheret.runs import paper_runs as recipe
+from spheret.runs.assumptions import TABLE_SCHEMES
 from spheret.runs.config import complete
+from spheret.runs.paper_runs import PaperRun, paper_runs
 from spheret.runs.run import open_run
 from spheret.train import command as train_command
 
@@ -114,7 +115,7 @@ class TestDryRun:
         assert "fineweb-edu-S-proj-spheretnorm" in capsys.readouterr().out
 
     def test_only_geonorm_has_an_assumed_schedule(self, capsys):
-        for scheme in sorted(recipe.TABLE_SCHEMES):
+        for scheme in sorted(TABLE_SCHEMES):
             output = self.output(capsys, "--dataset", "openwebtext", "--size", "S", "--scheme", scheme)
             assert ("GeoNorm's schedule" in output) == (scheme == "geonorm")
 

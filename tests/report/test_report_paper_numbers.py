@@ -6,7 +6,6 @@ import pytest
 
 from spheret.connections import PAPER_SCHEMES
 from spheret.evaluate.tasks import PAPER_COLUMNS
-from spheret.race import paper_runs
 from spheret.report.paper_numbers import (
     CORPORA,
     FOOTNOTES,
@@ -15,6 +14,8 @@ from spheret.report.paper_numbers import (
     SIZES,
     ZERO_SHOT,
 )
+from spheret.runs import paper_runs
+from spheret.runs.assumptions import DATASETS, TABLE_SCHEMES
 
 SPHERETNORMS = ("0.5-SpheretNorm", "1-SpheretNorm", "2-SpheretNorm")
 ZERO_SHOT_COLUMNS = tuple(column.heading for column in PAPER_COLUMNS)
@@ -69,11 +70,7 @@ def test_a_perplexity_is_the_exponential_of_its_loss(key):
 
 def test_rows_are_schemes_of_the_paper():
     assert set(ROWS.values()) < set(PAPER_SCHEMES)
-    assert (set(ROWS.values()), tuple(CORPORA), SIZES) == (
-        set(paper_runs.TABLE_SCHEMES),
-        paper_runs.DATASETS,
-        paper_runs.SIZES,
-    )
+    assert (set(ROWS.values()), tuple(CORPORA), SIZES) == (set(TABLE_SCHEMES), DATASETS, paper_runs.SIZES)
 
 
 class TestWhatThePaperSays:
