@@ -1,4 +1,4 @@
-"""The paper's tables with runs beside them: both corpora, other readings, and marks where a run is not the paper's."""
+"""The paper's tables with runs beside them: both corpora, other readings, and marks of what is not the paper's."""
 
 import html
 import json
