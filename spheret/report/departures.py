@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from spheret.connections import scheme
-from spheret.model.gpt import PRESETS
+from spheret.report.results import corpus_name, size_of
 from spheret.runs.assumptions import DATASETS, READINGS, TABLE_SCHEMES
 from spheret.runs.paper_runs import PaperRun
 
@@ -25,18 +25,6 @@ WITHOUT_EFFECT = {
 }
 
 
-def corpus_name(config: Config) -> str | None:
-    corpus = config["data"].get("corpus")
-    return corpus.get("name") if isinstance(corpus, Mapping) else corpus
-
-
-def _size(config: Config) -> str | None:
-    """S, M or L if the model has that shape, else None."""
-    model = config["model"]
-    shape = model["layers"], model["heads"], model["width"]
-    return next((size for size, preset in PRESETS.items() if preset == shape), None)
-
-
 def _all_options(name: str, options: Config) -> dict[str, Any]:
     """Every option of a scheme with its value. An option that repeats the default makes no difference."""
     built = scheme(name, **options)
@@ -48,7 +36,7 @@ def recipe_of(config: Config) -> PaperRun | None:
 
     None if there is none. A scheme with any other option is not a scheme of the paper.
     """
-    corpus, size, name = corpus_name(config), _size(config), config["model"]["scheme"]
+    corpus, size, name = corpus_name(config), size_of(config), config["model"]["scheme"]
     if corpus not in DATASETS or size is None or name not in TABLE_SCHEMES:
         return None
     # a run without exact_clamp has the paper's scheme, and departs from its recipe

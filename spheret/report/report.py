@@ -19,7 +19,7 @@ from spheret.report.zero_shot import zero_shot_section
 from spheret.support.files import write_atomically
 
 TITLE = "Deep connections compared"
-# the sections of runs on the same data, in the order of the page
+# the sections of one study, in the order of the page
 SECTIONS: tuple[Callable[[Study], Section | None], ...] = (
     sections.summary_section,
     sections.results_section,
@@ -34,9 +34,9 @@ SECTIONS: tuple[Callable[[Study], Section | None], ...] = (
 def sections_of(studies: Sequence[Study]) -> list[Section]:
     """Every section that has something to show: those of each study, and the comparison with the paper for all.
 
-    With several studies the names of sections, tables and figures end in the name of the study's data.
+    With several studies the names of sections, tables and figures end in the name of the study.
     """
-    page_sections = [] if len(studies) == 1 else [sections.data_section(studies)]
+    page_sections = [] if len(studies) == 1 else [sections.groups_section(studies)]
     for study in studies:
         own = [section for section in (function(study) for function in SECTIONS) if section is not None]
         page_sections += own if len(studies) == 1 else [_renamed(section, study) for section in own]
@@ -44,7 +44,7 @@ def sections_of(studies: Sequence[Study]) -> list[Section]:
 
 
 def _suffix(study: Study) -> str:
-    return "-" + re.sub(r"[^a-z0-9]+", "-", study.data.lower()).strip("-")
+    return "-" + re.sub(r"[^a-z0-9]+", "-", study.name.lower()).strip("-")
 
 
 def _renamed(section: Section, study: Study) -> Section:
@@ -52,8 +52,8 @@ def _renamed(section: Section, study: Study) -> Section:
     return replace(
         section,
         name=section.name + suffix,
-        title=f"{section.title}: {study.data}",
-        tables=[replace(t, name=t.name + suffix, caption=f"{t.caption}: {study.data}") for t in section.tables],
+        title=f"{section.title}: {study.name}",
+        tables=[replace(t, name=t.name + suffix, caption=f"{t.caption}: {study.name}") for t in section.tables],
         figures=[name + suffix for name in section.figures],
     )
 
@@ -63,7 +63,7 @@ def drawings_of(studies: Sequence[Study]) -> list[Drawing]:
     if len(studies) == 1:
         return draw(studies[0])
     return [
-        replace(drawing, name=drawing.name + _suffix(study), caption=f"{drawing.caption}: {study.data}")
+        replace(drawing, name=drawing.name + _suffix(study), caption=f"{drawing.caption}: {study.name}")
         for study in studies
         for drawing in draw(study)
     ]
@@ -105,7 +105,7 @@ def report(runs: Sequence[str | Path], out: str | Path) -> Path:
 def report_command(runs: tuple[str, ...] = (), /, out: str = "report") -> int:
     """Compare runs: one self-contained page, tables in Markdown, CSV and LaTeX, figures in SVG and PNG.
 
-    Runs on different data are not compared with each other: each set of data has its own sections.
+    Runs are compared only with runs on the same data and, of the paper's sizes, of the same size.
 
     Args:
         runs: run directories, or directories that contain run directories.

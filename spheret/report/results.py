@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from spheret.connections import SCHEMES
+from spheret.model.gpt import PRESETS
 from spheret.runs.config import BOOKKEEPING
 from spheret.runs.layout import CONFIG, METRICS
 from spheret.runs.metrics import checked_metrics
@@ -117,17 +118,17 @@ class Result:
 
 @dataclass(frozen=True)
 class Study:
-    """Runs on the same data, grouped by contestant.
+    """Runs that can be compared, grouped by contestant. They have the same data.
 
     A contestant is a scheme with its options, and with every other setting that differs between the runs.
 
     differing: names of the settings that are not the same in all runs.
-    data: the name of the data, which is unique among the studies of a report.
+    name: the corpus and the tokenizer, and what else tells the studies of a report apart.
     """
 
     contestants: dict[str, list[Result]]
     differing: list[str]
-    data: str
+    name: str
 
     @property
     def results(self) -> list[Result]:
@@ -148,6 +149,18 @@ class Study:
         return self.results[0].run.config
 
 
+def corpus_name(config: Mapping[str, Any]) -> str | None:
+    corpus = config["data"].get("corpus")
+    return corpus.get("name") if isinstance(corpus, Mapping) else corpus
+
+
+def size_of(config: Mapping[str, Any]) -> str | None:
+    """The paper's S, M or L if the model has that shape, else None."""
+    model = config["model"]
+    shape = model["layers"], model["heads"], model["width"]
+    return next((size for size, preset in PRESETS.items() if preset == shape), None)
+
+
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     """The run directories that these paths name. A directory of runs names every run in it."""
     directories: list[Path] = []
@@ -158,34 +171,48 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def read_study(paths: Sequence[str | Path]) -> Study:
-    """Open every run and check that the runs can be compared. Runs on different data cannot."""
+    """Open every run and check that the runs can be compared."""
     first, *others = read_studies(paths)
     for other in others:
         raise ValueError(
-            f"{first.results[0].run.path} and {other.results[0].run.path} were trained on different data "
-            f"({first.data}; {other.data}), so their losses cannot be compared: take one of them."
+            f"{first.results[0].run.path} and {other.results[0].run.path} have different data or sizes "
+            f"({first.name}; {other.name}) and are not compared: take one of them."
         )
     return first
 
 
 def read_studies(paths: Sequence[str | Path]) -> list[Study]:
-    """Open every run. There is one study for each set of data: losses on different data cannot be compared."""
+    """Open every run. There is one study for each set of data, and for each of the paper's sizes.
+
+    Losses on different data cannot be compared. The paper compares schemes within one size.
+    """
     runs = [open_run(path) for path in find_runs(paths)]
     if not runs:
         raise ValueError("a report needs at least one run directory, got none: give one, for example runs/race.")
     names = dict(zip((run.path for run in runs), _names(runs), strict=True))
-    by_data: dict[str, list[Run]] = {}
+    groups: dict[tuple[str, str | None], list[Run]] = {}
     for run in runs:
-        by_data.setdefault(str(run.config["data"].get("manifest_sha256")), []).append(run)
-    labels = [_describe_data(group[0]) for group in by_data.values()]
-    studies = []
-    for (manifest, group), label in zip(by_data.items(), labels, strict=True):
-        data = label if labels.count(label) == 1 else f"{label}, manifest {manifest[:12]}"
-        studies.append(_study(group, names, data))
-    return sorted(studies, key=lambda study: study.data)
+        key = str(run.config["data"].get("manifest_sha256")), size_of(run.config)
+        groups.setdefault(key, []).append(run)
+    # by data, then from the smallest size to the largest
+    sizes = [*PRESETS, None]
+    keys = sorted(groups, key=lambda key: (_describe_data(groups[key][0]), key[0], sizes.index(key[1])))
+    return [_study(groups[key], names, _group_name(key, groups)) for key in keys]
 
 
-def _study(runs: Sequence[Run], names: dict[Path, str], data: str) -> Study:
+def _group_name(key: tuple[str, str | None], groups: Mapping[tuple[str, str | None], Sequence[Run]]) -> str:
+    """The corpus and the tokenizer, with manifest and size where these are needed to tell groups apart."""
+    manifest, size = key
+    name = _describe_data(groups[key][0])
+    alike = {other for (other, _), runs in groups.items() if _describe_data(runs[0]) == name}
+    if len(alike) > 1:
+        name += f", manifest {manifest[:12]}"
+    if len({other for _, other in groups}) > 1:
+        name += f", size {size}" if size else ", other sizes"
+    return name
+
+
+def _study(runs: Sequence[Run], names: dict[Path, str], name: str) -> Study:
     settings = [_settings(run) for run in runs]
     keys = list(dict.fromkeys(key for run_settings in settings for key in run_settings))
     differing = [key for key in keys if len({json.dumps(run_settings.get(key)) for run_settings in settings}) > 1]
@@ -205,7 +232,7 @@ def _study(runs: Sequence[Run], names: dict[Path, str], data: str) -> Study:
             )
         seeds.append(result)
     _refuse_different_windows(results)
-    return Study(contestants, differing, data)
+    return Study(contestants, differing, name)
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
@@ -236,11 +263,8 @@ def _settings(run: Run) -> dict[str, Any]:
 
 
 def _describe_data(run: Run) -> str:
-    data = run.config["data"]
-    corpus = data.get("corpus")
-    name = corpus.get("name") if isinstance(corpus, dict) else corpus
-    tokenizer = (data.get("tokenizer") or {}).get("name")
-    return f"{name or 'no data'}, {tokenizer}"
+    tokenizer = (run.config["data"].get("tokenizer") or {}).get("name")
+    return f"{corpus_name(run.config) or 'no data'}, {tokenizer}"
 
 
 def _refuse_different_windows(results: Sequence[Result]) -> None:

@@ -10,9 +10,11 @@ import pytest
 
 from spheret.cli import main
 from spheret.race import reproduce
+from spheret.report.report import report_files
+from spheret.report.results import read_studies
 from spheret.runs import flags
 from spheret.runs import paper_runs as recipe
-from spheret.runs.assumptions import TABLE_SCHEMES
+from spheret.runs.assumptions import ASSUMPTIONS, READINGS, TABLE_SCHEMES
 from spheret.runs.config import complete
 from spheret.runs.paper_runs import PaperRun, paper_runs
 from spheret.runs.run import open_run
@@ -226,8 +228,7 @@ class TestRunning:
         assert main([*words, "--out", str(out)]) == 0
         assert "2 of 2 done" in capfd.readouterr().out
         # the two runs have different data, and one report shows both
-        assert main(["report", str(out), "--out", str(out / "report")]) == 0
-        tables = (out / "report" / "tables.csv").read_text()
+        tables = report_files(read_studies([out]), [])["tables.csv"].decode()
         assert "results-sotu-bytes,geonorm (exact_clamp=true),state,finished" in tables
         assert "results-stdlib-bytes,geonorm (exact_clamp=true),state,finished" in tables
 

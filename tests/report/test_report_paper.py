@@ -58,7 +58,7 @@ class TestBothCorpora:
 
     def test_the_page_says_that_there_are_two(self, both):
         page = html.unescape((both / "report" / "report.html").read_text())
-        assert "2 different sets of data (corpus, tokenizer): fineweb-edu, gpt2; openwebtext, gpt2." in page
+        assert "The runs form 2 groups: fineweb-edu, gpt2; openwebtext, gpt2." in page
         identifiers = re.findall(r'\bid="([^"]*)"', page)
         assert len(identifiers) == len(set(identifiers))
         targets = re.findall(r'<a href="#([^"]*)"', page)
@@ -82,10 +82,10 @@ class TestBothCorpora:
 
     def test_the_order_of_the_runs_does_not_matter(self, both):
         runs = sorted((both / "runs").iterdir())
-        assert [study.data for study in read_studies(runs)] == [study.data for study in read_studies(runs[::-1])]
+        assert [study.name for study in read_studies(runs)] == [study.name for study in read_studies(runs[::-1])]
 
     def test_a_study_holds_one_corpus(self, both):
-        with pytest.raises(ValueError, match=r"trained on different data \(fineweb-edu, gpt2; openwebtext, gpt2\)"):
+        with pytest.raises(ValueError, match=r"different data or sizes \(fineweb-edu, gpt2; openwebtext, gpt2\)"):
             read_study([both / "runs"])
         for study in read_studies([both / "runs"]):
             assert len(comparisons(study)) == 1
@@ -93,8 +93,31 @@ class TestBothCorpora:
     def test_one_corpus_prepared_in_two_ways(self, tmp_path):
         write_run(tmp_path / "a", data="a" * 64)
         write_run(tmp_path / "b", data="b" * 64)
-        names = [study.data for study in read_studies([tmp_path])]
+        names = [study.name for study in read_studies([tmp_path])]
         assert names == ["sotu, bytes, manifest aaaaaaaaaaaa", "sotu, bytes, manifest bbbbbbbbbbbb"]
+
+
+class TestSizes:
+    def test_each_of_the_papers_sizes_has_its_own_tables(self, tmp_path):
+        for size in "SML":
+            for scheme in SCHEMES.values():
+                recipe = PaperRun("openwebtext", size, scheme)
+                write_paper_run(tmp_path / "runs" / recipe.name, recipe)
+        studies = read_studies([tmp_path / "runs"])
+        assert [study.name for study in studies] == [f"openwebtext, gpt2, size {size}" for size in "SML"]
+        for study in studies:
+            # learning rates differ between sizes only, so no label needs them
+            assert list(study.contestants) == ["pre-ln", "proj-spheretnorm (exact_clamp=true)"]
+            assert study.differing == []
+        write_tables([tmp_path / "runs"], tmp_path / "report")
+        for size in "SML":
+            here = cell(tmp_path / "report", "paper-loss-openwebtext", "Pre-LN", f"{size} val, here")
+            assert here["source"] == f"openwebtext-{size}-pre-ln[50000].val_loss"
+
+    def test_other_shapes_stay_together(self, tmp_path):
+        write_run(tmp_path / "a", model={"width": 64})
+        write_run(tmp_path / "b", model={"width": 32})
+        assert list(read_study([tmp_path]).contestants) == ["pre-ln, width=32", "pre-ln, width=64"]
 
 
 class TestCells:
