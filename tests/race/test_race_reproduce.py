@@ -203,6 +203,8 @@ class TestRunning:
             section: values for section, values in config.items() if section != "data"
         }
         assert run.config["model"]["scheme_options"] == {"exact_clamp": True}
+        # a report compares it with the paper's recipe
+        assert run.config["data"]["val_fraction"] == 0.05
         assert run.metrics()[-1]["step"] == config["train"]["steps"]
 
     def test_what_is_done_is_not_run_again(self, out, capfd):
