@@ -21,7 +21,6 @@ from spheret.connections.norms import (
     Gain,
     Norm,
     PlainScaleNorm,
-    RMSNorm,
     make_norm,
 )
 from spheret.kernels import compute_dtype, normalize
@@ -146,9 +145,13 @@ class DeepNorm(PostLN):
 
 
 @dataclass(frozen=True)
-class Keel(Scheme):
-    """h' = RMS(2N h + F(RMS h)); the first attention is h + F(RMS h), the first MLP RMS(h + F(RMS h))."""
+class Keel(PostLN):
+    """h' = RMS(2N h + F(RMS h)); the first attention is h + F(RMS h), the first MLP RMS(h + F(RMS h)).
 
+    norm="layernorm" puts LayerNorms in place of the RMSNorms. `bias` is theirs: an RMSNorm has none.
+    """
+
+    norm: str = "rmsnorm"
     source: ClassVar[str] = "arXiv 2601.19895"
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
@@ -156,8 +159,8 @@ class Keel(Scheme):
             dim,
             sublayer,
             num_sublayers,
-            inner_norm=RMSNorm(dim),
-            outer_norm=None if sublayer == 1 else RMSNorm(dim),
+            inner_norm=self.build_norm(dim),
+            outer_norm=None if sublayer == 1 else self.build_norm(dim),
             scale=1.0 if sublayer <= 2 else float(num_sublayers),
         )
 

@@ -14,10 +14,11 @@ import torch
 from spheret.data.shards import MANIFEST
 from spheret.plan.cost import GPUS_PER_NODE, split
 from spheret.plan.memory import shape
-from spheret.race.paper_runs import DATASETS, SIZES, TABLE_SCHEMES, TOKENIZER, PaperRun, paper_runs
+from spheret.runs.assumptions import DATASETS, READINGS, TABLE_SCHEMES
 from spheret.runs.config import differences
 from spheret.runs.flags import words
 from spheret.runs.layout import CONFIG
+from spheret.runs.paper_runs import SIZES, TOKENIZER, PaperRun, paper_runs
 from spheret.runs.run import open_run
 from spheret.support import files
 from spheret.support.child import spheret_command
@@ -93,7 +94,9 @@ def describe(run: PaperRun, place: Place) -> str:
     sequences = train.tokens_per_update // model.block
     missing = "" if prepared(run, place.data) else f", not prepared yet: {prepare(run, place.data)}"
     lines = [
-        f"{run.name}: " + ("a smoke test" if run.smoke else "the paper's recipe"),
+        f"{run.name}: "
+        + ("a smoke test" if run.smoke else "the paper's recipe")
+        + (f", in the reading {run.reading}" if run.reading else ""),
         files.dump(config.as_dict()).decode().rstrip(),
         f"parameters: {shape(model).parameters:,}",
         f"updates: {train.steps:,}, the first {train.warmup:,} of them warm-up, lr {train.lr:g} down to "
@@ -200,6 +203,7 @@ def reproduce(
     data: Path | None = None,
     nproc: int | None = None,
     device: str | None = None,
+    reading: str | None = None,
 ) -> int:
     """Train one run of the paper's tables with its hyperparameters, or all of them. Run it again to continue.
 
@@ -214,6 +218,8 @@ def reproduce(
         data: The directory that holds fineweb-edu/ and openwebtext/ as spheret prepare wrote them; else the cache.
         nproc: Processes on this machine, under torchrun if more than one; by default one per GPU.
         device: cuda, mps or cpu; by default the first of these that this machine has.
+        reading: Another answer to a question that the paper leaves open (docs/methods.md lists them): inner-norm,
+            no-final-norm, block-index, sqrt-schedule, no-entry-norm or layernorm. The run gets a name of its own.
     """
     for kind, choice, allowed in (
         ("dataset", dataset, DATASETS), ("size", size, SIZES), ("scheme", scheme, TABLE_SCHEMES),
@@ -222,9 +228,11 @@ def reproduce(
             raise unknown(kind, choice, allowed)
         if choice is None and not all:
             raise ValueError(f"--{kind} is needed, one of {', '.join(allowed)}; or --all.")
+    if reading is not None and reading not in READINGS:
+        raise unknown("reading", reading, READINGS)
     processes = nproc if nproc is not None else max(1, torch.cuda.device_count())
     place = Place(out.expanduser(), None if data is None else data.expanduser(), processes, device)
-    chosen = [replace(run, smoke=smoke) for run in paper_runs(dataset, size, scheme)]
+    chosen = [replace(run, smoke=smoke) for run in paper_runs(dataset, size, scheme, reading)]
     # a number of processes that does not divide an update is found before anything runs
     batch(chosen[0], processes)
     if smoke:

@@ -3,146 +3,226 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from spheret.evaluate.tasks import PAPER_COLUMNS
-from spheret.model.gpt import PRESETS
-from spheret.report.paper_numbers import CORPORA, FOOTNOTES, LOSSES, ROWS, SIZES, SOURCE, ZERO_SHOT
+from spheret.report.departures import departures, recipe_of
+from spheret.report.paper_numbers import (
+    AVERAGE_ACCURACIES,
+    CORPORA,
+    FOOTNOTES,
+    LOSSES,
+    ROWS,
+    SIZES,
+    SOURCE,
+    ZERO_SHOT,
+    format_average,
+)
 from spheret.report.results import Number, Result, Study
 from spheret.report.sections import Section, format_loss, format_perplexity, number_cell, perplexity
 from spheret.report.tables import Table, TableCell
-from spheret.report.zero_shot import zero_shot_number
-from spheret.runs.recipes import LEARNING_RATES, PAPER
+from spheret.report.zero_shot import MARKS, average_accuracy, evaluation_marks, zero_shot_number
+from spheret.runs.assumptions import READINGS
+from spheret.runs.paper_runs import PaperRun
 
 NOT_RUN = "not run"
-# one cell of the paper's tables: row, corpus, size
-PaperCell = tuple[str, str, str]
+# the mark of a number whose run departs from the recipe
+DEPARTS = "*"
 
 
-def corpus_of(result: Result) -> str | None:
-    corpus = result.run.config["data"].get("corpus")
-    return corpus.get("name") if isinstance(corpus, dict) else corpus
+@dataclass(frozen=True)
+class Candidate:
+    """The runs of one contestant that belong beside a cell of the paper's tables, with all their departures."""
+
+    runs: Sequence[Result]
+    departures: list[str]
+
+    @property
+    def names(self) -> str:
+        return ", ".join(run.name for run in self.runs)
 
 
-def size_of(result: Result) -> str | None:
-    """S, M or L if the model has that shape, else None."""
-    model = result.run.config["model"]
-    shape = model["layers"], model["heads"], model["width"]
-    return next((size for size, preset in PRESETS.items() if preset == shape), None)
+class RunsBesideThePaper:
+    """The finished runs that belong beside the paper's tables, by the run of the paper that they repeat.
 
-
-def different_settings(result: Result) -> list[str]:
-    """The settings of a run that differ from the paper's, each as "KEY VALUE instead of VALUE"."""
-    config = result.run.config
-    settings = {**config["model"], **config["train"]}
-    size = size_of(result)
-    shared = {**PAPER["model"], **PAPER["train"]}
-    paper = {key: shared[key] for key in ("steps", "tokens_per_update", "block", "vocab", "precision", "head_bias")}
-    paper |= {"lr": LEARNING_RATES[size]} if size else {}
-    return [
-        f"{key} {settings.get(key)} instead of {value}" for key, value in paper.items() if settings.get(key) != value
-    ]
-
-
-def runs_by_paper_cell(study: Study) -> dict[PaperCell, list[Result]]:
-    """The finished runs that belong beside a cell of the paper's tables.
-
-    A scheme with options is not a scheme of the paper. If several contestants belong to one cell, the first is taken.
+    If several contestants belong to one cell, the one that departs least from the recipe is shown.
     """
-    rows = {scheme: row for row, scheme in ROWS.items()}
-    by_cell: dict[PaperCell, list[Result]] = {}
-    for runs in study.contestants.values():
-        first = runs[0]
-        corpus, size, row = corpus_of(first), size_of(first), rows.get(first.scheme)
-        # the paper itself uses exact_clamp, so a scheme with this option is still the paper's
-        plain = set(first.run.config["model"].get("scheme_options") or ()) <= {"exact_clamp"}
-        if row and plain and corpus in CORPORA and size and all(run.finished for run in runs):
-            by_cell.setdefault((row, str(corpus), size), runs)
-    return by_cell
+
+    def __init__(self, studies: Sequence[Study]) -> None:
+        self.candidates: dict[PaperRun, list[Candidate]] = {}
+        for study in studies:
+            for runs in study.contestants.values():
+                recipe = recipe_of(runs[0].run.config)
+                if recipe is not None and all(run.finished for run in runs):
+                    found = [text for run in runs for text in departures(run.run.config, recipe)]
+                    candidate = Candidate(runs, list(dict.fromkeys(found)))
+                    self.candidates.setdefault(recipe, []).append(candidate)
+        for candidates in self.candidates.values():
+            candidates.sort(key=lambda candidate: len(candidate.departures))
+
+    def rows(self, corpus: str, sizes: Sequence[str] = SIZES) -> list[tuple[str, str | None]]:
+        """The rows of a table: the paper's, and below each the other readings that were run."""
+        read = {(run.scheme, run.reading) for run in self.candidates if run.dataset == corpus and run.size in sizes}
+        return [
+            (row, reading)
+            for row, scheme in ROWS.items()
+            for reading in (None, *READINGS)
+            if reading is None or (scheme, reading) in read
+        ]
+
+    def _shown(self, row: str, reading: str | None, corpus: str, size: str) -> Candidate | None:
+        candidates = self.candidates.get(PaperRun(corpus, size, ROWS[row], reading=reading))
+        return candidates[0] if candidates else None
+
+    def cell(
+        self,
+        place: tuple[str, str | None, str, str],
+        number: Callable[[Result], Number | None],
+        format_number: Callable[[float], str],
+        marks: Callable[[Result], list[str]],
+    ) -> TableCell:
+        """The number of the runs at (row, reading, corpus, size), followed by what sets it apart from the paper's."""
+        shown = self._shown(*place)
+        if shown is None:
+            return TableCell(NOT_RUN)
+        cell = number_cell([number(run) for run in shown.runs], format_number, NOT_RUN)
+        if cell.value is None:
+            return cell
+        words = list(dict.fromkeys(mark for run in shown.runs for mark in marks(run)))
+        text = cell.text + (f" ({', '.join(words)})" if words else "") + (f" {DEPARTS}" if shown.departures else "")
+        return replace(cell, text=text)
+
+    def notes(self, corpora: Sequence[str], sizes: Sequence[str]) -> list[str]:
+        """What a reader of a table must know about the runs in it."""
+        rows, notes = {scheme: row for row, scheme in ROWS.items()}, []
+        for recipe, (shown, *others) in self.candidates.items():
+            if recipe.dataset not in corpora or recipe.size not in sizes:
+                continue
+            place = f"{_row_name(rows[recipe.scheme], recipe.reading)}, {CORPORA[recipe.dataset]} {recipe.size}"
+            if shown.departures:
+                notes.append(
+                    f"{DEPARTS} The run of {place}, has settings that differ from the paper's: "
+                    f"{'; '.join(shown.departures)}."
+                )
+            if others:
+                notes.append(
+                    f"{place}, shows {shown.names}, which departs least from the recipe, and not "
+                    f"{', '.join(other.names for other in others)}."
+                )
+        return notes
 
 
-def _run_cell(
-    runs: Sequence[Result] | None, number: Callable[[Result], Number | None], format_number: Callable[[float], str]
-) -> TableCell:
-    return TableCell(NOT_RUN) if runs is None else number_cell([number(run) for run in runs], format_number, NOT_RUN)
+def _row_name(row: str, reading: str | None) -> str:
+    return row if reading is None else f"{row}, {reading}"
 
 
 def _paper_cell(text: str, table: str) -> TableCell:
     return TableCell(text, float(text), f"{SOURCE}, {table}")
 
 
-def _loss_table(corpus: str, by_cell: dict[PaperCell, list[Result]]) -> Table:
+def _validation_marks(result: Result) -> list[str]:
+    step = (result.validation or {}).get("step")
+    return [] if step == result.run.steps else [f"step {step}"]
+
+
+def _no_marks(result: Result) -> list[str]:
+    return []
+
+
+def _loss_table(corpus: str, here: RunsBesideThePaper) -> Table:
     columns, rows = ["scheme"], []
     for size in SIZES:
         columns += [f"{size} {kind}, {origin}" for kind in ("train", "val") for origin in ("paper", "here")]
-    for row in ROWS:
-        cells = [TableCell(row)]
+    for row, reading in here.rows(corpus):
+        cells = [TableCell(_row_name(row, reading))]
         for size in SIZES:
-            paper, runs = LOSSES[row, corpus, size], by_cell.get((row, corpus, size))
+            paper, place = LOSSES[row, corpus, size], (row, reading, corpus, size)
             cells += [
                 _paper_cell(paper.train, "table of losses"),
-                _run_cell(runs, lambda run: run.train_loss, format_loss),
+                here.cell(place, lambda run: run.train_loss, format_loss, _no_marks),
                 _paper_cell(paper.val, "table of losses"),
-                _run_cell(runs, lambda run: run.val_loss, format_loss),
+                here.cell(place, lambda run: run.val_loss, format_loss, _validation_marks),
             ]
         rows.append(cells)
-    return Table(f"paper-loss-{corpus}", f"Loss on {CORPORA[corpus]}", columns, rows)
+    notes = here.notes([corpus], SIZES)
+    return Table(f"paper-loss-{corpus}", f"Loss on {CORPORA[corpus]}", columns, rows, notes)
 
 
-def _perplexity_table(by_cell: dict[PaperCell, list[Result]]) -> Table:
+def _perplexity_table(here: RunsBesideThePaper) -> Table:
     columns, rows = ["scheme"], []
     for name in CORPORA.values():
         columns += [f"{name} {size}, {origin}" for size in SIZES for origin in ("paper", "here")]
-    for row in ROWS:
-        cells = [TableCell(row)]
+    # a reading that was run on one corpus has a row here too
+    present = {place for corpus in CORPORA for place in here.rows(corpus)}
+    order = [(row, reading) for row in ROWS for reading in (None, *READINGS) if (row, reading) in present]
+    for row, reading in order:
+        cells = [TableCell(_row_name(row, reading))]
         for corpus in CORPORA:
             for size in SIZES:
                 cells += [
                     _paper_cell(LOSSES[row, corpus, size].perplexity, "table of perplexities"),
-                    _run_cell(
-                        by_cell.get((row, corpus, size)), lambda run: perplexity(run.val_loss), format_perplexity
+                    here.cell(
+                        (row, reading, corpus, size),
+                        lambda run: perplexity(run.val_loss),
+                        format_perplexity,
+                        _validation_marks,
                     ),
                 ]
         rows.append(cells)
-    return Table("paper-perplexity", "Validation perplexity", columns, rows)
+    notes = here.notes(list(CORPORA), SIZES)
+    return Table("paper-perplexity", "Validation perplexity", columns, rows, notes)
 
 
-def _zero_shot_table(corpus: str, by_cell: dict[PaperCell, list[Result]]) -> Table:
+def _zero_shot_table(corpus: str, here: RunsBesideThePaper) -> Table:
     columns, rows = ["scheme"], []
-    for column in PAPER_COLUMNS:
-        columns += [f"{column.heading}, {origin}" for origin in ("paper", "here")]
-    for row, texts in ZERO_SHOT[corpus].items():
-        cells = [TableCell(row)]
-        runs = by_cell.get((row, corpus, "L"))
-        for column, text in zip(PAPER_COLUMNS, texts, strict=True):
+    for heading in (*(column.heading for column in PAPER_COLUMNS), "average acc"):
+        columns += [f"{heading}, {origin}" for origin in ("paper", "here")]
+    for row, reading in here.rows(corpus, ["L"]):
+        cells, place = [TableCell(_row_name(row, reading))], (row, reading, corpus, "L")
+        for column, text in zip(PAPER_COLUMNS, ZERO_SHOT[corpus][row], strict=True):
+            number = partial(zero_shot_number, task=column.task, metric=column.metric)
             cells += [
                 _paper_cell(text, "zero-shot table"),
-                _run_cell(runs, partial(zero_shot_number, task=column.task, metric=column.metric), format_perplexity),
+                here.cell(place, number, format_perplexity, evaluation_marks),
             ]
+        average = AVERAGE_ACCURACIES[corpus][row]
+        source = f"mean of the ten accuracies of {SOURCE}, zero-shot table"
+        cells += [
+            TableCell(format_average(average), float(average), source),
+            here.cell(place, average_accuracy, format_perplexity, evaluation_marks),
+        ]
         rows.append(cells)
-    return Table(f"paper-zero-shot-{corpus}", f"Zero-shot, L, trained on {CORPORA[corpus]}", columns, rows)
+    marked = any("(" in cell.text for cells in rows for cell in cells[1:])
+    notes = [
+        "Average acc is the mean of the ten accuracies. The paper's own is computed from its table.",
+        *([MARKS] if marked else []),
+        *here.notes([corpus], ["L"]),
+    ]
+    return Table(f"paper-zero-shot-{corpus}", f"Zero-shot, L, trained on {CORPORA[corpus]}", columns, rows, notes)
 
 
-def paper_section(study: Study) -> Section:
-    by_cell = runs_by_paper_cell(study)
+def paper_section(studies: Sequence[Study]) -> Section:
+    """The paper's tables with the runs of all studies beside them."""
+    here = RunsBesideThePaper(studies)
     tables = [
-        *(_loss_table(corpus, by_cell) for corpus in CORPORA),
-        _perplexity_table(by_cell),
-        *(_zero_shot_table(corpus, by_cell) for corpus in CORPORA),
+        *(_loss_table(corpus, here) for corpus in CORPORA),
+        _perplexity_table(here),
+        *(_zero_shot_table(corpus, here) for corpus in CORPORA),
     ]
     paragraphs = [
         f'Columns "paper" are the numbers of {SOURCE}. Columns "here" are the runs of this report with the same '
-        f"scheme, size and corpus. S, M and L are the model sizes of the paper."
+        f"scheme, size and corpus. S, M and L are the model sizes of the paper. A number with {DEPARTS} is from a "
+        f"run that departs from the paper's recipe. The notes below its table name every setting that differs."
     ]
-    if not by_cell:
+    readings = [name for name in READINGS if any(run.reading == name for run in here.candidates)]
+    paragraphs += [
+        f"Rows that end in {name} follow another reading of the paper. {READINGS[name].question} "
+        f"{READINGS[name].other} The other rows: {READINGS[name].answer}"
+        for name in readings
+    ]
+    if not here.candidates:
         paragraphs.append(
             f'No run of this report has a scheme, size and corpus of the paper, so every cell "here" is "{NOT_RUN}".'
         )
-    for (row, corpus, size), runs in by_cell.items():
-        settings = different_settings(runs[0])
-        if settings:
-            paragraphs.append(
-                f"The run of {row}, {CORPORA[corpus]} {size}, has settings that differ from the paper's: "
-                f"{'; '.join(settings)}."
-            )
     return Section("paper", "Comparison with the paper", [*paragraphs, *FOOTNOTES], tables, folded=True)

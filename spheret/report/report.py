@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from spheret.report import sections, tables
@@ -11,13 +13,13 @@ from spheret.report.figure_style import Drawing
 from spheret.report.page import page
 from spheret.report.paper_comparison import paper_section
 from spheret.report.plots import FIGURES, draw
-from spheret.report.results import Study, read_study
+from spheret.report.results import Study, read_studies
 from spheret.report.sections import Section
 from spheret.report.zero_shot import zero_shot_section
 from spheret.support.files import write_atomically
 
 TITLE = "Deep connections compared"
-# in the order of the page
+# the sections of one study, in the order of the page
 SECTIONS: tuple[Callable[[Study], Section | None], ...] = (
     sections.summary_section,
     sections.results_section,
@@ -25,49 +27,85 @@ SECTIONS: tuple[Callable[[Study], Section | None], ...] = (
     sections.stream_section,
     zero_shot_section,
     certificates_section,
-    paper_section,
     sections.provenance_section,
 )
 
 
-def sections_of(study: Study) -> list[Section]:
-    """Every section that has something to show for these runs."""
-    return [section for section in (function(study) for function in SECTIONS) if section is not None]
+def sections_of(studies: Sequence[Study]) -> list[Section]:
+    """Every section that has something to show: those of each study, and the comparison with the paper for all.
+
+    With several studies the names of sections, tables and figures end in the name of the study.
+    """
+    page_sections = [] if len(studies) == 1 else [sections.groups_section(studies)]
+    for study in studies:
+        own = [section for section in (function(study) for function in SECTIONS) if section is not None]
+        page_sections += own if len(studies) == 1 else [_renamed(section, study) for section in own]
+    return [*page_sections, paper_section(studies)]
 
 
-def report_files(study: Study, drawings: Sequence[Drawing]) -> dict[str, bytes]:
+def _suffix(study: Study) -> str:
+    return "-" + re.sub(r"[^a-z0-9]+", "-", study.name.lower()).strip("-")
+
+
+def _renamed(section: Section, study: Study) -> Section:
+    suffix = _suffix(study)
+    return replace(
+        section,
+        name=section.name + suffix,
+        title=f"{section.title}: {study.name}",
+        tables=[replace(t, name=t.name + suffix, caption=f"{t.caption}: {study.name}") for t in section.tables],
+        figures=[name + suffix for name in section.figures],
+    )
+
+
+def drawings_of(studies: Sequence[Study]) -> list[Drawing]:
+    """The figures of every study, named like its sections."""
+    if len(studies) == 1:
+        return draw(studies[0])
+    return [
+        replace(drawing, name=drawing.name + _suffix(study), caption=f"{drawing.caption}: {study.name}")
+        for study in studies
+        for drawing in draw(study)
+    ]
+
+
+def report_files(studies: Sequence[Study], drawings: Sequence[Drawing]) -> dict[str, bytes]:
     """The content of every file of a report, by file name."""
-    study_sections = sections_of(study)
-    study_tables = [table for section in study_sections for table in section.tables]
+    page_sections = sections_of(studies)
+    page_tables = [table for section in page_sections for table in section.tables]
     return {
-        "tables.md": tables.to_markdown(study_tables).encode(),
-        "tables.csv": tables.to_csv(study_tables).encode(),
-        "tables.tex": tables.to_latex(study_tables).encode(),
+        "tables.md": tables.to_markdown(page_tables).encode(),
+        "tables.csv": tables.to_csv(page_tables).encode(),
+        "tables.tex": tables.to_latex(page_tables).encode(),
         **{f"figures/{drawing.name}.svg": drawing.svg.encode() for drawing in drawings},
         **{f"figures/{drawing.name}.png": drawing.png for drawing in drawings},
         # written last: if the page exists, the other files do too
-        "report.html": page(TITLE, study_sections, drawings).encode(),
+        "report.html": page(TITLE, page_sections, drawings).encode(),
     }
 
 
 def report(runs: Sequence[str | Path], out: str | Path) -> Path:
     """Write the page, the tables and the figures of some runs. Returns the path of the page."""
-    study = read_study(runs)
+    studies = read_studies(runs)
     directory = Path(out).expanduser()
     if directory.exists() and not directory.is_dir():
         raise NotADirectoryError(f"--out {directory} is a file: give a directory.")
-    files = report_files(study, draw(study))
+    files = report_files(studies, drawings_of(studies))
     (directory / "figures").mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
         write_atomically(directory / name, data)
     # an earlier report may have had more figures
-    for stale in {f"figures/{name}.{kind}" for name in FIGURES for kind in ("svg", "png")} - set(files):
-        (directory / stale).unlink(missing_ok=True)
+    for path in sorted((directory / "figures").iterdir()):
+        ours = any(re.fullmatch(rf"{name}(-.+)?\.(svg|png)", path.name) for name in FIGURES)
+        if ours and f"figures/{path.name}" not in files:
+            path.unlink()
     return directory / "report.html"
 
 
 def report_command(runs: tuple[str, ...] = (), /, out: str = "report") -> int:
     """Compare runs: one self-contained page, tables in Markdown, CSV and LaTeX, figures in SVG and PNG.
+
+    Runs are compared only with runs on the same data and, of the paper's sizes, of the same size.
 
     Args:
         runs: run directories, or directories that contain run directories.

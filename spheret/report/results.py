@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from spheret.connections import SCHEMES
+from spheret.model.gpt import PRESETS
 from spheret.runs.config import BOOKKEEPING
 from spheret.runs.layout import CONFIG, METRICS
 from spheret.runs.metrics import checked_metrics
@@ -117,14 +118,17 @@ class Result:
 
 @dataclass(frozen=True)
 class Study:
-    """Runs on the same data, grouped by contestant.
+    """Runs that can be compared, grouped by contestant. They have the same data.
 
     A contestant is a scheme with its options, and with every other setting that differs between the runs.
+
+    differing: names of the settings that are not the same in all runs.
+    name: the corpus and the tokenizer, and what else tells the studies of a report apart.
     """
 
     contestants: dict[str, list[Result]]
-    # names of the settings that are not the same in all runs
     differing: list[str]
+    name: str
 
     @property
     def results(self) -> list[Result]:
@@ -145,6 +149,18 @@ class Study:
         return self.results[0].run.config
 
 
+def corpus_name(config: Mapping[str, Any]) -> str | None:
+    corpus = config["data"].get("corpus")
+    return corpus.get("name") if isinstance(corpus, Mapping) else corpus
+
+
+def size_of(config: Mapping[str, Any]) -> str | None:
+    """The paper's S, M or L if the model has that shape, else None."""
+    model = config["model"]
+    shape = model["layers"], model["heads"], model["width"]
+    return next((size for size, preset in PRESETS.items() if preset == shape), None)
+
+
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     """The run directories that these paths name. A directory of runs names every run in it."""
     directories: list[Path] = []
@@ -155,19 +171,55 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def read_study(paths: Sequence[str | Path]) -> Study:
-    """Open every run and check that the runs can stand in one table."""
+    """Open every run and check that the runs can be compared."""
+    first, *others = read_studies(paths)
+    for other in others:
+        raise ValueError(
+            f"{first.results[0].run.path} and {other.results[0].run.path} have different data or sizes "
+            f"({first.name}; {other.name}) and are not compared: take one of them."
+        )
+    return first
+
+
+def read_studies(paths: Sequence[str | Path]) -> list[Study]:
+    """Open every run. There is one study for each set of data, and for each of the paper's sizes.
+
+    Losses on different data cannot be compared. The paper compares schemes within one size.
+    """
     runs = [open_run(path) for path in find_runs(paths)]
     if not runs:
         raise ValueError("a report needs at least one run directory, got none: give one, for example runs/race.")
-    _refuse_different_data(runs)
-    names = _names(runs)
+    names = dict(zip((run.path for run in runs), _names(runs), strict=True))
+    groups: dict[tuple[str, str | None], list[Run]] = {}
+    for run in runs:
+        key = str(run.config["data"].get("manifest_sha256")), size_of(run.config)
+        groups.setdefault(key, []).append(run)
+    # by data, then from the smallest size to the largest
+    sizes = [*PRESETS, None]
+    keys = sorted(groups, key=lambda key: (_describe_data(groups[key][0]), key[0], sizes.index(key[1])))
+    return [_study(groups[key], names, _group_name(key, groups)) for key in keys]
+
+
+def _group_name(key: tuple[str, str | None], groups: Mapping[tuple[str, str | None], Sequence[Run]]) -> str:
+    """The corpus and the tokenizer, with manifest and size where these are needed to tell groups apart."""
+    manifest, size = key
+    name = _describe_data(groups[key][0])
+    alike = {other for (other, _), runs in groups.items() if _describe_data(runs[0]) == name}
+    if len(alike) > 1:
+        name += f", manifest {manifest[:12]}"
+    if len({other for _, other in groups}) > 1:
+        name += f", size {size}" if size else ", other sizes"
+    return name
+
+
+def _study(runs: Sequence[Run], names: dict[Path, str], name: str) -> Study:
     settings = [_settings(run) for run in runs]
     keys = list(dict.fromkeys(key for run_settings in settings for key in run_settings))
     differing = [key for key in keys if len({json.dumps(run_settings.get(key)) for run_settings in settings}) > 1]
     results = []
-    for run, name, run_settings in zip(runs, names, settings, strict=True):
+    for run, run_settings in zip(runs, settings, strict=True):
         label = ", ".join([_contestant(run), *(f"{key}={_format_value(run_settings.get(key))}" for key in differing)])
-        results.append(Result(run, name, label, checked_metrics(run.path / METRICS)))
+        results.append(Result(run, names[run.path], label, checked_metrics(run.path / METRICS)))
     order = list(SCHEMES)
     results.sort(key=lambda r: (order.index(r.scheme) if r.scheme in order else len(order), r.label, r.seed, r.name))
     contestants: dict[str, list[Result]] = {}
@@ -180,7 +232,7 @@ def read_study(paths: Sequence[str | Path]) -> Study:
             )
         seeds.append(result)
     _refuse_different_windows(results)
-    return Study(contestants, differing)
+    return Study(contestants, differing, name)
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
@@ -210,22 +262,9 @@ def _settings(run: Run) -> dict[str, Any]:
     return {**model, **{k: v for k, v in run.config["train"].items() if k not in BOOKKEEPING}}
 
 
-def _refuse_different_data(runs: Sequence[Run]) -> None:
-    first = runs[0]
-    for run in runs[1:]:
-        if first.config["data"].get("manifest_sha256") != run.config["data"].get("manifest_sha256"):
-            raise ValueError(
-                f"{first.path} and {run.path} were trained on different data ({_describe_data(first)}; "
-                f"{_describe_data(run)}), so their losses cannot be compared: make one report for each."
-            )
-
-
 def _describe_data(run: Run) -> str:
-    data = run.config["data"]
-    corpus = data.get("corpus")
-    name = corpus.get("name") if isinstance(corpus, dict) else corpus
-    tokenizer = (data.get("tokenizer") or {}).get("name")
-    return f"{name or 'no data'}, {tokenizer}, manifest {str(data.get('manifest_sha256'))[:12]}"
+    tokenizer = (run.config["data"].get("tokenizer") or {}).get("name")
+    return f"{corpus_name(run.config) or 'no data'}, {tokenizer}"
 
 
 def _refuse_different_windows(results: Sequence[Result]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from spheret.report.results import WINDOW, Number, Result, Study
+from spheret.report.results import WINDOW, Number, Result, Study, corpus_name
 from spheret.report.statistics import mean_and_deviation
 from spheret.report.tables import Table, TableCell, ranked
 from spheret.report.verdicts import EVALUATION_NOISE, FALSE_WINNER, comparisons
@@ -61,8 +61,6 @@ def number_cell(
 
 def _shared_settings(study: Study) -> str:
     model, train, data = (study.config[key] for key in ("model", "train", "data"))
-    corpus = data.get("corpus")
-    name = corpus.get("name") if isinstance(corpus, dict) else corpus
     texts = {
         "layers": f"{model['layers']} layers",
         "width": f"width {model['width']}",
@@ -72,7 +70,7 @@ def _shared_settings(study: Study) -> str:
     }
     shared = [text for key, text in texts.items() if key not in study.differing]
     tokenizer = (data.get("tokenizer") or {}).get("name")
-    return ", ".join([f"corpus {name}", f"tokenizer {tokenizer}", *shared])
+    return ", ".join([f"corpus {corpus_name(study.config)}", f"tokenizer {tokenizer}", *shared])
 
 
 def _describe_seeds(study: Study) -> str:
@@ -102,6 +100,20 @@ def _warnings(study: Study) -> list[str]:
             )
         warnings += [f"{name}, raised an alarm at step {step}: {text}." for step, text in result.alarms]
     return [text.replace("..", ".") for text in warnings]
+
+
+def groups_section(studies: Sequence[Study]) -> Section:
+    """What a reader must know first if not all runs can be compared."""
+    return Section(
+        "groups",
+        "The groups",
+        [
+            f"The runs form {len(studies)} groups: {'; '.join(study.name for study in studies)}. Losses on different "
+            f"data cannot be compared, and the paper compares schemes within one model size. So each group has its "
+            f"own sections, and every comparison is between runs of one group. The comparison with the paper, at the "
+            f"end, shows the runs of all groups."
+        ],
+    )
 
 
 def summary_section(study: Study) -> Section:

@@ -12,6 +12,11 @@ from spheret.report.sections import Section
 from spheret.report.tables import Table, TableCell
 from spheret.runs.layout import EVAL
 
+MARKS = (
+    '"Limit N" means that only the first N documents of each task were evaluated, "step N" that the checkpoint of '
+    "step N was, which is not the last."
+)
+
 
 def zero_shot_number(result: Result, task: str, metric: str) -> Number | None:
     """One metric of a run's eval.json, accuracies in percent as in the paper; None if it was not measured."""
@@ -21,6 +26,21 @@ def zero_shot_number(result: Result, task: str, metric: str) -> Number | None:
         if (cell["task"], cell["metric"]) == (task, metric) and cell["value"] is not None:
             return Number(cell["value"], f"{result.name}/{EVAL} tasks.{task}.metrics.{metric}")
     return None
+
+
+def average_accuracy(result: Result) -> Number | None:
+    """The mean of the ten accuracies of a run's eval.json in percent; None if one of them was not measured."""
+    average = eval_json.table([result.run.path])[0]["average"] if _is_evaluated(result) else None
+    return None if average is None else Number(average["value"], f"{result.name}/{EVAL} mean of the ten accuracies")
+
+
+def evaluation_marks(result: Result) -> list[str]:
+    """What makes an evaluation less than the paper's: a limit of documents, or a step that is not the last."""
+    if not _is_evaluated(result):
+        return []
+    evaluation = eval_json.read(result.run.path)
+    marks = [] if evaluation["limit"] is None else [f"limit {evaluation['limit']}"]
+    return [*marks, *([] if evaluation["step"] == result.run.steps else [f"step {evaluation['step']}"])]
 
 
 def zero_shot_section(study: Study) -> Section | None:
@@ -69,6 +89,10 @@ def _metrics_table(evaluated: list[Result]) -> Table:
         "Accuracies are in percent. Each number is followed by its standard error. The average is over the ten "
         "accuracies."
     ]
+    for result in evaluated:
+        marks = evaluation_marks(result)
+        if marks:
+            notes.append(f"{result.name} was evaluated with {', '.join(marks)}. {MARKS}")
     return Table("zero-shot", "Zero-shot metrics", ["run", *headings, "average accuracy"], rows, notes)
 
 

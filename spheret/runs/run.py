@@ -136,6 +136,7 @@ def describe_data(data: Data | None, tokenizer: dict[str, Any]) -> dict[str, Any
         "corpus": data.manifest["corpus"],
         "tokenizer": tokenizer,
         "tokens": data.manifest["tokens"],
+        "val_fraction": data.manifest["val_fraction"],
         "unigram_entropy": float(-(share * share.log()).sum()),
     }
 

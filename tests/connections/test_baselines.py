@@ -165,6 +165,18 @@ def test_every_sublayer_computes_its_published_formula(name):
         assert_equal(connection(h, branch), FORMULAS[name](connection, h, branch))
 
 
+def test_keel_with_layernorms():
+    """The other reading of Keel: the same places and scales, with LayerNorm for every RMSNorm."""
+    h, branch = rows(6, D), nn.Sequential(nn.Linear(D, D), nn.Tanh()).double()
+    for layer in range(1, DEPTH + 1):
+        connection = randomize(scheme("keel", norm="layernorm").connect(D, layer, DEPTH))
+        scale = 1 if layer < 3 else 2 * N
+        expected = scale * h + branch(ln(h, connection.inner_norm))
+        assert_equal(connection(h, branch), expected if layer == 1 else ln(expected, connection.outer_norm))
+    assert scheme("keel").norm == "rmsnorm"
+    assert scheme("keel", norm="layernorm", bias=False).connect(D, 2, DEPTH).outer_norm.bias is None
+
+
 class TestEntryAndExit:
     x = rows(6, D)
 

