@@ -134,6 +134,12 @@ class TestAngle:
         assert update.angle(self.h, f).tolist() == pytest.approx([0.3] * 6)
         assert angle_between(self.h, update(self.h, f)).tolist() == pytest.approx([0.3] * 6)
 
+    def test_a_learned_p_is_capped_by_its_own_value_and_not_by_that_of_the_row(self):
+        update = SpheretNorm(D, 1, retraction=4.0, learnable_p=True, max_angle=2.0).double()
+        f = 100 * rows(6, D, seed=1)
+        assert update.angle(self.h, f).tolist() == pytest.approx([2.0] * 6)
+        assert angle_between(self.h, update(self.h, f)).tolist() == pytest.approx([2.0] * 6)
+
     def test_between_rows(self):
         x = torch.eye(3, dtype=torch.float64)
         assert angle_between(x, 7 * x).tolist() == [0, 0, 0]

@@ -38,7 +38,7 @@ def test_the_error_of_the_norm_in_float32_is_a_rounding_of_c(retraction):
 
 @pytest.mark.parametrize("cap", [None, math.pi / 4])
 @pytest.mark.parametrize("retraction", RETRACTIONS)
-def test_extreme_rows_in_float32_are_those_of_float64(retraction, cap):
+def test_rows_of_any_size_in_float32_are_those_of_float64(retraction, cap):
     for h_size, f_size in ((1e-18, 1e-18), (1e-18, 1.0), (1e-9, 1e9), (1.0, 1e15), (1e18, 1e18), (1e18, 1.0)):
         h, f = (x.float() for x in along_and_across(4, 6, h_size, f_size, 0.5 if f_size >= h_size else 0.0))
         g = rows(4, 6, seed=2)
