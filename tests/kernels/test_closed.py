@@ -88,6 +88,65 @@ def test_the_directional_derivative_is_that_of_the_definition(retraction, cap, s
     torch.testing.assert_close(pulled, (g * expected).sum(), rtol=1e-6, atol=1e-7)
 
 
+class TestOneArgumentAtATime:
+    """Derivatives in one argument while the others are constants, with a row of zeros among the rows."""
+
+    h, f = along_and_across(4, 5, 2.0, 1.5, 0.4)
+    h[1] = 0
+    inputs = (h, f, torch.tensor([0.6], dtype=torch.float64), torch.tensor([0.7], dtype=torch.float64))
+    directions = (rows(4, 5, seed=5), rows(4, 5, seed=6), *torch.tensor([[0.9], [1.1]], dtype=torch.float64))
+
+    @pytest.mark.parametrize("cap", [None, 0.3])
+    @pytest.mark.parametrize("index", range(4), ids=["h", "f", "alpha", "p"])
+    def test_forward_mode_and_backward(self, index, cap):
+        def update(x):
+            with use("closed"):
+                return retract(*(x if k == index else y for k, y in enumerate(self.inputs)), cap)
+
+        def truth(t):
+            h, f, alpha, p = (
+                x + t * v if k == index else x
+                for k, (x, v) in enumerate(zip(self.inputs, self.directions, strict=True))
+            )
+            return definition(h, f, alpha, angular(float(p)).angle, cap)[0]
+
+        step = 1e-5
+        expected = (truth(step) - truth(-step)) / (2 * step)
+        # a row of zeros follows h alone, and shares in no gradient but its own
+        expected[1] = self.directions[0][1] if index == 0 else 0
+        pushed = torch.func.jvp(update, (self.inputs[index],), (self.directions[index],))[1]
+        torch.testing.assert_close(pushed, expected, rtol=1e-6, atol=1e-7)
+        g = rows(4, 5, seed=7)
+        (pulled,) = torch.func.vjp(update, self.inputs[index])[1](g)
+        torch.testing.assert_close(
+            (pulled * self.directions[index]).sum(), (g * expected).sum(), rtol=1e-6, atol=1e-7
+        )
+
+    @pytest.mark.parametrize("shape", [(5,), (2, 2, 5), (1, 4, 1, 5)], ids=str)
+    def test_rows_of_any_shape(self, shape):
+        count = math.prod(shape[:-1])
+        h, f, *scalars = self.inputs
+
+        def update(h, f):
+            with use("closed"):
+                return retract(h, f, *scalars)
+
+        flat = tuple(x[:count] for x in (h, f)), tuple(v[:count] for v in self.directions[:2])
+        shaped = (tuple(x.reshape(shape) for x in group) for group in flat)
+        for got, truth in zip(torch.func.jvp(update, *shaped), torch.func.jvp(update, *flat), strict=True):
+            torch.testing.assert_close(got, truth.view(shape), rtol=1e-13, atol=1e-13)
+
+    def test_steps_per_row(self):
+        """One alpha and one p for each row: their gradients have that shape, and are 0 for the row of zeros."""
+        alpha, p = (x.expand(4, 1).clone().requires_grad_() for x in self.inputs[2:])
+        with use("closed"):
+            retract(self.h, self.f, alpha, p).sum().backward()
+        for x in (alpha, p):
+            assert x.grad.shape == (4, 1)
+            assert (x.grad[[0, 2, 3]] != 0).all()
+            assert x.grad[1] == 0
+
+
 class TestNormalize:
     x, g, direction = rows(4, 6), rows(4, 6, seed=1), rows(4, 6, seed=2)
 
