@@ -88,6 +88,31 @@ def test_the_directional_derivative_is_that_of_the_definition(retraction, cap, s
     torch.testing.assert_close(pulled, (g * expected).sum(), rtol=1e-6, atol=1e-7)
 
 
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+@pytest.mark.parametrize("retraction", ["angular", torch.tanh], ids=["angular", "own"])
+@pytest.mark.parametrize("f_dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("h_dtype", DTYPES, ids=str)
+def test_results_have_the_dtypes_of_their_inputs_and_are_rounded_once(h_dtype, f_dtype, retraction):
+    def update(h, f):
+        with use("closed"):
+            return retract(h, f, 0.7, retraction, math.pi / 4)
+
+    def results(h, f, th, tf, g):
+        out, pull = torch.func.vjp(update, h, f)
+        return out, torch.func.jvp(update, (h, f), (th, tf))[1], *pull(g)
+
+    h, f = along_and_across(4, 48, 2.0, 1.5, 0.4)
+    th, tf, g = (rows(4, 48, seed=seed) for seed in (5, 6, 7))
+    inputs = [h.to(h_dtype), f.to(f_dtype), th.to(h_dtype), tf.to(f_dtype), g.to(h_dtype)]
+    truth, wide = results(*(x.double() for x in inputs)), torch.float64 in (h_dtype, f_dtype)
+    for got, exact, dtype in zip(results(*inputs), truth, (h_dtype, h_dtype, h_dtype, f_dtype), strict=True):
+        assert got.dtype == dtype
+        # the arithmetic is float32 unless a row is float64
+        assert (normwise(got, exact) <= max(torch.finfo(dtype).eps, 1e-13 if wide else 5e-7)).all()
+
+
 class TestOneArgumentAtATime:
     """Derivatives in one argument while the others are constants, with a row of zeros among the rows."""
 
@@ -172,6 +197,21 @@ class TestNormalize:
         assert (dx[1] == 0).all()
         assert dradius[1] == 0
         assert dx.isfinite().all()
+
+    @pytest.mark.parametrize("shape", [(6,), (2, 2, 6), (1, 4, 1, 6)], ids=str)
+    def test_rows_of_any_shape(self, shape):
+        x, g = (y[: math.prod(shape[:-1])] for y in (self.x, self.g))
+        shaped_x, shaped_g = x.reshape(shape), g.reshape(shape)
+        torch.testing.assert_close(closed.normalize(shaped_x, 2.0), closed.normalize(x, 2.0).view(shape))
+        truth = closed.norm_gradients(g, x, 2.0)
+        for got, flat in zip(closed.norm_gradients(shaped_g, shaped_x, 2.0), truth, strict=True):
+            torch.testing.assert_close(got, flat.view(*shape[:-1], -1))
+
+    def test_squares_beyond_half_precision(self):
+        x = (1000 * self.x).half()
+        assert (normwise(closed.normalize(x, 2.0), closed.normalize(x.double(), 2.0)) < 1e-3).all()
+        got, truth = (closed.norm_gradients(self.g.to(y.dtype), y, 1000.0)[0] for y in (x, x.double()))
+        assert (normwise(got, truth) < 2e-3).all()
 
     def test_dtypes(self):
         for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
