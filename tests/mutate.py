@@ -122,14 +122,15 @@ class Mutant:
         self.path, self.number, self.line, self.what = path, number, mutator.line, mutator.what
         self.code = compile(ast.fix_missing_locations(tree), str(path), "exec")
 
-    def replace(self, functions: list[FunctionType]) -> None:
-        """Give the functions of the imported file their faulty code."""
-        codes = {(code.co_qualname, code.co_firstlineno): code for code in _inner(self.code)}
+    def replace(self, functions: list[FunctionType]) -> bool:
+        """Give the functions of the imported file their faulty code; whether there is a fault in one of them."""
+        codes, faulty = {(code.co_qualname, code.co_firstlineno): code for code in _inner(self.code)}, False
         for function in functions:
             if function.__code__.co_filename == str(self.path):
-                code = codes[function.__code__.co_qualname, function.__code__.co_firstlineno]
-                if len(code.co_freevars) == len(function.__code__.co_freevars):
-                    function.__code__ = code
+                code = codes.get((function.__code__.co_qualname, function.__code__.co_firstlineno), function.__code__)
+                if code != function.__code__ and len(code.co_freevars) == len(function.__code__.co_freevars):
+                    function.__code__, faulty = code, True
+        return faulty
 
     def import_instead(self) -> None:
         """Let the file's import give the faulty module."""
@@ -165,7 +166,9 @@ class Forks:
             if not child:
                 signal.alarm(SECONDS)
                 self.report_to = writing
-                mutant.replace(functions)
+                # a fault outside of all functions shows only when the file is imported
+                if not mutant.replace(functions) and mutant.what:
+                    os._exit(0)
                 # pytest goes on with its own loop
                 return None
             os.close(writing)

@@ -174,6 +174,11 @@ class TestLargestStep:
         expected = [-math.pi / 2, -math.pi / 2, 0.0, math.asin(0.5), math.pi / 2, math.pi / 2, math.nan]
         assert self.row.angle(beta).tolist() == pytest.approx(expected, nan_ok=True)
 
+    def test_the_angle_has_no_slope_from_there_on(self):
+        beta = torch.tensor([-3.0, -1.0, 0.0, 0.5, 1.0, 1e9], dtype=torch.float64, requires_grad=True)
+        (slope,) = torch.autograd.grad(self.row.angle(beta).sum(), beta)
+        assert slope.tolist() == pytest.approx([0, 0, 1, 1 / math.sqrt(0.75), 0, 0])
+
     def test_no_gradient_is_nan(self):
         w = torch.tensor([0.0, 1e-20, 0.5, 1.0, 2.0, 1e12], dtype=torch.float64, requires_grad=True)
         a, b = self.row.coefficients(w, self.row.p)
