@@ -3,6 +3,7 @@ import math
 import pickle
 from dataclasses import FrozenInstanceError, replace
 
+import mpmath
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +12,7 @@ from oracle import PS
 
 from spheret import RETRACTIONS, Retraction, angular, retract
 from spheret.kernels import use
-from spheret.retractions import as_retraction
+from spheret.retractions import as_retraction, atan_root, cos_root, datan_root, dsinc_root, sinc_root
 
 ROWS = [*RETRACTIONS.values(), *(angular(p) for p in PS)]
 # tanh has no closed form in the table: autograd must supply all of it
@@ -40,6 +41,26 @@ def test_derivatives_are_those_of_the_coefficients(row):
         # autograd divides a difference of nearly equal numbers by w; the row's own formula does not
         slack = 1e-12 + 4e-15 / W.clamp(min=1e-6)
         assert ((derivative - truth).abs() <= slack * (1 + truth.abs())).all()
+
+
+# in arithmetic of 50 digits, which no cancellation can spoil
+EXACT = {
+    cos_root: lambda x: mpmath.cos(mpmath.sqrt(x)),
+    sinc_root: lambda x: mpmath.sin(mpmath.sqrt(x)) / mpmath.sqrt(x),
+    dsinc_root: lambda x: (mpmath.cos(mpmath.sqrt(x)) - mpmath.sin(mpmath.sqrt(x)) / mpmath.sqrt(x)) / (2 * x),
+    atan_root: lambda x: mpmath.atan(mpmath.sqrt(x)) / mpmath.sqrt(x),
+    datan_root: lambda x: (1 / (1 + x) - mpmath.atan(mpmath.sqrt(x)) / mpmath.sqrt(x)) / (2 * x),
+}
+
+
+@pytest.mark.parametrize("function", EXACT, ids=lambda function: function.__name__)
+def test_series_and_direct_formula_have_all_digits_on_both_sides_of_the_switch(function):
+    points = [1e-12, 1e-3, 0.03, 0.0624, 0.0625, 0.0626, 0.09, 0.12, 0.2, 0.5, 0.99, 1.0, 1.01, 1.7, 3.0, 50.0]
+    with mpmath.workdps(50):
+        exact = torch.tensor([float(EXACT[function](mpmath.mpf(x))) for x in points], dtype=torch.float64)
+    # above the switch the direct formula of datan_root subtracts numbers that share their first digit or two
+    slack = 2e-14 if function is datan_root else 2e-15
+    torch.testing.assert_close(function(torch.tensor(points, dtype=torch.float64)), exact, rtol=slack, atol=0)
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 1.0, 2.0, 3.7, 50.0])
