@@ -149,6 +149,13 @@ class TestAngle:
         assert float(angle_between(x[0], small)) == pytest.approx(1e-9, rel=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_a_learned_p_is_computed_in_float32_or_better(dtype):
+    update = SpheretNorm(D, 1, retraction=0.3, learnable_p=True, dtype=dtype)
+    assert update.p.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert update.p.item() == pytest.approx(math.log1p(math.exp(update.raw_p.item())), rel=1e-6)
+
+
 class TestConnectionAlone:
     def test_defaults(self):
         connection = Connection(D)
