@@ -161,6 +161,19 @@ class TestOneArgumentAtATime:
         for got, truth in zip(torch.func.jvp(update, *shaped), torch.func.jvp(update, *flat), strict=True):
             torch.testing.assert_close(got, truth.view(shape), rtol=1e-13, atol=1e-13)
 
+    @pytest.mark.parametrize("cap", [None, 0.3])
+    def test_a_number_is_a_constant(self, cap):
+        h, f, alpha, p = self.inputs
+
+        def pushed(alpha, p):
+            def update(h, f):
+                with use("closed"):
+                    return retract(h, f, alpha, p, cap)
+
+            return torch.func.jvp(update, (h, f), self.directions[:2])[1]
+
+        torch.testing.assert_close(pushed(float(alpha), float(p)), pushed(alpha, p), rtol=1e-13, atol=1e-13)
+
     def test_steps_per_row(self):
         """One alpha and one p for each row: their gradients have that shape, and are 0 for the row of zeros."""
         alpha, p = (x.expand(4, 1).clone().requires_grad_() for x in self.inputs[2:])
