@@ -4,7 +4,7 @@ EXTRAS := dev,triton,hub,corpus,gpt2,data,eval,track
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: race env test test-all drill lint format check clean
+.PHONY: race env test test-all drill mutate lint format check clean
 
 # the main job needs no more than the library and its corpus
 race: .venv/.race
@@ -30,6 +30,10 @@ test-all: env
 
 drill: env
 	$(BIN)/python -m pytest -m drill
+
+# FILES="retractions.py kernels/closed.py" chooses files; tests/mutate.py lists them all
+mutate: env
+	nice $(BIN)/python tests/mutate.py $(FILES)
 
 lint: env
 	$(BIN)/ruff check .

@@ -1,14 +1,15 @@
 r"""The table of retractions.
 
-A retraction of the sphere is one scalar function: it maps a step of length beta to an angle theta. The update of
-a row needs two coefficients of it, as functions of w = beta^2:
+An equivariant retraction of the sphere, one that treats all directions alike, is one scalar function: it maps a step
+of length beta to an angle theta. The update of a row needs two coefficients of it, as functions of w = beta^2:
 
     a(w) = cos theta(sqrt w)        b(w) = sin theta(sqrt w) / sqrt w
 
 Both are analytic at 0. So no formula divides by a norm that may vanish, and the gradient of a zero step is finite.
 
-The paper's family is theta = p arctan(beta/p): p = 1 is the metric projection, p = 2 the Cayley transform and
-p = infinity the exponential map (Definition 3 and Proposition 2). CONTRIBUTING.md shows how to add a row.
+The paper's family is theta = p arctan(beta/p), Definition 4 (p-SpheretNorm). p = 1 is the metric projection, p = 2
+the Cayley transform and p = infinity the exponential map, Proposition 5 (special cases). CONTRIBUTING.md shows how
+to add a row.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Depth schedules: the fixed factor lambda_l of the l-th sublayer's step size, l = 1 ... M.
 
-The sums of a schedule bound how far the whole stack can turn (paper, Propositions 4 and 5):
+The sums of a schedule bound how far the whole stack can turn. Paper: Proposition 8 (growth) and Proposition 10
+(dyadic budget).
 
     schedule   lambda_l       sum lambda   sum lambda^2   sum lambda^2 over m <= l < 2m
     constant   1              O(M)         O(M)           grows

@@ -1,8 +1,9 @@
 import copy
 import math
 import pickle
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 
+import mpmath
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +12,7 @@ from oracle import PS
 
 from spheret import RETRACTIONS, Retraction, angular, retract
 from spheret.kernels import use
-from spheret.retractions import as_retraction
+from spheret.retractions import as_retraction, atan_root, cos_root, datan_root, dsinc_root, sinc_root
 
 ROWS = [*RETRACTIONS.values(), *(angular(p) for p in PS)]
 # tanh has no closed form in the table: autograd must supply all of it
@@ -40,6 +41,26 @@ def test_derivatives_are_those_of_the_coefficients(row):
         # autograd divides a difference of nearly equal numbers by w; the row's own formula does not
         slack = 1e-12 + 4e-15 / W.clamp(min=1e-6)
         assert ((derivative - truth).abs() <= slack * (1 + truth.abs())).all()
+
+
+# in arithmetic of 50 digits, which no cancellation can spoil
+EXACT = {
+    cos_root: lambda x: mpmath.cos(mpmath.sqrt(x)),
+    sinc_root: lambda x: mpmath.sin(mpmath.sqrt(x)) / mpmath.sqrt(x),
+    dsinc_root: lambda x: (mpmath.cos(mpmath.sqrt(x)) - mpmath.sin(mpmath.sqrt(x)) / mpmath.sqrt(x)) / (2 * x),
+    atan_root: lambda x: mpmath.atan(mpmath.sqrt(x)) / mpmath.sqrt(x),
+    datan_root: lambda x: (1 / (1 + x) - mpmath.atan(mpmath.sqrt(x)) / mpmath.sqrt(x)) / (2 * x),
+}
+
+
+@pytest.mark.parametrize("function", EXACT, ids=lambda function: function.__name__)
+def test_series_and_direct_formula_have_all_digits_around_the_switch(function):
+    points = [1e-12, 1e-3, 0.03, 0.0624, 0.0625, 0.0626, 0.09, 0.12, 0.2, 0.5, 0.99, 1.0, 1.01, 1.7, 3.0, 50.0]
+    with mpmath.workdps(50):
+        exact = torch.tensor([float(EXACT[function](mpmath.mpf(x))) for x in points], dtype=torch.float64)
+    # above the switch the direct formula of datan_root subtracts numbers that share their first digit or two
+    slack = 2e-14 if function is datan_root else 2e-15
+    torch.testing.assert_close(function(torch.tensor(points, dtype=torch.float64)), exact, rtol=slack, atol=0)
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 1.0, 2.0, 3.7, 50.0])
@@ -107,6 +128,16 @@ def test_every_row_is_pickled_by_its_name(name):
 
 
 @pytest.mark.parametrize("name", RETRACTIONS)
+def test_every_row_is_a_constant(name):
+    row = RETRACTIONS[name]
+    with pytest.raises(FrozenInstanceError):
+        row.cap = 1.0
+    # a row is itself and no other, even one of the same fields
+    assert row != replace(row)
+    assert len({row, row, replace(row)}) == 2
+
+
+@pytest.mark.parametrize("name", RETRACTIONS)
 def test_every_row_has_a_formula_and_a_cap_within_its_angle(name):
     row = RETRACTIONS[name]
     assert row.formula
@@ -139,7 +170,8 @@ class TestCap:
         ("retraction", "cap"),
         [
             ("projection", None), ("cayley", math.pi / 4), ("angular", None), ("exponential", math.pi / 4),
-            (0.3, None), (1.0, None), (1.5, math.pi / 4), (50.0, math.pi / 4), (torch.ones(1), math.pi / 4),
+            (0.3, None), (0.9, None), (1.0, None), (1.1, math.pi / 4), (1.5, math.pi / 4),
+            (50.0, math.pi / 4), (torch.ones(1), math.pi / 4),
         ],
         ids=str,
     )  # fmt: skip
@@ -163,12 +195,37 @@ class TestLargestStep:
         expected = [-math.pi / 2, -math.pi / 2, 0.0, math.asin(0.5), math.pi / 2, math.pi / 2, math.nan]
         assert self.row.angle(beta).tolist() == pytest.approx(expected, nan_ok=True)
 
+    def test_the_angle_has_no_slope_from_there_on(self):
+        beta = torch.tensor([-3.0, -1.0, 0.0, 0.5, 1.0, 1e9], dtype=torch.float64, requires_grad=True)
+        (slope,) = torch.autograd.grad(self.row.angle(beta).sum(), beta)
+        assert slope.tolist() == pytest.approx([0, 0, 1, 1 / math.sqrt(0.75), 0, 0])
+
     def test_no_gradient_is_nan(self):
         w = torch.tensor([0.0, 1e-20, 0.5, 1.0, 2.0, 1e12], dtype=torch.float64, requires_grad=True)
         a, b = self.row.coefficients(w, self.row.p)
         (da,) = torch.autograd.grad(a.sum(), w, retain_graph=True)
         (db,) = torch.autograd.grad(b.sum(), w)
         assert all(x.isfinite().all() for x in (a, b, da, db, *self.row.derivatives(w.detach(), self.row.p)))
+
+    # 2 arcsin(beta/2), the chord: defined up to a step of 2, where it turns to the antipode
+    chord = Retraction.from_angle(lambda beta: 2 * (beta / 2).asin(), "chord", math.pi, 2.0)
+
+    @pytest.mark.parametrize(("limit", "angle"), [(1.0, math.pi / 2), (2.0, math.pi), (2.0, 2.5)])
+    def test_the_coefficients_are_those_of_the_held_angle(self, limit, angle):
+        row = replace(self.chord, largest_step=limit, largest_angle=angle)
+        w = torch.tensor([0.3, 0.99, 1.01, 3.9, 4.0, 4.1, 25.0], dtype=torch.float64, requires_grad=True)
+        beta = w.sqrt()
+        held = torch.where(w >= limit**2, angle, 2 * (beta.clamp(max=1.999) / 2).asin())
+        a, b = row.coefficients(w, row.p)
+        torch.testing.assert_close(row.angle(beta)[w < 3.99], held[w < 3.99])
+        torch.testing.assert_close(a, held.cos())
+        torch.testing.assert_close(b, held.sin() / beta)
+        for value, truth, derivative in zip(
+            (a, b), (held.cos(), held.sin() / beta), row.derivatives(w.detach(), row.p), strict=True
+        ):
+            (expected,) = torch.autograd.grad(truth.sum(), w, retain_graph=True)
+            torch.testing.assert_close(derivative, expected)
+            torch.testing.assert_close(torch.autograd.grad(value.sum(), w, retain_graph=True)[0], expected)
 
     def test_a_learned_p_is_refused(self):
         with pytest.raises(ValueError, match="leave p_derivatives out"):
@@ -186,14 +243,53 @@ class TestOwnAngle:
         torch.testing.assert_close(own.a(W), angular(0.5).a(W), rtol=0, atol=1e-14)
         torch.testing.assert_close(own.b(W), angular(0.5).b(W), rtol=1e-13, atol=1e-14)
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+    def test_the_polynomial_near_0_has_the_derivatives_of_the_angle(self, dtype):
+        own, row = Retraction.from_angle(lambda beta: 0.5 * torch.atan(beta / 0.5)), angular(0.5)
+        eps = torch.finfo(dtype).eps
+        w = math.sqrt(eps) * torch.tensor([0.0, 1e-3, 0.3, 0.5, 0.9], dtype=torch.float64)
+        got = (*own.coefficients(w.to(dtype), own.p), *own.derivatives(w.to(dtype), own.p))
+        truth = (*row.coefficients(w, row.p), *row.derivatives(w, row.p))
+        # the polynomials leave out w^3 in a and w^2 in b, so w^2 in da/dw and w in db/dw; w^2 < eps
+        for x, y, slack in zip(got, truth, (8 * eps, 8 * eps, 32 * eps, 8 * math.sqrt(eps)), strict=True):
+            torch.testing.assert_close(x.double(), y, rtol=0, atol=slack)
+
     @pytest.mark.parametrize(
         "theta",
-        [torch.cos, lambda b: 2 * torch.tanh(b), lambda b: b + b * b, torch.sqrt],
-        ids=["even", "slope 2", "not odd", "not smooth"],
+        [
+            torch.cos,
+            lambda b: 2 * torch.tanh(b),
+            lambda b: b + b * b,
+            torch.sqrt,
+            lambda b: b * (1 + 1e-5),
+            lambda b: -b,
+            lambda b: b + 1e-8,
+            lambda b: b + 1e-5 * b * b,
+            torch.ones_like,
+        ],
+        ids=[
+            "even",
+            "slope 2",
+            "not odd",
+            "not smooth",
+            "slope a little above 1",
+            "slope -1",
+            "not 0 at 0",
+            "not quite odd",
+            "constant",
+        ],
     )
     def test_what_is_no_retraction_is_refused(self, theta):
         with pytest.raises(ValueError, match="a retraction needs"):
             Retraction.from_angle(theta)
+
+    @pytest.mark.parametrize("theta", [lambda b: b * (1 + 1e-7), lambda b: b + 1e-10, lambda b: b + 1e-8 * b * b])
+    def test_rounding_is_not(self, theta):
+        assert Retraction.from_angle(theta).cubic == pytest.approx(0, abs=1e-9)
+
+    def test_an_angle_of_pi_2_needs_no_cap(self):
+        assert Retraction.from_angle(torch.atan, largest_angle=math.pi / 2).cap is None
+        assert Retraction.from_angle(torch.atan, largest_angle=math.pi / 2 + 1e-9).cap == math.pi / 4
 
 
 @pytest.mark.parametrize("p", [0, -1.0, math.nan, -math.inf])

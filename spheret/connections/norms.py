@@ -236,7 +236,9 @@ class PlainScaleNorm(Norm):
 
 
 class ScaleNorm(Norm, Bounded):
-    r"""The modified ScaleNorm at the entry of a spherical stream: h = R h/|h| (paper, Eq. 10).
+    r"""The modified ScaleNorm at the entry of a spherical stream: h = R h/|h|.
+
+    Paper: Eq. 11 (modified ScaleNorm).
 
     The radius R = clamp(softplus(gamma), 1, sqrt d) is learned and starts at sqrt d. It chooses the sphere on which
     all later spherical connections stay. A row of zeros stays zero.

@@ -48,7 +48,8 @@ class SpheretNorm(Bounded):
     exact_clamp: use the paper's torch.clamp, whose gradient is 0 beyond the bound (see spheret.bounds).
     channel_dim: the dimension of h and f that holds the `dim` entries of a row. (N, C, H, W) has channel_dim=1.
 
-    A row of zeros stays zero. A row with NaN becomes NaN. Paper: Definition 3 and Section 3.2.
+    A row of zeros stays zero. A row with NaN becomes NaN. Paper: Definition 4 (p-SpheretNorm) and
+    Section 4.2.
     """
 
     def __init__(

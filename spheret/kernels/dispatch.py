@@ -227,7 +227,9 @@ def retract(
 
     A row of zeros in h has no direction. It stays zero, its gradient passes through unchanged, and the gradient of f
     is 0 there. In float32 every row of norm below about 1e-22 counts as zero, because squares underflow. NaN in a row
-    of h or f comes out as NaN in that row, and only there. Paper: Eq. 5 to 9.
+    of h or f comes out as NaN in that row, and only there.
+
+    Paper: Eq. 3 (GeoNorm), Eq. 6 (Proj-SpheretNorm), Eq. 9 (Cay-SpheretNorm) and Eq. 10 (p-SpheretNorm).
     """
     row = as_retraction(retraction)
     check_rows(h, f)

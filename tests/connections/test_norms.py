@@ -1,0 +1,183 @@
+"""The norms and connections one by one: defaults, signs, bounds, and arguments that they refuse."""
+
+import inspect
+import math
+
+import pytest
+import torch
+from oracle import rows
+
+from spheret import Connection, ScaleNorm, SpheretNorm, scheme
+from spheret.connections import angle_between, norms
+from spheret.connections.euclidean import NGPTNorm, Scalar
+
+D = 12
+NORMS = [kind for _, kind in inspect.getmembers(norms, inspect.isclass) if issubclass(kind, norms.Norm)]
+NORMS.remove(norms.Norm)
+
+
+@pytest.mark.parametrize("kind", NORMS, ids=lambda kind: kind.__name__)
+class TestEveryNorm:
+    def test_wrong_rows(self, kind):
+        norm = kind(D)
+        for shape in ((3, D + 1), (D, 3), ()):
+            with pytest.raises(ValueError, match="rows of width 12, got shape"):
+                norm(torch.ones(shape))
+        with pytest.raises(TypeError, match=r"floating-point rows, got torch\.int64"):
+            norm(torch.ones(3, D, dtype=torch.int64))
+        assert norm(torch.ones(D)).shape == (D,)
+
+    def test_a_bias_is_there_by_default_and_starts_at_0(self, kind):
+        options = inspect.signature(kind).parameters
+        if "bias" not in options or kind is norms.RMSNorm:
+            assert getattr(kind(D), "bias", None) is None
+            return
+        assert kind(D).bias.tolist() == [0] * D
+        assert kind(D, bias=True).bias.tolist() == [0] * D
+        assert kind(D, bias=False).bias is None
+        with torch.no_grad():
+            norm = kind(D).double()
+            norm.bias.copy_(torch.arange(D))
+            plain = kind(D, bias=False).double()
+        x = rows(3, D)
+        torch.testing.assert_close(norm(x), plain(x) + torch.arange(D))
+
+    def test_repr(self, kind):
+        assert repr(kind(D)) == f"{kind.__name__}({D})"
+
+
+def test_what_a_subclass_must_define():
+    with pytest.raises(NotImplementedError, match="Norm must define apply_wide"):
+        norms.Norm(D)(torch.ones(D))
+
+
+@pytest.mark.parametrize("exact", [True, False])
+class TestRadius:
+    @pytest.mark.parametrize(("gamma", "radius"), [(-40.0, 1.0), (0.0, 1.0), (1.5, None), (3.4, None), (40.0, 4.0)])
+    def test_it_stays_between_1_and_sqrt_d(self, exact, gamma, radius):
+        norm = ScaleNorm(16, exact_clamp=exact).double()
+        with torch.no_grad():
+            norm.gamma.fill_(gamma)
+        expected = math.log1p(math.exp(gamma)) if radius is None else radius
+        assert norm.radius.item() == pytest.approx(expected, rel=1e-12)
+        assert norm.radius_value() == pytest.approx(expected, rel=1e-12)
+        lengths = norm(rows(3, 16)).norm(dim=-1)
+        assert lengths.tolist() == pytest.approx([expected] * 3, rel=1e-12)
+
+
+def test_exact_clamp_is_an_option():
+    assert not ScaleNorm(D).exact_clamp
+    assert not SpheretNorm(D, 1).exact_clamp
+    assert not scheme("proj-spheretnorm").exact_clamp
+
+
+class TestSigns:
+    x = rows(5, D)
+
+    def test_a_negative_b_of_dyisru_counts_as_its_size(self):
+        norm = norms.DynamicISRU(D).double()
+        expected = norm(self.x)
+        with torch.no_grad():
+            norm.b.neg_()
+        torch.testing.assert_close(norm(self.x), expected, rtol=0, atol=0)
+
+    def test_a_negative_rate_of_ngpt_counts_as_its_size(self):
+        norm, f = NGPTNorm(D).double(), rows(5, D, seed=1)
+        expected = norm(self.x, f)
+        with torch.no_grad():
+            norm.a.neg_()
+        torch.testing.assert_close(norm(self.x, f), expected, rtol=0, atol=0)
+
+    def test_a_fixed_factor(self):
+        torch.testing.assert_close(Scalar(2.0)(self.x), 2 * self.x)
+        torch.testing.assert_close(Scalar(2.0, fixed=1.5)(self.x), 3 * self.x)
+
+
+@pytest.mark.parametrize(("blocks", "post"), [(1, 0), (3, 0), (4, 1), (7, 1), (8, 2), (9, 2)])
+def test_a_quarter_of_mix_ln_is_post_ln(blocks, post):
+    built = scheme("mix-ln")
+    placed = [built.connect(D, sublayer, 2 * blocks).outer_norm for sublayer in range(1, 2 * blocks + 1)]
+    assert [isinstance(norm, norms.LayerNorm) for norm in placed] == [True] * 2 * post + [False] * 2 * (blocks - post)
+
+
+class TestBlockIndex:
+    def alphas(self, count, **options):
+        built = scheme("proj-spheretnorm", index="block", **options)
+        return [built.connect(D, sublayer, count).norm.alpha.item() for sublayer in range(1, count + 1)]
+
+    def test_the_number_of_blocks_counts_too(self):
+        assert self.alphas(8, schedule="linear") == pytest.approx([1, 1, 0.75, 0.75, 0.5, 0.5, 0.25, 0.25])
+
+    def test_half_a_block(self):
+        assert self.alphas(3, schedule="linear") == pytest.approx([1, 1, 0.5])
+        assert self.alphas(5, schedule="harmonic") == pytest.approx([1, 1, 1 / 2, 1 / 2, 1 / 3])
+
+
+class TestAngle:
+    h = rows(6, D)
+
+    @pytest.mark.parametrize("p", [0.5, 1.0, math.inf])
+    def test_its_gradient_is_finite_where_the_branch_is_parallel_or_the_row_is_0(self, p):
+        update = SpheretNorm(D, 1, retraction=p).double()
+        f = (0.5 * self.h).requires_grad_()
+        h = self.h.clone()
+        h[2] = 0
+        h.requires_grad_()
+        angle = update.angle(h, f)
+        assert (angle.abs() < 1e-7).all()
+        angle.sum().backward()
+        assert all(x.isfinite().all() for x in (h.grad, f.grad, update.a.grad))
+
+    def test_it_stops_at_the_cap(self):
+        update = SpheretNorm(D, 1, retraction="exponential", max_angle=0.3).double()
+        f = 100 * rows(6, D, seed=1)
+        assert update.angle(self.h, f).tolist() == pytest.approx([0.3] * 6)
+        assert angle_between(self.h, update(self.h, f)).tolist() == pytest.approx([0.3] * 6)
+
+    def test_a_learned_p_is_capped_by_its_own_value_and_not_by_that_of_the_row(self):
+        update = SpheretNorm(D, 1, retraction=4.0, learnable_p=True, max_angle=2.0).double()
+        f = 100 * rows(6, D, seed=1)
+        assert update.angle(self.h, f).tolist() == pytest.approx([2.0] * 6)
+        assert angle_between(self.h, update(self.h, f)).tolist() == pytest.approx([2.0] * 6)
+
+    def test_between_rows(self):
+        x = torch.eye(3, dtype=torch.float64)
+        assert angle_between(x, 7 * x).tolist() == [0, 0, 0]
+        assert angle_between(x, x.roll(1, 0)).tolist() == pytest.approx([math.pi / 2] * 3)
+        assert angle_between(x, -2 * x).tolist() == pytest.approx([math.pi] * 3)
+        small = torch.tensor([1.0, 1e-9, 0.0], dtype=torch.float64)
+        assert float(angle_between(x[0], small)) == pytest.approx(1e-9, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_a_learned_p_is_computed_in_float32_or_better(dtype):
+    update = SpheretNorm(D, 1, retraction=0.3, learnable_p=True, dtype=dtype)
+    assert update.p.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert update.p.item() == pytest.approx(math.log1p(math.exp(update.raw_p.item())), rel=1e-6)
+
+
+class TestConnectionAlone:
+    def test_defaults(self):
+        connection = Connection(D)
+        assert (connection.dim, connection.sublayer, connection.num_sublayers) == (D, 1, None)
+        assert repr(connection) == f"Connection({D}, sublayer=1, num_sublayers=None)"
+        assert Connection(2).dim == 2
+
+    def test_it_adds(self):
+        h, f = rows(3, D), rows(3, D, seed=1)
+        torch.testing.assert_close(Connection(D)(h, lambda x: 2 * x), 3 * h)
+        torch.testing.assert_close(Connection(D).write(h, f), h + f)
+
+    def test_a_sum_is_rounded_once(self):
+        h = torch.ones(1, 2, dtype=torch.bfloat16)
+        # a little above half the spacing of bfloat16 at 1; f rounded by itself would be the half, and go down to even
+        f = torch.full((1, 2), 2**-8 * (1 + 2**-10))
+        out = Connection(2).write(h, f)
+        assert out.dtype == torch.bfloat16
+        assert out.tolist() == [[1 + 2**-7] * 2]
+
+
+@pytest.mark.parametrize("schedule", ["sqrt", "constant"])
+def test_the_last_sublayer_is_not_beyond_the_stack(schedule):
+    update = SpheretNorm(2, 6, 6, schedule=schedule)
+    assert update.factor == pytest.approx(1 / math.sqrt(6) if schedule == "sqrt" else 1)

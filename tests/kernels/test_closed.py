@@ -1,0 +1,239 @@
+"""The closed form by itself, in float32 and at its edges: elsewhere float32 rows run on the native kernel."""
+
+import math
+
+import pytest
+import torch
+from oracle import definition, normwise, rows
+
+from spheret import RETRACTIONS, angular, retract
+from spheret.kernels import closed, use
+
+
+def along_and_across(n, d, h_size, f_size, c=0.0):
+    """Rows h of norm `h_size`, and f with a part of norm `f_size` orthogonal to h and a part c h; float64."""
+    h = torch.nn.functional.normalize(rows(n, d), dim=-1)
+    z = rows(n, d, seed=1)
+    z = torch.nn.functional.normalize(z - (h * z).sum(-1, keepdim=True) * h, dim=-1)
+    return h * h_size, f_size * z + c * h_size * h
+
+
+def with_gradients(h, f, g, alpha, retraction, cap):
+    h, f = h.detach().requires_grad_(), f.detach().requires_grad_()
+    step = torch.full((len(h), 1), alpha, dtype=g.dtype, requires_grad=True)
+    with use("closed"):
+        out = retract(h, f, step, retraction, cap)
+    return [out.detach(), *torch.autograd.grad(out, (h, f, step), g)]
+
+
+@pytest.mark.parametrize("retraction", RETRACTIONS)
+def test_the_error_of_the_norm_in_float32_is_a_rounding_of_c(retraction):
+    for c in (0.0, 1.0, -30.0, 1000.0):
+        h, f = (x.float() for x in along_and_across(64, 96, 3.0, 1.0, c))
+        with use("closed"):
+            out = retract(h, f, 1.0, retraction)
+        error = (out.double().norm(dim=-1) / h.double().norm(dim=-1) - 1).abs()
+        assert error.max() < (1 + abs(c)) * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("cap", [None, math.pi / 4])
+@pytest.mark.parametrize("retraction", RETRACTIONS)
+def test_rows_of_any_size_in_float32_are_those_of_float64(retraction, cap):
+    for h_size, f_size in ((1e-18, 1e-18), (1e-18, 1.0), (1e-9, 1e9), (1.0, 1e15), (1e18, 1e18), (1e18, 1.0)):
+        h, f = (x.float() for x in along_and_across(4, 6, h_size, f_size, 0.5 if f_size >= h_size else 0.0))
+        g = rows(4, 6, seed=2)
+        alpha = 0.7 * min(1.0, h_size / f_size)
+        got = with_gradients(h, f, g.float(), alpha, retraction, cap)
+        truth = with_gradients(h.double(), f.double(), g, alpha, retraction, cap)
+        for x, y in zip(got, truth, strict=True):
+            assert (normwise(x, y) < 1e-4).all(), (h_size, f_size)
+
+
+@pytest.mark.parametrize("retraction", RETRACTIONS)
+def test_steps_of_any_length_keep_finite_gradients_in_float32(retraction):
+    for h_size, f_size in ((1e-18, 1e18), (1e-18, 1e3), (1.0, 1e15), (1e18, 1e-18)):
+        h, f = (x.float() for x in along_and_across(4, 6, h_size, f_size))
+        got = with_gradients(h, f, rows(4, 6, seed=2).float(), 0.9, retraction, math.pi / 4)
+        assert all(x.isfinite().all() for x in got), (h_size, f_size)
+        torch.testing.assert_close(got[0].double().norm(dim=-1), h.double().norm(dim=-1), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("size", [1e-4, 0.5, 2.0, 30.0])
+@pytest.mark.parametrize("cap", [None, 0.3])
+@pytest.mark.parametrize("retraction", [*RETRACTIONS, "learned p"])
+def test_the_directional_derivative_is_that_of_the_definition(retraction, cap, size):
+    """Forward mode and the backward against finite differences of the definition, in all arguments at once."""
+    h, f = along_and_across(3, 5, 2.0, size, -0.8)
+    inputs = [h, f, torch.tensor([0.6], dtype=torch.float64), torch.tensor([0.7], dtype=torch.float64)]
+    learned = retraction == "learned p"
+    directions = [rows(3, 5, seed=5), rows(3, 5, seed=6), *torch.tensor([[0.9], [1.1 if learned else 0.0]]).double()]
+
+    def update(h, f, alpha, p):
+        with use("closed"):
+            return retract(h, f, alpha, p if learned else retraction, cap)
+
+    def truth(t):
+        h, f, alpha, p = (x + t * v for x, v in zip(inputs, directions, strict=True))
+        row = angular(float(p)) if learned else RETRACTIONS[retraction]
+        return definition(h, f, alpha, row.angle, cap)[0]
+
+    step = 1e-5
+    expected = (truth(step) - truth(-step)) / (2 * step)
+    out, pushed = torch.func.jvp(update, tuple(inputs), tuple(directions))
+    torch.testing.assert_close(out, truth(0.0), rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(pushed, expected, rtol=1e-6, atol=1e-7)
+    g = rows(3, 5, seed=7)
+    gradients = torch.func.vjp(update, *inputs)[1](g)
+    pulled = sum((x * v).sum() for x, v in zip(gradients, directions, strict=True))
+    torch.testing.assert_close(pulled, (g * expected).sum(), rtol=1e-6, atol=1e-7)
+
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+@pytest.mark.parametrize("retraction", ["angular", torch.tanh], ids=["angular", "own"])
+@pytest.mark.parametrize("f_dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("h_dtype", DTYPES, ids=str)
+def test_results_have_the_dtypes_of_their_inputs_and_are_rounded_once(h_dtype, f_dtype, retraction):
+    def update(h, f):
+        with use("closed"):
+            return retract(h, f, 0.7, retraction, math.pi / 4)
+
+    def results(h, f, th, tf, g):
+        out, pull = torch.func.vjp(update, h, f)
+        return out, torch.func.jvp(update, (h, f), (th, tf))[1], *pull(g)
+
+    h, f = along_and_across(4, 48, 2.0, 1.5, 0.4)
+    th, tf, g = (rows(4, 48, seed=seed) for seed in (5, 6, 7))
+    inputs = [h.to(h_dtype), f.to(f_dtype), th.to(h_dtype), tf.to(f_dtype), g.to(h_dtype)]
+    truth, wide = results(*(x.double() for x in inputs)), torch.float64 in (h_dtype, f_dtype)
+    for got, exact, dtype in zip(results(*inputs), truth, (h_dtype, h_dtype, h_dtype, f_dtype), strict=True):
+        assert got.dtype == dtype
+        # the arithmetic is float32 unless a row is float64
+        assert (normwise(got, exact) <= max(torch.finfo(dtype).eps, 1e-13 if wide else 5e-7)).all()
+
+
+class TestOneArgumentAtATime:
+    """Derivatives in one argument while the others are constants, with a row of zeros among the rows."""
+
+    h, f = along_and_across(4, 5, 2.0, 1.5, 0.4)
+    h[1] = 0
+    inputs = (h, f, torch.tensor([0.6], dtype=torch.float64), torch.tensor([0.7], dtype=torch.float64))
+    directions = (rows(4, 5, seed=5), rows(4, 5, seed=6), *torch.tensor([[0.9], [1.1]], dtype=torch.float64))
+
+    @pytest.mark.parametrize("cap", [None, 0.3])
+    @pytest.mark.parametrize("index", range(4), ids=["h", "f", "alpha", "p"])
+    def test_forward_mode_and_backward(self, index, cap):
+        def update(x):
+            with use("closed"):
+                return retract(*(x if k == index else y for k, y in enumerate(self.inputs)), cap)
+
+        def truth(t):
+            h, f, alpha, p = (
+                x + t * v if k == index else x
+                for k, (x, v) in enumerate(zip(self.inputs, self.directions, strict=True))
+            )
+            return definition(h, f, alpha, angular(float(p)).angle, cap)[0]
+
+        step = 1e-5
+        expected = (truth(step) - truth(-step)) / (2 * step)
+        # a row of zeros follows h alone, and shares in no gradient but its own
+        expected[1] = self.directions[0][1] if index == 0 else 0
+        pushed = torch.func.jvp(update, (self.inputs[index],), (self.directions[index],))[1]
+        torch.testing.assert_close(pushed, expected, rtol=1e-6, atol=1e-7)
+        g = rows(4, 5, seed=7)
+        (pulled,) = torch.func.vjp(update, self.inputs[index])[1](g)
+        torch.testing.assert_close(
+            (pulled * self.directions[index]).sum(), (g * expected).sum(), rtol=1e-6, atol=1e-7
+        )
+
+    @pytest.mark.parametrize("shape", [(5,), (2, 2, 5), (1, 4, 1, 5)], ids=str)
+    def test_rows_of_any_shape(self, shape):
+        count = math.prod(shape[:-1])
+        h, f, *scalars = self.inputs
+
+        def update(h, f):
+            with use("closed"):
+                return retract(h, f, *scalars)
+
+        flat = tuple(x[:count] for x in (h, f)), tuple(v[:count] for v in self.directions[:2])
+        shaped = (tuple(x.reshape(shape) for x in group) for group in flat)
+        for got, truth in zip(torch.func.jvp(update, *shaped), torch.func.jvp(update, *flat), strict=True):
+            torch.testing.assert_close(got, truth.view(shape), rtol=1e-13, atol=1e-13)
+
+    @pytest.mark.parametrize("cap", [None, 0.3])
+    def test_a_number_is_a_constant(self, cap):
+        h, f, alpha, p = self.inputs
+
+        def pushed(alpha, p):
+            def update(h, f):
+                with use("closed"):
+                    return retract(h, f, alpha, p, cap)
+
+            return torch.func.jvp(update, (h, f), self.directions[:2])[1]
+
+        torch.testing.assert_close(pushed(float(alpha), float(p)), pushed(alpha, p), rtol=1e-13, atol=1e-13)
+
+    def test_steps_per_row(self):
+        """One alpha and one p for each row: their gradients have that shape, and are 0 for the row of zeros."""
+        alpha, p = (x.expand(4, 1).clone().requires_grad_() for x in self.inputs[2:])
+        with use("closed"):
+            retract(self.h, self.f, alpha, p).sum().backward()
+        for x in (alpha, p):
+            assert x.grad.shape == (4, 1)
+            assert (x.grad[[0, 2, 3]] != 0).all()
+            assert x.grad[1] == 0
+
+
+class TestNormalize:
+    x, g, direction = rows(4, 6), rows(4, 6, seed=1), rows(4, 6, seed=2)
+
+    @pytest.mark.parametrize("size", [1e-150, 1.0, 1e150])
+    def test_its_gradients_are_written_out_too(self, size):
+        """`norm_gradients` against the projection (g - <g,u> u) R/|x| and <g,u>, and autograd of `normalize`."""
+        x, radius = size * self.x, torch.tensor([2.5], dtype=torch.float64)
+        u = self.x / self.x.norm(dim=-1, keepdim=True)
+        along = (self.g * u).sum(-1, keepdim=True)
+        expected = 2.5 * (self.g - along * u) / x.norm(dim=-1, keepdim=True)
+        torch.testing.assert_close(closed.normalize(x, radius), 2.5 * u, rtol=1e-13, atol=0)
+        for got, truth in zip(closed.norm_gradients(self.g, x, radius), (expected, along), strict=True):
+            torch.testing.assert_close(got, truth, rtol=1e-11, atol=0)
+        gradients = torch.func.vjp(closed.normalize, x, radius)[1](self.g)
+        for got, truth in zip(gradients, (expected, along.sum(0)), strict=True):
+            torch.testing.assert_close(got, truth, rtol=1e-11, atol=0)
+
+    def test_a_zero_row_stays_zero_and_has_no_gradient(self):
+        x = self.x.clone()
+        x[1] = 0
+        assert (closed.normalize(x, 2.0)[1] == 0).all()
+        dx, dradius = closed.norm_gradients(self.g, x, 2.0)
+        assert (dx[1] == 0).all()
+        assert dradius[1] == 0
+        assert dx.isfinite().all()
+
+    @pytest.mark.parametrize("shape", [(6,), (2, 2, 6), (1, 4, 1, 6)], ids=str)
+    def test_rows_of_any_shape(self, shape):
+        x, g = (y[: math.prod(shape[:-1])] for y in (self.x, self.g))
+        shaped_x, shaped_g = x.reshape(shape), g.reshape(shape)
+        torch.testing.assert_close(closed.normalize(shaped_x, 2.0), closed.normalize(x, 2.0).view(shape))
+        truth = closed.norm_gradients(g, x, 2.0)
+        for got, flat in zip(closed.norm_gradients(shaped_g, shaped_x, 2.0), truth, strict=True):
+            torch.testing.assert_close(got, flat.view(*shape[:-1], -1))
+
+    def test_squares_beyond_half_precision(self):
+        x = (1000 * self.x).half()
+        assert (normwise(closed.normalize(x, 2.0), closed.normalize(x.double(), 2.0)) < 1e-3).all()
+        got, truth = (closed.norm_gradients(self.g.to(y.dtype), y, 1000.0)[0] for y in (x, x.double()))
+        assert (normwise(got, truth) < 2e-3).all()
+
+    def test_dtypes(self):
+        for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+            x, g = self.x.to(dtype), self.g.to(dtype)
+            out, (dx, dradius) = closed.normalize(x, 2.0), closed.norm_gradients(g, x, 2.0)
+            assert (out.dtype, dx.dtype) == (dtype, dtype)
+            assert dradius.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+            truth = closed.norm_gradients(g.double(), x.double(), 2.0)
+            eps = torch.finfo(dtype).eps
+            torch.testing.assert_close(out.double(), closed.normalize(x.double(), 2.0), rtol=eps, atol=eps)
+            torch.testing.assert_close(dx.double(), truth[0], rtol=eps, atol=4 * eps)
+            torch.testing.assert_close(dradius.double(), truth[1], rtol=1e-6, atol=1e-6)
