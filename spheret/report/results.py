@@ -50,19 +50,23 @@ class Result:
         """The step of the last line; 0 if there is no line."""
         return int(self.lines[-1]["step"]) if self.lines else 0
 
-    @property
-    def stopped(self) -> str | None:
-        """If the run diverged, the reason why it stopped."""
-        return str(self.lines[-1]["stopped"]) if self.lines and self.lines[-1].get("stopped") else None
+    @cached_property
+    def diverged(self) -> tuple[int, str] | None:
+        """The step at which the run diverged, and what the guard said. The run may have gone on."""
+        for line in self.lines:
+            reason = line.get("diverged") or line.get("stopped")
+            if reason:
+                return int(line["step"]), str(reason)
+        return None
 
     @property
     def finished(self) -> bool:
-        return self.stopped is None and self.step == self.run.steps and self.validation is not None
+        return self.diverged is None and self.step == self.run.steps and self.validation is not None
 
     @property
     def state(self) -> str:
-        if self.stopped is not None:
-            return f"diverged at step {self.step}"
+        if self.diverged is not None:
+            return f"diverged at step {self.diverged[0]}"
         if not self.lines:
             return "no step yet"
         return "finished" if self.finished else f"unfinished: step {self.step} of {self.run.steps}"

@@ -91,8 +91,11 @@ def _warnings(study: Study) -> list[str]:
     warnings = []
     for result in study.results:
         name = f"{result.label}, seed {result.seed}"
-        if result.stopped is not None:
-            warnings.append(f"{name}, diverged at step {result.step}: {result.stopped}.")
+        if result.diverged is not None:
+            step, reason = result.diverged
+            warnings.append(f"{name}, diverged at step {step}: {reason}.")
+            if result.step > step:
+                warnings.append(f"{name}, went on to step {result.step}. Its numbers are in the table of every run.")
         elif not result.lines:
             warnings.append(f"{name}, has no step yet.")
         elif not result.finished:
@@ -132,7 +135,7 @@ def results_section(study: Study) -> Section:
     ]
     rows, unranked = [], []
     for label, runs in study.contestants.items():
-        diverged = any(run.stopped is not None for run in runs)
+        diverged = any(run.diverged is not None for run in runs)
         if any(not run.finished for run in runs):
             unranked.append(label)
         with_losses = [] if diverged else runs
