@@ -166,6 +166,17 @@ def test_stopped_in_the_middle_it_goes_on(number, undisturbed, tmp_path, capsys)
     assert not list(out.glob("*.log"))
 
 
+def test_a_divergence_is_a_result(tmp_path, capsys):
+    out = tmp_path / "out"
+    hot = ("--lr", "10", "--min-lr", "10", "--steps", "16", "--schemes", "pre-ln,proj-spheretnorm")
+    assert race(*TINY, *hot, "--on-divergence", "stop", "--out", out) == 0
+    assert "diverged at step" in capsys.readouterr().err
+    assert all(5 <= len(records) < 16 for records in lines(out).values())
+    table = (out / "report" / "tables.csv").read_text()
+    assert "results,pre-ln,val loss,diverged," in table
+    assert 'comparisons,pre-ln - proj-spheretnorm,verdict,"pre-ln diverged, proj-spheretnorm diverged",' in table
+
+
 def test_two_races_in_one_directory(tmp_path, capsys):
     out = tmp_path / "out"
     process = start(out)
@@ -273,6 +284,23 @@ class TestScoreboard:
         assert [row.split()[:2] for row in rows] == [["1", "fast"], ["2", "slow"], ["3", "new"], ["4", "gone"]]
         assert "step 5/10, val 2.9000 at step 4" in rows[1]
         assert "diverged at step 3" in rows[3]
+
+    def test_one_that_diverged_and_goes_on_is_last(self, tmp_path):
+        diverged = self.follower(
+            tmp_path,
+            "lost",
+            {"step": 3, "loss": 40.0, "diverged": "the loss 40"},
+            {"step": 5, "loss": 1.0, "val_loss": 1.0},
+        )
+        board = Scoreboard(
+            [diverged, self.follower(tmp_path, "slow", {"step": 5, "loss": 2.9, "val_loss": 2.9})], quiet=True
+        )
+        board.update()
+        _, first, last = board.lines()
+        assert "slow" in first
+        assert "lost" in last
+        assert "diverged at step 3, step 5/10, val 1.0000 at step 5" in last
+        assert not diverged.done
 
     @pytest.mark.parametrize("text", ["garbage", "[]", "{}", "\udcff"])
     def test_a_damaged_line_is_named(self, tmp_path, text):

@@ -23,6 +23,7 @@ def write_run(
     options: dict | None = None,
     until: int | None = None,
     diverged: int | None = None,
+    diverged_finite: int | None = None,
     alarm: str | None = None,
     data: str = "a" * 64,
     train: dict | None = None,
@@ -33,6 +34,7 @@ def write_run(
     """Write a run directory and return its path.
 
     quality: subtracted from every loss. until: the last step. diverged: the step at which the run stopped.
+    diverged_finite: the step at which its loss was found to be far too high; it went on.
     """
     rng = np.random.default_rng([seed, *scheme_name.encode()])
     path.mkdir(parents=True)
@@ -95,6 +97,10 @@ def write_run(
             }  # fmt: skip
             if step == steps:
                 line["val_documents"] = [[i, n, s] for i, (n, s) in enumerate(zip(DOCUMENTS, sums, strict=True))]
+        if diverged_finite is not None and step >= diverged_finite:
+            line |= {key: 50.0 for key in ("loss", "val_loss") if key in line}
+        if step == diverged_finite:
+            line["diverged"] = "the loss 50 is above the unigram entropy; sublayer 3 moved most"
         if alarm is not None and step == last:
             line["alarm"] = alarm
         lines.append(line)

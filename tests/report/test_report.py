@@ -261,6 +261,23 @@ class TestResults:
         assert "keel, seed 1337, diverged at step 33: the loss is nan, layer 3 first." in page
         assert "keel (x: diverged)" in (one_seed / "report" / "figures" / "validation.svg").read_text()
 
+    def test_a_divergence_that_did_not_stop_the_run_is_a_divergence(self, tmp_path):
+        write_run(tmp_path / "a")
+        write_run(tmp_path / "b", "keel", diverged_finite=33)
+        report([tmp_path / "a", tmp_path / "b"], tmp_path / "report")
+        for column in ("train loss", "val loss", "perplexity"):
+            assert cell(tmp_path / "report", "results", "keel", column)["text"] == "diverged"
+        assert cell(tmp_path / "report", "results", "keel", "state")["text"] == "diverged at step 33"
+        assert cell(tmp_path / "report", "comparisons", "pre-ln - keel", "verdict")["text"] == "keel diverged"
+        assert cell(tmp_path / "report", "runs", "b", "val loss")["text"] == "50.000"
+        page = (tmp_path / "report" / "report.html").read_text()
+        assert (
+            "keel, seed 1337, diverged at step 33: the loss 50 is above the unigram entropy; sublayer 3 moved" in page
+        )
+        assert "keel, seed 1337, went on to step 60. Its numbers are in the table of every run." in page
+        assert "is not finished" not in page
+        assert "keel (x: diverged)" in (tmp_path / "report" / "figures" / "training.svg").read_text()
+
     def test_several_seeds_have_a_mean_and_a_deviation(self, seeds):
         runs = [seeds / "runs" / f"keel-{seed}" / "metrics.jsonl" for seed in (1, 2, 3)]
         mean, deviation = mean_and_deviation([json.loads(p.read_text().splitlines()[-1])["val_loss"] for p in runs])
