@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # nobody can see more points than this on one line
 POINTS = 1000
+SHARED_MACHINE = "as each run took it: runs that shared a machine slowed each other"
 
 
 def draw(study: Study) -> list[Drawing]:
@@ -113,15 +114,17 @@ def _loss_limits(axes: Any, curves: Sequence[Curve]) -> None:
         axes.set_ylim(low - margin, high + margin)
 
 
-def _validation_curve(result: Result, x_key: str) -> Curve:
-    lines = [line for line in _until_divergence(result, result.evaluations) if line.get(x_key) is not None]
-    return [line[x_key] for line in lines], [line["val_loss"] for line in lines]
+def _validation_curve(result: Result, x: Callable[[dict[str, Any]], float | None]) -> Curve:
+    """The validation loss over x, a function of a line of the metrics."""
+    points = [(x(line), line["val_loss"]) for line in _until_divergence(result, result.evaluations)]
+    known = [(at, loss) for at, loss in points if at is not None]
+    return [at for at, _ in known], [loss for _, loss in known]
 
 
 def validation(study: Study) -> Figure | None:
     figure, grid = axes_grid()
     axes = grid[0, 0]
-    curves = _draw_curves(study, axes, lambda result: _validation_curve(result, "step"))
+    curves = _draw_curves(study, axes, lambda result: _validation_curve(result, lambda line: line["step"]))
     if not curves:
         return None
     _loss_limits(axes, curves)
@@ -141,14 +144,23 @@ def training(study: Study) -> Figure | None:
     return figure
 
 
+def _seconds_curve(result: Result, side_by_side: bool) -> Curve:
+    """The validation loss over the time of training, without that of evaluations."""
+    if side_by_side and result.step_cost is not None:
+        seconds = result.step_cost.seconds
+        return _validation_curve(result, lambda line: line["step"] * seconds)
+    return _validation_curve(result, lambda line: line.get("seconds"))
+
+
 def wall_time(study: Study) -> Figure | None:
     figure, grid = axes_grid()
     axes = grid[0, 0]
-    curves = _draw_curves(study, axes, lambda result: _validation_curve(result, "seconds"))
+    curves = _draw_curves(study, axes, lambda result: _seconds_curve(result, study.side_by_side))
     if not curves:
         return None
     _loss_limits(axes, curves)
-    _finish(axes, "training time (seconds)", "validation loss (nats per token)")
+    measured = "steps x seconds per step, measured side by side" if study.side_by_side else SHARED_MACHINE
+    _finish(axes, f"training time (seconds)\n{measured}", "validation loss (nats per token)")
     return figure
 
 
@@ -262,7 +274,7 @@ def _number(value: Any) -> float:
 FIGURES: dict[str, tuple[str, Callable[[Study], Any]]] = {
     "validation": ("Validation loss by step (val_loss)", validation),
     "training": ("Training loss by step (loss, moving average)", training),
-    "time": ("Validation loss by training time (val_loss, seconds)", wall_time),
+    "time": ("Validation loss by training time (val_loss; the axis names the source of the time)", wall_time),
     "gradients": ("Gradient norm and loss spikes by step (grad_norm, spikes)", gradients),
     "differences": (
         "Validation loss of each contestant minus that of a reference (val_documents, or val_loss by seed)",

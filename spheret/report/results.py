@@ -12,9 +12,10 @@ from typing import Any
 
 from spheret.connections import SCHEMES
 from spheret.runs.config import BOOKKEEPING
-from spheret.runs.layout import CONFIG, METRICS
+from spheret.runs.layout import CONFIG, METRICS, STEP_COST
 from spheret.runs.metrics import checked_metrics
 from spheret.runs.run import Run, open_run
+from spheret.runs.step_cost import StepCost, measured_together, read_step_cost
 
 # the training loss is the mean over this many last steps, as in the paper
 WINDOW = 200
@@ -36,6 +37,7 @@ class Result:
     name: str
     label: str
     lines: list[dict[str, Any]]
+    step_cost: StepCost | None = None
 
     @property
     def seed(self) -> int:
@@ -98,6 +100,13 @@ class Result:
     def tokens_per_second(self) -> Number | None:
         return self._mean("tokens_per_second", self.steps)
 
+    @property
+    def milliseconds_per_step(self) -> Number | None:
+        """The cost of a step that was measured beside the other contestants."""
+        if self.step_cost is None:
+            return None
+        return Number(1000 * self.step_cost.seconds, f"1000 * {self.name}/{STEP_COST}[seconds]")
+
     def _mean(self, key: str, lines: list[dict[str, Any]]) -> Number | None:
         values = [line[key] for line in lines if line.get(key) is not None]
         if not values:
@@ -144,6 +153,11 @@ class Study:
         return all(len(results) == 1 for results in self.contestants.values())
 
     @property
+    def side_by_side(self) -> bool:
+        """Whether the step of every contestant was measured, and all of them in one measurement."""
+        return measured_together([result.step_cost for result in self.results])
+
+    @property
     def config(self) -> dict[str, Any]:
         """The config of the first run, for the settings that all runs share."""
         return self.results[0].run.config
@@ -171,7 +185,7 @@ def read_study(paths: Sequence[str | Path]) -> Study:
     results = []
     for run, name, run_settings in zip(runs, names, settings, strict=True):
         label = ", ".join([_contestant(run), *(f"{key}={_format_value(run_settings.get(key))}" for key in differing)])
-        results.append(Result(run, name, label, checked_metrics(run.path / METRICS)))
+        results.append(Result(run, name, label, checked_metrics(run.path / METRICS), read_step_cost(run.path)))
     order = list(SCHEMES)
     results.sort(key=lambda r: (order.index(r.scheme) if r.scheme in order else len(order), r.label, r.seed, r.name))
     contestants: dict[str, list[Result]] = {}

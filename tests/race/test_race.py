@@ -17,6 +17,7 @@ from spheret.race.race import race_runs
 from spheret.race.scoreboard import Scoreboard
 from spheret.runs.metrics import TIMING, Follower
 from spheret.runs.run import open_run
+from spheret.runs.step_cost import measured_together, read_step_cost
 
 TINY = (
     "--layers", "1", "--heads", "2", "--width", "16", "--block", "16", "--batch-size", "2", "--eval-windows", "8",
@@ -76,13 +77,43 @@ class TestFinished:
         for path in (p for p in tmp_path.rglob("*") if p.is_file()):
             assert path.read_bytes() == (finished / "report" / path.relative_to(tmp_path)).read_bytes(), path
 
+    def test_the_steps_were_measured_side_by_side(self, finished):
+        costs = [read_step_cost(finished / name) for name in NAMES]
+        assert measured_together(costs)
+        assert [f"{cost.contestant}-1337" for cost in costs] == list(NAMES)
+        assert all(cost.machine["threads"] == 1 and cost.rounds > 1 and cost.seconds > 0 for cost in costs)
+        table = (finished / "report" / "tables.csv").read_text()
+        assert f"results,pre-ln,ms per step,{1000 * costs[0].seconds:.1f}," in table
+        assert "measured side by side" in (finished / "report" / "figures" / "time.svg").read_text()
+
+    @pytest.mark.parametrize("rest", ["nothing", "half a file", "another measurement"])
+    def test_a_measurement_that_was_interrupted_is_repeated(self, rest, finished, tmp_path, monkeypatch):
+        out = tmp_path / "copy"
+        shutil.copytree(finished, out)
+        path = out / NAMES[1] / "step_cost.json"
+        if rest == "nothing":
+            path.unlink()
+        elif rest == "half a file":
+            path.write_text(path.read_text()[:50])
+        else:
+            document = json.loads(path.read_text())
+            document["together"] = {name: 2 * seconds for name, seconds in document["together"].items()}
+            path.write_text(json.dumps(document))
+        # the report is not the subject
+        monkeypatch.setattr("spheret.race.race.report", lambda runs, directory: directory)
+        assert race(*TINY, "--steps", "10", "--schemes", VARIANTS, "--out", out) == 0
+        costs = [read_step_cost(out / name) for name in NAMES]
+        assert measured_together(costs)
+        assert costs != [read_step_cost(finished / name) for name in NAMES]
+
     def test_again_it_only_writes_the_report(self, finished, capsys):
-        before = {path: path.stat().st_mtime_ns for path in finished.glob("*/metrics.jsonl")}
+        before = {path: path.stat().st_mtime_ns for path in finished.glob("*/[ms]*.json*")}
+        assert len(before) == 6
         (finished / "report" / "report.html").unlink()
         assert race(*TINY, "--steps", "10", "--schemes", VARIANTS, "--out", finished) == 0
         assert "all 3 runs" in capsys.readouterr().err
         assert (finished / "report" / "report.html").exists()
-        assert {path: path.stat().st_mtime_ns for path in finished.glob("*/metrics.jsonl")} == before
+        assert {path: path.stat().st_mtime_ns for path in finished.glob("*/[ms]*.json*")} == before
 
     def test_other_settings_are_refused(self, finished, capsys):
         assert race(*TINY, "--steps", "12", "--schemes", VARIANTS, "--out", finished) == 2
@@ -96,6 +127,8 @@ class TestFinished:
         assert race(*TINY, "--steps", "10", "--schemes", "pre-ln", "--out", out, "--quiet") == 0
         assert "runs,proj-spheretnorm" in (finished / "report" / "tables.csv").read_text()
         assert "runs,proj-spheretnorm" not in (out / "report" / "tables.csv").read_text()
+        # they were measured beside the others already
+        assert read_step_cost(out / NAMES[0]) == read_step_cost(finished / NAMES[0])
 
 
 def start(out):

@@ -9,6 +9,7 @@ import numpy as np
 from spheret.connections import Spherical, scheme
 from spheret.report.report import report_files
 from spheret.report.results import read_study
+from spheret.runs.step_cost import StepCost
 
 DOCUMENTS = [700, 1200, 300, 2500, 900, 640]
 
@@ -30,11 +31,13 @@ def write_run(
     model: dict | None = None,
     environment: dict | None = None,
     eval_every: int = 20,
+    step_costs: dict[str, float] | None = None,
 ) -> Path:
     """Write a run directory and return its path.
 
     quality: subtracted from every loss. until: the last step. diverged: the step at which the run stopped.
     diverged_finite: the step at which its loss was found to be far too high; it went on.
+    step_costs: the seconds of a step of every scheme, as a race measures them.
     """
     rng = np.random.default_rng([seed, *scheme_name.encode()])
     path.mkdir(parents=True)
@@ -105,6 +108,8 @@ def write_run(
             line["alarm"] = alarm
         lines.append(line)
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if step_costs is not None:
+        StepCost(scheme_name, step_costs, 7, "cpu", {"threads": 1}).write(path)
     return path
 
 
