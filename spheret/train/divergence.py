@@ -13,8 +13,8 @@ WINDOW = 20
 MARGIN = 0.1
 # it must last this many updates, or this share of the run: a healthy run recovers from a spike
 PATIENCE, PATIENCE_SHARE = 100, 0.02
-# a run that explodes does not wait: HUGE_UPDATES losses in a row, each HUGE times the reference
-HUGE, HUGE_UPDATES = 10.0, 5
+# a run that explodes does not wait: FEW losses in a row, each HUGE times the reference
+HUGE, FEW = 10.0, 5
 # a sublayer stands out if one of its measures changed by this factor
 MOVED = 2.0
 # smaller angles and shares of the gradient are noise
@@ -29,7 +29,7 @@ class Divergence:
     """Watches the training loss. The reference is the higher of two losses:
 
     - the unigram entropy, or ln(vocabulary) if the data gives no entropy;
-    - the lowest loss that this run has had, so that a slow run is not called diverged.
+    - the lowest median of FEW losses that this run has had, so that a slow run is not called diverged.
     """
 
     def __init__(self, unigram_entropy: float | None, vocab: int, warmup: int, steps: int) -> None:
@@ -59,23 +59,28 @@ class Divergence:
             self.lowest = losses[-1]
         reference = max(self._level, self.lowest)
         enough = len(losses) >= WINDOW
-        median = statistics.median(losses[-WINDOW:])
-        self._above = median > (1 + MARGIN) * reference
-        if enough:
-            self.lowest = min(self.lowest, median)
-        if not (self._above and enough and step > self._warmup):
+        median, newest = statistics.median(losses[-WINDOW:]), statistics.median(losses[-FEW:])
+        threshold = (1 + MARGIN) * reference
+        # where the loss falls fast, the median of many is still high
+        self._above = min(median, newest) > threshold
+        # of few losses, because a run may learn for a short time before it diverges
+        if len(losses) >= FEW:
+            self.lowest = min(self.lowest, newest)
+        if not (median > threshold and enough and step > self._warmup):
             self.above_since = None
         elif self.above_since is None:
             self.above_since = step
         if self.step is not None:
             return False
-        smallest = min(losses[-HUGE_UPDATES:])
+        smallest = min(losses[-FEW:])
         against = f"the {self._name}, {self._level:.3f}"
         if reference > self._level:
             against = f"its lowest so far, {reference:.3f}, and {against}"
-        if len(losses) >= HUGE_UPDATES and smallest > HUGE * reference:
-            self.reason = f"the loss was at least {smallest:.4g} for {HUGE_UPDATES} updates, {HUGE:g} times {against}"
-        elif self.above_since is not None and (step - self.above_since >= self._patience or step == self._steps):
+        if len(losses) >= FEW and smallest > HUGE * reference:
+            self.reason = f"the loss was at least {smallest:.4g} for {FEW} updates, {HUGE:g} times {against}"
+        elif self.above_since is not None and (
+            step - self.above_since >= self._patience or (step == self._steps and self._above)
+        ):
             lasted = f"for {step - self.above_since} updates" if step > self.above_since else "at the last update"
             self.reason = (
                 f"the loss {median:.4g}, the median of {WINDOW} updates, is more than {MARGIN:.0%} above {against}; "

@@ -17,7 +17,7 @@ from spheret.runs import checkpoint
 from spheret.runs.run import open_run
 from spheret.support import files
 from spheret.train.distributed import World
-from spheret.train.divergence import HUGE_UPDATES, PATIENCE, Divergence
+from spheret.train.divergence import FEW, PATIENCE, Divergence
 from spheret.train.guards import SPIKE_LEAST, Watch, find_non_finite
 
 ALONE = World(torch.device("cpu"))
@@ -225,13 +225,18 @@ NORMAL = {
     "a collapse": noisy((100, 5.8, 3.1), (700, 3.1, 3.1)),
     "learning too slowly to see": noisy((800, 5.8, 5.8)),
     "learning slowly": noisy((800, 5.8, 4.5)),
+    "falling fast": noisy((20, 5.8, 5.7), (25, 5.7, 3.4)),
     "a start far above a uniform guess": noisy((800, 24.0, 6.0)),
 }
 DIVERGED = {
     "high for long": (noisy(LEARNS, (600, 3.6, 3.6)), 200 + WARMUP + PATIENCE),
     "a learning rate far too high": (noisy((10, 5.8, 3.5), (500, 12.0, 29.9)), WARMUP + 20 + PATIENCE),
-    "orders of magnitude": (noisy(LEARNS, (100, 7e6, 7e6)), 200 + HUGE_UPDATES),
-    "orders of magnitude in the warm-up": (noisy((3, 5.8, 5.6), (20, 7e6, 7e6)), 3 + HUGE_UPDATES),
+    "high after learning for a few updates": (
+        noisy((8, 5.8, 5.5), (8, 3.6, 3.5), (500, 4.5, 4.5)),
+        WARMUP + PATIENCE + 1,
+    ),
+    "orders of magnitude": (noisy(LEARNS, (100, 7e6, 7e6)), 200 + FEW),
+    "orders of magnitude in the warm-up": (noisy((3, 5.8, 5.6), (20, 7e6, 7e6)), 3 + FEW),
 }
 
 
