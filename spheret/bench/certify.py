@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 
 from spheret.analysis.certificate import certify
-from spheret.bench.timing import exponent, interleaved
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.support.machine import write_measurement
 from spheret.support.meter import Meter
 from spheret.support.threads import few_threads
+from spheret.support.timing import exponent, interleaved
 
 BLOCK, VOCAB = 64, 256
 

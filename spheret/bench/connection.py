@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from spheret.bench.paper import PSEUDOCODE
-from spheret.bench.timing import interleaved
 from spheret.kernels import BACKENDS, retract, use
 from spheret.retractions import RETRACTIONS
 from spheret.support.allocator import keep_freed_memory
 from spheret.support.errors import unknown
 from spheret.support.machine import write_measurement
 from spheret.support.meter import Meter
+from spheret.support.timing import interleaved
 
 Update = Callable[[Tensor, Tensor, Tensor], Tensor]
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from spheret.bench.timing import WARM_UP, interleaved, progress
 from spheret.data.corpora import resolve
 from spheret.data.tokenizers import GPT2Tokenizer, describe
 from spheret.model.gpt import GPT, PRESETS, GPTConfig
 from spheret.support.allocator import keep_freed_memory
 from spheret.support.errors import need, unknown
 from spheret.support.machine import write_measurement
+from spheret.support.timing import WARM_UP, interleaved, progress
 
 # the size of a task's requests: words per question, words per answer, answers per question
 SHAPES = {"hellaswag": (64, 18, 4), "arc_easy": (24, 4, 4), "piqa": (10, 18, 2)}

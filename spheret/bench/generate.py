@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spheret.bench.timing import WARM_UP, interleaved, progress
 from spheret.model.gpt import GPT, PRESETS, GPTConfig
 from spheret.support.allocator import keep_freed_memory
 from spheret.support.errors import unknown
 from spheret.support.machine import resolve_device, write_measurement
+from spheret.support.timing import WARM_UP, interleaved, progress
 
 RIVAL = "transformers GPT-2"
 CONTESTANTS = ("pre-ln", "proj-spheretnorm")

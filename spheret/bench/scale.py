@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from spheret.bench.timing import exponent, interleaved
 from spheret.connections.parse import SchemeChoice, parse_schemes
 from spheret.data import cached
 from spheret.model.gpt import GPT, GPTConfig
@@ -22,6 +21,7 @@ from spheret.support.cache import cache_directory
 from spheret.support.child import spheret_command, spheret_environment
 from spheret.support.machine import cores, write_measurement
 from spheret.support.meter import Meter
+from spheret.support.timing import exponent, interleaved
 
 # the head's cost does not depend on depth, so the vocabulary is small
 VOCAB, HEAD = 257, 32

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json as jsons
 import subprocess
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from spheret.bench.timing import WARM_UP, interleaved, progress
 from spheret.connections.parse import parse_schemes
 from spheret.kernels import use
 from spheret.model.gpt import GPT, PRESETS, GPTConfig
@@ -21,6 +20,8 @@ from spheret.optim import parameter_groups
 from spheret.support.allocator import keep_freed_memory
 from spheret.support.errors import need, unknown
 from spheret.support.machine import resolve_device, write_measurement
+from spheret.support.timing import WARM_UP, interleaved, progress
+from spheret.train.step_cost import share_parameters, training_step
 
 RIVAL = "transformers GPT-2"
 # proj-spheretnorm with the reference backend, the paper's arithmetic, instead of our kernels
@@ -39,23 +40,13 @@ def precisions(device: torch.device) -> tuple[str, ...]:
 def build_model(name: str, size: str, block: int, shared: GPT | None) -> GPT:
     """A model of a scheme, `scheme` or `scheme:option=value:...`.
 
-    shared: a model whose matrices are reused, because nine models would not fit into memory.
+    shared: a model whose parameters are reused, because nine models would not fit into memory.
     """
     (choice,) = parse_schemes("proj-spheretnorm" if name == PAPERS_CODE else name)
     options: dict[str, Any] = {"scheme": choice.name, "scheme_options": choice.options, "block": block}
-    with torch.device("meta" if shared is not None else "cpu"):
-        model = GPT(GPTConfig.preset(size, **options))
-    if shared is None:
-        return model
-    model.tokens, model.positions = shared.tokens, shared.positions
-    for own, other in zip(model.each_block(), shared.each_block(), strict=True):
-        own.attention.qkv, own.attention.output = other.attention.qkv, other.attention.output
-        own.mlp.hidden, own.mlp.output = other.mlp.hidden, other.mlp.output
-    # the rest is what the scheme adds: norms, gains and scalars
-    for module in model.modules():
-        if any(p.is_meta for p in module.parameters(recurse=False)):
-            reset: Any = module.to_empty(device="cpu", recurse=False).reset_parameters
-            reset()
+    model = GPT(GPTConfig.preset(size, **options))
+    if shared is not None:
+        share_parameters(model, shared)
     return model
 
 
@@ -76,20 +67,6 @@ def compute_loss(name: str, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return model(x, y)
 
 
-def _step(
-    name: str, model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, precision: str
-) -> Callable[[], object]:
-    def run() -> None:
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bf16"):
-            loss = compute_loss(name, model, x, y)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return run
-
-
 def random_batch(tokens: int, block: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(50257, (tokens // block, block + 1), generator=generator)
@@ -104,7 +81,7 @@ def peak_bytes(name: str, size: str, tokens: int, block: int, precision: str, de
     model = (_rival(size, block) if name == RIVAL else build_model(name, size, block, None)).to(device)
     optimizer = torch.optim.AdamW(parameter_groups(model, 0.1), lr=1e-4, betas=(0.9, 0.95), fused=True)
     x, y = (part.to(device) for part in random_batch(tokens, block))
-    run = _step(name, model, optimizer, x, y, precision)
+    run = training_step(model, partial(compute_loss, name, model), optimizer, [(x, y)], precision)
     run()
     run()
     if x.is_cuda:
@@ -168,7 +145,10 @@ def bench_step(
     seconds = {}
     with progress("bench step, time", len(names) * len(measured) * (repeats + WARM_UP)) as tick:
         for precision in measured:
-            runs = {name: _step(name, models[name], optimizer, x, y, precision) for name in names}
+            runs = {
+                name: training_step(model, partial(compute_loss, name, model), optimizer, [(x, y)], precision)
+                for name, model in models.items()
+            }
             seconds[precision] = interleaved(runs, repeats, tick)
     rows: list[dict[str, Any]] = [
         {

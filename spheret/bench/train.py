@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from spheret.bench.timing import WARM_UP, interleaved, progress
 from spheret.data import Data, cached
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.model.monitor import look
@@ -22,6 +21,7 @@ from spheret.runs.metrics import Log, Tracker
 from spheret.support.allocator import keep_freed_memory
 from spheret.support.cache import cache_directory
 from spheret.support.machine import resolve_device, write_measurement
+from spheret.support.timing import WARM_UP, interleaved, progress
 from spheret.train.distributed import World
 from spheret.train.loop import Trainer
 

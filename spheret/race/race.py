@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import tyro
 
 from spheret.connections.parse import SchemeChoice, parse_schemes
-from spheret.data import open_named
+from spheret.data import Data, open_named
 from spheret.race.scoreboard import Scoreboard
 from spheret.report.report import report
 from spheret.runs.config import Given, RunConfig, complete, merge, read_config
@@ -22,9 +22,11 @@ from spheret.runs.flags import given, section_flags, shown
 from spheret.runs.layout import LOCK as RUN_LOCK
 from spheret.runs.metrics import Follower
 from spheret.runs.run import manifest_sha256
+from spheret.runs.step_cost import StepCost, measured_together, read_step_cost
 from spheret.support import files, machine
 from spheret.support.child import PATIENCE, Child, stop
 from spheret.support.exit_codes import FINISHED, INTERRUPTED, STOPPED_BY_GUARD
+from spheret.train.step_cost import measure_step_costs
 
 RACE, LOCK, CONFIGS = "race.json", "race.lock", "configs"
 FORMAT, VERSION = "spheret-race", 2
@@ -51,8 +53,12 @@ class RaceRun:
     seed: int
 
     @property
+    def contestant(self) -> str:
+        return "-".join([self.choice.name, *self.choice.settings])
+
+    @property
     def name(self) -> str:
-        return "-".join([self.choice.name, *self.choice.settings, str(self.seed)])
+        return f"{self.contestant}-{self.seed}"
 
     def settings(self, shared: Given) -> dict[str, Any]:
         """What to ask of the trainer."""
@@ -152,6 +158,35 @@ def _train_all(
         board.update(last=True)
 
 
+def _is_measured(directory: Path, runs: Sequence[RaceRun]) -> bool:
+    try:
+        costs = [read_step_cost(directory / run.name) for run in runs]
+    # a damaged file is written again
+    except ValueError:
+        return False
+    return measured_together(costs)
+
+
+def _measure(directory: Path, configs: dict[RaceRun, RunConfig], data: Data, where: Where) -> None:
+    """Measure the step of every contestant side by side: while they trained, they slowed each other."""
+    if _is_measured(directory, list(configs)):
+        return
+    if not where.quiet:
+        print("race: measuring the step of every contestant, side by side.", file=sys.stderr, flush=True)
+    # any seed of a contestant will do
+    contestants = {run.contestant: config for run, config in configs.items()}
+    device = machine.resolve_device(where.device)
+    try:
+        seconds, rounds = measure_step_costs(contestants, data, device, where.threads)
+    # such as too little memory: the race has its results all the same
+    except (RuntimeError, MemoryError) as error:
+        print(f"the steps could not be measured side by side ({error}); the report says so.", file=sys.stderr)
+        return
+    environment = {**machine.machine(), "threads": where.threads}
+    for run in configs:
+        StepCost(run.contestant, seconds, rounds, where.device, environment).write(directory / run.name)
+
+
 @dataclass(frozen=True)
 class Where:
     """Who races, where the race is written, and what it runs on.
@@ -228,6 +263,7 @@ def race(
         if todo:
             with Scoreboard(followers, where.quiet) as board:
                 _train_all(directory, todo, commands, jobs, board)
+        _measure(directory, configs, prepared, where)
         page = report([directory / run.name for run in runs], directory / "report")
     except KeyboardInterrupt:
         print("stopped; every training has saved. Run the same command again to go on.", file=sys.stderr)

@@ -135,7 +135,7 @@ def prepare(run: PaperRun, data: Path | None) -> str:
 
 
 def state(run: PaperRun, out: Path, data: Path | None) -> str:
-    """done, not run, running, stopped, or the step it reached; a directory that holds another run is an error."""
+    """done (also if it diverged), not run, running, stopped, or the step it reached; another run is an error."""
     path = out / run.name
     if not (path / CONFIG).exists():
         return "not run"
@@ -151,7 +151,10 @@ def state(run: PaperRun, out: Path, data: Path | None) -> str:
     step = records[-1]["step"] if records else 0
     if records and "stopped" in records[-1]:
         return f"stopped at {step:,}"
-    return "done" if step >= opened.steps else f"at {step:,} of {opened.steps:,}"
+    if step < opened.steps:
+        return f"at {step:,} of {opened.steps:,}"
+    diverged = next((record["step"] for record in records if record.get("diverged")), None)
+    return "done" if diverged is None else f"done, diverged at {diverged:,}"
 
 
 def run_one(run: PaperRun, place: Place) -> int:
@@ -173,11 +176,11 @@ def run_all(chosen: list[PaperRun], place: Place, dry_run: bool) -> int:
     width = max(len(run.name) for run in chosen)
     for run, current in states.items():
         print(f"{run.name:<{width}}  {current}")
-    done = sum(current == "done" for current in states.values())
+    done = sum(current.startswith("done") for current in states.values())
     print(f"{done} of {len(chosen)} done, in {place.out}", flush=True)
     diverged = 0
     for run, current in states.items():
-        if current in ("done", "running") or current.startswith("stopped"):
+        if current.startswith(("done", "running", "stopped")):
             continue
         if dry_run:
             print(shlex.join(_command_here(run, place)))
@@ -243,7 +246,7 @@ def reproduce(
     if dry_run:
         print(describe(run, place))
         return FINISHED
-    if state(run, place.out, place.data) == "done":
-        print(f"{place.out / run.name} is done.")
+    if (current := state(run, place.out, place.data)).startswith("done"):
+        print(f"{place.out / run.name} is {current}.")
         return FINISHED
     return run_one(run, place)

@@ -19,8 +19,8 @@ def standing(follower: Follower) -> str:
     """One contestant in one line."""
     val = "-" if follower.val_loss is None else f"{follower.val_loss:.4f} at step {follower.val_step}"
     state = f"step {follower.step}/{follower.steps}, val {val}"
-    if follower.stopped:
-        state = f"diverged at step {follower.step}"
+    if follower.diverged is not None:
+        state = f"diverged at step {follower.diverged}" + ("" if follower.stopped else f", {state}")
     return f"{follower.name:<{NAME_WIDTH}} {state}"
 
 
@@ -48,12 +48,12 @@ class Scoreboard:
             self._live.stop()
 
     def lines(self) -> list[str]:
-        """The time left, then everyone who started: the lowest validation loss first."""
+        """The time left, then everyone who started: the lowest validation loss first, the diverged last."""
         left, total = sum(f.steps_left for f in self._followers), sum(f.steps for f in self._followers)
         fraction = 1 - left / total
         head = f"race: {fraction:.0%}{self._time_left.text(fraction)}"
         started = [f for f in self._followers if f.step]
-        started.sort(key=lambda f: (f.stopped is not None, f.val_loss is None, f.val_loss, f.name))
+        started.sort(key=lambda f: (f.diverged is not None, f.val_loss is None, f.val_loss, f.name))
         return [head, *(f"{rank:>3} {standing(f)}" for rank, f in enumerate(started, start=1))]
 
     def update(self, last: bool = False) -> None:

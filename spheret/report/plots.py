@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # nobody can see more points than this on one line
 POINTS = 1000
+SHARED_MACHINE = "as each run took it: runs that shared a machine slowed each other"
 
 
 def draw(study: Study) -> list[Drawing]:
@@ -34,19 +35,21 @@ def draw(study: Study) -> list[Drawing]:
 Curve = tuple[Sequence[float], Sequence[float]]
 
 
-def _draw_curves(study: Study, axes: Axes, curve: Callable[[Result], Curve]) -> int:
+def _draw_curves(study: Study, axes: Axes, curve: Callable[[Result], Curve]) -> list[Curve]:
     """Draw one line per contestant: the mean over its seeds, with the range shaded and a cross where a run diverged.
 
-    Returns the number of contestants that have a line.
+    Returns what was drawn: the curves of runs that did not diverge, or all if every run did.
     """
-    count = 0
+    normal: list[Curve] = []
+    diverged: list[Curve] = []
     for label, (colour, dash) in line_styles(study).items():
         lines = [(result, curve(result)) for result in study.contestants[label]]
         lines = [(result, points) for result, points in lines if points[0]]
         if not lines:
             continue
-        count += 1
-        name = label if all(result.stopped is None for result, _ in lines) else f"{label} (x: diverged)"
+        for result, points in lines:
+            (normal if result.diverged is None else diverged).append(points)
+        name = label if all(result.diverged is None for result, _ in lines) else f"{label} (x: diverged)"
         xs = lines[0][1][0]
         if len(lines) > 1 and all(list(points[0]) == list(xs) for _, points in lines):
             columns = list(zip(*(points[1] for _, points in lines), strict=True))
@@ -56,9 +59,14 @@ def _draw_curves(study: Study, axes: Axes, curve: Callable[[Result], Curve]) -> 
             for index, (_, (x, y)) in enumerate(lines):
                 axes.plot(x, y, color=colour, linestyle=dash, label=None if index else name)
         for result, (x, y) in lines:
-            if result.stopped is not None:
+            if result.diverged is not None:
                 axes.plot(x[-1:], y[-1:], color=colour, marker="x", markersize=9, markeredgewidth=2.5, zorder=5)
-    return count
+    return normal or diverged
+
+
+def _until_divergence(result: Result, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines up to the step at which the run diverged: what comes after is not on the scale of the others."""
+    return [line for line in lines if result.diverged is None or line["step"] <= result.diverged[0]]
 
 
 def _finish(axes: Axes, x: str, y: str, legend: bool = True) -> None:
@@ -87,7 +95,7 @@ def _mean_of(window: int, separator: str) -> str:
 
 def _averaged(result: Result, key: str, window: int) -> Curve:
     """The moving average of a key: at each step, the mean over the last `window` steps."""
-    lines = [line for line in result.steps if isinstance(line.get(key), (int, float))]
+    lines = [line for line in _until_divergence(result, result.steps) if isinstance(line.get(key), (int, float))]
     sums = [0.0]
     for line in lines:
         sums.append(sums[-1] + line[key])
@@ -96,31 +104,30 @@ def _averaged(result: Result, key: str, window: int) -> Curve:
     return _thinned(steps, [(sums[i] - sums[i - size]) / size for i in range(size, len(sums))] if lines else [])
 
 
-def _loss_limits(axes: Any) -> None:
+def _loss_limits(axes: Any, curves: Sequence[Curve]) -> None:
     """Set the limits to the range of later losses. They may cut the first tenth of training and a diverged run."""
-    after = [
-        value
-        for line in axes.lines
-        for x, value in zip(*line.get_data(), strict=True)
-        if x > max(line.get_xdata()[-1] for line in axes.lines) / 10
-    ]
+    first = max(xs[-1] for xs, _ in curves) / 10
+    after = [value for curve in curves for x, value in zip(*curve, strict=True) if x > first]
     if len(after) > 1:
         low, high = min(after), sorted(after)[round(0.97 * (len(after) - 1))]
         margin = 0.06 * max(high - low, 0.01)
         axes.set_ylim(low - margin, high + margin)
 
 
-def _validation_curve(result: Result, x_key: str) -> Curve:
-    lines = [line for line in result.evaluations if line.get(x_key) is not None]
-    return [line[x_key] for line in lines], [line["val_loss"] for line in lines]
+def _validation_curve(result: Result, x: Callable[[dict[str, Any]], float | None]) -> Curve:
+    """The validation loss over x, a function of a line of the metrics."""
+    points = [(x(line), line["val_loss"]) for line in _until_divergence(result, result.evaluations)]
+    known = [(at, loss) for at, loss in points if at is not None]
+    return [at for at, _ in known], [loss for _, loss in known]
 
 
 def validation(study: Study) -> Figure | None:
     figure, grid = axes_grid()
     axes = grid[0, 0]
-    if not _draw_curves(study, axes, lambda result: _validation_curve(result, "step")):
+    curves = _draw_curves(study, axes, lambda result: _validation_curve(result, lambda line: line["step"]))
+    if not curves:
         return None
-    _loss_limits(axes)
+    _loss_limits(axes, curves)
     _finish(axes, "step", "validation loss (nats per token)")
     return figure
 
@@ -129,20 +136,31 @@ def training(study: Study) -> Figure | None:
     window = _smoothing_window(study)
     figure, grid = axes_grid()
     axes = grid[0, 0]
-    if not _draw_curves(study, axes, lambda r: _averaged(r, "loss", window)):
+    curves = _draw_curves(study, axes, lambda r: _averaged(r, "loss", window))
+    if not curves:
         return None
-    _loss_limits(axes)
+    _loss_limits(axes, curves)
     _finish(axes, "step", f"training loss (nats per token{_mean_of(window, ', ')})")
     return figure
+
+
+def _seconds_curve(result: Result, side_by_side: bool) -> Curve:
+    """The validation loss over the time of training, without that of evaluations."""
+    if side_by_side and result.step_cost is not None:
+        seconds = result.step_cost.seconds
+        return _validation_curve(result, lambda line: line["step"] * seconds)
+    return _validation_curve(result, lambda line: line.get("seconds"))
 
 
 def wall_time(study: Study) -> Figure | None:
     figure, grid = axes_grid()
     axes = grid[0, 0]
-    if not _draw_curves(study, axes, lambda result: _validation_curve(result, "seconds")):
+    curves = _draw_curves(study, axes, lambda result: _seconds_curve(result, study.side_by_side))
+    if not curves:
         return None
-    _loss_limits(axes)
-    _finish(axes, "training time (seconds)", "validation loss (nats per token)")
+    _loss_limits(axes, curves)
+    measured = "steps x seconds per step, measured side by side" if study.side_by_side else SHARED_MACHINE
+    _finish(axes, f"training time (seconds)\n{measured}", "validation loss (nats per token)")
     return figure
 
 
@@ -256,7 +274,7 @@ def _number(value: Any) -> float:
 FIGURES: dict[str, tuple[str, Callable[[Study], Any]]] = {
     "validation": ("Validation loss by step (val_loss)", validation),
     "training": ("Training loss by step (loss, moving average)", training),
-    "time": ("Validation loss by training time (val_loss, seconds)", wall_time),
+    "time": ("Validation loss by training time (val_loss; the axis names the source of the time)", wall_time),
     "gradients": ("Gradient norm and loss spikes by step (grad_norm, spikes)", gradients),
     "differences": (
         "Validation loss of each contestant minus that of a reference (val_documents, or val_loss by seed)",

@@ -13,9 +13,10 @@ from typing import Any
 from spheret.connections import SCHEMES
 from spheret.model.gpt import PRESETS
 from spheret.runs.config import BOOKKEEPING
-from spheret.runs.layout import CONFIG, METRICS
+from spheret.runs.layout import CONFIG, METRICS, STEP_COST
 from spheret.runs.metrics import checked_metrics
 from spheret.runs.run import Run, open_run
+from spheret.runs.step_cost import StepCost, measured_together, read_step_cost
 
 # the training loss is the mean over this many last steps, as in the paper
 WINDOW = 200
@@ -37,6 +38,7 @@ class Result:
     name: str
     label: str
     lines: list[dict[str, Any]]
+    step_cost: StepCost | None = None
 
     @property
     def seed(self) -> int:
@@ -51,19 +53,23 @@ class Result:
         """The step of the last line; 0 if there is no line."""
         return int(self.lines[-1]["step"]) if self.lines else 0
 
-    @property
-    def stopped(self) -> str | None:
-        """If the run diverged, the reason why it stopped."""
-        return str(self.lines[-1]["stopped"]) if self.lines and self.lines[-1].get("stopped") else None
+    @cached_property
+    def diverged(self) -> tuple[int, str] | None:
+        """The step at which the run diverged, and what the guard said. The run may have gone on."""
+        for line in self.lines:
+            reason = line.get("diverged") or line.get("stopped")
+            if reason:
+                return int(line["step"]), str(reason)
+        return None
 
     @property
     def finished(self) -> bool:
-        return self.stopped is None and self.step == self.run.steps and self.validation is not None
+        return self.diverged is None and self.step == self.run.steps and self.validation is not None
 
     @property
     def state(self) -> str:
-        if self.stopped is not None:
-            return f"diverged at step {self.step}"
+        if self.diverged is not None:
+            return f"diverged at step {self.diverged[0]}"
         if not self.lines:
             return "no step yet"
         return "finished" if self.finished else f"unfinished: step {self.step} of {self.run.steps}"
@@ -94,6 +100,13 @@ class Result:
     @property
     def tokens_per_second(self) -> Number | None:
         return self._mean("tokens_per_second", self.steps)
+
+    @property
+    def milliseconds_per_step(self) -> Number | None:
+        """The cost of a step that was measured beside the other contestants."""
+        if self.step_cost is None:
+            return None
+        return Number(1000 * self.step_cost.seconds, f"1000 * {self.name}/{STEP_COST}[seconds]")
 
     def _mean(self, key: str, lines: list[dict[str, Any]]) -> Number | None:
         values = [line[key] for line in lines if line.get(key) is not None]
@@ -142,6 +155,11 @@ class Study:
     def one_seed(self) -> bool:
         """Whether every contestant has a single seed, which leaves the noise of seeds unknown."""
         return all(len(results) == 1 for results in self.contestants.values())
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether the step of every contestant was measured, and all of them in one measurement."""
+        return measured_together([result.step_cost for result in self.results])
 
     @property
     def config(self) -> dict[str, Any]:
@@ -219,7 +237,8 @@ def _study(runs: Sequence[Run], names: dict[Path, str], name: str) -> Study:
     results = []
     for run, run_settings in zip(runs, settings, strict=True):
         label = ", ".join([_contestant(run), *(f"{key}={_format_value(run_settings.get(key))}" for key in differing)])
-        results.append(Result(run, names[run.path], label, checked_metrics(run.path / METRICS)))
+        records, cost = checked_metrics(run.path / METRICS), read_step_cost(run.path)
+        results.append(Result(run, names[run.path], label, records, cost))
     order = list(SCHEMES)
     results.sort(key=lambda r: (order.index(r.scheme) if r.scheme in order else len(order), r.label, r.seed, r.name))
     contestants: dict[str, list[Result]] = {}

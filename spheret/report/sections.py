@@ -89,8 +89,11 @@ def _warnings(study: Study) -> list[str]:
     warnings = []
     for result in study.results:
         name = f"{result.label}, seed {result.seed}"
-        if result.stopped is not None:
-            warnings.append(f"{name}, diverged at step {result.step}: {result.stopped}.")
+        if result.diverged is not None:
+            step, reason = result.diverged
+            warnings.append(f"{name}, diverged at step {step}: {reason}.")
+            if result.step > step:
+                warnings.append(f"{name}, went on to step {result.step}. Its numbers are in the table of every run.")
         elif not result.lines:
             warnings.append(f"{name}, has no step yet.")
         elif not result.finished:
@@ -139,12 +142,13 @@ def results_section(study: Study) -> Section:
         "spikes",
         "seconds",
         "tokens/s",
+        *(["ms per step"] if study.side_by_side else []),
         "seeds",
         "state",
     ]
     rows, unranked = [], []
     for label, runs in study.contestants.items():
-        diverged = any(run.stopped is not None for run in runs)
+        diverged = any(run.diverged is not None for run in runs)
         if any(not run.finished for run in runs):
             unranked.append(label)
         with_losses = [] if diverged else runs
@@ -158,6 +162,7 @@ def results_section(study: Study) -> Section:
                 number_cell([run.at_last_step("spikes") for run in runs], lambda x: f"{x:g}"),
                 number_cell([run.at_last_step("seconds") for run in runs], lambda x: f"{x:.1f}"),
                 number_cell([run.tokens_per_second for run in runs], lambda x: f"{x:,.0f}"),
+                *([number_cell([runs[0].milliseconds_per_step], lambda x: f"{x:.1f}")] if study.side_by_side else []),
                 TableCell("one seed" if len(runs) == 1 else f"{len(runs)} seeds"),
                 TableCell("; ".join(dict.fromkeys(run.state for run in runs))),
             ]
@@ -170,8 +175,13 @@ def results_section(study: Study) -> Section:
         "Bold is the lowest and underlined the second lowest among finished runs. This is a ranking, not a verdict: "
         "the verdicts are in the table of comparisons.",
         "Spikes counts the steps whose loss was far above the recent losses.",
-        "Seconds and tokens/s also depend on other programs on the machine.",
+        "Seconds and tokens/s were taken while each run trained. They also depend on what shared the machine with "
+        "it, such as other runs of a race.",
     ]
+    if study.side_by_side:
+        notes.append(
+            "Ms per step compares the contestants: after the race, their steps were timed in turn in one process."
+        )
     table = Table("results", f"Loss and perplexity{', one seed' * study.one_seed}", columns, rows, notes)
     table = ranked(table, ("train loss", "val loss", "perplexity"), excluded=unranked)
     return Section("results", "Loss and perplexity", (), [table], ["validation", "training", "time"])

@@ -61,7 +61,7 @@ def compare(first_runs: Sequence[Result], second_runs: Sequence[Result]) -> Comp
     first, second = first_runs[0].label, second_runs[0].label
     divergences = []
     for runs in (first_runs, second_runs):
-        diverged = [run for run in runs if run.stopped is not None]
+        diverged = [run for run in runs if run.diverged is not None]
         if diverged:
             share = f" in {len(diverged)} of {len(runs)} seeds" if len(runs) > 1 else ""
             divergences.append(f"{diverged[0].label} diverged{share}")

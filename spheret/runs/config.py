@@ -10,7 +10,7 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,17 @@ from spheret.runs.recipes import defaults, paper_model
 from spheret.support.errors import unknown
 
 PRECISIONS = ("float32", "bf16")
+# what to do when the loss diverges without becoming NaN
+ON_DIVERGENCE = ("alarm", "stop")
 # settings that may change when a run continues: they change no update, except for its last bits
 FREE = frozenset({
-    "batch_size", "eval_every", "checkpoint_every", "keep", "certify_every", "compile", "init_from",
+    "batch_size", "eval_every", "checkpoint_every", "keep", "certify_every", "on_divergence", "compile",
+    "init_from",
 })  # fmt: skip
 # settings that may differ between runs of one contestant: the seed, and how a run is watched and kept
-BOOKKEEPING = frozenset({"seed", "eval_every", "eval_windows", "checkpoint_every", "keep", "certify_every"})
+BOOKKEEPING = frozenset({
+    "seed", "eval_every", "eval_windows", "checkpoint_every", "keep", "certify_every", "on_divergence",
+})  # fmt: skip
 
 # what was given, by section; "size" chooses the recipe
 Given = Mapping[str, Any]
@@ -118,7 +123,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """What is measured while a run trains: validation on fixed windows of `block` tokens, and live certificates.
+    """How a run is watched: validation on fixed windows of `block` tokens, live certificates, and divergence.
 
     An interval of 0 means never.
     """
@@ -126,10 +131,13 @@ class EvaluationConfig:
     eval_every: int
     eval_windows: int
     certify_every: int = 0
+    on_divergence: str = "alarm"
 
     def __post_init__(self) -> None:
         _check_least(self, 1, ("eval_windows",))
         _check_least(self, 0, ("eval_every", "certify_every"))
+        if self.on_divergence not in ON_DIVERGENCE:
+            raise unknown("on_divergence", self.on_divergence, ON_DIVERGENCE)
 
 
 @dataclass(frozen=True)
@@ -212,10 +220,14 @@ def _annotation(section: type, name: str) -> Any:
 
 
 def from_dict(values: Mapping[str, Any]) -> RunConfig:
-    """The config that `RunConfig.as_dict` wrote: every setting must be there, and every value is checked."""
+    """The config that `RunConfig.as_dict` wrote, every value checked.
+
+    Every setting must be there, except those that change no update and have a default: a run may be older than they.
+    """
     for section in SECTIONS.keys() - {"data"}:
         for field in fields(SECTIONS[section]):
-            if field.name not in values.get(section, {}):
+            optional = field.name in FREE and field.default is not MISSING
+            if field.name not in values.get(section, {}) and not optional:
                 raise ValueError(
                     f"the config of this run is damaged, {section}.{field.name} is missing: copy it back."
                 )

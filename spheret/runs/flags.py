@@ -54,6 +54,7 @@ HELP: dict[str, dict[str, str]] = {
         "eval_every": "Updates between validations; 0 for none.",
         "eval_windows": "Validation windows.",
         "certify_every": "Updates between live certificates; 0 for none.",
+        "on_divergence": "When the loss diverges: alarm (the run goes on) or stop.",
     },
 }
 

@@ -130,7 +130,7 @@ def _finite(value: Any) -> Any:
 
 
 class Follower:
-    """The step and the validation loss of a run that is being trained, from the lines added since the last update."""
+    """How far a run is that is being trained: its step, validation loss and divergence, read from new lines alone."""
 
     def __init__(self, name: str, path: Path, steps: int) -> None:
         self.name, self.path, self.steps = name, path, steps
@@ -141,6 +141,7 @@ class Follower:
         self.step, self.val_step = 0, 0
         self.val_loss: float | None = None
         self.stopped: str | None = None
+        self.diverged: int | None = None
 
     def update(self) -> None:
         metrics = self.path / METRICS
@@ -150,6 +151,8 @@ class Follower:
         try:
             for record, end in read_metrics(metrics, self._offset):
                 self._offset, self.step, self.stopped = end, record["step"], record.get("stopped")
+                if self.diverged is None and (self.stopped or record.get("diverged")):
+                    self.diverged = record["step"]
                 if record.get("val_loss") is not None:
                     self.val_loss, self.val_step = record["val_loss"], record["step"]
         except ValueError:

@@ -77,7 +77,7 @@ def train(
     """Train a GPT under any scheme. After a kill at any moment, the same command continues it bit for bit.
 
     Exit codes: 0 finished; 2 bad input, or a disk that failed; 3 stopped by a guard, because a loss or gradient is
-    not finite; 130 and 143 stopped by Ctrl-C or SIGTERM, after saving.
+    not finite or the run diverged; 130 and 143 stopped by Ctrl-C or SIGTERM, after saving.
 
     Args:
         set: An option of the scheme, as option=value.

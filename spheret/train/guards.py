@@ -16,6 +16,7 @@ from spheret.model.gpt import GPT
 from spheret.model.probes import Sublayer, probe
 from spheret.support.sharding import local
 from spheret.train.distributed import World
+from spheret.train.divergence import where
 
 SPIKE_WINDOW, SPIKE_LEAST, SPIKE_Z = 64, 20, 5.0
 COLLAPSED_COSINE = 0.99
@@ -79,11 +80,6 @@ class Watch:
             f"of {worst['cosine']:.3f}, and the loss {statistics.fmean(recent):.3f} stays at the unigram entropy "
             f"{self.unigram_entropy:.3f}; {COLLAPSE_ADVICE}"
         )
-
-
-def where(sublayer: int) -> str:
-    """A sublayer by its number, its branch and its block."""
-    return f"sublayer {sublayer} ({'attention' if sublayer % 2 else 'MLP'} of block {(sublayer + 1) // 2})"
 
 
 def _finite(x: Tensor) -> bool:

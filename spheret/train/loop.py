@@ -28,7 +28,11 @@ from spheret.support.exit_codes import FINISHED, SIGNALS, STOPPED_BY_GUARD
 from spheret.support.meter import Meter
 from spheret.support.sharding import like, local, whole
 from spheret.train.distributed import World, random_state, set_random_state
+from spheret.train.divergence import Divergence
 from spheret.train.guards import NonFinite, Watch, check_weights, find_non_finite, finite
+
+# without evaluations the sublayers are measured this seldom, or ten times per run, for the divergence guard
+LEAST_LOOK_EVERY = 100
 
 # called with the step, the model and a batch; returns a value for the metrics line
 Observer = Callable[[int, GPT, tuple[Tensor, Tensor]], dict[str, Any]]
@@ -57,6 +61,9 @@ class Trainer:
         self.best: dict[str, Any] | None = None
         self.val_loss: float | None = None
         self.watch = Watch(unigram_entropy)
+        self.divergence = Divergence(unigram_entropy, model.config.vocab, config.warmup, config.steps)
+        # the gradient norm of each sublayer, at updates after which the sublayers are measured
+        self._gradient_norms: list[float] | None = None
         self.observers = observers or {}
         self._tensorboard, self._quiet = tensorboard, quiet
         block = model.config.block
@@ -86,6 +93,7 @@ class Trainer:
             fused=world.device.type in ("cpu", "cuda"),
         )
         self._named = dict(self.model.named_parameters())
+        self._look_every = evaluation.eval_every or max(LEAST_LOOK_EVERY, config.steps // 10)
         self.log: Log | None = None
         # the signal that reached this process, and the one that all processes agreed on
         self._received: int | None = None
@@ -121,16 +129,17 @@ class Trainer:
             with self.world.syncing(False):
                 raise NonFinite(find_non_finite(self.model, seen_batches, self.precision, self.world))
         line: dict[str, Any] = {"step": step, "loss": mean, "lr": lr, "grad_norm": norm}
+        self.watch.loss(mean)
+        diverged = self.divergence.loss(step, list(self.watch.losses))
         # the update clears the gradients
-        if self._due(step, self.evaluation.eval_every):
-            line["grad_norms"] = gradient_norms(self.model)
+        looking = diverged or step == 1 or self._due(step, self._look_every)
+        self._gradient_norms = gradient_norms(self.model) if looking else None
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.model.constrain()
         self.step = step
-        self.watch.loss(mean)
         took = time.perf_counter() - begun
         self.seconds += took
         timing = {"tokens_per_second": self.config.tokens_per_update / took, "seconds": self.seconds}
@@ -174,22 +183,30 @@ class Trainer:
                 totals[document] = before[0] + tokens, before[1] + loss
         return sum(loss for _, loss in totals.values()) / sum(tokens for tokens, _ in totals.values()), totals
 
-    def _look_inside(self, line: dict[str, Any]) -> str | None:
-        """Add the validation and one record per sublayer to a line. Returns the alarm, if there is one."""
-        self.val_loss, documents = self.evaluate()
+    def _look_inside(self, line: dict[str, Any], evaluated: bool) -> list[str]:
+        """Measure every sublayer, and validate if it is time. Adds both to the line. Returns the alarms."""
+        alarms = []
+        if evaluated:
+            self.val_loss, documents = self.evaluate()
+        # always the same tokens, so that records can be compared
+        x, y = next(iter(self._validation))[:2] if self._validation else self._loader.batch(0)
         with self.precision():
-            x, y, _ = next(iter(self._validation))
             seen = look(self.model, x.to(self.world.device), y.to(self.world.device))
-        norms = line.pop("grad_norms")
-        for sublayer, norm in zip(seen["sublayers"], norms, strict=True):
+        for sublayer, norm in zip(seen["sublayers"], self._gradient_norms or (), strict=True):
             sublayer["grad_norm"] = norm
-        line |= {"val_loss": self.val_loss, **seen}
-        if self.step == self.config.steps:
-            line["val_documents"] = [[d, tokens, loss] for d, (tokens, loss) in documents.items()]
-        alarm = self.watch.collapse(self.step, self.config.warmup, seen["sublayers"])
-        if alarm is not None:
-            line["alarm"] = alarm
-        return alarm
+        if evaluated:
+            line |= {"val_loss": self.val_loss, **seen}
+            if self.step == self.config.steps:
+                line["val_documents"] = [[d, tokens, loss] for d, (tokens, loss) in documents.items()]
+            collapse = self.watch.collapse(self.step, self.config.warmup, seen["sublayers"])
+            if collapse is not None:
+                line["alarm"] = collapse
+                alarms.append(collapse)
+        if self.divergence.step == self.step:
+            line["diverged"] = f"{self.divergence.reason}; {self.divergence.moved(seen['sublayers'])}"
+            alarms.append(f"divergence: {line['diverged']}")
+        self.divergence.remember(self.step, seen["sublayers"])
+        return alarms
 
     def _where_validation_fails(self) -> str:
         """The first place that is not finite, after an update with a finite loss."""
@@ -209,23 +226,28 @@ class Trainer:
                     try:
                         line = self.update(batches)
                         evaluated = self._due(self.step, self.evaluation.eval_every)
-                        alarm = self._look_inside(line) if evaluated else None
+                        alarms = [] if self._gradient_norms is None else self._look_inside(line, evaluated)
                         for key, (every, observe) in self.observers.items():
                             if self._due(self.step, every):
                                 line[key] = observe(self.step, self.model, self._loader.batch(self.step - 1))
+                        if self._stops_diverged():
+                            line["stopped"] = f"the run diverged at step {self.divergence.step}"
                         self._write(line, tracker)
                         if evaluated and not finite(self.val_loss or 0.0):
                             raise NonFinite(self._where_validation_fails())
-                        if self._due(self.step, self.config.checkpoint_every) or self._stopping:
+                        if not self._stops_diverged() and (
+                            self._due(self.step, self.config.checkpoint_every) or self._stopping
+                        ):
                             self.save(self.val_loss if evaluated else None)
                     except NonFinite as error:
                         self._write({"step": self.step + 1, "loss": None, "stopped": str(error)}, tracker)
-                        last = max(checkpoint.steps(self.path / CHECKPOINTS), default=None)
-                        kept = "there was no checkpoint yet" if last is None else f"step-{last} is kept"
-                        meter.say(f"stopped before update {self.step + 1}: {error}; {kept}.")
+                        meter.say(f"stopped before update {self.step + 1}: {error}; {self._kept()}.")
                         return STOPPED_BY_GUARD
-                    if alarm is not None:
+                    for alarm in alarms:
                         meter.say(f"ALARM: {alarm}.")
+                    if self._stops_diverged():
+                        meter.say(f"stopped at step {self.step}: {line['stopped']}; {self._kept()}.")
+                        return STOPPED_BY_GUARD
                     self._show(meter, line, evaluated)
                     if self._stopping and self.step < self.config.steps:
                         meter.say(f"stopped and saved at step {self.step}: run the same command again to continue.")
@@ -236,6 +258,13 @@ class Trainer:
             tracker.close()
             if self.log is not None:
                 self.log.close()
+
+    def _stops_diverged(self) -> bool:
+        return self.evaluation.on_divergence == "stop" and self.divergence.step is not None
+
+    def _kept(self) -> str:
+        last = max(checkpoint.steps(self.path / CHECKPOINTS), default=None)
+        return "there was no checkpoint yet" if last is None else f"step-{last} is kept"
 
     def request_stop(self, number: int) -> None:
         """Stop after the current update, as the signal of this number does."""
@@ -276,6 +305,7 @@ class Trainer:
             "best": self.best,
             "seconds": self.seconds,
             "watch": self.watch.state(),
+            "divergence": self.divergence.state(),
             "rng": self.world.gather(random_state(self.world.device)),
             "threads": torch.get_num_threads(),
         }
@@ -302,6 +332,9 @@ class Trainer:
         self.step, self.seconds = saved.step, saved.state["seconds"]
         self.best, self.val_loss = saved.state["best"], saved.state["last_val_loss"]
         self.watch.restore(saved.state["watch"])
+        # checkpoints of earlier versions have none
+        if "divergence" in saved.state:
+            self.divergence.restore(saved.state["divergence"])
         self.world.restore_random(saved.state["rng"], self.config.seed + self.step)
 
     @torch.no_grad()

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from spheret.bench.timing import exponent
 from spheret.cli import main
+from spheret.support.timing import exponent
 
 
 def test_exponent():

@@ -6,9 +6,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from spheret import SCHEMES
 from spheret.bench import scale as bench
-from spheret.bench.timing import exponent
 from spheret.cli import main
 from spheret.connections.parse import SchemeChoice
+from spheret.support.timing import exponent
 
 QUICK = ["--layers", "1,2", "--widths", "32,64", "--depth-width", "32", "--width-layers", "1", "--block", "8"]
 

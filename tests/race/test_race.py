@@ -17,6 +17,7 @@ from spheret.race.race import race_runs
 from spheret.race.scoreboard import Scoreboard
 from spheret.runs.metrics import TIMING, Follower
 from spheret.runs.run import open_run
+from spheret.runs.step_cost import measured_together, read_step_cost
 
 TINY = (
     "--layers", "1", "--heads", "2", "--width", "16", "--block", "16", "--batch-size", "2", "--eval-windows", "8",
@@ -76,13 +77,23 @@ class TestFinished:
         for path in (p for p in tmp_path.rglob("*") if p.is_file()):
             assert path.read_bytes() == (finished / "report" / path.relative_to(tmp_path)).read_bytes(), path
 
+    def test_the_steps_were_measured_side_by_side(self, finished):
+        costs = [read_step_cost(finished / name) for name in NAMES]
+        assert measured_together(costs)
+        assert [f"{cost.contestant}-1337" for cost in costs] == list(NAMES)
+        assert all(cost.machine["threads"] == 1 and cost.rounds > 1 and cost.seconds > 0 for cost in costs)
+        table = (finished / "report" / "tables.csv").read_text()
+        assert f"results,pre-ln,ms per step,{1000 * costs[0].seconds:.1f}," in table
+        assert "measured side by side" in (finished / "report" / "figures" / "time.svg").read_text()
+
     def test_again_it_only_writes_the_report(self, finished, capsys):
-        before = {path: path.stat().st_mtime_ns for path in finished.glob("*/metrics.jsonl")}
+        before = {path: path.stat().st_mtime_ns for path in finished.glob("*/[ms]*.json*")}
+        assert len(before) == 6
         (finished / "report" / "report.html").unlink()
         assert race(*TINY, "--steps", "10", "--schemes", VARIANTS, "--out", finished) == 0
         assert "all 3 runs" in capsys.readouterr().err
         assert (finished / "report" / "report.html").exists()
-        assert {path: path.stat().st_mtime_ns for path in finished.glob("*/metrics.jsonl")} == before
+        assert {path: path.stat().st_mtime_ns for path in finished.glob("*/[ms]*.json*")} == before
 
     def test_other_settings_are_refused(self, finished, capsys):
         assert race(*TINY, "--steps", "12", "--schemes", VARIANTS, "--out", finished) == 2
@@ -93,9 +104,12 @@ class TestFinished:
     def test_fewer_contestants_are_a_smaller_report(self, finished, tmp_path):
         out = tmp_path / "copy"
         shutil.copytree(finished, out)
+        # as if the measurement had been interrupted before it wrote this one
+        (out / NAMES[0] / "step_cost.json").unlink()
         assert race(*TINY, "--steps", "10", "--schemes", "pre-ln", "--out", out, "--quiet") == 0
         assert "runs,proj-spheretnorm" in (finished / "report" / "tables.csv").read_text()
         assert "runs,proj-spheretnorm" not in (out / "report" / "tables.csv").read_text()
+        assert list(read_step_cost(out / NAMES[0]).together) == ["pre-ln"]
 
 
 def start(out):
@@ -164,6 +178,17 @@ def test_stopped_in_the_middle_it_goes_on(number, undisturbed, tmp_path, capsys)
     assert lines(out) == undisturbed
     assert (out / "report" / "report.html").exists()
     assert not list(out.glob("*.log"))
+
+
+def test_a_divergence_is_a_result(tmp_path, capsys):
+    out = tmp_path / "out"
+    hot = ("--lr", "10", "--min-lr", "10", "--steps", "16", "--schemes", "pre-ln,proj-spheretnorm")
+    assert race(*TINY, *hot, "--on-divergence", "stop", "--out", out) == 0
+    assert "diverged at step" in capsys.readouterr().err
+    assert all(5 <= len(records) < 16 for records in lines(out).values())
+    table = (out / "report" / "tables.csv").read_text()
+    assert "results,pre-ln,val loss,diverged," in table
+    assert 'comparisons,pre-ln - proj-spheretnorm,verdict,"pre-ln diverged, proj-spheretnorm diverged",' in table
 
 
 def test_two_races_in_one_directory(tmp_path, capsys):
@@ -273,6 +298,23 @@ class TestScoreboard:
         assert [row.split()[:2] for row in rows] == [["1", "fast"], ["2", "slow"], ["3", "new"], ["4", "gone"]]
         assert "step 5/10, val 2.9000 at step 4" in rows[1]
         assert "diverged at step 3" in rows[3]
+
+    def test_one_that_diverged_and_goes_on_is_last(self, tmp_path):
+        diverged = self.follower(
+            tmp_path,
+            "lost",
+            {"step": 3, "loss": 40.0, "diverged": "the loss 40"},
+            {"step": 5, "loss": 1.0, "val_loss": 1.0},
+        )
+        board = Scoreboard(
+            [diverged, self.follower(tmp_path, "slow", {"step": 5, "loss": 2.9, "val_loss": 2.9})], quiet=True
+        )
+        board.update()
+        _, first, last = board.lines()
+        assert "slow" in first
+        assert "lost" in last
+        assert "diverged at step 3, step 5/10, val 1.0000 at step 5" in last
+        assert not diverged.done
 
     @pytest.mark.parametrize("text", ["garbage", "[]", "{}", "\udcff"])
     def test_a_damaged_line_is_named(self, tmp_path, text):

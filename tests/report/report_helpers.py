@@ -15,6 +15,7 @@ from spheret.report.report import report_files
 from spheret.report.results import read_studies
 from spheret.runs.layout import EVAL, EVAL_SAMPLES
 from spheret.runs.paper_runs import PaperRun
+from spheret.runs.step_cost import StepCost
 
 DOCUMENTS = [700, 1200, 300, 2500, 900, 640]
 
@@ -29,6 +30,7 @@ def write_run(
     options: dict | None = None,
     until: int | None = None,
     diverged: int | None = None,
+    diverged_finite: int | None = None,
     alarm: str | None = None,
     data: str = "a" * 64,
     corpus: str = "sotu",
@@ -36,10 +38,13 @@ def write_run(
     model: dict | None = None,
     environment: dict | None = None,
     eval_every: int = 20,
+    step_costs: dict[str, float] | None = None,
 ) -> Path:
     """Write a run directory and return its path.
 
     quality: subtracted from every loss. until: the last step. diverged: the step at which the run stopped.
+    diverged_finite: the step at which its loss was found to be far too high; it went on.
+    step_costs: the seconds of a step of every scheme, as a race measures them.
     """
     rng = np.random.default_rng([seed, *scheme_name.encode()])
     path.mkdir(parents=True)
@@ -102,10 +107,16 @@ def write_run(
             }  # fmt: skip
             if step == steps:
                 line["val_documents"] = [[i, n, s] for i, (n, s) in enumerate(zip(DOCUMENTS, sums, strict=True))]
+        if diverged_finite is not None and step >= diverged_finite:
+            line |= {key: 50.0 for key in ("loss", "val_loss") if key in line}
+        if step == diverged_finite:
+            line["diverged"] = "the loss 50 is above the unigram entropy; sublayer 3 moved most"
         if alarm is not None and step == last:
             line["alarm"] = alarm
         lines.append(line)
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if step_costs is not None:
+        StepCost(scheme_name, step_costs, 7, "cpu", {"threads": 1}).write(path)
     return path
 
 

@@ -52,6 +52,9 @@ class Page(HTMLParser):
             self._cell.append(data)
 
 
+STEP_COSTS = {"pre-ln": 0.0801, "keel": 0.09, "proj-spheretnorm": 0.084}
+
+
 @pytest.fixture(scope="module")
 def one_seed(tmp_path_factory):
     """The paper's nine schemes with one seed, one of them diverged: runs and report."""
@@ -68,7 +71,7 @@ def seeds(tmp_path_factory):
     root = tmp_path_factory.mktemp("seeds")
     for name, quality in (("pre-ln", 0.0), ("keel", 0.001), ("proj-spheretnorm", 0.9)):
         for seed in (1, 2, 3):
-            write_run(root / "runs" / f"{name}-{seed}", name, seed, quality=quality, steps=60)
+            write_run(root / "runs" / f"{name}-{seed}", name, seed, quality=quality, steps=60, step_costs=STEP_COSTS)
     write_tables([root / "runs"], root / "report")
     return root
 
@@ -138,6 +141,8 @@ class TestFiles:
             )
 
 
+# RUN/step_cost.json[KEY]
+STEP_COST = re.compile(r"([^\s,(]+)/step_cost\.json\[(\w+)\]")
 # RUN[STEP].KEY and RUN[FIRST..LAST].KEY
 REFERENCE = re.compile(r"([^\s,(]+)\[(\d+)(?:\.\.(\d+))?\]\.([\w.]+)")
 
@@ -164,6 +169,7 @@ def recompute(root, source):
         "over_documents": lambda a, b: over_documents(a, b).estimate,
         "over_seeds": lambda *v: over_seeds(v).estimate,
     }  # fmt: skip
+    source = STEP_COST.sub(lambda r: str(json.loads((root / r[1] / "step_cost.json").read_text())[r[2]]), source)
     formula = REFERENCE.sub(look_up, source.removeprefix("estimate of ").partition(" \u00b1 ")[0])
     return eval(formula, {"__builtins__": {}}, functions)
 
@@ -248,6 +254,34 @@ class TestResults:
         page = (one_seed / "report" / "report.html").read_text()
         assert "keel, seed 1337, diverged at step 33: the loss is nan, layer 3 first." in page
         assert "keel (x: diverged)" in (one_seed / "report" / "figures" / "validation.svg").read_text()
+
+    def test_a_divergence_that_did_not_stop_the_run_is_a_divergence(self, tmp_path):
+        write_run(tmp_path / "a")
+        write_run(tmp_path / "b", "keel", diverged_finite=33)
+        write_tables([tmp_path / "a", tmp_path / "b"], tmp_path / "report")
+        for column in ("train loss", "val loss", "perplexity"):
+            assert cell(tmp_path / "report", "results", "keel", column)["text"] == "diverged"
+        assert cell(tmp_path / "report", "results", "keel", "state")["text"] == "diverged at step 33"
+        assert cell(tmp_path / "report", "comparisons", "pre-ln - keel", "verdict")["text"] == "keel diverged"
+        assert cell(tmp_path / "report", "runs", "b", "val loss")["text"] == "50.000"
+        page = (tmp_path / "report" / "report.html").read_text()
+        assert (
+            "keel, seed 1337, diverged at step 33: the loss 50 is above the unigram entropy; sublayer 3 moved" in page
+        )
+        assert "keel, seed 1337, went on to step 60. Its numbers are in the table of every run." in page
+        assert "is not finished" not in page
+
+    def test_the_cost_of_a_step_is_shown_if_it_was_measured_side_by_side(self, one_seed, seeds, tmp_path):
+        assert cell(seeds / "report", "results", "pre-ln", "ms per step")["text"] == "80.1"
+        assert "their steps were timed in turn" in (seeds / "report" / "tables.md").read_text()
+        # one run without it, or from another measurement
+        for name in ("missing", "other"):
+            runs = [write_run(tmp_path / name / "a", "pre-ln", step_costs=STEP_COSTS)]
+            costs = {**STEP_COSTS, "pre-ln": 0.2} if name == "other" else None
+            runs.append(write_run(tmp_path / name / "b", "keel", step_costs=costs))
+            write_tables(runs, tmp_path / name / "report")
+            assert "ms per step" not in (tmp_path / name / "report" / "tables.md").read_text()
+        assert "such as other runs of a race" in (one_seed / "report" / "tables.md").read_text()
 
     def test_several_seeds_have_a_mean_and_a_deviation(self, seeds):
         runs = [seeds / "runs" / f"keel-{seed}" / "metrics.jsonl" for seed in (1, 2, 3)]
@@ -373,6 +407,10 @@ class TestBadInput:
         assert "a and b are both pre-ln with seed 1337" in error
         # the same path twice is one run
         assert main(["report", str(tmp_path / "a"), str(tmp_path / "a"), "--out", str(tmp_path / "report")]) == 0
+
+    def test_a_damaged_step_cost(self, capsys, tmp_path):
+        (write_run(tmp_path / "a") / "step_cost.json").write_text("{")
+        assert "step_cost.json is damaged" in self.error(capsys, tmp_path / "a")
 
     def test_out_is_a_file(self, capsys, tmp_path):
         write_run(tmp_path / "a")

@@ -89,6 +89,34 @@ def test_figures(study):
             assert word in drawing.svg
 
 
+def test_time_is_what_was_measured_side_by_side(tmp_path):
+    for measured in (False, True):
+        root = tmp_path / str(measured)
+        costs = {"pre-ln": 0.5, "keel": 3.0}
+        for name in costs:
+            write_run(root / name, name, steps=20, eval_every=5, step_costs=costs if measured else None)
+        (axes,) = FIGURES["time"][1](read_study([root])).axes
+        ends = {line.get_label(): line.get_xdata()[-1] for line in axes.lines}
+        # the runs' own clock says 0.064 seconds per step
+        seconds = {name: 20 * (cost if measured else 0.064) for name, cost in costs.items()}
+        assert ends == pytest.approx(seconds)
+        assert ("measured side by side" in axes.get_xlabel()) == measured
+        assert ("runs that shared a machine slowed each other" in axes.get_xlabel()) == (not measured)
+
+
+def test_a_run_that_diverged_does_not_set_the_scale(tmp_path):
+    write_run(tmp_path / "a", steps=60, eval_every=5)
+    write_run(tmp_path / "b", "keel", steps=60, eval_every=5, diverged_finite=20)
+    for name in ("validation", "training", "time"):
+        (axes,) = FIGURES[name][1](read_study([tmp_path])).axes
+        assert axes.get_ylim()[1] < 10
+        # its curve ends where it diverged
+        lines = [line for line in axes.lines if line.get_label() == "keel (x: diverged)"]
+        assert [line.get_ydata()[-1] for line in lines] != []
+        if name != "time":
+            assert lines[0].get_xdata()[-1] == 20
+
+
 def test_on_the_page_colours_are_variables_and_ids_are_unique(study):
     drawing = draw(study)[0]
     inline = inline_svg(drawing)

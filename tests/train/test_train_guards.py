@@ -1,6 +1,10 @@
 """What stops a run, what only speaks, and what is never message of a healthy one."""
 
+import hashlib
 import json
+import math
+import shutil
+from collections import deque
 
 import pytest
 import torch
@@ -11,7 +15,9 @@ from spheret.model.gpt import GPT, MLP, Attention, GPTConfig
 from spheret.model.monitor import look, mean_cosine, on_bound
 from spheret.runs import checkpoint
 from spheret.runs.run import open_run
+from spheret.support import files
 from spheret.train.distributed import World
+from spheret.train.divergence import FEW, PATIENCE, Divergence
 from spheret.train.guards import SPIKE_LEAST, Watch, find_non_finite
 
 ALONE = World(torch.device("cpu"))
@@ -36,8 +42,8 @@ def poison_forward(monkeypatch, kind, call):
 )
 def test_a_non_finite_loss_stops_before_the_update(kind, first, prepared, tmp_path, monkeypatch, capsys):
     out = tmp_path / "run"
-    # two blocks: the fourth update fails
-    poison_forward(monkeypatch, kind, 7)
+    # two blocks, and the sublayers are measured after the first update: the fourth update fails
+    poison_forward(monkeypatch, kind, 9)
     assert train(out, prepared, "--checkpoint-every", "2", "--eval-every", "0", steps=9) == 3
     message = capsys.readouterr().err
     assert f"stopped before update 4: the branch of {first} is not finite; step-2 is kept" in message
@@ -183,6 +189,202 @@ def test_a_collapsing_run_raises_the_alarm_and_a_healthy_one_does_not(tmp_path, 
         message = capsys.readouterr().err
         assert message.count("ALARM: token collapse") == (name == "bad")
         assert any("alarm" in line for line in metrics(tmp_path / name)) == (name == "bad")
+
+
+ENTROPY, VOCAB, WARMUP = 3.04, 320, 30
+
+
+def noisy(*pieces):
+    """Losses from pieces of (updates, first, last), straight lines with noise."""
+    generator = torch.Generator().manual_seed(0)
+    lines = [torch.linspace(first, last, updates) for updates, first, last in pieces]
+    values = torch.cat(lines)
+    return (values + 0.1 * torch.randn(len(values), generator=generator)).tolist()
+
+
+def steps_of_divergence(values, entropy=ENTROPY, steps=1000, reload=False):
+    """The steps at which the guard raised its alarm."""
+    guard, recent, alarms = Divergence(entropy, VOCAB, WARMUP, steps), deque(maxlen=64), []
+    for step, value in enumerate(values, start=1):
+        recent.append(value)
+        if guard.loss(step, list(recent)):
+            alarms.append(step)
+        if reload:
+            state = json.loads(json.dumps(guard.state()))
+            guard = Divergence(entropy, VOCAB, WARMUP, steps)
+            guard.restore(state)
+    return alarms
+
+
+LEARNS = (200, 5.8, 2.4)
+NORMAL = {
+    "a run that learns": noisy(LEARNS, (600, 2.4, 2.0)),
+    "spikes that recover": noisy(
+        LEARNS, (3, 400.0, 9.0), (80, 9.0, 2.4), (100, 2.3, 2.3), (60, 5.0, 4.0), (50, 2, 2)
+    ),
+    "a collapse": noisy((100, 5.8, 3.1), (700, 3.1, 3.1)),
+    "learning too slowly to see": noisy((800, 5.8, 5.8)),
+    "learning slowly": noisy((800, 5.8, 4.5)),
+    "falling fast": noisy((20, 5.8, 5.7), (25, 5.7, 3.4)),
+    "a start far above a uniform guess": noisy((800, 24.0, 6.0)),
+}
+DIVERGED = {
+    "high for long": (noisy(LEARNS, (600, 3.6, 3.6)), 200 + WARMUP + PATIENCE),
+    "a learning rate far too high": (noisy((10, 5.8, 3.5), (500, 12.0, 29.9)), WARMUP + 20 + PATIENCE),
+    "high after learning for a few updates": (
+        noisy((8, 5.8, 5.5), (8, 3.6, 3.5), (500, 4.5, 4.5)),
+        WARMUP + PATIENCE + 1,
+    ),
+    "orders of magnitude": (noisy(LEARNS, (100, 7e6, 7e6)), 200 + FEW),
+    "orders of magnitude in the warm-up": (noisy((3, 5.8, 5.6), (20, 7e6, 7e6)), 3 + FEW),
+}
+
+
+class TestDivergence:
+    @pytest.mark.parametrize("entropy", [ENTROPY, None])
+    @pytest.mark.parametrize("name", NORMAL)
+    def test_a_normal_run_is_not_called_diverged(self, name, entropy):
+        assert steps_of_divergence(NORMAL[name], entropy) == []
+        # nor is it at its last step
+        assert steps_of_divergence(NORMAL[name], entropy, steps=len(NORMAL[name])) == []
+
+    @pytest.mark.parametrize("name", DIVERGED)
+    def test_the_alarm_comes_once_and_in_time(self, name):
+        values, latest = DIVERGED[name]
+        (step,) = steps_of_divergence(values)
+        assert latest - 30 <= step <= latest
+        # state.json carries all that the guard needs
+        assert steps_of_divergence(values, reload=True) == [step]
+
+    def test_without_an_entropy_a_uniform_guess_is_the_measure(self):
+        assert steps_of_divergence(noisy(LEARNS, (300, 5.5, 5.5)), None) == []
+        assert len(steps_of_divergence(noisy(LEARNS, (300, 7.0, 7.0)), None)) == 1
+        assert math.log(VOCAB) < 5.8
+
+    def test_a_run_that_ends_too_high_has_diverged(self):
+        values = noisy(LEARNS, (40, 29.9, 29.9))
+        assert steps_of_divergence(values, steps=1000) == []
+        assert steps_of_divergence(values, steps=240) == [240]
+
+    def test_a_long_run_has_more_time_to_recover(self):
+        values = noisy(LEARNS, (500, 3.6, 3.6), (300, 2.4, 2.4))
+        assert steps_of_divergence(values, steps=50_000) == []
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"angle_mean": 1.4}, "it turned the stream by 0.1 radians and now turns it by 1.4"),
+            ({"grad_norm": 40.0}, "of the gradient norm and now has 9"),
+            ({"norm": 900.0}, "it multiplied the norm of the stream by 1 and now by 100"),
+        ],
+    )
+    def test_the_layer_that_moved_is_named(self, change, words):
+        guard = Divergence(ENTROPY, VOCAB, WARMUP, 100)
+        guard.loss(1, [5.8])
+        records = [{"sublayer": l, "norm": 9.0, "angle_mean": 0.1, "grad_norm": 1.0} for l in range(1, 9)]
+        guard.remember(1, records)
+        assert "no sublayer moved by itself since step 1" in guard.moved(records)
+        now = [{**record, **(change if record["sublayer"] == 5 else {})} for record in records]
+        if "norm" in change:
+            # later sublayers inherit it
+            now = [{**record, "norm": 900.0 if record["sublayer"] >= 5 else 9.0} for record in records]
+        text = guard.moved(now)
+        assert text.startswith("sublayer 5 (attention of block 3) moved most since step 1: ")
+        assert words in text
+
+    def test_a_record_of_a_bad_moment_is_not_a_baseline(self):
+        guard = Divergence(ENTROPY, VOCAB, WARMUP, 100)
+        record = [{"sublayer": 1, "norm": 9.0, "angle_mean": 0.1, "grad_norm": 1.0}]
+        guard.loss(1, [5.8])
+        guard.remember(1, record)
+        guard.loss(2, [5.8, 90.0, 90.0])
+        guard.remember(2, record)
+        assert guard.healthy["step"] == 1
+
+
+HOT = ("--lr", "6", "--min-lr", "6", "--checkpoint-every", "4")
+
+
+@pytest.fixture(scope="module")
+def diverging(prepared, tmp_path_factory):
+    """pre-ln at a learning rate of 6, which ends at a finite loss near 100. It is never validated."""
+    out = tmp_path_factory.mktemp("diverging") / "run"
+    assert train(out, prepared, *HOT, "--eval-every", "0", scheme="pre-ln", steps=16) == 0
+    return out
+
+
+def divergence_of(out):
+    ((step, text),) = [(line["step"], line["diverged"]) for line in metrics(out) if "diverged" in line]
+    return step, text
+
+
+def test_a_run_that_diverges_without_nan_is_recorded_and_goes_on(diverging):
+    lines = metrics(diverging)
+    assert [line["step"] for line in lines] == list(range(1, 17))
+    assert not any("stopped" in line for line in lines)
+    step, text = divergence_of(diverging)
+    assert lines[step - 1]["loss"] > 30
+    assert "the unigram entropy" in text
+    assert "moved most since step 1" in text
+
+
+@pytest.mark.parametrize("every", ["0", "2"])
+def test_a_run_that_diverges_is_stopped_if_so_configured(every, diverging, prepared, tmp_path, capsys):
+    out = tmp_path / "run"
+    words = (*HOT, "--eval-every", every, "--on-divergence", "stop")
+    for again in (False, True):
+        # the same command again computes the same, from the last checkpoint
+        assert train(out, prepared, *words, scheme="pre-ln", steps=16) == 3
+        step, _ = divergence_of(diverging)
+        message = capsys.readouterr().err
+        assert message.count("ALARM: divergence") == 1
+        assert f"stopped at step {step}: the run diverged at step {step}; step-4 is kept." in message, again
+        lines = metrics(out)
+        assert lines[-1]["stopped"] == f"the run diverged at step {step}"
+        # up to there it is the run that went on
+        assert [line["loss"] for line in lines] == [line["loss"] for line in metrics(diverging)[:step]]
+
+
+def test_a_divergence_survives_a_resume(diverging, prepared, tmp_path, capsys):
+    out = tmp_path / "run"
+    shutil.copytree(diverging, out)
+    step, _ = divergence_of(diverging)
+    for saved in checkpoint.steps(out / "checkpoints")[-1:]:
+        shutil.rmtree(out / "checkpoints" / f"step-{saved}")
+    assert step < checkpoint.steps(out / "checkpoints")[-1] < 16
+    assert train(out, prepared, *HOT, "--eval-every", "0", scheme="pre-ln", steps=16) == 0
+    # the alarm was raised before the checkpoint, and is not raised again
+    assert "ALARM" not in capsys.readouterr().err
+    assert metrics(out) == metrics(diverging)
+    # a run that diverged before this flag stops at once
+    shutil.rmtree(out / "checkpoints" / "step-16")
+    assert train(out, prepared, *HOT, "--eval-every", "0", "--on-divergence", "stop", scheme="pre-ln", steps=16) == 3
+    assert f"stopped at step 13: the run diverged at step {step}; step-12 is kept." in capsys.readouterr().err
+
+
+def test_a_checkpoint_from_before_the_guard_is_resumed(prepared, tmp_path):
+    out = tmp_path / "run"
+    assert train(out, prepared, "--checkpoint-every", "3", steps=6) == 0
+    shutil.copytree(out, tmp_path / "old")
+    config = json.loads((tmp_path / "old" / "config.json").read_text())
+    del config["evaluation"]["on_divergence"]
+    (tmp_path / "old" / "config.json").write_text(json.dumps(config))
+    shutil.rmtree(tmp_path / "old" / "checkpoints" / "step-6")
+    saved = tmp_path / "old" / "checkpoints" / "step-3"
+    state = json.loads((saved / "state.json").read_text())
+    del state["divergence"]
+    (saved / "state.json").write_bytes(files.dump(state))
+    manifest = json.loads((saved / "manifest.json").read_text())
+    data = (saved / "state.json").read_bytes()
+    manifest["state.json"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (saved / "manifest.json").write_text(json.dumps(manifest))
+    assert train(tmp_path / "old", prepared, "--checkpoint-every", "3", steps=6) == 0
+    assert metrics(tmp_path / "old") == metrics(out)
+
+
+def test_an_unknown_way_to_meet_divergence(prepared, tmp_path, capsys):
+    assert train(tmp_path / "run", prepared, "--on-divergence", "stopp") == 2
+    assert "unknown on_divergence 'stopp'. Did you mean 'stop'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", SCHEMES)

@@ -1,4 +1,4 @@
-"""How every benchmark measures: all contestants in one process, interleaved, medians."""
+"""How every comparison of times is made: all contestants in one process, interleaved, medians."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ def interleaved(
     repeats: int,
     tick: Callable[[], object] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
+    warm_up: int = WARM_UP,
 ) -> dict[str, float]:
-    """The median seconds of each contestant, after two warm-up rounds.
+    """The median seconds of each contestant, after the warm-up rounds.
 
     Every round runs all contestants once. Each round starts with the next one, so that none is always first.
 
-    tick: called after each run of a contestant: (repeats + WARM_UP) times per contestant.
+    tick: called after each run of a contestant: (repeats + warm_up) times per contestant.
     """
     names = list(contestants)
     times: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(-WARM_UP, repeats):
+    for turn in range(-warm_up, repeats):
         for offset in range(len(names)):
             name = names[(turn + offset) % len(names)]
             _synchronize()

@@ -1,0 +1,146 @@
+"""Divergence without NaN: the loss stays far above what token frequencies alone give, and which layer moved."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+# the median of the last WINDOW losses is watched: the spike of a few batches does not change it
+WINDOW = 20
+# a median this share above the reference is a sign of divergence, because a collapsed model stays at the entropy
+MARGIN = 0.1
+# it must last this many updates, or this share of the run: a healthy run recovers from a spike
+PATIENCE, PATIENCE_SHARE = 100, 0.02
+# a run that explodes does not wait: FEW losses in a row, each HUGE times the reference
+HUGE, FEW = 10.0, 5
+# a sublayer stands out if one of its measures changed by this factor
+MOVED = 2.0
+# smaller angles and shares of the gradient are noise
+LEAST_ANGLE, LEAST_SHARE = 0.01, 1e-3
+TINY = 1e-30
+
+# what is remembered of a sublayer's record
+_REMEMBERED = ("sublayer", "norm", "angle_mean", "grad_norm")
+
+
+class Divergence:
+    """Watches the training loss. The reference is the higher of two losses:
+
+    - the unigram entropy, or ln(vocabulary) if the data gives no entropy;
+    - the lowest median of FEW losses that this run has had, so that a slow run is not called diverged.
+    """
+
+    def __init__(self, unigram_entropy: float | None, vocab: int, warmup: int, steps: int) -> None:
+        self._name = "unigram entropy" if unigram_entropy is not None else "loss of a uniform guess"
+        self._level = math.log(vocab) if unigram_entropy is None else unigram_entropy
+        self._warmup, self._steps = warmup, steps
+        self._patience = max(PATIENCE, round(PATIENCE_SHARE * steps))
+        self.lowest: float | None = None
+        self.above_since: int | None = None
+        # the step at which the run diverged
+        self.step: int | None = None
+        self.reason = ""
+        # the last step at which the loss was normal and the sublayers were measured, with their records
+        self.healthy: dict[str, Any] | None = None
+        self._above = False
+
+    def state(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("lowest", "above_since", "step", "reason", "healthy")}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.lowest, self.above_since, self.healthy = state["lowest"], state["above_since"], state["healthy"]
+        self.step, self.reason = state["step"], state["reason"]
+
+    def loss(self, step: int, losses: Sequence[float]) -> bool:
+        """Judge the last losses, the newest last. Returns True once: at the step at which the run diverged."""
+        if self.lowest is None:
+            self.lowest = losses[-1]
+        reference = max(self._level, self.lowest)
+        enough = len(losses) >= WINDOW
+        median, newest = statistics.median(losses[-WINDOW:]), statistics.median(losses[-FEW:])
+        threshold = (1 + MARGIN) * reference
+        # where the loss falls fast, the median of many is still high
+        self._above = min(median, newest) > threshold
+        # of few losses, because a run may learn for a short time before it diverges
+        if len(losses) >= FEW:
+            self.lowest = min(self.lowest, newest)
+        if not (median > threshold and enough and step > self._warmup):
+            self.above_since = None
+        elif self.above_since is None:
+            self.above_since = step
+        if self.step is not None:
+            return False
+        smallest = min(losses[-FEW:])
+        against = f"the {self._name}, {self._level:.3f}"
+        if reference > self._level:
+            against = f"its lowest so far, {reference:.3f}, and {against}"
+        if len(losses) >= FEW and smallest > HUGE * reference:
+            self.reason = f"the loss was at least {smallest:.4g} for {FEW} updates, {HUGE:g} times {against}"
+        elif self.above_since is not None and (
+            step - self.above_since >= self._patience or (step == self._steps and self._above)
+        ):
+            lasted = f"for {step - self.above_since} updates" if step > self.above_since else "at the last update"
+            self.reason = (
+                f"the loss {median:.4g}, the median of {WINDOW} updates, is more than {MARGIN:.0%} above {against}; "
+                f"it was so {lasted}"
+            )
+        else:
+            return False
+        self.step = step
+        return True
+
+    def remember(self, step: int, sublayers: Sequence[dict[str, Any]]) -> None:
+        """Keep the records of the sublayers while the loss is normal, for comparison with a later step."""
+        if not self._above and self.step is None:
+            records = [{name: sublayer[name] for name in _REMEMBERED} for sublayer in sublayers]
+            self.healthy = {"step": step, "sublayers": records}
+
+    def moved(self, sublayers: Sequence[dict[str, Any]]) -> str:
+        """Which sublayer moved most since the loss was last normal, and how."""
+        if self.healthy is None:
+            return "no earlier record of the sublayers to compare with"
+        changes = _changes(self.healthy["sublayers"], sublayers)
+        since = f"since step {self.healthy['step']}"
+        factor, sublayer, text = max(changes, key=lambda change: change[0])
+        if factor < math.log(MOVED):
+            return f"no sublayer moved by itself {since}: look at the embedding and the head"
+        return f"{where(sublayer)} moved most {since}: {text}"
+
+
+def where(sublayer: int) -> str:
+    """A sublayer by its number, its branch and its block."""
+    return f"sublayer {sublayer} ({'attention' if sublayer % 2 else 'MLP'} of block {(sublayer + 1) // 2})"
+
+
+def _changes(before: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]) -> list[tuple[float, int, str]]:
+    """For every sublayer and measure: the log of the change, the sublayer, and the change in words.
+
+    Each measure is the sublayer's own. The norm is divided by that of the sublayer before, because later sublayers
+    inherit it. The gradient norm is divided by that of all sublayers, and only a rise counts: where one share
+    rises, others fall.
+    """
+    rows: list[tuple[float, int, str]] = []
+    all_gradients = [math.hypot(*(record["grad_norm"] for record in records)) for records in (before, now)]
+    for index, pair in enumerate(zip(before, now, strict=True)):
+        number = pair[0]["sublayer"]
+        angles = [record["angle_mean"] for record in pair]
+        text = "it turned the stream by {:.2g} radians and now turns it by {:.2g}"
+        rows.append((abs(_log_ratio(angles, LEAST_ANGLE)), number, text.format(*angles)))
+        shares = [record["grad_norm"] / max(total, TINY) for record, total in zip(pair, all_gradients, strict=True)]
+        text = "it had {:.1%} of the gradient norm and now has {:.1%}"
+        rows.append((_log_ratio(shares, LEAST_SHARE), number, text.format(*shares)))
+        if index:
+            growth = [records[index]["norm"] / max(records[index - 1]["norm"], TINY) for records in (before, now)]
+            text = "it multiplied the norm of the stream by {:.3g} and now by {:.3g}"
+            rows.append((abs(_log_ratio(growth, TINY)), number, text.format(*growth)))
+    return rows
+
+
+def _log_ratio(values: Sequence[float], least: float) -> float:
+    """log(last / first), with values below `least` raised to it; 0 if one is not finite."""
+    if not all(map(math.isfinite, values)):
+        return 0.0
+    first, last = (max(value, least) for value in values)
+    return math.log(last / first)
