@@ -9,7 +9,7 @@ from oracle import rows
 
 from spheret import Connection, ScaleNorm, SpheretNorm, scheme
 from spheret.connections import angle_between, norms
-from spheret.connections.euclidean import NGPTNorm, Scalar
+from spheret.connections.ngpt import NGPTNorm
 
 D = 12
 NORMS = [kind for _, kind in inspect.getmembers(norms, inspect.isclass) if issubclass(kind, norms.Norm)]
@@ -89,8 +89,8 @@ class TestSigns:
         torch.testing.assert_close(norm(self.x, f), expected, rtol=0, atol=0)
 
     def test_a_fixed_factor(self):
-        torch.testing.assert_close(Scalar(2.0)(self.x), 2 * self.x)
-        torch.testing.assert_close(Scalar(2.0, fixed=1.5)(self.x), 3 * self.x)
+        torch.testing.assert_close(norms.Gain(1, 2.0)(self.x), 2 * self.x)
+        torch.testing.assert_close(norms.Gain(1, 2.0, fixed=1.5)(self.x), 3 * self.x)
 
 
 @pytest.mark.parametrize(("blocks", "post"), [(1, 0), (3, 0), (4, 1), (7, 1), (8, 2), (9, 2)])
