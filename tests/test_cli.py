@@ -82,4 +82,3 @@ def test_a_reader_that_goes_away_is_no_error():
     )  # fmt: skip
     assert done.stdout.strip() in ("0", "141")
     assert done.stderr == ""
-

@@ -17,6 +17,11 @@ from spheret.report.zero_shot import zero_shot_section
 from spheret.support.files import write_atomically
 
 TITLE = "Deep connections compared"
+PAGE = "report.html"
+# by this an earlier report is known
+PAGE_MARK = b'<meta name="generator" content="spheret report">'
+TABLES = {"tables.md": tables.to_markdown, "tables.csv": tables.to_csv, "tables.tex": tables.to_latex}
+FIGURE_FILES = {f"figures/{name}.{kind}" for name in FIGURES for kind in ("svg", "png")}
 # in the order of the page
 SECTIONS: tuple[Callable[[Study], Section | None], ...] = (
     sections.summary_section,
@@ -40,30 +45,47 @@ def report_files(study: Study, drawings: Sequence[Drawing]) -> dict[str, bytes]:
     study_sections = sections_of(study)
     study_tables = [table for section in study_sections for table in section.tables]
     return {
-        "tables.md": tables.to_markdown(study_tables).encode(),
-        "tables.csv": tables.to_csv(study_tables).encode(),
-        "tables.tex": tables.to_latex(study_tables).encode(),
+        **{name: write(study_tables).encode() for name, write in TABLES.items()},
         **{f"figures/{drawing.name}.svg": drawing.svg.encode() for drawing in drawings},
         **{f"figures/{drawing.name}.png": drawing.png for drawing in drawings},
         # written last: if the page exists, the other files do too
-        "report.html": page(TITLE, study_sections, drawings).encode(),
+        PAGE: page(TITLE, study_sections, drawings).encode(),
     }
+
+
+def _refuse_other_files(directory: Path) -> None:
+    """Raise if the directory holds a file of a name that a report writes, and no earlier report."""
+    if PAGE_MARK in _beginning(directory / PAGE):
+        return
+    for name in (PAGE, *TABLES, *FIGURE_FILES):
+        if (directory / name).exists() or (directory / name).is_symlink():
+            raise FileExistsError(
+                f"--out {directory} holds {name}, which spheret report did not write: give another directory."
+            )
+
+
+def _beginning(path: Path) -> bytes:
+    if not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        return file.read(4096)
 
 
 def report(runs: Sequence[str | Path], out: str | Path) -> Path:
     """Write the page, the tables and the figures of some runs. Returns the path of the page."""
-    study = read_study(runs)
     directory = Path(out).expanduser()
     if directory.exists() and not directory.is_dir():
         raise NotADirectoryError(f"--out {directory} is a file: give a directory.")
+    _refuse_other_files(directory)
+    study = read_study(runs)
     files = report_files(study, draw(study))
     (directory / "figures").mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
         write_atomically(directory / name, data)
     # an earlier report may have had more figures
-    for stale in {f"figures/{name}.{kind}" for name in FIGURES for kind in ("svg", "png")} - set(files):
+    for stale in FIGURE_FILES - set(files):
         (directory / stale).unlink(missing_ok=True)
-    return directory / "report.html"
+    return directory / PAGE
 
 
 def report_command(runs: tuple[str, ...] = (), /, out: str = "report") -> int:

@@ -88,6 +88,8 @@ class Trainer:
         )
         self._named = dict(self.model.named_parameters())
         self.log: Log | None = None
+        # raises if the run directory is no longer the one that was locked for this run
+        self.check_directory: Callable[[], None] = lambda: None
         # the signal that reached this process, and the one that all processes agreed on
         self._received: int | None = None
         self._stopping: int | None = None
@@ -287,6 +289,7 @@ class Trainer:
             for tensor in (tensor for part in parts.values() for tensor in part):
                 tensor.gather()
             return
+        self.check_directory()
         # every line up to a checkpoint's step is on the disk before the checkpoint
         self.log.sync()
         checkpoint.save(directory, self.step, parts, state)
