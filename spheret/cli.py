@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Iterable, Sequence
 
 from spheret import __version__
-from spheret.support.errors import unknown
-from spheret.support.exit_codes import INTERRUPTED, USAGE_ERROR
+from spheret.support.errors import explanation, internal_error, unknown
+from spheret.support.exit_codes import BROKEN_PIPE, INTERNAL_ERROR, INTERRUPTED, USAGE_ERROR
 
 # name: (module:function, what it is for); a module is imported when its command runs, and torch with it
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -51,7 +52,10 @@ def _help(names: Iterable[str]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; bad input ends with one sentence on stderr and exit code 2."""
+    """Run one command. Bad input ends with one sentence on stderr and exit code 2.
+
+    Any other exception is a mistake of ours: one sentence, the trace in a file, and exit code 1.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in _HELP:
         print(_help(COMMANDS))
@@ -77,9 +81,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # a module may take words that tyro has no form for
         arguments = getattr(loaded, "rewrite", list)(words[size:])
         return tyro.cli(getattr(loaded, function), prog=f"spheret {name}", args=arguments) or 0
-    except (ValueError, OSError, ImportError, RuntimeError) as error:
-        print(f"spheret {name}: {error}", file=sys.stderr)
-        return USAGE_ERROR
     except KeyboardInterrupt:
         print(f"spheret {name}: stopped", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:
+        # the reader of the output went away, as `| head` does; nothing is left to flush at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except Exception as error:
+        sentence = explanation(error)
+        print(f"spheret {name}: {internal_error(error) if sentence is None else sentence}", file=sys.stderr)
+        return INTERNAL_ERROR if sentence is None else USAGE_ERROR

@@ -7,14 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from spheret.data.shards import COUNTS, FORMAT, MANIFEST, PROGRESS, TOKENIZER, VERSION, read_manifest
-from spheret.support.files import Lock, dump, read_document, remove_empty, write_atomically
+from spheret.support.files import (
+    Lock,
+    dump,
+    is_temporary,
+    read_document,
+    refuse_links,
+    remove_empty,
+    write_atomically,
+)
 
 LOCK = "prepare.lock"
 # settings that are hashes, which would tell a reader nothing: what to say when one differs
 _HASHES = {"files": "the files have changed", "tokenizer_sha256": "the tokenizer has changed"}
 # the files that a preparation writes
 _WRITTEN = re.compile(
-    rf"({re.escape(PROGRESS)}|{re.escape(TOKENIZER)}|{re.escape(COUNTS)}|{re.escape(MANIFEST)})(\.tmp)?"
+    rf"{re.escape(PROGRESS)}|{re.escape(TOKENIZER)}|{re.escape(COUNTS)}|{re.escape(MANIFEST)}"
     r"|(train|val)-\d{5}\.bin(\.part)?"
 )
 
@@ -41,6 +49,11 @@ class Workspace:
         path.mkdir(parents=True, exist_ok=True)
         if not self._lock.acquire():
             raise BlockingIOError(f"another process is preparing into {path}: wait for it, or give another --out.")
+        try:
+            refuse_links(path, (entry.name for entry in path.iterdir() if _WRITTEN.fullmatch(entry.name)))
+        except FileExistsError:
+            self._lock.release()
+            raise
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -55,12 +68,12 @@ class Workspace:
         """Raise if the directory holds files of something else."""
         if not self.directory.is_dir():
             return
-        names = {path.name for path in self.directory.iterdir()}
+        names = {path.name for path in self.directory.iterdir() if not is_temporary(path)}
         if MANIFEST in names:
             read_manifest(self.directory)
             return
         # a preparation that was killed before its first note leaves no more than these
-        if PROGRESS in names or names <= {LOCK, f"{PROGRESS}.tmp"}:
+        if PROGRESS in names or names <= {LOCK}:
             return
         raise FileExistsError(
             f"--out {self.directory} holds other files ({sorted(names)[0]!r}) and no prepared data: give a new or "
@@ -99,17 +112,26 @@ class Workspace:
         self.resumable = "cursor" in state
 
     def finish(self, manifest: dict[str, Any]) -> None:
-        """Write the manifest, which completes the directory, then remove the progress."""
+        """Write the manifest, which completes the directory, then remove the progress.
+
+        Raises if the directory was moved or deleted meanwhile.
+        """
+        self._lock.check()
         write_atomically(self.directory / MANIFEST, dump(manifest))
         self.tidy()
 
     def tidy(self) -> None:
         """Remove the files that only an unfinished preparation needs. A kill after the manifest leaves them."""
-        for name in (PROGRESS, f"{PROGRESS}.tmp"):
-            (self.directory / name).unlink(missing_ok=True)
+        (self.directory / PROGRESS).unlink(missing_ok=True)
+        self._remove_temporary()
+
+    def _remove_temporary(self) -> None:
+        for path in self.directory.iterdir():
+            if is_temporary(path):
+                path.unlink()
 
     def _discard(self) -> None:
         """Remove everything that a preparation wrote."""
         for path in self.directory.iterdir():
-            if _WRITTEN.fullmatch(path.name):
+            if _WRITTEN.fullmatch(path.name) or is_temporary(path):
                 path.unlink()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
+from spheret.evaluate import rows
 from spheret.support.cache import cache_directory
 from spheret.support.errors import need, unknown
 from spheret.support.files import dump, read_document, write_atomically
@@ -21,54 +24,40 @@ class Task:
     definition: the YAML file, relative to lm_eval/tasks.
     dataset: name and configuration of the data set on the Hugging Face hub.
     split: the split that is evaluated.
-    fields: the fields that every row must have. The first one must not be empty.
+    row: the record that every row must fit.
     """
 
     definition: str
     dataset: tuple[str, str | None]
     split: str
-    fields: tuple[str, ...]
+    row: type[msgspec.Struct]
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields that every row must have."""
+        return self.row.__struct_fields__
 
-_ARC = ("question", "choices", "answerKey")
-_SOCIAL = ("question", "context", "answerA", "answerB", "answerC", "label")
-_SCIQ = ("question", "support", "distractor1", "distractor2", "distractor3", "correct_answer")
-
-# the keys of the field "choices"
-CHOICE_KEYS = {"text", "label"}
 
 TASKS: dict[str, Task] = {
-    "arc_challenge": Task("arc/arc_challenge.yaml", ("allenai/ai2_arc", "ARC-Challenge"), "test", _ARC),
-    "arc_easy": Task("arc/arc_easy.yaml", ("allenai/ai2_arc", "ARC-Easy"), "test", _ARC),
-    "boolq": Task(
-        "super_glue/boolq/default.yaml", ("aps/super_glue", "boolq"), "validation", ("question", "passage", "label")
-    ),
-    "hellaswag": Task(
-        "hellaswag/hellaswag.yaml",
-        ("Rowan/hellaswag", None),
-        "validation",
-        ("ctx_a", "ctx_b", "activity_label", "endings", "label"),
-    ),
+    "arc_challenge": Task("arc/arc_challenge.yaml", ("allenai/ai2_arc", "ARC-Challenge"), "test", rows.ArcRow),
+    "arc_easy": Task("arc/arc_easy.yaml", ("allenai/ai2_arc", "ARC-Easy"), "test", rows.ArcRow),
+    "boolq": Task("super_glue/boolq/default.yaml", ("aps/super_glue", "boolq"), "validation", rows.BoolQRow),
+    "hellaswag": Task("hellaswag/hellaswag.yaml", ("Rowan/hellaswag", None), "validation", rows.HellaSwagRow),
     "lambada_openai": Task(
-        "lambada/lambada_openai.yaml", ("EleutherAI/lambada_openai", "default"), "test", ("text",)
+        "lambada/lambada_openai.yaml", ("EleutherAI/lambada_openai", "default"), "test", rows.LambadaRow
     ),
-    "openbookqa": Task(
-        "openbookqa/openbookqa.yaml",
-        ("allenai/openbookqa", "main"),
-        "test",
-        ("question_stem", "choices", "answerKey"),
-    ),
-    "piqa": Task("piqa/piqa.yaml", ("baber/piqa", None), "validation", ("goal", "sol1", "sol2", "label")),
-    "sciq": Task("sciq/sciq.yaml", ("allenai/sciq", None), "test", _SCIQ),
-    "social_iqa": Task("siqa/siqa.yaml", ("lighteval/siqa", None), "validation", _SOCIAL),
+    "openbookqa": Task("openbookqa/openbookqa.yaml", ("allenai/openbookqa", "main"), "test", rows.OpenBookRow),
+    "piqa": Task("piqa/piqa.yaml", ("baber/piqa", None), "validation", rows.PiqaRow),
+    "sciq": Task("sciq/sciq.yaml", ("allenai/sciq", None), "test", rows.SciqRow),
+    "social_iqa": Task("siqa/siqa.yaml", ("lighteval/siqa", None), "validation", rows.SocialRow),
     "winogrande": Task(
-        "winogrande/default.yaml",
-        ("allenai/winogrande", "winogrande_xl"),
-        "validation",
-        ("sentence", "option1", "option2", "answer"),
+        "winogrande/default.yaml", ("allenai/winogrande", "winogrande_xl"), "validation", rows.WinograndeRow
     ),
     "wikitext": Task(
-        "wikitext/wikitext.yaml", ("EleutherAI/wikitext_document_level", "wikitext-2-raw-v1"), "test", ("page",)
+        "wikitext/wikitext.yaml",
+        ("EleutherAI/wikitext_document_level", "wikitext-2-raw-v1"),
+        "test",
+        rows.WikitextRow,
     ),
 }
 
@@ -121,22 +110,21 @@ def row_file(directory: Path, name: str) -> Path:
     return directory / f"{name}.jsonl"
 
 
-def read_rows(path: Path, task: Task) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file. Raises ValueError at a row without the fields of the task."""
+def check_rows(path: Path, task: Task) -> int:
+    """Compare every row of a file with the task's record. Returns their number, or raises at the first misfit."""
+    decoder, count = msgspec.json.Decoder(task.row), 0
     # str.splitlines would also split at the line separators inside a text
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
-            row = json.loads(line)
-        except ValueError as error:
+            decoder.decode(line)
+        except msgspec.ValidationError as error:
+            raise ValueError(
+                f"line {number} of {path}: {error}. A row holds {', '.join(task.fields)}: mend it or remove it."
+            ) from None
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"line {number} of {path} is not JSON ({error}): every line must be one row.") from None
-        for name in task.fields:
-            if not isinstance(row, dict) or row.get(name) is None:
-                raise ValueError(f"line {number} of {path} has no {name!r}: a row holds {', '.join(task.fields)}.")
-        if "choices" in task.fields and not (isinstance(row["choices"], dict) and set(row["choices"]) >= CHOICE_KEYS):
-            raise ValueError(f"line {number} of {path} has 'choices' without 'text' and 'label': both must be lists.")
-        if not str(row[task.fields[0]]).strip():
-            raise ValueError(f"line {number} of {path} has an empty {task.fields[0]!r}: remove the row, or fill it.")
-        yield row
+        count = number
+    return count
 
 
 def check_data(directory: Path, names: Iterable[str]) -> dict[str, str]:
@@ -150,7 +138,7 @@ def check_data(directory: Path, names: Iterable[str]) -> dict[str, str]:
             raise FileNotFoundError(
                 f"no rows of {name} at {path}: fetch them with spheret eval --prefetch {directory}."
             )
-        if not sum(1 for _ in read_rows(path, TASKS[name])):
+        if not check_rows(path, TASKS[name]):
             raise ValueError(f"{path} holds no rows: fetch them with spheret eval --prefetch DIR.")
         hashes[name] = _sha256(path.read_bytes())
     return hashes
@@ -248,7 +236,7 @@ def prefetch(
         if name in entries and file.exists() and _sha256(file.read_bytes()) == entries[name]["sha256"]:
             continue
         try:
-            rows = datasets.load_dataset(
+            fetched = datasets.load_dataset(
                 source, configuration, split=task.split, cache_dir=str(cache_directory() / "datasets")
             )
         except OSError as error:
@@ -256,7 +244,7 @@ def prefetch(
             raise OSError(
                 f"{source}, the data of {name}, could not be fetched ({reason}): is there internet?"
             ) from None
-        lines = [json.dumps({key: row[key] for key in task.fields}, ensure_ascii=False) for row in rows]
+        lines = [json.dumps({key: row[key] for key in task.fields}, ensure_ascii=False) for row in fetched]
         content = "".join(line + "\n" for line in lines).encode()
         write_atomically(file, content)
         entries[name] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -27,6 +26,7 @@ from spheret.model.gpt import GPT
 from spheret.runs.run import Run, create_run, open_run
 from spheret.support.cache import cache_directory
 from spheret.support.errors import unknown
+from spheret.support.files import directory_written_whole
 
 KINDS = ("spheret", "gpt2")
 WEIGHTS = "model.safetensors"
@@ -67,18 +67,10 @@ def export(run: Run, out: str | Path, kind: str = "spheret", step: int | None = 
     described, end = describe(tokenizer), tokenizer.end_of_text
     more = {"bos_token_id": end, "eos_token_id": end, "spheret_tokenizer": described}
     exported: Any = to_gpt2(model, **more) if kind == "gpt2" else SpheretForCausalLM.of(model, **more)
-    partial = target.with_name(target.name + ".part")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
+    with directory_written_whole(target) as partial:
         with _quietly():
             exported.save_pretrained(partial)
         write_tokenizer(partial, described, tokenizer.file, model.config.block)
-        if target.exists():
-            target.rmdir()
-        partial.replace(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return target
 
 

@@ -19,6 +19,12 @@ from spheret.report.zero_shot import zero_shot_section
 from spheret.support.files import write_atomically
 
 TITLE = "Deep connections compared"
+PAGE = "report.html"
+# by this an earlier report is known
+PAGE_MARK = b'<meta name="generator" content="spheret report">'
+TABLES = {"tables.md": tables.to_markdown, "tables.csv": tables.to_csv, "tables.tex": tables.to_latex}
+# with several studies a figure's name ends in that of its study
+FIGURE_NAME = re.compile(rf"({'|'.join(FIGURES)})(-.+)?\.(svg|png)")
 # the sections of one study, in the order of the page
 SECTIONS: tuple[Callable[[Study], Section | None], ...] = (
     sections.summary_section,
@@ -74,32 +80,55 @@ def report_files(studies: Sequence[Study], drawings: Sequence[Drawing]) -> dict[
     page_sections = sections_of(studies)
     page_tables = [table for section in page_sections for table in section.tables]
     return {
-        "tables.md": tables.to_markdown(page_tables).encode(),
-        "tables.csv": tables.to_csv(page_tables).encode(),
-        "tables.tex": tables.to_latex(page_tables).encode(),
+        **{name: write(page_tables).encode() for name, write in TABLES.items()},
         **{f"figures/{drawing.name}.svg": drawing.svg.encode() for drawing in drawings},
         **{f"figures/{drawing.name}.png": drawing.png for drawing in drawings},
         # written last: if the page exists, the other files do too
-        "report.html": page(TITLE, page_sections, drawings).encode(),
+        PAGE: page(TITLE, page_sections, drawings).encode(),
     }
+
+
+def _refuse_other_files(directory: Path) -> None:
+    """Raise if the directory holds a file of a name that a report writes, and no earlier report."""
+    if PAGE_MARK in _beginning(directory / PAGE):
+        return
+    for path in (directory / PAGE, *(directory / name for name in TABLES), *_figures(directory)):
+        if path.exists() or path.is_symlink():
+            raise FileExistsError(
+                f"--out {directory} holds {path.relative_to(directory)}, which spheret report did not write: give "
+                f"another directory."
+            )
+
+
+def _figures(directory: Path) -> list[Path]:
+    """The files that have the name of a figure."""
+    folder = directory / "figures"
+    return sorted(p for p in folder.iterdir() if FIGURE_NAME.fullmatch(p.name)) if folder.is_dir() else []
+
+
+def _beginning(path: Path) -> bytes:
+    if not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        return file.read(4096)
 
 
 def report(runs: Sequence[str | Path], out: str | Path) -> Path:
     """Write the page, the tables and the figures of some runs. Returns the path of the page."""
-    studies = read_studies(runs)
     directory = Path(out).expanduser()
     if directory.exists() and not directory.is_dir():
         raise NotADirectoryError(f"--out {directory} is a file: give a directory.")
+    _refuse_other_files(directory)
+    studies = read_studies(runs)
     files = report_files(studies, drawings_of(studies))
     (directory / "figures").mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
         write_atomically(directory / name, data)
     # an earlier report may have had more figures
-    for path in sorted((directory / "figures").iterdir()):
-        ours = any(re.fullmatch(rf"{name}(-.+)?\.(svg|png)", path.name) for name in FIGURES)
-        if ours and f"figures/{path.name}" not in files:
+    for path in _figures(directory):
+        if f"figures/{path.name}" not in files:
             path.unlink()
-    return directory / "report.html"
+    return directory / PAGE
 
 
 def report_command(runs: tuple[str, ...] = (), /, out: str = "report") -> int:

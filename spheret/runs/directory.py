@@ -13,7 +13,7 @@ from spheret.data.shards import TOKENIZER
 from spheret.runs import checkpoint
 from spheret.runs.layout import CHECKPOINTS, CONFIG, LOCK, METRICS, RUN_FILES
 from spheret.runs.run import FORMAT, Run, open_run
-from spheret.support.files import Lock, remove_empty
+from spheret.support.files import Lock, is_temporary, refuse_links, remove_empty
 
 
 def existing(path: Path, resume: bool, force: bool) -> Run | None:
@@ -22,10 +22,10 @@ def existing(path: Path, resume: bool, force: bool) -> Run | None:
         raise ValueError("--resume continues a run and --force starts it again: give one of them.")
     if path.exists() and not path.is_dir():
         raise NotADirectoryError(f"--out {path} is a file: give a directory.")
-    names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
+    names = {entry.name for entry in path.iterdir() if not is_temporary(entry)} if path.is_dir() else set()
     # after a kill while config.json was written; the lock file shows that tokenizer.json is ours
     if LOCK in names:
-        names -= {LOCK, f"{CONFIG}.tmp", f"{TOKENIZER}.tmp"} | ({TOKENIZER} if CONFIG not in names else set())
+        names -= {LOCK} | ({TOKENIZER} if CONFIG not in names else set())
     if not names:
         return None
     if CONFIG not in names or not _is_ours(path / CONFIG):
@@ -44,8 +44,10 @@ def _is_ours(config: Path) -> bool:
 
 
 @contextmanager
-def claimed(path: Path, force: bool, start: bool = False) -> Iterator[None]:
+def claimed(path: Path, force: bool, start: bool = False) -> Iterator[Lock]:
     """Within the block the directory exists and is locked. `force` first removes the run in it.
+
+    Yields the lock, whose `check` says whether the directory is still the one that was locked.
 
     start: `existing` found no run, and there must still be none.
     """
@@ -66,8 +68,13 @@ def claimed(path: Path, force: bool, start: bool = False) -> Iterator[None]:
                 target = path / name
                 linked = target.is_symlink() or not target.is_dir()
                 target.unlink(missing_ok=True) if linked else shutil.rmtree(target)
+        refuse_links(path, RUN_FILES)
+        for entry in path.iterdir():
+            # a kill left them
+            if is_temporary(entry):
+                entry.unlink()
         checkpoint.tidy(path / CHECKPOINTS)
-        yield
+        yield lock
     finally:
         lock.release()
         remove_empty(path, created)

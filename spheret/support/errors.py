@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import linecache
+import os
+import time
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 from types import ModuleType
+
+from spheret.support.cache import cache_directory
+
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
 def unknown(kind: str, given: object, allowed: Iterable[str]) -> ValueError:
@@ -22,3 +31,40 @@ def need(module: str, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise ImportError(f'{module} is not installed. Run: pip install "spheret[{extra}]"') from error
+
+
+def explanation(error: Exception) -> str | None:
+    """Return what to tell a user about an exception that ended a command. None means that nobody expected it.
+
+    Expected are: errors that spheret raises itself, which are sentences; what the operating system says of a file; a
+    package that is not installed; and a lack of memory.
+    """
+    first_line = next(iter(str(error).splitlines()), "")
+    if isinstance(error, MemoryError) or "allocate memory" in first_line or "out of memory" in first_line:
+        return f"out of memory ({first_line or 'MemoryError'}): take a smaller model, batch, block or count."
+    if isinstance(error, ImportError) or (isinstance(error, OSError) and error.errno is not None):
+        return str(error)
+    return str(error) if _raised_here(error) else None
+
+
+def _raised_here(error: Exception) -> bool:
+    """Whether a raise statement of spheret raised this exception, and not a library or a mistake in an expression."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    if not frames:
+        return False
+    frame, line = frames[-1]
+    name = frame.f_code.co_filename
+    return name.startswith(_PACKAGE) and linecache.getline(name, line).lstrip().startswith("raise ")
+
+
+def internal_error(error: Exception) -> str:
+    """Write the trace of an unexpected exception into the cache, and return one sentence that names the file."""
+    reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    trace = "".join(traceback.format_exception(error))
+    path = cache_directory() / "errors" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(trace)
+    except OSError:
+        return f"internal error, {reason}: please report it with this trace.\n{trace}"
+    return f"internal error, {reason}: please report it with the trace in {path}."

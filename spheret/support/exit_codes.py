@@ -5,8 +5,12 @@ from __future__ import annotations
 import signal
 
 FINISHED = 0
+# an exception that nobody expected
+INTERNAL_ERROR = 1
 USAGE_ERROR = 2
 STOPPED_BY_GUARD = 3
 # 128 + the signal's number, as shells have it
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 INTERRUPTED = SIGNALS[signal.SIGINT]
+# SIGPIPE, which Windows lacks
+BROKEN_PIPE = 128 + 13

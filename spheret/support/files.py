@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from filelock import FileLock, Timeout, lock_descriptor
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 
 
 def sync_directory(directory: Path) -> None:
@@ -29,18 +41,55 @@ def write_all(file: IO[bytes], data: bytes | memoryview) -> None:
         view = view[file.write(view) :]
 
 
+def _temporary(path: Path) -> Path:
+    """A name beside `path` that no one else has chosen and no one can guess."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether the name is one of ours for unfinished files. A kill leaves them behind."""
+    return _TEMPORARY.fullmatch(path.name) is not None
+
+
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file in one step: a crash at any moment leaves the old bytes or all of the new ones."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with temporary.open("wb", buffering=0) as file:
+    """Replace a file in one step: a crash at any moment leaves the old bytes or all of the new ones.
+
+    A link in the place of the file is replaced, not followed.
+    """
+    temporary = _temporary(path)
+    # "x" creates the file, and follows no link that has its name
+    with temporary.open("xb", buffering=0) as file:
+        try:
             write_all(file, data)
             os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
     sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def directory_written_whole(target: Path) -> Iterator[Path]:
+    """A new directory, which takes the place of `target` (missing or empty) at the end of a block that succeeds."""
+    temporary = _temporary(target)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        if target.exists():
+            target.rmdir()
+        temporary.replace(target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def refuse_links(directory: Path, names: Iterable[str]) -> None:
+    """Raise if one of these names in a directory is a link: writing through it would change a file elsewhere."""
+    for name in names:
+        if (directory / name).is_symlink():
+            raise FileExistsError(
+                f"{directory / name} is a link, and spheret writes through none: put the file itself there."
+            )
 
 
 def dump(value: Any) -> bytes:
@@ -79,10 +128,17 @@ def remove_empty(path: Path, topmost: Path | None) -> None:
 
 
 class Lock:
-    """An exclusive lock on a file, held by one process. The system ends it with the process, even after kill -9."""
+    """An exclusive lock on a directory, held by one process. The system ends it with the process, even after kill -9.
+
+    It is a lock on the file `path` in the directory and, where the system has that, one on the directory itself. So
+    nobody else gets in if the file is deleted.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # a descriptor of the directory, and whether it is locked too
+        self._directory: int | None = None
+        self._directory_locked = False
         # one lock for all threads; an error rather than a soft lock, which would outlive a killed process
         self._lock = FileLock(path, thread_local=False, fallback_to_soft=False)
 
@@ -96,18 +152,65 @@ class Lock:
                 if self.path.exists():
                     return False
             else:
-                return True
+                if self._acquire_directory():
+                    return True
+                self._lock.release()
+                return False
         return False
+
+    def _acquire_directory(self) -> bool:
+        """Lock the directory. Returns False if another process holds it."""
+        if fcntl is None:
+            return True
+        self._directory = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(self._directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._directory_locked = True
+        except BlockingIOError:
+            self._close_directory()
+            return False
+        except OSError:
+            # some network file systems lock no directories
+            pass
+        return True
+
+    def _close_directory(self) -> None:
+        if self._directory is not None:
+            os.close(self._directory)
+        self._directory, self._directory_locked = None, False
+
+    def check(self) -> None:
+        """Raise if the directory is no longer where it was, or a held lock no longer keeps others out."""
+        directory = self.path.parent
+        if self._directory is not None and not _same(self._directory, directory):
+            raise OSError(
+                f"{directory} was moved or deleted while it was in use: nothing can be saved there. Move it back and "
+                f"run the same command again, or give another directory."
+            )
+        if self._lock.is_locked and not self._directory_locked and not self.path.exists():
+            raise OSError(
+                f"{self.path} was deleted, so another process may use {directory}: end all of them, and run the same "
+                f"command again."
+            )
 
     def release(self) -> None:
         """Remove the file and release the lock. Nothing happens if the lock is not held."""
         if not self._lock.is_locked:
             return
         # removed while still locked, so that no other process loses a file that it has locked since. filelock never
-        # removes it on Unix, and on Windows removes it itself: an open file cannot be removed there
-        if os.name != "nt":
+        # removes it on Unix, and on Windows removes it itself: an open file cannot be removed there. A directory that
+        # has taken the place of ours keeps its own
+        if self._directory is not None and _same(self._directory, self.path.parent):
             self.path.unlink(missing_ok=True)
+        self._close_directory()
         self._lock.release()
+
+
+def _same(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        return False
 
 
 def is_locked(path: Path) -> bool:
@@ -117,4 +220,20 @@ def is_locked(path: Path) -> bool:
         with path.open("rb") as file:
             return not lock_descriptor(file.fileno(), blocking=False)
     except FileNotFoundError:
+        return _directory_is_locked(path.parent)
+
+
+def _directory_is_locked(directory: Path) -> bool:
+    """Return whether a process holds the lock of a directory whose lock file was deleted."""
+    if fcntl is None or not directory.is_dir():
         return False
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False

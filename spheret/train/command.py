@@ -195,7 +195,9 @@ def _train(world: World, where: Where, settings: Given) -> int:
     if world.is_main:
         check_space(path, parameters, min(config.train.keep, config.train.steps // config.train.checkpoint_every + 1))
     document = {**config.as_dict(), "data": described}
-    with claimed(path, where.force, start=run is None) if world.is_main else nullcontext(), explained(path):
+    with claimed(path, where.force, start=run is None) if world.is_main else nullcontext() as lock, explained(path):
+        if lock is not None:
+            trainer.check_directory = lock.check
         saved = None
         if world.is_main:
             saved = checkpoint.newest(path / CHECKPOINTS, _print)

@@ -95,6 +95,8 @@ class Trainer:
         self._named = dict(self.model.named_parameters())
         self._look_every = evaluation.eval_every or max(LEAST_LOOK_EVERY, config.steps // 10)
         self.log: Log | None = None
+        # raises if the run directory is no longer the one that was locked for this run
+        self.check_directory: Callable[[], None] = lambda: None
         # the signal that reached this process, and the one that all processes agreed on
         self._received: int | None = None
         self._stopping: int | None = None
@@ -315,6 +317,7 @@ class Trainer:
             for tensor in (tensor for part in parts.values() for tensor in part):
                 tensor.gather()
             return
+        self.check_directory()
         # every line up to a checkpoint's step is on the disk before the checkpoint
         self.log.sync()
         checkpoint.save(directory, self.step, parts, state)

@@ -1,6 +1,7 @@
 """`spheret eval`: the files it writes, the results it keeps, and its messages for bad input."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from spheret.cli import main
 from spheret.data.tokenizers import describe
 from spheret.data.tokenizers import load as load_tokenizer
 from spheret.evaluate import PAPER_COLUMNS, TASKS, compare, read, table
-from spheret.evaluate.tasks import MANIFEST, prefetch
+from spheret.evaluate.tasks import MANIFEST, check_data, prefetch
 from spheret.runs.run import create_run
 
 ROWS = Path(__file__).parent / "rows"
@@ -175,13 +176,16 @@ CHANGES = {
         (["--data", "{}/nowhere"], "no rows of arc_challenge at"),
         (
             ["--data", "{}/missing"],
-            "line 1 of {}/missing/piqa.jsonl has no 'sol1': a row holds goal, sol1, sol2, label",
+            "line 1 of {}/missing/piqa.jsonl: Object missing required field `sol1`. A row holds goal, sol1",
         ),
-        (["--data", "{}/null"], "line 1 of {}/null/piqa.jsonl has no 'sol1'"),
-        (["--data", "{}/choices"], "line 1 of {}/choices/openbookqa.jsonl has 'choices' without 'text' and 'label'"),
-        (["--data", "{}/no-text"], "line 1 of {}/no-text/sciq.jsonl is not JSON ('utf-8' codec"),
+        (["--data", "{}/null"], "line 1 of {}/null/piqa.jsonl: Expected `str`, got `null` - at `$.sol1`"),
+        (
+            ["--data", "{}/choices"],
+            "line 1 of {}/choices/openbookqa.jsonl: Object missing required field `label` - at `$.choices`",
+        ),
+        (["--data", "{}/no-text"], "line 1 of {}/no-text/sciq.jsonl is not JSON"),
         (["--tasks", " ,", "--data", str(ROWS)], "--tasks ' ,' names no task"),
-        (["--data", "{}/empty"], "line 1 of {}/empty/lambada_openai.jsonl has an empty 'text'"),
+        (["--data", "{}/empty"], "line 1 of {}/empty/lambada_openai.jsonl: Expected `str` matching regex"),
         (["--data", "{}/no-json"], "line 4 of {}/no-json/sciq.jsonl is not JSON"),
         (["--data", "{}/no-rows"], "holds no rows"),
         (["--limit", "0", "--data", str(ROWS)], "limit must be at least 1"),
@@ -202,6 +206,49 @@ def test_bad_input(words, message, tmp_path, capsys):
     assert message.format(*[tmp_path] * message.count("{}")) in error
     assert error.count("\n") == 1
     assert not (run.path / "eval.json").exists()
+
+
+# a task, a change to its first row, and what is wrong with it; lm_eval took every one of them
+WRONG = {
+    "a label that is none": ("boolq", {"label": 7}, "Invalid enum value 7"),
+    "a hidden label": ("boolq", {"label": -1}, "Invalid enum value -1"),
+    "text for a number": ("piqa", {"label": "0"}, "Expected `int`, got `str`"),
+    "true for a number": ("piqa", {"label": True}, "Expected `int`, got `bool`"),
+    "an ending that is none": ("hellaswag", {"label": "4"}, "'label' is '4', and there are 4 endings"),
+    "an empty label": ("hellaswag", {"label": ""}, "'label' is ''"),
+    "text for a list": ("hellaswag", {"endings": "abcd"}, "Expected `array`, got `str`"),
+    "a key that is none": ("arc_easy", {"answerKey": "E"}, "'answerKey' is 'E', and the labels are A, B, C, D"),
+    "choices as text": ("openbookqa", {"choices": {"text": "abcd", "label": "ABCD"}}, "Expected `array`, got `str`"),
+    "fewer labels": ("arc_challenge", {"choices": {"text": ["a", "b"], "label": ["A"]}}, "2 texts and the labels A"),
+    "labels twice": ("arc_challenge", {"choices": {"text": ["a", "b"], "label": ["A", "A"]}}, "the labels A, A"),
+    "option three": ("winogrande", {"answer": "3"}, "Invalid enum value '3'"),
+    "no gap": ("winogrande", {"sentence": "nothing to fill"}, "matching regex"),
+    "answer zero": ("social_iqa", {"label": "0"}, "Invalid enum value '0'"),
+    "a number for text": ("sciq", {"correct_answer": 4}, "Expected `str`, got `int`"),
+    "one word": ("lambada_openai", {"text": "word"}, "must have a last word"),
+    "a list for text": ("wikitext", {"page": ["a"]}, "Expected `str`, got `array`"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_row_that_does_not_fit_its_task(kind, tmp_path):
+    name, change, message = WRONG[kind]
+    first, *others = (ROWS / f"{name}.jsonl").read_text().splitlines()
+    path = tmp_path / f"{name}.jsonl"
+    path.write_text("\n".join([*others, json.dumps(json.loads(first) | change)]) + "\n")
+    with pytest.raises(ValueError, match=f"line {len(others) + 1} of .*{re.escape(message)}.* mend it or remove it"):
+        check_data(tmp_path, [name])
+
+
+def test_every_field_of_every_task_is_needed_and_has_a_type(tmp_path):
+    for name, task in TASKS.items():
+        row = json.loads((ROWS / f"{name}.jsonl").read_text().splitlines()[0])
+        for field in task.fields:
+            for value in (None, 3.5, [], {}):
+                (tmp_path / f"{name}.jsonl").write_text(json.dumps(row | {field: value}) + "\n")
+                with pytest.raises(ValueError, match=f"line 1 of .*{name}"):
+                    check_data(tmp_path, [name])
+    assert {task for task, *_ in WRONG.values()} == set(TASKS)
 
 
 def test_a_run_that_is_none(tmp_path, capsys):

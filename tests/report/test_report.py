@@ -517,3 +517,20 @@ def test_runs_with_one_name_in_two_places(tmp_path):
 def test_a_directory_of_runs_names_every_run_in_it(one_seed):
     assert len(read_study([one_seed / "runs"]).results) == 9
     assert Path(read_study([one_seed / "runs" / "keel"]).results[0].run.path).name == "keel"
+
+
+@pytest.mark.parametrize("name", ["report.html", "tables.csv", "figures/validation.svg"])
+def test_files_that_are_not_ours_are_not_overwritten(name, tmp_path):
+    run = write_run(tmp_path / "runs", "pre-ln")
+    own = tmp_path / "out" / name
+    own.parent.mkdir(parents=True)
+    own.write_text("a user's")
+    with pytest.raises(FileExistsError, match=f"holds {name}, which spheret report did not write"):
+        report([run], tmp_path / "out")
+    assert own.read_text() == "a user's"
+    own.unlink()
+    # a report goes beside other files, and over an earlier report
+    (tmp_path / "out" / "thesis.tex").write_text("years of work")
+    for _ in range(2):
+        report([run], tmp_path / "out")
+    assert (tmp_path / "out" / "thesis.tex").read_text() == "years of work"

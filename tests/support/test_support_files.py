@@ -185,3 +185,32 @@ def test_only_empty_folders_are_removed(tmp_path: Path) -> None:
     remove_empty(tmp_path / "a", tmp_path / "a")
     assert tmp_path.exists()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_is_replaced_and_a_guessed_name_is_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("untouched")
+    for name in ("document.json", "document.json.tmp", ".document.json.tmp"):
+        (tmp_path / name).symlink_to(victim)
+    write_atomically(tmp_path / "document.json", b"{}")
+    assert (tmp_path / "document.json").read_bytes() == b"{}"
+    assert not (tmp_path / "document.json").is_symlink()
+    assert victim.read_text() == "untouched"
+
+
+def test_a_directory_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    (tmp_path / "out.part").mkdir()
+    (tmp_path / "out.part" / "own").write_text("a user's")
+
+    def fail() -> None:
+        with files.directory_written_whole(tmp_path / "out") as partial:
+            (partial / "half").write_text("")
+            raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        fail()
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "out").mkdir()
+    with files.directory_written_whole(tmp_path / "out") as partial:
+        (partial / "whole").write_text("")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["out", "out.part", "own", "whole"]

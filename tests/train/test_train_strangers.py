@@ -2,13 +2,14 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import time
 
 import pytest
 import torch
-from train_helpers import TINY, metrics, train
+from train_helpers import TINY, losses, metrics, train
 
 from spheret.cli import main
 from spheret.data import open_data
@@ -44,8 +45,77 @@ def test_a_models_directory_is_not_a_run(files, flag, prepared, tmp_path, capsys
 def test_a_kill_before_the_config_leaves_a_directory_that_starts(prepared, tmp_path):
     (tmp_path / "run.lock").touch()
     (tmp_path / "tokenizer.json").write_text("{}")
-    (tmp_path / "config.json.tmp").write_text("{")
+    (tmp_path / ".config.json.0123456789abcdef.tmp").write_text("{")
     assert train(tmp_path, prepared, steps=2) == 0
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def _in_the_middle(monkeypatch, act):
+    """Call `act` while a training makes its third update."""
+    real = Trainer.update
+
+    def update(self, batches):
+        if self.step == 2:
+            act()
+        return real(self, batches)
+
+    monkeypatch.setattr(Trainer, "update", update)
+
+
+@pytest.mark.parametrize("act", [lambda out: out.rename(out.with_name("moved")), shutil.rmtree])
+def test_a_directory_that_goes_away_stops_the_run(act, prepared, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "run"
+    _in_the_middle(monkeypatch, lambda: act(out))
+    assert train(out, prepared, "--checkpoint-every", "2") == 2
+    assert re.fullmatch(f"spheret train: {out} was moved or deleted .*\n", capsys.readouterr().err)
+    assert not out.exists()
+
+
+def test_another_directory_in_its_place_is_left_alone(prepared, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "run"
+
+    def replace():
+        out.rename(tmp_path / "moved")
+        out.mkdir()
+        (out / "run.lock").write_text("another's")
+
+    _in_the_middle(monkeypatch, replace)
+    assert train(out, prepared, "--checkpoint-every", "2") == 2
+    assert "was moved or deleted" in capsys.readouterr().err
+    assert [(path.name, path.read_text()) for path in out.iterdir()] == [("run.lock", "another's")]
+
+
+def test_without_the_lock_file_no_second_trainer_enters(prepared, tmp_path, monkeypatch, capsys):
+    out, codes = tmp_path / "run", []
+
+    def intrude():
+        (out / "run.lock").unlink()
+        assert open_run(out).is_locked()
+        monkeypatch.undo()
+        codes.append(train(out, prepared))
+
+    _in_the_middle(monkeypatch, intrude)
+    assert train(out, prepared) == 0
+    assert codes == [2]
+    assert f"another process is training in {out}" in capsys.readouterr().err
+    assert len(losses(out)) == 6
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "config.json", "checkpoints", "run.lock", "tensorboard"])
+def test_no_link_is_written_through(name, run, prepared, tmp_path, capsys):
+    out, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    shutil.copytree(run, out)
+    if (out / name).exists():
+        (out / name).rename(elsewhere)
+    elif name == "run.lock":
+        elsewhere.write_text("a victim")
+    else:
+        elsewhere.mkdir()
+    (out / name).symlink_to(elsewhere)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert main(["train", "--out", str(out), "--resume", "--quiet"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_a_kill_at_any_moment_of_force_can_be_forced_again(run, prepared, tmp_path):

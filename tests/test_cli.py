@@ -1,0 +1,84 @@
+"""The command line's last line of defence: one sentence and an exit code for every exception."""
+
+import subprocess
+import sys
+import types
+
+import pytest
+
+from spheret import cli
+
+SURPRISES = [
+    KeyError("step"),
+    TypeError("unhashable"),
+    AttributeError("no such"),
+    OverflowError("too large"),
+    ZeroDivisionError("division by zero"),
+    EOFError("no bytes"),
+    RecursionError("maximum recursion depth exceeded"),
+    # what a library raises is no sentence of ours, whatever its type
+    ValueError("Corrupt snappy compressed data."),
+    RuntimeError("[enforce fail at x.cpp] .\nframe #0: c10::Error"),
+]
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path):
+    """Run a command that calls a function; returns the exit code."""
+    monkeypatch.setenv("SPHERET_CACHE", str(tmp_path / "cache"))
+
+    def run(function):
+        module = types.ModuleType("surprising")
+        module.command = lambda: function()
+        monkeypatch.setitem(sys.modules, "surprising", module)
+        monkeypatch.setitem(cli.COMMANDS, "surprise", ("surprising:command", "raises"))
+        return cli.main(["surprise"])
+
+    return run
+
+
+@pytest.mark.parametrize("error", SURPRISES, ids=lambda error: type(error).__name__)
+def test_a_surprise_is_one_sentence_and_a_trace_in_the_cache(error, command, capsys, tmp_path):
+    def function():
+        raise error
+
+    assert command(function) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("spheret surprise: internal error, ")
+    assert printed.count("\n") == 1
+    (trace,) = (tmp_path / "cache" / "errors").iterdir()
+    assert str(trace) in printed
+    assert "in function" in trace.read_text()
+
+
+def test_a_sentence_of_ours_is_printed_as_it_is(command, capsys, tmp_path):
+    assert command(lambda: cli.importlib.import_module("spheret.schedules").factor("sqr", 1)) == 2
+    assert capsys.readouterr().err.startswith("spheret surprise: unknown schedule 'sqr'. Did you mean 'sqrt'?")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_mistake_in_our_own_code_is_internal(command):
+    # int() is called by a line of spheret, but no raise statement of spheret raised the error
+    assert command(lambda: cli.importlib.import_module("spheret.bounds").inverse_softplus("x")) == 1
+
+
+def test_the_system_and_lack_of_memory_have_their_own_sentences(command, capsys, tmp_path):
+    assert command(lambda: (tmp_path / "nothing").read_bytes()) == 2
+    assert "nothing'" in capsys.readouterr().err
+    assert command(lambda: bytearray(1 << 62)) == 2
+    assert "out of memory" in capsys.readouterr().err
+
+
+def test_without_a_place_for_the_trace_it_is_printed(command, capsys, tmp_path):
+    (tmp_path / "cache").write_text("a file")
+    assert command(lambda: {}["key"]) == 1
+    assert "KeyError: 'key'" in capsys.readouterr().err
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    done = subprocess.run(
+        f"{sys.executable} -m spheret retractions | true; echo ${{PIPESTATUS[0]}}",
+        shell=True, executable="/bin/bash", capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout.strip() in ("0", "141")
+    assert done.stderr == ""
