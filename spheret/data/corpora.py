@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spheret.data.readers import Document, FileReader, Reader, missing_column, signature, text_of
+from spheret.data.readers import Document, FileReader, Reader, file_size, missing_column, signature, text_of
 from spheret.support.cache import cache_directory
 from spheret.support.errors import need, unknown
 
@@ -210,8 +210,11 @@ def _from_path(name: str, column: str) -> Corpus:
         below = (file for file in root.rglob("*") if file.is_file())
         files = [file for file in below if not any(part.startswith(".") for part in file.relative_to(root).parts)]
         files.sort(key=lambda file: file.relative_to(root).as_posix())
+    elif path.exists():
+        file_size(path)
+        files = [path.resolve()]
     else:
-        files = [path.resolve()] if path.is_file() else [file.resolve() for file in _matching(name)]
+        files = [file.resolve() for file in _matching(name)]
     if not files:
         raise ValueError(f"the folder {name} holds no file: give one with text, .jsonl or .parquet files.")
     size = sum(file.stat().st_size for file in files)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import hashlib
 import mmap
 import queue
 import threading
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from spheret.data.shards import check_ids
+from spheret.data.shards import check_hash, check_ids
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -27,10 +28,17 @@ _ROUNDS = 4
 
 
 class Stream:
-    """The ids of several shards as one memory-mapped ring. Resident memory stays bounded."""
+    """The ids of several shards as one memory-mapped ring. Resident memory stays bounded.
 
-    def __init__(self, paths: Sequence[Path], dtype: np.dtype[Any], vocab_size: int) -> None:
+    sha256: per shard the hash that its bytes must have. A shard is checked when a window of it is first read, so
+    opening costs nothing, and no id of a damaged shard is ever returned.
+    """
+
+    def __init__(self, paths: Sequence[Path], dtype: np.dtype[Any], vocab_size: int, sha256: Sequence[str]) -> None:
         self._vocab_size = vocab_size
+        self._paths, self._sha256 = paths, sha256
+        # the shards whose bytes have been checked
+        self._checked: set[int] = set()
         self._maps: list[mmap.mmap] = []
         self._arrays: list[np.ndarray] = []
         for path in paths:
@@ -45,13 +53,22 @@ class Stream:
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
+    def _shard(self, index: int) -> np.ndarray:
+        """Return the ids of a shard, after a check of its bytes when they are first used."""
+        if index not in self._checked:
+            digest = hashlib.sha256(self._maps[index]).hexdigest()
+            check_hash(self._paths[index], digest, self._sha256[index])
+            self._checked.add(index)
+            self._release(self._maps[index])
+        return self._arrays[index]
+
     def window(self, start: int, length: int) -> np.ndarray:
         """Return `length` ids from `start` on, across shard ends and from the last id to the first: (length,)."""
         parts: list[np.ndarray] = []
         while length:
             start %= len(self)
             index = bisect.bisect_right(self._ends, start)
-            array = self._arrays[index]
+            array = self._shard(index)
             first = start - (self._ends[index] - len(array))
             parts.append(array[first : first + length])
             start, length = self._ends[index], length - len(parts[-1])
@@ -76,15 +93,19 @@ class Stream:
 
     def release(self) -> None:
         """Release resident pages. The kernel still caches the files."""
+        for mapped in self._maps:
+            self._release(mapped)
+
+    @staticmethod
+    def _release(mapped: mmap.mmap) -> None:
         if hasattr(mmap, "MADV_DONTNEED"):
-            for mapped in self._maps:
-                mapped.madvise(mmap.MADV_DONTNEED)
+            mapped.madvise(mmap.MADV_DONTNEED)
 
     def positions(self, token: int) -> np.ndarray:
         """Return every position of an id in ascending order: int64."""
         positions = [
-            np.flatnonzero(array == token) + end - len(array)
-            for array, end in zip(self._arrays, self._ends, strict=True)
+            np.flatnonzero(self._shard(index) == token) + end - len(self._arrays[index])
+            for index, end in enumerate(self._ends)
         ]
         self.release()
         return np.concatenate(positions) if positions else np.zeros(0, dtype=np.int64)

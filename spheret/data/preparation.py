@@ -93,6 +93,12 @@ def prepare(
     if shard_tokens < 1:
         raise ValueError(f"--shard-tokens must be at least 1, got {shard_tokens}.")
     source = resolve(corpus, files, column)
+    # a token is rarely more than eight bytes of text, so this many shards would be too many
+    if source.size is not None and source.size / 8 / shard_tokens > shards.MOST_SHARDS:
+        raise ValueError(
+            f"--shard-tokens {shard_tokens} would cut {source.size:,} bytes of text into more than "
+            f"{shards.MOST_SHARDS:,} shards: give at least {-(-source.size // shards.MOST_SHARDS)}."
+        )
     spec = source.tokenizer if tokenizer is None else tokenizer
     fraction = source.val_fraction if val_fraction is None else float(val_fraction)
     if out is None and corpus not in CORPORA:

@@ -8,9 +8,13 @@ import hashlib
 import io
 import json
 import re
+import stat
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
+
+import msgspec
 
 from spheret.support.errors import need
 
@@ -19,25 +23,78 @@ Document = bytes | str
 
 # a text file of up to 4 times this size is one document; a longer one is cut into documents of at least this size
 DOCUMENT_BYTES = 1 << 14
-# text without a line end is held in memory up to this size, and a line of a .jsonl up to 4 times this size
+# text without a line end, and a line of a .jsonl, are held in memory up to this size
 LONGEST_BYTES = 1 << 26
 _BLOCK_BYTES = 1 << 20
 _BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
 
 
+# compressed bytes are taken in pieces of this size: even a stream of nothing but zeros then expands to some 100 MB
+_ZSTD_BYTES = 1 << 12
+
+
+class _ZstdFile(io.RawIOBase):
+    """The decompressed bytes of a .zst file, which must end where a frame ends.
+
+    zstandard's own `stream_reader` takes the end of the file for the end of a frame that was cut short.
+    """
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw = raw
+        self._decompressor = need("zstandard", "data").ZstdDecompressor()
+        self._frame: Any = None
+        self._compressed, self._bytes = b"", memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._bytes:
+            self._compressed = self._compressed or self._raw.read(_ZSTD_BYTES)
+            if not self._compressed:
+                if self._frame is not None:
+                    raise EOFError("a frame has no end")
+                return 0
+            self._frame = self._frame or self._decompressor.decompressobj()
+            self._bytes = memoryview(self._frame.decompress(self._compressed))
+            self._compressed = b""
+            if self._frame.eof:
+                self._compressed, self._frame = self._frame.unused_data, None
+        count = min(len(buffer), len(self._bytes))
+        buffer[:count] = self._bytes[:count]
+        self._bytes = self._bytes[count:]
+        return count
+
+
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """Open a file. Yields the decompressed stream, and the raw one whose position tells how much has been read."""
+    """Open a file. Yields the decompressed stream, and the raw one whose position tells how much has been read.
+
+    A compressed file that ends early or is damaged is an error when its last byte is read, at the latest.
+    """
     with path.open("rb") as raw:
         if path.suffix == ".gz":
-            with gzip.GzipFile(fileobj=raw) as stream:
+            errors: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
+            with gzip.GzipFile(fileobj=raw) as stream, _whole(path, errors):
                 yield io.BufferedReader(stream, _BLOCK_BYTES), raw
         elif path.suffix == ".zst":
-            reader = need("zstandard", "data").ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-            with io.BufferedReader(reader, _BLOCK_BYTES) as buffered:
+            errors = (EOFError, need("zstandard", "data").ZstdError)
+            with io.BufferedReader(_ZstdFile(raw), _BLOCK_BYTES) as buffered, _whole(path, errors):
                 yield buffered, raw
         else:
             yield raw, raw
+
+
+@contextlib.contextmanager
+def _whole(path: Path, errors: tuple[type[Exception], ...]) -> Iterator[None]:
+    """Name the file in what a library says of bytes that it cannot read."""
+    try:
+        yield
+    except errors as error:
+        kind = "is cut short" if isinstance(error, EOFError) else "is damaged"
+        # some libraries write several lines
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} {kind} ({reason}): copy it again, or leave it out.") from None
 
 
 def _cut(buffer: bytearray, ended: bool) -> int:
@@ -86,39 +143,56 @@ def _text(path: Path, column: str, report: Callable[[float], None]) -> Iterator[
 def _jsonl(path: Path, column: str, report: Callable[[float], None]) -> Iterator[Document]:
     """Yield the text column of every line."""
     with _opened(path) as (stream, raw):
+        # skips the other columns without building them
+        decoder = msgspec.json.Decoder(msgspec.defstruct("Row", [("text", str)], rename={"text": column}))
         number = 0
-        while line := stream.readline(LONGEST_BYTES * 4):
+        while line := stream.readline(LONGEST_BYTES):
             number += 1
-            if len(line) == LONGEST_BYTES * 4:
-                raise ValueError(f"{path}, line {number} is longer than {LONGEST_BYTES * 4:,} bytes: split it.")
+            if len(line) == LONGEST_BYTES:
+                raise ValueError(f"{path}, line {number} is longer than {LONGEST_BYTES:,} bytes: split it.")
             if line.isspace():
                 continue
             report(raw.tell())
-            # bytes that are not UTF-8 become lone surrogates here; chunks.repair replaces and counts them
             try:
-                row = json.loads(line.decode("utf-8", "surrogateescape"))
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number} is not JSON ({error}): mend or remove it.") from None
-            if not isinstance(row, dict) or column not in row:
-                columns = ", ".join(row) if isinstance(row, dict) else type(row).__name__
-                raise ValueError(missing_column(f"{path}, line {number}", column, columns))
-            yield text_of(row[column], f"{path}, line {number}", column)
+                text = decoder.decode(line).text  # type: ignore[attr-defined]
+            except (ValueError, RecursionError):
+                text = _odd_line(line, f"{path}, line {number}", column)
+            yield text
+
+
+def _odd_line(line: bytes, where: str, column: str) -> Document:
+    """Return the text of a line that is not UTF-8, has no text, or is no JSON, which is an error."""
+    # bytes that are not UTF-8 become lone surrogates here; chunks.repair replaces and counts them
+    try:
+        row = json.loads(line.decode("utf-8", "surrogateescape"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where} is not JSON ({error}): mend or remove it.") from None
+    if not isinstance(row, dict) or column not in row:
+        columns = ", ".join(row) if isinstance(row, dict) else type(row).__name__
+        raise ValueError(missing_column(where, column, columns))
+    return text_of(row[column], where, column)
 
 
 def _parquet(path: Path, column: str, report: Callable[[float], None]) -> Iterator[Document]:
     """Yield the text column of every row. 256 rows are in memory at a time."""
     parquet = need("pyarrow.parquet", "data")
-    try:
+    # pyarrow's own errors, which do not name the file
+    errors = (OSError, ValueError)
+    with _whole(path, errors):
         table = parquet.ParquetFile(path)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read as parquet ({error}).") from None
     with table:
         names = table.schema_arrow.names
         if column not in names:
             raise ValueError(missing_column(str(path), column, ", ".join(names)))
         size, done = path.stat().st_size, 0
-        for batch in table.iter_batches(batch_size=256, columns=[column]):
-            for value in batch.column(0).to_pylist():
+        batches = table.iter_batches(batch_size=256, columns=[column])
+        while True:
+            with _whole(path, errors):
+                batch = next(batches, None)
+                values = [] if batch is None else batch.column(0).to_pylist()
+            if batch is None:
+                return
+            for value in values:
                 yield text_of(value, str(path), column)
             done += batch.num_rows
             report(size * done / table.metadata.num_rows)
@@ -173,7 +247,7 @@ class FileReader:
         self._file: int
         self._skip: int
         self._file, self._skip = cursor or (0, 0)
-        self._sizes = [path.stat().st_size for path in files]
+        self._sizes = [file_size(path) for path in files]
         self._position = 0.0
 
     def __iter__(self) -> Iterator[Document]:
@@ -201,6 +275,14 @@ class FileReader:
     def fraction(self) -> float | None:
         """Return how much of the files has been read, 0 to 1."""
         return (sum(self._sizes[: self._file]) + self._position) / max(1, sum(self._sizes))
+
+
+def file_size(path: Path) -> int:
+    """Return the size of a file of a corpus. Raises for anything that is not a file, such as a device."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{path} is not a file: give files of text, .jsonl or .parquet.")
+    return status.st_size
 
 
 def signature(files: Sequence[Path], root: Path) -> str:

@@ -25,6 +25,8 @@ COUNTS = "counts.bin"
 TOKENIZER = "tokenizer.json"
 SPLITS = ("train", "val")
 _SHARD_NAME = re.compile(r"(train|val)-\d{5}\.bin")
+# names have five digits
+MOST_SHARDS = 100_000
 
 
 def dtype_for(vocab_size: int) -> np.dtype[Any]:
@@ -98,6 +100,11 @@ class SplitWriter:
         finished = False
         while len(ids):
             if self._file is None:
+                if len(self.shards) == MOST_SHARDS:
+                    raise ValueError(
+                        f"the {self._split} split has more than {MOST_SHARDS:,} shards of {self._size:,} tokens: "
+                        f"give a larger --shard-tokens."
+                    )
                 self._file = self._part.open("wb", buffering=0)
             head, ids = np.split(ids, [self._size - self._tokens])
             head = np.ascontiguousarray(head, dtype=self._dtype)
@@ -222,6 +229,22 @@ def check_sizes(directory: Path, manifest: dict[str, Any]) -> None:
         raise FileNotFoundError(f"{directory / TOKENIZER} is missing: prepare {directory} again, or copy it again.")
 
 
+def check_hash(path: Path, digest: str, expected: str) -> None:
+    """Raise unless a file has the SHA-256 that the manifest gives."""
+    if digest != expected:
+        raise ValueError(
+            f"{path} is damaged: its SHA-256 is {digest}, the manifest says {expected}. Prepare the directory "
+            f"again, or copy the file again."
+        )
+
+
+def read_counts(directory: Path, manifest: dict[str, Any]) -> np.ndarray:
+    """Return how often each id occurs in the train split: (vocab_size,) uint64. Raises if the file is damaged."""
+    data = (directory / COUNTS).read_bytes()
+    check_hash(directory / COUNTS, hashlib.sha256(data).hexdigest(), manifest["counts_sha256"])
+    return np.frombuffer(data, dtype="<u8")
+
+
 def scan(path: Path, dtype: np.dtype[Any], vocab_size: int, sha256: str) -> np.ndarray:
     """Return how often each id occurs in a shard. Raises if its SHA-256 differs or an id is too large."""
     digest, counts = hashlib.sha256(), np.zeros(vocab_size, dtype="<u8")
@@ -231,11 +254,7 @@ def scan(path: Path, dtype: np.dtype[Any], vocab_size: int, sha256: str) -> np.n
         block_counts = np.bincount(block, minlength=vocab_size)
         largest = max(largest, len(block_counts) - 1 if len(block_counts) > vocab_size else 0)
         counts += block_counts[:vocab_size].astype("<u8")
-    if digest.hexdigest() != sha256:
-        raise ValueError(
-            f"the shard {path} is damaged: its SHA-256 is {digest.hexdigest()}, the manifest says {sha256}. "
-            f"Prepare the directory again, or copy the shard again."
-        )
+    check_hash(path, digest.hexdigest(), sha256)
     check_ids(path, largest, vocab_size)
     return counts
 
@@ -253,11 +272,7 @@ def verify(directory: Path) -> dict[str, Any]:
                 counts += shard_counts
     if manifest["tokenizer"]["file"] is not None:
         digest = hashlib.sha256((directory / TOKENIZER).read_bytes()).hexdigest()
-        if digest != manifest["tokenizer"]["sha256"]:
-            raise ValueError(
-                f"{directory / TOKENIZER} is damaged: its SHA-256 is {digest}. Prepare the directory again."
-            )
-    stored = (directory / COUNTS).read_bytes()
-    if stored != counts.tobytes() or hashlib.sha256(stored).hexdigest() != manifest["counts_sha256"]:
+        check_hash(directory / TOKENIZER, digest, manifest["tokenizer"]["sha256"])
+    if read_counts(directory, manifest).tobytes() != counts.tobytes():
         raise ValueError(f"{directory / COUNTS} does not match the train shards: prepare the directory again.")
     return manifest

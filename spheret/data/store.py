@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Data:
-    """Prepared shards. Their sizes were checked against the manifest."""
+    """Prepared shards. Their sizes were checked against the manifest; their bytes are checked at first use."""
 
     path: Path
     manifest: dict[str, Any]
@@ -64,7 +64,7 @@ class Data:
         """Return how often each id occurs in the train split: (vocab_size,) int64."""
         import torch
 
-        return torch.from_numpy(np.fromfile(self.path / shards.COUNTS, dtype="<u8").astype(np.int64))
+        return torch.from_numpy(shards.read_counts(self.path, self.manifest).astype(np.int64))
 
     def stream(self, split: str = "train") -> Stream:
         """Return the ids of a split as one memory-mapped sequence over its shards."""
@@ -72,8 +72,9 @@ class Data:
 
         self.tokens(split)
         dtype = np.dtype(self.manifest["dtype"]).newbyteorder("<")
-        paths = [self.path / shard["name"] for shard in self.manifest["shards"][split]]
-        return Stream(paths, dtype, self.vocab_size)
+        records = self.manifest["shards"][split]
+        paths = [self.path / shard["name"] for shard in records]
+        return Stream(paths, dtype, self.vocab_size, [shard["sha256"] for shard in records])
 
     def loader(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,10 @@ _WRITTEN = re.compile(
 )
 
 
+def _digest(note: dict[str, Any]) -> str:
+    return hashlib.sha256(dump(note)).hexdigest()
+
+
 class Workspace:
     """A context that locks a directory. The directory may be missing, empty, or an earlier preparation."""
 
@@ -36,6 +41,8 @@ class Workspace:
         self.started = False
         # whether progress.json holds tokens to go on from
         self.resumable = False
+        # whether this call goes on from the work of an earlier one
+        self._continued = False
         self._created: Path | None = None
         self._lock = Lock(directory / LOCK)
 
@@ -57,8 +64,14 @@ class Workspace:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        # bad input leaves nothing behind; after a full disk, a lost network or Ctrl-C a later call can go on
-        if self.started and error is not None and (isinstance(error, ValueError) or not self.resumable):
+        # bad input leaves nothing of this call behind; after a full disk, a lost network or Ctrl-C a later call can
+        # go on. What an earlier call finished stays, whatever the error is
+        if (
+            self.started
+            and error is not None
+            and not self._continued
+            and (isinstance(error, ValueError) or not self.resumable)
+        ):
             self._discard()
         self._lock.release()
         if error is not None:
@@ -91,6 +104,12 @@ class Workspace:
             note = read_document(path, FORMAT, VERSION, "prepare", f"delete {self.directory} and start again")
         except FileNotFoundError:
             return None
+        # shards that the note does not list are removed later, so a note that someone changed must not be followed
+        if note.pop("sha256", None) != _digest(note):
+            raise ValueError(
+                f"{path} is damaged (its content does not have its SHA-256): the shards beside it are kept. Delete "
+                f"{self.directory} and start again."
+            )
         noted = note.get("settings", {})
         differences = [
             _HASHES.get(key, f"{key} {noted.get(key)!r}, not {value!r}")
@@ -102,13 +121,13 @@ class Workspace:
                 f"{self.directory} holds an unfinished preparation with other settings ({'; '.join(differences)}): "
                 f"run that command again to finish it, give another --out, or delete it."
             )
-        self.resumable = "cursor" in note
+        self.resumable = self._continued = "cursor" in note
         return note
 
     def record(self, settings: dict[str, Any], state: dict[str, Any]) -> None:
         """Note the progress, so that a later kill loses nothing of it."""
         note = {"format": FORMAT, "version": VERSION, "settings": settings, **state}
-        write_atomically(self.directory / PROGRESS, dump(note))
+        write_atomically(self.directory / PROGRESS, dump({**note, "sha256": _digest(note)}))
         self.resumable = "cursor" in state
 
     def finish(self, manifest: dict[str, Any]) -> None:

