@@ -1,5 +1,10 @@
+import os
 import sys
 
-from spheret.cli import main
+# python -m puts the current directory first, where a file of any name may lie. torchrun starts its processes so too
+if sys.path[0] == os.getcwd():
+    del sys.path[0]
+
+from spheret.cli import main  # noqa: E402
 
 sys.exit(main())
