@@ -5,6 +5,6 @@ import sys
 if sys.path[0] == os.getcwd():
     del sys.path[0]
 
-from spheret.cli import main  # noqa: E402
+from spheret.cli import main
 
 sys.exit(main())

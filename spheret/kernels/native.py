@@ -82,7 +82,7 @@ def _private_directory() -> Path:
 
 
 def _is_sound(path: Path) -> bool:
-    """Whether a library is a file of this user that nobody else could write, with the bytes that its name promises."""
+    """Whether a library is a file of this user that nobody else can write, with the bytes that its name promises."""
     # no link is followed, and no pipe is waited for
     flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     with open(os.open(path, os.O_RDONLY | flags), "rb") as file:

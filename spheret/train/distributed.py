@@ -77,10 +77,10 @@ class World:
 def _meet(store: dist.Store, rank: int, size: int, wait: timedelta) -> dist.Store:
     """A part of the store that belongs to the processes of this start alone.
 
-    torchrun keeps its store when it restarts the processes. In the store itself they would find the addresses of those
-    that died, and wait for them. The number of restarts does not tell the starts apart: on several nodes only the node
-    whose process died counts one. So each process leaves a name that nobody had before, and the first process answers
-    to each name with the name of their room.
+    torchrun keeps its store when it restarts the processes. In the store itself they would find the addresses of
+    those that died, and wait for them. The number of restarts does not tell the starts apart: on several nodes only
+    the node whose process died counts one. So each process leaves a name that nobody had before, and the first
+    process answers to each name with the name of their room.
     """
     # answers are found by this name, so a process never reads one that was meant for its predecessor
     name = secrets.token_hex(16)
