@@ -38,3 +38,5 @@ def keep_libraries_inside() -> None:
     for folder, variables in PLACES.items():
         if not any(map(os.environ.get, variables)):
             os.environ[variables[0]] = str(cache / folder)
+    # Inductor keeps these below the system's folder for temporary files and nowhere else, where any user may put them
+    os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")

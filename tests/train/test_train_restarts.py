@@ -58,6 +58,22 @@ def test_two_kills_of_one_run(prepared, unbroken, tmp_path):
     assert drill.differences(unbroken, tmp_path / "run") == []
 
 
+@pytest.mark.drill
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_kill_on_one_of_two_nodes(node, prepared, unbroken, tmp_path):
+    """torchrun counts the restart on one node only, and both must meet again."""
+    out = tmp_path / "run"
+    meet = ["--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{torchrun.free_port()}", "--rdzv_id=test"]
+    words = ["--nnodes=2", "--nproc_per_node=1", "--max-restarts=2", "--local_addr=127.0.0.1", *meet, *WORDS]
+    nodes = [torchrun.start(f"--node_rank={rank}", *words, "--data", prepared, "--out", out) for rank in (0, 1)]
+    assert drill._reached(nodes[0], out / METRICS, (unbroken / METRICS).stat().st_size // 2)
+    (worker,) = torchrun.workers(nodes[node].pid).values()
+    os.kill(worker, signal.SIGKILL)
+    for process in nodes:
+        torchrun.finish(process, PATIENCE)
+    assert drill.differences(unbroken, out) == []
+
+
 def _moments():
     """Ten seeded kills: the first process and the second, while they start, meet, train and save."""
     choose = random.Random(1337)
