@@ -17,7 +17,7 @@ _FLOOR = 1e-16
 
 
 def _in_own_style(draw: Callable[..., bytes]) -> Callable[..., bytes]:
-    """Draw as matplotlib does by itself. A matplotlibrc in the current directory could ask for LaTeX with any code."""
+    """Draw as matplotlib does by itself. A matplotlibrc in the current directory could start LaTeX."""
 
     @functools.wraps(draw)
     def drawn(*arguments: Any, **options: Any) -> bytes:

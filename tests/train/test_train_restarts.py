@@ -17,7 +17,7 @@ WORDS = (
     "--eval-every", "10", "--checkpoint-every", "3", "--parallel", "ddp", "--resume", *TINY,
 )  # fmt: skip
 # a restart takes two starts of Python and torch, and what torchrun waits: on two busy cores
-PATIENCE = 60
+PATIENCE = 120
 
 
 @pytest.fixture(scope="module")
