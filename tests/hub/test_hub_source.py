@@ -5,6 +5,7 @@ import os
 import pickle
 import shutil
 
+import huggingface_hub
 import pytest
 import torch
 from hub_helpers import tiny
@@ -37,11 +38,11 @@ def model(request, saved, tmp_path):
     return shutil.copytree(saved / request.param, tmp_path / "model")
 
 
-def refused(model, capsys):
+def refused(model, capsys, name=None):
     """The sentence with which an import is refused. Nothing is written."""
     out = model.parent / "out"
     capsys.readouterr()
-    assert main(["import", str(model), "--out", str(out)]) == 2
+    assert main(["import", name or str(model), "--out", str(out)]) == 2
     assert not out.exists()
     sentence = capsys.readouterr().err
     assert sentence.count("\n") == 1
@@ -139,6 +140,33 @@ class TestPlaces:
         self.index(model, "")
         (model / INDEX).write_text(index)
         assert "is damaged" in refused(model, capsys)
+
+
+class TestNames:
+    """A name on the hub: here without a network, from what an earlier download left in the cache."""
+
+    @pytest.fixture(autouse=True)
+    def _offline(self, monkeypatch, tmp_path):
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+        monkeypatch.setenv("SPHERET_CACHE", str(tmp_path / "cache"))
+
+    def test_one_that_was_fetched(self, model, tmp_path):
+        kept = tmp_path / "cache" / "hub" / "models--some--model"
+        snapshot = kept / "snapshots" / "1234"
+        snapshot.parent.mkdir(parents=True)
+        model.rename(snapshot)
+        (kept / "blobs").mkdir()
+        (snapshot / WEIGHTS).rename(kept / "blobs" / "abc")
+        (snapshot / WEIGHTS).symlink_to("../../blobs/abc")
+        (kept / "refs").mkdir()
+        (kept / "refs" / "main").write_text("1234")
+        run = import_("some/model", tmp_path / "out")
+        assert run.tokenizer().name == "bytes"
+        assert run.config["environment"]["imported"] == "some/model"
+
+    def test_one_that_was_not(self, tmp_path, capsys):
+        sentence = refused(tmp_path / "model", capsys, "some/model")
+        assert "some/model is not a directory on this machine, and could not be loaded from the Hugging" in sentence
 
 
 class TestContents:

@@ -66,11 +66,15 @@ def test_a_kill_on_one_of_two_nodes(node, prepared, unbroken, tmp_path):
     meet = ["--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{torchrun.free_port()}", "--rdzv_id=test"]
     words = ["--nnodes=2", "--nproc_per_node=1", "--max-restarts=2", "--local_addr=127.0.0.1", *meet, *WORDS]
     nodes = [torchrun.start(f"--node_rank={rank}", *words, "--data", prepared, "--out", out) for rank in (0, 1)]
-    assert drill._reached(nodes[0], out / METRICS, (unbroken / METRICS).stat().st_size // 2)
-    (worker,) = torchrun.workers(nodes[node].pid).values()
-    os.kill(worker, signal.SIGKILL)
-    for process in nodes:
-        torchrun.finish(process, PATIENCE)
+    try:
+        assert drill._reached(nodes[0], out / METRICS, (unbroken / METRICS).stat().st_size // 2)
+        (worker,) = torchrun.workers(nodes[node].pid).values()
+        os.kill(worker, signal.SIGKILL)
+        for process in nodes:
+            torchrun.finish(process, PATIENCE)
+    finally:
+        for process in nodes:
+            process.terminate()
     assert drill.differences(unbroken, out) == []
 
 
