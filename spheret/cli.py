@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from spheret import __version__
+from spheret.support.cache import keep_libraries_inside
 from spheret.support.errors import explanation, internal_error, unknown
 from spheret.support.exit_codes import BROKEN_PIPE, INTERNAL_ERROR, INTERRUPTED, USAGE_ERROR
 
@@ -74,6 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE_ERROR
     name = " ".join(words[:size])
     module, _, function = COMMANDS[name][0].partition(":")
+    # a program that calls this function keeps its own environment
+    if arguments is None:
+        keep_libraries_inside()
+        # processes that libraries start do not import from the current directory either
+        os.environ["PYTHONSAFEPATH"] = "1"
     try:
         import tyro
 

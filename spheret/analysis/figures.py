@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,6 +14,19 @@ if TYPE_CHECKING:
 
 # what a logarithmic axis shows in place of 0
 _FLOOR = 1e-16
+
+
+def _in_own_style(draw: Callable[..., bytes]) -> Callable[..., bytes]:
+    """Draw as matplotlib does by itself. A matplotlibrc in the current directory could start LaTeX."""
+
+    @functools.wraps(draw)
+    def drawn(*arguments: Any, **options: Any) -> bytes:
+        import matplotlib
+
+        with matplotlib.rc_context(matplotlib.rcParamsDefault):
+            return draw(*arguments, **options)
+
+    return drawn
 
 
 def _panels(rows: int, columns: int, title: str) -> tuple[Figure, list[Axes]]:
@@ -36,6 +50,7 @@ def _line(
     axes.plot(x, [float("nan") if value is None else value for value in y], style, label=label, **more)
 
 
+@_in_own_style
 def certificate(document: dict[str, Any]) -> bytes:
     """Singular values per sublayer and of the products along depth, with their bounds; and the sums S and A.
 
@@ -88,6 +103,7 @@ def certificate(document: dict[str, Any]) -> bytes:
 Series = tuple[Sequence[float], Sequence[float | None]]
 
 
+@_in_own_style
 def lines(
     title: str, panels: dict[str, dict[str, Series]], xlabel: str, log: Sequence[str] = (), logx: bool = False
 ) -> bytes:

@@ -18,7 +18,7 @@ from spheret.optim import parameter_groups
 from spheret.runs.run import open_run
 from spheret.support.allocator import keep_freed_memory
 from spheret.support.cache import cache_directory
-from spheret.support.child import spheret_command, spheret_environment
+from spheret.support.child import python_environment, spheret_command
 from spheret.support.machine import cores, write_measurement
 from spheret.support.meter import Meter
 from spheret.support.timing import exponent, interleaved
@@ -81,7 +81,7 @@ def _trained(directory: Path, processes: int, threads: int, steps: int, layers: 
         "--out", out,
     ]  # fmt: skip
     command = spheret_command(["train", *map(str, words)], processes)
-    done = subprocess.run(command, capture_output=True, text=True, env=spheret_environment())
+    done = subprocess.run(command, capture_output=True, text=True, env=python_environment())
     if done.returncode:
         raise RuntimeError(f"training on {processes} processes failed: {done.stderr.strip()[-500:]}")
     rates = [line["tokens_per_second"] for line in open_run(out).metrics()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as jsons
 import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from spheret.model.gpt import GPT, PRESETS, GPTConfig
 from spheret.model.loss import has_bfloat16
 from spheret.optim import parameter_groups
 from spheret.support.allocator import keep_freed_memory
+from spheret.support.child import python_command, python_environment
 from spheret.support.errors import need, unknown
 from spheret.support.machine import resolve_device, write_measurement
 from spheret.support.timing import WARM_UP, interleaved, progress
@@ -93,8 +93,8 @@ def peak_bytes(name: str, size: str, tokens: int, block: int, precision: str, de
 
 def _peak_in_a_child(*arguments: Any) -> int:
     code = "import json, sys; from spheret.bench.step import peak_bytes; print(peak_bytes(*json.loads(sys.argv[1])))"
-    command = [sys.executable, "-c", code, jsons.dumps(arguments)]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    command = python_command("-c", code, jsons.dumps(arguments))
+    output = subprocess.run(command, check=True, capture_output=True, text=True, env=python_environment()).stdout
     return int(output.split()[-1])
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import queue
 import signal
 import struct
@@ -27,13 +26,13 @@ import numpy as np
 
 from spheret.data import shards, tokenizers
 from spheret.data.chunks import Chunk
+from spheret.support.child import python_command, python_environment
 
 # the documents that are sent to workers and not yet written, in bytes
 FLIGHT_BYTES = 1 << 26
 # a corpus below this size is encoded in less time than worker processes take to start
 SMALL_BYTES = 1 << 26
-# -P: no module in the working directory can take the place of an installed one
-COMMAND = (sys.executable, "-P", "-m", "spheret.data.workers")
+COMMAND = python_command("-m", "spheret.data.workers")
 # the header of an answer: documents and ids per split, and the sum of the documents' hashes
 _HEADER = struct.Struct("<QQQQ32s")
 _SIZE = struct.Struct("<Q")
@@ -106,8 +105,7 @@ class _Worker:
             [*COMMAND, json.dumps(settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # it imports from where this process does, also from a source tree that is not installed
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            env=python_environment(),
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -31,19 +32,19 @@ LINEARS = {
 NORMS = {"ln_1": "attention_connection.inner_norm", "ln_2": "mlp_connection.inner_norm"}
 
 
-def _names(layers: int) -> dict[str, tuple[str, bool]]:
+def names(layers: int) -> dict[str, tuple[str, bool]]:
     """transformers' name of every tensor: our name, and whether it is transposed."""
-    names = {"wte.weight": ("tokens.weight", False), "wpe.weight": ("positions.weight", False)}
-    names |= {f"ln_f.{part}": (f"final_norm.{part}", False) for part in ("weight", "bias")}
+    ours = {"wte.weight": ("tokens.weight", False), "wpe.weight": ("positions.weight", False)}
+    ours |= {f"ln_f.{part}": (f"final_norm.{part}", False) for part in ("weight", "bias")}
     for layer in range(layers):
         for gpt2_name, name in (LINEARS | NORMS).items():
             for part in ("weight", "bias"):
                 transposed = gpt2_name in LINEARS and part == "weight"
-                names[f"h.{layer}.{gpt2_name}.{part}"] = (f"blocks.{layer}.{name}.{part}", transposed)
-    return names
+                ours[f"h.{layer}.{gpt2_name}.{part}"] = (f"blocks.{layer}.{name}.{part}", transposed)
+    return ours
 
 
-def _config_from(config: GPT2Config) -> GPTConfig:
+def config_of(config: GPT2Config) -> GPTConfig:
     for name, value in REQUIRED.items():
         if getattr(config, name) != value:
             raise ValueError(f"this GPT-2 has {name} = {getattr(config, name)}, and only {value} is supported.")
@@ -74,14 +75,22 @@ def _copy(tensor: Tensor, transposed: bool) -> Tensor:
 
 def from_gpt2(model: GPT2LMHeadModel) -> GPT:
     """A `pre-ln` GPT with the weights of transformers' GPT-2, of the same dtype and on the same device."""
-    config = _config_from(model.config)
-    if not torch.equal(model.lm_head.weight, model.transformer.wte.weight):
-        raise ValueError("this GPT-2 has a head that is not its token embedding, and only a tied head is supported.")
-    state = model.transformer.state_dict()
+    config = config_of(model.config)
+    check_head(model.lm_head.weight, model.transformer.wte.weight)
     weight = model.transformer.wte.weight
-    gpt = GPT(config).to(weight.device, weight.dtype)
+    return load(GPT(config).to(weight.device, weight.dtype), model.transformer.state_dict())
+
+
+def check_head(head: Tensor, tokens: Tensor) -> None:
+    """Raise unless the head is the token embedding."""
+    if not torch.equal(head, tokens):
+        raise ValueError("this GPT-2 has a head that is not its token embedding, and only a tied head is supported.")
+
+
+def load(gpt: GPT, state: Mapping[str, Tensor]) -> GPT:
+    """Fill a `pre-ln` GPT with tensors under transformers' names."""
     gpt.load_state_dict(
-        {name: _copy(state[gpt2_name], turned) for gpt2_name, (name, turned) in _names(config.layers).items()}
+        {name: _copy(state[gpt2_name], turned) for gpt2_name, (name, turned) in names(gpt.config.layers).items()}
     )
     return gpt.eval()
 
@@ -116,7 +125,7 @@ def to_gpt2(model: GPT, **more: Any) -> GPT2LMHeadModel:
     gpt2 = gpt2.to(model.tokens.weight.device, model.tokens.weight.dtype)
     state = model.state_dict()
     gpt2.transformer.load_state_dict(
-        {gpt2_name: _copy(state[name], turned) for gpt2_name, (name, turned) in _names(config.layers).items()}
+        {gpt2_name: _copy(state[name], turned) for gpt2_name, (name, turned) in names(config.layers).items()}
     )
     gpt2.tie_weights()
     return gpt2.eval()

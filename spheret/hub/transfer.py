@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -13,25 +12,22 @@ from typing import Annotated, Any
 import torch
 import transformers
 import tyro
-from safetensors import SafetensorError
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor
+from transformers import GPT2Config
 
 from spheret import __version__
 from spheret.data.shards import TOKENIZER
 from spheret.data.tokenizers import JSONTokenizer, Tokenizer, describe
 from spheret.data.tokenizers import load as load_tokenizer
-from spheret.hub.gpt2 import from_gpt2, to_gpt2
-from spheret.hub.model import SpheretForCausalLM
-from spheret.hub.tokenizer_files import is_gpt2, write_tokenizer
-from spheret.model.gpt import GPT
+from spheret.hub import gpt2
+from spheret.hub.model import SpheretConfig, SpheretForCausalLM
+from spheret.hub.source import CONFIG, KINDS, Source
+from spheret.hub.tokenizer_files import BUILT, is_gpt2, write_tokenizer
+from spheret.model.gpt import GPT, GPTConfig
 from spheret.runs.run import Run, create_run, open_run
-from spheret.support.cache import cache_directory
 from spheret.support.errors import unknown
 from spheret.support.files import directory_written_whole
-
-KINDS = ("spheret", "gpt2")
-WEIGHTS = "model.safetensors"
-# old GPT-2 files keep causal masks among the weights
-MASKS = re.compile(r"attn\.(masked_)?bias$")
 
 
 def export_command(
@@ -66,7 +62,7 @@ def export(run: Run, out: str | Path, kind: str = "spheret", step: int | None = 
     model, tokenizer = run.model(step), run.tokenizer()
     described, end = describe(tokenizer), tokenizer.end_of_text
     more = {"bos_token_id": end, "eos_token_id": end, "spheret_tokenizer": described}
-    exported: Any = to_gpt2(model, **more) if kind == "gpt2" else SpheretForCausalLM.of(model, **more)
+    exported: Any = gpt2.to_gpt2(model, **more) if kind == "gpt2" else SpheretForCausalLM.of(model, **more)
     with directory_written_whole(target) as partial:
         with _quietly():
             exported.save_pretrained(partial)
@@ -91,15 +87,9 @@ def import_command(source: str, /, out: Path, tokenizer: str | None = None) -> i
 
 def import_(source: str | Path, out: str | Path, tokenizer: str | None = None) -> Run:
     """Make a run with one checkpoint, step-0. It holds the source's weights, bit for bit, as float32."""
-    path = Path(source).expanduser()
-    if path.is_file() and path.name != WEIGHTS:
-        raise ValueError(f"{path} is not named {WEIGHTS}: put it beside its config.json under that name.")
-    place = str(path.parent if path.is_file() else path if path.exists() else source)
-    loaded = _load(place)
-    if loaded.dtype == torch.float64:
-        raise ValueError(f"{source} holds float64 weights, and a run holds float32: convert them first.")
-    model = loaded.model if isinstance(loaded, SpheretForCausalLM) else from_gpt2(loaded)
-    chosen = _tokenizer(place, tokenizer, getattr(loaded.config, "spheret_tokenizer", None), model)
+    opened = Source(source)
+    model = _gpt2(opened) if opened.kind == "gpt2" else _spheret(opened)
+    chosen = _tokenizer(opened, tokenizer, model)
     if chosen.vocab_size > model.config.vocab:
         raise ValueError(
             f"the tokenizer {chosen.name} has {chosen.vocab_size} tokens and the embedding of {source} has "
@@ -109,14 +99,54 @@ def import_(source: str | Path, out: str | Path, tokenizer: str | None = None) -
         "spheret": __version__,
         "transformers": version("transformers"),
         "imported": str(source),
-        "model_type": loaded.config.model_type,
+        "model_type": opened.kind,
     }
-    return create_run(out, model.float(), describe(chosen), chosen.file, environment)
+    return create_run(out, model, describe(chosen), chosen.file, environment)
+
+
+def _config(source: Source, kind: Callable[[dict[str, Any]], Any], convert: Callable[[Any], GPTConfig]) -> GPTConfig:
+    """The model that a config.json describes, by transformers' class for it."""
+    try:
+        return convert(kind(dict(source.config)))
+    except ValueError as error:
+        raise ValueError(f"{source.path / CONFIG}: {error}") from None
+    except (StrictDataclassError, TypeError, AttributeError, OverflowError) as error:
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise ValueError(f"{source.path / CONFIG} does not describe a model ({reason}): save it again.") from None
+
+
+def _skeleton(source: Source, config: GPTConfig, found: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """The shapes of a model's tensors by name, without their memory: a config.json may ask for any size."""
+    if config.layers > len(found):
+        raise ValueError(
+            f"{source.path / CONFIG} has {config.layers} layers, and the weights are {len(found)} tensors: save the "
+            f"whole model again."
+        )
+    with torch.device("meta"):
+        return {name: tuple(tensor.shape) for name, tensor in GPT(config).state_dict().items()}
+
+
+def _spheret(source: Source) -> GPT:
+    config, found = _config(source, SpheretConfig.from_dict, SpheretConfig.model), source.weights("model.")
+    source.check(found, _skeleton(source, config, found))
+    model = GPT(config)
+    model.load_state_dict(found)
+    return model.eval()
+
+
+def _gpt2(source: Source) -> GPT:
+    config, found = _config(source, GPT2Config.from_dict, gpt2.config_of), source.weights("transformer.")
+    head, shapes = found.pop("lm_head.weight", None), _skeleton(source, config, found)
+    names = gpt2.names(config.layers).items()
+    source.check(found, {name: shapes[ours][:: -1 if turned else 1] for name, (ours, turned) in names})
+    if head is not None:
+        gpt2.check_head(head, found["wte.weight"])
+    return gpt2.load(GPT(config), found)
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Silence transformers' progress bars and its warnings about missing tensors, which are errors here."""
+    """Silence transformers' progress bars and its warnings."""
     log = transformers.utils.logging
     shown, level = log.is_progress_bar_enabled(), log.get_verbosity()
     log.disable_progress_bar()
@@ -129,81 +159,39 @@ def _quietly() -> Iterator[None]:
             log.enable_progress_bar()
 
 
-def _load(place: str) -> Any:
-    """Load a model with transformers from a directory, or by its name on the hub. Only safetensors are read."""
-    directory = Path(place)
-    if directory.is_dir():
-        if not (directory / "config.json").is_file():
-            raise FileNotFoundError(f"{place} has no config.json: point at a directory that transformers has saved.")
-        if not list(directory.glob("*.safetensors")):
-            raise FileNotFoundError(f"{place} has no .safetensors, and pickles are never read: convert it first.")
-    elif not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", place):
-        raise FileNotFoundError(
-            f"there is nothing at {place}: give a directory with config.json and model.safetensors."
-        )
-    where: dict[str, Any] = {"cache_dir": str(cache_directory() / "hub")}
-    try:
-        with _quietly():
-            kind = transformers.PreTrainedConfig.get_config_dict(place, **where)[0].get("model_type")
-            if kind not in KINDS:
-                raise ValueError(f"{place} is a {kind}, and only spheret and gpt2 can be imported.")
-            both: Any = transformers.AutoModelForCausalLM.from_pretrained(
-                place, use_safetensors=True, trust_remote_code=False, output_loading_info=True,
-                ignore_mismatched_sizes=True, **where,
-            )  # fmt: skip
-    except (OSError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0]
-        failed = "cannot be read"
-        if not directory.is_dir():
-            failed = "is not a directory on this machine, and could not be loaded from the Hugging Face hub"
-        raise OSError(
-            f"{place} {failed} ({reason}): give a directory with a complete config.json and {WEIGHTS}."
-        ) from None
-    loaded, report = both
-    _check_complete(place, report)
-    return loaded
-
-
-def _check_complete(place: str, report: dict[str, Any]) -> None:
-    """Raise for tensors that are missing, unexpected or of another shape. transformers would only warn."""
-    problems = {
-        "lacks": report["missing_keys"],
-        "has another shape of": [name for name, *_ in report["mismatched_keys"]],
-        "has tensors that its config.json does not describe:": [
-            name for name in report["unexpected_keys"] if not MASKS.search(name)
-        ],
-    }
-    for problem, names in problems.items():
-        if names:
-            raise ValueError(
-                f"{place} {problem} {', '.join(sorted(names)[:3])} ({len(names)} in all): save the whole model again."
-            )
-
-
-def _tokenizer(place: str, choice: str | None, described: dict[str, Any] | None, model: GPT) -> Tokenizer:
+def _tokenizer(source: Source, choice: str | None, model: GPT) -> Tokenizer:
     """The tokenizer of an import: `choice`, or the exported one, or the one beside the weights, or GPT-2's.
 
     choice: the value of --tokenizer.
-    described: the description of the exported tokenizer in the config, if there is one.
     """
-    file = Path(place) / TOKENIZER
     if choice is not None:
         return load_tokenizer(choice)
+    path, described = source.file(TOKENIZER), source.config.get("spheret_tokenizer")
+    content = None if path is None else path.read_bytes()
     if described is not None:
-        tokenizer = (
-            JSONTokenizer(file.read_bytes(), described["name"])
-            if described["file"]
-            else load_tokenizer(described["name"])
-        )
-        if describe(tokenizer) != described:
+        tokenizer = _exported_tokenizer(described, content)
+        if tokenizer is None or describe(tokenizer) != described:
             raise ValueError(
-                f"{file} is not the tokenizer that was exported ({json.dumps(described)}): export it again."
+                f"{source.path / TOKENIZER} is not the tokenizer that was exported ({json.dumps(described)}): export "
+                f"it again."
             )
         return tokenizer
-    if file.is_file():
-        return load_tokenizer("gpt2") if is_gpt2(file.read_bytes()) else JSONTokenizer(file.read_bytes(), TOKENIZER)
-    if model.config.vocab not in (50257, 50304):
+    if content is not None:
+        return load_tokenizer("gpt2") if is_gpt2(content) else JSONTokenizer(content, TOKENIZER)
+    vocab = model.config.vocab
+    if vocab not in (50257, 50304):
         raise ValueError(
-            f"{place} has no {TOKENIZER}, and its {model.config.vocab} tokens are not GPT-2's: give --tokenizer."
+            f"{source.path} has no {TOKENIZER}, and its {vocab} tokens are not GPT-2's: give --tokenizer."
         )
     return load_tokenizer("gpt2")
+
+
+def _exported_tokenizer(described: Any, content: bytes | None) -> Tokenizer | None:
+    """The tokenizer that an export describes: the file beside the weights, or one that needs no file."""
+    name = described.get("name") if isinstance(described, dict) else None
+    if not isinstance(name, str):
+        return None
+    if described.get("file"):
+        return None if content is None else JSONTokenizer(content, name)
+    # another name could be a path
+    return load_tokenizer(name) if name in BUILT else None

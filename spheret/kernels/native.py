@@ -10,6 +10,7 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -66,29 +67,71 @@ def _compiler() -> list[str]:
     return [path]
 
 
+def _private_directory() -> Path:
+    """The folder of this user's libraries. Nobody else can read or write it: what lies in it is run."""
+    user = os.geteuid() if hasattr(os, "geteuid") else 0
+    path = cache_directory() / f"native-{user}"
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or (os.name != "nt" and found.st_uid != user):
+        raise OSError(f"{path} is a link or belongs to another user: remove it, or set SPHERET_CACHE.")
+    # whatever the umask was; a file system that is read-only is left alone
+    if os.name != "nt" and stat.S_IMODE(found.st_mode) != 0o700:
+        path.chmod(0o700)
+    return path
+
+
+def _is_sound(path: Path) -> bool:
+    """Whether a library is a file of this user that nobody else can write, with the bytes that its name promises."""
+    # no link is followed, and no pipe is waited for
+    flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    with open(os.open(path, os.O_RDONLY | flags), "rb") as file:
+        found = os.fstat(file.fileno())
+        ours = os.name == "nt" or (found.st_uid == os.geteuid() and not found.st_mode & 0o022)
+        if not (ours and stat.S_ISREG(found.st_mode)):
+            return False
+        return path.stem.endswith(hashlib.file_digest(file, "sha256").hexdigest())
+
+
 def _build(compiler: list[str]) -> Path:
-    """The path of the compiled library, built now unless the cache has it."""
+    """The path of the compiled library, built now unless the cache has it whole."""
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
     version += " ".join(compiler[1:])
     source = SOURCE.read_bytes()
     key = hashlib.sha256("\0".join([repr(source), version, repr(FLAGS), platform.machine(), _processor()]).encode())
-    library = cache_directory() / "native" / f"{key.hexdigest()[:24]}.so"
-    if library.exists():
-        return library
-    library.parent.mkdir(parents=True, exist_ok=True)
-    print(f"spheret: compiling the native kernel with {Path(compiler[0]).name}, once", file=sys.stderr)
+    folder, start = _private_directory(), key.hexdigest()[:24]
+    damaged = False
+    # the name says what the library is made of and what it holds: it needs no second file that could be torn off
+    for library in sorted(folder.glob(f"{start}-*.so")):
+        try:
+            if _is_sound(library):
+                return library
+            library.unlink()
+        except OSError:
+            # another process has removed it first, or it is a link or a folder
+            pass
+        damaged = True
+    name = Path(compiler[0]).name
+    if damaged:
+        print(f"spheret: the native kernel in {folder} is damaged, compiling it again with {name}", file=sys.stderr)
+    else:
+        print(f"spheret: compiling the native kernel with {name}, once", file=sys.stderr)
     message = ""
     # each process builds its own file and renames it atomically, so several processes may build at once
-    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
         built = Path(scratch) / "native.so"
         for flags in FLAGS:
             run = subprocess.run(
                 [*compiler, *flags, "-shared", "-fPIC", str(SOURCE), "-o", str(built), "-lm"],
+                # the compiler's own files stay in the cache
+                env={**os.environ, "TMPDIR": scratch},
                 capture_output=True,
                 text=True,
                 check=False,
             )
             if run.returncode == 0:
+                built.chmod(0o600)
+                library = folder / f"{start}-{hashlib.sha256(built.read_bytes()).hexdigest()}.so"
                 os.replace(built, library)
                 return library
             message = run.stderr.strip().splitlines()[-1] if run.stderr.strip() else f"exit code {run.returncode}"

@@ -21,7 +21,7 @@ from spheret.runs.layout import CONFIG
 from spheret.runs.paper_runs import SIZES, TOKENIZER, PaperRun, paper_runs
 from spheret.runs.run import open_run
 from spheret.support import files
-from spheret.support.child import spheret_command
+from spheret.support.child import python_environment, spheret_command
 from spheret.support.errors import unknown
 from spheret.support.exit_codes import FINISHED, SIGNALS, STOPPED_BY_GUARD
 
@@ -162,7 +162,7 @@ def run_one(run: PaperRun, place: Place) -> int:
     if not prepared(run, place.data):
         raise FileNotFoundError(f"{run.dataset} is not prepared: run {prepare(run, place.data)}")
     print(f"{run.name}, assumptions:", *(f"- {line}" for line in run.assumptions), sep="\n", file=sys.stderr)
-    child = subprocess.Popen(_command_here(run, place))
+    child = subprocess.Popen(_command_here(run, place), env=python_environment())
     try:
         return child.wait()
     except KeyboardInterrupt:

@@ -124,6 +124,18 @@ def to_latex(tables: Iterable[Table]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+# a spreadsheet takes a cell that begins so for a formula
+_FORMULA = re.compile(r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
+# unless it is a dash, a number, a number with its error, or an interval
+_ONE = r"[-+]?[\d.,]+(?:e[-+]?\d+)?(?: ?%)?"
+_NUMBERS = re.compile(rf"-|{_ONE}(?: (?:\u00b1|to) {_ONE})?", re.ASCII | re.IGNORECASE)
+
+
+def _escape_csv(text: str) -> str:
+    """A text that no spreadsheet computes: an apostrophe before what would be a formula."""
+    return f"'{text}" if _FORMULA.match(text) and not _NUMBERS.fullmatch(text) else text
+
+
 def to_csv(tables: Iterable[Table]) -> str:
     """One line per cell: table, row, column, the text that is shown, the unrounded number, and its source."""
     text = io.StringIO()
@@ -133,5 +145,7 @@ def to_csv(tables: Iterable[Table]) -> str:
         for row in table.rows:
             for column, cell in zip(table.columns[1:], row[1:], strict=True):
                 value = "" if cell.value is None else repr(cell.value)
-                writer.writerow([table.name, row[0].text, column, cell.text, value, cell.source])
+                texts = map(_escape_csv, (table.name, row[0].text, column, cell.text, cell.source))
+                name, row_name, column_name, shown, source = texts
+                writer.writerow([name, row_name, column_name, shown, value, source])
     return text.getvalue()

@@ -14,3 +14,29 @@ def cache_directory() -> Path:
     import platformdirs
 
     return platformdirs.user_cache_path("spheret", appauthor=False)
+
+
+# where other libraries keep files of their own: our folder, the variable that says so, and variables by which the
+# user may have chosen already
+PLACES = {
+    "matplotlib": ("MPLCONFIGDIR",),
+    "inductor": ("TORCHINDUCTOR_CACHE_DIR",),
+    "triton": ("TRITON_CACHE_DIR", "TRITON_HOME"),
+    "hub": ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME"),
+    "datasets": ("HF_DATASETS_CACHE", "HF_HOME"),
+    "modules": ("HF_MODULES_CACHE", "HF_HOME"),
+    "xet": ("HF_XET_CACHE", "HF_HOME"),
+}
+
+
+def keep_libraries_inside() -> None:
+    """Give other libraries a place in the cache for what they write, unless the user has given them one.
+
+    They look when they are imported, so this comes first. Nothing is made before one of them writes.
+    """
+    cache = cache_directory().absolute()
+    for folder, variables in PLACES.items():
+        if not any(map(os.environ.get, variables)):
+            os.environ[variables[0]] = str(cache / folder)
+    # Inductor keeps these below the system's folder for temporary files and nowhere else, where any user may put them
+    os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")

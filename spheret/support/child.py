@@ -1,4 +1,7 @@
-"""Other processes that run `python -m spheret`; a `Child` ends when its parent ends, for any reason."""
+"""Other processes that run Python; a `Child` ends when its parent ends, for any reason.
+
+None of them imports from the directory in which it starts, which may hold anybody's files.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +38,30 @@ def _ends_with(parent: int) -> Callable[[], None]:
 
 def spheret_command(arguments: Sequence[str], processes: int | None = None) -> list[str]:
     """The words that run `spheret ARGUMENTS` with this Python; with `processes`, that many of them under torchrun."""
-    start = [sys.executable, "-m"]
+    start = ["-m", "spheret"]
     if processes is not None:
-        start += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "--max-restarts=3", "-m"]
-    return [*start, "spheret", *arguments]
+        # what torchrun starts has no -P: the environment has to say the same
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        start = [*torchrun, "--max-restarts=3", *start]
+    return python_command(*start, *arguments)
 
 
-def spheret_environment() -> dict[str, str]:
-    """This environment, in which Python finds this copy of spheret first."""
-    root = str(Path(__file__).resolve().parents[2])
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+def python_command(*words: str) -> list[str]:
+    """The words that run Python without the current directory on its import path. Give it `python_environment()`."""
+    return [sys.executable, "-P", *words]
+
+
+def python_environment() -> dict[str, str]:
+    """This environment, in which Python finds this copy of spheret and all that this process finds.
+
+    The current directory is left out, also if it is on this process's path, and also for processes that the child
+    starts in its turn.
+    """
+    root, here = str(Path(__file__).resolve().parents[2]), os.path.realpath(os.curdir)
+    path = [entry for entry in sys.path if entry and os.path.realpath(entry) != here]
+    if root not in path:
+        path.insert(0, root)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
 
 
 class Child:
@@ -58,7 +75,7 @@ class Child:
             stdin=subprocess.DEVNULL,
             stdout=self._file,
             stderr=subprocess.STDOUT,
-            env=spheret_environment(),
+            env=python_environment(),
             # Ctrl-C reaches the parent alone, which asks each child once: a second signal would not let it save
             start_new_session=True,
             preexec_fn=_ends_with(os.getpid()) if _prctl is not None else None,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import secrets
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -19,6 +21,8 @@ from spheret.support.machine import resolve_device
 
 PARALLEL = ("ddp", "fsdp")
 T = TypeVar("T")
+# seconds between two looks of the first process at who has come
+_GLANCE = 0.01
 
 
 class World:
@@ -70,6 +74,36 @@ class World:
         """Leave the group."""
 
 
+def _meet(store: dist.Store, rank: int, size: int, wait: timedelta) -> dist.Store:
+    """A part of the store that belongs to the processes of this start alone.
+
+    torchrun keeps its store when it restarts the processes. In the store itself they would find the addresses of
+    those that died, and wait for them. The number of restarts does not tell the starts apart: on several nodes only
+    the node whose process died counts one. So each process leaves a name that nobody had before, and the first
+    process answers to each name with the name of their room.
+    """
+    # answers are found by this name, so a process never reads one that was meant for its predecessor
+    name = secrets.token_hex(16)
+    store.set(f"spheret/name/{rank}", name)
+    if rank > 0:
+        store.wait([f"spheret/room/{name}"], wait)
+        room = dist.PrefixStore(f"spheret/{store.get(f'spheret/room/{name}').decode()}", store)
+        room.set(f"came/{rank}", "")
+        return room
+    room, absent, deadline = dist.PrefixStore(f"spheret/{name}", store), set(range(1, size)), time.monotonic()
+    deadline += wait.total_seconds()
+    while absent:
+        # a name may be that of a process that died: it is read again until the living one has come
+        for other in sorted(absent):
+            if store.check([f"spheret/name/{other}"]):
+                store.set(f"spheret/room/{store.get(f'spheret/name/{other}').decode()}", name)
+        absent = {other for other in absent if not room.check([f"came/{other}"])}
+        if absent and time.monotonic() > deadline:
+            raise RuntimeError(f"waited for {len(absent)} of {size} processes")
+        time.sleep(_GLANCE if absent else 0)
+    return room
+
+
 class Group(World):
     """The processes that torchrun started, data-parallel: DDP, or FSDP2 with its shards."""
 
@@ -84,11 +118,9 @@ class Group(World):
         try:
             wait = timedelta(seconds=timeout)
             store, rank, size = next(rendezvous("env://", timeout=wait))
-            # torchrun keeps its store when it restarts the processes: without a name of their own they would find the
-            # addresses of those that died, and wait for them
-            attempt = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
             backend = "nccl" if device.type == "cuda" else "gloo"
-            dist.init_process_group(backend, store=attempt, rank=rank, world_size=size, timeout=wait)
+            room = _meet(store, rank, size, wait)
+            dist.init_process_group(backend, store=room, rank=rank, world_size=size, timeout=wait)
         except (RuntimeError, ValueError) as error:
             where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             raise RuntimeError(

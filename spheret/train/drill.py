@@ -13,7 +13,7 @@ from typing import Any
 from spheret.runs.layout import METRICS, MODEL, OPTIMIZER
 from spheret.runs.metrics import TIMING
 from spheret.runs.run import open_run
-from spheret.support.child import spheret_command, spheret_environment
+from spheret.support.child import python_environment, spheret_command
 
 # with a checkpoint every second step, many kills fall inside a save
 RECIPE = (
@@ -26,7 +26,7 @@ RECIPE = (
 def start(out: Path, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
     """`spheret train` in a process of its own."""
     command = spheret_command(["train", *arguments, "--out", str(out)])
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=spheret_environment())
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=python_environment())
 
 
 def _reached(process: subprocess.Popen[bytes], path: Path, size: int) -> bool:

@@ -9,7 +9,7 @@ import torch
 from analysis_helpers import config
 
 from spheret import GPT, SCHEMES
-from spheret.analysis import certificate
+from spheret.analysis import certificate, figures
 from spheret.analysis.certify import certify_run
 from spheret.analysis.initialisation import at_start, goes_deep, parse_depths
 from spheret.cli import main
@@ -305,3 +305,13 @@ def test_nothing_but_its_files_is_written(runs, tmp_path):
         if path.is_file() and out not in path.parents
     }
     assert after == before
+
+
+def test_no_matplotlibrc_decides_how_a_figure_is_drawn():
+    """One in the current directory could ask for LaTeX, which would run with the preamble that it gives."""
+    import matplotlib
+
+    panels = {"a": {"b": ([1.0, 2.0], [1.0, 2.0])}}
+    plain = figures.lines("title", panels, "x")
+    with matplotlib.rc_context({"text.usetex": True, "text.latex.preamble": r"\undefined", "font.size": 20}):
+        assert figures.lines("title", panels, "x") == plain

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from data_helpers import contents, documents, spheret
+from planted import planted
 
 from spheret.data import (
     CORPORA,
@@ -421,14 +422,10 @@ def test_a_worker_imports_no_torch_and_ends_with_its_pipe(folder: Path, tmp_path
 @pytest.mark.usefixtures("small")
 def test_workers_start_in_any_directory(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = contents(prepare(str(folder), "gpt2", tmp_path / "plain", workers=1, **OPTIONS).path)
-    # files in the working directory that have the names of modules
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    for name in ("json", "numpy", "tiktoken", "spheret"):
-        (elsewhere / f"{name}.py").write_text("raise SystemExit('the wrong module')")
-    monkeypatch.chdir(elsewhere)
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    assert contents(prepare(str(folder), "gpt2", "out", workers=2, **OPTIONS).path) == expected
+    with planted(tmp_path / "elsewhere"):
+        # where this process looks first, its workers do not look
+        monkeypatch.setattr(sys, "path", [*sys.path, "", os.getcwd()])
+        assert contents(prepare(str(folder), "gpt2", "out", workers=2, **OPTIONS).path) == expected
 
 
 def test_a_worker_that_dies_is_named(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

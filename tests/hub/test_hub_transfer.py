@@ -129,14 +129,14 @@ class TestGPT2:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            (lambda state: state.pop("transformer.h.0.mlp.c_fc.bias"), "lacks transformer.h.0.mlp.c_fc.bias"),
+            (lambda state: state.pop("transformer.h.0.mlp.c_fc.bias"), r"lacks h\.0\.mlp\.c_fc\.bias"),
             (
                 lambda state: state.update({"transformer.wpe.weight": torch.zeros(30, 16)}),
-                "another shape of transformer.wpe.weight",
+                r"another shape of wpe\.weight",
             ),
             (
                 lambda state: state.update({"transformer.h.7.ln_1.bias": torch.zeros(16)}),
-                r"does not describe: transformer\.h\.7\.ln_1\.bias",
+                r"does not describe: h\.7\.ln_1\.bias",
             ),
             (
                 lambda state: state.update({"lm_head.weight": state["transformer.wte.weight"] + 1}),
@@ -201,8 +201,11 @@ class TestCommands:
             (["import", "{}/hub", "--out", "{}/x", "--tokenizer", "gpt2"], "has 50257 tokens and the embedding of"),
             (["import", "{}/other", "--out", "{}/x"], "is a gpt_neo, and only spheret and gpt2"),
             (["import", "{}/changed", "--out", "{}/x"], "is not the tokenizer that was exported"),
-            (["import", "{}/torn", "--out", "{}/x"], "/torn cannot be read (Error while deserializing header"),
-            (["import", "{}/garbled", "--out", "{}/x"], "/garbled cannot be read (It looks like the config file"),
+            (
+                ["import", "{}/torn", "--out", "{}/x"],
+                "/torn/model.safetensors is not a safetensors file (Error",
+            ),
+            (["import", "{}/garbled", "--out", "{}/x"], "/garbled/config.json is damaged (Expecting property name"),
             (["import", "{}/hub/tokenizer.json", "--out", "{}/x"], "is not named model.safetensors"),
             (["import", "{}/code", "--out", "{}/x"], "is a mine, and only spheret and gpt2"),
         ],

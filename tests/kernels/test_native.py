@@ -2,6 +2,7 @@
 
 import os
 import re
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,10 @@ def run(code=SCRIPT, *, cache, check=True, **environment):
     return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=check)
 
 
+def folder(cache):
+    return cache / f"native-{os.geteuid()}"
+
+
 class TestBuilding:
     def test_once_with_a_notice_then_from_the_cache(self, tmp_path):
         first, second = run(cache=tmp_path), run(cache=tmp_path)
@@ -34,7 +39,7 @@ class TestBuilding:
         assert len(notices[0]) == 1
         assert notices[0][0].startswith("spheret: compiling the native kernel with ")
         assert notices[1] == []
-        assert [p.suffix for p in (tmp_path / "native").iterdir()] == [".so"]
+        assert [p.suffix for p in folder(tmp_path).iterdir()] == [".so"]
 
     def test_several_processes_at_once(self, tmp_path):
         env = {**os.environ, "SPHERET_CACHE": str(tmp_path)}
@@ -43,7 +48,7 @@ class TestBuilding:
         outputs = {process.communicate()[0] for process in started}
         assert all(process.returncode == 0 for process in started)
         assert len(outputs) == 1
-        assert len(list((tmp_path / "native").iterdir())) == 1
+        assert len(list(folder(tmp_path).iterdir())) == 1
 
     def test_another_compiler_is_another_library(self, tmp_path):
         wrapper = tmp_path / "mycc"
@@ -52,7 +57,7 @@ class TestBuilding:
         run(cache=tmp_path / "cache")
         notice = run(cache=tmp_path / "cache", CC=str(wrapper)).stderr
         assert "with mycc" in notice
-        assert len(list((tmp_path / "cache" / "native").iterdir())) == 2
+        assert len(list(folder(tmp_path / "cache").iterdir())) == 2
 
     def test_cc_may_hold_flags(self, tmp_path):
         assert run(cache=tmp_path, CC="cc -g0").stdout.startswith("native ")
@@ -62,6 +67,93 @@ class TestBuilding:
         wrapper.write_text('#!/bin/sh\ncase "$*" in *-fopenmp*) exit 1;; esac\nexec cc "$@"\n')
         wrapper.chmod(0o755)
         assert run(cache=tmp_path / "cache", CC=str(wrapper)).stdout.startswith("native ")
+
+
+def _truncate(library):
+    os.truncate(library, library.stat().st_size // 2)
+
+
+def _flip(library):
+    data = bytearray(library.read_bytes())
+    data[len(data) // 2] ^= 1
+    library.write_bytes(data)
+
+
+def _open_to_all(library):
+    library.chmod(0o666)
+
+
+def _link(library):
+    library.rename(library.parent.parent / "elsewhere.so")
+    library.symlink_to(library.parent.parent / "elsewhere.so")
+
+
+def _pipe(library):
+    library.unlink()
+    os.mkfifo(library)
+
+
+class TestTrust:
+    """What lies in the cache is run, so it is this user's own, out of reach of others, and whole."""
+
+    @pytest.fixture
+    def build(self, tmp_path, monkeypatch):
+        """Builds with a stand-in for the compiler, which is quick and says where its own files would go."""
+        compiler = tmp_path / "quickcc"
+        compiler.write_text(
+            '#!/bin/sh\n[ "$1" = --version ] && echo quick && exit\n'
+            f'echo "$TMPDIR" >> {tmp_path / "scratch"}\n'
+            'while [ "$1" != -o ]; do shift; done\necho a library > "$2"\n'
+        )
+        compiler.chmod(0o755)
+        monkeypatch.setenv("SPHERET_CACHE", str(tmp_path / "cache"))
+        return lambda: native._build([str(compiler)])
+
+    @pytest.mark.parametrize("mask", [0, 0o277], ids=["open to all", "closed to its owner"])
+    def test_nobody_else_can_write_it_whatever_the_umask(self, build, mask, tmp_path):
+        (tmp_path / "cache").mkdir()
+        before = os.umask(mask)
+        try:
+            library = build()
+        finally:
+            os.umask(before)
+        assert stat.S_IMODE(library.parent.stat().st_mode) == 0o700
+        assert stat.S_IMODE(library.stat().st_mode) == 0o600
+        assert library.parent.parent == tmp_path / "cache"
+
+    @pytest.mark.parametrize("damage", [_truncate, _flip, _open_to_all, _link, _pipe])
+    def test_a_damaged_one_is_built_again(self, build, damage, capfd):
+        library = build()
+        assert capfd.readouterr().err == "spheret: compiling the native kernel with quickcc, once\n"
+        damage(library)
+        assert build() == library
+        notice = f"spheret: the native kernel in {library.parent} is damaged, compiling it again with quickcc\n"
+        assert capfd.readouterr().err == notice
+        assert native._is_sound(library)
+        assert list(library.parent.iterdir()) == [library]
+        assert build() == library
+        assert capfd.readouterr().err == ""
+
+    def test_another_user_s_file_is_not_loaded(self, build, monkeypatch):
+        library = build()
+        assert native._is_sound(library)
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+        assert not native._is_sound(library)
+        library.parent.rename(folder(library.parent.parent))
+        with pytest.raises(OSError, match="belongs to another user"):
+            build()
+
+    def test_a_folder_that_is_a_link_is_not_used(self, build, tmp_path):
+        (tmp_path / "cache").mkdir()
+        (tmp_path / "elsewhere").mkdir()
+        folder(tmp_path / "cache").symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(OSError, match=r"is a link or belongs to another user: remove it, or set SPHERET_CACHE"):
+            build()
+
+    def test_the_compiler_s_own_files_stay_in_the_cache(self, build, tmp_path):
+        library = build()
+        (scratch,) = (tmp_path / "scratch").read_text().split()
+        assert Path(scratch).parent == library.parent
 
 
 class TestWithoutIt:

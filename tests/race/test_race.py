@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from planted import planted
 
 from spheret.cli import main
 from spheret.connections import PAPER_SCHEMES, SCHEMES
@@ -43,7 +44,8 @@ def lines(path):
 def finished(tmp_path_factory):
     """A race of three, two of them the same scheme under two names."""
     out = tmp_path_factory.mktemp("race") / "out"
-    assert race(*TINY, "--steps", "10", "--schemes", VARIANTS, "--out", out) == 0
+    with planted(out.parent / "corpus"):
+        assert race(*TINY, "--steps", "10", "--schemes", VARIANTS, "--out", out) == 0
     return out
 
 

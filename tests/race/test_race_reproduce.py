@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from planted import planted
 
 from spheret.cli import main
 from spheret.race import reproduce
@@ -180,7 +181,8 @@ def finished(tmp_path_factory):
     """A cell run in its smallest form, once."""
     out = tmp_path_factory.mktemp("paper")
     words = ["--dataset", "fineweb-edu", "--size", "S", "--scheme", "geonorm", "--nproc", "1"]
-    assert main(["reproduce", "--smoke", "--out", str(out), *words]) == 0
+    with planted(out.parent / "corpus"):
+        assert main(["reproduce", "--smoke", "--out", str(out), *words]) == 0
     return out
 
 
@@ -237,7 +239,8 @@ class TestRunning:
     def test_two_processes_train_the_same(self, out, tmp_path, capfd):
         words = self.words(tmp_path / "two")
         words[words.index("--nproc") + 1] = "2"
-        assert main(words) == 0, capfd.readouterr().err[-2000:]
+        with planted(tmp_path / "corpus"):
+            assert main(words) == 0, capfd.readouterr().err[-2000:]
         ours, theirs = (open_run(path / self.cell.name) for path in (tmp_path / "two", out))
         assert ours.config["environment"]["processes"] == 2
         losses = [[line["loss"] for line in run.metrics()] for run in (ours, theirs)]

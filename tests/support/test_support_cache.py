@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from spheret.support.cache import cache_directory
+from spheret.support.cache import PLACES, cache_directory, keep_libraries_inside
 
 
 def test_the_user_s_choice_wins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -33,3 +35,58 @@ def test_the_system_s_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         assert cache_directory() == tmp_path / ".cache" / "spheret"
     # asking makes nothing
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An environment in which no library has a place. What is set in it ends with the test."""
+    monkeypatch.setattr(os, "environ", {"SPHERET_CACHE": str(tmp_path / "cache")})
+    return tmp_path / "cache"
+
+
+def test_libraries_get_places_in_the_cache(bare: Path) -> None:
+    keep_libraries_inside()
+    assert {variables[0]: str(bare / folder) for folder, variables in PLACES.items()}.items() <= os.environ.items()
+    # nothing is made before a library writes
+    assert not bare.exists()
+
+
+@pytest.mark.parametrize(
+    ("folder", "chosen"), [(folder, name) for folder, variables in PLACES.items() for name in variables]
+)
+def test_the_user_s_own_places_stay(folder: str, chosen: str, bare: Path) -> None:
+    os.environ[chosen] = "mine"
+    keep_libraries_inside()
+    assert os.environ[chosen] == "mine"
+    assert (PLACES[folder][0] in os.environ) == (PLACES[folder][0] == chosen)
+
+
+def test_a_command_sets_them_before_any_library_is_imported(tmp_path: Path) -> None:
+    code = """
+import os, sys
+from spheret import cli
+cli.COMMANDS["look"] = ("look:look", "")
+sys.argv = ["spheret", "look"]
+sys.exit(cli.main())
+"""
+    module = """
+import os, sys
+assert not {"matplotlib", "torch", "triton", "datasets", "huggingface_hub"} & set(sys.modules)
+assert os.environ["PYTHONSAFEPATH"] == "1"
+def look():
+    print(os.environ["MPLCONFIGDIR"], os.environ["TORCHINDUCTOR_CACHE_DIR"])
+"""
+    (tmp_path / "look.py").write_text(module)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MPL", "TORCHINDUCTOR"))}
+    environment |= {"SPHERET_CACHE": str(tmp_path), "PYTHONPATH": os.pathsep.join([*sys.path, str(tmp_path)])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == [str(tmp_path / "matplotlib"), str(tmp_path / "inductor")], done.stderr
+
+
+def test_a_program_that_calls_a_command_keeps_its_environment() -> None:
+    from spheret.cli import main
+
+    names = ("PYTHONSAFEPATH", *(variables[0] for folder, variables in PLACES.items() if folder != "inductor"))
+    before = list(map(os.environ.get, names))
+    assert main(["retractions"]) == 0
+    assert list(map(os.environ.get, names)) == before

@@ -1,8 +1,5 @@
 """Two processes are one with twice the micro-batches: DDP and FSDP, saved on so many, resumed on others."""
 
-import os
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +8,8 @@ from pathlib import Path
 import distributed_cases as cases
 import pytest
 import torch
+from torchrun import ENVIRONMENT as USERS
+from torchrun import LAUNCH, free_port
 from train_helpers import TINY, losses, metrics
 
 from spheret.connections import SCHEMES
@@ -18,17 +17,10 @@ from spheret.data import open_data
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.runs import checkpoint
 from spheret.runs.run import open_run
-from spheret.train import drill
 from spheret.train.distributed import PARALLEL
 
 HERE = Path(__file__).parent
-ENVIRONMENT = {
-    **os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
-    "PYTHONPATH": os.pathsep.join([str(HERE.parent.parent), str(HERE)]),
-}  # fmt: skip
-
-
-LAUNCH = [sys.executable, "-m", "torch.distributed.run"]
+ENVIRONMENT = {**USERS, "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def torchrun(*words, processes=2):
@@ -136,59 +128,9 @@ WORDS = (
 )  # fmt: skip
 
 
-def test_a_killed_worker_and_torchruns_restart(prepared, tmp_path):
-    unbroken, out = tmp_path / "unbroken", tmp_path / "run"
-    words = [*WORDS, "--data", str(prepared), "--parallel", "ddp", "--resume", "auto"]
-    done = torchrun("-m", "spheret", "train", *words, "--out", unbroken)
-    assert done.returncode == 0, done.stderr[-3000:]
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node=2",
-        "--max-restarts=3",
-    ]
-    process = subprocess.Popen(
-        [*command, "-m", "spheret", "train", *words, "--out", str(out)],
-        env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    size = (unbroken / "metrics.jsonl").stat().st_size
-    assert drill._reached(process, out / "metrics.jsonl", size // 2)
-    workers = _workers(process.pid)
-    assert len(workers) == 2
-    os.kill(workers[1], signal.SIGKILL)
-    _, message = process.communicate(timeout=300)
-    assert process.returncode == 0, message.decode()[-3000:]
-    assert drill.differences(unbroken, out) == []
-
-
-def _workers(parent):
-    """The processes that torchrun started, in the order of their ranks."""
-    ranks = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (path / "stat").read_text().rsplit(")", 1)[1].split()
-            if int(fields[1]) == parent:
-                environment = dict(
-                    pair.split("=", 1) for pair in (path / "environ").read_text().split("\0") if "=" in pair
-                )
-                if "LOCAL_RANK" in environment:
-                    ranks[int(environment["LOCAL_RANK"])] = int(path.name)
-        except (OSError, IndexError):
-            continue
-    return [ranks[rank] for rank in sorted(ranks)]
-
-
-def _port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
 def test_two_nodes(prepared, tmp_path):
     def nodes(*words):
-        port = _port()
+        port = free_port()
         started = [
             subprocess.Popen(
                 [
@@ -222,7 +164,7 @@ def test_two_nodes(prepared, tmp_path):
 def test_a_rendezvous_that_never_completes(prepared, tmp_path):
     environment = {
         **ENVIRONMENT, "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_port()),
+        "MASTER_PORT": str(free_port()),
     }  # fmt: skip
     words = [*WORDS, "--data", str(prepared), "--out", str(tmp_path / "run"), "--timeout", "3"]
     begun = time.monotonic()

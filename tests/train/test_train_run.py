@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from planted import planted
 from train_helpers import TINY, losses, metrics, train, weights
 
 from spheret.cli import main
@@ -212,7 +213,8 @@ def test_killed_at_seeded_moments_and_resumed(precision, prepared, tmp_path):
     words[words.index("--data") + 1] = str(prepared)
     words[words.index("--steps") + 1] = "24"
     message: list[str] = []
-    assert drill.drill(tmp_path, 3, 1337, [*words, "--precision", precision], message.append) == []
+    with planted(tmp_path / "corpus"):
+        assert drill.drill(tmp_path, 3, 1337, [*words, "--precision", precision], message.append) == []
     assert message[1:] == ["kill 1 of 3", "kill 2 of 3", "kill 3 of 3"]
 
 
