@@ -1,5 +1,7 @@
 """Reports: the same bytes each time, every number traced to lines of metrics, one clear sentence per error."""
 
+import csv
+import io
 import json
 import math
 import re
