@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-# nothing that helps torch.distributed: no interface, no store of its own
+# nothing that helps torch.distributed find its way after a restart. Tests listen on loopback only
 ENVIRONMENT = {
     **os.environ,
+    "GLOO_SOCKET_IFNAME": "lo",
     "OMP_NUM_THREADS": "1",
     "PYTHONPATH": os.pathsep.join([str(HERE.parent.parent), str(HERE)]),
 }
