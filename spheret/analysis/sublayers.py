@@ -126,7 +126,7 @@ def differentiable() -> Iterator[None]:
         yield
 
 
-def _chunk(s: Sublayer, rows: int) -> int:
+def chunk_size(s: Sublayer, rows: int) -> int:
     """The number of directions per batch that keeps the intermediate values of `rows` tokens below `_NUMBERS`."""
     width, time = s.h.shape[-1], s.h.shape[1]
     return max(
@@ -142,7 +142,7 @@ def token_jacobians(s: Sublayer, both: Both, x: Tensor) -> tuple[Tensor, Tensor]
 
     width = x.shape[-1]
     basis = torch.eye(width, dtype=x.dtype, device=x.device)
-    A, J = torch.vmap(along, chunk_size=_chunk(s, x.shape[1]))(basis)
+    A, J = torch.vmap(along, chunk_size=chunk_size(s, x.shape[1]))(basis)
     return A[:, 0].permute(1, 2, 0), J[:, 0].permute(1, 2, 0)
 
 
@@ -154,7 +154,7 @@ def sequence_jacobians(s: Sublayer, both: Both, x: Tensor) -> tuple[Tensor, Tens
         return torch.func.jvp(both, (x,), (direction.view_as(x),))[1]
 
     basis = torch.eye(size, dtype=x.dtype, device=x.device)
-    A, J = torch.vmap(along, chunk_size=_chunk(s, x.shape[1]))(basis)
+    A, J = torch.vmap(along, chunk_size=chunk_size(s, x.shape[1]))(basis)
     return A.flatten(1).mT, J.flatten(1).mT
 
 
@@ -165,7 +165,7 @@ def frobenius(s: Sublayer, both: Both, x: Tensor, c: Tensor, sequence: bool) -> 
     of the Frobenius norms of B's blocks. That is at least |B| and at most the Frobenius norm of B.
     """
     n, width = x.shape[1:]
-    chunk = _chunk(s, n)
+    chunk = chunk_size(s, n)
     squares = torch.zeros((n, n) if sequence else (n,), dtype=x.dtype, device=x.device)
 
     def column(direction: Tensor) -> Tensor:

@@ -1,0 +1,127 @@
+"""The Jacobian of a sublayer's update with a proven error: the same functions as in sublayers.py, in ball arithmetic.
+
+What is enclosed is the update in exact arithmetic, at the state that the float64 copy of the model has there, with the
+weights and constants that are stored. A step size alpha and a learned p are softplus of a stored number: their balls
+allow for its rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from spheret.analysis.balls import Ball, NotEnclosed, rounded, unit_directions
+from spheret.analysis.enclosures import Matrices, frobenius_norm
+from spheret.analysis.sublayers import chunk_size
+from spheret.kernels import closed, use
+from spheret.model.gpt import Attention
+from spheret.model.probes import Sublayer
+
+
+def _write(s: Sublayer) -> Callable[[Tensor, Tensor], Tensor]:
+    """The connection's update of balls.
+
+    A retraction runs as its closed form, which divides by no norm that may vanish: the connection itself calls an
+    autograd.Function, and those take no balls.
+    """
+    step = s.connection.retraction_step()
+    if step is None:
+        return s.connection.write
+    p = rounded(step.p, s.h) if isinstance(step.p, Tensor) else step.p
+    alpha = rounded(step.alpha, s.h)
+
+    def write(h: Tensor, f: Tensor) -> Tensor:
+        return closed.forward(h, f, alpha, p, step.retraction, step.max_angle, closed.dots(h, f))
+
+    return write
+
+
+class Balls(NamedTuple):
+    """A = DF and J of an update, with the radius of J."""
+
+    A: Tensor
+    J: Matrices
+
+
+def token_balls(s: Sublayer, positions: Tensor) -> Balls:
+    """A and J of every token at `positions` on its own path, (positions, width, width) each."""
+    x = s.h[:, positions]
+    basis = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+    branch, write = s.branch, _write(s)
+    with use("closed"):
+        if isinstance(s.branch, Attention):
+            branch = _attention_of_one(s.branch, s.connection.read(Ball.of(s.h)), positions)
+        parts = []
+        for directions in basis.split(chunk_size(s, x.shape[1])):
+            # one direction is the same at every token, until the tokens differ
+            state = unit_directions(x, directions[:, None, None])
+            f = branch(s.connection.read(state))
+            parts.append((*_tangent(f, x)[:1], *_tangent(write(state, f), x)))
+    A, mid, rad = (torch.cat(part)[:, 0].permute(1, 2, 0) for part in zip(*parts, strict=True))
+    return Balls(A, Matrices(mid, frobenius_norm(rad)))
+
+
+def _attention_of_one(branch: Attention, context: Ball, positions: Tensor) -> Callable[[Ball], Tensor]:
+    """As in sublayers.py, with the derivative in closed form, which needs no array of directions times tokens times time.
+
+    With weights w_j, values v_j, keys k_j and y = sum w_j v_j, a change of the scores s_j changes y by
+    sum w_j (v_j - y) ds_j. The keys before the token are fixed, so their part is one matrix times dq.
+    """
+    _, keys, values = branch.queries_keys_values(context)
+    hidden = torch.arange(context.mid.shape[1], device=context.mid.device) >= positions[:, None]
+
+    def attend(x: Ball) -> Tensor:
+        q, own_key, own_value = branch.queries_keys_values(x)
+        dq, dkey, dvalue = (t.tangent for t in (q, own_key, own_value))
+        assert dq is not None and dkey is not None and dvalue is not None
+        q, k, v = (t.detach() for t in (q, own_key, own_value))
+        root = rounded(math.sqrt(q.shape[-1]), x.mid)
+        before = (q @ keys.mT).masked_fill(hidden, -math.inf)
+        weights = (torch.cat([before, (q * k).sum(-1, keepdim=True)], -1) / root).softmax(-1)
+        past, own = weights[..., :-1], weights[..., -1:]
+        y = past @ values + own * v
+        # (heads, tokens, d, d): sum over the past of w_j (v_j - y) k_j', and over the directions (tokens, D, d)
+        matrix = (values.mT.unsqueeze(-3) * past.unsqueeze(-2)) @ keys.unsqueeze(-3)
+        matrix = matrix - y.unsqueeze(-1) * (past @ keys).unsqueeze(-2)
+        moved = (dq.permute(1, 2, 3, 0, 4) @ (matrix.mT / root)).permute(3, 0, 1, 2, 4)
+        score = ((dq * k).sum(-1, keepdim=True) + (dkey * q).sum(-1, keepdim=True)) / root
+        tangent = moved + score * (own * (v - y)) + dvalue * own
+        mixed = Ball.of(y.mid, y.rad, tangent)
+        return branch.output(mixed.transpose(1, 2).reshape(x.shape))
+
+    return attend
+
+
+def sequence_balls(s: Sublayer) -> Balls:
+    """A and J of the whole sequence, (1, time width, time width) each."""
+    x, write = s.h, _write(s)
+    basis = torch.eye(x.numel(), dtype=x.dtype, device=x.device)
+    parts = []
+    with use("closed"):
+        for directions in basis.split(chunk_size(s, x.shape[1])):
+            state = unit_directions(x, directions.view(-1, *x.shape))
+            f = s.branch(s.connection.read(state))
+            parts.append((*_tangent(f, x)[:1], *_tangent(write(state, f), x)))
+    A, mid, rad = (torch.cat(part).flatten(1).mT[None] for part in zip(*parts, strict=True))
+    return Balls(A, Matrices(mid, frobenius_norm(rad)))
+
+
+def blocks(m: Matrices) -> Matrices:
+    """The block diagonal matrix of several matrices: J of a sequence whose branch mixes no tokens."""
+    # the radius of each block is a Frobenius norm, so all together have the root of the sum of squares
+    radius = frobenius_norm(m.radius[None, :, None])
+    return Matrices(torch.block_diag(*m.mid)[None], radius)
+
+
+def _tangent(out: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The derivatives of `out` along all directions, (directions, *x.shape), and their radii."""
+    if not isinstance(out, Ball) or out.tangent is None:
+        raise NotEnclosed("an update that does not depend on its state has no Jacobian in ball arithmetic")
+    tangent = out.tangent
+    shape = (len(tangent.mid), *x.shape)
+    rad = torch.zeros_like(tangent.mid) if tangent.rad is None else tangent.rad
+    return tangent.mid.expand(shape), rad.expand(shape)
