@@ -8,29 +8,29 @@ A ball may carry a `tangent`: one directional derivative per direction, as a bal
 operation also encloses the derivatives of its result. torch's own functions take balls, so that norms, branches and
 connections run unchanged.
 
-What is assumed: IEEE double arithmetic, rounded to nearest; a sum or a dot product of n terms is made of n products and
-additions in some order (no Strassen), so its error is at most gamma_n = n u/(1 - n u) times that of the absolute values,
-u = 2^-53; exp, erf, tanh, sin, cos and atan are accurate to `ULPS` units in the last place.
+What is assumed:
+
+- IEEE double arithmetic, rounded to nearest, u = 2^-53.
+- A sum or a dot product of n terms is made of n products and additions in some order (no Strassen). So its error is
+  at most gamma_n = n u/(1 - n u) times the same sum of absolute values.
+- exp, erf, tanh, sin, cos, asin and atan are accurate to `ULPS` units in the last place.
+
+Constants in the code count as they are stored. A power series that the code uses near 0 counts as the function itself:
+its remainder, below 1e-19, is not part of a radius.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-U = 2.0**-53
-# the accuracy that is assumed of torch's exp, erf, tanh, sin, cos and atan; the tests measure less than 2
-ULPS = 4
-_LIBRARY = 2 * ULPS * U
-# a radius is itself computed with a few roundings
-_UP = 1 + 32 * U
-# no product that underflows loses more
-_TINY = 1e-300
-Raw = tuple[Tensor, Tensor | None]
+from spheret.analysis import midpoint_radius as raw
+from spheret.analysis.midpoint_radius import LIBRARY, Raw
 
 
 class NotEnclosed(ValueError):
@@ -81,18 +81,10 @@ def unit_directions(x: Tensor, directions: Tensor) -> Ball:
 def rounded(x: Tensor | float, like: Tensor) -> Ball:
     """A number that the library computed to a few units in the last place."""
     mid = torch.as_tensor(x, dtype=torch.float64, device=like.device)
-    return Ball.of(mid, 2 * _LIBRARY * mid.abs())
+    return Ball.of(mid, 2 * LIBRARY * mid.abs())
 
 
-# the arithmetic of midpoints and radii
-
-
-def gamma(n: int) -> float:
-    """The relative error of a sum or a dot product of n terms in any order, a little enlarged."""
-    return (n + 2) * U / (1 - (n + 2) * U)
-
-
-def _raw(x: Any, like: Tensor | None = None) -> Raw:
+def _pair(x: Any, like: Tensor | None = None) -> Raw:
     if isinstance(x, Ball):
         return x.mid, x.rad
     if isinstance(x, Tensor):
@@ -100,102 +92,15 @@ def _raw(x: Any, like: Tensor | None = None) -> Raw:
     return torch.tensor(float(x), dtype=torch.float64, device=None if like is None else like.device), None
 
 
-def _plus(*parts: Tensor | None) -> Tensor | None:
-    total = None
-    for part in parts:
-        total = part if total is None else total if part is None else total + part
-    return total
-
-
-def _add(a: Raw, b: Raw, sign: float = 1.0) -> Raw:
-    mid = a[0] + b[0] if sign > 0 else a[0] - b[0]
-    rad = mid.abs() * U
-    for part in (a[1], b[1]):
-        rad = rad if part is None else rad + part
-    return mid, rad * _UP
-
-
-def _mul(a: Raw, b: Raw) -> Raw:
-    mid = a[0] * b[0]
-    rad = mid.abs() * U
-    if a[1] is not None:
-        size = b[0].abs()
-        rad = rad + a[1] * (size if b[1] is None else size + b[1])
-    if b[1] is not None:
-        rad = rad + a[0].abs() * b[1]
-    return mid, rad * _UP + _TINY
-
-
-def _div(a: Raw, b: Raw) -> Raw:
-    mid = a[0] / b[0]
-    size = mid.abs()
-    rad = size * U
-    least = b[0].abs() if b[1] is None else b[0].abs() - b[1]
-    error = _plus(a[1], None if b[1] is None else size * _UP * b[1])
-    if error is not None:
-        rad = rad + error / least
-    rad = rad * _UP + _TINY
-    return mid, rad if b[1] is None else torch.where(least > 0, rad, math.inf)
-
-
-def _matmul(a: Raw, b: Raw) -> Raw:
-    n = a[0].shape[-1]
-    mid, g = a[0] @ b[0], gamma(n)
-    size = b[0].abs()
-    # |a| g |b| + |a| rb + ra (|b| + rb), in as few products as possible
-    left = g * a[0].abs() if a[1] is None else g * a[0].abs() + a[1]
-    if b[1] is None:
-        rad = left @ size
-    else:
-        rad = left @ (size + b[1]) + a[0].abs() @ b[1]
-    return mid, rad * (1 + 4 * g) + _TINY
-
-
-def _sum(a: Raw, dim: Any, keepdim: bool) -> Raw:
-    mid = a[0].sum(dim, keepdim)
-    g = gamma(a[0].numel() // max(1, mid.numel()))
-    rad = g * a[0].abs().sum(dim, keepdim)
-    return mid, (rad if a[1] is None else rad + a[1].sum(dim, keepdim)) * (1 + 4 * g)
-
-
-def _sqrt(a: Raw) -> Raw:
-    mid = a[0].clamp(min=0).sqrt()
-    rad = mid * U
-    if a[1] is not None:
-        # |sqrt x - sqrt a| <= r/sqrt a; where the ball reaches 0, at most sqrt(a + r)
-        inside = a[0] > a[1]
-        rad = rad + torch.where(inside, a[1] / torch.where(inside, mid, 1.0), (a[0].abs() + a[1]).sqrt())
-    return mid, rad * _UP
-
-
-def _exp(a: Raw) -> Raw:
-    mid = a[0].exp()
-    rad = mid * _LIBRARY
-    if a[1] is not None:
-        # |exp x - exp a| <= exp(a) (exp(r) - 1) <= exp(a) r exp(r)
-        rad = rad + mid * (1 + _LIBRARY) * a[1] * (a[1].exp() * (1 + _LIBRARY))
-    # minus infinity is a mask: exactly 0
-    return mid, torch.where(a[0] == -math.inf, 0.0, rad * _UP + _TINY)
-
-
-def _lipschitz(function: Callable[[Tensor], Tensor], constant: float) -> Callable[[Raw], Raw]:
-    def enclose(a: Raw) -> Raw:
-        mid = function(a[0])
-        rad = mid.abs() * _LIBRARY
-        return mid, (rad if a[1] is None else rad + constant * a[1]) * _UP + _TINY
-
-    return enclose
-
-
 # the rules: each returns a ball, with a tangent where an argument has one
 
 
-def _ball(raw: Raw, tangent: Ball | None = None) -> Ball:
-    return Ball.of(*raw, tangent)
+def _ball(value: Raw, tangent: Ball | None = None) -> Ball:
+    return Ball.of(*value, tangent)
 
 
 def _as_ball(x: Any, like: Tensor | None = None) -> Ball:
-    return x if isinstance(x, Ball) else Ball.of(*_raw(x, like))
+    return x if isinstance(x, Ball) else Ball.of(*_pair(x, like))
 
 
 def _fit(tangent: Ball | None, shape: Sequence[int], expand: bool = False) -> Ball | None:
@@ -215,13 +120,13 @@ def _joined(*tangents: Ball | None) -> Ball | None:
     total: Ball | None = None
     for tangent in tangents:
         if tangent is not None:
-            total = tangent if total is None else _ball(_add(_raw(total), _raw(tangent)))
+            total = tangent if total is None else _ball(raw.add(_pair(total), _pair(tangent)))
     return total
 
 
 def _times(tangent: Ball | None, factor: Raw, shape: Sequence[int]) -> Ball | None:
     fitted = _fit(tangent, shape)
-    return None if fitted is None else _ball(_mul(_raw(fitted), factor))
+    return None if fitted is None else _ball(raw.mul(_pair(fitted), factor))
 
 
 def add(a: Any, b: Any, *, alpha: float = 1) -> Ball:
@@ -233,10 +138,12 @@ def add(a: Any, b: Any, *, alpha: float = 1) -> Ball:
 def _sum_of(a: Any, b: Any, sign: float) -> Ball:
     like = a if isinstance(a, Tensor) else b
     x, y = _as_ball(a, like), _as_ball(b, like)
-    raw = _add(_raw(x), _raw(y), sign)
-    shape = raw[0].shape
+    value = raw.add(_pair(x), _pair(y), sign)
+    shape = value[0].shape
     second = _fit(y.tangent, shape, expand=True)
-    return _ball(raw, _joined(_fit(x.tangent, shape, expand=True), second if sign > 0 or second is None else neg(second)))
+    return _ball(
+        value, _joined(_fit(x.tangent, shape, expand=True), second if sign > 0 or second is None else neg(second))
+    )
 
 
 def sub(a: Any, b: Any) -> Ball:
@@ -250,18 +157,18 @@ def neg(a: Ball) -> Ball:
 def mul(a: Any, b: Any) -> Ball:
     like = a if isinstance(a, Tensor) else b
     x, y = _as_ball(a, like), _as_ball(b, like)
-    raw = _mul(_raw(x), _raw(y))
-    shape = raw[0].shape
-    return _ball(raw, _joined(_times(x.tangent, _raw(y), shape), _times(y.tangent, _raw(x), shape)))
+    value = raw.mul(_pair(x), _pair(y))
+    shape = value[0].shape
+    return _ball(value, _joined(_times(x.tangent, _pair(y), shape), _times(y.tangent, _pair(x), shape)))
 
 
 def div(a: Any, b: Any) -> Ball:
     like = a if isinstance(a, Tensor) else b
     x, y = _as_ball(a, like), _as_ball(b, like)
-    raw = _div(_raw(x), _raw(y))
-    shape = raw[0].shape
-    top = _joined(_fit(x.tangent, shape), _negative(_times(y.tangent, raw, shape)))
-    return _ball(raw, None if top is None else _ball(_div(_raw(top), _raw(y))))
+    value = raw.div(_pair(x), _pair(y))
+    shape = value[0].shape
+    top = _joined(_fit(x.tangent, shape), _negative(_times(y.tangent, value, shape)))
+    return _ball(value, None if top is None else _ball(raw.div(_pair(top), _pair(y))))
 
 
 def _negative(x: Ball | None) -> Ball | None:
@@ -272,10 +179,10 @@ def matmul(a: Any, b: Any) -> Ball:
     x, y = _as_ball(a), _as_ball(b)
     tangents = []
     if x.tangent is not None:
-        tangents.append(_ball(_matmul(_raw(x.tangent), _raw(y))))
+        tangents.append(_ball(raw.matmul(_pair(x.tangent), _pair(y))))
     if y.tangent is not None:
-        tangents.append(_ball(_matmul(_raw(x), _raw(y.tangent))))
-    return _ball(_matmul(_raw(x), _raw(y)), _joined(*tangents))
+        tangents.append(_ball(raw.matmul(_pair(x), _pair(y.tangent))))
+    return _ball(raw.matmul(_pair(x), _pair(y)), _joined(*tangents))
 
 
 def linear(x: Any, weight: Any, bias: Any = None) -> Ball:
@@ -285,8 +192,8 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Ball:
 
 def total(x: Ball, dim: Any, keepdim: bool = False, **_: Any) -> Ball:
     dims = [d if d < 0 else d - x.mid.dim() for d in ([dim] if isinstance(dim, int) else dim)]
-    tangent = None if x.tangent is None else _ball(_sum(_raw(x.tangent), dims, keepdim))
-    return _ball(_sum(_raw(x), dims, keepdim), tangent)
+    tangent = None if x.tangent is None else _ball(raw.sum(_pair(x.tangent), dims, keepdim))
+    return _ball(raw.sum(_pair(x), dims, keepdim), tangent)
 
 
 def mean(x: Ball, dim: Any, keepdim: bool = False, **_: Any) -> Ball:
@@ -299,10 +206,10 @@ def _function(enclose: Callable[[Raw], Raw], slope: Callable[[Ball, Ball], Ball]
 
     def rule(x: Ball) -> Ball:
         point = Ball.of(x.mid, x.rad)
-        raw = enclose(_raw(x))
+        value = enclose(_pair(x))
         if x.tangent is None:
-            return _ball(raw)
-        return _ball(raw, _times(x.tangent, _raw(slope(point, _ball(raw))), raw[0].shape))
+            return _ball(value)
+        return _ball(value, _times(x.tangent, _pair(slope(point, _ball(value))), value[0].shape))
 
     return rule
 
@@ -311,16 +218,19 @@ def square(x: Ball) -> Ball:
     return mul(x, x)
 
 
-exp = _function(_exp, lambda x, y: y)
-sqrt = _function(_sqrt, lambda x, y: div(0.5, y))
-tanh = _function(_lipschitz(torch.tanh, 1.0), lambda x, y: sub(1.0, square(y)))
-atan = _function(_lipschitz(torch.atan, 1.0), lambda x, y: div(1.0, add(square(x), 1.0)))
-sin = _function(_lipschitz(torch.sin, 1.0), lambda x, y: cos(x))
-cos = _function(_lipschitz(torch.cos, 1.0), lambda x, y: neg(sin(x)))
+exp = _function(raw.exp, lambda x, y: y)
+sqrt = _function(raw.sqrt, lambda x, y: div(0.5, y))
+tanh = _function(raw.lipschitz(torch.tanh, 1.0), lambda x, y: sub(1.0, square(y)))
+atan = _function(raw.lipschitz(torch.atan, 1.0), lambda x, y: div(1.0, add(square(x), 1.0)))
+sin: Callable[..., Ball] = _function(raw.lipschitz(torch.sin, 1.0), lambda x, y: cos(x))
+cos: Callable[..., Ball] = _function(raw.lipschitz(torch.cos, 1.0), lambda x, y: neg(sin(x)))
 # 2/sqrt(pi) = 1.1283...
 erf = _function(
-    _lipschitz(torch.erf, 1.13), lambda x, y: mul(exp(neg(square(x))), rounded(2 / math.sqrt(math.pi), x.mid))
+    raw.lipschitz(torch.erf, 1.13), lambda x, y: mul(exp(neg(square(x))), rounded(2 / math.sqrt(math.pi), x.mid))
 )
+
+
+asin = _function(raw.asin, lambda x, y: rsqrt(sub(1.0, square(x))))
 
 
 def rsqrt(x: Ball) -> Ball:
@@ -349,15 +259,16 @@ def softmax(x: Ball, dim: int = -1, **_: Any) -> Ball:
 
 
 def gelu(x: Ball, approximate: str = "none") -> Ball:
-    if x.tangent is not None:
-        # one direction gives the slope, and the slope gives all others
-        one = gelu(Ball.of(x.mid, x.rad, Ball.of(torch.ones_like(x.mid)[None])), approximate) if len(
-            x.tangent.mid
-        ) > 1 else None
-        if one is not None:
-            assert one.tangent is not None
-            slope = Ball.of(one.tangent.mid[0], None if one.tangent.rad is None else one.tangent.rad[0])
-            return Ball.of(one.mid, one.rad, _times(x.tangent, _raw(slope), x.mid.shape))
+    if x.tangent is None:
+        return _gelu(x, approximate)
+    # one direction gives the slope, and the slope gives all others
+    one = _gelu(Ball.of(x.mid, x.rad, Ball.of(torch.ones_like(x.mid)[None])), approximate)
+    assert one.tangent is not None
+    slope = _map(one.tangent, lambda t: t[0])
+    return Ball.of(one.mid, one.rad, _times(x.tangent, _pair(slope), x.mid.shape))
+
+
+def _gelu(x: Ball, approximate: str) -> Ball:
     if approximate == "none":
         inner = erf(mul(x, rounded(math.sqrt(0.5), x.mid)))
     else:
@@ -380,7 +291,7 @@ def attention(
 ) -> Ball:
     if attn_mask is not None or dropout_p:
         raise NotEnclosed("attention with a mask or dropout has no rule in ball arithmetic")
-    scores = div(matmul(q, _shaped(Tensor.transpose)(k, -2, -1)), rounded(math.sqrt(q.shape[-1]), _raw(q)[0]))
+    scores = div(matmul(q, _shaped(Tensor.transpose)(k, -2, -1)), rounded(math.sqrt(q.shape[-1]), _pair(q)[0]))
     if is_causal:
         future = torch.ones(scores.mid.shape[-2:], dtype=torch.bool, device=scores.mid.device).triu(1)
         scores = masked_fill(scores, future, -math.inf)
@@ -402,7 +313,12 @@ def _map(x: Ball, function: Callable[[Tensor], Any]) -> Any:
             many = torch.vmap(function)
             moved = Ball.of(many(tangent.mid), None if tangent.rad is None else many(tangent.rad))
         return Ball.of(mids, None if rad is None else function(rad), moved)
-    return tuple(_map(x, lambda t, i=i: function(t)[i]) for i in range(len(mids)))
+    return tuple(_map(x, partial(_part, function, i)) for i in range(len(mids)))
+
+
+def _part(function: Callable[[Tensor], Any], i: int, x: Tensor) -> Tensor:
+    part: Tensor = function(x)[i]
+    return part
 
 
 def _shaped(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -465,13 +381,21 @@ def _comparison(compare: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Any, A
 
     def rule(a: Any, b: Any) -> Tensor:
         like = a if isinstance(a, Tensor) else b
-        mid, rad = _add(_raw(a, like), _raw(b, like), -1.0)
+        mid, rad = raw.add(_pair(a, like), _pair(b, like), -1.0)
         # numbers that are equal and exact have difference 0 and radius 0
         if rad is not None and ((mid.abs() <= rad) & (rad > 0)).any():
             raise NotEnclosed("a comparison of two numbers that rounding does not tell apart has no rule")
         return compare(mid, torch.zeros_like(mid))
 
     return rule
+
+
+def sign(x: Ball) -> Tensor:
+    return _comparison(torch.gt)(x, 0.0).double() - _comparison(torch.lt)(x, 0.0).double()
+
+
+def _constant(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x, *args, **kwargs: function(x.mid, *args, **kwargs)
 
 
 def absolute(x: Ball) -> Ball:
@@ -503,6 +427,9 @@ RULES: dict[str, Callable[..., Any]] = {
     "erf": erf,
     "sin": sin,
     "cos": cos,
+    **dict.fromkeys(("asin", "arcsin"), asin),
+    "sign": sign,
+    **{name: _constant(getattr(torch, name)) for name in ("zeros_like", "ones_like", "full_like")},
     **dict.fromkeys(("atan", "arctan"), atan),
     **dict.fromkeys(("abs", "__abs__", "absolute"), absolute),
     "softmax": softmax,

@@ -1,8 +1,8 @@
-"""The Jacobian of a sublayer's update with a proven error: the same functions as in sublayers.py, in ball arithmetic.
+"""The Jacobian of a sublayer's update with a proven error: that of the functions of sublayers.py, in ball arithmetic.
 
-What is enclosed is the update in exact arithmetic, at the state that the float64 copy of the model has there, with the
-weights and constants that are stored. A step size alpha and a learned p are softplus of a stored number: their balls
-allow for its rounding.
+What is enclosed is the update in exact arithmetic, at the state that the float64 copy of the model has there, with
+the weights and constants that are stored. A step size alpha and a learned p are softplus of a stored number: their
+balls allow for its rounding.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from spheret.analysis.balls import Ball, NotEnclosed, rounded, unit_directions
-from spheret.analysis.enclosures import Matrices, frobenius_norm
+from spheret.analysis.enclosures import Matrices, absolute_norm
 from spheret.analysis.sublayers import chunk_size
 from spheret.kernels import closed, use
 from spheret.model.gpt import Attention
@@ -54,7 +54,7 @@ def token_balls(s: Sublayer, positions: Tensor) -> Balls:
     branch, write = s.branch, _write(s)
     with use("closed"):
         if isinstance(s.branch, Attention):
-            branch = _attention_of_one(s.branch, s.connection.read(Ball.of(s.h)), positions)
+            branch = _attention_of_one(s.branch, as_ball(s.connection.read(Ball.of(s.h))), positions)
         parts = []
         for directions in basis.split(chunk_size(s, x.shape[1])):
             # one direction is the same at every token, until the tokens differ
@@ -62,11 +62,11 @@ def token_balls(s: Sublayer, positions: Tensor) -> Balls:
             f = branch(s.connection.read(state))
             parts.append((*_tangent(f, x)[:1], *_tangent(write(state, f), x)))
     A, mid, rad = (torch.cat(part)[:, 0].permute(1, 2, 0) for part in zip(*parts, strict=True))
-    return Balls(A, Matrices(mid, frobenius_norm(rad)))
+    return Balls(A, Matrices(mid, absolute_norm(rad)))
 
 
 def _attention_of_one(branch: Attention, context: Ball, positions: Tensor) -> Callable[[Ball], Tensor]:
-    """As in sublayers.py, with the derivative in closed form, which needs no array of directions times tokens times time.
+    """As in sublayers.py, with the derivative in closed form: no array has directions times tokens times time entries.
 
     With weights w_j, values v_j, keys k_j and y = sum w_j v_j, a change of the scores s_j changes y by
     sum w_j (v_j - y) ds_j. The keys before the token are fixed, so their part is one matrix times dq.
@@ -76,21 +76,20 @@ def _attention_of_one(branch: Attention, context: Ball, positions: Tensor) -> Ca
 
     def attend(x: Ball) -> Tensor:
         q, own_key, own_value = branch.queries_keys_values(x)
-        dq, dkey, dvalue = (t.tangent for t in (q, own_key, own_value))
-        assert dq is not None and dkey is not None and dvalue is not None
+        dq, dkey, dvalue = (as_ball(as_ball(t).tangent) for t in (q, own_key, own_value))
         q, k, v = (t.detach() for t in (q, own_key, own_value))
         root = rounded(math.sqrt(q.shape[-1]), x.mid)
         before = (q @ keys.mT).masked_fill(hidden, -math.inf)
         weights = (torch.cat([before, (q * k).sum(-1, keepdim=True)], -1) / root).softmax(-1)
         past, own = weights[..., :-1], weights[..., -1:]
-        y = past @ values + own * v
+        y = as_ball(past @ values + own * v)
         # (heads, tokens, d, d): sum over the past of w_j (v_j - y) k_j', and over the directions (tokens, D, d)
         matrix = (values.mT.unsqueeze(-3) * past.unsqueeze(-2)) @ keys.unsqueeze(-3)
         matrix = matrix - y.unsqueeze(-1) * (past @ keys).unsqueeze(-2)
         moved = (dq.permute(1, 2, 3, 0, 4) @ (matrix.mT / root)).permute(3, 0, 1, 2, 4)
         score = ((dq * k).sum(-1, keepdim=True) + (dkey * q).sum(-1, keepdim=True)) / root
         tangent = moved + score * (own * (v - y)) + dvalue * own
-        mixed = Ball.of(y.mid, y.rad, tangent)
+        mixed = Ball.of(y.mid, y.rad, as_ball(tangent))
         return branch.output(mixed.transpose(1, 2).reshape(x.shape))
 
     return attend
@@ -107,21 +106,23 @@ def sequence_balls(s: Sublayer) -> Balls:
             f = s.branch(s.connection.read(state))
             parts.append((*_tangent(f, x)[:1], *_tangent(write(state, f), x)))
     A, mid, rad = (torch.cat(part).flatten(1).mT[None] for part in zip(*parts, strict=True))
-    return Balls(A, Matrices(mid, frobenius_norm(rad)))
+    return Balls(A, Matrices(mid, absolute_norm(rad)))
 
 
 def blocks(m: Matrices) -> Matrices:
     """The block diagonal matrix of several matrices: J of a sequence whose branch mixes no tokens."""
-    # the radius of each block is a Frobenius norm, so all together have the root of the sum of squares
-    radius = frobenius_norm(m.radius[None, :, None])
-    return Matrices(torch.block_diag(*m.mid)[None], radius)
+    return Matrices(torch.block_diag(*m.mid)[None], m.radius.amax()[None])
+
+
+def as_ball(x: Tensor | None) -> Ball:
+    if not isinstance(x, Ball):
+        raise NotEnclosed("a function that does not depend on the state has no Jacobian in ball arithmetic")
+    return x
 
 
 def _tangent(out: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """The derivatives of `out` along all directions, (directions, *x.shape), and their radii."""
-    if not isinstance(out, Ball) or out.tangent is None:
-        raise NotEnclosed("an update that does not depend on its state has no Jacobian in ball arithmetic")
-    tangent = out.tangent
+    tangent = as_ball(as_ball(out).tangent)
     shape = (len(tangent.mid), *x.shape)
     rad = torch.zeros_like(tangent.mid) if tangent.rad is None else tangent.rad
     return tangent.mid.expand(shape), rad.expand(shape)

@@ -1,14 +1,13 @@
 r"""Proven intervals for the extreme singular values of Jacobians, and of products of them.
 
-A matrix M is known up to |M - J| <= r in the Frobenius norm, J its float64 midpoint. Take any V, nearly orthogonal, and any
-positive numbers s. Then M V = U diag(s) defines U, and with a >= |I - U'U| and b >= |I - V'V| every singular value of M
-lies in
+A matrix M is known up to |M - J| <= r, J its float64 midpoint. Take any V, nearly orthogonal, and any positive
+numbers s. Then M V = U diag(s) defines U, and with a >= |I - U'U| and b >= |I - V'V| every singular value of M lies in
 
     s_i [sqrt((1 - a)/(1 + b)), sqrt((1 + a)/(1 - b))]        s sorted
 
 because a factor on either side of diag(s) changes its singular values by at most its own (Ostrowski). V comes from an
-eigenvalue or singular value decomposition, which need not be accurate. s are the norms of the columns of J V. Only a, b
-and the columns must be bounded with their rounding errors. A vector v also gives sigma_min <= |M v|/|v| <= sigma_max.
+eigenvalue or singular value decomposition, which need not be accurate. s are the norms of the columns of J V. Only a,
+b and the columns must be bounded with their rounding errors. A vector v gives sigma_min <= |M v|/|v| <= sigma_max.
 
 For a product G = J_L ... J_1, let P_k be the float64 product of J_k and P_(k-1), and |J_k P_(k-1) - P_k| <= d_k. Then
 J_k P_(k-1) = P_k (I + H_k) with |H_k| <= h_k = d_k/sigma_min(P_k), so that G = P_L (I + H_L) ... (I + H_1), and
@@ -26,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spheret.analysis.balls import U, gamma
+from spheret.analysis.midpoint_radius import U, gamma
 
 # above this condition number an eigenvalue decomposition of M'M has lost too many digits to the squaring
 _SQUARED = 1e3
@@ -49,7 +48,7 @@ class Enclosure(NamedTuple):
 
 
 class Matrices(NamedTuple):
-    """Matrices (n, rows, rows), each within `radius` (n,) of its midpoint in the Frobenius norm."""
+    """Matrices (n, rows, rows), each within `radius` (n,) of its midpoint in the spectral norm."""
 
     mid: Tensor
     radius: Tensor
@@ -62,6 +61,14 @@ def frobenius_norm(x: Tensor) -> Tensor:
     return (x / size[..., None, None]).square().sum((-2, -1)).sqrt() * size * (1 + 2 * gamma(n)) + _TINY
 
 
+def absolute_norm(x: Tensor) -> Tensor:
+    """An upper bound on the spectral norm of |x|, the absolute values, of each matrix of (..., rows, columns)."""
+    size = x.abs()
+    sums = size.sum(-1).amax(-1), size.sum(-2).amax(-1)
+    product = (sums[0].sqrt() * sums[1].sqrt()) * (1 + 2 * gamma(max(x.shape[-2:])))
+    return torch.minimum(frobenius_norm(x), product + _TINY)
+
+
 def singular_values(m: Matrices) -> Enclosure:
     """The extreme singular values of each matrix; an interval that reaches 0 or infinity proves nothing there."""
     J, radius = m
@@ -71,7 +78,7 @@ def singular_values(m: Matrices) -> Enclosure:
     W = J @ V
     columns, norms = W.norm(dim=-2), V.norm(dim=-2)
     # no column of M V - fl(J V) is longer than this
-    error = ((radius + g * frobenius_norm(J)) * norms.amax(-1) * (1 + g) * _UP)[:, None]
+    error = ((radius + g * absolute_norm(J)) * norms.amax(-1) * (1 + g) * _UP)[:, None]
     # a column that is shorter than its error has no direction: it counts as being that long
     s = torch.maximum(columns, error).clamp(min=_TINY)
     X = W / s[:, None, :]
@@ -105,7 +112,7 @@ def _gram(X: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _widened(defect: Tensor, error: Tensor, X: Tensor) -> Tensor:
-    """A bound on |I - Y'Y| from that of X, where Y's columns differ from X's by at most `error` and the rounding of X."""
+    """A bound on |I - Y'Y| from that of X; Y's columns differ from X's by at most `error` and the rounding of X."""
     D = (error.square().sum(-1).sqrt() * (1 + gamma(error.shape[-1])) + 2 * U * frobenius_norm(X)) * _UP
     return (defect + 2 * D * (1 + defect).sqrt() + D * D) * _UP
 
@@ -131,22 +138,25 @@ def _right_vectors(J: Tensor) -> Tensor:
 class Chain:
     """The product of matrices that are given one after the other, each multiplied from the left."""
 
-    def __init__(self, count: int, rows: int, device: torch.device) -> None:
+    def __init__(self, like: Tensor) -> None:
+        """like: a vector of each matrix, (count, rows)."""
+        (count, rows), device = like.shape, like.device
         eye = torch.eye(rows, dtype=torch.float64, device=device)
         self.product = eye.expand(count, rows, rows)
         one = torch.ones(count, dtype=torch.float64, device=device)
         # G = product (I + H_L) ... (I + H_1), as long as `relative`; |G - product| <= distance always
         self.low, self.high = one, one
         self.distance = torch.zeros_like(one)
+        self.norm = one
 
     def times(self, m: Matrices, norm: Tensor) -> Enclosure:
         """Multiply by the next matrices, of at most the given norm, and enclose the product's singular values."""
         before, rows = self.product, m.mid.shape[-1]
         self.product = m.mid @ before
-        size = frobenius_norm(before)
-        step = (m.radius * size + gamma(rows) * frobenius_norm(m.mid) * size) * _UP
-        self.distance = (norm * self.distance + step) * _UP
+        step = (m.radius * self.norm + gamma(rows) * absolute_norm(m.mid) * absolute_norm(before)) * _UP
+        self.distance = _safe((norm * self.distance + step) * _UP, math.inf)
         own = singular_values(Matrices(self.product, torch.zeros_like(step)))
+        self.norm = own.max_high
         # beyond 1/2 the factor says nothing, and the distance takes over
         h = torch.where(own.min_low > 0, step / own.min_low, math.inf) * _UP
         lost = h > 0.5

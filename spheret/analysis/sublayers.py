@@ -68,6 +68,23 @@ def is_spherical(s: Sublayer) -> bool:
     return s.connection.retraction_step() is not None
 
 
+# a state that moves by less cannot be told from its own rounding in float32, the precision of a run
+INACTIVE = torch.finfo(torch.float32).eps
+
+
+@torch.no_grad()
+def moved(s: Sublayer) -> Tensor:
+    """By how much the branch moves each state, relative to the state that an output of zeros would give: (...)."""
+    still = s.connection.write(s.h, torch.zeros_like(s.f)).double()
+    length = still.norm(dim=-1)
+    return (s.out.double() - still).norm(dim=-1) / torch.where(length > 0, length, 1.0)
+
+
+def is_inactive(share: Tensor) -> bool:
+    """Whether a sublayer does nothing: half of the states or more move by less than float32 resolves."""
+    return bool(share.median() < INACTIVE)
+
+
 def turn_arguments(s: Sublayer) -> dict[str, Any]:
     """The arguments of `jacobians.turn` besides h and f."""
     with torch.no_grad():
