@@ -15,8 +15,7 @@ What is assumed:
   at most gamma_n = n u/(1 - n u) times the same sum of absolute values.
 - exp, erf, tanh, sin, cos, asin and atan are accurate to `ULPS` units in the last place.
 
-Constants in the code count as they are stored. A power series that the code uses near 0 counts as the function itself:
-its remainder, below 1e-19, is not part of a radius.
+Constants in the code count as they are stored.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 r"""Proven intervals for the extreme singular values of Jacobians, and of products of them.
 
-A matrix M is known up to |M - J| <= r, J its float64 midpoint. Take any V, nearly orthogonal, and any positive
-numbers s. Then M V = U diag(s) defines U, and with a >= |I - U'U| and b >= |I - V'V| every singular value of M lies in
+Let J be a float64 matrix. Take any V, nearly orthogonal, and any positive numbers s. Then J V = U diag(s) defines U.
+With a >= |I - U'U| and b >= |I - V'V|, every singular value of J lies in
 
     s_i [sqrt((1 - a)/(1 + b)), sqrt((1 + a)/(1 - b))]        s sorted
 
 because a factor on either side of diag(s) changes its singular values by at most its own (Ostrowski). V comes from an
 eigenvalue or singular value decomposition, which need not be accurate. s are the norms of the columns of J V. Only a,
-b and the columns must be bounded with their rounding errors. A vector v gives sigma_min <= |M v|/|v| <= sigma_max.
+b and the columns must be bounded with their rounding errors. A vector v gives sigma_min <= |J v|/|v| <= sigma_max. A
+matrix within r of J has singular values within r of J's (Weyl).
 
 For a product G = J_L ... J_1, let P_k be the float64 product of J_k and P_(k-1), and |J_k P_(k-1) - P_k| <= d_k. Then
 J_k P_(k-1) = P_k (I + H_k) with |H_k| <= h_k = d_k/sigma_min(P_k), so that G = P_L (I + H_L) ... (I + H_1), and
@@ -71,14 +72,25 @@ def absolute_norm(x: Tensor) -> Tensor:
 
 def singular_values(m: Matrices) -> Enclosure:
     """The extreme singular values of each matrix; an interval that reaches 0 or infinity proves nothing there."""
-    J, radius = m
+    # a power of 2 brings the entries near 1 without rounding, so that no square overflows
+    exponent = torch.frexp(torch.where(m.mid.isfinite(), m.mid, 0.0).abs().amax((-2, -1))).exponent
+    scale = torch.ldexp(torch.ones_like(m.radius), exponent)
+    e = _of_midpoints(m.mid / scale[:, None, None])
+    r = (m.radius / scale + _TINY) * _UP
+    widened = (e.max_low - r).clamp(min=0), e.max_high + r, (e.min_low - r).clamp(min=0), e.min_high + r
+    rounded = (x * y for x, y in zip(widened, (_DOWN, _UP, _DOWN, _UP), strict=True))
+    return Enclosure(*(x * scale for x in (e.sigma_max, e.sigma_min, *rounded)))
+
+
+def _of_midpoints(J: Tensor) -> Enclosure:
+    """The extreme singular values of matrices that are known exactly, with entries of about 1 or less."""
     n = J.shape[-1]
     g = gamma(n)
     V = _right_vectors(J)
     W = J @ V
     columns, norms = W.norm(dim=-2), V.norm(dim=-2)
-    # no column of M V - fl(J V) is longer than this
-    error = ((radius + g * absolute_norm(J)) * norms.amax(-1) * (1 + g) * _UP)[:, None]
+    # no column of J V - fl(J V) is longer than this
+    error = (g * absolute_norm(J) * norms.amax(-1) * (1 + g) * _UP)[:, None]
     # a column that is shorter than its error has no direction: it counts as being that long
     s = torch.maximum(columns, error).clamp(min=_TINY)
     X = W / s[:, None, :]
@@ -94,7 +106,7 @@ def singular_values(m: Matrices) -> Enclosure:
     longest, shortest = s.amax(-1), s.amin(-1)
     max_high = longest * (1 + small).sqrt() / over * _UP
     min_low = shortest * (1 - a).clamp(min=0).sqrt() / under * _DOWN
-    # |Mv|/|v| of the vectors at hand
+    # |Jv|/|v| of the vectors at hand
     max_low = ((columns * (1 - g) - error) / (norms * (1 + g))).amax(-1).clamp(min=0) * _DOWN
     min_high = ((columns * (1 + g) + error) / (norms * (1 - g))).amin(-1) * _UP
     nothing = (0.0, math.inf, 0.0, math.inf)

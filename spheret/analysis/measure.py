@@ -132,7 +132,7 @@ def _measure(updates: list[_Update], exact: bool, tick: Callable[[], object]) ->
 
 
 def _dense(update: _Update) -> tuple[Numbers, Matrices, str | None]:
-    """The numbers and J of an update whose matrices are small enough to form, and why J has no proven error, if any."""
+    """The numbers and J of an update whose matrices are small enough to form, and why J has no proven error."""
     # an MLP does not mix rows, so the Jacobian of a sequence is block diagonal
     blocks = update.sequence and branch_name(update.s) == "mlp"
     reason = None
