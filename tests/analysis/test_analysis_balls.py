@@ -22,7 +22,9 @@ def uniform(seed, *shape, low=-1.0, high=1.0):
 def ball(seed, *shape, radius=1e-10, **options):
     """A random ball, and real numbers inside it, as mpf."""
     mid, share = uniform(seed, *shape, **options), uniform(seed + 1, *shape)
-    points = [mp.mpf(float(m)) + mp.mpf(float(s)) * radius for m, s in zip(mid.flatten(), share.flatten(), strict=True)]
+    points = [
+        mp.mpf(float(m)) + mp.mpf(float(s)) * radius for m, s in zip(mid.flatten(), share.flatten(), strict=True)
+    ]
     return Ball.of(mid, torch.full_like(mid, radius)), points
 
 
@@ -75,7 +77,9 @@ def test_the_library_is_as_accurate_as_assumed(name):
     for scale in (1.0, 1e-3):
         x = scale * uniform(7, 2000, low=low, high=high)
         y = getattr(torch, name)(x)
-        errors = [abs(mp.mpf(float(b)) - truth(mp.mpf(float(a)))) / math.ulp(float(b)) for a, b in zip(x, y, strict=True)]
+        errors = [
+            abs(mp.mpf(float(b)) - truth(mp.mpf(float(a)))) / math.ulp(float(b)) for a, b in zip(x, y, strict=True)
+        ]
         assert max(errors) < ULPS / 2
 
 
@@ -140,7 +144,9 @@ def test_the_derivative_of_a_composite():
     assert contains(y, truth(point))
     for number, direction in enumerate(directions.tolist()):
         for i in range(5):
-            slope = mp.diff(lambda t, i=i, d=direction: truth([p + t * v for p, v in zip(point, d, strict=True)])[i], 0)
+            slope = mp.diff(
+                lambda t, i=i, d=direction: truth([p + t * v for p, v in zip(point, d, strict=True)])[i], 0
+            )
             # the difference itself is good to about 1e-16 only
             assert abs(slope - float(y.tangent.mid[number, i])) <= float(y.tangent.rad[number, i]) + 1e-15
 
