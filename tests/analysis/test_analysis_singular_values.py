@@ -1,6 +1,5 @@
 """Singular values from products with vectors, against dense SVD."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
