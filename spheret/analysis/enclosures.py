@@ -70,23 +70,26 @@ def absolute_norm(x: Tensor) -> Tensor:
     return torch.minimum(frobenius_norm(x), product + _TINY)
 
 
-def singular_values(m: Matrices) -> Enclosure:
-    """The extreme singular values of each matrix; an interval that reaches 0 or infinity proves nothing there."""
+def singular_values(m: Matrices, poor: Tensor | None = None) -> Enclosure:
+    """The extreme singular values of each matrix; an interval that reaches 0 or infinity proves nothing there.
+
+    poor: a boolean per matrix, if it is known already which have a large condition number. It saves time.
+    """
     # a power of 2 brings the entries near 1 without rounding, so that no square overflows
     exponent = torch.frexp(torch.where(m.mid.isfinite(), m.mid, 0.0).abs().amax((-2, -1))).exponent
     scale = torch.ldexp(torch.ones_like(m.radius), exponent)
-    e = _of_midpoints(m.mid / scale[:, None, None])
+    e = _of_midpoints(m.mid / scale[:, None, None], poor)
     r = (m.radius / scale + _TINY) * _UP
     widened = (e.max_low - r).clamp(min=0), e.max_high + r, (e.min_low - r).clamp(min=0), e.min_high + r
     rounded = (x * y for x, y in zip(widened, (_DOWN, _UP, _DOWN, _UP), strict=True))
     return Enclosure(*(x * scale for x in (e.sigma_max, e.sigma_min, *rounded)))
 
 
-def _of_midpoints(J: Tensor) -> Enclosure:
+def _of_midpoints(J: Tensor, poor: Tensor | None) -> Enclosure:
     """The extreme singular values of matrices that are known exactly, with entries of about 1 or less."""
     n = J.shape[-1]
     g = gamma(n)
-    V = _right_vectors(J)
+    V = _right_vectors(J, poor)
     W = J @ V
     columns, norms = W.norm(dim=-2), V.norm(dim=-2)
     # no column of J V - fl(J V) is longer than this
@@ -134,16 +137,19 @@ def _safe(x: Tensor, otherwise: float) -> Tensor:
     return torch.where(x.isnan(), otherwise, x)
 
 
-def _right_vectors(J: Tensor) -> Tensor:
+def _right_vectors(J: Tensor, poor: Tensor | None) -> Tensor:
     """Approximate right singular vectors. Their accuracy decides the width of the intervals, never their truth."""
     usable = torch.where(J.isfinite().all(-1).all(-1)[:, None, None], J, 0.0)
     scale = usable.abs().amax((-2, -1)).clamp(min=1e-150)
     unit = usable / scale[:, None, None]
-    values, V = torch.linalg.eigh(unit.mT @ unit)
-    poor = values[:, 0] * _SQUARED**2 < values[:, -1]
-    if poor.any():
-        V = V.clone()
-        V[poor] = torch.linalg.svd(unit[poor])[2].mT
+    V = torch.empty_like(unit)
+    known = torch.zeros(len(J), dtype=torch.bool, device=J.device) if poor is None else poor
+    if not known.all():
+        values, V[~known] = torch.linalg.eigh(unit[~known].mT @ unit[~known])
+        lost = values[:, 0] * _SQUARED**2 < values[:, -1]
+        known = known.masked_scatter(~known, lost)
+    if known.any():
+        V[known] = torch.linalg.svd(unit[known])[2].mT
     return V
 
 
@@ -160,6 +166,7 @@ class Chain:
         self.low, self.high = one, one
         self.distance = torch.zeros_like(one)
         self.norm = one
+        self.poor = torch.zeros_like(one, dtype=torch.bool)
 
     def times(self, m: Matrices, norm: Tensor) -> Enclosure:
         """Multiply by the next matrices, of at most the given norm, and enclose the product's singular values."""
@@ -167,7 +174,9 @@ class Chain:
         self.product = m.mid @ before
         step = (m.radius * self.norm + gamma(rows) * absolute_norm(m.mid) * absolute_norm(before)) * _UP
         self.distance = _safe((norm * self.distance + step) * _UP, math.inf)
-        own = singular_values(Matrices(self.product, torch.zeros_like(step)))
+        own = singular_values(Matrices(self.product, torch.zeros_like(step)), self.poor)
+        # a product that has lost its condition seldom regains it
+        self.poor = own.sigma_min * _SQUARED < own.sigma_max
         self.norm = own.max_high
         # beyond 1/2 the factor says nothing, and the distance takes over
         h = torch.where(own.min_low > 0, step / own.min_low, math.inf) * _UP

@@ -83,7 +83,8 @@ def measure_tokens(
     for tokens, positions in windows:
         records = states(model, tokens)
         width = model.config.width
-        size = max(1, _NUMBERS // width**2) if width <= DENSE else 16
+        # matrices of the tokens, and the attention of each to all before it
+        size = max(1, _NUMBERS // (width * max(width, tokens.shape[1]))) if width <= DENSE else 16
         for part in positions.split(size):
             updates = [
                 _Update(s, own_path(s, part), s.h[:, part], s.f[:, part], s.angle[0, part], False, part)
