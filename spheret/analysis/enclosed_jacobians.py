@@ -115,8 +115,8 @@ def _attention_of_one(branch: Attention, context: Ball, positions: Tensor) -> Ca
         past, own = weights[..., :-1], weights[..., -1:]
         y = as_ball(past @ values + own * v)
         # (heads, tokens, d, d): sum over the past of w_j (v_j - y) k_j', and over the directions (tokens, D, d)
-        matrix = (values.mT.unsqueeze(-3) * past.unsqueeze(-2)) @ keys.unsqueeze(-3)
-        matrix = matrix - y.unsqueeze(-1) * (past @ keys).unsqueeze(-2)
+        apart = (values.unsqueeze(-3) - y.unsqueeze(-2)) * past.unsqueeze(-1)
+        matrix = apart.mT @ keys.unsqueeze(-3)
         moved = (dq.permute(1, 2, 3, 0, 4) @ (matrix.mT / root)).permute(3, 0, 1, 2, 4)
         score = ((dq * k).sum(-1, keepdim=True) + (dkey * q).sum(-1, keepdim=True)) / root
         tangent = moved + score * (own * (v - y)) + dvalue * own
