@@ -77,8 +77,10 @@ def certify(
     time = min(sequence, ids.shape[1])
     own_path = part_of(twin, measure_tokens(twin, spread(ids, tokens), exact, tick))
     together = {"tokens": time, **part_of(twin, measure_sequence(twin, ids[:1, :time], exact))} if time else None
-    # a window of one token has no next token: it is compared with itself, and the loss says little
-    x, y = text or (ids[:, :-1], ids[:, 1:]) if ids.shape[1] > 1 else (ids, ids)
+    if text is None:
+        # a window of one token has no next token: its own takes the place, and the loss says nothing
+        text = (ids[:, :-1], ids[:, 1:]) if ids.shape[1] > 1 else (ids, ids)
+    x, y = text
     return {
         "format": FORMAT,
         "version": VERSION,
