@@ -59,7 +59,10 @@ class Ball(Tensor):
             name = func.__self__.__name__  # type: ignore[attr-defined]
         rule = RULES.get(name)
         if rule is not None:
-            return rule(*args, **(kwargs or {}))
+            try:
+                return rule(*args, **(kwargs or {}))
+            except TypeError as error:
+                raise NotEnclosed(f"{name} with these arguments has no rule in ball arithmetic ({error})") from error
         if name in _METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
@@ -128,25 +131,16 @@ def _times(tangent: Ball | None, factor: Raw, shape: Sequence[int]) -> Ball | No
     return None if fitted is None else _ball(raw.mul(_pair(fitted), factor))
 
 
-def add(a: Any, b: Any, *, alpha: float = 1) -> Ball:
-    if alpha != 1:
-        raise NotEnclosed("add with alpha has no rule in ball arithmetic")
-    return _sum_of(a, b, 1.0)
-
-
-def _sum_of(a: Any, b: Any, sign: float) -> Ball:
+def add(a: Any, b: Any) -> Ball:
     like = a if isinstance(a, Tensor) else b
     x, y = _as_ball(a, like), _as_ball(b, like)
-    value = raw.add(_pair(x), _pair(y), sign)
-    shape = value[0].shape
-    second = _fit(y.tangent, shape, expand=True)
-    return _ball(
-        value, _joined(_fit(x.tangent, shape, expand=True), second if sign > 0 or second is None else neg(second))
-    )
+    value = raw.add(_pair(x), _pair(y))
+    tangents = (_fit(t, value[0].shape, expand=True) for t in (x.tangent, y.tangent))
+    return _ball(value, _joined(*tangents))
 
 
 def sub(a: Any, b: Any) -> Ball:
-    return _sum_of(a, b, -1.0)
+    return add(a, neg(_as_ball(b, a if isinstance(a, Tensor) else None)))
 
 
 def neg(a: Ball) -> Ball:
@@ -315,9 +309,8 @@ def _map(x: Ball, function: Callable[[Tensor], Any]) -> Any:
     return tuple(_map(x, partial(_part, function, i)) for i in range(len(mids)))
 
 
-def _part(function: Callable[[Tensor], Any], i: int, x: Tensor) -> Tensor:
-    part: Tensor = function(x)[i]
-    return part
+def _part(function: Callable[[Tensor], Any], i: int, x: Tensor) -> Any:
+    return function(x)[i]
 
 
 def _shaped(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -380,7 +373,7 @@ def _comparison(compare: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Any, A
 
     def rule(a: Any, b: Any) -> Tensor:
         like = a if isinstance(a, Tensor) else b
-        mid, rad = raw.add(_pair(a, like), _pair(b, like), -1.0)
+        mid, rad = _pair(sub(_as_ball(a, like), _as_ball(b, like)))
         # numbers that are equal and exact have difference 0 and radius 0
         if rad is not None and ((mid.abs() <= rad) & (rad > 0)).any():
             raise NotEnclosed("a comparison of two numbers that rounding does not tell apart has no rule")

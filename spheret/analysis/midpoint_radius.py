@@ -36,8 +36,8 @@ def _plus(*parts: Tensor | None) -> Tensor | None:
     return total
 
 
-def add(a: Raw, b: Raw, sign: float = 1.0) -> Raw:
-    mid = a[0] + b[0] if sign > 0 else a[0] - b[0]
+def add(a: Raw, b: Raw) -> Raw:
+    mid = a[0] + b[0]
     rad = mid.abs() * U
     for part in (a[1], b[1]):
         rad = rad if part is None else rad + part

@@ -159,6 +159,8 @@ def test_an_operation_without_a_rule():
         x.to(torch.float32)
     with pytest.raises(NotEnclosed, match="power"):
         x**0.3
+    with pytest.raises(NotEnclosed, match="add with these arguments"):
+        torch.add(x, x, alpha=2)
 
 
 def test_every_rule_is_callable():
