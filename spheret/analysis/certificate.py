@@ -184,6 +184,11 @@ def _check_depth(row: dict[str, Any]) -> list[str]:
     return contradictions
 
 
+def write(path: Path, certificate: dict[str, Any]) -> None:
+    """Write certificate.json."""
+    files.write_atomically(path, files.dump(certificate))
+
+
 def read(path: Path) -> dict[str, Any]:
     """Read certificate.json and check that it is complete."""
     certificate = files.read_document(path, FORMAT, VERSION, "certify", "run spheret certify again")

@@ -60,7 +60,7 @@ def certify_command(
     document = certify_run(opened, step, tokens, sequence, data, device, quiet=False)
     directory = Path(out).expanduser() if out else opened.path
     directory.mkdir(parents=True, exist_ok=True)
-    files.write_atomically(directory / CERTIFICATE, files.dump(document))
+    certificate.write(directory / CERTIFICATE, document)
     files.write_atomically(directory / CERTIFICATE_FIGURE, figures.certificate(document))
     show(document)
     print(f"Wrote {directory / CERTIFICATE} and {CERTIFICATE_FIGURE} in {document['seconds']:.1f} s.")
