@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from spheret.analysis import certificate, figures
-from spheret.analysis.inputs import float64_device, open_data, validation_windows
+from spheret.analysis.inputs import float64_device, loss_windows, open_data, unigram_entropy, validation_windows
 from spheret.analysis.sublayers import check_finite
 from spheret.runs.layout import CERTIFICATE, CERTIFICATE_FIGURE
 from spheret.runs.run import Run, open_run
@@ -32,6 +32,9 @@ def certify_command(
     out: str | None = None,
 ) -> int:
     """Certify the stability of a run's checkpoint; with --schemes, measure untrained models instead.
+
+    The exit code is 1 if the model predicts no better than token frequencies, if a sublayer is inactive, or if a
+    bound is contradicted.
 
     Args:
         run: a run directory; certificate.json and certificate.png are written into it.
@@ -57,14 +60,13 @@ def certify_command(
     document = certify_run(opened, step, tokens, sequence, data, device, quiet=False)
     directory = Path(out).expanduser() if out else opened.path
     directory.mkdir(parents=True, exist_ok=True)
-    files.write_atomically(directory / CERTIFICATE, files.dump(document))
+    certificate.write(directory / CERTIFICATE, document)
     files.write_atomically(directory / CERTIFICATE_FIGURE, figures.certificate(document))
     show(document)
     print(f"Wrote {directory / CERTIFICATE} and {CERTIFICATE_FIGURE} in {document['seconds']:.1f} s.")
-    contradictions = certificate.verify(document)
-    for sentence in contradictions:
+    for sentence in certificate.verify(document):
         print(f"contradiction: {sentence}", file=sys.stderr)
-    return 1 if contradictions else 0
+    return 0 if certificate.is_success(document) else 1
 
 
 def certify_run(
@@ -83,6 +85,7 @@ def certify_run(
     check_finite(model, f"checkpoint step-{checkpoint_step} of {run.path}")
     source = open_data(run, data)
     ids, _ = validation_windows(source, model.config.block, tokens)
+    text = loss_windows(source, model.config.block)
     sublayers = 2 * model.config.layers
     done = 0
 
@@ -92,7 +95,9 @@ def certify_run(
         meter.show(f"{done // sublayers} of {tokens} tokens", done / (sublayers * tokens))
 
     with few_threads(model.config.width), Meter("certify", quiet) as meter:
-        document = certificate.certify(model, ids, tokens, sequence, tick=tick)
+        document = certificate.certify(
+            model, ids, tokens, sequence, tick=tick, text=text, unigram_entropy=unigram_entropy(source)
+        )
     return {
         **document,
         "run": run.name,
@@ -104,22 +109,24 @@ def certify_run(
 
 
 def show(document: dict[str, Any]) -> None:
-    """Print one table per part of the certificate, and its summary."""
+    """Print what the model achieves, one table per part of the certificate, and what is proven."""
     from rich.console import Console
     from rich.table import Table
 
     # a file has no width of its own
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    headline, *rest = certificate.summary(document)
+    console.print(headline, highlight=False, style=None if certificate.is_success(document) else "bold red")
     own_path, sequence = document["own_path"], document["sequence"]
     parts = [(f"{document['tokens']} tokens on their own paths; each number is the worst token's", own_path)]
     parts += [] if sequence is None else [(f"{sequence['tokens']} tokens as one sequence", sequence)]
     for title, part in parts:
         table = Table(title=f"{document['run']}, step {document['checkpoint']}: {title}", title_justify="left")
         for column in certificate.COLUMNS:
-            table.add_column(column, justify="left" if column in ("branch", "verdict") else "right")
+            table.add_column(column, justify="left" if column in ("branch", "verdict", "paper") else "right")
         for row in certificate.table(part):
             table.add_row(*row)
         console.print(table)
-    for sentence in certificate.summary(document):
+    for sentence in rest:
         console.print(sentence, highlight=False)
     console.print(f"What the certificate covers: {document['scope']}.", highlight=False)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spheret.analysis.sublayers import is_inactive, moved
 from spheret.connections import angle_between
 from spheret.model.gpt import GPT
 from spheret.model.monitor import gradient_norms, mean_cosine
@@ -119,6 +120,7 @@ def dynamics(model: GPT, x: Tensor, y: Tensor, tick: Callable[[], object] = lamb
     cosines, rises = consecutive(states), removals(model, x, y, tick)
     sublayers = []
     for index, s in enumerate(records):
+        share = moved(s)
         weights = s.attention
         heads = None if weights is None else sink(weights)
         sublayers.append(
@@ -128,6 +130,8 @@ def dynamics(model: GPT, x: Tensor, y: Tensor, tick: Callable[[], object] = lamb
                 "norm": float(s.out.double().norm(dim=-1).mean()),
                 "massive": massive(s.out),
                 "angle": float(angle_between(s.h, s.out).mean()),
+                "moved": float(share.median()),
+                "inactive": is_inactive(share),
                 "update_cosine": cosines[index],
                 "token_cosine": mean_cosine(s.out),
                 "effective_rank": effective_rank(s.out),
@@ -142,5 +146,6 @@ def dynamics(model: GPT, x: Tensor, y: Tensor, tick: Callable[[], object] = lamb
         "loss": loss,
         "entry_norm": float(states[0].double().norm(dim=-1).mean()),
         "sublayers": sublayers,
+        "inactive": [record["sublayer"] for record in sublayers if record["inactive"]],
         "angular_distance": angular_distances(states),
     }

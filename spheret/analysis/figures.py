@@ -50,31 +50,52 @@ def _line(
     axes.plot(x, [float("nan") if value is None else value for value in y], style, label=label, **more)
 
 
+def _shade(axes: Axes, rows: Sequence[dict[str, Any]], name: str, style: dict[str, Any]) -> None:
+    """The proven intervals of a quantity, as a band."""
+    proven = [(row["sublayer"], *row["proven"][name]) for row in rows if row.get("proven") is not None]
+    bands = [(x, max(low, _FLOOR), high) for x, low, high in proven if high is not None]
+    if bands:
+        x, low, high = zip(*bands, strict=True)
+        axes.fill_between(x, low, high, alpha=0.3, lw=0, **style)
+
+
 @_in_own_style
 def certificate(document: dict[str, Any]) -> bytes:
-    """Singular values per sublayer and of the products along depth, with their bounds; and the sums S and A.
+    """Singular values per sublayer and of the products along depth; the paper's bounds on them, and its sums S and A.
 
-    A scheme without bounds shows its largest angles and |B| in place of the sums.
+    A scheme without the paper's bounds shows its largest angles and |B| in place of the sums. A proven interval is
+    shaded; most are narrower than a line. An inactive sublayer is marked.
     """
     part = document["own_path"]
     rows, depth = part["sublayers"], part["depth"]
-    title = f"{document['scheme']}, {document['tokens']} tokens on their own paths"
+    achieved = document["achieves"]
+    known = achieved["unigram_entropy"]
+    compared = "" if known is None else f" (token frequencies alone: {known:.3g})"
+    loss = "not finite" if achieved["loss"] is None else f"{achieved['loss']:.3g}"
+    title = f"{document['scheme']}, loss {loss}{compared}, {document['tokens']} tokens on their own paths"
     figure, (single, product, sums, last) = _panels(2, 2, title)
     numbers = [row["sublayer"] for row in rows]
     upper, lower = {"color": "tab:red"}, {"color": "tab:blue"}
     _line(single, numbers, [row["sigma_max"] for row in rows], "sigma_max(J)", "o-", ms=3, **upper)
     _line(single, numbers, [row["sigma_min"] for row in rows], "sigma_min(J)", "o-", ms=3, **lower)
+    dead = [row for row in rows if row["inactive"]]
+    if dead:
+        at = [row["sublayer"] for row in dead]
+        single.plot(at, [1.0] * len(at), "kx", ms=8, label="inactive")
+    for axes, proven in ((single, rows), (product, depth)):
+        _shade(axes, proven, "sigma_max", upper)
+        _shade(axes, proven, "sigma_min", lower)
     measured = [row for row in depth if row.get("sigma_max") is not None]
     depths = [row["sublayer"] for row in measured]
     _line(product, depths, [row["sigma_max"] for row in measured], "sigma_max(G)", "o-", ms=3, **upper)
     _line(product, depths, [row["sigma_min"] or _FLOOR for row in measured], "sigma_min(G)", "o-", ms=3, **lower)
     if "Delta_max" in rows[0]:
-        _line(single, numbers, [1 + row["Delta_max"] for row in rows], "1 + Delta", "--", **upper)
-        _line(single, numbers, [row["m_min"] or None for row in rows], "m (absent: 0)", "x--", ms=4, **lower)
+        _line(single, numbers, [1 + row["Delta_max"] for row in rows], "paper: 1 + Delta", "--", **upper)
+        _line(single, numbers, [row["m_min"] or None for row in rows], "paper: m (absent: 0)", "x--", ms=4, **lower)
         bound = [math.exp(row["S_max"]) if row["S_max"] < 700 else None for row in depth]
-        _line(product, numbers, bound, "exp(S)", "--", **upper)
+        _line(product, numbers, bound, "paper: exp(S)", "--", **upper)
         products = [row["product_m_min"] or None for row in depth]
-        _line(product, numbers, products, "prod m (absent: 0)", "x--", ms=4, **lower)
+        _line(product, numbers, products, "paper: prod m (absent: 0)", "x--", ms=4, **lower)
         _line(sums, numbers, [row["S_mean"] for row in depth], "S = sum Delta", "o-", ms=3)
         _line(sums, numbers, [row["A_mean"] for row in depth], "A = sum theta^2", "o-", ms=3)
         growth = part["growth"]

@@ -32,6 +32,24 @@ def open_data(run: Run, name: str | None) -> Data:
     return data
 
 
+# how many tokens of the validation split the loss in a certificate is measured on, if there are as many
+_LOSS_TOKENS = 4096
+
+
+def loss_windows(data: Data, block: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of about 4,096 tokens of the validation split, for a loss."""
+    available = data.tokens("val")
+    time = max(1, min(block, available - 1))
+    return validation_windows(data, block, min(_LOSS_TOKENS, (available - 1) // time * time))
+
+
+def unigram_entropy(data: Data) -> float:
+    """The entropy of the training split's token frequencies, in nats: the loss of a model that knows these alone."""
+    counts = data.counts().double()
+    share = counts[counts > 0] / counts.sum()
+    return float(-(share * share.log()).sum())
+
+
 def validation_windows(data: Data, block: int, tokens: int) -> tuple[Tensor, Tensor]:
     """Inputs and targets, (windows, time), of the fewest validation windows that hold `tokens` tokens.
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from spheret.analysis import figures
+from spheret.analysis.achievement import inactive_sentence
 from spheret.analysis.dynamics import dynamics, gradients
 from spheret.analysis.inputs import float64_device, open_data, validation_windows
 from spheret.analysis.sublayers import check_finite
@@ -136,6 +137,9 @@ def inspect_command(
     files.write_atomically(directory / INSPECT_FIGURE, figure(records))
     show(records)
     print(MEANINGS)
+    for label, record in zip(labels(records), records, strict=True):
+        if record["inactive"]:
+            print(f"{label}: {inactive_sentence(record)}")
     print(f"Wrote {directory / INSPECT} and {INSPECT_FIGURE}.")
     return 0
 

@@ -1,9 +1,9 @@
 """A certificate during training: `spheret train --certify-every N` calls this observer every N updates.
 
 A call works in float64 and holds a float64 copy of the weights. For every token and every sublayer it computes
-`width` directional derivatives and three decompositions of width x width matrices. Above width 512 it decomposes
-nothing: |B| and the singular values are Lanczos estimates, and every verdict is "measured only". The result records
-the seconds that the call took.
+`width` directional derivatives in ball arithmetic and three decompositions of width x width matrices. Above width 512
+it decomposes nothing: |B| and the singular values are Lanczos estimates, and every verdict is "measured only". The
+result records the seconds that the call took.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ def observer(tokens: int = 16) -> Observer:
         record = {
             "tokens": certificate["tokens"],
             "verdicts": part["verdicts"],
+            "inactive": [row["sublayer"] for row in part["sublayers"] if row["inactive"]],
             "sigma_max": last["sigma_max"],
             "sigma_min": last["sigma_min"],
             "condition": last["condition"],
@@ -57,5 +58,5 @@ def observer(tokens: int = 16) -> Observer:
 
 
 def _brief(row: dict[str, Any]) -> dict[str, Any]:
-    keys = ("sublayer", "angle_max", "B_max", "Delta_max", "m_min", "sigma_max", "sigma_min", "verdict")
+    keys = ("sublayer", "angle_max", "moved", "B_max", "Delta_max", "m_min", "sigma_max", "sigma_min", "verdict")
     return {key: row[key] for key in keys if key in row}

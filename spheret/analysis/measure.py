@@ -9,14 +9,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spheret.analysis import jacobians
-from spheret.analysis.singular_values import Extremes, Product, dense, lanczos
+from spheret.analysis import enclosed_jacobians, jacobians
+from spheret.analysis.balls import NotEnclosed
+from spheret.analysis.enclosed_jacobians import Balls
+from spheret.analysis.enclosures import Chain, Enclosure, Matrices, singular_values
+from spheret.analysis.singular_values import Extremes, Product, lanczos
 from spheret.analysis.sublayers import (
     Both,
     branch_name,
     differentiable,
     frobenius,
     is_spherical,
+    moved,
     own_path,
     sequence_jacobians,
     states,
@@ -38,12 +42,16 @@ Tick = Callable[[int], object]
 
 
 class Measured(NamedTuple):
-    """Per sublayer: the numbers of its update, and those of the product of all updates up to it, or None."""
+    """Per sublayer: the numbers of its update, and those of the product of all updates up to it, or None.
+
+    not_enclosed: per sublayer, why its singular values have no proven interval, or None if they have one.
+    """
 
     updates: list[Numbers]
     products: list[Numbers | None]
     norm_method: str
     sigma_method: str
+    not_enclosed: list[str | None]
 
 
 class _Update(NamedTuple):
@@ -55,6 +63,7 @@ class _Update(NamedTuple):
     f: Tensor
     angle: Tensor
     sequence: bool
+    positions: Tensor
 
     @property
     def like(self) -> Tensor:
@@ -74,10 +83,12 @@ def measure_tokens(
     for tokens, positions in windows:
         records = states(model, tokens)
         width = model.config.width
-        size = max(1, _NUMBERS // width**2) if width <= DENSE else 16
+        # matrices of the tokens, and the attention of each to all before it
+        size = max(1, _NUMBERS // (width * max(width, tokens.shape[1]))) if width <= DENSE else 16
         for part in positions.split(size):
             updates = [
-                _Update(s, own_path(s, part), s.h[:, part], s.f[:, part], s.angle[0, part], False) for s in records
+                _Update(s, own_path(s, part), s.h[:, part], s.f[:, part], s.angle[0, part], False, part)
+                for s in records
             ]
             groups.append(_measure(updates, exact, partial(tick, len(part))))
     return _joined(groups)
@@ -85,60 +96,102 @@ def measure_tokens(
 
 def measure_sequence(model: GPT, tokens: Tensor, exact: bool = True) -> Measured:
     """Measure all tokens (1, time) as one point in time * width dimensions: every number is a (1,) tensor."""
-    updates = [_Update(s, whole_sequence(s), s.h, s.f, s.angle.amax()[None], True) for s in states(model, tokens)]
+    everywhere = torch.arange(tokens.shape[1], device=tokens.device)
+    updates = [
+        _Update(s, whole_sequence(s), s.h, s.f, s.angle.amax()[None], True, everywhere) for s in states(model, tokens)
+    ]
     return _measure(updates, exact, lambda: None)
 
 
 def _measure(updates: list[_Update], exact: bool, tick: Callable[[], object]) -> Measured:
-    small = updates[0].like.shape[-1] <= DENSE
+    like = updates[0].like
+    small = like.shape[-1] <= DENSE
     measured: list[Numbers] = []
     products: list[Numbers | None] = []
-    chain: list[tuple[Product, Product]] = []
+    reasons: list[str | None] = []
+    free: list[tuple[Product, Product]] = []
     product: Numbers | None
-    G = torch.eye(updates[0].like.shape[-1], dtype=torch.float64, device=updates[0].x.device)
-    stretch = torch.ones(len(updates[0].like), dtype=torch.float64, device=updates[0].x.device)
+    chain = Chain(like) if small else None
     method = "svd" if small else "frobenius" if exact else "lanczos"
     with differentiable():
         for index, update in enumerate(updates, start=1):
-            if small:
-                numbers, J = _dense(update)
-                G = J @ G
-                stretch = stretch * numbers["sigma_max"]
-                product = _extremes(dense(G))
-                # rounding errors of the factors, amplified by at most what all factors stretch together
-                product["floor"] = G.shape[-1] * torch.finfo(torch.float64).eps * stretch
+            if chain is not None:
+                numbers, J, reason = _dense(update)
+                product = dict(chain.times(J, numbers["max_high"])._asdict())
             else:
-                chain.append(_products(update, out=True))
-                numbers = _matrix_free(update, *chain[-1], exact)
+                reason = f"its Jacobian has more than {DENSE} rows, and only smaller ones are enclosed"
+                free.append(_products(update, out=True))
+                numbers = _matrix_free(update, *free[-1], exact)
                 # a product costs one pass per factor: after 1, 2, 4, ... and all sublayers, the total stays linear
                 due = index == len(updates) or index & (index - 1) == 0
-                product = _extremes(lanczos(*_composed(chain), update.like, _steps(exact))) if due else None
-                if product is not None:
-                    product["floor"] = torch.zeros_like(product["sigma_min"])
+                product = _extremes(lanczos(*_composed(free), like, _steps(exact))) if due else None
             measured.append(numbers)
             products.append(product)
+            reasons.append(reason)
             tick()
-    return Measured(measured, products, method, "svd" if small else "lanczos")
+    return Measured(measured, products, method, "svd" if small else "lanczos", reasons)
 
 
-def _dense(update: _Update) -> tuple[Numbers, Tensor]:
-    """The numbers and J of an update whose matrices are small enough to form."""
-    if update.sequence and branch_name(update.s) == "mlp":
-        # an MLP does not mix rows, so its Jacobian is block diagonal
-        A, J = (torch.block_diag(*x)[None] for x in token_jacobians(update.s, update.both, update.x))
-    elif update.sequence:
-        A, J = (x[None] for x in sequence_jacobians(update.s, update.both, update.x))
-    else:
-        A, J = token_jacobians(update.s, update.both, update.x)
-    if not J.isfinite().all():
+def _dense(update: _Update) -> tuple[Numbers, Matrices, str | None]:
+    """The numbers and J of an update whose matrices are small enough to form, and why J has no proven error."""
+    # an MLP does not mix rows, so the Jacobian of a sequence is block diagonal
+    blocks = update.sequence and branch_name(update.s) == "mlp"
+    reason = None
+    try:
+        A, J = _enclosed(update, blocks)
+    except NotEnclosed as error:
+        A, mid = _differentiated(update, blocks)
+        reason = str(error)
+        J = Matrices(mid, torch.full_like(mid[:, 0, 0], torch.inf))
+    if not J.mid.isfinite().all():
         raise ValueError(f"the Jacobian of sublayer {update.s.number} is not finite: there is nothing to certify.")
     c = _along(update)
-    B = A - torch.diag_embed(c.repeat_interleave(update.x.shape[-1])[None] if update.sequence else _spread(c, A))
-    norm = torch.linalg.svdvals(B)[:, 0]
-    numbers = {**_bounded(update, norm), **_extremes(dense(J))}
+    joint = update.sequence and not blocks
+    B = A - torch.diag_embed(c.repeat_interleave(update.x.shape[-1])[None] if joint else _spread(c, A))
+    norm, values = torch.linalg.svdvals(B)[:, 0], singular_values(J)
+    if blocks:
+        norm, values = norm.amax()[None], _of_blocks(values)
+        A, J = torch.block_diag(*A)[None], enclosed_jacobians.blocks(J)
+    numbers = {**_bounded(update, norm), **values._asdict(), "radius": J.radius}
+    numbers["error"] = _disagreement(update, J) / numbers["sigma_max"]
     if is_spherical(update.s):
-        numbers["error"] = (_closed(update, A) - J).abs().amax((-2, -1)) / numbers["sigma_max"]
-    return numbers, J
+        apart = (_closed(update, A) - J.mid).abs().amax((-2, -1)) / numbers["sigma_max"]
+        numbers["error"] = torch.maximum(numbers["error"], apart)
+    return numbers, J, reason
+
+
+def _enclosed(update: _Update, blocks: bool) -> Balls:
+    if update.sequence and not blocks:
+        return enclosed_jacobians.sequence_balls(update.s)
+    return enclosed_jacobians.token_balls(update.s, update.positions)
+
+
+def _differentiated(update: _Update, blocks: bool) -> tuple[Tensor, Tensor]:
+    if update.sequence and not blocks:
+        A, J = sequence_jacobians(update.s, update.both, update.x)
+        return A[None], J[None]
+    return token_jacobians(update.s, update.both, update.x)
+
+
+def _of_blocks(e: Enclosure) -> Enclosure:
+    """The extreme singular values of a block diagonal matrix, from those of its blocks."""
+    largest = {name: getattr(e, name).amax()[None] for name in ("sigma_max", "max_low", "max_high")}
+    return Enclosure(
+        **largest, **{name: getattr(e, name).amin()[None] for name in ("sigma_min", "min_low", "min_high")}
+    )
+
+
+def _disagreement(update: _Update, J: Matrices) -> Tensor:
+    """How far J is from automatic differentiation of the model's own connection, along one random direction.
+
+    Two matrices that differ agree along a random direction with probability 0.
+    """
+    generator = torch.Generator(update.x.device).manual_seed(update.s.number)
+    direction = torch.randn(update.x.shape, dtype=update.x.dtype, device=update.x.device, generator=generator)
+    pushed = torch.func.jvp(lambda x: update.both(x)[1], (update.x,), (direction,))[1]
+    flat = direction.view_as(update.like)
+    flat, pushed = flat / flat.norm(dim=-1, keepdim=True), pushed.view_as(flat) / flat.norm(dim=-1, keepdim=True)
+    return ((J.mid @ flat[..., None]).squeeze(-1) - pushed).norm(dim=-1)
 
 
 def _spread(c: Tensor, A: Tensor) -> Tensor:
@@ -192,15 +245,18 @@ def _bounded(update: _Update, norm: Tensor) -> Numbers:
     norm = norm * (1 + ROUNDING)
     h, f = update.x[0], update.f[0]
     eta = (f - _along(update)[:, None] * h).norm(dim=-1) / h.norm(dim=-1)
+    share = moved(update.s)[0, update.positions]
+    share = share.median()[None] if update.sequence else share
     if not is_spherical(update.s):
-        return {"angle": update.angle, "eta": eta.amax()[None] if update.sequence else eta, "B": norm}
+        eta = eta.amax()[None] if update.sequence else eta
+        return {"angle": update.angle, "moved": share, "eta": eta, "B": norm}
     t = _turn(update)
     if update.sequence:
         b = jacobians.Bounds(*(x.view(1) for x in jacobians.sequence_bounds(t, norm[0])))
         angle, eta = t.theta.amax()[None], t.eta.amax()[None]
     else:
         b, angle, eta = jacobians.bounds(t, norm), t.theta, t.eta
-    return {"angle": angle, "eta": eta, "B": norm, **b._asdict()}
+    return {"angle": angle, "moved": share, "eta": eta, "B": norm, **b._asdict()}
 
 
 def _extremes(e: Extremes) -> Numbers:

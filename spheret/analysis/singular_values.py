@@ -1,4 +1,4 @@
-"""Largest and smallest singular values: of a small matrix directly, of a large one from its products with vectors."""
+"""Estimates of the largest and smallest singular value of a large operator, from its products with vectors."""
 
 from __future__ import annotations
 
@@ -10,38 +10,18 @@ from torch import Tensor
 
 # v (..., n) -> (..., n), one operator per leading index
 Product = Callable[[Tensor], Tensor]
-# below this ratio of the eigenvalues of M'M, the smallest singular value has lost too many digits to the squaring
-_SQUARED = 1e-5
 
 
 class Extremes(NamedTuple):
     """sigma_max and sigma_min of each operator, (...), and the residual |J' u - sigma v| of each.
 
-    Values from a dense matrix have residual 0. Otherwise sigma_max is a lower bound and sigma_min an upper bound, and
-    some singular value lies within the residual of each.
+    sigma_max is a lower bound and sigma_min an upper bound. Some singular value lies within the residual of each.
     """
 
     largest: Tensor
     smallest: Tensor
     largest_residual: Tensor
     smallest_residual: Tensor
-
-
-def dense(matrices: Tensor) -> Extremes:
-    """For each matrix of (..., n, n): from the eigenvalues of M'M, or by SVD where these are too far apart."""
-    flat = matrices.flatten(0, -3) if matrices.dim() > 2 else matrices[None]
-    # scaled so that no square overflows or underflows
-    scale = flat.abs().amax((-2, -1)).clamp(min=torch.finfo(flat.dtype).tiny)
-    unit = flat / scale[:, None, None]
-    values = torch.linalg.eigvalsh(unit.mT @ unit)
-    largest, smallest = values[:, -1].clamp(min=0).sqrt(), values[:, 0].clamp(min=0).sqrt()
-    poor = values[:, 0] < _SQUARED * values[:, -1]
-    if poor.any():
-        exact = torch.linalg.svdvals(unit[poor])
-        largest[poor], smallest[poor] = exact[:, 0], exact[:, -1]
-    shape = matrices.shape[:-2]
-    zero = torch.zeros(shape, dtype=flat.dtype, device=flat.device)
-    return Extremes((largest * scale).view(shape), (smallest * scale).view(shape), zero, zero)
 
 
 def lanczos(

@@ -9,16 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spheret.analysis import depth
+from spheret.analysis import depth, enclosures
+from spheret.analysis.enclosures import Enclosure
 from spheret.analysis.measure import ROUNDING, Measured, Numbers
+from spheret.analysis.sublayers import is_inactive
 from spheret.model.gpt import GPT
 
-VERDICTS = ("proven", "measured only", "vacuous", "violated")
-_NO_RETRACTION = "its update is no retraction of the sphere, and the propositions hold for retractions only"
-# a lower bound up to this value counts as 0
+VERDICTS = ("proven", "at most", "measured only", "inactive", "violated")
+HOLDS, TRIVIAL, DOES_NOT_APPLY = "holds", "trivial", "does not apply"
+# a lower bound of the paper up to this value counts as 0
 _LEAST = 1e-9
-# the largest relative difference between the closed form and automatic differentiation that passes
-_CLOSED_FORM = 1e-8
+# the largest relative difference between J and automatic differentiation, or the closed form, that passes
+_DIFFERENCE = 1e-8
 # a matrix with a larger condition number is singular in float32
 LOST = 1 / torch.finfo(torch.float32).eps
 
@@ -28,11 +30,12 @@ def part_of(model: GPT, measured: Measured) -> dict[str, Any]:
     connections = [c for block in model.each_block() for c in (block.attention_connection, block.mlp_connection)]
     steps = [connection.retraction_step() for connection in connections]
     rows = []
-    for number, (step, numbers) in enumerate(zip(steps, measured.updates, strict=True), start=1):
+    records = zip(steps, measured.updates, measured.not_enclosed, strict=True)
+    for number, (step, numbers, reason) in enumerate(records, start=1):
         row: dict[str, Any] = {"sublayer": number, "branch": "mlp" if number % 2 == 0 else "attention"}
         if step is not None:
             row |= {"alpha": float(step.alpha), "lambda": step.factor}
-        rows.append({**row, **_sublayer(numbers, measured)})
+        rows.append({**row, **_sublayer(numbers, measured.norm_method, reason)})
     part: dict[str, Any] = {
         "norm_of_B": measured.norm_method,
         "singular_values": measured.sigma_method,
@@ -42,58 +45,83 @@ def part_of(model: GPT, measured: Measured) -> dict[str, Any]:
     if steps[0] is not None:
         part |= _budgets(measured, rows, steps[0].schedule)
     part["verdicts"] = dict(Counter(row["verdict"] for row in rows))
-    # whether S, prod m and the other sums and products are bounds or only estimates
+    part["paper"] = dict(Counter(row["paper"] for row in rows))
+    # whether the paper's sums and products over all sublayers are bounds or only estimates
     part["bounds"] = _standing(part, steps[0] is not None)
     part["lost"] = _lost(part)
     return part
 
 
-def _sublayer(numbers: Numbers, measured: Measured) -> dict[str, Any]:
-    """The row of one sublayer: each quantity at its worst token, and the verdict."""
+def _interval(low: Tensor, high: Tensor) -> list[float | None]:
+    """An interval in JSON; None at the upper end is infinity."""
+    return [float(low), finite(float(high))]
+
+
+def _proven(numbers: Numbers) -> dict[str, list[float | None]] | None:
+    """The intervals that hold the worst token's singular values and condition number; None if nothing is proven."""
+    if "max_low" not in numbers or not numbers["max_high"].isfinite().all():
+        return None
+    e = Enclosure(*(numbers[name] for name in Enclosure._fields))
+    low, high = enclosures.condition(e)
+    return {
+        "sigma_max": _interval(e.max_low.amax(), e.max_high.amax()),
+        "sigma_min": _interval(e.min_low.amin(), e.min_high.amin()),
+        "condition": _interval(low.amax(), high.amax()),
+    }
+
+
+def _sublayer(numbers: Numbers, norm_method: str, reason: str | None) -> dict[str, Any]:
+    """The row of one sublayer: each quantity at its worst token, and the verdicts."""
     row: dict[str, Any] = {
+        "angle_median": float(numbers["angle"].median()),
         "angle_max": float(numbers["angle"].max()),
+        "moved": float(numbers["moved"].median()),
+        "inactive": is_inactive(numbers["moved"]),
         "B_max": float(numbers["B"].max()),
         "sigma_max": float(numbers["sigma_max"].max()),
         "sigma_min": float(numbers["sigma_min"].min()),
-        "residual_max": float(numbers["residual_max"].max()),
-        "residual_min": float(numbers["residual_min"].max()),
+        "proven": _proven(numbers),
+        "violations": int(_violations(numbers, norm_method).sum()),
     }
-    if "Delta" not in numbers:
-        return {
-            **row,
-            "verdict": "measured only",
-            "why": _NO_RETRACTION,
+    row |= {f"{name}_max": float(numbers[name].max()) for name in ("error", "residual_max") if name in numbers}
+    if "radius" in numbers:
+        row["radius_max"] = finite(float(numbers["radius"].max()))
+    if "Delta" in numbers:
+        m = numbers["m"]
+        row |= {
+            "Delta_max": float(numbers["Delta"].max()),
+            "delta_max": float(numbers["delta"].max()),
+            "m_min": float(m.min()),
+            "m_exact_min": float(numbers["m_exact"].min()),
+            "tokens_with_m": int((m > _LEAST).sum()),
         }
-    m = numbers["m"]
-    row |= {
-        "Delta_max": float(numbers["Delta"].max()),
-        "delta_max": float(numbers["delta"].max()),
-        "m_min": float(m.min()),
-        "m_exact_min": float(numbers["m_exact"].min()),
-        "tokens_with_m": int((m > _LEAST).sum()),
-        "violations": int(_violations(numbers, measured.norm_method).sum()),
-    }
-    if "error" in numbers:
-        row["closed_form_error"] = float(numbers["error"].max())
-    verdict, why = judge(row, measured.norm_method)
-    return {**row, "verdict": verdict, "why": why}
+    row["verdict"], row["why"] = judge(row, reason)
+    row["paper"], row["paper_why"] = judge_paper(row, norm_method)
+    return {**row, "loose": looseness(row)}
+
+
+def looseness(row: dict[str, Any]) -> float | None:
+    """How many times larger the paper's bound on sigma_max is than the value; None without a bound."""
+    return (1 + row["Delta_max"]) / row["sigma_max"] if "Delta_max" in row and row["sigma_max"] else None
 
 
 def _violations(numbers: Numbers, norm_method: str) -> Tensor:
-    """A boolean per token: whether it contradicts a bound or the closed form.
+    """A boolean per token: whether it contradicts a bound of the paper, or J is not that of the model.
 
     An estimated singular value causes no false violation: sigma_max is estimated from below, sigma_min from above.
     """
-    if not bounds_hold(norm_method):
-        return torch.zeros_like(numbers["m"], dtype=torch.bool)
+    broken = torch.zeros_like(numbers["sigma_max"], dtype=torch.bool)
+    if "error" in numbers:
+        broken |= numbers["error"] > _DIFFERENCE
+    if "Delta" not in numbers or not bounds_hold(norm_method):
+        return broken
     slack = ROUNDING * (1 + numbers["sigma_max"])
-    broken = (numbers["sigma_max"] > 1 + numbers["Delta"] + slack) | (numbers["sigma_min"] < numbers["m"] - slack)
+    broken |= (numbers["sigma_max"] > 1 + numbers["Delta"] + slack) | (numbers["sigma_min"] < numbers["m"] - slack)
     broken |= (numbers["sigma_max"] > 1 + numbers["delta"] + slack) | (
         numbers["sigma_min"] < numbers["m_exact"] - slack
     )
     # exact norm preservation gives |J| >= 1; the estimate of |J| from below may be smaller, by the residual
-    broken |= numbers["sigma_max"] + numbers["residual_max"] < 1 - slack
-    return broken | (numbers["error"] > _CLOSED_FORM) if "error" in numbers else broken
+    return broken | (numbers["sigma_max"] + numbers.get("residual_max", 0.0) < 1 - slack)
 
 
 def bounds_hold(norm_method: str) -> bool:
@@ -101,15 +129,36 @@ def bounds_hold(norm_method: str) -> bool:
     return norm_method != "lanczos"
 
 
-def judge(row: dict[str, Any], norm_method: str) -> tuple[str, str]:
-    """The verdict on a spherical sublayer, and its reason."""
+def judge(row: dict[str, Any], reason: str | None = None) -> tuple[str, str]:
+    """The verdict on a sublayer, and its reason. `reason`: why its singular values have no proven interval."""
     if row["violations"]:
-        return "violated", "a measurement contradicts the bound or the closed form"
+        return "violated", "a measurement contradicts a bound, or the Jacobian is not that of the model"
+    if row["inactive"]:
+        return "inactive", f"the branch moves the stream by {row['moved']:.2g}, less than float32 resolves"
+    if row["proven"] is None:
+        return "measured only", reason or "nothing is proven of its singular values"
+    low, high = row["proven"]["sigma_min"]
+    if not low > 0:
+        return "at most", f"sigma_min is at most {high:.3g} and may be 0"
+    return "proven", f"sigma_min is at least {low:.6g} at every token examined"
+
+
+def judge_paper(row: dict[str, Any], norm_method: str) -> tuple[str, str]:
+    """Whether the paper's sufficient condition, m > 0, bounds the sublayer's condition number, and the reason."""
+    if "m_min" not in row:
+        return (
+            DOES_NOT_APPLY,
+            "its update is no retraction of the sphere, and the propositions hold for retractions only",
+        )
+    if row["violations"]:
+        return DOES_NOT_APPLY, "a measurement contradicts it"
     if not bounds_hold(norm_method):
-        return "measured only", "|B| is estimated by Lanczos from below"
+        return DOES_NOT_APPLY, "|B| is estimated by Lanczos from below"
+    if row["inactive"]:
+        return TRIVIAL, "the sublayer is inactive"
     if not row["m_min"] > _LEAST:
-        return "vacuous", "m = 0 at some token, so the lower bound proves nothing there"
-    return "proven", f"m >= {row['m_min']:.3g} at every measured token"
+        return DOES_NOT_APPLY, "m = 0 at some token, so it bounds sigma_max only"
+    return HOLDS, f"m >= {row['m_min']:.3g} at every token examined"
 
 
 def _depth(measured: Measured) -> list[dict[str, Any]]:
@@ -124,15 +173,19 @@ def _depth(measured: Measured) -> list[dict[str, Any]]:
     for index, product in enumerate(measured.products):
         row: dict[str, Any] = {"sublayer": index + 1}
         if product is not None:
-            # below the rounding error the true value may be 0, so only an upper bound is known
-            hidden = product["sigma_min"] <= product["floor"]
-            above = product["sigma_min"] + torch.where(hidden, product["floor"], 0.0)
+            proven = _proven(product)
+            smallest = float(product["sigma_min"].min())
+            if proven is not None and proven["sigma_min"][0] == 0 and proven["sigma_min"][1] is not None:
+                # below the rounding error the true value may be 0, so only an upper bound is known
+                smallest = proven["sigma_min"][1]
+            ratio = (product["sigma_max"] / product["sigma_min"]).max()
+            unknown = proven is not None and proven["condition"][1] is None
             row |= {
                 "sigma_max": finite(float(product["sigma_max"].max())),
-                "sigma_min": finite(float(above.min())),
-                "sigma_min_is_upper_bound": bool(hidden.any()) or measured.sigma_method == "lanczos",
-                "condition": finite(float((product["sigma_max"] / above).max())),
-                "residual_min": float(product["residual_min"].max()),
+                "sigma_min": finite(smallest),
+                "sigma_min_is_upper_bound": proven is None or proven["sigma_min"][0] == 0,
+                "condition": (proven or {})["condition"][0] if unknown else finite(float(ratio)),
+                "proven": proven,
             }
         if b is not None:
             row |= {
@@ -144,9 +197,10 @@ def _depth(measured: Measured) -> list[dict[str, Any]]:
                 "criterion_min": float(b.criterion[index].min()),
             }
             if product is not None and bounds_hold(measured.norm_method):
-                slack = ROUNDING * (1 + product["sigma_max"]) + product["floor"]
+                slack = ROUNDING * (1 + product["sigma_max"])
+                most = product.get("min_high", product["sigma_min"])
                 over = product["sigma_max"].log() > b.S[index] + ROUNDING
-                row["violations"] = int((over | (product["sigma_min"] < b.product_m[index] - slack)).sum())
+                row["violations"] = int((over | (most < b.product_m[index] - slack)).sum())
         rows.append(row)
     return rows
 
@@ -165,7 +219,7 @@ def _budgets(measured: Measured, sublayers: list[dict[str, Any]], schedule: str)
 
 
 def _standing(part: dict[str, Any], spherical: bool) -> str:
-    """The standing of the sums over all sublayers: proven, estimated or none."""
+    """The standing of the paper's sums over all sublayers: proven, estimated or none."""
     if not spherical:
         return "none"
     broken = "violated" in part["verdicts"] or any(row.get("violations") for row in part["depth"])
@@ -175,15 +229,15 @@ def _standing(part: dict[str, Any], spherical: bool) -> str:
 def _lost(part: dict[str, Any]) -> dict[str, int | None]:
     """Three sublayers, by number; None if there is no such sublayer.
 
-    proof: the first after which no lower bound is proven.
+    paper: the first after which the paper gives no lower bound.
     conditioning: the first after which the product is singular in float32.
     worst: the one with the smallest sigma_min / sigma_max of its own.
     """
-    proven = part["depth"] if part["bounds"] == "proven" else []
-    proof = (row["sublayer"] for row in proven if row["product_m_min"] == 0)
+    bounded = part["depth"] if part["bounds"] == "proven" else []
+    paper = (row["sublayer"] for row in bounded if row["product_m_min"] == 0)
     measured = (row["sublayer"] for row in part["depth"] if "condition" in row and _condition(row) > LOST)
     worst = min(part["sublayers"], key=lambda row: row["sigma_min"] / row["sigma_max"])
-    return {"proof": next(proof, None), "conditioning": next(measured, None), "worst": worst["sublayer"]}
+    return {"paper": next(paper, None), "conditioning": next(measured, None), "worst": worst["sublayer"]}
 
 
 def _condition(row: dict[str, Any]) -> float:

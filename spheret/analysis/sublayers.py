@@ -68,6 +68,23 @@ def is_spherical(s: Sublayer) -> bool:
     return s.connection.retraction_step() is not None
 
 
+# a state that moves by less cannot be told from its own rounding in float32, the precision of a run
+INACTIVE = torch.finfo(torch.float32).eps
+
+
+@torch.no_grad()
+def moved(s: Sublayer) -> Tensor:
+    """By how much the branch moves each state, relative to the state that an output of zeros would give: (...)."""
+    still = s.connection.write(s.h, torch.zeros_like(s.f)).double()
+    length = still.norm(dim=-1)
+    return (s.out.double() - still).norm(dim=-1) / torch.where(length > 0, length, 1.0)
+
+
+def is_inactive(share: Tensor) -> bool:
+    """Whether a sublayer does nothing: half of the states or more move by less than float32 resolves."""
+    return bool(share.median() < INACTIVE)
+
+
 def turn_arguments(s: Sublayer) -> dict[str, Any]:
     """The arguments of `jacobians.turn` besides h and f."""
     with torch.no_grad():
@@ -126,7 +143,7 @@ def differentiable() -> Iterator[None]:
         yield
 
 
-def _chunk(s: Sublayer, rows: int) -> int:
+def chunk_size(s: Sublayer, rows: int) -> int:
     """The number of directions per batch that keeps the intermediate values of `rows` tokens below `_NUMBERS`."""
     width, time = s.h.shape[-1], s.h.shape[1]
     return max(
@@ -142,7 +159,7 @@ def token_jacobians(s: Sublayer, both: Both, x: Tensor) -> tuple[Tensor, Tensor]
 
     width = x.shape[-1]
     basis = torch.eye(width, dtype=x.dtype, device=x.device)
-    A, J = torch.vmap(along, chunk_size=_chunk(s, x.shape[1]))(basis)
+    A, J = torch.vmap(along, chunk_size=chunk_size(s, x.shape[1]))(basis)
     return A[:, 0].permute(1, 2, 0), J[:, 0].permute(1, 2, 0)
 
 
@@ -154,7 +171,7 @@ def sequence_jacobians(s: Sublayer, both: Both, x: Tensor) -> tuple[Tensor, Tens
         return torch.func.jvp(both, (x,), (direction.view_as(x),))[1]
 
     basis = torch.eye(size, dtype=x.dtype, device=x.device)
-    A, J = torch.vmap(along, chunk_size=_chunk(s, x.shape[1]))(basis)
+    A, J = torch.vmap(along, chunk_size=chunk_size(s, x.shape[1]))(basis)
     return A.flatten(1).mT, J.flatten(1).mT
 
 
@@ -165,7 +182,7 @@ def frobenius(s: Sublayer, both: Both, x: Tensor, c: Tensor, sequence: bool) -> 
     of the Frobenius norms of B's blocks. That is at least |B| and at most the Frobenius norm of B.
     """
     n, width = x.shape[1:]
-    chunk = _chunk(s, n)
+    chunk = chunk_size(s, n)
     squares = torch.zeros((n, n) if sequence else (n,), dtype=x.dtype, device=x.device)
 
     def column(direction: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def bench_certify(
     repeats: int = 3,
     json: Path | None = None,
 ) -> int:
-    """Time certificates of untrained models on the CPU, interleaved, and fit the exponents of their growth.
+    """Time certificates of untrained models in CPU seconds, interleaved, and fit the exponents of their growth.
 
     Args:
         scheme: the scheme of the models.
@@ -55,7 +56,8 @@ def bench_certify(
         meter.show(f"{done} of {total} certificates", done / total)
 
     with few_threads(width), Meter("bench certify") as meter:
-        medians = interleaved(contestants, repeats, tick)
+        # narrow models run on one thread, so CPU seconds are what an idle core takes, whatever else runs beside it
+        medians = interleaved(contestants, repeats, tick, time.process_time)
     seconds = {
         "layers": {n: medians[f"layers {n}"] for n in layers},
         "tokens": {n: medians[f"tokens {n}"] for n in tokens},

@@ -10,7 +10,7 @@ from spheret.runs.layout import CERTIFICATE
 
 
 def certificates_section(study: Study) -> Section | None:
-    """What is proven of every certified run, sublayer by sublayer."""
+    """What every certified run achieves, and what is proven of it, sublayer by sublayer."""
     paragraphs: list[str] = []
     tables: list[Table] = []
     for result in study.results:

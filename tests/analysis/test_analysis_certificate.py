@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from spheret import GPT, SCHEMES, SpheretNorm, parameter_groups
 from spheret.analysis import measure
-from spheret.analysis.certificate import certify, section, summary, verify
+from spheret.analysis.certificate import certify, digits, section, summary, verify
 from spheret.analysis.live_certificate import observer
 from spheret.analysis.sublayers import float64_twin, states
 from spheret.connections import Spherical, scheme
@@ -89,13 +89,16 @@ def test_no_bound_is_violated_on_a_trained_model(name, options):
     assert verify(certificate) == []
     for part in (certificate["own_path"], certificate["sequence"]):
         for row in part["sublayers"]:
-            assert row["verdict"] in ("proven", "vacuous")
+            # the paper's linear schedule ends with a step of 0
+            assert row["verdict"] == ("proven" if row["lambda"] else "inactive")
             assert row["violations"] == 0
-            assert row["closed_form_error"] < 1e-10
+            assert row["error_max"] < 1e-10
             assert row["sigma_max"] >= 1 - 1e-12
-            assert (row["verdict"] == "vacuous") == (row["m_min"] == 0)
+            assert (row["paper"] == "does not apply") == (row["m_min"] == 0)
+            assert digits(row["proven"]["condition"]) >= 7
         for row in part["depth"]:
             assert row["violations"] == 0
+            assert digits(row["proven"]["condition"]) >= 5
             assert row["criterion_min"] <= row["product_m_min"] * (1 + 1e-12)
         growth = part["growth"]
         assert growth["S"] <= growth["S_envelope"] * (1 + 1e-9)
@@ -111,19 +114,21 @@ def test_proven_where_there_is_something_to_prove(name):
     last = certificate["own_path"]["depth"][-1]
     assert 0 < last["criterion_min"] <= last["product_m_min"] <= last["sigma_min"] <= 1 <= last["sigma_max"]
     assert math.log(last["sigma_max"]) <= last["S_max"]
-    assert certificate["own_path"]["lost"]["proof"] is None
+    assert certificate["own_path"]["lost"]["paper"] is None
+    assert certificate["own_path"]["paper"] == {"holds": 4}
     assert certificate["own_path"]["bounds"] == "proven"
     assert verify(certificate) == []
 
 
-def test_the_verdict_is_that_of_the_worst_token():
-    """One token without a lower bound makes the whole sublayer vacuous."""
+def test_the_paper_s_verdict_is_that_of_the_worst_token():
+    """One token without a lower bound, and the paper's bound does not apply to the whole sublayer."""
     model = copy.deepcopy(trained("proj-spheretnorm"))
     many = certify(model, windows()[0], 64, sequence=0)["own_path"]["sublayers"]
     for row in many:
         assert row["tokens_with_m"] < 64
-        assert row["verdict"] == "vacuous"
-        assert "nothing" in row["why"]
+        assert row["paper"] == "does not apply"
+        assert "m = 0" in row["paper_why"]
+        assert row["loose"] == pytest.approx((1 + row["Delta_max"]) / row["sigma_max"])
 
 
 def test_own_tokens_do_not_bound_the_sequence():
@@ -137,13 +142,16 @@ def test_own_tokens_do_not_bound_the_sequence():
 
 
 @pytest.mark.parametrize("name", FLAT)
-def test_flat_schemes_are_measured_only_and_say_why(name):
+def test_flat_schemes_are_proven_without_the_paper(name):
+    """A norm after the sum makes J singular: then sigma_max is proven, and sigma_min from above."""
     certificate = certify(trained(name, steps=3), windows()[0], 8, sequence=4)
     for part in (certificate["own_path"], certificate["sequence"]):
-        assert part["verdicts"] == {"measured only": 4}
+        assert part["verdicts"] == {"at most" if name in ("post-ln", "deepnorm", "ngpt") else "proven": 4}
+        assert part["paper"] == {"does not apply": 4}
         assert part["bounds"] == "none"
-        assert all("no retraction" in row["why"] and "m_min" not in row for row in part["sublayers"])
-    assert "no retraction of the sphere" in summary(certificate)[0]
+        assert all("no retraction" in row["paper_why"] and "m_min" not in row for row in part["sublayers"])
+        assert all(digits(row["proven"]["sigma_max"]) >= 9 for row in part["sublayers"])
+    assert "no retraction of the sphere" in " ".join(summary(certificate))
     assert verify(certificate) == []
     json.dumps(certificate, allow_nan=False)
 
@@ -193,16 +201,19 @@ class TestWithoutMatrices:
         certificate = certify(quiet("proj-spheretnorm", width=16), windows()[0], 6, sequence=3)
         assert verify(certificate) == []
         assert certificate["own_path"]["norm_of_B"] == "frobenius"
-        assert certificate["own_path"]["verdicts"].get("measured only") is None
+        assert certificate["own_path"]["verdicts"] == {"measured only": 4}
+        assert certificate["own_path"]["paper"] == {"holds": 4}
+        assert "more than 8 rows" in " ".join(summary(certificate))
 
     def test_an_estimate_from_below_proves_nothing(self, narrow):
         certificate = certify(quiet("proj-spheretnorm", width=16), windows()[0], 6, sequence=3, exact=False)
         for part in (certificate["own_path"], certificate["sequence"]):
             assert part["norm_of_B"] == "lanczos"
             assert part["verdicts"] == {"measured only": 4}
-            assert "below" in part["sublayers"][0]["why"]
+            assert part["paper"] == {"does not apply": 4}
+            assert "below" in part["sublayers"][0]["paper_why"]
             assert part["bounds"] == "estimated"
-            assert part["lost"]["proof"] is None
+            assert part["lost"]["paper"] is None
         assert "proven" not in " ".join(summary(certificate))
         assert verify(certificate) == []
 
@@ -248,8 +259,9 @@ class TestForgery:
             ("sigma_max", 50.0, "sigma_max"),
             ("sigma_min", 1e-3, "sigma_min"),
             ("delta_max", 50.0, "delta"),
-            ("m_min", 0.0, "should be 'vacuous'"),
-            ("verdict", "vacuous", "should be 'proven'"),
+            ("m_min", 0.0, "should be 'does not apply'"),
+            ("verdict", "at most", "should be 'proven'"),
+            ("inactive", True, "should be 'inactive'"),
             ("violations", 3, "3 tokens contradict"),
         ],
     )

@@ -1,11 +1,10 @@
 """Singular values from products with vectors, against dense SVD."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spheret.analysis.singular_values import dense, lanczos
+from spheret.analysis.singular_values import lanczos
 
 
 def operators(M):
@@ -47,14 +46,6 @@ def test_all_steps_are_exact(kind, n, seed):
     assert abs(float(extremes.smallest - truth[-1])) <= size
 
 
-@given(st.sampled_from(KINDS), st.integers(1, 24), st.integers(0, 10**6))
-def test_dense(kind, n, seed):
-    M = matrix(kind, n, seed)
-    extremes, truth = dense(M), torch.linalg.svdvals(M)
-    assert float(extremes.largest) == pytest.approx(float(truth[0]), rel=1e-9, abs=1e-13)
-    assert float(extremes.smallest) == pytest.approx(float(truth[-1]), rel=1e-6, abs=1e-13 * float(1 + truth[0]))
-
-
 @given(st.integers(0, 10**6))
 def test_few_steps_err_to_the_safe_side_within_the_residual(seed):
     M = matrix("any", 40, seed)
@@ -91,12 +82,8 @@ def test_converged_values_stop_early():
     assert len(calls) <= 8
 
 
-def test_matrices_of_any_size_and_no_random_state():
+def test_no_random_state():
     M = matrix("any", 10, 0)
     before = torch.get_rng_state()
-    for scale in (1e-200, 1e200):
-        truth = torch.linalg.svdvals(M) * scale
-        assert float(dense(M * scale).largest) == pytest.approx(float(truth[0]), rel=1e-9)
-        assert float(dense(M * scale).smallest) == pytest.approx(float(truth[-1]), rel=1e-6)
     both_ways(M)
     assert torch.equal(torch.get_rng_state(), before)

@@ -1,0 +1,85 @@
+"""What a model achieves, which a certificate says before anything else: a model that does nothing is stable too."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spheret.analysis.sublayers import is_inactive, moved
+from spheret.model.gpt import GPT
+from spheret.model.monitor import mean_cosine
+from spheret.model.probes import Sublayer, probe
+
+# a loss within this share of the unigram entropy has learned token frequencies and nothing else
+MARGIN = 0.03
+
+
+@torch.no_grad()
+def achievement(model: GPT, x: Tensor, y: Tensor, unigram_entropy: float | None) -> dict[str, Any]:
+    """The loss on inputs x with targets y, (windows, time), and what every sublayer does to the stream there.
+
+    unigram_entropy: the loss of token frequencies alone, in nats; None if it is not known.
+    learned: whether the loss is below it; None if it is not known.
+    """
+    sublayers: list[dict[str, Any]] = []
+    cosine = math.nan
+
+    def see(s: Sublayer) -> None:
+        nonlocal cosine
+        share = moved(s)
+        row = {"sublayer": s.number, "angle": float(s.angle.median()), "moved": float(share.median())}
+        sublayers.append({**row, "inactive": is_inactive(share)})
+        cosine = mean_cosine(s.out)
+
+    with probe(model, see):
+        loss = float(model.token_losses(x, y).double().mean())
+    learned = None if unigram_entropy is None else bool(loss < (1 - MARGIN) * unigram_entropy)
+    return {
+        "loss": loss if math.isfinite(loss) else None,
+        "tokens": y.numel(),
+        "unigram_entropy": unigram_entropy,
+        "learned": learned,
+        "token_cosine": cosine,
+        "sublayers": sublayers,
+        "inactive": [row["sublayer"] for row in sublayers if row["inactive"]],
+    }
+
+
+def sentences(achieved: dict[str, Any]) -> list[str]:
+    """What is achieved, in words, beginning with what is wrong."""
+    loss = "not finite" if achieved["loss"] is None else f"{achieved['loss']:.4g}"
+    entropy, learned = achieved["unigram_entropy"], achieved["learned"]
+    if learned is None:
+        first = (
+            f"The loss is {loss} on {achieved['tokens']:,} tokens. The loss of token frequencies alone is not known."
+        )
+    elif learned:
+        first = f"The model has learned: its loss is {loss}, and token frequencies alone give {entropy:.4g}."
+    else:
+        first = (
+            f"The model predicts no better than token frequencies: its loss is {loss}, and these give {entropy:.4g}."
+        )
+    dead = inactive_sentence(achieved)
+    angles = [row["angle"] for row in achieved["sublayers"]]
+    rest = (
+        f"The mean cosine between tokens after the last sublayer is {achieved['token_cosine']:.3g}. "
+        f"A sublayer turns the stream by {min(angles):.2g} to {max(angles):.2g} radians (median of the tokens)."
+    )
+    if learned is False or not dead:
+        return [first, *([dead] if dead else []), rest]
+    return [dead, first, rest]
+
+
+def inactive_sentence(record: dict[str, Any]) -> str:
+    """Which sublayers do nothing; empty if all do something."""
+    dead, count = record["inactive"], len(record["sublayers"])
+    if not dead:
+        return ""
+    names = "all of them" if len(dead) == count else ", ".join(map(str, dead))
+    return (
+        f"{len(dead)} of {count} sublayers are inactive: their branch moves the stream by less than float32 resolves "
+        f"({names})."
+    )
