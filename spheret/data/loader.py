@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from spheret.data.shards import check_ids
+from spheret.data.records import check_ids
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
-from spheret.data.shards import COUNTS, FORMAT, MANIFEST, PROGRESS, TOKENIZER, VERSION, read_manifest
-from spheret.support.files import Lock, dump, read_document, remove_empty, write_atomically
+from spheret.data.records import MANIFESTS, PROGRESSES, Manifest, Position, Progress, SettingsRecord
+from spheret.data.shards import COUNTS, MANIFEST, PROGRESS, TOKENIZER, read_manifest
+from spheret.support.files import Lock, remove_empty
 
 LOCK = "prepare.lock"
 # settings that are hashes, which would tell a reader nothing: what to say when one differs
@@ -67,40 +67,37 @@ class Workspace:
             f"empty directory."
         )
 
-    def manifest(self) -> dict[str, Any] | None:
+    def manifest(self) -> Manifest | None:
         """Return the manifest of a finished preparation, or None if there is none."""
         return read_manifest(self.directory) if (self.directory / MANIFEST).exists() else None
 
-    def progress(self, settings: dict[str, Any]) -> dict[str, Any] | None:
+    def progress(self, settings: SettingsRecord) -> Progress | None:
         """Return the last note of an unfinished preparation, or None. Raises if its settings differ."""
-        path = self.directory / PROGRESS
         try:
-            note = read_document(path, FORMAT, VERSION, "prepare", f"delete {self.directory} and start again")
+            note = PROGRESSES.read(self.directory / PROGRESS)
         except FileNotFoundError:
             return None
-        noted = note.get("settings", {})
         differences = [
-            _HASHES.get(key, f"{key} {noted.get(key)!r}, not {value!r}")
-            for key, value in settings.items()
-            if noted.get(key) != value
+            _HASHES.get(key, f"{key} {noted!r}, not {value!r}")
+            for key in SettingsRecord.__struct_fields__
+            if (noted := getattr(note.settings, key)) != (value := getattr(settings, key))
         ]
         if differences:
             raise FileExistsError(
                 f"{self.directory} holds an unfinished preparation with other settings ({'; '.join(differences)}): "
                 f"run that command again to finish it, give another --out, or delete it."
             )
-        self.resumable = "cursor" in note
+        self.resumable = note.position is not None
         return note
 
-    def record(self, settings: dict[str, Any], state: dict[str, Any]) -> None:
+    def record(self, settings: SettingsRecord, position: Position | None) -> None:
         """Note the progress, so that a later kill loses nothing of it."""
-        note = {"format": FORMAT, "version": VERSION, "settings": settings, **state}
-        write_atomically(self.directory / PROGRESS, dump(note))
-        self.resumable = "cursor" in state
+        PROGRESSES.write(self.directory / PROGRESS, Progress(settings=settings, position=position))
+        self.resumable = position is not None
 
-    def finish(self, manifest: dict[str, Any]) -> None:
+    def finish(self, manifest: Manifest) -> None:
         """Write the manifest, which completes the directory, then remove the progress."""
-        write_atomically(self.directory / MANIFEST, dump(manifest))
+        MANIFESTS.write(self.directory / MANIFEST, manifest)
         self.tidy()
 
     def tidy(self) -> None:
