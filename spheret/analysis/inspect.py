@@ -93,14 +93,14 @@ def inspect_run(
 
 def initial(run: Run, data: Data) -> GPT | None:
     """The run's model before its first step, drawn again from its seed; None if it started from other weights."""
-    config, train = run.model_config, run.config["train"]
-    if "seed" not in train or train.get("init_from") is not None:
+    config, train = run.model_config, run.config.train
+    if train is None or train.init_from is not None:
         return None
     # the head's bias comes from token frequencies, so other data would give another model
-    if config.head_bias == "unigram" and manifest_sha256(data) != run.config["data"]["manifest_sha256"]:
+    if config.head_bias == "unigram" and manifest_sha256(data) != run.config.data.manifest_sha256:
         return None
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(train["seed"]))
+        torch.manual_seed(train.seed)
         return GPT(config, data.counts() if config.head_bias == "unigram" else None).eval()
 
 

@@ -124,7 +124,9 @@ class HubReader:
         datasets = need("datasets", "data")
         self._dataset, self._column = dataset, column
         if isinstance(cursor, tuple):
-            raise ValueError(f"the noted place {cursor} is none in {dataset.name}: delete the directory and start again.")
+            raise ValueError(
+                f"the noted place {cursor} is none in {dataset.name}: delete the directory and start again."
+            )
         self._count = 0 if cursor is None else cursor.documents
         source: dict[str, Any] = (
             {"path": dataset.path, "name": dataset.config, "revision": dataset.revision}
@@ -149,8 +151,8 @@ class HubReader:
                 self._stream.load_state_dict(cursor.state)
             except Exception as error:
                 raise ValueError(
-                    f"the noted place is none in {dataset.name} ({type(error).__name__}: {error}): delete the directory "
-                    f"and start again."
+                    f"the noted place is none in {dataset.name} ({type(error).__name__}: {error}): delete the "
+                    f"directory and start again."
                 ) from None
 
     def __iter__(self) -> Iterator[Document]:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 
@@ -252,7 +253,7 @@ class _Job:
                     due = CHECKPOINT_TOKENS
                     position = Position(
                         tokenizer=description,
-                        counts=dict(counts),
+                        counts=cast(Any, dict(counts)),
                         digest=_hex(digest),
                         cursor=chunk.cursor,
                         splits={split: writer.sync() for split, writer in writers.items()},

@@ -169,9 +169,7 @@ class Reader(Protocol):
 class FileReader:
     """The documents of a list of files in order, starting at any cursor. With `whole`, each file is one document."""
 
-    def __init__(
-        self, files: Sequence[Path], column: str, cursor: Cursor | None = None, whole: bool = False
-    ) -> None:
+    def __init__(self, files: Sequence[Path], column: str, cursor: Cursor | None = None, whole: bool = False) -> None:
         self._files, self._column, self._whole = files, column, whole
         place = (0, 0) if cursor is None else cursor
         if not isinstance(place, tuple) or place[0] >= max(1, len(files)):

@@ -55,7 +55,7 @@ class ShardRecord(Record):
 def _check_splits(**values: dict[str, Any]) -> None:
     for name, value in values.items():
         if value.keys() != set(SPLITS):
-            raise ValueError(f"{name} must have the keys train and val, got {', '.join(sorted(value))[:80] or 'none'}")
+            raise ValueError(f"{name} must have the keys train and val, got {', '.join(sorted(value))[:80]}")
 
 
 class Manifest(Record):
@@ -90,7 +90,7 @@ class Manifest(Record):
                 check_ids(shard.name, shard.largest_id, vocab_size)
                 whole = shard.tokens == self.shard_tokens
                 if not whole and (shard.tokens > self.shard_tokens or shard is not self.shards[split][-1]):
-                    raise ValueError(f"{shard.name} holds {shard.tokens} tokens, and shard_tokens is {self.shard_tokens}")
+                    raise ValueError(f"{shard.name} holds {shard.tokens} tokens, shard_tokens is {self.shard_tokens}")
             if sum(shard.tokens for shard in self.shards[split]) != self.tokens[split]:
                 raise ValueError(f"the shards of {split} do not add up to its tokens")
         largest = max((shard.largest_id for shards in self.shards.values() for shard in shards), default=0)

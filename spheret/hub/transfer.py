@@ -11,12 +11,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import torch
 import transformers
 import tyro
 from safetensors import SafetensorError
 
 from spheret import __version__
+from spheret.data.records import TokenizerRecord
 from spheret.data.shards import TOKENIZER
 from spheret.data.tokenizers import JSONTokenizer, Tokenizer, describe
 from spheret.data.tokenizers import load as load_tokenizer
@@ -65,7 +67,7 @@ def export(run: Run, out: str | Path, kind: str = "spheret", step: int | None = 
         raise FileExistsError(f"{target} exists and is not empty: give a new directory.")
     model, tokenizer = run.model(step), run.tokenizer()
     described, end = describe(tokenizer), tokenizer.end_of_text
-    more = {"bos_token_id": end, "eos_token_id": end, "spheret_tokenizer": described}
+    more = {"bos_token_id": end, "eos_token_id": end, "spheret_tokenizer": msgspec.to_builtins(described)}
     exported: Any = to_gpt2(model, **more) if kind == "gpt2" else SpheretForCausalLM.of(model, **more)
     partial = target.with_name(target.name + ".part")
     shutil.rmtree(partial, ignore_errors=True)
@@ -198,12 +200,14 @@ def _tokenizer(place: str, choice: str | None, described: dict[str, Any] | None,
     if choice is not None:
         return load_tokenizer(choice)
     if described is not None:
+        try:
+            record = msgspec.convert(described, TokenizerRecord)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"spheret_tokenizer in the config.json of {place} is damaged ({error}).") from None
         tokenizer = (
-            JSONTokenizer(file.read_bytes(), described["name"])
-            if described["file"]
-            else load_tokenizer(described["name"])
+            JSONTokenizer(file.read_bytes(), record.name) if record.file is not None else load_tokenizer(record.name)
         )
-        if describe(tokenizer) != described:
+        if describe(tokenizer) != record:
             raise ValueError(
                 f"{file} is not the tokenizer that was exported ({json.dumps(described)}): export it again."
             )

@@ -20,21 +20,21 @@ PaperCell = tuple[str, str, str]
 
 
 def corpus_of(result: Result) -> str | None:
-    corpus = result.run.config["data"].get("corpus")
-    return corpus.get("name") if isinstance(corpus, dict) else corpus
+    corpus = result.run.config.data.corpus
+    return None if corpus is None else corpus.name
 
 
 def size_of(result: Result) -> str | None:
     """S, M or L if the model has that shape, else None."""
-    model = result.run.config["model"]
-    shape = model["layers"], model["heads"], model["width"]
+    model = result.run.config.model
+    shape = model.layers, model.heads, model.width
     return next((size for size, preset in PRESETS.items() if preset == shape), None)
 
 
 def different_settings(result: Result) -> list[str]:
     """The settings of a run that differ from the paper's, each as "KEY VALUE instead of VALUE"."""
     config = result.run.config
-    settings = {**config["model"], **config["train"]}
+    settings = config.settings("model") | config.settings("train")
     size = size_of(result)
     shared = {**PAPER["model"], **PAPER["train"]}
     paper = {key: shared[key] for key in ("steps", "tokens_per_update", "block", "vocab", "precision", "head_bias")}
@@ -55,7 +55,7 @@ def runs_by_paper_cell(study: Study) -> dict[PaperCell, list[Result]]:
         first = runs[0]
         corpus, size, row = corpus_of(first), size_of(first), rows.get(first.scheme)
         # the paper itself uses exact_clamp, so a scheme with this option is still the paper's
-        plain = set(first.run.config["model"].get("scheme_options") or ()) <= {"exact_clamp"}
+        plain = set(first.run.config.model.scheme_options) <= {"exact_clamp"}
         if row and plain and corpus in CORPORA and size and all(run.finished for run in runs):
             by_cell.setdefault((row, str(corpus), size), runs)
     return by_cell

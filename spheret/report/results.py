@@ -12,9 +12,8 @@ from typing import Any
 
 from spheret.connections import SCHEMES
 from spheret.runs.config import BOOKKEEPING
-from spheret.runs.layout import CONFIG, METRICS
-from spheret.runs.metrics import checked_metrics
-from spheret.runs.run import Run, open_run
+from spheret.runs.layout import CONFIG
+from spheret.runs.run import Run, RunDocument, open_run
 
 # the training loss is the mean over this many last steps, as in the paper
 WINDOW = 200
@@ -39,11 +38,11 @@ class Result:
 
     @property
     def seed(self) -> int:
-        return int(self.run.config["train"]["seed"])
+        return self.run.settings.train.seed
 
     @property
     def scheme(self) -> str:
-        return str(self.run.config["model"]["scheme"])
+        return self.run.config.model.scheme
 
     @property
     def step(self) -> int:
@@ -140,7 +139,7 @@ class Study:
         return all(len(results) == 1 for results in self.contestants.values())
 
     @property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> RunDocument:
         """The config of the first run, for the settings that all runs share."""
         return self.results[0].run.config
 
@@ -159,6 +158,7 @@ def read_study(paths: Sequence[str | Path]) -> Study:
     runs = [open_run(path) for path in find_runs(paths)]
     if not runs:
         raise ValueError("a report needs at least one run directory, got none: give one, for example runs/race.")
+    _refuse_untrained(runs)
     _refuse_different_data(runs)
     names = _names(runs)
     settings = [_settings(run) for run in runs]
@@ -167,7 +167,7 @@ def read_study(paths: Sequence[str | Path]) -> Study:
     results = []
     for run, name, run_settings in zip(runs, names, settings, strict=True):
         label = ", ".join([_contestant(run), *(f"{key}={_format_value(run_settings.get(key))}" for key in differing)])
-        results.append(Result(run, name, label, checked_metrics(run.path / METRICS)))
+        results.append(Result(run, name, label, run.metrics()))
     order = list(SCHEMES)
     results.sort(key=lambda r: (order.index(r.scheme) if r.scheme in order else len(order), r.label, r.seed, r.name))
     contestants: dict[str, list[Result]] = {}
@@ -200,20 +200,27 @@ def _format_value(value: Any) -> str:
 
 
 def _contestant(run: Run) -> str:
-    options = run.config["model"].get("scheme_options") or {}
+    options = run.config.settings("model")["scheme_options"]
     text = ", ".join(f"{key}={_format_value(options[key])}" for key in sorted(options))
-    return str(run.config["model"]["scheme"]) + (f" ({text})" if text else "")
+    return run.config.model.scheme + (f" ({text})" if text else "")
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    model = {k: v for k, v in run.config["model"].items() if k not in ("scheme", "scheme_options")}
-    return {**model, **{k: v for k, v in run.config["train"].items() if k not in BOOKKEEPING}}
+    model, train = run.config.settings("model"), run.config.settings("train")
+    shown = {key: value for key, value in model.items() if key not in ("scheme", "scheme_options")}
+    return shown | {key: value for key, value in train.items() if key not in BOOKKEEPING}
+
+
+def _refuse_untrained(runs: Sequence[Run]) -> None:
+    for run in runs:
+        if run.config.train is None:
+            raise ValueError(f"{run.path} was not trained here and has no losses to report: leave it out.")
 
 
 def _refuse_different_data(runs: Sequence[Run]) -> None:
     first = runs[0]
     for run in runs[1:]:
-        if first.config["data"].get("manifest_sha256") != run.config["data"].get("manifest_sha256"):
+        if first.config.data.manifest_sha256 != run.config.data.manifest_sha256:
             raise ValueError(
                 f"{first.path} and {run.path} were trained on different data ({_describe_data(first)}; "
                 f"{_describe_data(run)}), so their losses cannot be compared: make one report for each."
@@ -221,11 +228,9 @@ def _refuse_different_data(runs: Sequence[Run]) -> None:
 
 
 def _describe_data(run: Run) -> str:
-    data = run.config["data"]
-    corpus = data.get("corpus")
-    name = corpus.get("name") if isinstance(corpus, dict) else corpus
-    tokenizer = (data.get("tokenizer") or {}).get("name")
-    return f"{name or 'no data'}, {tokenizer}, manifest {str(data.get('manifest_sha256'))[:12]}"
+    data = run.config.data
+    name = "no data" if data.corpus is None else data.corpus.name
+    return f"{name}, {data.tokenizer.name}, manifest {str(data.manifest_sha256)[:12]}"
 
 
 def _refuse_different_windows(results: Sequence[Result]) -> None:

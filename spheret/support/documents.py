@@ -31,7 +31,7 @@ Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Text = Annotated[str, Meta(min_length=1)]
 
 
-class Record(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class Record(msgspec.Struct, forbid_unknown_fields=True):
     """The keys of a JSON object with their types. Unknown keys are refused.
 
     `format` and `version` with defaults say what a file is; a file with others is refused by a sentence of its own.
@@ -46,7 +46,7 @@ class DamagedDocument(ValueError):
 
 
 class _Envelope(msgspec.Struct):
-    format: Any = None
+    format: Any = ""
     version: Any = None
 
 
@@ -60,16 +60,25 @@ class Document(Generic[T]):
         self.record, self.command, self.remedy = record, command, remedy
         self._decoder = msgspec.json.Decoder(record)
         defaults = {field.name: field.default for field in msgspec.structs.fields(record)}
-        self._format, self._version = defaults.get("format"), defaults.get("version")
+        self.format, self._version = defaults.get("format"), defaults.get("version")
 
     def read(self, path: Path) -> T:
         """Read a file. Raises FileNotFoundError if there is none and DamagedDocument if it is not as it should be."""
         return self.decode(read_bytes(path, MOST_BYTES, self.remedy), path)
 
+    def format_of(self, path: Path) -> Any:
+        """What a file says that it is, and nothing else of it: "" if it says nothing, None if it is damaged."""
+        try:
+            return msgspec.json.decode(read_bytes(path, MOST_BYTES, self.remedy), type=_Envelope).format
+        except msgspec.ValidationError:
+            return ""
+        except (*DECODE_ERRORS, DamagedDocument):
+            return None
+
     def decode(self, data: bytes, path: Path) -> T:
         """The record in the bytes of a file."""
         try:
-            if self._format is not None:
+            if self.format is not None:
                 self._check_format(data, path)
             return self._decoder.decode(data)
         except DECODE_ERRORS as error:
@@ -81,7 +90,7 @@ class Document(Generic[T]):
         except msgspec.ValidationError:
             # no object at all
             envelope = _Envelope()
-        if envelope.format != self._format:
+        if envelope.format != self.format:
             raise DamagedDocument(
                 f"{path} was not written by spheret {self.command}: give another path, or {self.remedy}."
             )

@@ -61,7 +61,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "not ours": (lambda path: _edit(path, lambda m: m.update(format="other")), "not written by spheret prepare"),
     "no JSON": (lambda path: (path / "manifest.json").write_text("{"), "manifest.json is damaged"),
     "a list": (lambda path: (path / "manifest.json").write_text("[]"), "not written by spheret prepare"),
-    "missing field": (lambda path: _edit(path, lambda m: m.pop("tokens")), "manifest.json is damaged .tokens is missing."),
+    "missing field": (lambda path: _edit(path, lambda m: m.pop("tokens")), "is damaged .tokens is missing."),
     "wrong sum": (lambda path: _edit(path, lambda m: m["tokens"].update(val=1)), "do not add up"),
     "wrong type": (lambda path: _edit(path, lambda m: m.update(dtype="uint32")), "dtype 'uint32' does not fit 257"),
     "large id": (

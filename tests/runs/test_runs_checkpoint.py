@@ -11,6 +11,7 @@ import torch
 
 from spheret.runs import checkpoint
 from spheret.runs.checkpoint import MANIFEST, MODEL, OPTIMIZER, STATE
+from spheret.runs.records import StateRecord
 from spheret.runs.tensors import lazy_tensor
 from spheret.support import files
 
@@ -22,13 +23,13 @@ def save(directory, step):
         MODEL: [lazy_tensor("w", torch.full((5,), float(step))), lazy_tensor("v", torch.zeros(2, 2))],
         OPTIMIZER: [lazy_tensor("w.exp_avg", torch.full((5,), -float(step)))],
     }
-    return checkpoint.save(directory, step, parts, {"note": step})
+    return checkpoint.save(directory, parts, StateRecord(step=step, val_loss=float(step), training=None))
 
 
 def test_what_was_saved_is_loaded(tmp_path):
     save(tmp_path, 10)
     saved = checkpoint.newest(tmp_path)
-    assert (saved.step, saved.state["note"]) == (10, 10)
+    assert (saved.step, saved.state.val_loss) == (10, 10)
     assert dict(saved.model())["w"].tolist() == [10.0] * 5
     assert dict(saved.optimizer())["w.exp_avg"].tolist() == [-10.0] * 5
     assert sorted(p.name for p in (tmp_path / "step-10").iterdir()) == sorted(FILES)
