@@ -99,7 +99,7 @@ class Manifest(Record):
 
 
 class SettingsRecord(Record):
-    """What decides the output of a preparation. `tokenizer_sha256` is there if the tokenizer is a file."""
+    """What decides the output of a preparation. `tokenizer_sha256` is null unless the tokenizer is a file."""
 
     corpus: str
     revision: str
@@ -107,7 +107,7 @@ class SettingsRecord(Record):
     val_fraction: Fraction
     shard_tokens: Positive
     files: str
-    tokenizer_sha256: Sha256 | None = None
+    tokenizer_sha256: Sha256 | None
 
 
 class SplitRecord(Record):

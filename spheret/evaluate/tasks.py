@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from spheret.evaluate.records import ROWS, RowsManifest, RowsRecord
 from spheret.support.cache import cache_directory
 from spheret.support.errors import need, unknown
-from spheret.support.files import dump, read_document, write_atomically
+from spheret.support.files import dump, write_atomically
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,6 @@ PAPER_COLUMNS = (
 
 # the directory that --prefetch writes and --data reads: one file of rows per task, and this file
 MANIFEST = "manifest.json"
-FORMAT, VERSION = "spheret-eval-data", 1
 
 
 def row_file(directory: Path, name: str) -> Path:
@@ -235,17 +235,17 @@ def prefetch(
     datasets = need("datasets", "eval")
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / MANIFEST
-    manifest: dict[str, Any] = {"format": FORMAT, "version": VERSION, "tasks": {}}
-    if path.exists():
-        manifest = read_document(path, FORMAT, VERSION, "eval --prefetch", "fetch into a new directory")
-    entries = manifest["tasks"]
+    try:
+        entries = ROWS.read(path).tasks
+    except FileNotFoundError:
+        entries = {}
     for name in names:
         if name not in TASKS:
             raise unknown("task to fetch", name, TASKS)
         task = TASKS[name]
         source, configuration = (sources or {}).get(name, task.dataset)
         file = row_file(directory, name)
-        if name in entries and file.exists() and _sha256(file.read_bytes()) == entries[name]["sha256"]:
+        if name in entries and file.exists() and _sha256(file.read_bytes()) == entries[name].sha256:
             continue
         try:
             rows = datasets.load_dataset(
@@ -259,12 +259,8 @@ def prefetch(
         lines = [json.dumps({key: row[key] for key in task.fields}, ensure_ascii=False) for row in rows]
         content = "".join(line + "\n" for line in lines).encode()
         write_atomically(file, content)
-        entries[name] = {
-            "dataset": source,
-            "configuration": configuration,
-            "split": task.split,
-            "rows": len(lines),
-            "sha256": _sha256(content),
-        }
-        write_atomically(path, dump(manifest))
-    return {name: entries[name]["rows"] for name in names}
+        entries[name] = RowsRecord(
+            dataset=source, configuration=configuration, split=task.split, rows=len(lines), sha256=_sha256(content)
+        )
+        ROWS.write(path, RowsManifest(tasks=entries))
+    return {name: entries[name].rows for name in names}

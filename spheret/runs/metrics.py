@@ -73,7 +73,7 @@ class MetricsRecord(Record):
 _UPDATE = ("lr", "grad_norm", "spikes", "tokens_per_second", "seconds")
 _EVALUATION = ("radius", "on_bound", "sublayers")
 
-LINES = Lines(MetricsRecord, "copy the file back, or start the run again with --force")
+LINES = Lines(MetricsRecord, "copy the file back, or start the run again with --force", appended=True)
 
 
 def read_metrics(path: Path, start: int = 0) -> Iterator[tuple[MetricsRecord, int]]:
@@ -109,7 +109,7 @@ def _gap(path: Path, before: int, after: int) -> str:
         found = f"step {after} after step {before}"
     elif after == before + 2:
         found = f"no line of step {before + 1}"
-    return f"{path} has a gap, {found}: {LINES.remedy}."
+    return f"{path} {'is out of order' if after <= before else 'has a gap'}, {found}: {LINES.remedy}."
 
 
 def whole_metrics(path: Path, last_step: int) -> list[dict[str, Any]]:

@@ -113,21 +113,30 @@ class Document(Generic[T]):
 
 
 class Lines(Generic[T]):
-    """Files with one record per line. remedy: as in Document."""
+    """Files with one record per line.
 
-    def __init__(self, record: type[T], remedy: str) -> None:
-        self.record, self.remedy = record, remedy
+    remedy: as in Document. appended: whether lines are written one by one, so that a kill may cut the last one short.
+    """
+
+    def __init__(self, record: type[T], remedy: str, appended: bool = False) -> None:
+        self.record, self.remedy, self.appended = record, remedy, appended
         self._decoder, self._encoder = msgspec.json.Decoder(record), msgspec.json.Encoder()
 
     def read(self, path: Path, start: int = 0) -> Iterator[tuple[T, int]]:
         """Every record after the byte `start`, with the byte at which its line ends.
 
-        A last line without its end, which a kill cut short, is left out. Any other line must hold a record.
+        If lines are appended, a last one without its end is left out. Any other line must hold a record.
         """
         end = start
-        for number, line in enumerate(split(path, self.remedy, start), start=1):
+        for number, line in enumerate(self.split(path, start), start=1):
             end += len(line) + 1
             yield self.decode(line, f"line {number} of {path}" + (f" after byte {start:,}" if start else "")), end
+
+    def split(self, path: Path, start: int = 0) -> list[bytes]:
+        """The lines of a file after the byte `start`, without their ends."""
+        lines = read_bytes(path, MOST_BYTES_OF_LINES, self.remedy, start).split(b"\n")
+        # after the last end there is nothing, or the beginning of a line
+        return lines[:-1] if self.appended or not lines[-1] else lines
 
     def decode(self, line: bytes, where: str) -> T:
         try:
@@ -138,11 +147,6 @@ class Lines(Generic[T]):
     def encode(self, record: T) -> bytes:
         """A line with its end. NaN and infinity become null."""
         return self._encoder.encode(record) + b"\n"
-
-
-def split(path: Path, remedy: str, start: int = 0) -> list[bytes]:
-    """The whole lines of a file after the byte `start`, without their ends."""
-    return read_bytes(path, MOST_BYTES_OF_LINES, remedy, start).split(b"\n")[:-1]
 
 
 def read_bytes(path: Path, most: int, remedy: str, start: int = 0) -> bytes:
@@ -174,10 +178,11 @@ def explain(error: Exception) -> str:
     if key := _KEY.fullmatch(what):
         full = f"{place}.{key['key']}" if place else key["key"]
         return f"{_short(full)} is {'missing' if key['kind'].startswith('missing') else 'an unknown key'}"
-    what = what if what[:5] == "JSON " else what[:1].lower() + what[1:]
+    what = _short(what if what[:5] == "JSON " else what[:1].lower() + what[1:], 200)
     return f"{_short(place)}: {what}" if place else what
 
 
-def _short(name: str) -> str:
-    """A name from a file, which may be of any length."""
-    return name if len(name) <= 80 else name[:77] + "..."
+def _short(text: str, most: int = 80) -> str:
+    """A text from a file, which may be of any length, on one line."""
+    text = text.replace("\n", " ")
+    return text if len(text) <= most else text[: most - 3] + "..."

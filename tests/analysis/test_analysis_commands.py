@@ -123,7 +123,7 @@ def test_gradients_before_training_are_those_of_the_first_step(runs):
     from spheret.analysis.inspect import initial
 
     run = open_run(runs / "ball")
-    loader = run.data().loader(64, run.config["train"]["batch_size"], run.config["train"]["seed"])
+    loader = run.data().loader(64, run.config.train.batch_size, run.config.train.seed)
     assert float(initial(run, run.data())(*loader.batch(0)).detach()) == pytest.approx(
         run.metrics()[0]["loss"], rel=1e-5
     )

@@ -30,23 +30,23 @@ class TestZeroShot:
             values = [float(i < right) if eval_json.is_accuracy(metric) else -2.0 - 0.01 * i for i in range(10)]
             if metric == "word_perplexity":
                 values = [[10 * value, 10] for value in values]
-            entry = tasks.setdefault(task, {"metrics": {}})
+            counts = {"requests": 20, "truncated": 0, "documents": 10}
+            hashes = {"version": 1, "hash": "a" * 64, "data_sha256": None}
+            entry = tasks.setdefault(task, {**counts, **hashes, "metrics": {}})
             entry["metrics"][metric] = eval_json.summary(metric, values)
             lines += [(task, i, metric, value) for i, value in enumerate(values)]
         merged = {}
         for task, document, metric, value in lines:
             merged.setdefault((task, document), {})[metric] = value
         document = {
-            "format": eval_json.FORMAT,
-            "version": eval_json.VERSION,
-            "step": 60,
-            "limit": None,
-            "tasks": tasks,
-        }
+            "format": "spheret-eval", "version": 1, "run": run.name, "step": 60, "limit": None,
+            "precision": "float32", "device": "cpu", "batch_size": "auto", "seconds": 1.5, "versions": {},
+            "tasks": tasks, "requests": 20 * len(tasks), "truncated": 0,
+        }  # fmt: skip
         (run / EVAL).write_text(json.dumps(document))
         (run / EVAL_SAMPLES).write_text(
             "".join(
-                json.dumps({"task": task, "document": i, "hash": f"h{i}", "metrics": metrics}) + "\n"
+                json.dumps({"task": task, "document": i, "hash": f"h{i}", "metrics": metrics, "responses": []}) + "\n"
                 for (task, i), metrics in merged.items()
             )
         )

@@ -216,7 +216,7 @@ def test_two_nodes(prepared, tmp_path):
     checkpoint.discard(step.path)
     nodes(*words, "--resume")
     assert losses(out) == pytest.approx(before, rel=1e-6)
-    assert open_run(out).config["environment"]["processes"] == 2
+    assert open_run(out).config.environment.processes == 2
 
 
 def test_a_rendezvous_that_never_completes(prepared, tmp_path):

@@ -196,7 +196,7 @@ def test_too_little_room_is_known_before_the_start(prepared, tmp_path, monkeypat
 
 def test_a_run_from_elsewhere(run, prepared, tmp_path, capsys):
     opened = open_run(run)
-    tokenizer = opened.config["data"]["tokenizer"]
+    tokenizer = opened.config.data.tokenizer
     imported = create_run(tmp_path / "imported", opened.model(), tokenizer)
     assert torch.equal(imported.model().tokens.weight, opened.model().tokens.weight)
     assert main(["sample", str(imported.path), "--tokens", "3"]) == 0
