@@ -17,9 +17,8 @@ def write(path, values):
     for task, metrics in values.items():
         for number in range(len(next(iter(metrics.values())))):
             row = {metric: per_document[number] for metric, per_document in metrics.items()}
-            lines.append(
-                json.dumps({"task": task, "document": number, "hash": f"h{number}", "metrics": row, "responses": []})
-            )
+            identity = {"task": task, "document": number, "hash": f"h{number}"}
+            lines.append(json.dumps({**identity, "metrics": row, "responses": []}))
     (path / EVAL_SAMPLES).write_text("\n".join(lines) + "\n")
     return path
 
@@ -91,8 +90,7 @@ def test_files_that_are_not_results(tmp_path):
         read(tmp_path)
     with pytest.raises(FileNotFoundError, match="evaluate the run again"):
         samples(tmp_path)
-    (tmp_path / EVAL_SAMPLES).write_text(
-        '{"task": "piqa", "document": 0, "hash": "h", "metrics": {}, "responses": []}\n{"task": "pi'
-    )
+    whole = '{"task": "piqa", "document": 0, "hash": "h", "metrics": {}, "responses": []}\n'
+    (tmp_path / EVAL_SAMPLES).write_text(whole + whole[:12])
     with pytest.raises(ValueError, match=r"line 2 of .*eval_samples.jsonl is damaged .*: evaluate the run again"):
         samples(tmp_path)

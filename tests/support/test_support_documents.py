@@ -136,9 +136,7 @@ def test_lines(tmp_path):
     # a line that a kill cut short, and one that damage did
     path.write_bytes(b"".join(lines)[:-3])
     assert list(APPENDED.read(path)) == [(first, ends[0])]
-    with pytest.raises(
-        DamagedDocument, match=r"line 2 of .*a\.jsonl is damaged \(input data was truncated\): make it"
-    ):
+    with pytest.raises(DamagedDocument, match=r"line 2 of .*a\.jsonl is damaged \(input data was truncated\)"):
         list(PARTS.read(path))
     path.write_bytes(lines[0] + b"\n" + lines[1])
     with pytest.raises(DamagedDocument, match="line 2 of"):
