@@ -11,6 +11,13 @@ import msgspec
 import pytest
 
 import spheret
+from spheret.analysis.inspect import (
+    INSPECTIONS,
+    InspectedRun,
+    InspectedSublayer,
+    InspectRecord,
+    TrainingGradients,
+)
 from spheret.cli import main
 from spheret.data.records import MANIFESTS as DATA_MANIFESTS
 from spheret.data.records import (
@@ -108,6 +115,16 @@ def records():
     )  # fmt: skip
     rows = RowsRecord(dataset="a/b", configuration="c", split="test", rows=3, sha256=HASH)
     yield "rows", ROWS, RowsManifest(tasks={"piqa": rows})
+    sublayer = InspectedSublayer(
+        sublayer=1, branch="mlp", norm=1.0, massive=2.0, angle=0.1, update_cosine=None, token_cosine=0.5,
+        effective_rank=3.0, sink=None, sink_heads=[0.5], removal=0.1, gradient=1.0, stream_gradient=1.0,
+        initial_gradient=None,
+    )  # fmt: skip
+    inspected = InspectedRun(
+        run="run", scheme="pre-ln", checkpoint=2, windows=1, loss=3.0, entry_norm=1.0, sublayers=[sublayer],
+        angular_distance=[[0.0]], training=[TrainingGradients(step=1, gradients=[1.0])],
+    )  # fmt: skip
+    yield "inspect", INSPECTIONS, InspectRecord(runs=[inspected])
     yield "race", RACES, RaceRecord(settings={"lr": 0.1, "betas": [0.9, 0.95]})
 
 
@@ -144,14 +161,14 @@ def cases(run, prepared, tmp_path_factory):
 
 NAMES = (
     "config", "state", "checkpoint", "metrics", "data", "progress", "progress of a stream", "eval", "rows", "race",
-    "samples",
+    "samples", "inspect",
 )  # fmt: skip
 
 
 def test_every_document_has_a_case(cases):
     assert tuple(sorted(cases)) == tuple(sorted(NAMES))
     sources = "".join(path.read_text() for path in Path(spheret.__file__).parent.rglob("*.py"))
-    known = {"RUNS", "STATES", "MANIFESTS", "LINES", "PROGRESSES", "EVALS", "ROWS", "RACES", "SAMPLES"}
+    known = {"RUNS", "STATES", "MANIFESTS", "LINES", "PROGRESSES", "EVALS", "ROWS", "RACES", "SAMPLES", "INSPECTIONS"}
     assert set(re.findall(r"^(\w+) = (?:Document|Lines)\(", sources, re.MULTILINE)) == known
 
 

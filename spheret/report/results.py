@@ -159,6 +159,8 @@ def read_study(paths: Sequence[str | Path]) -> Study:
     if not runs:
         raise ValueError("a report needs at least one run directory, got none: give one, for example runs/race.")
     _refuse_untrained(runs)
+    for run in runs:
+        run.check_unedited()
     _refuse_different_data(runs)
     names = _names(runs)
     settings = [_settings(run) for run in runs]

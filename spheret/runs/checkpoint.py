@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import shutil
-import warnings
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,12 +135,16 @@ def _sha256(file: IO[bytes]) -> str:
     return digest.hexdigest()
 
 
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 def newest(
     directory: Path,
-    say: Callable[[str], object] = warnings.warn,
+    say: Callable[[str], object] = _say,
     check: Callable[[Checkpoint], object] = lambda saved: None,
 ) -> Checkpoint | None:
-    """The newest whole checkpoint, with a warning for each damaged one; None if there is no checkpoint.
+    """The newest whole checkpoint, with a line for each damaged one; None if there is no checkpoint.
 
     check: called with a checkpoint whose files match their hashes; it may still raise Damaged.
     """
@@ -153,6 +158,15 @@ def newest(
             say(f"checkpoint step-{step} is damaged, {error}: falling back to the one before.")
     if saved_steps:
         raise ValueError(f"every checkpoint in {directory} is damaged: copy one back, or start again with --force.")
+    return None
+
+
+def newest_state(directory: Path) -> Checkpoint | None:
+    """The newest checkpoint whose state can be read. Its tensors are not looked at."""
+    for step in reversed(steps(directory)):
+        path = directory / f"step-{step}"
+        with contextlib.suppress(ValueError, OSError):
+            return Checkpoint(path, step, STATES.read(path / STATE))
     return None
 
 

@@ -106,10 +106,16 @@ class Run:
         except checkpoint.Damaged as error:
             raise ValueError(f"checkpoint step-{step} of {self.path} is damaged, {error}: take another.") from None
 
+    def check_unedited(self, saved: Checkpoint | None = None) -> None:
+        """Raise unless the config is that of a checkpoint; without one, that of the newest whose state is whole."""
+        sections = ("model", "train", "evaluation")
+        saved = checkpoint.newest_state(self.path / CHECKPOINTS) if saved is None else saved
+        if saved is not None:
+            check_config(saved, self.path, {section: self.config.settings(section) for section in sections})
+
     def _check(self, saved: Checkpoint) -> None:
         """Raise unless a checkpoint was trained with this config and its weights fit the model."""
-        sections = ("model", "train", "evaluation")
-        check_config(saved, self.path, {section: self.config.settings(section) for section in sections})
+        self.check_unedited(saved)
         checkpoint.check_tensors(saved, {MODEL: weight_forms(self.model_config)})
 
     def model(self, step: int | None = None, device: str | torch.device = "cpu") -> GPT:

@@ -102,7 +102,7 @@ class Document(Generic[T]):
 
     def encode(self, record: T) -> bytes:
         """The bytes of a file. Equal records give equal bytes. NaN and infinity become null."""
-        return msgspec.json.format(msgspec.json.encode(record, order="sorted"), indent=1) + b"\n"
+        return files.dump(record)
 
     def write(self, path: Path, record: T) -> bytes:
         """Write a file in one step, and return its bytes. What could not be read again is never written."""

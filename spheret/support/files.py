@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
 from filelock import FileLock, Timeout, lock_descriptor
 
 
@@ -92,8 +93,8 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def dump(value: Any) -> bytes:
-    """Return a value as JSON. Equal values give equal bytes."""
-    return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    """Return a value as strict JSON, with null for NaN and infinity. Equal values give equal bytes."""
+    return msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=1) + b"\n"
 
 
 def read_document(path: Path, kind: str, version: int, command: str, remedy: str) -> dict[str, Any]:

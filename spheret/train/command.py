@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import torch
 
 # tyro reads annotations from the module
@@ -28,7 +27,7 @@ from spheret.runs.layout import CHECKPOINTS, METRICS
 from spheret.runs.metrics import consecutive
 from spheret.runs.records import Environment, RunRecord
 from spheret.runs.run import Run, describe_data, manifest_sha256, open_run, write_config
-from spheret.support import machine
+from spheret.support import files, machine
 from spheret.support.allocator import keep_freed_memory
 from spheret.support.exit_codes import FINISHED
 from spheret.train.distributed import Group, World, join
@@ -248,8 +247,7 @@ def _same_threads(saved: Checkpoint, most: int) -> None:
 
 def _announce(record: RunRecord, config: RunConfig, parameters: int, trainer: Trainer) -> None:
     """Print the config as it is saved, and what follows from it."""
-    shown = msgspec.json.encode({**config.as_dict(), "data": record.data}, order="sorted")
-    print(msgspec.json.format(shown, indent=1).decode())
+    print(files.dump({**config.as_dict(), "data": record.data}).decode(), end="")
     print(
         f"{parameters:,} parameters, {config.accumulation(trainer.world.size)} micro-batches per update, "
         f"{config.train.steps * config.train.tokens_per_update:,} tokens, device {trainer.world.device}, "
