@@ -80,8 +80,8 @@ def test_the_directory_and_its_config(unbroken, prepared):
     best = min((line for line in metrics(unbroken) if "val_loss" in line and line["step"] % 2 == 0), key=_val_loss)
     assert names == {"step-10", "step-12", f"step-{best['step']}"}
     state = json.loads((unbroken / "checkpoints" / "step-12" / "state.json").read_text())
-    assert state["threads"] == 1
-    assert state["rng"]
+    assert state["training"]["threads"] == 1
+    assert state["training"]["rng"]
 
 
 def _val_loss(line):
