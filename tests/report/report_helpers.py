@@ -50,7 +50,7 @@ def write_run(
     path.mkdir(parents=True)
     config = {
         "format": "spheret-run",
-        "version": 2,
+        "version": 3,
         "model": {
             "layers": layers, "heads": 2, "width": 32, "block": 64, "vocab": 320, "bias": True, "dropout": 0.0,
             "scheme": scheme_name, "scheme_options": options or {}, "activation": "gelu", "head_bias": "unigram",
@@ -64,8 +64,10 @@ def write_run(
         },
         "evaluation": {"eval_every": eval_every, "eval_windows": 64, "certify_every": 0},
         "data": {
-            "path": "data", "manifest_sha256": data, "corpus": {"name": corpus, "revision": "0.1.2"},
-            "tokenizer": {"name": "bytes", "vocab_size": 257}, "tokens": {"train": 11_634_963, "val": 551_037},
+            "path": "data", "manifest_sha256": data,
+            "tokenizer": {"name": "bytes", "vocab_size": 257, "end_of_text": 256, "file": None, "sha256": "b" * 64},
+            "corpus": {"name": corpus, "revision": "0.1.2", "licence": "MIT", "documents_sha256": "c" * 64},
+            "tokens": {"train": 11_634_963, "val": 551_037},
             "val_fraction": 0.05, "unigram_entropy": 3.15,
         },
         "environment": {

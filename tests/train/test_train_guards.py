@@ -6,6 +6,7 @@ import math
 import shutil
 from collections import deque
 
+import msgspec
 import pytest
 import torch
 from train_helpers import metrics, train
@@ -14,6 +15,7 @@ from spheret.connections import PAPER_SCHEMES, SCHEMES, scheme
 from spheret.model.gpt import GPT, MLP, Attention, GPTConfig
 from spheret.model.monitor import look, mean_cosine, on_bound
 from spheret.runs import checkpoint
+from spheret.runs.records import WatchRecord
 from spheret.runs.run import open_run
 from spheret.support import files
 from spheret.train.distributed import World
@@ -126,7 +128,7 @@ def test_spikes_are_counted():
     watch.loss(6.0)
     assert watch.spikes == 2
     again = Watch(None)
-    again.restore(json.loads(json.dumps(watch.state())))
+    again.restore(msgspec.json.decode(msgspec.json.encode(watch.state()), type=WatchRecord))
     assert again.state() == watch.state()
 
 

@@ -81,8 +81,8 @@ def test_the_directory_and_its_config(unbroken, prepared):
     best = min((line for line in metrics(unbroken) if "val_loss" in line and line["step"] % 2 == 0), key=_val_loss)
     assert names == {"step-10", "step-12", f"step-{best['step']}"}
     state = json.loads((unbroken / "checkpoints" / "step-12" / "state.json").read_text())
-    assert state["threads"] == 1
-    assert state["rng"]
+    assert state["training"]["threads"] == 1
+    assert state["training"]["rng"]
 
 
 def _val_loss(line):
@@ -145,7 +145,7 @@ def test_init_from_takes_the_weights_and_nothing_else(unbroken, prepared, tmp_pa
     first = open_data(prepared).loader(32, 4, 5).batch(0)
     assert losses(out)[0] == pytest.approx(float(model(*first).detach()), rel=1e-6)
     assert [line["step"] for line in metrics(out)] == [1, 2]
-    assert metrics(out)[0]["lr"] == open_run(out).config["train"]["lr"] / 1
+    assert metrics(out)[0]["lr"] == open_run(out).config.train.lr / 1
     # the same from one checkpoint of it
     source = str(unbroken / "checkpoints" / "step-12")
     assert train(tmp_path / "same", prepared, "--init-from", source, "--seed", "5", steps=2) == 0
