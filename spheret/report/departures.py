@@ -10,7 +10,6 @@ from spheret.connections import scheme
 from spheret.report.results import corpus_name, size_of
 from spheret.runs.assumptions import DATASETS, READINGS, TABLE_SCHEMES
 from spheret.runs.paper_runs import PaperRun
-from spheret.runs.run import RunDocument
 
 Config = Mapping[str, Any]
 
@@ -32,16 +31,16 @@ def _all_options(name: str, options: Config) -> dict[str, Any]:
     return {field.name: getattr(built, field.name) for field in fields(built) if field.name != "name"}
 
 
-def recipe_of(config: RunDocument) -> PaperRun | None:
+def recipe_of(config: Config) -> PaperRun | None:
     """The run of the paper's tables that has this corpus, size and scheme, in the reading that its options make.
 
     None if there is none. A scheme with any other option is not a scheme of the paper.
     """
-    corpus, size, name = corpus_name(config), size_of(config), config.model.scheme
+    corpus, size, name = corpus_name(config), size_of(config), config["model"]["scheme"]
     if corpus not in DATASETS or size is None or name not in TABLE_SCHEMES:
         return None
     # a run without exact_clamp has the paper's scheme, and departs from its recipe
-    options = {**config.model.scheme_options}
+    options = {**(config["model"].get("scheme_options") or {})}
     options.pop("exact_clamp", None)
     for reading in (None, *READINGS):
         if reading is None or name in READINGS[reading].schemes:
@@ -51,31 +50,33 @@ def recipe_of(config: RunDocument) -> PaperRun | None:
     return None
 
 
-def _settings(sections: Mapping[str, Config]) -> dict[str, Any]:
+def _settings(config: Config, data: Config) -> dict[str, Any]:
     """Every setting that is compared, by section and name."""
+    sections = {**config, "data": data}
     settings = {
         f"{section}.{name}": value
         for section in ("data", "model", "train", "evaluation")
-        for name, value in sections[section].items()
+        for name, value in sections.get(section, {}).items()
         if f"{section}.{name}" not in WITHOUT_EFFECT and name != "scheme_options"
     }
-    options = _all_options(sections["model"]["scheme"], sections["model"]["scheme_options"])
+    model = config["model"]
+    options = _all_options(model["scheme"], model.get("scheme_options") or {})
     return {**settings, **{f"scheme.{name}": value for name, value in options.items()}}
 
 
-def departures(config: RunDocument, recipe: PaperRun) -> list[str]:
+def departures(config: Config, recipe: PaperRun) -> list[str]:
     """The settings of a run that differ from the recipe's, each as "NAME VALUE instead of VALUE".
 
     Every setting is compared except those of WITHOUT_EFFECT.
     """
-    data = config.data
+    data = config["data"]
+    corpus = data["corpus"] if isinstance(data.get("corpus"), Mapping) else {}
+    tokenizer = (data.get("tokenizer") or {}).get("name")
     identity = {
-        "revision": None if data.corpus is None else data.corpus.revision,
-        "tokenizer": data.tokenizer.name,
-        "val_fraction": data.val_fraction,
-    }
-    ours = _settings({"data": identity, **{name: config.settings(name) for name in ("model", "train", "evaluation")}})
-    papers = _settings({**recipe.config(None).as_dict(), "data": recipe.data_settings()})
+        "revision": corpus.get("revision"), "tokenizer": tokenizer, "val_fraction": data.get("val_fraction"),
+    }  # fmt: skip
+    ours = _settings(config, identity)
+    papers = _settings(recipe.config(None).as_dict(), recipe.data_settings())
     missing = object()
     return [
         f"{_shown_name(name)} {_shown(ours, name)} instead of {_shown(papers, name)}"

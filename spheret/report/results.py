@@ -166,13 +166,16 @@ class Study:
         return self.results[0].run.config
 
 
-def corpus_name(config: RunDocument) -> str | None:
-    return None if config.data.corpus is None else config.data.corpus.name
+def corpus_name(config: Mapping[str, Any]) -> str | None:
+    """The corpus of a run, from its config as plain data."""
+    corpus = config["data"]["corpus"]
+    return None if corpus is None else corpus["name"]
 
 
-def size_of(config: RunDocument) -> str | None:
+def size_of(config: Mapping[str, Any]) -> str | None:
     """The paper's S, M or L if the model has that shape, else None."""
-    shape = config.model.layers, config.model.heads, config.model.width
+    model = config["model"]
+    shape = model["layers"], model["heads"], model["width"]
     return next((size for size, preset in PRESETS.items() if preset == shape), None)
 
 
@@ -210,7 +213,7 @@ def read_studies(paths: Sequence[str | Path]) -> list[Study]:
     names = dict(zip((run.path for run in runs), _names(runs), strict=True))
     groups: dict[tuple[str, str | None], list[Run]] = {}
     for run in runs:
-        key = str(run.config.data.manifest_sha256), size_of(run.config)
+        key = str(run.config.data.manifest_sha256), size_of(run.config.as_dict())
         groups.setdefault(key, []).append(run)
     # by data, then from the smallest size to the largest
     sizes = [*PRESETS, None]
@@ -289,7 +292,7 @@ def _refuse_untrained(runs: Sequence[Run]) -> None:
 
 
 def _describe_data(run: Run) -> str:
-    return f"{corpus_name(run.config) or 'no data'}, {run.config.data.tokenizer.name}"
+    return f"{corpus_name(run.config.as_dict()) or 'no data'}, {run.config.data.tokenizer.name}"
 
 
 def _refuse_different_windows(results: Sequence[Result]) -> None:

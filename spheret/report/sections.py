@@ -71,7 +71,7 @@ def _shared_settings(study: Study) -> str:
         "head_bias": f"head bias {model.head_bias}",
     }
     shared = [text for key, text in texts.items() if key not in study.differing]
-    return ", ".join([f"corpus {corpus_name(study.config)}", f"tokenizer {data.tokenizer.name}", *shared])
+    return ", ".join([f"corpus {corpus_name(study.config.as_dict())}", f"tokenizer {data.tokenizer.name}", *shared])
 
 
 def _describe_seeds(study: Study) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from spheret.data import Data, Tokenizer, open_data, tokenizers
@@ -46,6 +47,11 @@ class RunDocument:
         """The settings of a section as plain data; empty for a section that the run does not have."""
         values = getattr(self, section)
         return {} if values is None else section_as_dict(values)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every section but the environment, as plain data."""
+        sections = {name: self.settings(name) for name in ("model", "train", "evaluation")}
+        return {**sections, "data": msgspec.to_builtins(self.data)}
 
 
 @dataclass(frozen=True)

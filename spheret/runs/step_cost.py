@@ -14,7 +14,7 @@ from spheret.support.documents import Document, Positive, Record, Text
 METHOD = "medians of updates that were interleaved in one process, after all runs of the race had ended"
 
 
-class StepCost(Record, frozen=True):
+class StepCost(Record):
     """The cost of an update. Two costs can be compared if their `together` is the same.
 
     contestant: the scheme of the run with its options.

@@ -98,11 +98,11 @@ def test_a_flipped_byte_is_found_by_verify(name: str, copy: Path) -> None:
 
 def test_no_window_of_a_damaged_shard_is_read(copy: Path) -> None:
     clean = open_data(copy).loader(16, 4)
-    names = [shard["name"] for shard in open_data(copy).manifest["shards"]["train"]]
+    names = [shard.name for shard in open_data(copy).manifest.shards["train"]]
     assert len(names) > 1
     _flip(copy / names[-1])
     data = open_data(copy)
-    loader, first = data.loader(16, 4), data.manifest["shards"]["train"][-1]["tokens"]
+    loader, first = data.loader(16, 4), data.manifest.shards["train"][-1].tokens
     last_shard = data.tokens() - first
     for step in range(loader.windows_per_epoch // 4):
         starts = loader.starts(step)

@@ -20,7 +20,7 @@ def test_there_and_back(tmp_path):
     assert read_step_cost(tmp_path) == cost("keel")
     assert read_step_cost(tmp_path).seconds == 0.09
     document = json.loads((tmp_path / STEP_COST).read_text())
-    assert document["seconds"] == 0.09
+    assert document["together"]["keel"] == 0.09
     assert "interleaved in one process" in document["method"]
     # `--force` removes it with the run
     assert STEP_COST in RUN_FILES
