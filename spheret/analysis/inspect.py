@@ -111,8 +111,8 @@ def inspect_run(
 ) -> dict[str, Any]:
     """The dynamics of a run's checkpoint, with its gradients before training and during training."""
     place = float64_device(device)
-    checkpoint_step = run.checkpoint(step).step
-    model = run.model(checkpoint_step, place)
+    model, saved = run.load(step, place)
+    checkpoint_step = saved.step
     check_finite(model, f"checkpoint step-{checkpoint_step} of {run.path}")
     source = open_data(run, data)
     time = max(1, min(model.config.block, source.tokens("val") - 1))

@@ -97,9 +97,9 @@ def evaluate(
     from spheret.runs.run import open_run
 
     opened = open_run(run)
-    checkpoint = opened.checkpoint(step)
+    model, checkpoint = opened.load(step)
     lm = SpheretLM(
-        model=opened.model(checkpoint.step),
+        model=model,
         tokenizer=opened.tokenizer(),
         batch_size=batch_size,
         device=device,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from spheret.runs.config import (
 from spheret.runs.layout import CHECKPOINTS, CONFIG, LOCK, METRICS, MODEL
 from spheret.runs.metrics import whole_metrics
 from spheret.runs.records import RUNS, DataRecord, Environment, RunRecord, StateRecord
-from spheret.runs.tensors import Form, form, lazy_tensor
+from spheret.runs.tensors import form, lazy_tensor
 from spheret.support import files
 
 
@@ -95,10 +96,13 @@ class Run:
         return files.is_locked(self.path / LOCK)
 
     def checkpoint(self, step: int | None = None) -> Checkpoint:
-        """The checkpoint of a step, or the newest whole one."""
+        """The checkpoint of a step, or the newest whole one. Its tensors are not compared with the model."""
+        return self._find(step, self.check_unedited)
+
+    def _find(self, step: int | None, check: Callable[[Checkpoint], object]) -> Checkpoint:
         directory = self.path / CHECKPOINTS
         if step is None:
-            newest = checkpoint.newest(directory, check=self._check)
+            newest = checkpoint.newest(directory, check=check)
             if newest is None:
                 raise FileNotFoundError(f"{self.path} has no checkpoint yet: train it, or wait for its first.")
             return newest
@@ -107,7 +111,7 @@ class Run:
             raise FileNotFoundError(f"{self.path} has no checkpoint of step {step}: there are {known}.")
         try:
             saved = checkpoint.verify(directory / f"step-{step}")
-            self._check(saved)
+            check(saved)
             return saved
         except checkpoint.Damaged as error:
             raise ValueError(f"checkpoint step-{step} of {self.path} is damaged, {error}: take another.") from None
@@ -119,18 +123,26 @@ class Run:
         if saved is not None:
             check_config(saved, self.path, {section: self.config.settings(section) for section in sections})
 
-    def _check(self, saved: Checkpoint) -> None:
-        """Raise unless a checkpoint was trained with this config and its weights fit the model."""
-        self.check_unedited(saved)
-        checkpoint.check_tensors(saved, {MODEL: weight_forms(self.model_config)})
+    def load(self, step: int | None = None, device: str | torch.device = "cpu") -> tuple[GPT, Checkpoint]:
+        """The model with a checkpoint's weights, for evaluation, and the checkpoint.
+
+        Without a step it is the newest whose weights fit the model.
+        """
+        with torch.random.fork_rng(devices=[]):
+            model = GPT(self.model_config)
+        wanted = {MODEL: {name: form(tensor) for name, tensor in model.state_dict().items()}}
+
+        def check(saved: Checkpoint) -> None:
+            self.check_unedited(saved)
+            checkpoint.check_tensors(saved, wanted)
+
+        saved = self._find(step, check)
+        model.load_state_dict(dict(saved.model()))
+        return model.to(device).eval(), saved
 
     def model(self, step: int | None = None, device: str | torch.device = "cpu") -> GPT:
         """The model with a checkpoint's weights, for evaluation."""
-        saved = self.checkpoint(step)
-        with torch.random.fork_rng(devices=[]):
-            model = GPT(self.model_config)
-        model.load_state_dict(dict(saved.model()))
-        return model.to(device).eval()
+        return self.load(step, device)[0]
 
     def data(self) -> Data:
         """The data that the run was trained on, checked to be the same."""
@@ -175,12 +187,6 @@ def _document(path: Path, record: RunRecord) -> RunDocument:
         for name, values in (("model", record.model), ("train", record.train), ("evaluation", record.evaluation))
     }
     return RunDocument(**sections, data=record.data, environment=record.environment)
-
-
-def weight_forms(config: GPTConfig) -> dict[str, Form]:
-    """The form of every weight of a model. It is not built."""
-    with torch.device("meta"):
-        return {name: form(tensor) for name, tensor in GPT(config).state_dict().items()}
 
 
 def check_config(saved: Checkpoint, path: Path, settings: dict[str, Any]) -> None:

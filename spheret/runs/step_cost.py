@@ -28,7 +28,7 @@ class StepCost(Record):
     rounds: Positive
     device: Text
     machine: dict[str, Any]
-    method: str = METHOD
+    method: str
     format: str = "spheret-step-cost"
     version: int = 1
 

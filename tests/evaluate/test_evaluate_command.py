@@ -13,6 +13,7 @@ from spheret.cli import main
 from spheret.data.tokenizers import describe
 from spheret.data.tokenizers import load as load_tokenizer
 from spheret.evaluate import PAPER_COLUMNS, TASKS, compare, read, table
+from spheret.evaluate.eval_json import samples
 from spheret.evaluate.tasks import MANIFEST, check_data, prefetch
 from spheret.runs.run import create_run
 
@@ -78,6 +79,19 @@ def test_tasks_one_after_another(tmp_path):
     (row,) = table([run.path])
     assert row["average"] is None
     assert [cell["task"] for cell in row["cells"] if cell["value"] is not None] == ["piqa"]
+
+
+def test_a_torn_line_costs_its_own_task_alone(tmp_path, capsys):
+    run = make_run(tmp_path / "run")
+    evaluated(run, "--tasks", "piqa,sciq")
+    path = run.path / "eval_samples.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert b'"sciq"' in lines[-1]
+    path.write_bytes(b"".join(lines)[:-20])
+    capsys.readouterr()
+    assert set(evaluated(run, "--tasks", "arc_easy").tasks) == {"piqa", "arc_easy"}
+    assert "eval_samples.jsonl has lost lines of sciq, which are left out" in capsys.readouterr().err
+    assert set(samples(run.path)) == {"piqa", "arc_easy"}
 
 
 def test_two_runs_on_the_same_documents(tmp_path):

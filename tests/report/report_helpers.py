@@ -15,7 +15,7 @@ from spheret.report.report import report_files
 from spheret.report.results import read_studies
 from spheret.runs.layout import EVAL, EVAL_SAMPLES
 from spheret.runs.paper_runs import PaperRun
-from spheret.runs.step_cost import StepCost
+from spheret.runs.step_cost import METHOD, StepCost
 
 DOCUMENTS = [700, 1200, 300, 2500, 900, 640]
 
@@ -118,7 +118,7 @@ def write_run(
         lines.append(line)
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if step_costs is not None:
-        StepCost(scheme_name, step_costs, 7, "cpu", {"threads": 1}).write(path)
+        StepCost(scheme_name, step_costs, 7, "cpu", {"threads": 1}, METHOD).write(path)
     return path
 
 

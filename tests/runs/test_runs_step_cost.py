@@ -5,13 +5,13 @@ import json
 import pytest
 
 from spheret.runs.layout import RUN_FILES, STEP_COST
-from spheret.runs.step_cost import StepCost, measured_together, read_step_cost
+from spheret.runs.step_cost import METHOD, StepCost, measured_together, read_step_cost
 
 TOGETHER = {"pre-ln": 0.08, "keel": 0.09}
 
 
 def cost(name, **changes):
-    return StepCost(name, {**TOGETHER, **changes}, 7, "cpu", {"threads": 1})
+    return StepCost(name, {**TOGETHER, **changes}, 7, "cpu", {"threads": 1}, METHOD)
 
 
 def test_there_and_back(tmp_path):

@@ -311,8 +311,8 @@ def test_a_corpus_by_name_is_prepared_into_the_cache(tmp_path, monkeypatch, caps
     assert '"unigram_entropy"' in message.out
     assert "step 2/2, loss" in message.err
     config = open_run(tmp_path / "run").config
-    assert config["data"]["path"].startswith(str(tmp_path / "cache"))
-    assert config["data"]["tokenizer"]["name"] == "bytes"
+    assert config.data.path.startswith(str(tmp_path / "cache"))
+    assert config.data.tokenizer.name == "bytes"
 
 
 def test_toml_and_flags(prepared, tmp_path):
@@ -322,8 +322,8 @@ def test_toml_and_flags(prepared, tmp_path):
     words = ["--config", str(tmp_path / "run.toml"), "--lr", "0.001", "--data", str(prepared), *TINY]
     assert main(["train", *words, "--set", "schedule=constant", "--set", "p=0.5", "--out", str(tmp_path / "a")]) == 0
     config = open_run(tmp_path / "a").config
-    assert (config["train"]["lr"], config["train"]["steps"]) == (0.001, 3)
-    assert config["model"]["scheme_options"] == {"schedule": "constant", "p": 0.5}
+    assert (config.train.lr, config.train.steps) == (0.001, 3)
+    assert config.model.scheme_options == {"schedule": "constant", "p": 0.5}
 
 
 def test_sampling(unbroken, capsys):
