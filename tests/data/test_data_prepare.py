@@ -239,10 +239,11 @@ def test_bad_input_keeps_what_an_earlier_call_finished(tmp_path: Path, monkeypat
     assert finished.items() <= contents(out).items()
     # a note that no longer lists the shards would have them removed
     note = json.loads((out / "progress.json").read_bytes())
-    for change in ({"splits": {}}, {"cursor": None}, {"counts": {}}):
+    empty = {split: {"shards": [], "partial": 0} for split in shards.SPLITS}
+    for change in ({"position": None}, {"position": {**note["position"], "splits": empty}}):
         (out / "progress.json").write_text(json.dumps({**note, **change}))
         before = contents(out)
-        with pytest.raises(ValueError, match=r"progress.json is damaged .* the shards beside it are kept"):
+        with pytest.raises(ValueError, match=r"progress.json is damaged \(.*the content does not have its SHA-256"):
             prepare(str(corpus), "bytes", out, **OPTIONS)
         assert contents(out) == before
 
