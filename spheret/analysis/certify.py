@@ -80,8 +80,8 @@ def certify_run(
 ) -> dict[str, Any]:
     """The certificate of a run's checkpoint, with the run, step, data, seconds and machine that it comes from."""
     begun = time.perf_counter()
-    model = run.model(step, float64_device(device))
-    checkpoint_step = run.checkpoint(step).step
+    model, saved = run.load(step, float64_device(device))
+    checkpoint_step = saved.step
     check_finite(model, f"checkpoint step-{checkpoint_step} of {run.path}")
     source = open_data(run, data)
     ids, _ = validation_windows(source, model.config.block, tokens)

@@ -22,11 +22,11 @@ def open_data(run: Run, name: str | None) -> Data:
     """The prepared directory or corpus of that name; None is the run's own data. The tokenizer must be the run's."""
     if name is None:
         return run.data()
-    tokenizer = run.config["data"]["tokenizer"]
-    data = open_named(name, tokenizer["name"], quiet=True)
-    if data.manifest["tokenizer"] != tokenizer:
+    tokenizer = run.config.data.tokenizer
+    data = open_named(name, tokenizer.name, quiet=True)
+    if data.manifest.tokenizer != tokenizer:
         raise ValueError(
-            f"the tokenizer of {name} differs from the {tokenizer['name']!r} that {run.path} was trained with: "
+            f"the tokenizer of {name} differs from the {tokenizer.name!r} that {run.path} was trained with: "
             "prepare the data with the run's own tokenizer."
         )
     return data

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import torch
 
 from spheret.analysis import figures
@@ -18,9 +19,62 @@ from spheret.model.gpt import GPT
 from spheret.runs.layout import INSPECT, INSPECT_FIGURE
 from spheret.runs.run import Run, manifest_sha256, open_run
 from spheret.support import files
+from spheret.support.documents import Count, Document, Positive, Record
 from spheret.support.meter import Meter
 
-FORMAT, VERSION = "spheret-inspect", 1
+# null stands for NaN and infinity, which JSON does not have
+Number = float | None
+
+
+class InspectedSublayer(Record):
+    """What one sublayer does, for the meanings of the numbers see `dynamics`."""
+
+    sublayer: Positive
+    branch: Literal["attention", "mlp"]
+    norm: Number
+    massive: Number
+    angle: Number
+    update_cosine: Number
+    token_cosine: Number
+    effective_rank: Number
+    sink: Number
+    sink_heads: list[Number] | None
+    removal: Number
+    gradient: Number
+    stream_gradient: Number
+    initial_gradient: Number
+
+
+class TrainingGradients(Record):
+    """The gradient norm of every sublayer at an evaluation of the training."""
+
+    step: Positive
+    gradients: list[Number]
+
+
+class InspectedRun(Record):
+    """What `inspect_run` returned."""
+
+    run: str
+    scheme: str
+    checkpoint: Count
+    windows: Positive
+    loss: Number
+    entry_norm: Number
+    sublayers: list[InspectedSublayer]
+    angular_distance: list[list[Number]]
+    training: list[TrainingGradients]
+
+
+class InspectRecord(Record):
+    """inspect.json: one run, or two."""
+
+    runs: list[InspectedRun]
+    format: str = "spheret-inspect"
+    version: int = 1
+
+
+INSPECTIONS = Document(InspectRecord, "inspect", "inspect the run again")
 # key in a sublayer's record: its column in the table
 QUANTITIES = {
     "norm": "|h|",
@@ -57,8 +111,8 @@ def inspect_run(
 ) -> dict[str, Any]:
     """The dynamics of a run's checkpoint, with its gradients before training and during training."""
     place = float64_device(device)
-    model = run.model(step, place)
-    checkpoint_step = run.checkpoint(step).step
+    model, saved = run.load(step, place)
+    checkpoint_step = saved.step
     check_finite(model, f"checkpoint step-{checkpoint_step} of {run.path}")
     source = open_data(run, data)
     time = max(1, min(model.config.block, source.tokens("val") - 1))
@@ -94,14 +148,14 @@ def inspect_run(
 
 def initial(run: Run, data: Data) -> GPT | None:
     """The run's model before its first step, drawn again from its seed; None if it started from other weights."""
-    config, train = run.model_config, run.config["train"]
-    if "seed" not in train or train.get("init_from") is not None:
+    config, train = run.model_config, run.config.train
+    if train is None or train.init_from is not None:
         return None
     # the head's bias comes from token frequencies, so other data would give another model
-    if config.head_bias == "unigram" and manifest_sha256(data) != run.config["data"]["manifest_sha256"]:
+    if config.head_bias == "unigram" and manifest_sha256(data) != run.config.data.manifest_sha256:
         return None
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(train["seed"]))
+        torch.manual_seed(train.seed)
         return GPT(config, data.counts() if config.head_bias == "unigram" else None).eval()
 
 
@@ -132,8 +186,7 @@ def inspect_command(
     records = [inspect_run(one, step, windows, data, device, quiet=False) for one in opened]
     directory = Path(out).expanduser() if out else opened[0].path
     directory.mkdir(parents=True, exist_ok=True)
-    document = {"format": FORMAT, "version": VERSION, "runs": records}
-    files.write_atomically(directory / INSPECT, files.dump(document))
+    INSPECTIONS.write(directory / INSPECT, InspectRecord(runs=msgspec.convert(records, list[InspectedRun])))
     files.write_atomically(directory / INSPECT_FIGURE, figure(records))
     show(records)
     print(MEANINGS)

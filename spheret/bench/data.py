@@ -149,7 +149,7 @@ def _drain(loader: Loader, batches: int) -> None:
 def _bench_loader(data: Data, repeats: int, block: int, batch_size: int, batches: int) -> dict[str, float]:
     """Time the loader against `plain_batch`."""
     loader = data.loader(block, batch_size)
-    path = data.path / data.manifest["shards"]["train"][0]["name"]
+    path = data.path / data.manifest.shards["train"][0].name
 
     def plain() -> None:
         for _ in range(batches):

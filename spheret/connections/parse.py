@@ -32,18 +32,31 @@ def parse_options(settings: Iterable[str]) -> dict[str, Any]:
     return options
 
 
+# JSON has no infinity: in documents it is this word, where a number may be infinite
+INFINITY = "inf"
+
+
 def json_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Options of a scheme as JSON holds them: a Retraction becomes its name in RETRACTIONS."""
+    """Options of a scheme as JSON holds them: a Retraction becomes its name in RETRACTIONS, infinity the word inf."""
     values: dict[str, Any] = {}
     for option, value in options.items():
-        name = table_name(value) if isinstance(value, Retraction) else None
+        name = table_name(value) if isinstance(value, Retraction) else INFINITY if value == math.inf else None
         values[option] = value if name is None else name
-        if not isinstance(values[option], (str, int, float, type(None))):
+        if not isinstance(values[option], (str, int, float, type(None))) or _undefined(values[option]):
             raise ValueError(
                 f"the option {option} = {value!r} cannot be written to a config, which holds numbers and names: add "
                 "your retraction to spheret.RETRACTIONS, and give its name."
             )
     return values
+
+
+def _undefined(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def options_from_json(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that `json_options` wrote, with the number for the word inf."""
+    return {option: math.inf if value == INFINITY else value for option, value in options.items()}
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from spheret.data import shards
 from spheret.data.corpora import resolve
 from spheret.data.preparation import SHARD_TOKENS, cache_path, prepare
+from spheret.data.records import Manifest
 
 
 def prepare_command(
@@ -71,10 +71,10 @@ def _verified_path(
     return cache_path(source, spec, source.val_fraction if val_fraction is None else val_fraction)
 
 
-def _summary(manifest: dict[str, Any]) -> str:
+def _summary(manifest: Manifest) -> str:
     splits = ", ".join(
-        f"{split} {manifest['tokens'][split]:,} tokens in {manifest['documents'][split]:,} documents"
+        f"{split} {manifest.tokens[split]:,} tokens in {manifest.documents[split]:,} documents"
         for split in shards.SPLITS
     )
-    repaired = manifest["repaired_documents"]
+    repaired = manifest.repaired_documents
     return splits + (f"; {repaired:,} documents held invalid UTF-8, which was replaced" if repaired else "")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spheret.data.readers import Document, FileReader, Reader, file_size, missing_column, signature, text_of
+from spheret.data.records import Cursor, HubCursor
 from spheret.support.cache import cache_directory
 from spheret.support.errors import need, unknown
 
@@ -35,7 +36,7 @@ class Corpus:
     revision: str
     tokenizer: str
     val_fraction: float
-    read: Callable[[Any], Reader]
+    read: Callable[[Cursor | None], Reader]
     size: int | None = None
     signature: str = ""
     root: Path | None = None
@@ -119,10 +120,14 @@ class Hub:
 class HubReader:
     """The documents of a hub dataset, streamed by `datasets`."""
 
-    def __init__(self, dataset: Hub, files: Sequence[Path] | None, column: str, cursor: Any) -> None:
+    def __init__(self, dataset: Hub, files: Sequence[Path] | None, column: str, cursor: Cursor | None) -> None:
         datasets = need("datasets", "data")
         self._dataset, self._column = dataset, column
-        self._count = 0 if cursor is None else int(cursor["documents"])
+        if isinstance(cursor, tuple):
+            raise ValueError(
+                f"the noted place {cursor} is none in {dataset.name}: delete the directory and start again."
+            )
+        self._count = 0 if cursor is None else cursor.documents
         source: dict[str, Any] = (
             {"path": dataset.path, "name": dataset.config, "revision": dataset.revision}
             if files is None
@@ -142,7 +147,13 @@ class HubReader:
                 f"{len(files)} local files of {dataset.name} cannot be read as parquet ({error})."
             ) from error
         if cursor is not None:
-            self._stream.load_state_dict(cursor["state"])
+            try:
+                self._stream.load_state_dict(cursor.state)
+            except Exception as error:
+                raise ValueError(
+                    f"the noted place is none in {dataset.name} ({type(error).__name__}: {error}): delete the "
+                    f"directory and start again."
+                ) from None
 
     def __iter__(self) -> Iterator[Document]:
         rows = iter(self._stream)
@@ -159,9 +170,9 @@ class HubReader:
             self._count += 1
             yield text_of(row[self._column], self._dataset.name, self._column)
 
-    def cursor(self) -> Any:
+    def cursor(self) -> HubCursor:
         """Return the stream's state. A later reader opens the same file and skips to the row."""
-        return {"documents": self._count, "state": self._stream.state_dict()}
+        return HubCursor(documents=self._count, state=self._stream.state_dict())
 
     def fraction(self) -> float | None:
         """Return the share of the whole corpus that has been read. A partial local copy ends before 1."""

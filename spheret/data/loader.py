@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from spheret.data.shards import check_hash, check_ids
+from spheret.data.records import check_ids
+from spheret.data.shards import check_hash
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 

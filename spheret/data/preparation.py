@@ -10,13 +10,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from spheret.data import shards, tokenizers
 from spheret.data.chunks import chunks, repair
 from spheret.data.corpora import CORPORA, Corpus, resolve
+from spheret.data.readers import Reader
+from spheret.data.records import CorpusRecord, Manifest, Position, SettingsRecord, TokenizerRecord, dtype_name
 from spheret.data.store import Data, open_data
 from spheret.data.workers import Team, validates
 from spheret.data.workspace import Workspace
@@ -139,36 +141,41 @@ class _Job:
     workers: int
     quiet: bool
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> SettingsRecord:
         """Return the settings of this preparation that decide its output."""
         path = Path(self.spec).expanduser()
-        return {
-            "corpus": self.corpus.name,
-            "revision": self.corpus.revision,
-            "tokenizer": path.name if path.suffix == ".json" else self.spec,
-            "val_fraction": self.val_fraction,
-            "shard_tokens": self.shard_tokens,
-        }
+        own = path.suffix == ".json"
+        return SettingsRecord(
+            corpus=self.corpus.name,
+            revision=self.corpus.revision,
+            tokenizer=path.name if own else self.spec,
+            val_fraction=self.val_fraction,
+            shard_tokens=self.shard_tokens,
+            files=self.corpus.signature,
+            tokenizer_sha256=tokenizers.load(self.spec).sha256 if own else None,
+        )
 
-    def compare(self, manifest: dict[str, Any]) -> None:
+    def compare(self, manifest: Manifest) -> None:
         """Raise unless a finished directory holds what this preparation would write."""
         settings = self.settings()
         finished = {
-            "corpus": manifest["corpus"]["name"],
-            "revision": manifest["corpus"]["revision"],
-            "tokenizer": manifest["tokenizer"]["name"],
-            **{key: manifest[key] for key in ("val_fraction", "shard_tokens")},
+            "corpus": manifest.corpus.name,
+            "revision": manifest.corpus.revision,
+            "tokenizer": manifest.tokenizer.name,
+            "val_fraction": manifest.val_fraction,
+            "shard_tokens": manifest.shard_tokens,
         }
         differences = [
-            f"{key} {finished[key]!r}, not {settings[key]!r}" for key in settings if settings[key] != finished[key]
+            f"{key} {value!r}, not {getattr(settings, key)!r}"
+            for key, value in finished.items()
+            if value != getattr(settings, key)
         ]
         # equal names and revisions do not mean equal files
         if not differences and self.corpus.signature:
-            digest = manifest["corpus"]["documents_sha256"]
+            digest = manifest.corpus.documents_sha256
             differences = ["text that has changed since"] if _documents_digest(self.corpus) != digest else []
-        if not differences and Path(self.spec).suffix == ".json":
-            digest = manifest["tokenizer"]["sha256"]
-            differences = ["another tokenizer"] if tokenizers.load(self.spec).sha256 != digest else []
+        if not differences and settings.tokenizer_sha256 not in (None, manifest.tokenizer.sha256):
+            differences = ["another tokenizer"]
         if differences:
             raise FileExistsError(
                 f"{self.directory} already holds other data ({'; '.join(differences)}): give another --out, or "
@@ -177,35 +184,35 @@ class _Job:
 
     def run(self, workspace: Workspace) -> None:
         """Tokenize from the start, or from the last note of an earlier call, and write the manifest last."""
-        settings = {**self.settings(), "files": self.corpus.signature}
-        if Path(self.spec).suffix == ".json":
-            settings["tokenizer_sha256"] = tokenizers.load(self.spec).sha256
+        settings = self.settings()
         progress = workspace.progress(settings)
+        position = None if progress is None else progress.position
         if progress is None:
             workspace.started = True
-            progress = {}
-            workspace.record(settings, progress)
+            workspace.record(settings, None)
+        # a cursor that does not fit is found before anything is changed
+        reader = self.corpus.read(None if position is None else position.cursor)
         with Team(self.directory, self.val_fraction, self.workers, self.corpus.size) as team:
-            tokenizer = self._tokenizer(progress, team)
+            tokenizer = self._tokenizer(position, team)
             dtype = shards.dtype_for(tokenizer.vocab_size)
-            states = progress.get("splits", {})
+            states = {} if position is None else position.splits
             writers = {
                 split: shards.SplitWriter(self.directory, split, dtype, self.shard_tokens, states.get(split))
                 for split in shards.SPLITS
             }
             workspace.started = True
             try:
-                counts, digest = self._write(workspace, settings, progress, tokenizer, team, writers)
+                counts, digest = self._write(workspace, settings, position, reader, tokenizer, team, writers)
             finally:
                 for writer in writers.values():
                     writer.close()
         workspace.finish(self._manifest(tokenizers.describe(tokenizer), counts, digest, writers))
 
-    def _tokenizer(self, progress: dict[str, Any], team: Team) -> tokenizers.Tokenizer:
+    def _tokenizer(self, position: Position | None, team: Team) -> tokenizers.Tokenizer:
         """Return the tokenizer and start the worker processes with it. Writes its file if its name is not enough."""
-        if "tokenizer" in progress:
-            team.start(progress["tokenizer"]["name"])
-            return tokenizers.stored(self.directory, progress["tokenizer"])
+        if position is not None:
+            team.start(position.tokenizer.name)
+            return tokenizers.stored(self.directory, position.tokenizer)
         # a tokenizer with a name is built by the workers at the same time as here
         if self.spec in tokenizers.TOKENIZERS:
             team.start(self.spec)
@@ -218,16 +225,20 @@ class _Job:
     def _write(
         self,
         workspace: Workspace,
-        settings: dict[str, Any],
-        progress: dict[str, Any],
+        settings: SettingsRecord,
+        position: Position | None,
+        reader: Reader,
         tokenizer: tokenizers.Tokenizer,
         team: Team,
         writers: dict[str, shards.SplitWriter],
     ) -> tuple[Counter[str], int]:
         """Write every document that is left and note the progress after each shard. Returns counts and digest."""
-        counts, digest = Counter(progress.get("counts", {})), int(progress.get("digest", "0"), 16)
+        counts: Counter[str] = Counter()
+        digest = 0
+        if position is not None:
+            counts.update(position.counts)
+            digest = int(position.digest, 16)
         description = tokenizers.describe(tokenizer)
-        reader = self.corpus.read(progress.get("cursor"))
         done = sum(writer.tokens for writer in writers.values())
         due = CHECKPOINT_TOKENS
         with Meter(f"prepare {self.corpus.name}", self.quiet) as meter:
@@ -246,14 +257,14 @@ class _Job:
                 done, due = done + gained, due - gained
                 if any(shard_finished) or due <= 0:
                     due = CHECKPOINT_TOKENS
-                    state = {
-                        "tokenizer": description,
-                        "counts": counts,
-                        "digest": _hex(digest),
-                        "cursor": chunk.cursor,
-                        "splits": {split: writer.sync() for split, writer in writers.items()},
-                    }
-                    workspace.record(settings, state)
+                    position = Position(
+                        tokenizer=description,
+                        counts=cast(Any, dict(counts)),
+                        digest=_hex(digest),
+                        cursor=chunk.cursor,
+                        splits={split: writer.sync() for split, writer in writers.items()},
+                    )
+                    workspace.record(settings, position)
                 show(chunk.fraction)
         self._check_splits(counts)
         for writer in writers.values():
@@ -276,39 +287,37 @@ class _Job:
             )
 
     def _manifest(
-        self, tokenizer: dict[str, Any], counts: Counter[str], digest: int, writers: dict[str, shards.SplitWriter]
-    ) -> dict[str, Any]:
+        self, tokenizer: TokenizerRecord, counts: Counter[str], digest: int, writers: dict[str, shards.SplitWriter]
+    ) -> Manifest:
         """Read the shards back, which checks what is on the disk, and return the manifest that describes them."""
-        dtype, vocab_size = shards.dtype_for(tokenizer["vocab_size"]), tokenizer["vocab_size"]
+        dtype, vocab_size = shards.dtype_for(tokenizer.vocab_size), tokenizer.vocab_size
         unigrams = np.zeros(vocab_size, dtype="<u8")
         for split, writer in writers.items():
             for shard in writer.shards:
-                shard_counts = shards.scan(self.directory / shard["name"], dtype, vocab_size, shard["sha256"])
+                shard_counts = shards.scan(self.directory / shard.name, dtype, vocab_size, shard.sha256)
                 if split == "train":
                     unigrams += shard_counts
         files.write_atomically(self.directory / shards.COUNTS, unigrams.tobytes())
-        return {
-            "format": shards.FORMAT,
-            "version": shards.VERSION,
-            "corpus": {
-                "name": self.corpus.name,
-                "revision": self.corpus.revision,
-                "licence": self.corpus.licence,
-                "documents_sha256": _hex(digest),
-            },
-            "tokenizer": tokenizer,
-            "dtype": dtype.name,
-            "val_fraction": self.val_fraction,
-            "shard_tokens": self.shard_tokens,
-            "documents": {split: counts[split] for split in shards.SPLITS},
-            "tokens": {split: writer.tokens for split, writer in writers.items()},
-            "empty_documents": counts["empty"],
-            "repaired_documents": counts["repaired"],
-            "replaced_characters": counts["replaced_characters"],
-            "largest_id": max(shard["largest_id"] for writer in writers.values() for shard in writer.shards),
-            "counts_sha256": hashlib.sha256(unigrams.tobytes()).hexdigest(),
-            "shards": {split: writer.shards for split, writer in writers.items()},
-        }
+        return Manifest(
+            corpus=CorpusRecord(
+                name=self.corpus.name,
+                revision=self.corpus.revision,
+                licence=self.corpus.licence,
+                documents_sha256=_hex(digest),
+            ),
+            tokenizer=tokenizer,
+            dtype=dtype_name(vocab_size),
+            val_fraction=self.val_fraction,
+            shard_tokens=self.shard_tokens,
+            documents={split: counts[split] for split in shards.SPLITS},
+            tokens={split: writer.tokens for split, writer in writers.items()},
+            empty_documents=counts["empty"],
+            repaired_documents=counts["repaired"],
+            replaced_characters=counts["replaced_characters"],
+            largest_id=max(shard.largest_id for writer in writers.values() for shard in writer.shards),
+            counts_sha256=hashlib.sha256(unigrams.tobytes()).hexdigest(),
+            shards={split: writer.shards for split, writer in writers.items()},
+        )
 
 
 def cached(corpus: str = "sotu", tokenizer: str | None = None, quiet: bool = True) -> Data:
@@ -336,7 +345,7 @@ def open_named(name: str, tokenizer: str | None, quiet: bool) -> Data:
     if not (path / shards.MANIFEST).exists():
         raise ValueError(f"--data {name} holds no prepared data: run spheret prepare {name} --out DIR and give DIR.")
     data = open_data(path)
-    prepared_with = data.manifest["tokenizer"]["name"]
+    prepared_with = data.manifest.tokenizer.name
     if tokenizer is not None and tokenizer != prepared_with:
         raise ValueError(
             f"--data {name} was prepared with the tokenizer {prepared_with!r}, not {tokenizer!r}: leave --tokenizer "

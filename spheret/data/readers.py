@@ -16,6 +16,7 @@ from typing import IO, Any, Protocol
 
 import msgspec
 
+from spheret.data.records import Cursor
 from spheret.support.errors import need
 
 # a document as it stands in its file: bytes that should be UTF-8, or text that may hold lone surrogates
@@ -230,23 +231,26 @@ def _format(path: Path) -> Callable[[Path, str, Callable[[float], None]], Iterat
 class Reader(Protocol):
     """Documents in a fixed order.
 
-    cursor: returns the place after the last document as plain JSON. A later reader starts there.
+    cursor: returns the place after the last document. A later reader starts there.
     fraction: returns how much has been read, 0 to 1, or None if that is unknown.
     """
 
     def __iter__(self) -> Iterator[Document]: ...
-    def cursor(self) -> Any: ...
+    def cursor(self) -> Cursor: ...
     def fraction(self) -> float | None: ...
 
 
 class FileReader:
     """The documents of a list of files in order, starting at any cursor. With `whole`, each file is one document."""
 
-    def __init__(self, files: Sequence[Path], column: str, cursor: Any = None, whole: bool = False) -> None:
+    def __init__(self, files: Sequence[Path], column: str, cursor: Cursor | None = None, whole: bool = False) -> None:
         self._files, self._column, self._whole = files, column, whole
-        self._file: int
-        self._skip: int
-        self._file, self._skip = cursor or (0, 0)
+        place = (0, 0) if cursor is None else cursor
+        if not isinstance(place, tuple) or place[0] >= max(1, len(files)):
+            raise ValueError(
+                f"the noted place {place} is none in these {len(files)} files: delete the directory and start again."
+            )
+        self._file, self._skip = place
         self._sizes = [file_size(path) for path in files]
         self._position = 0.0
 
@@ -268,9 +272,9 @@ class FileReader:
     def _move(self, position: float) -> None:
         self._position = position
 
-    def cursor(self) -> Any:
+    def cursor(self) -> Cursor:
         """Return where the document after the last one begins: the file, and the documents to skip in it."""
-        return [self._file, self._skip]
+        return self._file, self._skip
 
     def fraction(self) -> float | None:
         """Return how much of the files has been read, 0 to 1."""

@@ -5,33 +5,29 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
+from spheret.data.records import MANIFESTS, Manifest, ShardRecord, SplitRecord, check_ids, dtype_name
+from spheret.data.records import SPLITS as SPLITS
+from spheret.data.records import TOKENIZER as TOKENIZER
 from spheret.support import files
 
-FORMAT = "spheret-data"
-VERSION = 1
 MANIFEST = "manifest.json"
 # the state of an unfinished preparation
 PROGRESS = "progress.json"
 # how often each id occurs in the train split: little-endian uint64, one per id
 COUNTS = "counts.bin"
-# the tokenizer, unless its name is enough to build it again
-TOKENIZER = "tokenizer.json"
-SPLITS = ("train", "val")
-_SHARD_NAME = re.compile(r"(train|val)-\d{5}\.bin")
 # names have five digits
 MOST_SHARDS = 100_000
 
 
 def dtype_for(vocab_size: int) -> np.dtype[Any]:
     """Return the smaller of little-endian uint16 and uint32 that holds every id."""
-    return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
+    return np.dtype(dtype_name(vocab_size)).newbyteorder("<")
 
 
 def shard_name(split: str, index: int) -> str:
@@ -47,18 +43,23 @@ class SplitWriter:
     """
 
     def __init__(
-        self, directory: Path, split: str, dtype: np.dtype[Any], shard_tokens: int, state: Any = None
+        self,
+        directory: Path,
+        split: str,
+        dtype: np.dtype[Any],
+        shard_tokens: int,
+        state: SplitRecord | None = None,
     ) -> None:
         self._directory, self._split, self._dtype, self._size = directory, split, dtype, shard_tokens
-        self.shards: list[dict[str, Any]] = [] if state is None else list(state["shards"])
+        self.shards: list[ShardRecord] = [] if state is None else list(state.shards)
         self._tokens, self._largest, self._hash = 0, 0, hashlib.sha256()
         self._file: IO[bytes] | None = None
-        self._restore(0 if state is None else int(state["partial"]))
+        self._restore(0 if state is None else state.partial)
 
     @property
     def tokens(self) -> int:
         """The number of ids in the split so far."""
-        return sum(shard["tokens"] for shard in self.shards) + self._tokens
+        return sum(shard.tokens for shard in self.shards) + self._tokens
 
     @property
     def _final(self) -> Path:
@@ -71,11 +72,11 @@ class SplitWriter:
     def _restore(self, partial: int) -> None:
         """Return to a recorded state: `partial` ids in the unfinished shard, and nothing after them."""
         for shard in self.shards:
-            check_size(self._directory / shard["name"], shard["tokens"], self._dtype)
+            check_size(self._directory / shard.name, shard.tokens, self._dtype)
         # a kill came after the rename and before the note of it: the finished shard counts as unfinished
         if partial and self._final.exists():
             self._final.replace(self._part)
-        known = {shard["name"] for shard in self.shards} | ({self._part.name} if partial else set())
+        known = {shard.name for shard in self.shards} | ({self._part.name} if partial else set())
         for path in self._directory.glob(f"{self._split}-*.bin*"):
             if path.name not in known:
                 path.unlink()
@@ -123,20 +124,20 @@ class SplitWriter:
         self._part.replace(self._final)
         files.sync_directory(self._directory)
         self.shards.append(
-            {
-                "name": self._final.name,
-                "tokens": self._tokens,
-                "sha256": self._hash.hexdigest(),
-                "largest_id": self._largest,
-            }
+            ShardRecord(
+                name=self._final.name,
+                tokens=self._tokens,
+                sha256=self._hash.hexdigest(),
+                largest_id=self._largest,
+            )
         )
         self._tokens, self._largest, self._hash = 0, 0, hashlib.sha256()
 
-    def sync(self) -> dict[str, Any]:
+    def sync(self) -> SplitRecord:
         """Flush everything to disk. Returns the state from which a new writer can go on."""
         if self._file is not None:
             os.fsync(self._file.fileno())
-        return {"shards": list(self.shards), "partial": self._tokens}
+        return SplitRecord(shards=list(self.shards), partial=self._tokens)
 
     def finish(self) -> None:
         """Finish the last shard, which may be shorter than the others."""
@@ -173,11 +174,11 @@ def check_size(path: Path, tokens: int, dtype: np.dtype[Any]) -> None:
         )
 
 
-def read_manifest(directory: Path) -> dict[str, Any]:
+def read_manifest(directory: Path) -> Manifest:
     """Read the manifest of a data directory. Raises unless it has this version and every field is valid."""
     path = directory / MANIFEST
     try:
-        manifest = files.read_document(path, FORMAT, VERSION, "prepare", "prepare the directory again")
+        return MANIFESTS.read(path)
     except FileNotFoundError:
         hint = (
             "its preparation did not finish: run the same spheret prepare command again"
@@ -185,47 +186,16 @@ def read_manifest(directory: Path) -> dict[str, Any]:
             else "make it with spheret prepare CORPUS --out DIR"
         )
         raise FileNotFoundError(f"{directory} holds no {MANIFEST}: {hint}.") from None
-    try:
-        _check_fields(manifest)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged (field {error}): prepare the directory again.") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    return manifest
 
 
-def _check_fields(manifest: dict[str, Any]) -> None:
-    """Raise unless the fields agree with each other."""
-    vocab_size = int(manifest["tokenizer"]["vocab_size"])
-    if manifest["dtype"] != dtype_for(vocab_size).name:
-        raise ValueError(f"dtype {manifest['dtype']!r} does not fit {vocab_size} ids: prepare the directory again.")
-    for split in SPLITS:
-        shards = manifest["shards"][split]
-        for shard in shards:
-            if not _SHARD_NAME.fullmatch(shard["name"]):
-                raise ValueError(f"shard name {shard['name']!r} is not valid: prepare the directory again.")
-            check_ids(shard["name"], shard["largest_id"], vocab_size)
-        if sum(shard["tokens"] for shard in shards) != manifest["tokens"][split]:
-            raise ValueError(f"the shards of {split} do not add up to its tokens: prepare the directory again.")
-
-
-def check_ids(where: object, largest: int, vocab_size: int) -> None:
-    """Raise if the largest id lies beyond the vocabulary, so that an embedding has no row for it."""
-    if largest >= vocab_size:
-        raise ValueError(
-            f"{where} holds token id {largest}, beyond the vocabulary of {vocab_size} (largest {vocab_size - 1}): "
-            f"the data is damaged or of another tokenizer, prepare it again."
-        )
-
-
-def check_sizes(directory: Path, manifest: dict[str, Any]) -> None:
+def check_sizes(directory: Path, manifest: Manifest) -> None:
     """Raise unless every file of the manifest exists and has the size that the manifest gives."""
-    dtype = np.dtype(manifest["dtype"]).newbyteorder("<")
+    dtype = np.dtype(manifest.dtype).newbyteorder("<")
     for split in SPLITS:
-        for shard in manifest["shards"][split]:
-            check_size(directory / shard["name"], shard["tokens"], dtype)
-    check_size(directory / COUNTS, manifest["tokenizer"]["vocab_size"], np.dtype("<u8"))
-    if manifest["tokenizer"]["file"] is not None and not (directory / TOKENIZER).is_file():
+        for shard in manifest.shards[split]:
+            check_size(directory / shard.name, shard.tokens, dtype)
+    check_size(directory / COUNTS, manifest.tokenizer.vocab_size, np.dtype("<u8"))
+    if manifest.tokenizer.file is not None and not (directory / TOKENIZER).is_file():
         raise FileNotFoundError(f"{directory / TOKENIZER} is missing: prepare {directory} again, or copy it again.")
 
 
@@ -238,10 +208,10 @@ def check_hash(path: Path, digest: str, expected: str) -> None:
         )
 
 
-def read_counts(directory: Path, manifest: dict[str, Any]) -> np.ndarray:
+def read_counts(directory: Path, manifest: Manifest) -> np.ndarray:
     """Return how often each id occurs in the train split: (vocab_size,) uint64. Raises if the file is damaged."""
     data = (directory / COUNTS).read_bytes()
-    check_hash(directory / COUNTS, hashlib.sha256(data).hexdigest(), manifest["counts_sha256"])
+    check_hash(directory / COUNTS, hashlib.sha256(data).hexdigest(), manifest.counts_sha256)
     return np.frombuffer(data, dtype="<u8")
 
 
@@ -259,20 +229,20 @@ def scan(path: Path, dtype: np.dtype[Any], vocab_size: int, sha256: str) -> np.n
     return counts
 
 
-def verify(directory: Path) -> dict[str, Any]:
+def verify(directory: Path) -> Manifest:
     """Compare every byte of a data directory with its manifest. Returns the manifest."""
     manifest = read_manifest(directory)
     check_sizes(directory, manifest)
-    dtype, vocab_size = np.dtype(manifest["dtype"]).newbyteorder("<"), manifest["tokenizer"]["vocab_size"]
+    dtype, vocab_size = np.dtype(manifest.dtype).newbyteorder("<"), manifest.tokenizer.vocab_size
     counts = np.zeros(vocab_size, dtype="<u8")
     for split in SPLITS:
-        for shard in manifest["shards"][split]:
-            shard_counts = scan(directory / shard["name"], dtype, vocab_size, shard["sha256"])
+        for shard in manifest.shards[split]:
+            shard_counts = scan(directory / shard.name, dtype, vocab_size, shard.sha256)
             if split == "train":
                 counts += shard_counts
-    if manifest["tokenizer"]["file"] is not None:
+    if manifest.tokenizer.file is not None:
         digest = hashlib.sha256((directory / TOKENIZER).read_bytes()).hexdigest()
-        check_hash(directory / TOKENIZER, digest, manifest["tokenizer"]["sha256"])
+        check_hash(directory / TOKENIZER, digest, manifest.tokenizer.sha256)
     if read_counts(directory, manifest).tobytes() != counts.tobytes():
         raise ValueError(f"{directory / COUNTS} does not match the train shards: prepare the directory again.")
     return manifest

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from spheret.data import shards, tokenizers
+from spheret.data.records import Manifest
 from spheret.support.errors import unknown
 
 # torch is imported by the methods that return tensors, so that `spheret prepare` starts without it
@@ -25,12 +26,12 @@ class Data:
     """Prepared shards. Their sizes were checked against the manifest; their bytes are checked at first use."""
 
     path: Path
-    manifest: dict[str, Any]
+    manifest: Manifest
 
     @property
     def vocab_size(self) -> int:
         """The number of ids of the tokenizer."""
-        return int(self.manifest["tokenizer"]["vocab_size"])
+        return self.manifest.tokenizer.vocab_size
 
     @property
     def padded_vocab_size(self) -> int:
@@ -40,17 +41,17 @@ class Data:
     @property
     def end_of_text(self) -> int:
         """The id that follows every document."""
-        return int(self.manifest["tokenizer"]["end_of_text"])
+        return self.manifest.tokenizer.end_of_text
 
     def tokens(self, split: str = "train") -> int:
         """Return the number of ids in a split."""
         if split not in shards.SPLITS:
             raise unknown("split", split, shards.SPLITS)
-        return int(self.manifest["tokens"][split])
+        return self.manifest.tokens[split]
 
     def tokenizer(self) -> tokenizers.Tokenizer:
         """Return the tokenizer that wrote the data. Raises if it has changed since."""
-        return tokenizers.stored(self.path, self.manifest["tokenizer"])
+        return tokenizers.stored(self.path, self.manifest.tokenizer)
 
     def decode(self, ids: Sequence[int] | np.ndarray | torch.Tensor) -> str:
         """Return the text of some ids."""
@@ -71,10 +72,10 @@ class Data:
         from spheret.data.loader import Stream
 
         self.tokens(split)
-        dtype = np.dtype(self.manifest["dtype"]).newbyteorder("<")
-        records = self.manifest["shards"][split]
-        paths = [self.path / shard["name"] for shard in records]
-        return Stream(paths, dtype, self.vocab_size, [shard["sha256"] for shard in records])
+        dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
+        records = self.manifest.shards[split]
+        paths = [self.path / shard.name for shard in records]
+        return Stream(paths, dtype, self.vocab_size, [shard.sha256 for shard in records])
 
     def loader(
         self,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from spheret.data.shards import TOKENIZER
+from spheret.data.records import TOKENIZER, TokenizerRecord
 from spheret.data.words import WordEncoder, pieces
 from spheret.support.errors import need, unknown
 
@@ -268,15 +268,15 @@ def load(spec: str, texts: Iterable[str] = ()) -> Tokenizer:
     raise ValueError(f"{unknown('tokenizer', spec, ['bytes', 'gpt2', 'bpe:N'])} Or give a path to a tokenizer.json.")
 
 
-def describe(tokenizer: Tokenizer) -> dict[str, Any]:
+def describe(tokenizer: Tokenizer) -> TokenizerRecord:
     """Return the description of a tokenizer that a manifest holds."""
-    return {
-        "name": tokenizer.name,
-        "sha256": tokenizer.sha256,
-        "vocab_size": tokenizer.vocab_size,
-        "end_of_text": tokenizer.end_of_text,
-        "file": None if tokenizer.file is None else TOKENIZER,
-    }
+    return TokenizerRecord(
+        name=tokenizer.name,
+        sha256=tokenizer.sha256,
+        vocab_size=tokenizer.vocab_size,
+        end_of_text=tokenizer.end_of_text,
+        file=None if tokenizer.file is None else TOKENIZER,
+    )
 
 
 def named(name: str, directory: Path) -> Tokenizer:
@@ -285,12 +285,12 @@ def named(name: str, directory: Path) -> Tokenizer:
     return JSONTokenizer(path.read_bytes(), name) if path.exists() else load(name)
 
 
-def stored(directory: Path, description: dict[str, Any]) -> Tokenizer:
+def stored(directory: Path, description: TokenizerRecord) -> Tokenizer:
     """Return the tokenizer that wrote a data directory. Raises if it does not fit the description in the manifest."""
-    tokenizer = named(description["name"], directory)
+    tokenizer = named(description.name, directory)
     if describe(tokenizer) != description:
         raise ValueError(
             f"the tokenizer of {directory} is not the one it was prepared with "
-            f"(now {json.dumps(describe(tokenizer))}, then {json.dumps(description)}): prepare it again."
+            f"(now {describe(tokenizer)}, then {description}): prepare it again."
         )
     return tokenizer

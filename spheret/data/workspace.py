@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from pathlib import Path
-from typing import Any
 
-from spheret.data.shards import COUNTS, FORMAT, MANIFEST, PROGRESS, TOKENIZER, VERSION, read_manifest
-from spheret.support.files import (
-    Lock,
-    dump,
-    is_temporary,
-    read_document,
-    refuse_links,
-    remove_empty,
-    write_atomically,
-)
+from spheret.data.records import MANIFESTS, PROGRESSES, Manifest, Position, Progress, SettingsRecord
+from spheret.data.shards import COUNTS, MANIFEST, PROGRESS, TOKENIZER, read_manifest
+from spheret.support.files import Lock, is_temporary, refuse_links, remove_empty
 
 LOCK = "prepare.lock"
 # settings that are hashes, which would tell a reader nothing: what to say when one differs
@@ -26,10 +17,6 @@ _WRITTEN = re.compile(
     rf"{re.escape(PROGRESS)}|{re.escape(TOKENIZER)}|{re.escape(COUNTS)}|{re.escape(MANIFEST)}"
     r"|(train|val)-\d{5}\.bin(\.part)?"
 )
-
-
-def _digest(note: dict[str, Any]) -> str:
-    return hashlib.sha256(dump(note)).hexdigest()
 
 
 class Workspace:
@@ -93,50 +80,41 @@ class Workspace:
             f"empty directory."
         )
 
-    def manifest(self) -> dict[str, Any] | None:
+    def manifest(self) -> Manifest | None:
         """Return the manifest of a finished preparation, or None if there is none."""
         return read_manifest(self.directory) if (self.directory / MANIFEST).exists() else None
 
-    def progress(self, settings: dict[str, Any]) -> dict[str, Any] | None:
+    def progress(self, settings: SettingsRecord) -> Progress | None:
         """Return the last note of an unfinished preparation, or None. Raises if its settings differ."""
-        path = self.directory / PROGRESS
         try:
-            note = read_document(path, FORMAT, VERSION, "prepare", f"delete {self.directory} and start again")
+            note = PROGRESSES.read(self.directory / PROGRESS)
         except FileNotFoundError:
             return None
-        # shards that the note does not list are removed later, so a note that someone changed must not be followed
-        if note.pop("sha256", None) != _digest(note):
-            raise ValueError(
-                f"{path} is damaged (its content does not have its SHA-256): the shards beside it are kept. Delete "
-                f"{self.directory} and start again."
-            )
-        noted = note.get("settings", {})
         differences = [
-            _HASHES.get(key, f"{key} {noted.get(key)!r}, not {value!r}")
-            for key, value in settings.items()
-            if noted.get(key) != value
+            _HASHES.get(key, f"{key} {noted!r}, not {value!r}")
+            for key in SettingsRecord.__struct_fields__
+            if (noted := getattr(note.settings, key)) != (value := getattr(settings, key))
         ]
         if differences:
             raise FileExistsError(
                 f"{self.directory} holds an unfinished preparation with other settings ({'; '.join(differences)}): "
                 f"run that command again to finish it, give another --out, or delete it."
             )
-        self.resumable = self._continued = "cursor" in note
+        self.resumable = self._continued = note.position is not None
         return note
 
-    def record(self, settings: dict[str, Any], state: dict[str, Any]) -> None:
+    def record(self, settings: SettingsRecord, position: Position | None) -> None:
         """Note the progress, so that a later kill loses nothing of it."""
-        note = {"format": FORMAT, "version": VERSION, "settings": settings, **state}
-        write_atomically(self.directory / PROGRESS, dump({**note, "sha256": _digest(note)}))
-        self.resumable = "cursor" in state
+        PROGRESSES.write(self.directory / PROGRESS, Progress.of(settings, position))
+        self.resumable = position is not None
 
-    def finish(self, manifest: dict[str, Any]) -> None:
+    def finish(self, manifest: Manifest) -> None:
         """Write the manifest, which completes the directory, then remove the progress.
 
         Raises if the directory was moved or deleted meanwhile.
         """
         self._lock.check()
-        write_atomically(self.directory / MANIFEST, dump(manifest))
+        MANIFESTS.write(self.directory / MANIFEST, manifest)
         self.tidy()
 
     def tidy(self) -> None:

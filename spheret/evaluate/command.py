@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import json
 import logging
 import sys
 import tempfile
@@ -14,14 +13,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from spheret import __version__
 from spheret.evaluate import eval_json
+from spheret.evaluate.records import EVALS, SAMPLES, EvalRecord, MetricRecord, SampleRecord, TaskRecord
 from spheret.evaluate.tasks import check_data, load_tasks, parse_tasks
 from spheret.evaluate.tasks import prefetch as fetch
 from spheret.runs.layout import EVAL, EVAL_SAMPLES
 from spheret.support.cache import cache_directory
 from spheret.support.errors import need
-from spheret.support.files import dump, write_atomically
+from spheret.support.files import write_atomically
 
 # results of two commands may share an eval.json only if these are equal
 SETTINGS = ("run", "step", "limit", "precision", "versions")
@@ -84,7 +86,7 @@ def evaluate(
     step: int | None = None,
     device: str | None = None,
     precision: str = "float32",
-) -> dict[str, Any]:
+) -> EvalRecord:
     """Do what `spheret eval` does. Returns what it wrote into eval.json."""
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1 document, got {limit}.")
@@ -95,9 +97,9 @@ def evaluate(
     from spheret.runs.run import open_run
 
     opened = open_run(run)
-    checkpoint = opened.checkpoint(step)
+    model, checkpoint = opened.load(step)
     lm = SpheretLM(
-        model=opened.model(checkpoint.step),
+        model=model,
         tokenizer=opened.tokenizer(),
         batch_size=batch_size,
         device=device,
@@ -109,23 +111,22 @@ def evaluate(
     for name in answers["samples"]:
         rows = answers["samples"][name]
         counts = {"requests": lm.requested[name], "truncated": lm.truncated[name]}
-        entries[name] = counts | _entry(name, answers, rows, hashes.get(name))
+        entries[name] = _entry(name, answers, rows, hashes.get(name), counts)
         lines += [_line(name, row) for row in rows]
-    results = {
-        "format": eval_json.FORMAT,
-        "version": eval_json.VERSION,
-        "run": opened.name,
-        "step": checkpoint.step,
-        "limit": limit,
-        "precision": precision,
-        "device": str(lm.device),
-        "batch_size": lm.batch_size or "auto",
-        "seconds": round(time.perf_counter() - start, 3),
-        "versions": {"spheret": __version__, **{name: version(name) for name in ("lm_eval", "datasets", "torch")}},
-        "tasks": entries,
-    }
-    _write(opened.path, results, lines)
-    return results
+    results = EvalRecord(
+        run=opened.name,
+        step=checkpoint.step,
+        limit=limit,
+        precision=precision,
+        device=str(lm.device),
+        batch_size=lm.batch_size or "auto",
+        seconds=round(time.perf_counter() - start, 3),
+        versions={"spheret": __version__, **{name: version(name) for name in ("lm_eval", "datasets", "torch")}},
+        tasks=entries,
+        requests=0,
+        truncated=0,
+    )
+    return _write(opened.path, results, lines)
 
 
 def answer(lm: Any, names: list[str], limit: int | None, data: Path | None) -> dict[str, Any]:
@@ -150,54 +151,83 @@ def answer(lm: Any, names: list[str], limit: int | None, data: Path | None) -> d
         bars.enable_progress_bar()
 
 
-def _entry(name: str, answers: dict[str, Any], rows: list[dict[str, Any]], data_sha256: str | None) -> dict[str, Any]:
+def _entry(
+    name: str, answers: dict[str, Any], rows: list[dict[str, Any]], data_sha256: str | None, counts: dict[str, int]
+) -> TaskRecord:
     identity = "".join(row["doc_hash"] + row["prompt_hash"] + row["target_hash"] for row in rows)
     metrics = rows[0]["metrics"]
-    return {
-        "documents": len(rows),
-        "version": answers["versions"].get(name),
-        "hash": hashlib.sha256(identity.encode()).hexdigest(),
-        "data_sha256": data_sha256,
-        "metrics": {metric: eval_json.summary(metric, [row[metric] for row in rows]) for metric in metrics},
-    }
+    return TaskRecord(
+        **counts,
+        documents=len(rows),
+        version=answers["versions"].get(name),
+        hash=hashlib.sha256(identity.encode()).hexdigest(),
+        data_sha256=data_sha256,
+        metrics={
+            metric: MetricRecord(**eval_json.summary(metric, [row[metric] for row in rows])) for metric in metrics
+        },
+    )
 
 
-def _line(name: str, row: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "task": name,
-        "document": row["doc_id"],
-        "hash": row["doc_hash"],
-        "metrics": {metric: row[metric] for metric in row["metrics"]},
-        "responses": row["filtered_resps"],
-    }
+def _line(name: str, row: dict[str, Any]) -> SampleRecord:
+    return SampleRecord(
+        task=name,
+        document=row["doc_id"],
+        hash=row["doc_hash"],
+        metrics={metric: row[metric] for metric in row["metrics"]},
+        responses=row["filtered_resps"],
+    )
 
 
-def _write(path: Path, results: dict[str, Any], lines: list[dict[str, Any]]) -> None:
-    """Write both files. Tasks of an earlier command under the same settings are kept, and added to `results`."""
+def _write(path: Path, results: EvalRecord, lines: list[SampleRecord]) -> EvalRecord:
+    """Write both files and return eval.json. Whole tasks of an earlier command under the same settings are kept."""
+    tasks, kept = _earlier(path, results)
+    tasks |= results.tasks
+    counts = {count: sum(getattr(task, count) for task in tasks.values()) for count in ("requests", "truncated")}
+    results = msgspec.structs.replace(results, tasks=tasks, **counts)
+    encoded = [*kept, *(SAMPLES.encode(line) for line in lines)]
+    write_atomically(path / EVAL_SAMPLES, b"".join(encoded))
+    EVALS.write(path / EVAL, results)
+    return results
+
+
+def _earlier(path: Path, results: EvalRecord) -> tuple[dict[str, TaskRecord], list[bytes]]:
+    """The tasks of an earlier command under the same settings, without those of this one, and their lines.
+
+    A task is kept if the line of each of its documents is whole. What is left out is said.
+    """
     try:
-        before = eval_json.read(path)
-        lines_before = (path / EVAL_SAMPLES).read_bytes().splitlines()
-    except (OSError, ValueError):
-        before, lines_before = {}, []
-    encoded = [json.dumps(line, sort_keys=True, ensure_ascii=False).encode() for line in lines]
-    if before and all(before.get(key) == results[key] for key in SETTINGS):
-        encoded = [line for line in lines_before if json.loads(line)["task"] not in results["tasks"]] + encoded
-        results["tasks"] = before["tasks"] | results["tasks"]
-    for count in ("requests", "truncated"):
-        results[count] = sum(task.get(count, 0) for task in results["tasks"].values())
-    write_atomically(path / EVAL_SAMPLES, b"".join(line + b"\n" for line in encoded))
-    write_atomically(path / EVAL, dump(results))
+        before = EVALS.read(path / EVAL)
+        lines = SAMPLES.split(path / EVAL_SAMPLES)
+    except FileNotFoundError:
+        return {}, []
+    except ValueError as error:
+        print(f"{error} Its earlier tasks are left out.", file=sys.stderr)
+        return {}, []
+    if any(getattr(before, key) != getattr(results, key) for key in SETTINGS):
+        return {}, []
+    by_task: dict[str, list[bytes]] = {}
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            by_task.setdefault(SAMPLES.decode(line, "").task, []).append(line + b"\n")
+    tasks = {name: task for name, task in before.tasks.items() if name not in results.tasks}
+    whole = {name: task for name, task in tasks.items() if len(by_task.get(name, ())) == task.documents}
+    if torn := sorted(tasks.keys() - whole.keys()):
+        print(
+            f"{path / EVAL_SAMPLES} has lost lines of {', '.join(torn)}, which are left out: evaluate them again.",
+            file=sys.stderr,
+        )
+    return whole, [line for name in whole for line in by_task[name]]
 
 
 def _number(value: float) -> str:
     return f"{value:.2f}" if value < 1e6 else f"{value:.2e}"
 
 
-def _show(results: dict[str, Any]) -> None:
+def _show(results: EvalRecord) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{results['run']}, step {results['step']}")
+    table = Table(title=f"{results.run}, step {results.step}")
     for column, side in (
         ("task", "left"),
         ("metric", "left"),
@@ -206,18 +236,19 @@ def _show(results: dict[str, Any]) -> None:
         ("documents", "right"),
     ):
         table.add_column(column, justify=side)  # type: ignore[arg-type]
-    for name, task in results["tasks"].items():
-        for metric, cell in task["metrics"].items():
+    for name, task in results.tasks.items():
+        for metric, cell in task.metrics.items():
             factor = 100 if eval_json.is_accuracy(metric) else 1
-            error = "" if cell["stderr"] is None else _number(factor * cell["stderr"])
-            table.add_row(name, metric, _number(factor * cell["value"]), error, f"{task['documents']:,}")
+            error = "" if cell.stderr is None else _number(factor * cell.stderr)
+            value = "not finite" if cell.value is None else _number(factor * cell.value)
+            table.add_row(name, metric, value, error, f"{task.documents:,}")
     console = Console()
     console.print(table)
     if (mean := eval_json.average(results)) is not None:
         error = "" if mean["stderr"] is None else f" +- {mean['stderr']:.2f}"
         console.print(f"average zero-shot accuracy {mean['value']:.2f}{error}")
-    if results["truncated"]:
+    if results.truncated:
         console.print(
-            f"{results['truncated']:,} of {results['requests']:,} requests were longer than the context: their left "
+            f"{results.truncated:,} of {results.requests:,} requests were longer than the context: their left "
             "end was cut off."
         )

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+
+from spheret.evaluate.records import AGAIN, EVALS, SAMPLES, EvalRecord
 from spheret.evaluate.tasks import ACCURACIES, PAPER_COLUMNS
 from spheret.runs.layout import EVAL, EVAL_SAMPLES
-from spheret.support.files import read_document
-
-FORMAT, VERSION = "spheret-eval", 1
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -70,10 +69,10 @@ def summary(metric: str, values: Sequence[Any]) -> dict[str, float | None]:
     return {"value": value, "stderr": error}
 
 
-def read(run: str | Path) -> dict[str, Any]:
+def read(run: str | Path) -> EvalRecord:
     """The eval.json of a run directory."""
     try:
-        return read_document(Path(run) / EVAL, FORMAT, VERSION, "eval", "evaluate the run again")
+        return EVALS.read(Path(run) / EVAL)
     except FileNotFoundError:
         raise FileNotFoundError(f"{run} has not been evaluated: run spheret eval {run}.") from None
 
@@ -81,20 +80,37 @@ def read(run: str | Path) -> dict[str, Any]:
 def samples(run: str | Path) -> dict[str, dict[str, dict[str, Any]]]:
     """The metrics of every document: task, then document, then metric."""
     path = Path(run) / EVAL_SAMPLES
-    if not path.exists():
-        raise FileNotFoundError(f"{path} is missing: evaluate the run again.")
     by_task: dict[str, dict[str, dict[str, Any]]] = {}
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        try:
-            row = json.loads(line)
-            document, metrics = f"{row['document']} {row['hash']}", row["metrics"]
-            by_task.setdefault(row["task"], {})[document] = metrics
-        except (ValueError, KeyError, TypeError):
-            raise ValueError(f"line {number} of {path} is damaged: evaluate the run again.") from None
+    try:
+        for row, _ in SAMPLES.read(path):
+            by_task.setdefault(row.task, {})[f"{row.document} {row.hash}"] = row.metrics
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} is missing: {AGAIN}.") from None
     return by_task
 
 
-def average(results: dict[str, Any]) -> dict[str, float | None] | None:
+# the type of a metric's value at one document; every other metric is a number
+VALUES: dict[str, Any] = {
+    name: tuple[float, Annotated[float, msgspec.Meta(gt=0)]]
+    for name in ("word_perplexity", "byte_perplexity", "bits_per_byte")
+}
+
+
+def _values(run: str | Path, documents: dict[str, dict[str, Any]], task: str, metric: str) -> list[Any]:
+    """The metric at every document of a task, in the order of the documents' names."""
+    values = []
+    for name in sorted(documents):
+        try:
+            values.append(msgspec.convert(documents[name].get(metric), VALUES.get(metric, float)))
+        except msgspec.ValidationError as error:
+            raise ValueError(
+                f"{Path(run) / EVAL_SAMPLES} is damaged ({metric} of document {name.split()[0]} of {task}: {error}): "
+                f"{AGAIN}."
+            ) from None
+    return values
+
+
+def average(results: EvalRecord) -> dict[str, float | None] | None:
     """The mean of the paper's ten accuracies in percent with its standard error, or None if one is missing."""
     cells = [_cell(results, column.task, column.metric) for column in PAPER_COLUMNS if is_accuracy(column.metric)]
     if any(cell["value"] is None for cell in cells):
@@ -108,11 +124,17 @@ def is_accuracy(metric: str) -> bool:
     return metric in ACCURACIES
 
 
-def _cell(results: dict[str, Any], task: str, metric: str) -> dict[str, Any]:
+def _cell(results: EvalRecord, task: str, metric: str) -> dict[str, Any]:
     """Value and standard error, accuracies in percent; both None if the task was not run."""
-    cell = results["tasks"].get(task, {}).get("metrics", {}).get(metric, {"value": None, "stderr": None})
+    entry = results.tasks.get(task)
+    cell = None if entry is None else entry.metrics.get(metric)
+    if cell is None:
+        return {"value": None, "stderr": None}
     factor = 100.0 if is_accuracy(metric) else 1.0
-    return {key: None if cell[key] is None else factor * cell[key] for key in ("value", "stderr")}
+    return {
+        "value": None if cell.value is None else factor * cell.value,
+        "stderr": None if cell.stderr is None else factor * cell.stderr,
+    }
 
 
 def table(runs: Iterable[str | Path]) -> list[dict[str, Any]]:
@@ -130,8 +152,8 @@ def table(runs: Iterable[str | Path]) -> list[dict[str, Any]]:
         rows.append(
             {
                 "run": Path(run).resolve().name,
-                "step": results["step"],
-                "limit": results["limit"],
+                "step": results.step,
+                "limit": results.limit,
                 "cells": cells,
                 "average": average(results),
             }
@@ -157,7 +179,7 @@ def _paired(metric: str, first: list[Any], second: list[Any]) -> dict[str, Any]:
         counts = {"wins": wins, "losses": losses, "p": _exact_test(wins, losses)}
         return {"difference": _mean(changes), "stderr": _stderr(changes), **counts}
     # perplexities are compared as log-likelihoods per token or per word
-    pairs = [(a, b) if isinstance(a, list) else ([a, 1], [b, 1]) for a, b in zip(first, second, strict=True)]
+    pairs = [(a, b) if isinstance(a, tuple) else ([a, 1], [b, 1]) for a, b in zip(first, second, strict=True)]
     rate, error = _per_unit([(a[0] - b[0], a[1]) for a, b in pairs])
     wins, losses = sum(a[0] > b[0] for a, b in pairs), sum(a[0] < b[0] for a, b in pairs)
     return {
@@ -191,7 +213,9 @@ def compare(first: str | Path, second: str | Path) -> list[dict[str, Any]]:
                 f"{first} and {second} were evaluated on different documents of {task}: evaluate both with the same "
                 "--data and --limit."
             )
-        values = [[by_task[task][document][metric] for document in documents] for by_task in both]
+        values = [
+            _values(run, by_task[task], task, metric) for run, by_task in zip((first, second), both, strict=True)
+        ]
         rows.append(
             {
                 "column": column,

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from spheret.evaluate import rows
+from spheret.evaluate.records import ROWS, RowsManifest, RowsRecord
 from spheret.support.cache import cache_directory
 from spheret.support.errors import need, unknown
-from spheret.support.files import dump, read_document, write_atomically
+from spheret.support.files import dump, write_atomically
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,6 @@ PAPER_COLUMNS = (
 
 # the directory that --prefetch writes and --data reads: one file of rows per task, and this file
 MANIFEST = "manifest.json"
-FORMAT, VERSION = "spheret-eval-data", 1
 
 
 def row_file(directory: Path, name: str) -> Path:
@@ -223,17 +223,17 @@ def prefetch(
     datasets = need("datasets", "eval")
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / MANIFEST
-    manifest: dict[str, Any] = {"format": FORMAT, "version": VERSION, "tasks": {}}
-    if path.exists():
-        manifest = read_document(path, FORMAT, VERSION, "eval --prefetch", "fetch into a new directory")
-    entries = manifest["tasks"]
+    try:
+        entries = ROWS.read(path).tasks
+    except FileNotFoundError:
+        entries = {}
     for name in names:
         if name not in TASKS:
             raise unknown("task to fetch", name, TASKS)
         task = TASKS[name]
         source, configuration = (sources or {}).get(name, task.dataset)
         file = row_file(directory, name)
-        if name in entries and file.exists() and _sha256(file.read_bytes()) == entries[name]["sha256"]:
+        if name in entries and file.exists() and _sha256(file.read_bytes()) == entries[name].sha256:
             continue
         try:
             fetched = datasets.load_dataset(
@@ -247,12 +247,8 @@ def prefetch(
         lines = [json.dumps({key: row[key] for key in task.fields}, ensure_ascii=False) for row in fetched]
         content = "".join(line + "\n" for line in lines).encode()
         write_atomically(file, content)
-        entries[name] = {
-            "dataset": source,
-            "configuration": configuration,
-            "split": task.split,
-            "rows": len(lines),
-            "sha256": _sha256(content),
-        }
-        write_atomically(path, dump(manifest))
-    return {name: entries[name]["rows"] for name in names}
+        entries[name] = RowsRecord(
+            dataset=source, configuration=configuration, split=task.split, rows=len(lines), sha256=_sha256(content)
+        )
+        ROWS.write(path, RowsManifest(tasks=entries))
+    return {name: entries[name].rows for name in names}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
-from spheret.data.shards import TOKENIZER
+from spheret.data.records import TOKENIZER, TokenizerRecord
 from spheret.data.tokenizers import END_OF_TEXT, GPT2Tokenizer, byte_letters, splits_like_gpt2
 from spheret.support.errors import need
 
@@ -48,15 +47,15 @@ def is_gpt2(file: bytes) -> bool:
     return same and splits_like_gpt2(definition)
 
 
-def write_tokenizer(directory: Path, described: dict[str, Any], file: bytes | None, block: int) -> None:
+def write_tokenizer(directory: Path, described: TokenizerRecord, file: bytes | None, block: int) -> None:
     """Write tokenizer.json and tokenizer_config.json for transformers.
 
     described: the tokenizer's entry in the run's config.json.
     file: the run's own tokenizer.json, which is copied; None builds one from the tokenizer's name.
     """
-    content = file if file is not None else BUILT[described["name"]]().encode()
+    content = file if file is not None else BUILT[described.name]().encode()
     library = need("tokenizers", "data").Tokenizer.from_buffer(content)
-    end = library.id_to_token(described["end_of_text"])
+    end = library.id_to_token(described.end_of_text)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": end,

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import torch
 import transformers
 import tyro
@@ -61,7 +62,7 @@ def export(run: Run, out: str | Path, kind: str = "spheret", step: int | None = 
         raise FileExistsError(f"{target} exists and is not empty: give a new directory.")
     model, tokenizer = run.model(step), run.tokenizer()
     described, end = describe(tokenizer), tokenizer.end_of_text
-    more = {"bos_token_id": end, "eos_token_id": end, "spheret_tokenizer": described}
+    more = {"bos_token_id": end, "eos_token_id": end, "spheret_tokenizer": msgspec.to_builtins(described)}
     exported: Any = gpt2.to_gpt2(model, **more) if kind == "gpt2" else SpheretForCausalLM.of(model, **more)
     with directory_written_whole(target) as partial:
         with _quietly():
@@ -170,7 +171,7 @@ def _tokenizer(source: Source, choice: str | None, model: GPT) -> Tokenizer:
     content = None if path is None else path.read_bytes()
     if described is not None:
         tokenizer = _exported_tokenizer(described, content)
-        if tokenizer is None or describe(tokenizer) != described:
+        if tokenizer is None or msgspec.to_builtins(describe(tokenizer)) != described:
             raise ValueError(
                 f"{source.path / TOKENIZER} is not the tokenizer that was exported ({json.dumps(described)}): export "
                 f"it again."

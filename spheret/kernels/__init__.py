@@ -10,6 +10,7 @@ from spheret.kernels.dispatch import (
     normalize,
     retract,
     retract_unchecked,
+    serving,
     use,
 )
 
@@ -23,5 +24,6 @@ __all__ = [
     "normalize",
     "retract",
     "retract_unchecked",
+    "serving",
     "use",
 ]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from spheret.retractions import PROJECTION, P, Retraction, as_retraction
 from spheret.support.autograd import recorded, traced_transforms, transformed
 from spheret.support.errors import unknown
 
-__all__ = ["BACKENDS", "Backend", "check_rows", "chosen", "compute_dtype", "normalize", "retract", "use"]
+__all__ = ["BACKENDS", "Backend", "check_rows", "chosen", "compute_dtype", "normalize", "retract", "serving", "use"]
 
 
 class Backend(NamedTuple):
@@ -111,6 +112,24 @@ class use:
         _forced = self.before
 
 
+# the names of the backends that serve calls, while someone wants to know
+_serving: set[str] | None = None
+
+
+@contextmanager
+def serving() -> Iterator[set[str]]:
+    """A context that yields a set, filled with the name of every backend that serves a call inside it.
+
+    A graph that torch.compile has traced makes no calls.
+    """
+    global _serving
+    before, _serving = _serving, set()
+    try:
+        yield _serving
+    finally:
+        _serving = before
+
+
 def chosen(h: Tensor, f: Tensor, retraction: str | float | Retraction = "projection") -> str:
     """The name of the backend that `retract` takes for such a call."""
     row = as_retraction(retraction)
@@ -122,6 +141,13 @@ def _choose(h: Tensor, f: Tensor, row: Retraction, p: P) -> str:
         return _choose_recorded()
     if torch.compiler.is_compiling():
         return _choose_traced(h, f, row, p)
+    name = _choose_eager(h, f, row, p)
+    if _serving is not None:
+        _serving.add(name)
+    return name
+
+
+def _choose_eager(h: Tensor, f: Tensor, row: Retraction, p: P) -> str:
     if _forced is not None:
         reason = BACKENDS[_forced].why_not(h, f, row, p)
         if reason:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from spheret.connections import Scheme, scheme
-from spheret.connections.parse import json_options
+from spheret.connections.parse import json_options, options_from_json
 from spheret.model.linear import Linear, linear
 from spheret.model.loss import cross_entropy, token_losses
 from spheret.model.sampling import check_prompt, choose, left_padded
@@ -71,6 +71,7 @@ class GPTConfig:
             raise unknown("activation", self.activation, ACTIVATIONS)
         if self.head_bias not in HEAD_BIASES:
             raise unknown("head_bias", self.head_bias, HEAD_BIASES)
+        object.__setattr__(self, "scheme_options", options_from_json(self.scheme_options))
         self.build_scheme()
 
     def build_scheme(self) -> Scheme:

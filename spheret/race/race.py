@@ -22,15 +22,26 @@ from spheret.runs.flags import given, section_flags, shown
 from spheret.runs.layout import LOCK as RUN_LOCK
 from spheret.runs.metrics import Follower
 from spheret.runs.run import manifest_sha256
-from spheret.runs.step_cost import StepCost, measured_together, read_step_cost
+from spheret.runs.step_cost import METHOD, StepCost, measured_together, read_step_cost
 from spheret.support import files, machine
 from spheret.support.child import PATIENCE, Child, stop
+from spheret.support.documents import Document, Record
 from spheret.support.exit_codes import FINISHED, INTERRUPTED, STOPPED_BY_GUARD
 from spheret.train.step_cost import measure_step_costs
 
 RACE, LOCK, CONFIGS = "race.json", "race.lock", "configs"
-FORMAT, VERSION = "spheret-race", 2
 FIRST_SEED = 1337
+
+
+class RaceRecord(Record):
+    """race.json: what all runs of a race have in common, by name."""
+
+    settings: dict[str, Any]
+    format: str = "spheret-race"
+    version: int = 3
+
+
+RACES = Document(RaceRecord, "race", "delete the directory, or give another --out")
 
 # what a race takes where nothing is given
 RECIPE: dict[str, dict[str, Any]] = {
@@ -96,7 +107,7 @@ def _claim(directory: Path, settings: dict[str, Any]) -> files.Lock:
         elif any(entry.name != LOCK for entry in directory.iterdir()):
             raise FileExistsError(f"--out {directory} is not empty and no race: give a new or empty directory.")
         else:
-            files.write_atomically(path, files.dump({"format": FORMAT, "version": VERSION, "settings": settings}))
+            RACES.write(path, RaceRecord(settings=settings))
     except BaseException:
         lock.release()
         raise
@@ -105,10 +116,7 @@ def _claim(directory: Path, settings: dict[str, Any]) -> files.Lock:
 
 def _check_same(path: Path, settings: dict[str, Any]) -> None:
     """Raise unless the race in this directory has these settings."""
-    again = f"delete {path.parent}, or give another --out"
-    saved = files.read_document(path, FORMAT, VERSION, "race", again).get("settings")
-    if not isinstance(saved, dict):
-        raise ValueError(f"{path} is damaged ('settings' is missing): {again}.")
+    saved = RACES.read(path).settings
     changes = [
         f"{key} is {saved.get(key)!r} there and {settings.get(key)!r} here"
         for key in dict.fromkeys([*settings, *saved])
@@ -184,7 +192,7 @@ def _measure(directory: Path, configs: dict[RaceRun, RunConfig], data: Data, whe
         return
     environment = {**machine.machine(), "threads": where.threads}
     for run in configs:
-        StepCost(run.contestant, seconds, rounds, where.device, environment).write(directory / run.name)
+        StepCost(run.contestant, seconds, rounds, where.device, environment, METHOD).write(directory / run.name)
 
 
 @dataclass(frozen=True)

@@ -53,9 +53,9 @@ class RunsBesideThePaper:
         self.candidates: dict[PaperRun, list[Candidate]] = {}
         for study in studies:
             for runs in study.contestants.values():
-                recipe = recipe_of(runs[0].run.config)
+                recipe = recipe_of(runs[0].run.config.as_dict())
                 if recipe is not None and all(run.finished for run in runs):
-                    found = [text for run in runs for text in departures(run.run.config, recipe)]
+                    found = [text for run in runs for text in departures(run.run.config.as_dict(), recipe)]
                     candidate = Candidate(runs, list(dict.fromkeys(found)))
                     self.candidates.setdefault(recipe, []).append(candidate)
         for candidates in self.candidates.values():

@@ -13,9 +13,8 @@ from typing import Any
 from spheret.connections import SCHEMES
 from spheret.model.gpt import PRESETS
 from spheret.runs.config import BOOKKEEPING
-from spheret.runs.layout import CONFIG, METRICS, STEP_COST
-from spheret.runs.metrics import checked_metrics
-from spheret.runs.run import Run, open_run
+from spheret.runs.layout import CONFIG, STEP_COST
+from spheret.runs.run import Run, RunDocument, open_run
 from spheret.runs.step_cost import StepCost, measured_together, read_step_cost
 
 # the training loss is the mean over this many last steps, as in the paper
@@ -42,11 +41,11 @@ class Result:
 
     @property
     def seed(self) -> int:
-        return int(self.run.config["train"]["seed"])
+        return self.run.settings.train.seed
 
     @property
     def scheme(self) -> str:
-        return str(self.run.config["model"]["scheme"])
+        return self.run.config.model.scheme
 
     @property
     def step(self) -> int:
@@ -162,14 +161,15 @@ class Study:
         return measured_together([result.step_cost for result in self.results])
 
     @property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> RunDocument:
         """The config of the first run, for the settings that all runs share."""
         return self.results[0].run.config
 
 
 def corpus_name(config: Mapping[str, Any]) -> str | None:
-    corpus = config["data"].get("corpus")
-    return corpus.get("name") if isinstance(corpus, Mapping) else corpus
+    """The corpus of a run, from its config as plain data."""
+    corpus = config["data"]["corpus"]
+    return None if corpus is None else corpus["name"]
 
 
 def size_of(config: Mapping[str, Any]) -> str | None:
@@ -207,10 +207,13 @@ def read_studies(paths: Sequence[str | Path]) -> list[Study]:
     runs = [open_run(path) for path in find_runs(paths)]
     if not runs:
         raise ValueError("a report needs at least one run directory, got none: give one, for example runs/race.")
+    _refuse_untrained(runs)
+    for run in runs:
+        run.check_unedited()
     names = dict(zip((run.path for run in runs), _names(runs), strict=True))
     groups: dict[tuple[str, str | None], list[Run]] = {}
     for run in runs:
-        key = str(run.config["data"].get("manifest_sha256")), size_of(run.config)
+        key = str(run.config.data.manifest_sha256), size_of(run.config.as_dict())
         groups.setdefault(key, []).append(run)
     # by data, then from the smallest size to the largest
     sizes = [*PRESETS, None]
@@ -237,7 +240,7 @@ def _study(runs: Sequence[Run], names: dict[Path, str], name: str) -> Study:
     results = []
     for run, run_settings in zip(runs, settings, strict=True):
         label = ", ".join([_contestant(run), *(f"{key}={_format_value(run_settings.get(key))}" for key in differing)])
-        records, cost = checked_metrics(run.path / METRICS), read_step_cost(run.path)
+        records, cost = run.metrics(), read_step_cost(run.path)
         results.append(Result(run, names[run.path], label, records, cost))
     order = list(SCHEMES)
     results.sort(key=lambda r: (order.index(r.scheme) if r.scheme in order else len(order), r.label, r.seed, r.name))
@@ -271,19 +274,25 @@ def _format_value(value: Any) -> str:
 
 
 def _contestant(run: Run) -> str:
-    options = run.config["model"].get("scheme_options") or {}
+    options = run.config.settings("model")["scheme_options"]
     text = ", ".join(f"{key}={_format_value(options[key])}" for key in sorted(options))
-    return str(run.config["model"]["scheme"]) + (f" ({text})" if text else "")
+    return run.config.model.scheme + (f" ({text})" if text else "")
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    model = {k: v for k, v in run.config["model"].items() if k not in ("scheme", "scheme_options")}
-    return {**model, **{k: v for k, v in run.config["train"].items() if k not in BOOKKEEPING}}
+    model, train = run.config.settings("model"), run.config.settings("train")
+    shown = {key: value for key, value in model.items() if key not in ("scheme", "scheme_options")}
+    return shown | {key: value for key, value in train.items() if key not in BOOKKEEPING}
+
+
+def _refuse_untrained(runs: Sequence[Run]) -> None:
+    for run in runs:
+        if run.config.train is None:
+            raise ValueError(f"{run.path} was not trained here and has no losses to report: leave it out.")
 
 
 def _describe_data(run: Run) -> str:
-    tokenizer = (run.config["data"].get("tokenizer") or {}).get("name")
-    return f"{corpus_name(run.config) or 'no data'}, {tokenizer}"
+    return f"{corpus_name(run.config.as_dict()) or 'no data'}, {run.config.data.tokenizer.name}"
 
 
 def _refuse_different_windows(results: Sequence[Result]) -> None:

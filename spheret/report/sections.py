@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from spheret.report.results import WINDOW, Number, Result, Study, corpus_name
 from spheret.report.statistics import mean_and_deviation
 from spheret.report.tables import Table, TableCell, ranked
@@ -60,17 +62,16 @@ def number_cell(
 
 
 def _shared_settings(study: Study) -> str:
-    model, train, data = (study.config[key] for key in ("model", "train", "data"))
+    model, data, train = study.config.model, study.config.data, study.results[0].run.settings.train
     texts = {
-        "layers": f"{model['layers']} layers",
-        "width": f"width {model['width']}",
-        "steps": f"{train['steps']:,} steps",
-        "tokens_per_update": f"{train.get('tokens_per_update', 0):,} tokens per step",
-        "head_bias": f"head bias {model['head_bias']}",
+        "layers": f"{model.layers} layers",
+        "width": f"width {model.width}",
+        "steps": f"{train.steps:,} steps",
+        "tokens_per_update": f"{train.tokens_per_update:,} tokens per step",
+        "head_bias": f"head bias {model.head_bias}",
     }
     shared = [text for key, text in texts.items() if key not in study.differing]
-    tokenizer = (data.get("tokenizer") or {}).get("name")
-    return ", ".join([f"corpus {corpus_name(study.config)}", f"tokenizer {tokenizer}", *shared])
+    return ", ".join([f"corpus {corpus_name(study.config.as_dict())}", f"tokenizer {data.tokenizer.name}", *shared])
 
 
 def _describe_seeds(study: Study) -> str:
@@ -315,9 +316,9 @@ def provenance_section(study: Study) -> Section:
         for result in study.results
     ]
     keys = ["commit", "spheret", "torch", "python", "processor", "gpu", "threads", "started", "command"]
-    environments = [result.run.config["environment"] for result in study.results]
+    environments = [result.run.config.environment for result in study.results]
     environment_rows = [
-        [TableCell(result.name), *(TableCell(_as_text(environment.get(key))) for key in keys)]
+        [TableCell(result.name), *(TableCell(_as_text(getattr(environment, key))) for key in keys)]
         for result, environment in zip(study.results, environments, strict=True)
     ]
     paragraphs = [
@@ -325,7 +326,7 @@ def provenance_section(study: Study) -> Section:
         "in the line of that step in RUN/metrics.jsonl. RUN[FIRST..LAST].KEY are the values in all lines from FIRST "
         "to LAST."
     ]
-    machines = {tuple(_as_text(e.get(key)) for key in ("processor", "gpu", "threads")) for e in environments}
+    machines = {tuple(_as_text(getattr(e, key)) for key in ("processor", "gpu", "threads")) for e in environments}
     if len(machines) > 1:
         paragraphs.append(
             "The runs did not all have the same processor, GPU and number of threads: do not compare their times."
@@ -340,15 +341,15 @@ def provenance_section(study: Study) -> Section:
 
 def _settings_table(study: Study) -> Table:
     config = study.config
-    data = {f"data.{key}": value for key, value in config["data"].items() if key not in ("path", "tokenizer")}
-    tokenizer = config["data"].get("tokenizer") or {}
-    data["data.tokenizer"] = {
-        key: tokenizer.get(key) for key in ("name", "vocab_size", "sha256") if tokenizer.get(key)
-    }
+    described = msgspec.to_builtins(config.data)
+    data = {f"data.{key}": value for key, value in described.items() if key not in ("path", "tokenizer")}
+    data["data.tokenizer"] = {key: described["tokenizer"][key] for key in ("name", "vocab_size", "sha256")}
     model = {
-        f"model.{key}": value for key, value in config["model"].items() if key not in ("scheme", "scheme_options")
+        f"model.{key}": value
+        for key, value in config.settings("model").items()
+        if key not in ("scheme", "scheme_options")
     }
-    train = {f"train.{key}": value for key, value in config["train"].items() if key != "seed"}
+    train = {f"train.{key}": value for key, value in config.settings("train").items() if key != "seed"}
     rows = [
         [TableCell(key), TableCell("differs" if key.partition(".")[2] in study.differing else _as_text(value))]
         for key, value in sorted({**data, **model, **train}.items())

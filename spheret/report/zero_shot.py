@@ -39,8 +39,8 @@ def evaluation_marks(result: Result) -> list[str]:
     if not _is_evaluated(result):
         return []
     evaluation = eval_json.read(result.run.path)
-    marks = [] if evaluation["limit"] is None else [f"limit {evaluation['limit']}"]
-    return [*marks, *([] if evaluation["step"] == result.run.steps else [f"step {evaluation['step']}"])]
+    marks = [] if evaluation.limit is None else [f"limit {evaluation.limit}"]
+    return [*marks, *([] if evaluation.step == result.run.steps else [f"step {evaluation.step}"])]
 
 
 def zero_shot_section(study: Study) -> Section | None:

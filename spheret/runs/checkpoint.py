@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
 import os
 import re
 import shutil
-import warnings
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 from torch import Tensor
 
 from spheret.runs import tensors
 from spheret.runs.layout import MANIFEST, MODEL, OPTIMIZER, STATE
-from spheret.runs.tensors import LazyTensor
+from spheret.runs.records import MANIFESTS, STATES, CheckpointRecord, FileRecord, StateRecord
+from spheret.runs.tensors import Form, LazyTensor
 from spheret.support import files
 
-_NAME = re.compile(r"step-(\d+)")
+# as `save` spells them: no leading zeros, and no number without end
+_NAME = re.compile(r"step-(0|[1-9]\d{0,14})")
 
 
 class Damaged(ValueError):
@@ -33,7 +35,7 @@ class Checkpoint:
 
     path: Path
     step: int
-    state: dict[str, Any]
+    state: StateRecord
 
     def model(self) -> Iterator[tuple[str, Tensor]]:
         """The weights and their names, one at a time."""
@@ -45,25 +47,24 @@ class Checkpoint:
         return tensors.each(path) if path.exists() else iter(())
 
 
-def save(directory: Path, step: int, parts: Mapping[str, Sequence[LazyTensor]], state: dict[str, Any]) -> Path:
+def save(directory: Path, parts: Mapping[str, Sequence[LazyTensor]], state: StateRecord) -> Path:
     """Write step-N. Files go to a temporary directory, each synced, the manifest last; then one rename."""
     directory.mkdir(parents=True, exist_ok=True)
-    final, temporary = directory / f"step-{step}", directory / f".step-{step}.new"
+    final, temporary = directory / f"step-{state.step}", directory / f".step-{state.step}.new"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
         digests = {name: tensors.write(temporary / name, entries) for name, entries in parts.items()}
-        data = files.dump({"step": step, **state})
-        files.write_atomically(temporary / STATE, data)
-        digests[STATE] = hashlib.sha256(data).hexdigest()
-        manifest = {
-            name: {"bytes": (temporary / name).stat().st_size, "sha256": digest} for name, digest in digests.items()
+        digests[STATE] = hashlib.sha256(STATES.write(temporary / STATE, state)).hexdigest()
+        entries = {
+            name: FileRecord(bytes=(temporary / name).stat().st_size, sha256=digest)
+            for name, digest in digests.items()
         }
-        files.write_atomically(temporary / MANIFEST, files.dump(manifest))
+        MANIFESTS.write(temporary / MANIFEST, CheckpointRecord.of(entries))
         # a damaged checkpoint of the same step is removed first
         discard(final)
         os.rename(temporary, final)
-    except OSError:
+    except (OSError, ValueError):
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     files.sync_directory(directory)
@@ -72,6 +73,9 @@ def save(directory: Path, step: int, parts: Mapping[str, Sequence[LazyTensor]], 
 
 def discard(path: Path) -> None:
     """Remove a checkpoint. It is renamed first, so that no half of it is ever taken for a checkpoint."""
+    # no checkpoint of ours is a link or a file; what a link points at is not ours to remove
+    if path.is_symlink() or path.is_file():
+        path.unlink()
     if path.exists():
         old = path.with_name(f".{path.name}.old")
         shutil.rmtree(old, ignore_errors=True)
@@ -101,37 +105,55 @@ def prune(directory: Path, keep: int, best: int | None) -> None:
 def verify(path: Path) -> Checkpoint:
     """The checkpoint, after every byte was compared with its manifest. Raises Damaged otherwise."""
     try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
-        for name, expected in manifest.items():
-            size = (path / name).stat().st_size
-            if size != expected["bytes"]:
-                raise Damaged(f"{name} has {size:,} bytes where {expected['bytes']:,} were written")
-            with (path / name).open("rb") as file:
-                if _sha256(file) != expected["sha256"]:
+        if path.is_symlink():
+            raise Damaged("it is a link")
+        for name, expected in MANIFESTS.read(path / MANIFEST).files().items():
+            with os.fdopen(files.open_regular(path / name), "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size != expected.bytes:
+                    raise Damaged(f"{name} has {size:,} bytes where {expected.bytes:,} were written")
+                if _sha256(file) != expected.sha256:
                     raise Damaged(f"{name} does not match its SHA-256")
-        if not {MODEL, STATE} <= manifest.keys():
-            raise Damaged(f"{MANIFEST} names no {MODEL} or {STATE}")
-        state = json.loads((path / STATE).read_bytes())
-        return Checkpoint(path, int(state["step"]), state)
+        state = STATES.read(path / STATE)
+    except Damaged:
+        raise
     except FileNotFoundError as error:
         raise Damaged(f"{Path(error.filename).name} is missing") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise Damaged(f"its JSON is damaged ({error})") from None
+    except OSError as error:
+        raise Damaged(f"{Path(error.filename or path).name} cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise Damaged(str(error).rstrip(".")) from None
+    if path.name != f"step-{state.step}":
+        raise Damaged(f"{STATE} is of step {state.step}")
+    return Checkpoint(path, state.step, state)
 
 
-def _sha256(file: Any) -> str:
+def _sha256(file: IO[bytes]) -> str:
     digest = hashlib.sha256()
     while block := file.read(1 << 24):
         digest.update(block)
     return digest.hexdigest()
 
 
-def newest(directory: Path, say: Callable[[str], object] = warnings.warn) -> Checkpoint | None:
-    """The newest whole checkpoint, with a warning for each damaged one; None if there is no checkpoint."""
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def newest(
+    directory: Path,
+    say: Callable[[str], object] = _say,
+    check: Callable[[Checkpoint], object] = lambda saved: None,
+) -> Checkpoint | None:
+    """The newest whole checkpoint, with a line for each damaged one; None if there is no checkpoint.
+
+    check: called with a checkpoint whose files match their hashes; it may still raise Damaged.
+    """
     saved_steps = steps(directory)
     for step in reversed(saved_steps):
         try:
-            return verify(directory / f"step-{step}")
+            saved = verify(directory / f"step-{step}")
+            check(saved)
+            return saved
         except Damaged as error:
             say(f"checkpoint step-{step} is damaged, {error}: falling back to the one before.")
     if saved_steps:
@@ -139,22 +161,51 @@ def newest(directory: Path, say: Callable[[str], object] = warnings.warn) -> Che
     return None
 
 
-def differing(saved: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """Why saved tensors do not fit: names that are missing, left over, or of another shape."""
+def newest_state(directory: Path) -> Checkpoint | None:
+    """The newest checkpoint whose state can be read. Its tensors are not looked at."""
+    for step in reversed(steps(directory)):
+        path = directory / f"step-{step}"
+        with contextlib.suppress(ValueError, OSError):
+            return Checkpoint(path, step, STATES.read(path / STATE))
+    return None
+
+
+def misfit(path: Path, wanted: Mapping[str, Form]) -> str | None:
+    """How the tensors of a file differ from what a model needs, in name, dtype or shape; None if they fit."""
+    saved = tensors.forms(path)
     rows = [f"{name} (missing)" for name in wanted if name not in saved]
     rows += [f"{name} (not in this model)" for name in saved if name not in wanted]
     rows += [
-        f"{name} ({saved[name]} for {wanted[name]})"
+        f"{name} ({_differing(saved[name], wanted[name])})"
         for name in wanted
         if name in saved and saved[name] != wanted[name]
     ]
-    return rows
+    return ", ".join(rows[:16]) + (f" and {len(rows) - 16} more" if len(rows) > 16 else "") if rows else None
+
+
+def _differing(saved: Form, wanted: Form) -> str:
+    """The two shapes, with their dtypes if those differ."""
+    dtypes = saved[0] != wanted[0]
+    return " for ".join(f"{dtype} {shape}" if dtypes else str(shape) for dtype, shape in (saved, wanted))
+
+
+def check_tensors(saved: Checkpoint, wanted: Mapping[str, Mapping[str, Form]]) -> None:
+    """Raise Damaged unless the tensors of each file are those that are wanted."""
+    for name, entries in wanted.items():
+        try:
+            difference = misfit(saved.path / name, entries)
+        except FileNotFoundError:
+            raise Damaged(f"{name} is missing") from None
+        except ValueError as error:
+            raise Damaged(str(error).rstrip(".")) from None
+        if difference is not None:
+            raise Damaged(f"{name} does not fit the model; these differ: {difference}")
 
 
 def check_fit(saved: Checkpoint, wanted: Mapping[str, Tensor]) -> None:
     """Raise an error that names the keys, unless the saved weights fit this model."""
-    path = saved.path
-    rows = differing(tensors.shapes(path / MODEL), {name: tuple(tensor.shape) for name, tensor in wanted.items()})
-    if rows:
-        shown = ", ".join(rows[:16]) + (f" and {len(rows) - 16} more" if len(rows) > 16 else "")
-        raise ValueError(f"{path} is of another model; these differ: {shown}. Give the scheme and sizes it has.")
+    difference = misfit(saved.path / MODEL, {name: tensors.form(tensor) for name, tensor in wanted.items()})
+    if difference is not None:
+        raise ValueError(
+            f"{saved.path} is of another model; these differ: {difference}. Give the scheme and sizes it has."
+        )

@@ -6,19 +6,22 @@ What someone asks for is a nested dictionary of the settings that were given, su
 
 from __future__ import annotations
 
-import json
 import math
 import tomllib
-from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 
 from spheret.connections import PAPER_SCHEMES
+from spheret.connections.parse import INFINITY
 from spheret.model.gpt import GPTConfig
 from spheret.runs.recipes import defaults, paper_model
+from spheret.support import files
+from spheret.support.documents import DECODE_ERRORS, MOST_BYTES, explain
 from spheret.support.errors import unknown
 
 PRECISIONS = ("float32", "bf16")
@@ -154,9 +157,20 @@ class RunConfig:
         return self.train.accumulation(self.model.block, world_size)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, as config.json and config files have it."""
-        sections = {"data": asdict(self.data), "train": asdict(self.train), "evaluation": asdict(self.evaluation)}
-        return json.loads(json.dumps({"model": self.model.as_dict(), **sections}))
+        """Plain data, as config.json and config files have it: lists for tuples, and the word inf for infinity."""
+        return {section: section_as_dict(getattr(self, section)) for section in SECTIONS}
+
+
+def section_as_dict(section: Any) -> dict[str, Any]:
+    """The settings of one section as plain data for JSON."""
+    values = section.as_dict() if isinstance(section, GPTConfig) else asdict(section)
+    return {name: _plain(value) for name, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return INFINITY if value == math.inf else value
 
 
 SECTIONS: dict[str, type] = {
@@ -178,63 +192,88 @@ def merge(*layers: Given) -> dict[str, Any]:
 
 def read_config(path: Path) -> dict[str, Any]:
     """The settings that a config file gives: TOML, or JSON with the same sections."""
+    kind = "JSON" if path.suffix == ".json" else "TOML"
     try:
-        text = path.read_text()
-        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        # the file is the user's own, and may be a link
+        data = files.read_regular(path, MOST_BYTES, follow=True)
+        values = msgspec.json.decode(data) if kind == "JSON" else tomllib.loads(data.decode())
     except FileNotFoundError:
         raise FileNotFoundError(f"no config file at {path}: give a TOML file of settings, or flags.") from None
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not {'JSON' if path.suffix == '.json' else 'TOML'} ({error}).") from None
+    except files.NotRegular as error:
+        raise ValueError(f"{error}: give a TOML file of settings, or flags.") from None
+    except DECODE_ERRORS as error:
+        raise ValueError(f"{path} is not {kind} ({explain(error)}).") from None
+    # TOML that is wrong, and numbers of thousands of digits
+    except ValueError as error:
+        raise ValueError(f"{path} is not {kind} ({error}).") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold the sections {', '.join(SECTIONS)}, got {type(values).__name__}.")
-    for key, value in values.items():
+    for key in values:
         if key not in SECTIONS and key != "size":
             raise unknown(f"section in {path}:", key, [*SECTIONS, "size"])
-        if key in SECTIONS:
-            _check_section(path, key, value)
-    return values
+    size = values.get("size")
+    if not isinstance(size, (str, type(None))):
+        raise ValueError(f"size in {path} must be S, M or L, got {_shown(size)}.")
+    return {key: value if key == "size" else check_section(path, key, value) for key, value in values.items()}
 
 
-def _check_section(path: Path, section: str, values: Any) -> None:
+@cache
+def _types(section: str) -> dict[str, Any]:
+    return get_type_hints(SECTIONS[section])
+
+
+def check_section(path: Path, section: str, values: Any, whole: bool = False) -> dict[str, Any]:
+    """The settings of a section in a file, each of its type; the word inf is infinity where a number belongs.
+
+    whole: whether every setting must be there.
+    """
     if not isinstance(values, dict):
-        raise ValueError(f"{section} in {path} must be a table of settings, got {values!r}.")
-    types = {field.name: field for field in fields(SECTIONS[section])}
-    for name, value in values.items():
+        raise ValueError(f"{section} in {path} must be a table of settings, got {_shown(values)}.")
+    types = _types(section)
+    for name in values:
         if name not in types:
             raise unknown(f"setting in {path}, [{section}]:", name, types)
-        try:
-            msgspec.convert(value, _annotation(SECTIONS[section], name))
-        except msgspec.ValidationError as error:
-            raise ValueError(f"{section}.{name} in {path} is {value!r}: {error}.") from None
-    for option, value in values.get("scheme_options", {}).items():
+    missing = [name for name in types if name not in values] if whole else []
+    if missing:
+        raise ValueError(f"{section}.{missing[0]} in {path} is missing: copy it back, or start again.")
+    settings = {name: _setting(path, f"{section}.{name}", value, types[name]) for name, value in values.items()}
+    for option, value in settings.get("scheme_options", {}).items():
         if value is not None and not isinstance(value, (bool, int, float, str)):
             raise ValueError(
-                f"the scheme's option {option} in {path} must be a number, a word, true or false, got {value}."
+                f"the scheme's option {option} in {path} must be a number, a word, true or false, got "
+                f"{_shown(value)}."
             )
+    return settings
 
 
-def _annotation(section: type, name: str) -> Any:
-    from typing import get_type_hints
-
-    return get_type_hints(section)[name]
-
-
-def from_dict(values: Mapping[str, Any]) -> RunConfig:
-    """The config that `RunConfig.as_dict` wrote, every value checked.
-
-    Every setting must be there, except those that change no update and have a default: a run may be older than they.
-    """
-    for section in SECTIONS.keys() - {"data"}:
-        for field in fields(SECTIONS[section]):
-            optional = field.name in FREE and field.default is not MISSING
-            if field.name not in values.get(section, {}) and not optional:
-                raise ValueError(
-                    f"the config of this run is damaged, {section}.{field.name} is missing: copy it back."
-                )
+def _setting(path: Path, place: str, value: Any, kind: Any) -> Any:
+    if kind is float and value == INFINITY:
+        return math.inf
     try:
-        return msgspec.convert(values, RunConfig)
+        setting = msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise ValueError(f"the config of this run is damaged ({error}): copy it back.") from None
+        raise ValueError(f"{place} in {path} is {_shown(value)}: {error}.") from None
+    # Python's integers have no end, and torch's have
+    if isinstance(setting, int) and abs(setting) >= 1 << 63:
+        raise ValueError(f"{place} in {path} is {_shown(value)}: expected less than 2^63.")
+    return setting
+
+
+def _shown(value: Any) -> str:
+    """A value for a message, which may be of any length and depth."""
+    if isinstance(value, (dict, list)):
+        return "a table" if isinstance(value, dict) else "a list"
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def build_section(path: Path, section: str, values: Any) -> Any:
+    """The config of a section from a file that has every setting, each checked."""
+    settings = check_section(path, section, values, whole=True)
+    try:
+        return SECTIONS[section](**settings)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ValueError(f"{section} in {path} is damaged: {error}") from None
 
 
 def complete(
@@ -278,6 +317,8 @@ def complete(
     train.setdefault("precision", "bf16" if device == "cuda" else "float32")
     evaluation.setdefault("eval_every", tenth if size is None else min(tenth, 500))
     train["betas"] = tuple(train.get("betas", TrainConfig.betas))
+    # a run that continues gives the settings of its config, where infinity is a word
+    train = {name: math.inf if value == INFINITY else value for name, value in train.items()}
     config = RunConfig(
         GPTConfig.from_dict(model), DataConfig(**data), TrainConfig(**train), EvaluationConfig(**evaluation)
     )
@@ -287,11 +328,16 @@ def complete(
 
 def differences(saved: RunConfig, asked: RunConfig) -> list[str]:
     """How two configs differ in what decides an update; where the data lies is not compared."""
-    before, after = saved.as_dict(), asked.as_dict()
-    return [
-        f"{name} (the run has {before[section][name]!r}, asked for {value!r})"
-        for section in SECTIONS
-        if section != "data"
-        for name, value in after[section].items()
-        if name not in FREE and before[section][name] != value
-    ]
+    pairs = changed_settings(saved.as_dict(), asked.as_dict())
+    return [f"{name} (the run has {before!r}, asked for {after!r})" for name, before, after in pairs]
+
+
+def changed_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterable[tuple[str, Any, Any]]:
+    """Name and both values of every setting that differs and may not, in what `RunConfig.as_dict` returned."""
+    for section in SECTIONS:
+        if section == "data":
+            continue
+        old, new = before.get(section) or {}, after.get(section) or {}
+        for name in dict.fromkeys([*new, *old]):
+            if name not in FREE and old.get(name) != new.get(name):
+                yield name, old.get(name), new.get(name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,8 @@ from pathlib import Path
 from spheret.data.shards import TOKENIZER
 from spheret.runs import checkpoint
 from spheret.runs.layout import CHECKPOINTS, CONFIG, LOCK, METRICS, RUN_FILES
-from spheret.runs.run import FORMAT, Run, open_run
+from spheret.runs.records import RUNS
+from spheret.runs.run import Run, open_run
 from spheret.support.files import Lock, is_temporary, refuse_links, remove_empty
 
 
@@ -36,11 +36,8 @@ def existing(path: Path, resume: bool, force: bool) -> Run | None:
 
 def _is_ours(config: Path) -> bool:
     """Whether config.json belongs to a run: other models' directories have a file of that name too."""
-    try:
-        document = json.loads(config.read_bytes())
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        return (config.parent / METRICS).exists()
-    return isinstance(document, dict) and document.get("format") == FORMAT
+    format = RUNS.format_of(config)
+    return (config.parent / METRICS).exists() if format is None else format == RUNS.format
 
 
 @contextmanager

@@ -2,109 +2,143 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
+from msgspec import UNSET, UnsetType
+
 from spheret.runs.layout import METRICS
 from spheret.support import files
+from spheret.support.documents import Count, Lines, Positive, Record
 
 # fields that the clock decides; all others are bit-identical when a run is repeated
 TIMING = ("seconds", "tokens_per_second")
 
-_NUMBERS = ("loss", "val_loss", "lr", "grad_norm", "spikes", "seconds", "tokens_per_second", "radius")
+# null stands for NaN and infinity, which JSON does not have
+Number = float | None
 
 
-def read_metrics(path: Path, start: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
-    """Every record after the byte `start`, with the offset at which its line ends.
+class SublayerRecord(Record):
+    """One sublayer at an evaluation."""
+
+    sublayer: Positive
+    angle_mean: Number
+    angle_max: Number
+    alpha: Number
+    norm: Number
+    drift: Number
+    cosine: Number
+    grad_norm: Number
+
+
+class MetricsRecord(Record):
+    """One line: an update, or the guard that stopped the run before one. Keys that do not apply are absent."""
+
+    step: Positive
+    loss: Number
+    lr: Number | UnsetType = UNSET
+    grad_norm: Number | UnsetType = UNSET
+    spikes: Count | UnsetType = UNSET
+    tokens_per_second: Number | UnsetType = UNSET
+    seconds: Number | UnsetType = UNSET
+    # at an evaluation
+    val_loss: Number | UnsetType = UNSET
+    radius: Number | UnsetType = UNSET
+    on_bound: list[str] | UnsetType = UNSET
+    sublayers: list[SublayerRecord] | UnsetType = UNSET
+    # at the last evaluation: number, tokens and summed loss of each document
+    val_documents: list[tuple[Count, Positive, float]] | UnsetType = UNSET
+    alarm: str | UnsetType = UNSET
+    # at the step at which the loss was found to diverge
+    diverged: str | UnsetType = UNSET
+    # in the first line after a start, if it was another before
+    backend: str | UnsetType = UNSET
+    certificate: dict[str, Any] | UnsetType = UNSET
+    stopped: str | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        required: tuple[str, ...] = _UPDATE if self.stopped is UNSET else ()
+        required += _EVALUATION if self.val_loss is not UNSET else ()
+        for key in required:
+            if getattr(self, key) is UNSET:
+                raise ValueError(f"{key} is missing")
+        if self.sublayers is not UNSET:
+            numbers = [sublayer.sublayer for sublayer in self.sublayers]
+            if numbers != list(range(1, len(numbers) + 1)):
+                raise ValueError("sublayers must be numbered from 1 on")
+
+
+_UPDATE = ("lr", "grad_norm", "spikes", "tokens_per_second", "seconds")
+_EVALUATION = ("radius", "on_bound", "sublayers")
+
+LINES = Lines(MetricsRecord, "copy the file back, or start the run again with --force", appended=True)
+
+
+def read_metrics(path: Path, start: int = 0) -> Iterator[tuple[MetricsRecord, int]]:
+    """Every record after the byte `start`, with the byte at which its line ends; nothing if there is no file.
 
     A last line that a kill cut short is left out. Any other line that is not a record is an error.
     """
     try:
-        with path.open("rb") as file:
-            file.seek(start)
-            lines = file.read().split(b"\n")
+        yield from LINES.read(path, start)
     except FileNotFoundError:
         return
-    end = start
-    for number, line in enumerate(lines[:-1], start=1):
-        end += len(line) + 1
-        where = f"line {number} of {path}" + (f" after byte {start:,}" if start else "")
-        try:
-            record = json.loads(line)
-            step = record["step"]
-        except (ValueError, KeyError, TypeError):
-            raise ValueError(
-                f"{where} is damaged: resume the run from a checkpoint before it, or remove the line."
-            ) from None
-        if not isinstance(step, int):
-            raise ValueError(f"{where} has the step {step!r}, which is no number: remove the line.")
+
+
+def consecutive(path: Path, last_step: int) -> Iterator[tuple[MetricsRecord, int]]:
+    """What `read_metrics` yields, after a check that no step is missing: 1, 2, ... at least up to `last_step`.
+
+    last_step: the step of a checkpoint. Every line up to it was on the disk before the checkpoint.
+    """
+    step = 0
+    for record, end in read_metrics(path):
+        if record.step != step + 1:
+            raise ValueError(_gap(path, step, record.step))
+        step = record.step
         yield record, end
+    if step < last_step:
+        raise ValueError(_gap(path, step, last_step + 1))
 
 
-def checked_metrics(path: Path) -> list[dict[str, Any]]:
-    """Every record of a file, after a check that the steps rise and that the values are what a trainer writes."""
-    records = [record for record, _ in read_metrics(path)]
-    previous_step = 0
-    for record in records:
-        problem = _problem(record)
-        if record["step"] <= previous_step:
-            problem = f"comes after step {previous_step}"
-        if problem is not None:
-            raise ValueError(
-                f"step {record['step']} of {path} {problem}: the file is damaged, resume the run from a checkpoint "
-                f"before that step."
-            )
-        previous_step = record["step"]
-    return records
+def _gap(path: Path, before: int, after: int) -> str:
+    """The sentence for lines that are missing, or out of order, between two steps."""
+    found = f"no lines of steps {before + 1} to {after - 1}"
+    if after <= before:
+        found = f"step {after} after step {before}"
+    elif after == before + 2:
+        found = f"no line of step {before + 1}"
+    return f"{path} {'is out of order' if after <= before else 'has a gap'}, {found}: {LINES.remedy}."
 
 
-def _problem(record: dict[str, Any]) -> str | None:
-    """Returns what the trainer would not have written in this record, or None. null stands for NaN and infinity."""
-    for key in _NUMBERS:
-        if not _is_number(record.get(key)):
-            return f"has {key} {record[key]!r}, which is not a finite number"
-    sublayers, documents = record.get("sublayers") or [], record.get("val_documents") or []
-    if not isinstance(sublayers, list) or not all(
-        isinstance(sublayer, dict) and all(map(_is_number, sublayer.values())) for sublayer in sublayers
-    ):
-        return "has sublayers that are not a table of numbers"
-    if not isinstance(documents, list) or not all(
-        isinstance(document, list) and len(document) == 3 and None not in document and all(map(_is_number, document))
-        for document in documents
-    ):
-        return "has val_documents that are not lists of a document number, its tokens and its loss"
-    return None
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or (type(value) in (int, float) and math.isfinite(value))
+def whole_metrics(path: Path, last_step: int) -> list[dict[str, Any]]:
+    """Every record of a file as plain data. A gap before the last line, or before `last_step`, is an error."""
+    return [msgspec.to_builtins(record) for record, _ in consecutive(path, last_step)]
 
 
 class Log:
     """The writer. A line is whole or absent: one that a kill cut short is removed when the log is opened again."""
 
     def __init__(self, path: Path, last_step: int) -> None:
-        """Open for appending after the line of `last_step`; lines beyond it are removed."""
+        """Open for appending after the line of `last_step`; lines beyond it are removed. A gap is an error."""
         keep = 0
-        for record, end in read_metrics(path) if last_step else ():
+        for record, end in consecutive(path, last_step) if last_step else ():
             keep = end
             # lines beyond may be damaged
-            if record["step"] >= last_step:
+            if record.step >= last_step:
                 break
-        self._file: IO[bytes] = path.open("ab", buffering=0)
+        try:
+            handle = files.open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        except files.NotRegular as error:
+            raise ValueError(f"{error}: {LINES.remedy}.") from None
+        self._file: IO[bytes] = os.fdopen(handle, "ab", buffering=0)
         self._file.truncate(keep)
 
     def append(self, record: dict[str, Any]) -> None:
-        try:
-            text = json.dumps(record, separators=(",", ":"), allow_nan=False)
-        except ValueError:
-            text = json.dumps(_finite(record), separators=(",", ":"), allow_nan=False)
-        line = text.encode() + b"\n"
+        line = LINES.encode(msgspec.convert(record, MetricsRecord))
         end = self._file.seek(0, os.SEEK_END)
         try:
             files.write_all(self._file, line)
@@ -118,15 +152,6 @@ class Log:
 
     def close(self) -> None:
         self._file.close()
-
-
-def _finite(value: Any) -> Any:
-    """The same with null for NaN and infinity, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Follower:
@@ -150,11 +175,12 @@ class Follower:
             self._reset()
         try:
             for record, end in read_metrics(metrics, self._offset):
-                self._offset, self.step, self.stopped = end, record["step"], record.get("stopped")
-                if self.diverged is None and (self.stopped or record.get("diverged")):
-                    self.diverged = record["step"]
-                if record.get("val_loss") is not None:
-                    self.val_loss, self.val_step = record["val_loss"], record["step"]
+                self._offset, self.step = end, record.step
+                self.stopped = None if record.stopped is UNSET else record.stopped
+                if self.diverged is None and (self.stopped or record.diverged is not UNSET):
+                    self.diverged = record.step
+                if isinstance(record.val_loss, float):
+                    self.val_loss, self.val_step = record.val_loss, record.step
         except ValueError:
             raise ValueError(
                 f"{metrics} has a damaged line: delete {self.path} to train that run again, or give another --out."

@@ -3,25 +3,56 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from spheret.data import Data, Tokenizer, open_data, tokenizers
+from spheret.data.records import TokenizerRecord
 from spheret.data.shards import MANIFEST as DATA_MANIFEST
 from spheret.data.shards import TOKENIZER
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.runs import checkpoint
 from spheret.runs.checkpoint import Checkpoint
-from spheret.runs.config import RunConfig, from_dict
+from spheret.runs.config import (
+    DataConfig,
+    EvaluationConfig,
+    RunConfig,
+    TrainConfig,
+    build_section,
+    changed_settings,
+    section_as_dict,
+)
 from spheret.runs.layout import CHECKPOINTS, CONFIG, LOCK, METRICS, MODEL
-from spheret.runs.metrics import read_metrics
-from spheret.runs.tensors import lazy_tensor
+from spheret.runs.metrics import whole_metrics
+from spheret.runs.records import RUNS, DataRecord, Environment, RunRecord, StateRecord
+from spheret.runs.tensors import form, lazy_tensor
 from spheret.support import files
 
-FORMAT, VERSION = "spheret-run", 2
+
+@dataclass(frozen=True)
+class RunDocument:
+    """What config.json says, every setting checked. A run that was not trained here has no `train`."""
+
+    model: GPTConfig
+    train: TrainConfig | None
+    evaluation: EvaluationConfig | None
+    data: DataRecord
+    environment: Environment
+
+    def settings(self, section: str) -> dict[str, Any]:
+        """The settings of a section as plain data; empty for a section that the run does not have."""
+        values = getattr(self, section)
+        return {} if values is None else section_as_dict(values)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every section but the environment, as plain data."""
+        sections = {name: self.settings(name) for name in ("model", "train", "evaluation")}
+        return {**sections, "data": msgspec.to_builtins(self.data)}
 
 
 @dataclass(frozen=True)
@@ -29,7 +60,7 @@ class Run:
     """A run directory that `spheret train` wrote. It is only read here."""
 
     path: Path
-    config: dict[str, Any]
+    config: RunDocument
 
     @property
     def name(self) -> str:
@@ -37,31 +68,41 @@ class Run:
 
     @property
     def model_config(self) -> GPTConfig:
-        return GPTConfig.from_dict(self.config["model"])
+        return self.config.model
 
     @property
     def settings(self) -> RunConfig:
-        """What was asked of the run, checked."""
-        return from_dict({**self.config, "data": {"path": self.config["data"]["path"]}})
+        """What was asked of the run."""
+        config = self.config
+        if config.train is None or config.evaluation is None or config.data.path is None:
+            raise ValueError(
+                f"{self.path} was not trained here: start a run of its weights with --init-from {self.path}."
+            )
+        return RunConfig(config.model, DataConfig(config.data.path), config.train, config.evaluation)
 
     @property
     def steps(self) -> int:
         """How many updates the run was asked for."""
-        return int(self.config["train"]["steps"])
+        return 0 if self.config.train is None else self.config.train.steps
 
     def metrics(self) -> list[dict[str, Any]]:
-        """One record per step, in order. A last line that a kill cut short is left out."""
-        return [record for record, _ in read_metrics(self.path / METRICS)]
+        """One record per step, in order. A last line that a kill cut short is left out; a gap is an error."""
+        # asked first: while a run trains, its metrics are never behind its checkpoints
+        saved = checkpoint.steps(self.path / CHECKPOINTS)
+        return whole_metrics(self.path / METRICS, max(saved, default=0))
 
     def is_locked(self) -> bool:
         """Whether a process is training in this directory now."""
         return files.is_locked(self.path / LOCK)
 
     def checkpoint(self, step: int | None = None) -> Checkpoint:
-        """The checkpoint of a step, or the newest whole one."""
+        """The checkpoint of a step, or the newest whole one. Its tensors are not compared with the model."""
+        return self._find(step, self.check_unedited)
+
+    def _find(self, step: int | None, check: Callable[[Checkpoint], object]) -> Checkpoint:
         directory = self.path / CHECKPOINTS
         if step is None:
-            newest = checkpoint.newest(directory)
+            newest = checkpoint.newest(directory, check=check)
             if newest is None:
                 raise FileNotFoundError(f"{self.path} has no checkpoint yet: train it, or wait for its first.")
             return newest
@@ -69,34 +110,55 @@ class Run:
             known = ", ".join(map(str, checkpoint.steps(directory))) or "none"
             raise FileNotFoundError(f"{self.path} has no checkpoint of step {step}: there are {known}.")
         try:
-            return checkpoint.verify(directory / f"step-{step}")
+            saved = checkpoint.verify(directory / f"step-{step}")
+            check(saved)
+            return saved
         except checkpoint.Damaged as error:
             raise ValueError(f"checkpoint step-{step} of {self.path} is damaged, {error}: take another.") from None
 
-    def model(self, step: int | None = None, device: str | torch.device = "cpu") -> GPT:
-        """The model with a checkpoint's weights, for evaluation."""
-        saved = self.checkpoint(step)
+    def check_unedited(self, saved: Checkpoint | None = None) -> None:
+        """Raise unless the config is that of a checkpoint; without one, that of the newest whose state is whole."""
+        sections = ("model", "train", "evaluation")
+        saved = checkpoint.newest_state(self.path / CHECKPOINTS) if saved is None else saved
+        if saved is not None:
+            check_config(saved, self.path, {section: self.config.settings(section) for section in sections})
+
+    def load(self, step: int | None = None, device: str | torch.device = "cpu") -> tuple[GPT, Checkpoint]:
+        """The model with a checkpoint's weights, for evaluation, and the checkpoint.
+
+        Without a step it is the newest whose weights fit the model.
+        """
         with torch.random.fork_rng(devices=[]):
             model = GPT(self.model_config)
-        checkpoint.check_fit(saved, model.state_dict())
+        wanted = {MODEL: {name: form(tensor) for name, tensor in model.state_dict().items()}}
+
+        def check(saved: Checkpoint) -> None:
+            self.check_unedited(saved)
+            checkpoint.check_tensors(saved, wanted)
+
+        saved = self._find(step, check)
         model.load_state_dict(dict(saved.model()))
-        return model.to(device).eval()
+        return model.to(device).eval(), saved
+
+    def model(self, step: int | None = None, device: str | torch.device = "cpu") -> GPT:
+        """The model with a checkpoint's weights, for evaluation."""
+        return self.load(step, device)[0]
 
     def data(self) -> Data:
         """The data that the run was trained on, checked to be the same."""
-        described = self.config["data"]
-        if described.get("path") is None:
+        described = self.config.data
+        if described.path is None:
             raise FileNotFoundError(f"{self.path} was not trained here and names no data: give some with --data.")
-        data = open_data(described["path"])
-        if manifest_sha256(data) != described["manifest_sha256"]:
+        data = open_data(described.path)
+        if manifest_sha256(data) != described.manifest_sha256:
             raise ValueError(
-                f"the data at {described['path']} has changed since {self.path} was trained: prepare it as it was."
+                f"the data at {described.path} has changed since {self.path} was trained: prepare it as it was."
             )
         return data
 
     def tokenizer(self) -> Tokenizer:
         """The run's tokenizer. The data is not needed."""
-        return tokenizers.stored(self.path, self.config["data"]["tokenizer"])
+        return tokenizers.stored(self.path, self.config.data.tokenizer)
 
 
 def manifest_sha256(data: Data) -> str:
@@ -110,43 +172,70 @@ def open_run(path: str | Path) -> Run:
     hint = "make one with spheret train --out RUN"
     if not directory.is_dir():
         raise FileNotFoundError(f"no run directory at {directory}: {hint}.")
-    again = "copy it back, or train again"
+    path = directory / CONFIG
     try:
-        config = files.read_document(directory / CONFIG, FORMAT, VERSION, "train", again)
+        record = RUNS.read(path)
     except FileNotFoundError:
         raise FileNotFoundError(f"{directory} holds no {CONFIG} and is not a run: {hint}.") from None
-    missing = [key for key in ("model", "train", "data", "environment") if not isinstance(config.get(key), dict)]
-    if not missing:
-        missing = [f"data.{key}" for key in ("path", "manifest_sha256", "tokenizer") if key not in config["data"]]
-        missing += [] if "steps" in config["train"] else ["train.steps"]
-    if missing:
-        raise ValueError(f"{directory / CONFIG} is damaged, {missing[0]!r} is missing: {again}.")
-    return Run(directory, config)
+    return Run(directory, _document(path, record))
 
 
-def describe_data(data: Data | None, tokenizer: dict[str, Any]) -> dict[str, Any]:
+def _document(path: Path, record: RunRecord) -> RunDocument:
+    """The document with its sections built, which checks every setting."""
+    sections: dict[str, Any] = {
+        name: None if values is None else build_section(path, name, values)
+        for name, values in (("model", record.model), ("train", record.train), ("evaluation", record.evaluation))
+    }
+    return RunDocument(**sections, data=record.data, environment=record.environment)
+
+
+def check_config(saved: Checkpoint, path: Path, settings: dict[str, Any]) -> None:
+    """Raise unless a checkpoint was trained with these settings, which the config of the run at `path` has now."""
+    if saved.state.training is None:
+        return
+    changes = [
+        f"{name} (step-{saved.step} was trained with {before!r}, {CONFIG} has {after!r})"
+        for name, before, after in changed_settings(saved.state.training.config, settings)
+    ]
+    if changes:
+        raise ValueError(
+            f"{path / CONFIG} has changed since its checkpoint was saved; these differ: {', '.join(changes)}. Put "
+            f"them back."
+        )
+
+
+def describe_data(data: Data | None, tokenizer: TokenizerRecord) -> DataRecord:
     """The data section of config.json. Without data it names the tokenizer alone."""
     if data is None:
-        return {"path": None, "manifest_sha256": None, "corpus": None, "tokenizer": tokenizer}
+        return DataRecord(
+            path=None,
+            manifest_sha256=None,
+            corpus=None,
+            tokenizer=tokenizer,
+            tokens=None,
+            val_fraction=None,
+            unigram_entropy=None,
+        )
     counts = data.counts().double()
     share = counts[counts > 0] / counts.sum()
-    return {
-        "path": str(data.path.resolve()),
-        "manifest_sha256": manifest_sha256(data),
-        "corpus": data.manifest["corpus"],
-        "tokenizer": tokenizer,
-        "tokens": data.manifest["tokens"],
-        "val_fraction": data.manifest["val_fraction"],
-        "unigram_entropy": float(-(share * share.log()).sum()),
-    }
+    return DataRecord(
+        path=str(data.path.resolve()),
+        manifest_sha256=manifest_sha256(data),
+        corpus=data.manifest.corpus,
+        tokenizer=tokenizer,
+        tokens=data.manifest.tokens,
+        val_fraction=data.manifest.val_fraction,
+        unigram_entropy=float(-(share * share.log()).sum()),
+    )
 
 
-def write_config(path: Path, config: dict[str, Any], tokenizer_file: bytes | None) -> None:
+def write_config(path: Path, config: RunRecord, tokenizer_file: bytes | None) -> None:
     """Write config.json, and before it the tokenizer's file if there is one."""
+    _document(path / CONFIG, config)
     if tokenizer_file is not None:
         files.write_atomically(path / TOKENIZER, tokenizer_file)
     try:
-        files.write_atomically(path / CONFIG, files.dump({"format": FORMAT, "version": VERSION, **config}))
+        RUNS.write(path / CONFIG, config)
     except OSError:
         # without a config the directory would not be recognised as a run
         if tokenizer_file is not None:
@@ -157,7 +246,7 @@ def write_config(path: Path, config: dict[str, Any], tokenizer_file: bytes | Non
 def create_run(
     path: str | Path,
     model: GPT,
-    tokenizer: dict[str, Any],
+    tokenizer: TokenizerRecord,
     tokenizer_file: bytes | None = None,
     environment: dict[str, Any] | None = None,
 ) -> Run:
@@ -167,12 +256,13 @@ def create_run(
         raise FileExistsError(f"{directory} exists and is not empty: give a new directory.")
     directory.mkdir(parents=True, exist_ok=True)
     parts = {MODEL: [lazy_tensor(name, tensor) for name, tensor in model.state_dict().items()]}
-    checkpoint.save(directory / CHECKPOINTS, 0, parts, {"val_loss": None})
-    config = {
-        "model": model.config.as_dict(),
-        "train": {"steps": 0},
-        "data": describe_data(None, tokenizer),
-        "environment": environment or {},
-    }
+    checkpoint.save(directory / CHECKPOINTS, parts, StateRecord(step=0, val_loss=None, training=None))
+    config = RunRecord(
+        model=section_as_dict(model.config),
+        train=None,
+        evaluation=None,
+        data=describe_data(None, tokenizer),
+        environment=Environment(**(environment or {})),
+    )
     write_config(directory, config, tokenizer_file)
     return open_run(directory)

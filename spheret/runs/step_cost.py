@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import msgspec
+from msgspec import Meta
 
 from spheret.runs.layout import STEP_COST
-from spheret.support import files
+from spheret.support.documents import Document, Positive, Record, Text
 
-FORMAT, VERSION = "spheret-step-cost", 1
 METHOD = "medians of updates that were interleaved in one process, after all runs of the race had ended"
 
 
-@dataclass(frozen=True)
-class StepCost:
+class StepCost(Record):
     """The cost of an update. Two costs can be compared if their `together` is the same.
 
     contestant: the scheme of the run with its options.
@@ -26,20 +23,28 @@ class StepCost:
     machine: versions, processor and threads.
     """
 
-    contestant: str
-    together: dict[str, float]
-    rounds: int
-    device: str
+    contestant: Text
+    together: dict[str, Annotated[float, Meta(gt=0)]]
+    rounds: Positive
+    device: Text
     machine: dict[str, Any]
-    method: str = METHOD
+    method: str
+    format: str = "spheret-step-cost"
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        if self.contestant not in self.together:
+            raise ValueError(f"together has no cost of the contestant {self.contestant[:80]!r}")
 
     @property
     def seconds(self) -> float:
         return self.together[self.contestant]
 
     def write(self, run: Path) -> None:
-        document = {"format": FORMAT, "version": VERSION, "seconds": self.seconds, **asdict(self)}
-        files.write_atomically(run / STEP_COST, files.dump(document))
+        COSTS.write(run / STEP_COST, self)
+
+
+COSTS = Document(StepCost, "race", "delete it, and run the race again to measure")
 
 
 def measured_together(costs: Sequence[StepCost | None]) -> bool:
@@ -50,15 +55,7 @@ def measured_together(costs: Sequence[StepCost | None]) -> bool:
 
 def read_step_cost(run: Path) -> StepCost | None:
     """The cost in a run directory, or None if it was not measured."""
-    path, remedy = run / STEP_COST, "delete it, and run the race again to measure"
     try:
-        document = files.read_document(path, FORMAT, VERSION, "race", remedy)
+        return COSTS.read(run / STEP_COST)
     except FileNotFoundError:
         return None
-    try:
-        cost = msgspec.convert(document, StepCost)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"{path} is damaged ({error}): {remedy}.") from None
-    if not cost.together.get(cost.contestant, 0) > 0:
-        raise ValueError(f"{path} is damaged (no cost of {cost.contestant!r}): {remedy}.")
-    return cost

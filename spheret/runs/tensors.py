@@ -90,10 +90,20 @@ def read(path: Path) -> dict[str, Tensor]:
     return dict(each(path))
 
 
-def shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor of a file."""
+# a tensor's dtype as the file spells it, and its shape
+Form = tuple[str, tuple[int, ...]]
+
+
+def form(tensor: Tensor) -> Form:
+    """The form that a tensor would have in a file."""
+    return _NAMES[tensor.dtype], tuple(tensor.shape)
+
+
+def forms(path: Path) -> dict[str, Form]:
+    """The form of every tensor of a file."""
     with _opened(path) as file:
-        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        parts = ((name, file.get_slice(name)) for name in file.keys())  # noqa: SIM118
+        return {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in parts}
 
 
 def each(path: Path) -> Iterator[tuple[str, Tensor]]:
@@ -107,7 +117,7 @@ def each(path: Path) -> Iterator[tuple[str, Tensor]]:
 def _opened(path: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
-    with path.open("rb") as file:
+    with os.fdopen(files.open_regular(path), "rb") as file:
         start = file.read(9)
     # a header's length may begin with the same byte, but then comes a brace
     if start[8:] != b"{" and (start[:2] == b"PK" or start[:1] == b"\x80"):

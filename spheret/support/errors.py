@@ -20,9 +20,11 @@ _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 def unknown(kind: str, given: object, allowed: Iterable[str]) -> ValueError:
     """The error for an unknown name. It suggests the nearest known one and lists all of them."""
     names = list(allowed)
-    near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.4)
+    # a name from a file may be of any length
+    shown = repr(given) if len(repr(given)) <= 80 else repr(given)[:77] + "..."
+    near = difflib.get_close_matches(str(given)[:80], names, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return ValueError(f"unknown {kind} {given!r}.{hint} Known: {', '.join(names)}.")
+    return ValueError(f"unknown {kind} {shown}.{hint} Known: {', '.join(names)}.")
 
 
 def need(module: str, extra: str) -> ModuleType:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
 from filelock import FileLock, Timeout, lock_descriptor
 
 try:
@@ -32,6 +35,52 @@ def sync_directory(directory: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+class NotRegular(ValueError):
+    """There is something other than a regular file of a bounded size."""
+
+
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY, follow: bool = False) -> int:
+    """A descriptor of a regular file. Raises NotRegular for anything else in its place, and waits for nothing.
+
+    follow: whether the file may be reached by a link.
+    """
+    if not follow:
+        flags |= getattr(os, "O_NOFOLLOW", 0)
+    try:
+        # without O_NONBLOCK, opening a pipe waits for its other end
+        handle = os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0), 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EMLINK) and path.is_symlink():
+            raise NotRegular(f"{path} is a link, not a file") from None
+        if error.errno == errno.EISDIR:
+            raise NotRegular(f"{path} is a directory, not a file") from None
+        raise
+    kind = stat.S_IFMT(os.fstat(handle).st_mode)
+    if kind != stat.S_IFREG:
+        os.close(handle)
+        raise NotRegular(f"{path} is {_KINDS.get(kind, 'something else')}, not a file")
+    return handle
+
+
+def read_regular(path: Path, most: int, start: int = 0, follow: bool = False) -> bytes:
+    """The bytes of a regular file from the byte `start` on, if it has at most `most` of them."""
+    with os.fdopen(open_regular(path, follow=follow), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise NotRegular(f"{path} has {size:,} bytes, and may have {most:,}")
+        file.seek(start)
+        return file.read(most)
 
 
 def write_all(file: IO[bytes], data: bytes | memoryview) -> None:
@@ -93,8 +142,8 @@ def refuse_links(directory: Path, names: Iterable[str]) -> None:
 
 
 def dump(value: Any) -> bytes:
-    """Return a value as JSON. Equal values give equal bytes."""
-    return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    """Return a value as strict JSON, with null for NaN and infinity. Equal values give equal bytes."""
+    return msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=1) + b"\n"
 
 
 def read_document(path: Path, kind: str, version: int, command: str, remedy: str) -> dict[str, Any]:
@@ -103,8 +152,10 @@ def read_document(path: Path, kind: str, version: int, command: str, remedy: str
     Raises ValueError if the file is damaged or has another format or version; the message ends with `remedy`.
     """
     try:
-        document = json.loads(path.read_bytes())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        document = json.loads(read_regular(path, 1 << 26))
+    except NotRegular as error:
+        raise ValueError(f"{error}: {remedy}.") from None
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}): {remedy}.") from None
     if not isinstance(document, dict) or document.get("format") != kind:
         raise ValueError(f"{path} was not written by spheret {command}: give another path, or {remedy}.")

@@ -34,7 +34,7 @@ def machine() -> dict[str, Any]:
         pass
     return {
         "spheret": __version__,
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "python": platform.python_version(),
         "processor": model,
         "threads": torch.get_num_threads(),

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 
@@ -19,10 +19,13 @@ import tyro
 from spheret.data import Data, open_named
 from spheret.model.gpt import GPT
 from spheret.runs import checkpoint
+from spheret.runs.checkpoint import Checkpoint
 from spheret.runs.config import Given, RunConfig, complete, differences, merge, read_config
 from spheret.runs.directory import check_space, claimed, existing, explained
 from spheret.runs.flags import given, section_flags, shown
-from spheret.runs.layout import CHECKPOINTS
+from spheret.runs.layout import CHECKPOINTS, METRICS
+from spheret.runs.metrics import consecutive
+from spheret.runs.records import Environment, RunRecord
 from spheret.runs.run import Run, describe_data, manifest_sha256, open_run, write_config
 from spheret.support import files, machine
 from spheret.support.allocator import keep_freed_memory
@@ -85,7 +88,7 @@ def train(
     settings = given(set, model=model, data=data, train=optimisation, evaluation=evaluation)
     if where.config is not None:
         settings = merge(read_config(where.config), settings)
-    most = 8 * machine.cores()
+    most = most_threads()
     if where.threads is not None and not 1 <= where.threads <= most:
         raise ValueError(f"--threads must lie between 1 and {most}, eight per core, got {where.threads}.")
     if where.threads is not None:
@@ -107,7 +110,7 @@ def _resolve(run: Run | None, settings: Given, resume: bool, world: World) -> tu
     config = complete(settings, world.device.type, world.size, data.vocab_size, data.padded_vocab_size)
     if run is not None:
         changes = differences(run.settings, config)
-        saved, sha256 = run.config["data"]["manifest_sha256"], manifest_sha256(data)
+        saved, sha256 = run.config.data.manifest_sha256, manifest_sha256(data)
         if saved != sha256:
             changes.append(f"data (the run has {saved!r}, asked for {sha256!r})")
         if changes:
@@ -120,15 +123,14 @@ def _resolve(run: Run | None, settings: Given, resume: bool, world: World) -> tu
 
 def _settings_of(run: Run, settings: Given, resume: bool) -> Given:
     """The settings for a run that continues. With `resume`, settings that are not given come from the run."""
-    if run.config["data"]["path"] is None:
-        raise ValueError(f"{run.path} was not trained here: start a run of its weights with --init-from {run.path}.")
+    own = run.settings
     if not resume:
         return settings
-    if "data" not in settings and not Path(run.config["data"]["path"]).is_dir():
+    if "data" not in settings and not Path(own.data.path).is_dir():
         raise FileNotFoundError(
-            f"the data of {run.path} is no longer at {run.config['data']['path']}: give its place with --data."
+            f"the data of {run.path} is no longer at {own.data.path}: give its place with --data."
         )
-    return merge(run.settings.as_dict(), settings)
+    return merge(own.as_dict(), settings)
 
 
 def _initial_weights(source: str, trainer: Trainer) -> None:
@@ -154,16 +156,16 @@ def _observers(config: RunConfig) -> dict[str, tuple[int, Observer]]:
     return {"certificate": (every, observer())}
 
 
-def _environment(world: World) -> dict[str, Any]:
-    return {
+def _environment(world: World) -> Environment:
+    return Environment(
         **machine.machine(),
-        "device": world.device.type,
-        "processes": world.size,
-        "parallel": world.parallel if isinstance(world, Group) else None,
-        "commit": machine.commit(),
-        "command": shlex.join(["spheret", *sys.argv[1:]]),
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+        device=world.device.type,
+        processes=world.size,
+        parallel=world.parallel if isinstance(world, Group) else None,
+        commit=machine.commit(),
+        command=shlex.join(["spheret", *sys.argv[1:]]),
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
 
 
 def _train(world: World, where: Where, settings: Given) -> int:
@@ -174,7 +176,7 @@ def _train(world: World, where: Where, settings: Given) -> int:
     run = world.share(run)
     config, data = resolved or _resolve(run, settings, where.resume, world)
     keep_freed_memory()
-    described = describe_data(data, data.manifest["tokenizer"])
+    described = describe_data(data, data.manifest.tokenizer)
     torch.manual_seed(config.train.seed)
     model = GPT(config.model, data.counts() if config.model.head_bias == "unigram" else None)
     parameters = model.parameter_count()
@@ -185,7 +187,7 @@ def _train(world: World, where: Where, settings: Given) -> int:
         config.evaluation,
         data,
         world,
-        described["unigram_entropy"],
+        described.unigram_entropy,
         not where.no_tensorboard,
         where.quiet,
         _observers(config),
@@ -194,26 +196,35 @@ def _train(world: World, where: Where, settings: Given) -> int:
         _initial_weights(config.train.init_from, trainer)
     if world.is_main:
         check_space(path, parameters, min(config.train.keep, config.train.steps // config.train.checkpoint_every + 1))
-    document = {**config.as_dict(), "data": described}
+    sections = config.as_dict()
+    record = RunRecord(
+        model=sections["model"],
+        train=sections["train"],
+        evaluation=sections["evaluation"],
+        data=described,
+        environment=_environment(world),
+    )
     with claimed(path, where.force, start=run is None) if world.is_main else nullcontext() as lock, explained(path):
         if lock is not None:
             trainer.check_directory = lock.check
         saved = None
         if world.is_main:
-            saved = checkpoint.newest(path / CHECKPOINTS, _print)
+            saved = checkpoint.newest(path / CHECKPOINTS, _print, trainer.check)
             if run is None:
-                write_config(path, {**document, "environment": _environment(world)}, data.tokenizer().file)
+                write_config(path, record, data.tokenizer().file)
         saved = world.share(saved)
         if saved is not None:
             if where.threads is None:
-                torch.set_num_threads(saved.state["threads"])
+                _same_threads(saved, most_threads())
             trainer.restore(saved)
         elif config.train.init_from is not None and run is not None:
             _initial_weights(config.train.init_from, trainer)
         if not where.quiet and world.is_main:
-            _announce(document, config, parameters, trainer)
+            _announce(record, config, parameters, trainer)
         if trainer.step >= config.train.steps:
             if world.is_main:
+                for _ in consecutive(path / METRICS, trainer.step):
+                    pass
                 _print(f"{path} is finished: {config.train.steps} steps.")
             return FINISHED
         return trainer.fit()
@@ -223,9 +234,22 @@ def _print(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _announce(document: dict[str, Any], config: RunConfig, parameters: int, trainer: Trainer) -> None:
+def most_threads() -> int:
+    """The most CPU threads that a training may have: eight per core."""
+    return 8 * machine.cores()
+
+
+def _same_threads(saved: Checkpoint, most: int) -> None:
+    """Take as many threads as the checkpoint was computed with, if this machine can run them."""
+    threads = saved.state.training.threads if saved.state.training else 1
+    if threads > most:
+        _print(f"step-{saved.step} was computed with {threads} threads, here are {most}: the last bits differ.")
+    torch.set_num_threads(min(threads, most))
+
+
+def _announce(record: RunRecord, config: RunConfig, parameters: int, trainer: Trainer) -> None:
     """Print the config as it is saved, and what follows from it."""
-    print(files.dump(document).decode(), end="")
+    print(files.dump({**config.as_dict(), "data": record.data}).decode(), end="")
     print(
         f"{parameters:,} parameters, {config.accumulation(trainer.world.size)} micro-batches per update, "
         f"{config.train.steps * config.train.tokens_per_update:,} tokens, device {trainer.world.device}, "

@@ -217,6 +217,14 @@ def random_state(device: torch.device) -> str:
     return ",".join(bytes(g.get_state().numpy()).hex() for g in _generators(device))
 
 
+def check_random_state(state: str) -> None:
+    """Raise ValueError unless `random_state` could have returned this."""
+    try:
+        torch.Generator().set_state(torch.frombuffer(bytearray.fromhex(state.split(",")[0]), dtype=torch.uint8))
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"the state of a random generator is none ({str(error).splitlines()[0]})") from None
+
+
 def set_random_state(device: torch.device, state: str) -> None:
     """Restore a state that `random_state` returned."""
     # a state from another kind of device has another number of parts

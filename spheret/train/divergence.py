@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from spheret.runs.records import DivergenceRecord, HealthyRecord
+
 # the median of the last WINDOW losses is watched: the spike of a few batches does not change it
 WINDOW = 20
 # a median this share above the reference is a sign of divergence, because a collapsed model stays at the entropy
@@ -43,15 +45,21 @@ class Divergence:
         self.step: int | None = None
         self.reason = ""
         # the last step at which the loss was normal and the sublayers were measured, with their records
-        self.healthy: dict[str, Any] | None = None
+        self.healthy: HealthyRecord | None = None
         self._above = False
 
-    def state(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("lowest", "above_since", "step", "reason", "healthy")}
+    def state(self) -> DivergenceRecord:
+        return DivergenceRecord(
+            lowest=self.lowest,
+            above_since=self.above_since,
+            step=self.step,
+            reason=self.reason,
+            healthy=self.healthy,
+        )
 
-    def restore(self, state: dict[str, Any]) -> None:
-        self.lowest, self.above_since, self.healthy = state["lowest"], state["above_since"], state["healthy"]
-        self.step, self.reason = state["step"], state["reason"]
+    def restore(self, state: DivergenceRecord) -> None:
+        self.lowest, self.above_since, self.healthy = state.lowest, state.above_since, state.healthy
+        self.step, self.reason = state.step, state.reason
 
     def loss(self, step: int, losses: Sequence[float]) -> bool:
         """Judge the last losses, the newest last. Returns True once: at the step at which the run diverged."""
@@ -95,14 +103,14 @@ class Divergence:
         """Keep the records of the sublayers while the loss is normal, for comparison with a later step."""
         if not self._above and self.step is None:
             records = [{name: sublayer[name] for name in _REMEMBERED} for sublayer in sublayers]
-            self.healthy = {"step": step, "sublayers": records}
+            self.healthy = HealthyRecord(step=step, sublayers=records)
 
     def moved(self, sublayers: Sequence[dict[str, Any]]) -> str:
         """Which sublayer moved most since the loss was last normal, and how."""
         if self.healthy is None:
             return "no earlier record of the sublayers to compare with"
-        changes = _changes(self.healthy["sublayers"], sublayers)
-        since = f"since step {self.healthy['step']}"
+        changes = _changes(self.healthy.sublayers, sublayers)
+        since = f"since step {self.healthy.step}"
         factor, sublayer, text = max(changes, key=lambda change: change[0])
         if factor < math.log(MOVED):
             return f"no sublayer moved by itself {since}: look at the embedding and the head"

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from spheret.model.gpt import GPT
 from spheret.model.probes import Sublayer, probe
+from spheret.runs.records import WatchRecord
 from spheret.support.sharding import local
 from spheret.train.distributed import World
 from spheret.train.divergence import where
@@ -43,15 +44,19 @@ class Watch:
         self.alarmed = False
         self.losses: deque[float] = deque(maxlen=SPIKE_WINDOW)
 
-    def state(self) -> dict[str, Any]:
-        names = ("spikes", "collapsed_since", "alarmed")
-        return {**{name: getattr(self, name) for name in names}, "losses": list(self.losses)}
+    def state(self) -> WatchRecord:
+        return WatchRecord(
+            spikes=self.spikes,
+            collapsed_since=self.collapsed_since,
+            alarmed=self.alarmed,
+            losses=list(self.losses),
+        )
 
-    def restore(self, state: dict[str, Any]) -> None:
-        self.spikes, self.alarmed = state["spikes"], state["alarmed"]
-        self.collapsed_since = state["collapsed_since"]
+    def restore(self, state: WatchRecord) -> None:
+        self.spikes, self.alarmed = state.spikes, state.alarmed
+        self.collapsed_since = state.collapsed_since
         self.losses.clear()
-        self.losses.extend(state["losses"])
+        self.losses.extend(state.losses)
 
     def loss(self, value: float) -> None:
         """Count a spike: a loss more than SPIKE_Z standard deviations above the mean of the last losses."""

@@ -14,20 +14,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spheret import kernels
 from spheret.data import Data, Validation
 from spheret.model.gpt import GPT
 from spheret.model.monitor import gradient_norms, look
 from spheret.optim import clip_gradients, parameter_groups
 from spheret.runs import checkpoint
 from spheret.runs.checkpoint import Checkpoint
-from spheret.runs.config import EvaluationConfig, TrainConfig
+from spheret.runs.config import EvaluationConfig, TrainConfig, section_as_dict
 from spheret.runs.layout import CHECKPOINTS, METRICS, MODEL, OPTIMIZER, TENSORBOARD
 from spheret.runs.metrics import Log, Tracker
-from spheret.runs.tensors import LazyTensor
+from spheret.runs.records import BestRecord, StateRecord, TrainingRecord
+from spheret.runs.run import check_config, manifest_sha256
+from spheret.runs.tensors import Form, LazyTensor, form
 from spheret.support.exit_codes import FINISHED, SIGNALS, STOPPED_BY_GUARD
 from spheret.support.meter import Meter
 from spheret.support.sharding import like, local, whole
-from spheret.train.distributed import World, random_state, set_random_state
+from spheret.train.distributed import World, check_random_state, random_state, set_random_state
 from spheret.train.divergence import Divergence
 from spheret.train.guards import NonFinite, Watch, check_weights, find_non_finite, finite
 
@@ -58,7 +61,11 @@ class Trainer:
         self.path, self.config, self.evaluation, self.world = path, config, evaluation, world
         self.model = model.to(world.device).train()
         self.step, self.seconds = 0, 0.0
-        self.best: dict[str, Any] | None = None
+        self.best: BestRecord | None = None
+        # what computed the updates, known after the first one, and what did so before a restart
+        self.backend: str | None = None
+        self._backend_before: str | None = None
+        self._data_sha256 = manifest_sha256(data)
         self.val_loss: float | None = None
         self.watch = Watch(unigram_entropy)
         self.divergence = Divergence(unigram_entropy, model.config.vocab, config.warmup, config.steps)
@@ -109,6 +116,20 @@ class Trainer:
 
     def update(self, batches: Iterator[tuple[Tensor, Tensor]]) -> dict[str, Any]:
         """One update from `accumulation` micro-batches. Raises NonFinite before it changes anything."""
+        if self.backend is not None:
+            return self._update(batches)
+        with kernels.serving() as names:
+            line = self._update(batches)
+        if self.config.compile:
+            # a traced graph makes no calls; its choice does not depend on the rows
+            rows = torch.zeros(1, self.model.config.width, device=self.world.device)
+            names = {"compiled", kernels.chosen(rows, rows)}
+        self.backend = "+".join(sorted(names)) or "torch"
+        if self.backend != self._backend_before:
+            line["backend"] = self.backend
+        return line
+
+    def _update(self, batches: Iterator[tuple[Tensor, Tensor]]) -> dict[str, Any]:
         begun = time.perf_counter()
         step = self.step + 1
         lr = self.config.lr_at(step)
@@ -247,6 +268,11 @@ class Trainer:
                         return STOPPED_BY_GUARD
                     for alarm in alarms:
                         meter.say(f"ALARM: {alarm}.")
+                    if "backend" in line and self._backend_before is not None:
+                        meter.say(
+                            f"the backend was {self._backend_before} and is {self.backend} from step {self.step} on: "
+                            f"the last bits of its updates differ."
+                        )
                     if self._stops_diverged():
                         meter.say(f"stopped at step {self.step}: {line['stopped']}; {self._kept()}.")
                         return STOPPED_BY_GUARD
@@ -299,18 +325,20 @@ class Trainer:
     def save(self, val_loss: float | None) -> None:
         """Write a checkpoint of this step, then remove those that are not kept."""
         check_weights(self.model, self.world)
-        if val_loss is not None and (self.best is None or val_loss < self.best["val_loss"]):
-            self.best = {"step": self.step, "val_loss": val_loss}
-        state = {
-            "val_loss": val_loss,
-            "last_val_loss": self.val_loss,
-            "best": self.best,
-            "seconds": self.seconds,
-            "watch": self.watch.state(),
-            "divergence": self.divergence.state(),
-            "rng": self.world.gather(random_state(self.world.device)),
-            "threads": torch.get_num_threads(),
-        }
+        if val_loss is not None and (self.best is None or val_loss < self.best.val_loss):
+            self.best = BestRecord(step=self.step, val_loss=val_loss)
+        training = TrainingRecord(
+            last_val_loss=self.val_loss,
+            best=self.best,
+            seconds=self.seconds,
+            watch=self.watch.state(),
+            divergence=self.divergence.state(),
+            rng=self.world.gather(random_state(self.world.device)),
+            threads=torch.get_num_threads(),
+            backend=self.backend or "none",
+            config=self.settings(),
+            manifest_sha256=self._data_sha256,
+        )
         parts, directory = self.tensors(), self.path / CHECKPOINTS
         if self.log is None:
             # all processes gather the shards, tensor by tensor, for the one that writes
@@ -320,25 +348,56 @@ class Trainer:
         self.check_directory()
         # every line up to a checkpoint's step is on the disk before the checkpoint
         self.log.sync()
-        checkpoint.save(directory, self.step, parts, state)
-        checkpoint.prune(directory, self.config.keep, None if self.best is None else self.best["step"])
+        checkpoint.save(directory, parts, StateRecord(step=self.step, val_loss=val_loss, training=training))
+        checkpoint.prune(directory, self.config.keep, None if self.best is None else self.best.step)
+
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """The settings that decide the updates, as plain data."""
+        sections = {"model": self.model.config, "train": self.config, "evaluation": self.evaluation}
+        return {name: section_as_dict(section) for name, section in sections.items()}
+
+    def check(self, saved: Checkpoint) -> None:
+        """Raise unless this run can continue from a checkpoint: ValueError for other settings, or Damaged."""
+        training = saved.state.training
+        if training is None:
+            raise checkpoint.Damaged("it holds weights alone, and no training to continue")
+        check_config(saved, self.path, self.settings())
+        if training.manifest_sha256 != self._data_sha256:
+            raise ValueError(
+                f"{self.path} was trained on other data up to step {saved.step}: give its own with --data."
+            )
+        try:
+            for state in training.rng:
+                check_random_state(state)
+        except ValueError as error:
+            raise checkpoint.Damaged(str(error)) from None
+        checkpoint.check_tensors(saved, self.forms())
+
+    def forms(self) -> dict[str, dict[str, Form]]:
+        """The forms of the tensors of a checkpoint, which `tensors` returns after an update."""
+        optimizer: dict[str, Form] = {}
+        for name, parameter in self._named.items():
+            optimizer |= {f"{name}.{key}": form(parameter) for key in ("exp_avg", "exp_avg_sq")}
+            optimizer[f"{name}.step"] = ("F32", ())
+        return {MODEL: {name: form(tensor) for name, tensor in self.model.state_dict().items()}, OPTIMIZER: optimizer}
 
     @torch.no_grad()
     def restore(self, saved: Checkpoint) -> None:
-        """Continue from a checkpoint, bit for bit."""
+        """Continue from a checkpoint that `check` has seen, bit for bit."""
+        training = saved.state.training
+        assert training is not None
         self.load_weights(saved)
         for key, value in saved.optimizer():
             name, _, part = key.rpartition(".")
             parameter = self._named[name]
             placed = value.to(self.world.device) if value.dim() == 0 else like(value, parameter)
             self.optimizer.state[parameter][part] = placed
-        self.step, self.seconds = saved.step, saved.state["seconds"]
-        self.best, self.val_loss = saved.state["best"], saved.state["last_val_loss"]
-        self.watch.restore(saved.state["watch"])
-        # checkpoints of earlier versions have none
-        if "divergence" in saved.state:
-            self.divergence.restore(saved.state["divergence"])
-        self.world.restore_random(saved.state["rng"], self.config.seed + self.step)
+        self.step, self.seconds = saved.step, training.seconds
+        self.best, self.val_loss = training.best, training.last_val_loss
+        self._backend_before = training.backend
+        self.watch.restore(training.watch)
+        self.divergence.restore(training.divergence)
+        self.world.restore_random(training.rng, self.config.seed + self.step)
 
     @torch.no_grad()
     def load_weights(self, saved: Checkpoint) -> None:

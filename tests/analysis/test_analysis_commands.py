@@ -170,7 +170,7 @@ def test_gradients_before_training_are_those_of_the_first_step(runs):
     from spheret.analysis.inspect import initial
 
     run = open_run(runs / "ball")
-    loader = run.data().loader(64, run.config["train"]["batch_size"], run.config["train"]["seed"])
+    loader = run.data().loader(64, run.config.train.batch_size, run.config.train.seed)
     assert float(initial(run, run.data())(*loader.batch(0)).detach()) == pytest.approx(
         run.metrics()[0]["loss"], rel=1e-5
     )
@@ -180,7 +180,7 @@ def test_a_run_that_started_from_other_weights_has_no_gradient_before_training(r
     begun = str(tmp_path / "begun")
     words = ["train", "--scheme", "proj-spheretnorm", *SIZE, "--data", "sotu", "--steps", "2", "--quiet"]
     assert main([*words, "--init-from", str(runs / "unseen"), "--out", begun]) == 0
-    create_run(tmp_path / "alien", GPT(config("proj-spheretnorm")), cached("sotu", "bytes").manifest["tokenizer"])
+    create_run(tmp_path / "alien", GPT(config("proj-spheretnorm")), cached("sotu", "bytes").manifest.tokenizer)
     for run in (begun, str(tmp_path / "alien")):
         assert main(["inspect", run, "--windows", "1", "--data", "sotu"]) == 0
         (record,) = json.loads((open_run(run).path / "inspect.json").read_text())["runs"]
@@ -236,7 +236,7 @@ class TestBadInput:
         model = GPT(config("proj-spheretnorm"))
         with torch.no_grad():
             model.blocks[0].attention.qkv.weight[3, 3] = math.nan
-        create_run(tmp_path / "bad", model, cached("sotu", "bytes").manifest["tokenizer"])
+        create_run(tmp_path / "bad", model, cached("sotu", "bytes").manifest.tokenizer)
         assert main([name, str(tmp_path / "bad"), "--data", "sotu"]) == 2
         printed = capsys.readouterr().err
         assert "checkpoint step-0" in printed
@@ -244,7 +244,7 @@ class TestBadInput:
         assert not (tmp_path / "bad" / "certificate.json").exists()
 
     def test_weights_from_elsewhere_need_data(self, tmp_path, capsys):
-        create_run(tmp_path / "alien", GPT(config("proj-spheretnorm")), cached("sotu", "bytes").manifest["tokenizer"])
+        create_run(tmp_path / "alien", GPT(config("proj-spheretnorm")), cached("sotu", "bytes").manifest.tokenizer)
         assert main(["certify", str(tmp_path / "alien")]) == 2
         assert "--data" in capsys.readouterr().err
         # it is untrained, and says so

@@ -44,10 +44,8 @@ def test_shuffled_mixes_and_depends_on_seed_and_epoch() -> None:
 
 def test_windows_are_those_of_the_stream(data: Data) -> None:
     stream = data.stream()
-    whole = np.concatenate(
-        [np.fromfile(data.path / shard["name"], "<u2") for shard in data.manifest["shards"]["train"]]
-    )
-    assert len(data.manifest["shards"]["train"]) > 5
+    whole = np.concatenate([np.fromfile(data.path / shard.name, "<u2") for shard in data.manifest.shards["train"]])
+    assert len(data.manifest.shards["train"]) > 5
     assert len(stream) == len(whole) == data.tokens()
     ring = np.concatenate([whole, whole])
     loader = data.loader(block=37, batch_size=6, seed=5)

@@ -6,6 +6,7 @@ import json
 from importlib.util import find_spec
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from data_helpers import documents
@@ -47,7 +48,7 @@ def test_a_directory_gives_the_same_tokenizer_back(tokenizer: Tokenizer, tmp_pat
     again = stored(tmp_path, describe(tokenizer))
     assert again.encode("some text").tolist() == tokenizer.encode("some text").tolist()
     with pytest.raises(ValueError, match="not the one it was prepared with"):
-        stored(tmp_path, {**describe(tokenizer), "sha256": "0" * 64})
+        stored(tmp_path, msgspec.structs.replace(describe(tokenizer), sha256="0" * 64))
 
 
 def test_gpt2_is_gpt2(monkeypatch: pytest.MonkeyPatch) -> None:

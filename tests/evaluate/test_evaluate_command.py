@@ -13,6 +13,7 @@ from spheret.cli import main
 from spheret.data.tokenizers import describe
 from spheret.data.tokenizers import load as load_tokenizer
 from spheret.evaluate import PAPER_COLUMNS, TASKS, compare, read, table
+from spheret.evaluate.eval_json import samples
 from spheret.evaluate.tasks import MANIFEST, check_data, prefetch
 from spheret.runs.run import create_run
 
@@ -39,18 +40,18 @@ def evaluated(run, *words):
 def test_the_papers_tasks(tmp_path, capsys):
     run = make_run(tmp_path / "run")
     results = evaluated(run, "--batch-size", "4")
-    assert set(results["tasks"]) == set(TASKS)
-    assert (results["step"], results["precision"], results["batch_size"], results["truncated"]) == (
+    assert set(results.tasks) == set(TASKS)
+    assert (results.step, results.precision, results.batch_size, results.truncated) == (
         0,
         "float32",
         4,
         0,
     )
-    assert set(results["versions"]) == {"spheret", "lm_eval", "datasets", "torch"}
-    for name, task in results["tasks"].items():
-        assert task["documents"] == len((ROWS / f"{name}.jsonl").read_text().splitlines())
-        assert len(task["hash"]) == len(task["data_sha256"]) == 64
-        assert all(cell["value"] is not None and cell["stderr"] is not None for cell in task["metrics"].values())
+    assert set(results.versions) == {"spheret", "lm_eval", "datasets", "torch"}
+    for name, task in results.tasks.items():
+        assert task.documents == len((ROWS / f"{name}.jsonl").read_text().splitlines())
+        assert len(task.hash) == len(task.data_sha256) == 64
+        assert all(cell.value is not None and cell.stderr is not None for cell in task.metrics.values())
     printed = capsys.readouterr()
     assert "average zero-shot accuracy" in printed.out
     assert "loglikelihood: 93 of 93" in printed.err
@@ -66,18 +67,31 @@ def test_the_papers_tasks(tmp_path, capsys):
 def test_tasks_one_after_another(tmp_path):
     run = make_run(tmp_path / "run")
     evaluated(run, "--tasks", "piqa")
-    assert set(evaluated(run, "--tasks", "sciq,arc_easy")["tasks"]) == {"piqa", "sciq", "arc_easy"}
+    assert set(evaluated(run, "--tasks", "sciq,arc_easy").tasks) == {"piqa", "sciq", "arc_easy"}
     lines = [json.loads(line) for line in (run.path / "eval_samples.jsonl").read_text().splitlines()]
     assert sorted({line["task"] for line in lines}) == ["arc_easy", "piqa", "sciq"]
     again = evaluated(run, "--tasks", "piqa")
     assert len((run.path / "eval_samples.jsonl").read_text().splitlines()) == len(lines)
     # other settings do not mix
-    assert set(evaluated(run, "--tasks", "piqa", "--limit", "2")["tasks"]) == {"piqa"}
-    assert read(run.path)["tasks"]["piqa"]["documents"] == 2
-    assert again["tasks"]["piqa"]["documents"] == 3
+    assert set(evaluated(run, "--tasks", "piqa", "--limit", "2").tasks) == {"piqa"}
+    assert read(run.path).tasks["piqa"].documents == 2
+    assert again.tasks["piqa"].documents == 3
     (row,) = table([run.path])
     assert row["average"] is None
     assert [cell["task"] for cell in row["cells"] if cell["value"] is not None] == ["piqa"]
+
+
+def test_a_torn_line_costs_its_own_task_alone(tmp_path, capsys):
+    run = make_run(tmp_path / "run")
+    evaluated(run, "--tasks", "piqa,sciq")
+    path = run.path / "eval_samples.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert b'"sciq"' in lines[-1]
+    path.write_bytes(b"".join(lines)[:-20])
+    capsys.readouterr()
+    assert set(evaluated(run, "--tasks", "arc_easy").tasks) == {"piqa", "arc_easy"}
+    assert "eval_samples.jsonl has lost lines of sciq, which are left out" in capsys.readouterr().err
+    assert set(samples(run.path)) == {"piqa", "arc_easy"}
 
 
 def test_two_runs_on_the_same_documents(tmp_path):
@@ -99,8 +113,8 @@ def test_two_runs_on_the_same_documents(tmp_path):
 
 def test_long_documents_are_cut_and_counted(tmp_path, capsys):
     results = evaluated(make_run(tmp_path / "run", block=96), "--tasks", "boolq,piqa")
-    assert 0 < results["truncated"] < results["requests"]
-    assert f"{results['truncated']} of {results['requests']} requests were longer" in " ".join(
+    assert 0 < results.truncated < results.requests
+    assert f"{results.truncated} of {results.requests} requests were longer" in " ".join(
         capsys.readouterr().out.split()
     )
 
@@ -108,11 +122,11 @@ def test_long_documents_are_cut_and_counted(tmp_path, capsys):
 def test_what_was_cut_stays_counted(tmp_path):
     run = make_run(tmp_path / "run", block=96)
     first = evaluated(run, "--tasks", "boolq")
-    assert first["truncated"] > 0
+    assert first.truncated > 0
     both = evaluated(run, "--tasks", "openbookqa")
-    assert both["tasks"]["openbookqa"]["truncated"] == 0
-    assert both["truncated"] == both["tasks"]["boolq"]["truncated"] == first["truncated"]
-    assert both["requests"] == first["requests"] + both["tasks"]["openbookqa"]["requests"]
+    assert both.tasks["openbookqa"].truncated == 0
+    assert both.truncated == both.tasks["boolq"].truncated == first.truncated
+    assert both.requests == first.requests + both.tasks["openbookqa"].requests
 
 
 def test_line_separators_inside_a_text(tmp_path):
@@ -124,7 +138,7 @@ def test_line_separators_inside_a_text(tmp_path):
     rows[0]["goal"] += "\u2028\x85again"
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     assert main(["eval", str(run.path), "--tasks", " piqa, ", "--data", str(path.parent)]) == 0
-    assert read(run.path)["tasks"]["piqa"]["documents"] == 3
+    assert read(run.path).tasks["piqa"].documents == 3
 
 
 def test_prefetch_writes_what_data_reads(tmp_path, capsys):
@@ -154,8 +168,8 @@ def test_prefetch_writes_what_data_reads(tmp_path, capsys):
         prefetch(other, ["piqa"], sources)
     run = make_run(tmp_path / "run")
     assert main(["eval", str(run.path), "--data", str(tmp_path / "data"), "--tasks", "hellaswag"]) == 0
-    metrics = read(run.path)["tasks"]["hellaswag"]["metrics"]
-    assert metrics == evaluated(run, "--tasks", "hellaswag")["tasks"]["hellaswag"]["metrics"]
+    metrics = read(run.path).tasks["hellaswag"].metrics
+    assert metrics == evaluated(run, "--tasks", "hellaswag").tasks["hellaswag"].metrics
 
 
 CHANGES = {

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from spheret.evaluate.eval_json import average, compare, read, samples, summary
+from spheret.evaluate.eval_json import compare, read, samples, summary
 from spheret.runs.layout import EVAL, EVAL_SAMPLES
 
 
@@ -17,7 +17,8 @@ def write(path, values):
     for task, metrics in values.items():
         for number in range(len(next(iter(metrics.values())))):
             row = {metric: per_document[number] for metric, per_document in metrics.items()}
-            lines.append(json.dumps({"task": task, "document": number, "hash": f"h{number}", "metrics": row}))
+            identity = {"task": task, "document": number, "hash": f"h{number}"}
+            lines.append(json.dumps({**identity, "metrics": row, "responses": []}))
     (path / EVAL_SAMPLES).write_text("\n".join(lines) + "\n")
     return path
 
@@ -89,7 +90,7 @@ def test_files_that_are_not_results(tmp_path):
         read(tmp_path)
     with pytest.raises(FileNotFoundError, match="evaluate the run again"):
         samples(tmp_path)
-    (tmp_path / EVAL_SAMPLES).write_text('{"task": "piqa", "document": 0, "hash": "h", "metrics": {}}\n{"task": "pi')
-    with pytest.raises(ValueError, match=r"line 2 of .*eval_samples.jsonl is damaged: evaluate the run again"):
+    whole = '{"task": "piqa", "document": 0, "hash": "h", "metrics": {}, "responses": []}\n'
+    (tmp_path / EVAL_SAMPLES).write_text(whole + whole[:12])
+    with pytest.raises(ValueError, match=r"line 2 of .*eval_samples.jsonl is damaged .*: evaluate the run again"):
         samples(tmp_path)
-    assert average({"tasks": {}}) is None

@@ -8,6 +8,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from spheret import GPT, GPTConfig
+from spheret.data.tokenizers import describe
 from spheret.data.tokenizers import load as load_tokenizer
 from spheret.evaluate.command import answer
 from spheret.evaluate.eval_json import summary
@@ -39,8 +40,7 @@ def hf_model(model, tokenizer, tmp_path, batch_size=4):
     from transformers import AutoTokenizer
 
     block = getattr(model.config, "max_position_embeddings", None)
-    described = {"name": tokenizer.name, "end_of_text": tokenizer.end_of_text}
-    write_tokenizer(tmp_path, described, tokenizer.file, block)
+    write_tokenizer(tmp_path, describe(tokenizer), tokenizer.file, block)
     return HFLM(
         pretrained=model, tokenizer=AutoTokenizer.from_pretrained(tmp_path), batch_size=batch_size, device="cpu"
     )

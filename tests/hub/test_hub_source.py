@@ -162,7 +162,7 @@ class TestNames:
         (kept / "refs" / "main").write_text("1234")
         run = import_("some/model", tmp_path / "out")
         assert run.tokenizer().name == "bytes"
-        assert run.config["environment"]["imported"] == "some/model"
+        assert run.config.environment.imported == "some/model"
 
     def test_one_that_was_not(self, tmp_path, capsys):
         sentence = refused(tmp_path / "model", capsys, "some/model")

@@ -27,8 +27,8 @@ def make_run(path, model, spec="bytes", texts=()):
 
 def assert_same_run(a, b):
     """The same model, weights and tokenizer."""
-    assert a.config["model"] == b.config["model"]
-    assert a.config["data"]["tokenizer"] == b.config["data"]["tokenizer"]
+    assert a.config.model == b.config.model
+    assert a.config.data.tokenizer == b.config.data.tokenizer
     first, second = (run.checkpoint().path / "model.safetensors" for run in (a, b))
     assert first.read_bytes() == second.read_bytes()
     assert a.tokenizer().file == b.tokenizer().file
@@ -109,7 +109,7 @@ class TestGPT2:
         config = json.loads((exported / "config.json").read_bytes())
         assert config.pop("spheret_tokenizer")["name"] == "gpt2"
         (exported / "config.json").write_text(json.dumps(config))
-        assert import_(exported, tmp_path / "back").config["data"]["tokenizer"]["name"] == "gpt2"
+        assert import_(exported, tmp_path / "back").config.data.tokenizer.name == "gpt2"
 
     @pytest.mark.parametrize(
         ("changes", "message"),

@@ -55,11 +55,11 @@ class TestFinished:
         for name in NAMES:
             run = open_run(finished / name)
             assert run.metrics()[-1]["step"] == run.steps == 10
-            assert run.config["environment"]["threads"] == 1
-            assert run.config["environment"]["command"].startswith("spheret train --config ")
-            assert run.config["model"]["head_bias"] == "unigram"
-            assert run.config["train"]["warmup"] == 1
-            assert run.config["train"]["min_lr"] == pytest.approx(run.config["train"]["lr"] / 10)
+            assert run.config.environment.threads == 1
+            assert run.config.environment.command.startswith("spheret train --config ")
+            assert run.config.model.head_bias == "unigram"
+            assert run.config.train.warmup == 1
+            assert run.config.train.min_lr == pytest.approx(run.config.train.lr / 10)
             assert run.checkpoint().step == 10
 
     def test_a_scheme_under_two_names_differs_by_exactly_nothing(self, finished):
@@ -276,10 +276,18 @@ class TestRaceRuns:
         assert len(set(names)) == len(names) == 3 * (len(SCHEMES) + 2)
 
 
+def metrics_line(keys):
+    """A line of metrics with these keys, and those that every line has."""
+    line = {"loss": 1.0, "lr": 1e-3, "grad_norm": 1.0, "spikes": 0, "tokens_per_second": 9.0, "seconds": 1.0, **keys}
+    if "val_loss" in keys:
+        line |= {"radius": None, "on_bound": [], "sublayers": []}
+    return json.dumps(line) + "\n"
+
+
 class TestScoreboard:
     def follower(self, path, name, *lines):
         (path / name).mkdir(exist_ok=True)
-        (path / name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (path / name / "metrics.jsonl").write_text("".join(map(metrics_line, lines)))
         return Follower(name, path / name, steps=10)
 
     def test_ranked_by_validation_loss(self, tmp_path):
@@ -330,16 +338,17 @@ class TestScoreboard:
         follower = self.follower(tmp_path, "run", {"step": 1, "loss": 1.0}, {"step": 2, "loss": 1.0, "val_loss": 3.0})
         follower.update()
         path = tmp_path / "run" / "metrics.jsonl"
+        third = metrics_line({"step": 3})
         with path.open("a") as file:
-            file.write('{"step": 3, "lo')
+            file.write(third[:20])
         follower.update()
         assert (follower.step, follower.val_loss) == (2, 3.0)
         with path.open("a") as file:
-            file.write('ss": 1.0}\n')
+            file.write(third[20:])
         follower.update()
         assert follower.step == 3
         # a resumed run goes back to its checkpoint
-        path.write_text('{"step": 1, "loss": 1.0}\n')
+        path.write_text(metrics_line({"step": 1}))
         follower.update()
         assert (follower.step, follower.val_loss) == (1, None)
 

@@ -15,7 +15,7 @@ from spheret.report.report import report_files
 from spheret.report.results import read_studies
 from spheret.runs.layout import EVAL, EVAL_SAMPLES
 from spheret.runs.paper_runs import PaperRun
-from spheret.runs.step_cost import StepCost
+from spheret.runs.step_cost import METHOD, StepCost
 
 DOCUMENTS = [700, 1200, 300, 2500, 900, 640]
 
@@ -50,7 +50,7 @@ def write_run(
     path.mkdir(parents=True)
     config = {
         "format": "spheret-run",
-        "version": 2,
+        "version": 3,
         "model": {
             "layers": layers, "heads": 2, "width": 32, "block": 64, "vocab": 320, "bias": True, "dropout": 0.0,
             "scheme": scheme_name, "scheme_options": options or {}, "activation": "gelu", "head_bias": "unigram",
@@ -64,8 +64,10 @@ def write_run(
         },
         "evaluation": {"eval_every": eval_every, "eval_windows": 64, "certify_every": 0},
         "data": {
-            "path": "data", "manifest_sha256": data, "corpus": {"name": corpus, "revision": "0.1.2"},
-            "tokenizer": {"name": "bytes", "vocab_size": 257}, "tokens": {"train": 11_634_963, "val": 551_037},
+            "path": "data", "manifest_sha256": data,
+            "tokenizer": {"name": "bytes", "vocab_size": 257, "end_of_text": 256, "file": None, "sha256": "b" * 64},
+            "corpus": {"name": corpus, "revision": "0.1.2", "licence": "MIT", "documents_sha256": "c" * 64},
+            "tokens": {"train": 11_634_963, "val": 551_037},
             "val_fraction": 0.05, "unigram_entropy": 3.15,
         },
         "environment": {
@@ -116,7 +118,7 @@ def write_run(
         lines.append(line)
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if step_costs is not None:
-        StepCost(scheme_name, step_costs, 7, "cpu", {"threads": 1}).write(path)
+        StepCost(scheme_name, step_costs, 7, "cpu", {"threads": 1}, METHOD).write(path)
     return path
 
 
@@ -132,8 +134,14 @@ def paper_config(recipe: PaperRun) -> dict:
     identity = recipe.data_settings()
     data = {
         "path": "data", "manifest_sha256": recipe.dataset[0] * 64, "val_fraction": identity["val_fraction"],
-        "corpus": {"name": recipe.dataset, "revision": identity["revision"]},
-        "tokenizer": {"name": identity["tokenizer"], "vocab_size": 50257},
+        "corpus": {
+            "name": recipe.dataset, "revision": identity["revision"], "licence": "ODC-By-1.0",
+            "documents_sha256": "c" * 64,
+        },
+        "tokenizer": {
+            "name": identity["tokenizer"], "vocab_size": 50257, "end_of_text": 50256, "file": None,
+            "sha256": "b" * 64,
+        },
         "tokens": {"train": 9_000_000, "val": 45_000}, "unigram_entropy": 7.5,
     }  # fmt: skip
     return {**recipe.config(None).as_dict(), "data": data}
@@ -161,23 +169,22 @@ def write_evaluation(run: Path, right: int, step: int = 60, limit: int | None = 
         values = [float(i < right) if eval_json.is_accuracy(metric) else -2.0 - 0.01 * i for i in range(10)]
         if metric == "word_perplexity":
             values = [[10 * value, 10] for value in values]
-        entry = tasks.setdefault(task, {"metrics": {}})
+        counts = {"requests": 20, "truncated": 0, "documents": 10}
+        entry = tasks.setdefault(task, {**counts, "version": 1, "hash": "a" * 64, "data_sha256": None, "metrics": {}})
         entry["metrics"][metric] = eval_json.summary(metric, values)
         lines += [(task, i, metric, value) for i, value in enumerate(values)]
     merged = {}
     for task, document, metric, value in lines:
         merged.setdefault((task, document), {})[metric] = value
     document = {
-        "format": eval_json.FORMAT,
-        "version": eval_json.VERSION,
-        "step": step,
-        "limit": limit,
-        "tasks": tasks,
-    }
+        "format": "spheret-eval", "version": 1, "run": run.name, "step": step, "limit": limit,
+        "precision": "float32", "device": "cpu", "batch_size": "auto", "seconds": 1.5, "versions": {},
+        "tasks": tasks, "requests": 20 * len(tasks), "truncated": 0,
+    }  # fmt: skip
     (run / EVAL).write_text(json.dumps(document))
     (run / EVAL_SAMPLES).write_text(
         "".join(
-            json.dumps({"task": task, "document": i, "hash": f"h{i}", "metrics": metrics}) + "\n"
+            json.dumps({"task": task, "document": i, "hash": f"h{i}", "metrics": metrics, "responses": []}) + "\n"
             for (task, i), metrics in merged.items()
         )
     )

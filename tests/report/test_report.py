@@ -400,7 +400,7 @@ class TestBadInput:
         path = write_run(tmp_path / "a") / "metrics.jsonl"
         lines = path.read_text().splitlines()
         path.write_text("\n".join([*lines[:20], *lines[18:]]) + "\n")
-        assert "step 19 of" in self.error(capsys, tmp_path / "a")
+        assert "step 19 after step 20" in self.error(capsys, tmp_path / "a")
 
     def test_two_runs_of_one_contestant_and_seed(self, capsys, tmp_path):
         write_run(tmp_path / "a")
@@ -464,9 +464,9 @@ class TestStringsOfARun:
             tmp_path / "a<b>&c",
             alarm=nasty,
             environment={"command": nasty, "processor": nasty},
-            model={"activation": nasty},
+            train={"init_from": nasty},
         )
-        write_run(tmp_path / "b", "proj-spheretnorm", model={"activation": "x"})
+        write_run(tmp_path / "b", "proj-spheretnorm", train={"init_from": "x"})
         report([tmp_path / "a<b>&c", tmp_path / "b"], tmp_path / "report")
         return tmp_path / "report"
 
@@ -476,7 +476,7 @@ class TestStringsOfARun:
         assert "script" not in page.tags
         assert "b" not in [tag for tag in page.tags if tag == "c"]
         assert any(self.NASTY in word for word in page.words)
-        assert f"pre-ln, activation={self.NASTY}" in [row[0] for row in page.tables["results"]]
+        assert f"pre-ln, init_from={self.NASTY}" in [row[0] for row in page.tables["results"]]
 
     def test_are_text_in_figures(self, directory):
         import xml.etree.ElementTree as ElementTree

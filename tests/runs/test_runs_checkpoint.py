@@ -1,16 +1,19 @@
 """A checkpoint is whole or absent, wherever the process dies and whatever the disk does."""
 
 import errno
+import hashlib
 import json
 import os
 import signal
 import sys
 
+import damage
 import pytest
 import torch
 
 from spheret.runs import checkpoint
 from spheret.runs.checkpoint import MANIFEST, MODEL, OPTIMIZER, STATE
+from spheret.runs.records import MANIFESTS, CheckpointRecord, FileRecord, StateRecord
 from spheret.runs.tensors import lazy_tensor
 from spheret.support import files
 
@@ -22,13 +25,13 @@ def save(directory, step):
         MODEL: [lazy_tensor("w", torch.full((5,), float(step))), lazy_tensor("v", torch.zeros(2, 2))],
         OPTIMIZER: [lazy_tensor("w.exp_avg", torch.full((5,), -float(step)))],
     }
-    return checkpoint.save(directory, step, parts, {"note": step})
+    return checkpoint.save(directory, parts, StateRecord(step=step, val_loss=float(step), training=None))
 
 
 def test_what_was_saved_is_loaded(tmp_path):
     save(tmp_path, 10)
     saved = checkpoint.newest(tmp_path)
-    assert (saved.step, saved.state["note"]) == (10, 10)
+    assert (saved.step, saved.state.val_loss) == (10, 10)
     assert dict(saved.model())["w"].tolist() == [10.0] * 5
     assert dict(saved.optimizer())["w.exp_avg"].tolist() == [-10.0] * 5
     assert sorted(p.name for p in (tmp_path / "step-10").iterdir()) == sorted(FILES)
@@ -48,23 +51,61 @@ def flip(path):
     path.write_bytes(data)
 
 
-DAMAGE = {
-    "flipped": flip,
-    "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
-    "missing": lambda path: path.unlink(),
-    "empty": lambda path: path.write_bytes(b""),
-}
+DAMAGE = {"flipped": flip, **damage.FILES}
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_one_is_passed_over_aloud(tmp_path, name, damage):
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_one_is_passed_over_aloud(tmp_path, name, what):
     save(tmp_path, 1)
-    DAMAGE[damage](save(tmp_path, 2) / name)
-    message = []
-    assert checkpoint.newest(tmp_path, message.append).step == 1
-    assert len(message) == 1
-    assert "step-2 is damaged" in message[0]
+    DAMAGE[what](save(tmp_path, 2) / name)
+    assert_passed_over(tmp_path)
+    # and the next save of that step takes its place
+    save(tmp_path, 2)
+    assert checkpoint.newest(tmp_path, pytest.fail).step == 2
+
+
+def assert_passed_over(directory):
+    messages = []
+    assert checkpoint.newest(directory, messages.append).step == 1
+    assert len(messages) == 1
+    assert "checkpoint step-2 is damaged, " in messages[0]
+    assert messages[0].endswith(": falling back to the one before.")
+    assert "\n" not in messages[0]
+
+
+@pytest.mark.parametrize("what", ["file", "link", "empty"])
+def test_something_else_in_the_place_of_a_checkpoint(tmp_path, what):
+    save(tmp_path, 1)
+    saved = save(tmp_path, 2)
+    elsewhere = tmp_path / "elsewhere"
+    saved.rename(elsewhere)
+    {"file": saved.touch, "link": lambda: saved.symlink_to(elsewhere), "empty": saved.mkdir}[what]()
+    assert_passed_over(tmp_path)
+    save(tmp_path, 2)
+    assert checkpoint.newest(tmp_path, pytest.fail).step == 2
+    # what a link pointed at is not touched
+    assert len(list(elsewhere.iterdir())) == len(FILES)
+
+
+def test_a_checkpoint_under_another_name(tmp_path):
+    save(tmp_path, 1)
+    save(tmp_path, 3).rename(tmp_path / "step-2")
+    assert_passed_over(tmp_path)
+    for name in ("step-007", "step-" + "9" * 200, "step-9x", "step-"):
+        (tmp_path / name).mkdir()
+    assert checkpoint.steps(tmp_path) == [1, 2]
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"\xff", b'{"step": 2}', b'{"step":' + b"[" * 100_000])
+def test_a_damaged_state_under_its_right_hash(tmp_path, data):
+    save(tmp_path, 1)
+    saved = save(tmp_path, 2)
+    (saved / STATE).write_bytes(data)
+    entry = FileRecord(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    files_now = {**MANIFESTS.read(saved / MANIFEST).files(), STATE: entry}
+    MANIFESTS.write(saved / MANIFEST, CheckpointRecord.of(files_now))
+    assert_passed_over(tmp_path)
 
 
 def test_all_damaged_is_an_error(tmp_path):

@@ -5,13 +5,13 @@ import json
 import pytest
 
 from spheret.runs.layout import RUN_FILES, STEP_COST
-from spheret.runs.step_cost import StepCost, measured_together, read_step_cost
+from spheret.runs.step_cost import METHOD, StepCost, measured_together, read_step_cost
 
 TOGETHER = {"pre-ln": 0.08, "keel": 0.09}
 
 
 def cost(name, **changes):
-    return StepCost(name, {**TOGETHER, **changes}, 7, "cpu", {"threads": 1})
+    return StepCost(name, {**TOGETHER, **changes}, 7, "cpu", {"threads": 1}, METHOD)
 
 
 def test_there_and_back(tmp_path):
@@ -20,7 +20,7 @@ def test_there_and_back(tmp_path):
     assert read_step_cost(tmp_path) == cost("keel")
     assert read_step_cost(tmp_path).seconds == 0.09
     document = json.loads((tmp_path / STEP_COST).read_text())
-    assert document["seconds"] == 0.09
+    assert document["together"]["keel"] == 0.09
     assert "interleaved in one process" in document["method"]
     # `--force` removes it with the run
     assert STEP_COST in RUN_FILES

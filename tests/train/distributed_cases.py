@@ -1,5 +1,6 @@
 """Run by torchrun: every case in one launch. Arguments: the data, the output, and a name of JOBS."""
 
+import shutil
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,7 +71,11 @@ def resume_from_one(data, out, world):
 
     for world.parallel in PARALLEL:
         trainer = make(out / f"resumed-{world.parallel}", data, "proj-spheretnorm", world)
-        trainer.restore(checkpoint.verify(out / "alone" / "checkpoints" / "step-1"))
+        if world.is_main:
+            shutil.copy(out / "alone" / "metrics.jsonl", trainer.path)
+        saved = checkpoint.verify(out / "alone" / "checkpoints" / "step-1")
+        trainer.check(saved)
+        trainer.restore(saved)
         assert trainer.fit() == 0
 
 

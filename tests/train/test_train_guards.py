@@ -1,11 +1,10 @@
 """What stops a run, what only speaks, and what is never message of a healthy one."""
 
-import hashlib
-import json
 import math
 import shutil
 from collections import deque
 
+import msgspec
 import pytest
 import torch
 from train_helpers import metrics, train
@@ -14,8 +13,8 @@ from spheret.connections import PAPER_SCHEMES, SCHEMES, scheme
 from spheret.model.gpt import GPT, MLP, Attention, GPTConfig
 from spheret.model.monitor import look, mean_cosine, on_bound
 from spheret.runs import checkpoint
+from spheret.runs.records import DivergenceRecord, WatchRecord
 from spheret.runs.run import open_run
-from spheret.support import files
 from spheret.train.distributed import World
 from spheret.train.divergence import FEW, PATIENCE, Divergence
 from spheret.train.guards import SPIKE_LEAST, Watch, find_non_finite
@@ -126,7 +125,7 @@ def test_spikes_are_counted():
     watch.loss(6.0)
     assert watch.spikes == 2
     again = Watch(None)
-    again.restore(json.loads(json.dumps(watch.state())))
+    again.restore(msgspec.json.decode(msgspec.json.encode(watch.state()), type=WatchRecord))
     assert again.state() == watch.state()
 
 
@@ -210,7 +209,7 @@ def steps_of_divergence(values, entropy=ENTROPY, steps=1000, reload=False):
         if guard.loss(step, list(recent)):
             alarms.append(step)
         if reload:
-            state = json.loads(json.dumps(guard.state()))
+            state = msgspec.json.decode(msgspec.json.encode(guard.state()), type=DivergenceRecord)
             guard = Divergence(entropy, VOCAB, WARMUP, steps)
             guard.restore(state)
     return alarms
@@ -299,7 +298,7 @@ class TestDivergence:
         guard.remember(1, record)
         guard.loss(2, [5.8, 90.0, 90.0])
         guard.remember(2, record)
-        assert guard.healthy["step"] == 1
+        assert guard.healthy.step == 1
 
 
 HOT = ("--lr", "6", "--min-lr", "6", "--checkpoint-every", "4")
@@ -360,26 +359,6 @@ def test_a_divergence_survives_a_resume(diverging, prepared, tmp_path, capsys):
     shutil.rmtree(out / "checkpoints" / "step-16")
     assert train(out, prepared, *HOT, "--eval-every", "0", "--on-divergence", "stop", scheme="pre-ln", steps=16) == 3
     assert f"stopped at step 13: the run diverged at step {step}; step-12 is kept." in capsys.readouterr().err
-
-
-def test_a_checkpoint_from_before_the_guard_is_resumed(prepared, tmp_path):
-    out = tmp_path / "run"
-    assert train(out, prepared, "--checkpoint-every", "3", steps=6) == 0
-    shutil.copytree(out, tmp_path / "old")
-    config = json.loads((tmp_path / "old" / "config.json").read_text())
-    del config["evaluation"]["on_divergence"]
-    (tmp_path / "old" / "config.json").write_text(json.dumps(config))
-    shutil.rmtree(tmp_path / "old" / "checkpoints" / "step-6")
-    saved = tmp_path / "old" / "checkpoints" / "step-3"
-    state = json.loads((saved / "state.json").read_text())
-    del state["divergence"]
-    (saved / "state.json").write_bytes(files.dump(state))
-    manifest = json.loads((saved / "manifest.json").read_text())
-    data = (saved / "state.json").read_bytes()
-    manifest["state.json"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    (saved / "manifest.json").write_text(json.dumps(manifest))
-    assert train(tmp_path / "old", prepared, "--checkpoint-every", "3", steps=6) == 0
-    assert metrics(tmp_path / "old") == metrics(out)
 
 
 def test_an_unknown_way_to_meet_divergence(prepared, tmp_path, capsys):

@@ -161,8 +161,8 @@ def test_a_pickle_in_place_of_weights(run, prepared, tmp_path, capsys):
         torch.save(Bomb(), out / "checkpoints" / f"step-{step}" / "model.safetensors")
     assert train(out, prepared, "--resume", steps=4) == 2
     assert "every checkpoint" in capsys.readouterr().err
-    with pytest.warns(UserWarning, match="step-4 is damaged"):
-        assert main(["sample", str(out)]) == 2
+    assert main(["sample", str(out)]) == 2
+    assert capsys.readouterr().err.startswith("checkpoint step-4 is damaged, ")
     assert not (tmp_path / "exploded").exists()
 
 
@@ -196,7 +196,7 @@ def test_too_little_room_is_known_before_the_start(prepared, tmp_path, monkeypat
 
 def test_a_run_from_elsewhere(run, prepared, tmp_path, capsys):
     opened = open_run(run)
-    tokenizer = opened.config["data"]["tokenizer"]
+    tokenizer = opened.config.data.tokenizer
     imported = create_run(tmp_path / "imported", opened.model(), tokenizer)
     assert torch.equal(imported.model().tokens.weight, opened.model().tokens.weight)
     assert main(["sample", str(imported.path), "--tokens", "3"]) == 0

@@ -81,8 +81,8 @@ def test_the_directory_and_its_config(unbroken, prepared):
     best = min((line for line in metrics(unbroken) if "val_loss" in line and line["step"] % 2 == 0), key=_val_loss)
     assert names == {"step-10", "step-12", f"step-{best['step']}"}
     state = json.loads((unbroken / "checkpoints" / "step-12" / "state.json").read_text())
-    assert state["threads"] == 1
-    assert state["rng"]
+    assert state["training"]["threads"] == 1
+    assert state["training"]["rng"]
 
 
 def _val_loss(line):
@@ -145,7 +145,7 @@ def test_init_from_takes_the_weights_and_nothing_else(unbroken, prepared, tmp_pa
     first = open_data(prepared).loader(32, 4, 5).batch(0)
     assert losses(out)[0] == pytest.approx(float(model(*first).detach()), rel=1e-6)
     assert [line["step"] for line in metrics(out)] == [1, 2]
-    assert metrics(out)[0]["lr"] == open_run(out).config["train"]["lr"] / 1
+    assert metrics(out)[0]["lr"] == open_run(out).config.train.lr / 1
     # the same from one checkpoint of it
     source = str(unbroken / "checkpoints" / "step-12")
     assert train(tmp_path / "same", prepared, "--init-from", source, "--seed", "5", steps=2) == 0
@@ -311,8 +311,8 @@ def test_a_corpus_by_name_is_prepared_into_the_cache(tmp_path, monkeypatch, caps
     assert '"unigram_entropy"' in message.out
     assert "step 2/2, loss" in message.err
     config = open_run(tmp_path / "run").config
-    assert config["data"]["path"].startswith(str(tmp_path / "cache"))
-    assert config["data"]["tokenizer"]["name"] == "bytes"
+    assert config.data.path.startswith(str(tmp_path / "cache"))
+    assert config.data.tokenizer.name == "bytes"
 
 
 def test_toml_and_flags(prepared, tmp_path):
@@ -322,8 +322,8 @@ def test_toml_and_flags(prepared, tmp_path):
     words = ["--config", str(tmp_path / "run.toml"), "--lr", "0.001", "--data", str(prepared), *TINY]
     assert main(["train", *words, "--set", "schedule=constant", "--set", "p=0.5", "--out", str(tmp_path / "a")]) == 0
     config = open_run(tmp_path / "a").config
-    assert (config["train"]["lr"], config["train"]["steps"]) == (0.001, 3)
-    assert config["model"]["scheme_options"] == {"schedule": "constant", "p": 0.5}
+    assert (config.train.lr, config.train.steps) == (0.001, 3)
+    assert config.model.scheme_options == {"schedule": "constant", "p": 0.5}
 
 
 def test_sampling(unbroken, capsys):

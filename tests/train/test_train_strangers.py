@@ -249,7 +249,7 @@ def test_a_signal_counts_once_every_process_knows_of_it(prepared, tmp_path):
         open_data(prepared),
         world,
         quiet=True,
-        observers={"asked": (1, ask)},
+        observers={"certificate": (1, ask)},
     )
     assert trainer.fit() == 143
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-3"]

@@ -1,0 +1,184 @@
+"""What manifest.json and progress.json of a data directory hold."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from spheret.support.documents import Count, Document, Fraction, Positive, Record, Sha256, Text
+
+FORMAT, VERSION = "spheret-data", 1
+# the tokenizer, unless its name is enough to build it again
+TOKENIZER = "tokenizer.json"
+SPLITS = ("train", "val")
+
+ShardName = Annotated[str, Meta(pattern=r"^(train|val)-\d{5}\.bin$")]
+Hexadecimal = Annotated[str, Meta(pattern="^[0-9a-f]{1,64}$")]
+TokenId = Annotated[int, Meta(ge=0, lt=1 << 32)]
+
+
+class TokenizerRecord(Record):
+    """A tokenizer, described so that the same one can be built again."""
+
+    name: Text
+    sha256: Sha256
+    vocab_size: Annotated[int, Meta(ge=1, le=1 << 32)]
+    end_of_text: TokenId
+    file: str | None
+
+    def __post_init__(self) -> None:
+        if self.end_of_text >= self.vocab_size:
+            raise ValueError(f"end_of_text must lie below vocab_size {self.vocab_size}, got {self.end_of_text}")
+        if self.file not in (None, TOKENIZER):
+            raise ValueError(f"file must be {TOKENIZER} or null, got {self.file[:80]!r}")
+
+
+class CorpusRecord(Record):
+    """Which text."""
+
+    name: str
+    revision: str
+    licence: str
+    documents_sha256: Sha256
+
+
+class ShardRecord(Record):
+    """One file of ids."""
+
+    name: ShardName
+    tokens: Positive
+    sha256: Sha256
+    largest_id: TokenId
+
+
+def _check_splits(**values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        if value.keys() != set(SPLITS):
+            raise ValueError(f"{name} must have the keys train and val, got {', '.join(sorted(value))[:80]}")
+
+
+class Manifest(Record):
+    """manifest.json, which completes a data directory. The dictionaries have one entry per split."""
+
+    corpus: CorpusRecord
+    tokenizer: TokenizerRecord
+    dtype: Literal["uint16", "uint32"]
+    val_fraction: Fraction
+    shard_tokens: Positive
+    documents: dict[str, Count]
+    tokens: dict[str, Count]
+    empty_documents: Count
+    repaired_documents: Count
+    replaced_characters: Count
+    largest_id: TokenId
+    counts_sha256: Sha256
+    shards: dict[str, list[ShardRecord]]
+    format: str = FORMAT
+    version: int = VERSION
+
+    def __post_init__(self) -> None:
+        """Raise unless the fields agree with each other."""
+        _check_splits(documents=self.documents, tokens=self.tokens, shards=self.shards)
+        vocab_size = self.tokenizer.vocab_size
+        if self.dtype != dtype_name(vocab_size):
+            raise ValueError(f"dtype {self.dtype!r} does not fit {vocab_size} ids")
+        for split in SPLITS:
+            for number, shard in enumerate(self.shards[split]):
+                if shard.name != f"{split}-{number:05d}.bin":
+                    raise ValueError(f"shard {number} of {split} has the name {shard.name!r}")
+                check_ids(shard.name, shard.largest_id, vocab_size)
+                whole = shard.tokens == self.shard_tokens
+                if not whole and (shard.tokens > self.shard_tokens or shard is not self.shards[split][-1]):
+                    raise ValueError(f"{shard.name} holds {shard.tokens} tokens, shard_tokens is {self.shard_tokens}")
+            if sum(shard.tokens for shard in self.shards[split]) != self.tokens[split]:
+                raise ValueError(f"the shards of {split} do not add up to its tokens")
+        largest = max((shard.largest_id for shards in self.shards.values() for shard in shards), default=0)
+        if self.largest_id != largest:
+            raise ValueError(f"largest_id is {self.largest_id}, and that of the shards is {largest}")
+
+
+class SettingsRecord(Record):
+    """What decides the output of a preparation. `tokenizer_sha256` is null unless the tokenizer is a file."""
+
+    corpus: str
+    revision: str
+    tokenizer: Text
+    val_fraction: Fraction
+    shard_tokens: Positive
+    files: str
+    tokenizer_sha256: Sha256 | None
+
+
+class SplitRecord(Record):
+    """How far one split is written: its whole shards, and the ids in the unfinished one."""
+
+    shards: list[ShardRecord]
+    partial: Count
+
+
+class HubCursor(Record):
+    """A place in a streamed dataset; `state` is what `datasets` returned."""
+
+    documents: Count
+    state: dict[str, Any]
+
+
+# a file and the documents to skip in it, or a place in a streamed dataset
+Cursor = tuple[Count, Count] | HubCursor
+
+
+class Position(Record):
+    """Where a preparation goes on: everything before it is on the disk."""
+
+    tokenizer: TokenizerRecord
+    counts: dict[Literal["train", "val", "empty", "repaired", "replaced_characters"], Count]
+    digest: Hexadecimal
+    cursor: Cursor
+    splits: dict[str, SplitRecord]
+
+    def __post_init__(self) -> None:
+        _check_splits(splits=self.splits)
+
+
+class Progress(Record):
+    """progress.json, the last note of an unfinished preparation. Before the first shard it has no position."""
+
+    settings: SettingsRecord
+    position: Position | None
+    # of settings and position: shards that a note does not list are removed, so a changed note must not be followed
+    sha256: Sha256
+    format: str = FORMAT
+    version: int = VERSION
+
+    def __post_init__(self) -> None:
+        if self.sha256 != _digest(self.settings, self.position):
+            raise ValueError("the content does not have its SHA-256")
+
+    @classmethod
+    def of(cls, settings: SettingsRecord, position: Position | None) -> Progress:
+        return cls(settings=settings, position=position, sha256=_digest(settings, position))
+
+
+def _digest(settings: SettingsRecord, position: Position | None) -> str:
+    return hashlib.sha256(msgspec.json.encode([settings, position], order="sorted")).hexdigest()
+
+
+def dtype_name(vocab_size: int) -> Literal["uint16", "uint32"]:
+    """The smaller of uint16 and uint32 that holds every id."""
+    return "uint16" if vocab_size <= 1 << 16 else "uint32"
+
+
+def check_ids(where: object, largest: int, vocab_size: int) -> None:
+    """Raise if the largest id lies beyond the vocabulary, so that an embedding has no row for it."""
+    if largest >= vocab_size:
+        raise ValueError(
+            f"{where} holds token id {largest}, beyond the vocabulary of {vocab_size} (largest {vocab_size - 1}): "
+            f"the data is damaged or of another tokenizer, prepare it again."
+        )
+
+
+MANIFESTS = Document(Manifest, "prepare", "prepare the directory again")
+PROGRESSES = Document(Progress, "prepare", "delete the directory and start again")

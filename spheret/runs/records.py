@@ -1,0 +1,156 @@
+"""What the JSON files of a run directory hold: config.json, and in each checkpoint state.json and manifest.json."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from spheret.data.records import CorpusRecord, TokenizerRecord
+from spheret.runs.layout import MODEL, OPTIMIZER, STATE
+from spheret.support.documents import Count, Document, Fraction, NonNegative, Positive, Record, Sha256, Text
+
+
+class DataRecord(Record):
+    """The data that a run was trained on. A run that was not trained here has a tokenizer and nothing else."""
+
+    path: Text | None
+    manifest_sha256: Sha256 | None
+    corpus: CorpusRecord | None
+    tokenizer: TokenizerRecord
+    # per split
+    tokens: dict[str, Count] | None
+    val_fraction: Fraction | None
+    unigram_entropy: NonNegative | None
+
+    def __post_init__(self) -> None:
+        together = ("path", "manifest_sha256", "corpus", "tokens", "val_fraction", "unigram_entropy")
+        if len({getattr(self, name) is None for name in together}) > 1:
+            raise ValueError(f"{', '.join(together)} belong together: all or none is null")
+
+
+class Environment(Record, omit_defaults=True):
+    """Where a run was started, for people: nothing is computed from it."""
+
+    spheret: str | None = None
+    torch: str | None = None
+    python: str | None = None
+    processor: str | None = None
+    threads: Positive | None = None
+    gpu: str | None = None
+    device: str | None = None
+    processes: Positive | None = None
+    parallel: str | None = None
+    commit: str | None = None
+    command: str | None = None
+    started: str | None = None
+    # of weights that were trained elsewhere
+    transformers: str | None = None
+    imported: str | None = None
+    model_type: str | None = None
+
+
+class RunRecord(Record):
+    """config.json. `spheret.runs.config` checks the sections of settings, which it also reads from config files."""
+
+    model: dict[str, Any]
+    # null in a run that was not trained here
+    train: dict[str, Any] | None
+    evaluation: dict[str, Any] | None
+    data: DataRecord
+    environment: Environment
+    format: str = "spheret-run"
+    version: int = 3
+
+    def __post_init__(self) -> None:
+        if len({part is None for part in (self.train, self.evaluation, self.data.path)}) > 1:
+            raise ValueError("train, evaluation and data.path belong together: all or none is null")
+
+
+class BestRecord(Record):
+    """The lowest validation loss of a checkpoint, and its step."""
+
+    step: Positive
+    val_loss: float
+
+
+class WatchRecord(Record):
+    """What the guards remember from step to step."""
+
+    spikes: Count
+    collapsed_since: Count | None
+    alarmed: bool
+    losses: Annotated[list[float], Meta(max_length=4096)]
+
+
+class HealthyRecord(Record):
+    """What the sublayers measured when the loss was last normal."""
+
+    step: Positive
+    sublayers: list[dict[str, int | float | None]]
+
+
+class DivergenceRecord(Record):
+    """What the divergence guard remembers from step to step. `step` is the one at which the run diverged."""
+
+    lowest: float | None
+    above_since: Count | None
+    step: Positive | None
+    reason: str
+    healthy: HealthyRecord | None
+
+
+class TrainingRecord(Record):
+    """What a training needs besides weights and moments to continue bit for bit."""
+
+    last_val_loss: float | None
+    best: BestRecord | None
+    seconds: NonNegative
+    watch: WatchRecord
+    divergence: DivergenceRecord
+    # one per process: the states of its random generators
+    rng: list[Annotated[str, Meta(pattern="^([0-9a-f]{2})+(,([0-9a-f]{2})+)*$")]]
+    threads: Annotated[int, Meta(ge=1, le=4096)]
+    # what computed the updates: native, closed, triton, ...
+    backend: Text
+    # the settings that led here: they must not have changed when the run continues
+    config: dict[str, dict[str, Any]]
+    manifest_sha256: Sha256
+
+
+class StateRecord(Record):
+    """state.json of a checkpoint. Weights that were not trained here have no `training`."""
+
+    step: Count
+    val_loss: float | None
+    training: TrainingRecord | None
+
+
+class FileRecord(Record):
+    """A file of a checkpoint."""
+
+    bytes: Count
+    sha256: Sha256
+
+
+class CheckpointRecord(Record, omit_defaults=True):
+    """manifest.json of a checkpoint: every other file in it. Weights that were not trained here have no moments."""
+
+    model: FileRecord = msgspec.field(name=MODEL)
+    state: FileRecord = msgspec.field(name=STATE)
+    optimizer: FileRecord | UnsetType = msgspec.field(name=OPTIMIZER, default=UNSET)
+
+    @classmethod
+    def of(cls, entries: dict[str, FileRecord]) -> CheckpointRecord:
+        return cls(model=entries[MODEL], state=entries[STATE], optimizer=entries.get(OPTIMIZER, UNSET))
+
+    def files(self) -> dict[str, FileRecord]:
+        """The entry of each file, by its name."""
+        entries = {MODEL: self.model, STATE: self.state}
+        return entries if self.optimizer is UNSET else {**entries, OPTIMIZER: self.optimizer}
+
+
+RUNS = Document(RunRecord, "train", "copy it back, or train again")
+STATES = Document(StateRecord, "train", "take another checkpoint")
+MANIFESTS = Document(CheckpointRecord, "train", "take another checkpoint")

@@ -1,0 +1,188 @@
+"""JSON documents: each has one typed record, which is its only reader and its only writer.
+
+A record is a `Record` with its keys as fields; adding a key is adding a field. `Document` reads and writes files of
+one record, `Lines` files with one record per line. Whatever is wrong with a file becomes one sentence that names the
+file, the place inside it, what is expected there, and what to do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from spheret.support import files
+
+# no document of ours comes near these; a file beyond them is not one, and is not read
+MOST_BYTES = 1 << 26
+MOST_BYTES_OF_LINES = 1 << 31
+
+# every integer has a bound, because msgspec reads integers of any length
+Count = Annotated[int, Meta(ge=0, le=1 << 53)]
+Positive = Annotated[int, Meta(ge=1, le=1 << 53)]
+# JSON has no NaN and no infinity, so that every float is finite
+NonNegative = Annotated[float, Meta(ge=0)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Text = Annotated[str, Meta(min_length=1)]
+
+
+class Record(msgspec.Struct, forbid_unknown_fields=True):
+    """The keys of a JSON object with their types. Unknown keys are refused.
+
+    `format` and `version` with defaults say what a file is; a file with others is refused by a sentence of its own.
+    """
+
+
+T = TypeVar("T", bound=Record)
+
+
+class DamagedDocument(ValueError):
+    """A file that is not what its record says."""
+
+
+class _Envelope(msgspec.Struct):
+    format: Any = ""
+    version: Any = None
+
+
+class Document(Generic[T]):
+    """JSON files of one record.
+
+    command: the command that writes them. remedy: what to do about a damaged one, as the end of a sentence.
+    """
+
+    def __init__(self, record: type[T], command: str, remedy: str) -> None:
+        self.record, self.command, self.remedy = record, command, remedy
+        self._decoder = msgspec.json.Decoder(record)
+        defaults = {field.name: field.default for field in msgspec.structs.fields(record)}
+        self.format, self._version = defaults.get("format"), defaults.get("version")
+
+    def read(self, path: Path) -> T:
+        """Read a file. Raises FileNotFoundError if there is none and DamagedDocument if it is not as it should be."""
+        return self.decode(read_bytes(path, MOST_BYTES, self.remedy), path)
+
+    def format_of(self, path: Path) -> Any:
+        """What a file says that it is, and nothing else of it: "" if it says nothing, None if it is damaged."""
+        try:
+            return msgspec.json.decode(read_bytes(path, MOST_BYTES, self.remedy), type=_Envelope).format
+        except msgspec.ValidationError:
+            return ""
+        except (*DECODE_ERRORS, DamagedDocument):
+            return None
+
+    def decode(self, data: bytes, path: Path) -> T:
+        """The record in the bytes of a file."""
+        try:
+            if self.format is not None:
+                self._check_format(data, path)
+            return self._decoder.decode(data)
+        except DECODE_ERRORS as error:
+            raise DamagedDocument(f"{path} is damaged ({explain(error)}): {self.remedy}.") from None
+
+    def _check_format(self, data: bytes, path: Path) -> None:
+        try:
+            envelope = msgspec.json.decode(data, type=_Envelope)
+        except msgspec.ValidationError:
+            # no object at all
+            envelope = _Envelope()
+        if envelope.format != self.format:
+            raise DamagedDocument(
+                f"{path} was not written by spheret {self.command}: give another path, or {self.remedy}."
+            )
+        if type(envelope.version) is not int or envelope.version != self._version:
+            raise DamagedDocument(
+                f"{path} has format version {_short(repr(envelope.version))}, this spheret reads {self._version}: "
+                f"{self.remedy}, or use the spheret that wrote it."
+            )
+
+    def encode(self, record: T) -> bytes:
+        """The bytes of a file. Equal records give equal bytes. NaN and infinity become null."""
+        return files.dump(record)
+
+    def write(self, path: Path, record: T) -> bytes:
+        """Write a file in one step, and return its bytes. What could not be read again is never written."""
+        data = self.encode(record)
+        self.decode(data, path)
+        files.write_atomically(path, data)
+        return data
+
+
+class Lines(Generic[T]):
+    """Files with one record per line.
+
+    remedy: as in Document. appended: whether lines are written one by one, so that a kill may cut the last one short.
+    """
+
+    def __init__(self, record: type[T], remedy: str, appended: bool = False) -> None:
+        self.record, self.remedy, self.appended = record, remedy, appended
+        self._decoder, self._encoder = msgspec.json.Decoder(record), msgspec.json.Encoder()
+
+    def read(self, path: Path, start: int = 0) -> Iterator[tuple[T, int]]:
+        """Every record after the byte `start`, with the byte at which its line ends.
+
+        If lines are appended, a last one without its end is left out. Any other line must hold a record.
+        """
+        end = start
+        for number, line in enumerate(self.split(path, start), start=1):
+            end += len(line) + 1
+            yield self.decode(line, f"line {number} of {path}" + (f" after byte {start:,}" if start else "")), end
+
+    def split(self, path: Path, start: int = 0) -> list[bytes]:
+        """The lines of a file after the byte `start`, without their ends."""
+        lines = read_bytes(path, MOST_BYTES_OF_LINES, self.remedy, start).split(b"\n")
+        # after the last end there is nothing, or the beginning of a line
+        return lines[:-1] if self.appended or not lines[-1] else lines
+
+    def decode(self, line: bytes, where: str) -> T:
+        try:
+            return self._decoder.decode(line)
+        except DECODE_ERRORS as error:
+            raise DamagedDocument(f"{where} is damaged ({explain(error)}): {self.remedy}.") from None
+
+    def encode(self, record: T) -> bytes:
+        """A line with its end. NaN and infinity become null."""
+        return self._encoder.encode(record) + b"\n"
+
+
+def read_bytes(path: Path, most: int, remedy: str, start: int = 0) -> bytes:
+    """The bytes of a regular file. Anything else in its place is a sentence that ends with `remedy`."""
+    try:
+        return files.read_regular(path, most, start)
+    except FileNotFoundError:
+        raise
+    except files.NotRegular as error:
+        raise DamagedDocument(f"{error}: {remedy}.") from None
+    except OSError as error:
+        raise DamagedDocument(f"{path} cannot be read ({error.strerror}): {remedy}.") from None
+
+
+# whatever bytes can do to msgspec
+DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_AT = re.compile(r"(?P<what>.*) - at `\$\.?(?P<place>.*)`", re.DOTALL)
+_KEY = re.compile(r"Object (?P<kind>missing required|contains unknown) field `(?P<key>.*)`", re.DOTALL)
+
+
+def explain(error: Exception) -> str:
+    """What is wrong, beginning with the place: "train.steps: expected `int`, got `str`"."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is not UTF-8 at byte {error.start:,}"
+    match = _AT.fullmatch(str(error))
+    what, place = (match["what"], match["place"]) if match else (str(error), "")
+    if key := _KEY.fullmatch(what):
+        full = f"{place}.{key['key']}" if place else key["key"]
+        return f"{_short(full)} is {'missing' if key['kind'].startswith('missing') else 'an unknown key'}"
+    what = _short(what if what[:5] == "JSON " else what[:1].lower() + what[1:], 200)
+    return f"{_short(place)}: {what}" if place else what
+
+
+def _short(text: str, most: int = 80) -> str:
+    """A text from a file, which may be of any length, on one line."""
+    text = text.replace("\n", " ")
+    return text if len(text) <= most else text[: most - 3] + "..."

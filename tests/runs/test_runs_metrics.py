@@ -1,0 +1,120 @@
+"""metrics.jsonl: what was written comes back, a gap is named, and lines beyond a checkpoint are removed."""
+
+import json
+import math
+import os
+
+import pytest
+
+from spheret.runs.metrics import Log, whole_metrics
+
+
+def line(step, **keys):
+    return {
+        "step": step, "loss": 1.0 / step, "lr": 1e-3, "grad_norm": 1.0, "spikes": 0, "tokens_per_second": 9.0,
+        "seconds": 1.0 * step, **keys,
+    }  # fmt: skip
+
+
+def write(path, steps):
+    log = Log(path, 0)
+    for step in steps:
+        log.append(line(step))
+    log.close()
+
+
+@pytest.fixture
+def path(tmp_path):
+    write(tmp_path / "metrics.jsonl", range(1, 11))
+    return tmp_path / "metrics.jsonl"
+
+
+def steps(path):
+    return [json.loads(text)["step"] for text in path.read_text().splitlines()]
+
+
+def test_what_was_written_comes_back(tmp_path):
+    sublayer = {
+        "sublayer": 1, "angle_mean": 0.1, "angle_max": math.nan, "alpha": None, "norm": 1.0, "drift": 0.0,
+        "cosine": 0.5, "grad_norm": math.inf,
+    }  # fmt: skip
+    lines = [
+        line(1, backend="native"),
+        line(2, val_loss=2.5, radius=None, on_bound=["a"], sublayers=[sublayer], val_documents=[[0, 5, 1.5]]),
+        line(3, alarm="tokens collapse", certificate={"verdicts": {"proven": 2}, "seconds": 0.5}),
+        {"step": 4, "loss": None, "stopped": "the loss is not finite"},
+    ]
+    log = Log(tmp_path / "metrics.jsonl", 0)
+    for each in lines:
+        log.append(each)
+    log.close()
+    # null for what JSON does not have
+    sublayer |= {"angle_max": None, "grad_norm": None}
+    read = whole_metrics(tmp_path / "metrics.jsonl", 4)
+    assert [json.loads(json.dumps(each)) for each in read] == lines
+    assert whole_metrics(tmp_path / "nothing", 0) == []
+
+
+@pytest.mark.parametrize("wrong", [{"loss": "1"}, {"unheard_of": 1}, {"spikes": 0.5}, {"val_loss": 1.0}])
+def test_a_wrong_line_is_not_written(path, wrong):
+    log = Log(path, 10)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="|".join(wrong) + "|radius"):
+        log.append(line(11) | wrong)
+    log.close()
+    assert path.read_bytes() == before
+
+
+# the lines that are left of ten, and the gap
+GAPS = {
+    "end": ([1, 2, 3, 4, 5, 6], "no lines of steps 7 to 10"),
+    "last": (range(1, 10), "no line of step 10"),
+    "start": ([4, 5, 6, 7, 8, 9, 10], "no lines of steps 1 to 3"),
+    "middle": ([1, 2, 3, 5, 6, 7, 8, 9, 10], "no line of step 4"),
+    "all": ([], "no lines of steps 1 to 10"),
+    "twice": ([1, 2, 2, 3, 4, 5, 6, 7, 8, 9, 10], "out of order, step 2 after step 2"),
+}
+
+
+@pytest.mark.parametrize("gap", GAPS)
+def test_a_gap_is_named_and_nothing_is_cut_off(tmp_path, gap):
+    path = tmp_path / "metrics.jsonl"
+    left, message = GAPS[gap]
+    write(path, left)
+    before = path.read_bytes()
+    for read in (whole_metrics, Log):
+        with pytest.raises(ValueError, match=f"metrics.jsonl .*{message}: copy the file back, or start"):
+            read(path, 10)
+        assert path.read_bytes() == before
+
+
+def test_a_file_that_is_gone_is_a_gap(tmp_path):
+    with pytest.raises(ValueError, match="no lines of steps 1 to 10"):
+        Log(tmp_path / "metrics.jsonl", 10)
+
+
+def test_lines_beyond_a_checkpoint_are_removed(path):
+    with path.open("ab") as file:
+        file.write(b'{"step": 11, "lo')
+    assert len(whole_metrics(path, 7)) == 10
+    Log(path, 7).close()
+    assert steps(path) == [1, 2, 3, 4, 5, 6, 7]
+    # also if they are damaged, or out of order
+    with path.open("ab") as file:
+        file.write(b"\xff\n\n{}\n")
+    Log(path, 7).close()
+    assert steps(path) == [1, 2, 3, 4, 5, 6, 7]
+    Log(path, 0).close()
+    assert steps(path) == []
+
+
+def test_a_link_is_not_followed(tmp_path):
+    (tmp_path / "victim").write_text("precious\n")
+    (tmp_path / "metrics.jsonl").symlink_to(tmp_path / "victim")
+    for step in (0, 1):
+        with pytest.raises(ValueError, match="is a link, not a file"):
+            Log(tmp_path / "metrics.jsonl", step)
+    assert (tmp_path / "victim").read_text() == "precious\n"
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="is a pipe, not a file"):
+        whole_metrics(tmp_path / "pipe", 0)

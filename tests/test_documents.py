@@ -1,0 +1,230 @@
+"""Every document has one reader. Whatever is in its place: one sentence that names the file and the place in it."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import damage
+import msgspec
+import pytest
+
+import spheret
+from spheret.analysis.inspect import (
+    INSPECTIONS,
+    InspectedRun,
+    InspectedSublayer,
+    InspectRecord,
+    TrainingGradients,
+)
+from spheret.cli import main
+from spheret.data.records import MANIFESTS as DATA_MANIFESTS
+from spheret.data.records import (
+    PROGRESSES,
+    HubCursor,
+    Position,
+    Progress,
+    SettingsRecord,
+    ShardRecord,
+    SplitRecord,
+)
+from spheret.data.tokenizers import describe, load
+from spheret.evaluate.records import (
+    EVALS,
+    ROWS,
+    SAMPLES,
+    EvalRecord,
+    MetricRecord,
+    RowsManifest,
+    RowsRecord,
+    SampleRecord,
+    TaskRecord,
+)
+from spheret.race.race import RACES, RaceRecord
+from spheret.runs.metrics import LINES
+from spheret.runs.records import MANIFESTS, STATES
+from spheret.runs.run import open_run, section_as_dict
+from spheret.runs.step_cost import COSTS, METHOD, StepCost
+from spheret.support.documents import DamagedDocument
+
+HASH = "ab" * 32
+
+
+class Case(NamedTuple):
+    """A document: its file, its reader as a command uses it, and its plain data if it is accepted."""
+
+    path: Path
+    read: Any
+
+
+@pytest.fixture(scope="module")
+def run(prepared, tmp_path_factory):
+    """A run with two checkpoints, two evaluations and two live certificates."""
+    out = tmp_path_factory.mktemp("documents") / "run"
+    words = ["--scheme", "proj-spheretnorm", "--layers", "1", "--heads", "2", "--width", "16", "--block", "32"]
+    words += ["--batch-size", "2", "--eval-windows", "2", "--steps", "2", "--threads", "1", "--clip", "inf"]
+    words += ["--data", str(prepared), "--out", str(out), "--certify-every", "1", "--no-tensorboard", "--quiet"]
+    assert main(["train", *words]) == 0
+    return out
+
+
+def plain(record):
+    return json.loads(msgspec.json.encode(record))
+
+
+def read_run(path):
+    document = open_run(path.parent).config
+    sections = {name: section_as_dict(getattr(document, name)) for name in ("model", "train", "evaluation")}
+    head = {"format": "spheret-run", "version": 3, "data": plain(document.data)}
+    return {**sections, **head, "environment": plain(document.environment)}
+
+
+def without_nulls(document):
+    """A key of the environment may be absent, and is absent when it is null."""
+    if not isinstance(document.get("environment"), dict):
+        return document
+    return {**document, "environment": {k: v for k, v in document["environment"].items() if v is not None}}
+
+
+def read_line(lines):
+    return lambda path: plain(next(lines.read(path))[0])
+
+
+def records():
+    """The documents that no command of a quick test writes."""
+    tokenizer = describe(load("bytes"))
+    shards = [ShardRecord(name="train-00000.bin", tokens=100, sha256=HASH, largest_id=99)]
+    cursors = {"progress": (1, 7), "progress of a stream": HubCursor(documents=7, state={"row": 3})}
+    settings = SettingsRecord(
+        corpus="texts", revision="local files", tokenizer="bytes", val_fraction=0.1, shard_tokens=100, files="",
+        tokenizer_sha256=HASH,
+    )  # fmt: skip
+    for name, cursor in cursors.items():
+        position = Position(
+            tokenizer=tokenizer, counts={"train": 3, "val": 2}, digest=HASH, cursor=cursor,
+            splits={"train": SplitRecord(shards=shards, partial=5), "val": SplitRecord(shards=[], partial=5)},
+        )  # fmt: skip
+        yield name, PROGRESSES, Progress.of(settings, position)
+    task = TaskRecord(
+        requests=4, truncated=1, documents=2, version=1.0, hash=HASH, data_sha256=HASH,
+        metrics={"acc": MetricRecord(value=0.5, stderr=0.1)},
+    )  # fmt: skip
+    yield "eval", EVALS, EvalRecord(
+        run="run", step=2, limit=2, precision="float32", device="cpu", batch_size=4, seconds=1.5,
+        versions={"torch": "2"}, tasks={"piqa": task}, requests=4, truncated=1,
+    )  # fmt: skip
+    rows = RowsRecord(dataset="a/b", configuration="c", split="test", rows=3, sha256=HASH)
+    yield "rows", ROWS, RowsManifest(tasks={"piqa": rows})
+    sublayer = InspectedSublayer(
+        sublayer=1, branch="mlp", norm=1.0, massive=2.0, angle=0.1, update_cosine=None, token_cosine=0.5,
+        effective_rank=3.0, sink=None, sink_heads=[0.5], removal=0.1, gradient=1.0, stream_gradient=1.0,
+        initial_gradient=None,
+    )  # fmt: skip
+    inspected = InspectedRun(
+        run="run", scheme="pre-ln", checkpoint=2, windows=1, loss=3.0, entry_norm=1.0, sublayers=[sublayer],
+        angular_distance=[[0.0]], training=[TrainingGradients(step=1, gradients=[1.0])],
+    )  # fmt: skip
+    yield "inspect", INSPECTIONS, InspectRecord(runs=[inspected])
+    yield "step cost", COSTS, StepCost("keel", {"pre-ln": 0.08, "keel": 0.09}, 7, "cpu", {"threads": 1}, METHOD)
+    yield "race", RACES, RaceRecord(settings={"lr": 0.1, "betas": [0.9, 0.95]})
+
+
+@pytest.fixture(scope="module")
+def cases(run, prepared, tmp_path_factory):
+    """Every document, each in a directory of its own that may be damaged."""
+    folder = tmp_path_factory.mktemp("cases")
+    saved = run / "checkpoints" / "step-2"
+    result = {
+        "config": Case(run / "config.json", read_run),
+        "state": Case(saved / "state.json", lambda path: plain(STATES.read(path))),
+        "checkpoint": Case(saved / "manifest.json", lambda path: plain(MANIFESTS.read(path))),
+        "metrics": Case(run / "metrics.jsonl", read_line(LINES)),
+        "data": Case(prepared / "manifest.json", lambda path: plain(DATA_MANIFESTS.read(path))),
+    }
+    for name, document, record in records():
+        path = folder / name / "document.json"
+        path.parent.mkdir()
+        document.write(path, record)
+        result[name] = Case(path, lambda path, document=document: plain(document.read(path)))
+    sample = SampleRecord(task="piqa", document=0, hash="h0", metrics={"acc": 1.0}, responses=[["a"]])
+    (folder / "samples").mkdir()
+    (folder / "samples" / "document.json").write_bytes(SAMPLES.encode(sample))
+    result["samples"] = Case(folder / "samples" / "document.json", read_line(SAMPLES))
+    for name, case in result.items():
+        copy = folder / "copies" / name / case.path.name
+        copy.parent.mkdir(parents=True)
+        # of lines the last one, which has the most keys
+        data = case.path.read_bytes()
+        copy.write_bytes(data if copy.suffix == ".json" else data.split(b"\n")[-2] + b"\n")
+        result[name] = Case(copy, case.read)
+    return result
+
+
+NAMES = (
+    "config", "state", "checkpoint", "metrics", "data", "progress", "progress of a stream", "eval", "rows", "race",
+    "samples", "inspect", "step cost",
+)  # fmt: skip
+
+
+def test_every_document_has_a_case(cases):
+    assert tuple(sorted(cases)) == tuple(sorted(NAMES))
+    sources = "".join(path.read_text() for path in Path(spheret.__file__).parent.rglob("*.py"))
+    known = {"RUNS", "STATES", "MANIFESTS", "LINES", "PROGRESSES", "EVALS", "ROWS", "RACES", "SAMPLES", "INSPECTIONS"}
+    known |= {"COSTS"}
+    assert set(re.findall(r"^(\w+) = (?:Document|Lines)\(", sources, re.MULTILINE)) == known
+
+
+def one_sentence(error, path):
+    text = str(error)
+    assert "\n" not in text
+    assert str(path) in text
+    assert text.endswith(".")
+    assert len(text) < 600 + len(str(path))
+    return text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_key(name, cases):
+    case = cases[name]
+    whole = case.path.read_bytes()
+    document = json.loads(whole)
+    assert case.read(case.path) == document
+    wrong = []
+    for what, place, damaged in damage.damages(document):
+        case.path.write_text(damage.dump(damaged) + "\n")
+        try:
+            accepted = case.read(case.path)
+        except ValueError as error:
+            # what is no JSON has a byte in place of a key
+            text = one_sentence(error, case.path)
+            keys = [key for key in place if isinstance(key, str)]
+            named = what in ("NaN", "infinity", "unknown key") or place == ("format",) or "its SHA-256" in text
+            if not named and not any(key in text for key in keys):
+                wrong.append((what, place, text))
+        else:
+            if accepted != without_nulls(damaged):
+                wrong.append((what, place, "was read as something else"))
+    case.path.write_bytes(whole)
+    assert not wrong, wrong[:5]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_file(name, cases, tmp_path):
+    case = cases[name]
+    for what, act in damage.FILES.items():
+        path = tmp_path / what / case.path.name
+        path.parent.mkdir()
+        shutil.copy(case.path, path)
+        act(path)
+        if name in ("metrics", "samples"):
+            if what == "twice":
+                continue
+            # a line that has no end is one that a kill cut short
+            if path.is_file() and not path.is_symlink():
+                with path.open("ab") as file:
+                    file.write(b"\n")
+        with pytest.raises((DamagedDocument, FileNotFoundError)) as caught:
+            case.read(path)
+        if what != "missing":
+            one_sentence(caught.value, path)

@@ -1,0 +1,196 @@
+"""What a run finds when it continues: gaps, an edited config, another backend, tensors that do not fit."""
+
+import hashlib
+import json
+import shutil
+
+import pytest
+import torch
+from train_helpers import train, weights
+
+from spheret import kernels
+from spheret.cli import main
+from spheret.connections import SCHEMES
+from spheret.model.gpt import GPT, GPTConfig
+from spheret.report.results import read_study
+from spheret.runs import tensors
+from spheret.runs.layout import MANIFEST, MODEL, OPTIMIZER, STATE
+from spheret.runs.records import MANIFESTS, CheckpointRecord, FileRecord
+from spheret.runs.run import open_run
+from spheret.runs.tensors import lazy_tensor
+
+WORDS = ("--checkpoint-every", "2", "--eval-every", "2", "--keep", "3")
+
+
+@pytest.fixture(scope="module")
+def finished(prepared, tmp_path_factory):
+    out = tmp_path_factory.mktemp("resume") / "run"
+    assert train(out, prepared, *WORDS, steps=6) == 0
+    return out
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """A copy that was killed after step 4: its metrics are ahead of its checkpoints."""
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    shutil.rmtree(out / "checkpoints" / "step-6")
+    return out
+
+
+def resume(out):
+    return main(["train", "--resume", "--out", str(out), "--no-tensorboard", "--quiet"])
+
+
+def error(capsys):
+    text = capsys.readouterr().err
+    assert "Traceback" not in text
+    return text
+
+
+def test_metrics_ahead_of_the_checkpoint_are_right(run, finished):
+    assert resume(run) == 0
+    assert weights(run) == weights(finished)
+    timing = ("seconds", "tokens_per_second")
+    first, second = (
+        [{k: v for k, v in line.items() if k not in timing} for line in open_run(path).metrics()]
+        for path in (run, finished)
+    )
+    assert first == second
+    # the backend stands in the first line, and no second time if it is the same
+    assert [line["step"] for line in first if "backend" in line] == [1]
+
+
+@pytest.mark.parametrize("left", [slice(0, 3), slice(0, 0), slice(1, None)], ids=["end", "all", "start"])
+def test_a_gap_in_the_metrics_is_refused(left, run, finished, tmp_path, capsys):
+    shutil.copytree(finished, tmp_path / "whole")
+    for out in (run, tmp_path / "whole"):
+        lines = (out / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+        (out / "metrics.jsonl").write_bytes(b"".join(lines[left]))
+        kept = weights(out)
+        assert resume(out) == 2
+        assert "metrics.jsonl has a gap, no line" in error(capsys)
+        with pytest.raises(ValueError, match=r"metrics.jsonl has a gap, no line"):
+            read_study([out])
+        assert weights(out) == kept
+
+
+def edit(path, section, key, value):
+    config = json.loads((path / "config.json").read_text())
+    config[section][key] = value
+    (path / "config.json").write_text(json.dumps(config))
+
+
+EDITS = [
+    ("train", "lr", 0.5),
+    ("train", "seed", 7),
+    ("train", "betas", [0.8, 0.9]),
+    ("model", "scheme", "cay-spheretnorm"),
+]
+
+
+@pytest.mark.parametrize(("section", "key", "value"), EDITS, ids=[key for _, key, _ in EDITS])
+def test_an_edited_config_is_named(section, key, value, run, capsys):
+    edit(run, section, key, value)
+    for command in (["train", "--resume", "--out"], ["sample", "--count", "1"]):
+        assert main([*command, str(run)]) == 2
+        text = error(capsys)
+        assert f"config.json has changed since its checkpoint was saved; these differ: {key} (step-4 was" in text
+    with pytest.raises(ValueError, match=f"config.json has changed .* {key} "):
+        read_study([run])
+
+
+def test_what_may_change_may_be_edited(run, finished):
+    edit(run, "train", "keep", 1)
+    edit(run, "evaluation", "eval_every", 3)
+    assert resume(run) == 0
+    assert weights(run) == weights(finished)
+
+
+def test_a_changed_backend_is_said_and_noted(run, capsys):
+    with kernels.use("closed"):
+        assert resume(run) == 0
+    text = error(capsys)
+    assert "the backend was native and is closed from step 5 on" in text
+    lines = open_run(run).metrics()
+    assert {line["step"]: line["backend"] for line in lines if "backend" in line} == {1: "native", 5: "closed"}
+    assert open_run(run).checkpoint().state.training.backend == "closed"
+
+
+def rewrite(saved, name, change):
+    """Change the tensors of a file, with right hashes in the manifest."""
+    entries = change({key: value.clone() for key, value in tensors.read(saved / name).items()})
+    digest = tensors.write(saved / name, [lazy_tensor(key, value) for key, value in entries.items()])
+    record = MANIFESTS.read(saved / MANIFEST)
+    entry = FileRecord(bytes=(saved / name).stat().st_size, sha256=digest)
+    MANIFESTS.write(saved / MANIFEST, CheckpointRecord.of({**record.files(), name: entry}))
+
+
+CHANGES = {
+    "transposed": lambda value: value.mT.contiguous(),
+    "cut": lambda value: value[:1].clone(),
+    "flat": lambda value: value.flatten(),
+    "grown": lambda value: torch.cat([value, value]),
+    "bf16": lambda value: value.bfloat16(),
+    "float64": lambda value: value.double(),
+    "int64": lambda value: value.long(),
+    "missing": None,
+}
+
+
+@pytest.mark.parametrize("name", [MODEL, OPTIMIZER])
+@pytest.mark.parametrize("change", CHANGES)
+def test_tensors_that_do_not_fit_fall_back(name, change, run, finished, capsys):
+    def act(entries):
+        key = "blocks.0.attention.qkv.weight" + (".exp_avg" if name == OPTIMIZER else "")
+        if CHANGES[change] is None:
+            return {each: value for each, value in entries.items() if each != key}
+        return entries | {key: CHANGES[change](entries[key])}
+
+    saved = run / "checkpoints" / "step-4"
+    rewrite(saved, name, act)
+    # other commands need the weights alone
+    assert open_run(run).load()[1].step == (2 if name == MODEL else 4)
+    capsys.readouterr()
+    assert resume(run) == 0
+    text = error(capsys)
+    assert (
+        f"checkpoint step-4 is damaged, {name} does not fit the model; these differ: blocks.0.attention.qkv" in text
+    )
+    assert text.count("falling back to the one before.") == 1
+    assert weights(run) == weights(finished)
+
+
+def test_every_parameter_has_a_state_in_the_optimiser():
+    """`Trainer.forms` expects it of every scheme."""
+    for name in SCHEMES:
+        model = GPT(GPTConfig(layers=2, heads=2, width=16, block=8, vocab=32, scheme=name))
+        ids = torch.randint(32, (2, 9))
+        model(ids[:, :-1], ids[:, 1:]).backward()
+        assert [key for key, p in model.named_parameters() if p.grad is None] == [], name
+
+
+def test_a_random_state_that_is_none_falls_back(run, finished, capsys):
+    path = run / "checkpoints" / "step-4" / STATE
+    state = json.loads(path.read_text())
+    state["training"]["rng"] = ["00ff"]
+    path.write_text(json.dumps(state))
+    record = MANIFESTS.read(path.with_name(MANIFEST))
+    entry = FileRecord(bytes=path.stat().st_size, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    MANIFESTS.write(path.with_name(MANIFEST), CheckpointRecord.of({**record.files(), STATE: entry}))
+    assert resume(run) == 0
+    assert "checkpoint step-4 is damaged, the state of a random generator is none" in error(capsys)
+    assert weights(run) == weights(finished)
+
+
+def test_infinity_survives(prepared, tmp_path):
+    """As a word, because JSON has none."""
+    out = tmp_path / "run"
+    words = ("--clip", "inf", "--set", "p=inf")
+    assert train(out, prepared, *words, scheme="p-spheretnorm", steps=2) == 0
+    config = json.loads((out / "config.json").read_text(), parse_constant=pytest.fail)
+    assert (config["train"]["clip"], config["model"]["scheme_options"]) == ("inf", {"p": "inf"})
+    opened = open_run(out)
+    assert (opened.settings.train.clip, opened.model_config.scheme_options) == (float("inf"), {"p": float("inf")})
+    assert train(out, prepared, *words, scheme="p-spheretnorm", steps=2) == 0
+    assert resume(out) == 0
