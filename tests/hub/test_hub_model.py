@@ -11,6 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from spheret import SCHEMES, Bounded, GPTConfig
 from spheret.bounds import inverse_softplus
+from spheret.data.tokenizers import describe
+from spheret.data.tokenizers import load as load_tokenizer
 from spheret.hub import SpheretConfig, SpheretForCausalLM
 
 OPTIONS = {
@@ -187,7 +189,7 @@ class TestCitizenship:
 
         model = wrapped("proj-spheretnorm", vocab=257, block=64)
         model.save_pretrained(tmp_path)
-        write_tokenizer(tmp_path, {"name": "bytes", "end_of_text": 256}, None, 64)
+        write_tokenizer(tmp_path, describe(load_tokenizer("bytes")), None, 64)
         generate = pipeline("text-generation", model=str(tmp_path), tokenizer=AutoTokenizer.from_pretrained(tmp_path))
         texts = ["We meet", "Mr. Speaker"]
         outputs = generate(texts, max_new_tokens=8, do_sample=False, batch_size=2)
