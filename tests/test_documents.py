@@ -45,7 +45,7 @@ from spheret.race.race import RACES, RaceRecord
 from spheret.runs.metrics import LINES
 from spheret.runs.records import MANIFESTS, STATES
 from spheret.runs.run import open_run, section_as_dict
-from spheret.runs.step_cost import COSTS, METHOD, StepCost
+from spheret.runs.step_cost import COSTS, StepCost
 from spheret.support.documents import DamagedDocument
 
 HASH = "ab" * 32
@@ -126,7 +126,7 @@ def records():
         angular_distance=[[0.0]], training=[TrainingGradients(step=1, gradients=[1.0])],
     )  # fmt: skip
     yield "inspect", INSPECTIONS, InspectRecord(runs=[inspected])
-    yield "step cost", COSTS, StepCost("keel", {"pre-ln": 0.08, "keel": 0.09}, 7, "cpu", {"threads": 1}, METHOD)
+    yield "step cost", COSTS, StepCost.of("keel", {"pre-ln": 0.08, "keel": 0.09}, 7, "cpu", {"threads": 1})
     yield "race", RACES, RaceRecord(settings={"lr": 0.1, "betas": [0.9, 0.95]})
 
 

@@ -22,7 +22,7 @@ from spheret.runs.flags import given, section_flags, shown
 from spheret.runs.layout import LOCK as RUN_LOCK
 from spheret.runs.metrics import Follower
 from spheret.runs.run import manifest_sha256
-from spheret.runs.step_cost import METHOD, StepCost, measured_together, read_step_cost
+from spheret.runs.step_cost import StepCost, measured_together, read_step_cost
 from spheret.support import files, machine
 from spheret.support.child import PATIENCE, Child, stop
 from spheret.support.documents import Document, Record
@@ -192,7 +192,7 @@ def _measure(directory: Path, configs: dict[RaceRun, RunConfig], data: Data, whe
         return
     environment = {**machine.machine(), "threads": where.threads}
     for run in configs:
-        StepCost(run.contestant, seconds, rounds, where.device, environment, METHOD).write(directory / run.name)
+        StepCost.of(run.contestant, seconds, rounds, where.device, environment).write(directory / run.name)
 
 
 @dataclass(frozen=True)

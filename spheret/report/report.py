@@ -20,8 +20,11 @@ from spheret.support.files import write_atomically
 
 TITLE = "Deep connections compared"
 PAGE = "report.html"
-# by this an earlier report is known
-PAGE_MARK = b'<meta name="generator" content="spheret report">'
+# the files by which an earlier report is known, each with what it begins with
+MARKS = {
+    PAGE: b'<meta name="generator" content="spheret report">',
+    "tables.csv": ",".join(tables.CSV_COLUMNS).encode(),
+}
 TABLES = {"tables.md": tables.to_markdown, "tables.csv": tables.to_csv, "tables.tex": tables.to_latex}
 # with several studies a figure's name ends in that of its study
 FIGURE_NAME = re.compile(rf"({'|'.join(FIGURES)})(-.+)?\.(svg|png)")
@@ -90,7 +93,7 @@ def report_files(studies: Sequence[Study], drawings: Sequence[Drawing]) -> dict[
 
 def _refuse_other_files(directory: Path) -> None:
     """Raise if the directory holds a file of a name that a report writes, and no earlier report."""
-    if PAGE_MARK in _beginning(directory / PAGE):
+    if any(mark in _beginning(directory / name) for name, mark in MARKS.items()):
         return
     for path in (directory / PAGE, *(directory / name for name in TABLES), *_figures(directory)):
         if path.exists() or path.is_symlink():

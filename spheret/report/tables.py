@@ -136,11 +136,14 @@ def _escape_csv(text: str) -> str:
     return f"'{text}" if _FORMULA.match(text) and not _NUMBERS.fullmatch(text) else text
 
 
+CSV_COLUMNS = ("table", "row", "column", "text", "value", "source")
+
+
 def to_csv(tables: Iterable[Table]) -> str:
     """One line per cell: table, row, column, the text that is shown, the unrounded number, and its source."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["table", "row", "column", "text", "value", "source"])
+    writer.writerow(CSV_COLUMNS)
     for table in tables:
         for row in table.rows:
             for column, cell in zip(table.columns[1:], row[1:], strict=True):

@@ -18,12 +18,14 @@ class StepCost(Record):
     """The cost of an update. Two costs can be compared if their `together` is the same.
 
     contestant: the scheme of the run with its options.
+    seconds: of one update.
     together: the seconds of every contestant of the same measurement.
     rounds: how many updates of each were timed.
     machine: versions, processor and threads.
     """
 
     contestant: Text
+    seconds: float
     together: dict[str, Annotated[float, Meta(gt=0)]]
     rounds: Positive
     device: Text
@@ -33,12 +35,14 @@ class StepCost(Record):
     version: int = 1
 
     def __post_init__(self) -> None:
-        if self.contestant not in self.together:
-            raise ValueError(f"together has no cost of the contestant {self.contestant[:80]!r}")
+        if self.together.get(self.contestant) != self.seconds:
+            raise ValueError(f"seconds is not the cost of the contestant {self.contestant[:80]!r} in together")
 
-    @property
-    def seconds(self) -> float:
-        return self.together[self.contestant]
+    @classmethod
+    def of(
+        cls, contestant: str, together: dict[str, float], rounds: int, device: str, machine: dict[str, Any]
+    ) -> StepCost:
+        return cls(contestant, together[contestant], together, rounds, device, machine, METHOD)
 
     def write(self, run: Path) -> None:
         COSTS.write(run / STEP_COST, self)

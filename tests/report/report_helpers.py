@@ -1,6 +1,7 @@
 """Run directories in the format of the trainer, with numbers from a formula, for every case that a test needs."""
 
 import csv
+import hashlib
 import io
 import json
 import math
@@ -15,7 +16,7 @@ from spheret.report.report import report_files
 from spheret.report.results import read_studies
 from spheret.runs.layout import EVAL, EVAL_SAMPLES
 from spheret.runs.paper_runs import PaperRun
-from spheret.runs.step_cost import METHOD, StepCost
+from spheret.runs.step_cost import StepCost
 
 DOCUMENTS = [700, 1200, 300, 2500, 900, 640]
 
@@ -58,11 +59,14 @@ def write_run(
         },
         "train": {
             "steps": steps, "batch_size": 8, "tokens_per_update": 512, "lr": 3e-3,
-            "min_lr": 3e-4, "warmup": 6, "weight_decay": 0.1, "betas": [0.9, 0.95], "clip": 1.0, "seed": seed,
+            "min_lr": 3e-4, "warmup": min(6, steps),
+            "weight_decay": 0.1, "betas": [0.9, 0.95], "clip": 1.0, "seed": seed,
             "precision": "float32", "checkpoint_every": 50, "keep": 2, "compile": False, "init_from": None,
             **(train or {}),
         },
-        "evaluation": {"eval_every": eval_every, "eval_windows": 64, "certify_every": 0},
+        "evaluation": {
+            "eval_every": eval_every, "eval_windows": 64, "certify_every": 0, "on_divergence": "alarm",
+        },
         "data": {
             "path": "data", "manifest_sha256": data,
             "tokenizer": {"name": "bytes", "vocab_size": 257, "end_of_text": 256, "file": None, "sha256": "b" * 64},
@@ -118,7 +122,7 @@ def write_run(
         lines.append(line)
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if step_costs is not None:
-        StepCost(scheme_name, step_costs, 7, "cpu", {"threads": 1}, METHOD).write(path)
+        StepCost.of(scheme_name, step_costs, 7, "cpu", {"threads": 1}).write(path)
     return path
 
 
@@ -133,7 +137,8 @@ def paper_config(recipe: PaperRun) -> dict:
     """What config.json of a run that follows the paper's recipe says about the run."""
     identity = recipe.data_settings()
     data = {
-        "path": "data", "manifest_sha256": recipe.dataset[0] * 64, "val_fraction": identity["val_fraction"],
+        "path": "data", "manifest_sha256": hashlib.sha256(recipe.dataset.encode()).hexdigest(),
+        "val_fraction": identity["val_fraction"],
         "corpus": {
             "name": recipe.dataset, "revision": identity["revision"], "licence": "ODC-By-1.0",
             "documents_sha256": "c" * 64,
@@ -148,7 +153,7 @@ def paper_config(recipe: PaperRun) -> dict:
 
 
 def write_paper_run(path: Path, recipe: PaperRun, quality: float = 0.0, **train) -> Path:
-    """A run with the paper's config, except for the settings in `train`. Its metrics are the last 60 steps."""
+    """A run with the paper's config, except for the settings in `train`. Only its last 60 steps have evaluations."""
     config = paper_config(recipe)
     config["train"] |= train
     steps = 60
@@ -156,9 +161,12 @@ def write_paper_run(path: Path, recipe: PaperRun, quality: float = 0.0, **train)
     written = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**written, **config}))
     lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    before = config["train"]["steps"] - steps
+    rest = '"loss":5.0,"lr":0.001,"grad_norm":1.0,"spikes":0,"tokens_per_second":100.0,"seconds":1.0'
+    text = "".join(f'{{"step":{step},{rest}}}\n' for step in range(1, before + 1))
     for line in lines:
-        line["step"] += config["train"]["steps"] - steps
-    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        line["step"] += before
+    (path / "metrics.jsonl").write_text(text + "".join(json.dumps(line) + "\n" for line in lines))
     return path
 
 

@@ -548,9 +548,4 @@ def test_files_that_are_not_ours_are_not_overwritten(name, tmp_path):
     with pytest.raises(FileExistsError, match=f"holds {name}, which spheret report did not write"):
         report([run], tmp_path / "out")
     assert own.read_text() == "a user's"
-    own.unlink()
-    # a report goes beside other files, and over an earlier report
-    (tmp_path / "out" / "thesis.tex").write_text("years of work")
-    for _ in range(2):
-        report([run], tmp_path / "out")
-    assert (tmp_path / "out" / "thesis.tex").read_text() == "years of work"
+    assert [path for path in (tmp_path / "out").rglob("*") if path.is_file()] == [own]

@@ -3,6 +3,7 @@
 import html
 import json
 import re
+import shutil
 
 import pytest
 from report_helpers import cell, cells, write_evaluation, write_paper_run, write_run, write_tables
@@ -71,7 +72,7 @@ class TestBothCorpora:
                 assert (both / "report" / "figures" / f"validation-{corpus}-gpt2.{kind}").exists()
 
     def test_figures_of_a_corpus_that_left_are_deleted(self, both, tmp_path):
-        (tmp_path / "figures").mkdir()
+        shutil.copytree(both / "report", tmp_path, dirs_exist_ok=True)
         stale, other = tmp_path / "figures" / "validation-x.svg", tmp_path / "figures" / "timeline.svg"
         stale.write_text("")
         other.write_text("")
