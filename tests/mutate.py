@@ -2,6 +2,7 @@
 
     python tests/mutate.py                                       every file of TESTS
     python tests/mutate.py kernels/closed.py --lines 90-120      some lines of one file
+    python tests/mutate.py retractions.py --log killed.jsonl     a run that can be stopped and continued
 
 The tests of a file are collected once. Each mutant then runs in a fork, where the faulty functions replace the right
 ones, until a test fails. What no test notices there runs once more in a process that imports the faulty file itself,
@@ -18,10 +19,12 @@ import gc
 import importlib.machinery
 import json
 import os
+import random
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from types import CodeType, FunctionType
 
@@ -41,12 +44,15 @@ CONNECTIONS = [
 ]
 # the files of spheret/ that hold mathematics, and the tests that should notice a fault in them, the quick ones first
 TESTS = {
+    "bounds.py": ["test_bounds.py"],
+    "connections/bounded.py": ["test_bounds.py"],
     "schedules.py": ["test_schedules.py", PAPER],
     "retractions.py": ["test_retractions.py", PAPER, *KERNELS, "connections/test_retraction_option.py"],
     "connections/base.py": CONNECTIONS,
     "connections/norms.py": [*CONNECTIONS, PAPER],
     "connections/euclidean.py": CONNECTIONS,
-    "connections/spherical.py": [*CONNECTIONS, PAPER],
+    "connections/spherical.py": [*CONNECTIONS, PAPER, "test_bounds.py"],
+    "connections/ngpt.py": [*CONNECTIONS, "model/test_inside.py"],
     "kernels/reference.py": KERNELS,
     "kernels/closed.py": [*KERNELS, "connections/test_norms.py"],
 }
@@ -54,9 +60,8 @@ TESTS = {
 OTHER = "not compile and not inductor and not one_graph and not triton and not native and not no_room"
 SLOW = "not everywhere and not second_order and not both_sides and not at_every_step and not extreme and not drift"
 # a fault may loop for ever: that is noticed too
-SECONDS = 600
-# the processes that run tests are silent; the progress goes here
-TERMINAL = os.dup(2)
+SECONDS = 300
+UNSURE = "?"
 
 COMPARISONS = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -121,16 +126,24 @@ class Mutant:
         mutator.visit(tree)
         self.path, self.number, self.line, self.what = path, number, mutator.line, mutator.what
         self.code = compile(ast.fix_missing_locations(tree), str(path), "exec")
+        # the test that noticed it
+        self.killer = ""
 
-    def replace(self, functions: list[FunctionType]) -> bool:
-        """Give the functions of the imported file their faulty code; whether there is a fault in one of them."""
-        codes, faulty = {(code.co_qualname, code.co_firstlineno): code for code in _inner(self.code)}, False
+    def entry(self) -> list[str]:
+        """What the log knows it by: as long as the file's code stays the same, so does this."""
+        source = sha256(ast.unparse(ast.parse(self.path.read_text())).encode()).hexdigest()
+        return [self.path.name, source[:16], str(self.number), self.what]
+
+    def replace(self, functions: list[FunctionType]) -> list[CodeType]:
+        """Give the functions of the imported file their faulty code. Returns the right code of the faulty ones."""
+        codes, replaced = {(code.co_qualname, code.co_firstlineno): code for code in _inner(self.code)}, []
         for function in functions:
-            if function.__code__.co_filename == str(self.path):
-                code = codes.get((function.__code__.co_qualname, function.__code__.co_firstlineno), function.__code__)
-                if code != function.__code__ and len(code.co_freevars) == len(function.__code__.co_freevars):
-                    function.__code__, faulty = code, True
-        return faulty
+            right = function.__code__
+            code = codes.get((right.co_qualname, right.co_firstlineno), right)
+            if right.co_filename == str(self.path) and code != right and code.co_freevars == right.co_freevars:
+                function.__code__ = code
+                replaced.append(right)
+        return replaced
 
     def import_instead(self) -> None:
         """Let the file's import give the faulty module."""
@@ -149,14 +162,38 @@ def _inner(code: CodeType) -> Iterator[CodeType]:
             yield from _inner(constant)
 
 
-class Forks:
-    """A pytest plugin: after the collection, one fork per mutant runs the tests, until one fails."""
+class Watch:
+    """A pytest plugin: runs the tests `first` before all others, and keeps the name of the first that failed."""
 
-    def __init__(self, mutants: list[Mutant]):
-        self.mutants, self.survivors, self.report_to = mutants, [], -1
+    def __init__(self, first: list[str]):
+        self.first, self.failed = first, ""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        rank = {name: number for number, name in enumerate(self.first)}
+        items.sort(key=lambda item: rank.get(item.nodeid, len(rank)))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failed = self.failed or report.nodeid
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.failed = self.failed or f"import of {report.nodeid}"
+
+
+class Forks:
+    """A pytest plugin: after the collection, one fork per mutant goes on to run the tests, until one fails."""
+
+    def __init__(self, mutants: list[Mutant], tell: Callable[[Mutant, str], None]):
+        self.mutants, self.tell, self.pipe, self.survives = mutants, tell, -1, ""
+        self.ran: set[CodeType] = set()
+        path = str(mutants[0].path)
+        sys.setprofile(lambda frame, *_: self.ran.add(frame.f_code) if frame.f_code.co_filename == path else None)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        sys.setprofile(None)
         functions = [thing for thing in gc.get_objects() if isinstance(thing, FunctionType)]
         # the forks share the memory of these objects as long as no garbage collection touches it
         gc.freeze()
@@ -165,98 +202,117 @@ class Forks:
             child = os.fork()
             if not child:
                 signal.alarm(SECONDS)
-                self.report_to = writing
-                # a fault outside of all functions shows only when the file is imported
-                if not mutant.replace(functions) and mutant.what:
-                    os._exit(0)
-                # pytest goes on with its own loop
+                self.pipe = writing
+                replaced = mutant.replace(functions)
+                # a fault outside of all functions, or in one that ran already, may show when the file is imported
+                self.survives = UNSURE if mutant.what and (not replaced or not self.ran.isdisjoint(replaced)) else ""
+                if mutant.what and not replaced:
+                    session.items.clear()
                 return None
             os.close(writing)
             with os.fdopen(reading) as pipe:
                 failed = pipe.read()
-            if os.waitpid(child, 0)[1] == 0:
-                self.survivors.append(mutant.number)
+            status = os.waitpid(child, 0)[1]
+            failed = failed or (f"status {status}" if status else "")
             # the test that noticed this fault is likely to notice the next
             session.items.sort(key=lambda item: item.nodeid != failed)
-            self.log(mutant, failed)
+            self.tell(mutant, failed)
         return True
 
-    def log(self, mutant: Mutant, failed: str) -> None:
-        os.write(TERMINAL, b"." if failed else b"s")
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed and self.report_to >= 0:
-            os.write(self.report_to, report.nodeid.encode())
-
-
-def run_pytest(tests: list[str], slow: bool, *plugins: object) -> bool:
-    chosen = OTHER if slow else f"{OTHER} and {SLOW}"
+def run_pytest(tests: list[str], slow: bool, first: list[str], *plugins: object) -> str:
+    """The first test that fails, "" if none does."""
+    chosen, watch = OTHER if slow else f"{OTHER} and {SLOW}", Watch(first)
     paths = [path for test in tests if os.path.exists(path := f"tests/{test}")]
     arguments = ["-x", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", chosen, *paths]
-    return pytest.main(arguments, list(plugins)) == 0
+    status = pytest.main(arguments, [watch, *plugins])
+    return watch.failed or (f"pytest {status}" if status else "")
 
 
-def in_a_fork(job: Callable[[], object]) -> object:
-    """The result of the job in a silent child process; None if the child failed."""
+def in_a_fork(job: Callable[[Callable[[Mutant, str], None]], None]) -> Iterator[tuple[int, str]]:
+    """What the job tells in a silent child process, (number of the mutant, the test that failed)."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, 1)
+        os.dup2(silence, 2)
         try:
-            silence = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(silence, 1)
-            os.dup2(silence, 2)
-            os.write(writing, json.dumps(job()).encode())
+            job(lambda mutant, failed: os.write(writing, f"{json.dumps((mutant.number, failed))}\n".encode()))
         finally:
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:
-        result = pipe.read()
+        yield from (json.loads(line) for line in pipe)
     os.waitpid(child, 0)
-    return json.loads(result) if result else None
 
 
-def survivors_of(mutants: list[Mutant], tests: list[str], slow: bool) -> list[Mutant]:
-    def with_functions_replaced() -> list[int]:
-        forks = Forks(mutants)
-        passed = run_pytest(tests, slow, forks)
-        if forks.report_to >= 0:
-            os._exit(not passed)
-        return forks.survivors
+def try_all(mutants: list[Mutant], tests: list[str], slow: bool) -> Iterator[Mutant]:
+    """The mutants, as soon as it is known which test kills them. A survivor has no killer."""
 
-    def with_the_file_imported(mutant: Mutant) -> bool:
+    def with_functions_replaced(tell: Callable[[Mutant, str], None]) -> None:
+        forks = Forks([Mutant(mutants[0].path, -1), *mutants], tell)
+        failed = run_pytest(tests, slow, [], forks)
+        if forks.pipe >= 0:
+            os.write(forks.pipe, (failed or forks.survives).encode())
+            os._exit(0)
+
+    def with_the_file_imported(tell: Callable[[Mutant, str], None], mutant: Mutant) -> None:
         signal.alarm(SECONDS)
         mutant.import_instead()
-        return run_pytest(tests, slow)
+        tell(mutant, run_pytest(tests, slow, killers))
 
-    numbers = in_a_fork(with_functions_replaced)
+    numbers, killers = {mutant.number: mutant for mutant in mutants}, []
+    results = in_a_fork(with_functions_replaced)
     # without a fault every test passes
-    if not isinstance(numbers, list) or -1 not in numbers:
+    if next(results, None) != [-1, ""]:
         sys.exit(f"the tests fail without a fault: {' '.join(tests)}")
-    first = [mutant for mutant in mutants if mutant.number in numbers and mutant.number != -1]
-    return [mutant for mutant in first if in_a_fork(lambda mutant=mutant: with_the_file_imported(mutant))]
+    for number, failed in results:
+        numbers[number].killer = failed
+        if failed not in ("", UNSURE):
+            killers = [failed, *(name for name in killers if name != failed)]
+        if failed != UNSURE:
+            yield numbers[number]
+    for mutant in mutants:
+        if mutant.killer == UNSURE:
+            [(_, mutant.killer)] = list(in_a_fork(lambda tell, m=mutant: with_the_file_imported(tell, m))) or [
+                (mutant.number, "no answer")
+            ]
+            yield mutant
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", default=list(TESTS), metavar="FILE", help=", ".join(TESTS))
     parser.add_argument("--lines", default="1-100000", help="only faults in these lines")
+    parser.add_argument("--sample", type=int, default=100000, help="at most so many faults per file, chosen by a seed")
     parser.add_argument("--slow", action="store_true", help="run the slow gradient checks too")
+    parser.add_argument("--log", type=Path, help="a file of killed mutants, which are not tried again")
     options = parser.parse_args()
     first, last = map(int, options.lines.split("-"))
     torch.set_num_threads(1)
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
+    log = options.log.absolute() if options.log else Path(os.devnull)
+    known = [json.loads(line)["mutant"] for line in log.read_text().splitlines()] if log.exists() else []
     for name in options.files:
         path, start, counter = ROOT / "spheret" / name, time.monotonic(), Mutator()
         counter.visit(ast.parse(path.read_text()))
         mutants = [Mutant(path, number) for number in range(counter.count)]
         mutants = [mutant for mutant in mutants if first <= mutant.line <= last]
-        survivors = survivors_of([Mutant(path, -1), *mutants], TESTS[name], options.slow)
-        for mutant in survivors:
-            print(f"survived: {name}:{mutant.line}  {mutant.what}")
-        killed, seconds = len(mutants) - len(survivors), time.monotonic() - start
+        mutants = random.Random(0).sample(mutants, min(options.sample, len(mutants)))
+        new, survived = [mutant for mutant in mutants if mutant.entry() not in known], 0
+        for mutant in try_all(new, TESTS[name], options.slow) if new else ():
+            if mutant.killer:
+                with log.open("a") as lines:
+                    print(json.dumps({"mutant": mutant.entry(), "killer": mutant.killer}), file=lines)
+            else:
+                survived += 1
+                print(f"survived: {name}:{mutant.line}  {mutant.what}", flush=True)
         print(
-            f"{name}: {len(mutants)} mutants, {killed} killed, {len(survivors)} survived, {seconds:.0f} s", flush=True
+            f"{name}: {counter.count} mutants, {len(mutants)} tried, {len(mutants) - survived} killed, "
+            f"{survived} survived, {time.monotonic() - start:.0f} s",
+            flush=True,
         )
 
 
