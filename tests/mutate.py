@@ -61,7 +61,7 @@ OTHER = "not compile and not inductor and not one_graph and not triton and not n
 SLOW = "not everywhere and not second_order and not both_sides and not at_every_step and not extreme and not drift"
 # a fault may loop for ever: that is noticed too
 SECONDS = 300
-UNSURE = "?"
+UNSURE, CALLS = "?", "calls "
 
 COMPARISONS = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -134,15 +134,15 @@ class Mutant:
         source = sha256(ast.unparse(ast.parse(self.path.read_text())).encode()).hexdigest()
         return [self.path.name, source[:16], str(self.number), self.what]
 
-    def replace(self, functions: list[FunctionType]) -> list[CodeType]:
-        """Give the functions of the imported file their faulty code. Returns the right code of the faulty ones."""
-        codes, replaced = {(code.co_qualname, code.co_firstlineno): code for code in _inner(self.code)}, []
+    def replace(self, functions: list[FunctionType]) -> set[str]:
+        """Give the functions of the imported file their faulty code. Returns the names of the faulty ones."""
+        codes, replaced = {_name(code): code for code in _inner(self.code)}, set()
         for function in functions:
             right = function.__code__
-            code = codes.get((right.co_qualname, right.co_firstlineno), right)
-            if right.co_filename == str(self.path) and code != right and code.co_freevars == right.co_freevars:
+            code = codes.get(_name(right), right) if right.co_filename == str(self.path) else right
+            if code != right and code.co_freevars == right.co_freevars:
                 function.__code__ = code
-                replaced.append(right)
+                replaced.add(_name(right))
         return replaced
 
     def import_instead(self) -> None:
@@ -153,6 +153,10 @@ class Mutant:
             return self.code if loader.path == str(self.path) else load(loader, fullname)
 
         importlib.machinery.SourceFileLoader.get_code = get_code
+
+
+def _name(code: CodeType) -> str:
+    return f"{code.co_qualname}:{code.co_firstlineno}"
 
 
 def _inner(code: CodeType) -> Iterator[CodeType]:
@@ -183,13 +187,32 @@ class Watch:
 
 
 class Forks:
-    """A pytest plugin: after the collection, one fork per mutant goes on to run the tests, until one fails."""
+    """A pytest plugin: after the collection, one fork per mutant goes on to run the tests, until one fails.
+
+    The first fork has no fault. It notes which functions of the file each test calls, so that a mutant need run only
+    the tests that call the faulty function.
+    """
 
     def __init__(self, mutants: list[Mutant], tell: Callable[[Mutant, str], None]):
         self.mutants, self.tell, self.pipe, self.survives = mutants, tell, -1, ""
-        self.ran: set[CodeType] = set()
-        path = str(mutants[0].path)
-        sys.setprofile(lambda frame, *_: self.ran.add(frame.f_code) if frame.f_code.co_filename == path else None)
+        # names of functions: called by the collection, and by each test
+        self.calls: dict[str, set[str]] = {}
+        self.note("")
+
+    def note(self, caller: str) -> None:
+        called, path = self.calls.setdefault(caller, set()), str(self.mutants[0].path)
+        sys.setprofile(lambda frame, *_: called.add(_name(frame.f_code)) if frame.f_code.co_filename == path else None)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        # a fixture may serve all the tests of a file
+        if self.survives == CALLS:
+            self.note(item.nodeid.split("::")[0])
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> None:
+        if self.survives == CALLS:
+            self.note(item.nodeid)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
@@ -203,21 +226,35 @@ class Forks:
             if not child:
                 signal.alarm(SECONDS)
                 self.pipe = writing
+                if not mutant.what:
+                    self.survives = CALLS
+                    return None
                 replaced = mutant.replace(functions)
                 # a fault outside of all functions, or in one that ran already, may show when the file is imported
-                self.survives = UNSURE if mutant.what and (not replaced or not self.ran.isdisjoint(replaced)) else ""
-                if mutant.what and not replaced:
-                    session.items.clear()
+                self.survives = "" if replaced and replaced.isdisjoint(self.calls[""]) else UNSURE
+                session.items[:] = [item for item in session.items if self.called(item.nodeid) & replaced]
                 return None
             os.close(writing)
             with os.fdopen(reading) as pipe:
                 failed = pipe.read()
             status = os.waitpid(child, 0)[1]
+            if failed.startswith(CALLS):
+                self.calls |= {test: set(names) for test, names in json.loads(failed[len(CALLS) :]).items() if test}
+                failed = ""
             failed = failed or (f"status {status}" if status else "")
             # the test that noticed this fault is likely to notice the next
             session.items.sort(key=lambda item: item.nodeid != failed)
             self.tell(mutant, failed)
         return True
+
+    def called(self, test: str) -> set[str]:
+        return self.calls.get(test, set()) | self.calls.get(test.split("::")[0], set())
+
+    def result(self, failed: str) -> str:
+        sys.setprofile(None)
+        if self.survives == CALLS and not failed:
+            return CALLS + json.dumps({test: sorted(names) for test, names in self.calls.items()})
+        return failed or self.survives
 
 
 def run_pytest(tests: list[str], slow: bool, first: list[str], *plugins: object) -> str:
@@ -254,7 +291,8 @@ def try_all(mutants: list[Mutant], tests: list[str], slow: bool) -> Iterator[Mut
         forks = Forks([Mutant(mutants[0].path, -1), *mutants], tell)
         failed = run_pytest(tests, slow, [], forks)
         if forks.pipe >= 0:
-            os.write(forks.pipe, (failed or forks.survives).encode())
+            with os.fdopen(forks.pipe, "w") as pipe:
+                pipe.write(forks.result(failed))
             os._exit(0)
 
     def with_the_file_imported(tell: Callable[[Mutant, str], None], mutant: Mutant) -> None:
