@@ -1,13 +1,11 @@
 """Small faults in the mathematics, one at a time: does a test notice each of them?
 
-    python tests/mutate.py                                       every file of TESTS
-    python tests/mutate.py kernels/closed.py --lines 90-120      some lines of one file
-    python tests/mutate.py retractions.py --log killed.jsonl     a run that can be stopped and continued
+    python tests/mutate.py                                      every file of TESTS
+    python tests/mutate.py retractions.py --log killed.jsonl    a run that can be stopped and continued
 
 The tests of a file are collected once. Each mutant then runs in a fork, where the faulty functions replace the right
-ones, until a test fails. What no test notices there runs once more in a process that imports the faulty file itself,
-because a value may have been computed during the collection. A mutant that survives both lacks a test, or its fault
-changes nothing.
+ones, until a test fails. Only the tests that call a faulty function run there. A fault that shows only when the file
+is imported runs in a process that imports the faulty file. A survivor lacks a test, or its fault changes nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +25,7 @@ from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from types import CodeType, FunctionType
+from typing import TextIO
 
 # the heavy imports, shared by all mutants; spheret is imported later
 import geoopt  # noqa: F401
@@ -38,30 +37,29 @@ import torch._inductor.config
 import x_transformers  # noqa: F401
 
 ROOT = Path(__file__).parent.parent
-PAPER, KERNELS = "test_paper.py", ["kernels/test_closed.py", "kernels/test_retract.py"]
-CONNECTIONS = [
-    f"connections/test_{name}.py" for name in ("baselines", "norms", "modules", "retraction_option", "schemes")
-]
+PAPER, BOUNDS, KERNELS = "test_paper.py", "test_bounds.py", ["kernels/test_closed.py", "kernels/test_retract.py"]
+ROOM = [f"connections/test_{name}.py" for name in ("baselines", "norms", "modules", "retraction_option", "schemes")]
 # the files of spheret/ that hold mathematics, and the tests that should notice a fault in them, the quick ones first
 TESTS = {
-    "bounds.py": ["test_bounds.py"],
-    "connections/bounded.py": ["test_bounds.py"],
+    "bounds.py": [BOUNDS],
     "schedules.py": ["test_schedules.py", PAPER],
     "retractions.py": ["test_retractions.py", PAPER, *KERNELS, "connections/test_retraction_option.py"],
-    "connections/base.py": CONNECTIONS,
-    "connections/norms.py": [*CONNECTIONS, PAPER],
-    "connections/euclidean.py": CONNECTIONS,
-    "connections/spherical.py": [*CONNECTIONS, PAPER, "test_bounds.py"],
-    "connections/ngpt.py": [*CONNECTIONS, "model/test_inside.py"],
-    "kernels/reference.py": KERNELS,
+    "connections/base.py": ROOM,
+    "connections/bounded.py": [BOUNDS],
+    "connections/euclidean.py": ROOM,
+    "connections/ngpt.py": [*ROOM, "model/test_inside.py"],
+    "connections/norms.py": [*ROOM, PAPER],
+    "connections/spherical.py": [*ROOM, PAPER, BOUNDS],
     "kernels/closed.py": [*KERNELS, "connections/test_norms.py"],
+    "kernels/reference.py": KERNELS,
 }
 # left out: compilers and other kernels, and gradient checks that take seconds; --slow runs the latter too
 OTHER = "not compile and not inductor and not one_graph and not triton and not native and not no_room"
 SLOW = "not everywhere and not second_order and not both_sides and not at_every_step and not extreme and not drift"
 # a fault may loop for ever: that is noticed too
 SECONDS = 300
-UNSURE, CALLS = "?", "calls "
+# what a fork answers if no test fails: a mutant that may show later, and the functions that each test calls
+UNSURE, CALLS = "unsure", "calls "
 
 COMPARISONS = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -124,15 +122,10 @@ class Mutant:
     def __init__(self, path: Path, number: int):
         tree, mutator = ast.parse(path.read_text()), Mutator(number)
         mutator.visit(tree)
-        self.path, self.number, self.line, self.what = path, number, mutator.line, mutator.what
+        self.path, self.number, self.line, self.what, self.killer = path, number, mutator.line, mutator.what, ""
         self.code = compile(ast.fix_missing_locations(tree), str(path), "exec")
-        # the test that noticed it
-        self.killer = ""
-
-    def entry(self) -> list[str]:
-        """What the log knows it by: as long as the file's code stays the same, so does this."""
-        source = sha256(ast.unparse(ast.parse(self.path.read_text())).encode()).hexdigest()
-        return [self.path.name, source[:16], str(self.number), self.what]
+        # the log knows it by this
+        self.digest = sha256(ast.unparse(tree).encode()).hexdigest()
 
     def replace(self, functions: list[FunctionType]) -> set[str]:
         """Give the functions of the imported file their faulty code. Returns the names of the faulty ones."""
@@ -166,48 +159,59 @@ def _inner(code: CodeType) -> Iterator[CodeType]:
             yield from _inner(constant)
 
 
+def fork() -> tuple[int, TextIO]:
+    """The child's id and its answers; in the child 0 and where to write them."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    os.close(writing if child else reading)
+    return child, os.fdopen(reading) if child else os.fdopen(writing, "w", buffering=1)
+
+
 class Watch:
-    """A pytest plugin: runs the tests `first` before all others, and keeps the name of the first that failed."""
+    """A pytest plugin: the tests `first` run before all others. `failed` is the first test that fails."""
 
     def __init__(self, first: list[str]):
         self.first, self.failed = first, ""
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        rank = {name: number for number, name in enumerate(self.first)}
-        items.sort(key=lambda item: rank.get(item.nodeid, len(rank)))
+        items.sort(key=lambda item: self.first.index(item.nodeid) if item.nodeid in self.first else len(self.first))
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+    def pytest_runtest_logreport(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         if report.failed:
             self.failed = self.failed or report.nodeid
 
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
-            self.failed = self.failed or f"import of {report.nodeid}"
+    pytest_collectreport = pytest_runtest_logreport
+
+    def run(self, tests: list[str], slow: bool) -> str:
+        chosen = OTHER if slow else f"{OTHER} and {SLOW}"
+        arguments = ["-x", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", chosen]
+        status = pytest.main([*arguments, *(f"tests/{test}" for test in tests)], [self])
+        return self.failed or (f"pytest's status {status}" if status else "")
 
 
-class Forks:
-    """A pytest plugin: after the collection, one fork per mutant goes on to run the tests, until one fails.
-
-    The first fork has no fault. It notes which functions of the file each test calls, so that a mutant need run only
-    the tests that call the faulty function.
+class Forks(Watch):
+    """After the collection, one fork per mutant goes on to run the tests. The first fork has no fault: it notes which
+    functions of the file each test calls.
     """
 
-    def __init__(self, mutants: list[Mutant], tell: Callable[[Mutant, str], None]):
-        self.mutants, self.tell, self.pipe, self.survives = mutants, tell, -1, ""
-        # names of functions: called by the collection, and by each test
+    def __init__(self, mutants: list[Mutant], answers: TextIO):
+        super().__init__([])
+        self.mutants, self.answers, self.pipe, self.survives = mutants, answers, None, ""
+        # caller -> names of functions; "" is the collection
         self.calls: dict[str, set[str]] = {}
         self.note("")
 
     def note(self, caller: str) -> None:
         called, path = self.calls.setdefault(caller, set()), str(self.mutants[0].path)
-        sys.setprofile(lambda frame, *_: called.add(_name(frame.f_code)) if frame.f_code.co_filename == path else None)
+        sys.setprofile(
+            lambda frame, *_: called.add(_name(frame.f_code)) if frame.f_code.co_filename == path else None
+        )
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        # a fixture may serve all the tests of a file
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        # until the call: a fixture may serve all the tests of a file
         if self.survives == CALLS:
-            self.note(item.nodeid.split("::")[0])
+            self.note(nodeid.split("::")[0])
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> None:
@@ -221,134 +225,110 @@ class Forks:
         # the forks share the memory of these objects as long as no garbage collection touches it
         gc.freeze()
         for mutant in self.mutants:
-            reading, writing = os.pipe()
-            child = os.fork()
+            child, pipe = fork()
             if not child:
                 signal.alarm(SECONDS)
-                self.pipe = writing
-                if not mutant.what:
-                    self.survives = CALLS
-                    return None
-                replaced = mutant.replace(functions)
-                # a fault outside of all functions, or in one that ran already, may show when the file is imported
-                self.survives = "" if replaced and replaced.isdisjoint(self.calls[""]) else UNSURE
-                session.items[:] = [item for item in session.items if self.called(item.nodeid) & replaced]
+                self.pipe, self.survives = pipe, CALLS
+                if mutant.what:
+                    faulty = mutant.replace(functions)
+                    # a fault outside of all functions, or in one that ran already, may show at the import
+                    self.survives = "" if faulty and faulty.isdisjoint(self.calls[""]) else UNSURE
+                    session.items[:] = [item for item in session.items if faulty & self.called(item.nodeid)]
                 return None
-            os.close(writing)
-            with os.fdopen(reading) as pipe:
-                failed = pipe.read()
+            with pipe:
+                answer = pipe.read()
             status = os.waitpid(child, 0)[1]
-            if failed.startswith(CALLS):
-                self.calls |= {test: set(names) for test, names in json.loads(failed[len(CALLS) :]).items() if test}
-                failed = ""
-            failed = failed or (f"status {status}" if status else "")
+            if answer.startswith(CALLS):
+                self.calls |= {test: set(names) for test, names in json.loads(answer.removeprefix(CALLS)).items()}
+                answer = ""
             # the test that noticed this fault is likely to notice the next
-            session.items.sort(key=lambda item: item.nodeid != failed)
-            self.tell(mutant, failed)
+            session.items.sort(key=lambda item: item.nodeid != answer)
+            print(json.dumps([mutant.number, answer or (f"status {status}" if status else "")]), file=self.answers)
         return True
 
     def called(self, test: str) -> set[str]:
         return self.calls.get(test, set()) | self.calls.get(test.split("::")[0], set())
 
-    def result(self, failed: str) -> str:
-        sys.setprofile(None)
-        if self.survives == CALLS and not failed:
-            return CALLS + json.dumps({test: sorted(names) for test, names in self.calls.items()})
-        return failed or self.survives
+    def run(self, tests: list[str], slow: bool) -> str:
+        failed = super().run(tests, slow)
+        if self.pipe:
+            calls = json.dumps({caller: list(names) for caller, names in self.calls.items()})
+            self.pipe.write(failed or (CALLS + calls if self.survives == CALLS else self.survives))
+            self.pipe.flush()
+            os._exit(0)
+        return failed
 
 
-def run_pytest(tests: list[str], slow: bool, first: list[str], *plugins: object) -> str:
-    """The first test that fails, "" if none does."""
-    chosen, watch = OTHER if slow else f"{OTHER} and {SLOW}", Watch(first)
-    paths = [path for test in tests if os.path.exists(path := f"tests/{test}")]
-    arguments = ["-x", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", chosen, *paths]
-    status = pytest.main(arguments, [watch, *plugins])
-    return watch.failed or (f"pytest {status}" if status else "")
-
-
-def in_a_fork(job: Callable[[Callable[[Mutant, str], None]], None]) -> Iterator[tuple[int, str]]:
-    """What the job tells in a silent child process, (number of the mutant, the test that failed)."""
-    reading, writing = os.pipe()
-    child = os.fork()
+def in_a_fork(job: Callable[[TextIO], object]) -> Iterator[list]:
+    """What the job prints as JSON, in a silent child process that shares the heavy imports only."""
+    child, pipe = fork()
     if not child:
-        silence = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silence, 1)
-        os.dup2(silence, 2)
         try:
-            job(lambda mutant, failed: os.write(writing, f"{json.dumps((mutant.number, failed))}\n".encode()))
+            silence = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(silence, 1)
+            os.dup2(silence, 2)
+            job(pipe)
         finally:
             os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        yield from (json.loads(line) for line in pipe)
+    with pipe:
+        yield from map(json.loads, pipe)
     os.waitpid(child, 0)
 
 
 def try_all(mutants: list[Mutant], tests: list[str], slow: bool) -> Iterator[Mutant]:
-    """The mutants, as soon as it is known which test kills them. A survivor has no killer."""
+    """The mutants, as soon as their killer is known. A survivor has none."""
 
-    def with_functions_replaced(tell: Callable[[Mutant, str], None]) -> None:
-        forks = Forks([Mutant(mutants[0].path, -1), *mutants], tell)
-        failed = run_pytest(tests, slow, [], forks)
-        if forks.pipe >= 0:
-            with os.fdopen(forks.pipe, "w") as pipe:
-                pipe.write(forks.result(failed))
-            os._exit(0)
-
-    def with_the_file_imported(tell: Callable[[Mutant, str], None], mutant: Mutant) -> None:
+    def import_and_run(mutant: Mutant, answers: TextIO) -> None:
         signal.alarm(SECONDS)
         mutant.import_instead()
-        tell(mutant, run_pytest(tests, slow, killers))
+        print(json.dumps(Watch(killers).run(tests, slow)), file=answers)
 
     numbers, killers = {mutant.number: mutant for mutant in mutants}, []
-    results = in_a_fork(with_functions_replaced)
-    # without a fault every test passes
+    right = Mutant(mutants[0].path, -1)
+    results = in_a_fork(lambda answers: Forks([right, *mutants], answers).run(tests, slow))
     if next(results, None) != [-1, ""]:
         sys.exit(f"the tests fail without a fault: {' '.join(tests)}")
-    for number, failed in results:
-        numbers[number].killer = failed
-        if failed not in ("", UNSURE):
-            killers = [failed, *(name for name in killers if name != failed)]
-        if failed != UNSURE:
+    for number, answer in results:
+        numbers[number].killer = answer
+        if answer != UNSURE:
+            killers = [answer, *killers] if answer and answer not in killers else killers
             yield numbers[number]
     for mutant in mutants:
         if mutant.killer == UNSURE:
-            [(_, mutant.killer)] = list(in_a_fork(lambda tell, m=mutant: with_the_file_imported(tell, m))) or [
-                (mutant.number, "no answer")
-            ]
+            mutant.killer = next(in_a_fork(lambda answers, m=mutant: import_and_run(m, answers)), "no answer")
             yield mutant
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", default=list(TESTS), metavar="FILE", help=", ".join(TESTS))
-    parser.add_argument("--lines", default="1-100000", help="only faults in these lines")
-    parser.add_argument("--sample", type=int, default=100000, help="at most so many faults per file, chosen by a seed")
+    parser.add_argument(
+        "--sample", type=int, default=10**6, help="at most so many mutants per file, chosen by a seed"
+    )
     parser.add_argument("--slow", action="store_true", help="run the slow gradient checks too")
-    parser.add_argument("--log", type=Path, help="a file of killed mutants, which are not tried again")
+    parser.add_argument("--log", type=Path, default=os.devnull, help="killed mutants, which are not tried again")
     options = parser.parse_args()
-    first, last = map(int, options.lines.split("-"))
     torch.set_num_threads(1)
+    log = options.log.absolute()
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
-    log = options.log.absolute() if options.log else Path(os.devnull)
-    known = [json.loads(line)["mutant"] for line in log.read_text().splitlines()] if log.exists() else []
+    killed = {json.loads(line)["digest"] for line in log.read_text().splitlines()} if log.exists() else set()
     for name in options.files:
         path, start, counter = ROOT / "spheret" / name, time.monotonic(), Mutator()
         counter.visit(ast.parse(path.read_text()))
-        mutants = [Mutant(path, number) for number in range(counter.count)]
-        mutants = [mutant for mutant in mutants if first <= mutant.line <= last]
-        mutants = random.Random(0).sample(mutants, min(options.sample, len(mutants)))
-        new, survived = [mutant for mutant in mutants if mutant.entry() not in known], 0
-        for mutant in try_all(new, TESTS[name], options.slow) if new else ():
-            if mutant.killer:
-                with log.open("a") as lines:
-                    print(json.dumps({"mutant": mutant.entry(), "killer": mutant.killer}), file=lines)
-            else:
+        chosen = random.Random(0).sample(range(counter.count), min(options.sample, counter.count))
+        mutants = [mutant for number in sorted(chosen) if (mutant := Mutant(path, number)).digest not in killed]
+        survived = 0
+        for mutant in try_all(mutants, TESTS[name], options.slow) if mutants else ():
+            if not mutant.killer:
                 survived += 1
                 print(f"survived: {name}:{mutant.line}  {mutant.what}", flush=True)
+                continue
+            with log.open("a") as lines:
+                place = f"{name}:{mutant.line}  {mutant.what}"
+                print(json.dumps({"digest": mutant.digest, "mutant": place, "killer": mutant.killer}), file=lines)
         print(
-            f"{name}: {counter.count} mutants, {len(mutants)} tried, {len(mutants) - survived} killed, "
+            f"{name}: {counter.count} mutants, {len(chosen)} tried, {len(chosen) - survived} killed, "
             f"{survived} survived, {time.monotonic() - start:.0f} s",
             flush=True,
         )
