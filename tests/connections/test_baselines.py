@@ -165,6 +165,41 @@ def test_every_sublayer_computes_its_published_formula(name):
         assert_equal(connection(h, branch), FORMULAS[name](connection, h, branch))
 
 
+@pytest.mark.parametrize("name", SCHEMES)
+def test_the_sublayers_of_a_block_are_counted_from_1(name):
+    attention, mlp = scheme(name).connect_block(D, 2, N)
+    assert (attention.sublayer, attention.num_sublayers) == (3, 2 * N)
+    assert (mlp.sublayer, mlp.num_sublayers) == (4, 2 * N)
+    assert (attention.dim, mlp.dim) == (D, D)
+
+
+def test_a_scale_of_2_is_a_scale():
+    """deepnorm's (2N)^(1/4) at 8 blocks."""
+    h, f = rows(6, D), rows(6, D, seed=1)
+    connection = randomize(scheme("deepnorm").connect(D, 1, 16))
+    assert_equal(connection.write(h, f), ln(2 * h + f, connection.outer_norm))
+
+
+@pytest.mark.parametrize("dtypes", [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "bfloat16")])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_updates_of_half_rows_are_those_of_float32_rounded_once(name, dtypes):
+    h, f = (x.to(getattr(torch, dtype)) for x, dtype in zip((rows(40, D), rows(40, D, seed=1)), dtypes, strict=True))
+    connection = randomize(scheme(name).connect(D, 3, DEPTH)).float()
+    assert torch.equal(connection.write(h, f), connection.write(h.float(), f.float()).to(h.dtype))
+
+
+def test_norms_have_a_bias_unless_it_is_left_out():
+    for name in ("pre-ln", "pre-dyt", "derf"):
+        for options in ({}, {"bias": True}, {"bias": False}):
+            built = scheme(name, **options)
+            for norm in (built.connect(D, 1, DEPTH).inner_norm, built.exit(D)):
+                assert (norm.bias is not None) == options.get("bias", True)
+
+
+def test_the_first_option_may_be_given_by_position():
+    assert type(scheme("pre-ln"))("rmsnorm").norm == "rmsnorm"
+
+
 def test_keel_with_layernorms():
     """The other reading of Keel: the same places and scales, with LayerNorm for every RMSNorm."""
     h, branch = rows(6, D), nn.Sequential(nn.Linear(D, D), nn.Tanh()).double()
@@ -225,11 +260,13 @@ class TestEntryAndExit:
         [
             (768, 1.0, 1.0),
             (1024, 1.0, 1.0),
-            (1280, 1.0, 0.5),
+            (1025, 1.0, 0.5),
             (2048, 1.0, 0.5),
+            (2049, 0.8, 0.2),
             (4096, 0.8, 0.2),
+            (4097, 0.6, 0.15),
             (5120, 0.6, 0.15),
-            (8192, 0.2, 0.05),
+            (5121, 0.2, 0.05),
         ],
     )
     def test_dyt_slopes_by_width(self, width, attention, other):
@@ -282,8 +319,7 @@ class TestInitialisation:
 
     def test_a_block_of_rezero_shares_one_step(self):
         attention, mlp = scheme("rezero").connect_block(D, 2, N)
-        assert (attention.sublayer, mlp.sublayer, mlp.num_sublayers) == (3, 4, 2 * N)
-        assert [p.numel() for p in attention.parameters()] == [1]
+        assert [p.tolist() for p in attention.parameters()] == [[0.0]]
         assert not list(mlp.parameters())
         assert not mlp.state_dict()
         attention.output_norm.weight.data.fill_(0.3)

@@ -53,6 +53,11 @@ class TestEveryNorm:
         norm, x = kind(D), rows(40, D).float()
         assert torch.equal(norm.double().apply_wide(x), norm.float().apply_wide(x))
 
+    def test_a_slope_is_1_by_default(self, kind):
+        if "slope" in inspect.signature(kind).parameters:
+            assert kind(D).a.item() == 1
+            assert kind(D, slope=0.25).a.item() == 0.25
+
     def test_repr(self, kind):
         assert repr(kind(D)) == f"{kind.__name__}({D})"
 
@@ -103,7 +108,7 @@ class TestSigns:
         torch.testing.assert_close(norms.Gain(1, 2.0)(self.x), 2 * self.x)
         torch.testing.assert_close(norms.Gain(1, 2.0, fixed=1.5)(self.x), 3 * self.x)
 
-    @pytest.mark.parametrize("fixed", [1.0, 3.3])
+    @pytest.mark.parametrize("fixed", [1.0, 2.0, 3.3])
     def test_a_gain_in_half_precision_is_rounded_once(self, fixed):
         x, gain = self.x.bfloat16(), norms.Gain(D, 0.3, fixed=fixed, dtype=torch.bfloat16)
         assert torch.equal(gain(x), (fixed * gain.weight.float() * x.float()).bfloat16())
