@@ -1,6 +1,7 @@
 """Each baseline against someone else's code, or against a second, literal statement of its formula."""
 
 import math
+from dataclasses import FrozenInstanceError
 
 import geoopt
 import pytest
@@ -271,8 +272,9 @@ class TestEntryAndExit:
     )
     def test_dyt_slopes_by_width(self, width, attention, other):
         built = scheme("pre-dyt")
-        slopes = [built.connect(width, l, 2).inner_norm.a.item() for l in (1, 2)] + [built.exit(width).a.item()]
-        assert slopes == pytest.approx([attention, other, other])
+        slopes = [built.connect(width, l, 4).inner_norm.a.item() for l in (1, 2, 3, 4)]
+        assert slopes == pytest.approx([attention, other] * 2)
+        assert built.exit(width).a.item() == pytest.approx(other)
         assert scheme("pre-dyt", slope=0.3).exit(width).a.item() == pytest.approx(0.3)
 
     def test_dyisru_has_rmsnorms_slope_at_0(self):
@@ -301,6 +303,10 @@ class TestInitialisation:
         for name in set(SCHEMES) - {"lns", "deepnorm"}:
             init = scheme(name).initialisation(DEPTH)
             assert (init.output, init.value, init.hidden) == (1 / math.sqrt(2 * N), 1, 1)
+
+    def test_a_record_is_constant(self):
+        with pytest.raises(FrozenInstanceError):
+            scheme("pre-ln").initialisation(DEPTH).output = 2.0
 
     def test_the_others(self):
         assert scheme("lns").initialisation(DEPTH).output == 1
