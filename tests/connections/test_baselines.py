@@ -189,6 +189,16 @@ def test_updates_of_half_rows_are_those_of_float32_rounded_once(name, dtypes):
     assert torch.equal(connection.write(h, f), connection.write(h.float(), f.float()).to(h.dtype))
 
 
+@pytest.mark.parametrize("name", SCHEMES)
+def test_half_parameters_are_widened_before_they_are_used(name):
+    h, f = rows(40, D).float(), rows(40, D, seed=1).float()
+    connection = randomize(scheme(name).connect(D, 3, DEPTH)).bfloat16()
+    halves = connection.read(h), connection.write(h, f)
+    connection.float()
+    assert torch.equal(halves[0], connection.read(h))
+    assert torch.equal(halves[1], connection.write(h, f))
+
+
 def test_norms_have_a_bias_unless_it_is_left_out():
     for name in ("pre-ln", "pre-dyt", "derf"):
         for options in ({}, {"bias": True}, {"bias": False}):
