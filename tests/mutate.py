@@ -54,6 +54,7 @@ TESTS = {
 # left out: compilers and other kernels, and gradient checks that take seconds; --slow runs the latter too
 OTHER = "not compile and not inductor and not one_graph and not triton and not native and not no_room"
 SLOW = "not everywhere and not second_order and not both_sides and not at_every_step and not extreme and not drift"
+SLOW += " and not gets_its_gradient"
 # a fault may loop for ever: that is noticed too
 SECONDS = 300
 # what a fork answers if no test fails: a mutant that may show later, and the functions that each test calls
