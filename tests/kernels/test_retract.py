@@ -210,6 +210,14 @@ class TestEitherBackend:
             flat = retract(h, f, 0.7, "cayley", 0.9)
             torch.testing.assert_close(retract(h.view(shape), f.view(shape), 0.7, "cayley", 0.9), flat.view(shape))
 
+    def test_a_branch_of_zeros_leaves_the_stream(self, backend):
+        h = pair()[0].requires_grad_()
+        f = torch.zeros_like(h, requires_grad=True)
+        with use(backend):
+            out = retract(h, f, 0.7, "projection")
+        torch.testing.assert_close(out, h, rtol=1e-15, atol=0)
+        assert all(x.isfinite().all() for x in torch.autograd.grad(out.sum(), (h, f)))
+
     @pytest.mark.parametrize("size", [0.1, 30.0])
     @pytest.mark.parametrize("retraction", RETRACTIONS)
     def test_a_negative_step_is_a_step_along_the_opposite_branch(self, backend, retraction, size):
