@@ -150,7 +150,6 @@ class TestNGPT:
             assert got.dtype == torch.bfloat16
             assert (got.float() - wanted).abs().max() <= 2**-6 * wanted.abs().max()
 
-
     def test_its_scales_are_computed_in_float32(self):
         norm = QueryKeyNorm(48, 4, dtype=torch.bfloat16)
         parts = torch.randn(3, 2, 4, 8, 12).unbind()
