@@ -177,6 +177,24 @@ class TestOneArgumentAtATime:
 
         torch.testing.assert_close(pushed(float(alpha), float(p)), pushed(alpha, p), rtol=1e-13, atol=1e-13)
 
+    def test_gradients_have_gradients(self):
+        inputs = [x[2:].clone().requires_grad_() for x in (self.h, self.f)]
+        inputs += [x.clone().requires_grad_() for x in self.inputs[2:]]
+
+        def update(*inputs):
+            with use("closed"):
+                return retract(*inputs)
+
+        assert torch.autograd.gradgradcheck(update, inputs, fast_mode=True)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    def test_narrow_scalars_are_widened_before_they_are_squared(self, dtype):
+        h, f, *scalars = self.inputs
+        alpha, p = (x.to(dtype) for x in scalars)
+        with use("closed"):
+            got, truth = retract(h, f, alpha, p, 0.9), retract(h, f, alpha.double(), p.double(), 0.9)
+        torch.testing.assert_close(got, truth, rtol=1e-14, atol=1e-14)
+
     def test_steps_per_row(self):
         """One alpha and one p for each row: their gradients have that shape, and are 0 for the row of zeros."""
         alpha, p = (x.expand(4, 1).clone().requires_grad_() for x in self.inputs[2:])
