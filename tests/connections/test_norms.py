@@ -51,7 +51,9 @@ class TestEveryNorm:
 
     def test_parameters_follow_the_dtype_of_the_rows(self, kind):
         norm, x = kind(D), rows(40, D).float()
-        assert torch.equal(norm.double().apply_wide(x), norm.float().apply_wide(x))
+        wide = norm.double().apply_wide(x)
+        assert wide.dtype == torch.float32
+        assert torch.equal(wide, norm.float().apply_wide(x))
 
     def test_a_slope_is_1_by_default(self, kind):
         if "slope" in inspect.signature(kind).parameters:
