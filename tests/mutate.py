@@ -1,29 +1,28 @@
 """Small faults in the mathematics, one at a time: does a test notice each of them?
 
-    python tests/mutate.py                                       every file of TESTS
-    python tests/mutate.py kernels/closed.py --lines 90-120      some lines of one file
+    python tests/mutate.py                                      every file of TESTS
+    python tests/mutate.py retractions.py --log killed.jsonl    a run that can be stopped and continued
 
 The tests of a file are collected once. Each mutant then runs in a fork, where the faulty functions replace the right
-ones, until a test fails. What no test notices there runs once more in a process that imports the faulty file itself,
-because a value may have been computed during the collection. A mutant that survives both lacks a test, or its fault
-changes nothing.
+ones, until a test fails. Only the tests that call a faulty function run there. A fault that shows only when the file
+is imported runs in a process that imports the faulty file. A survivor lacks a test, or its fault changes nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import copy
 import gc
-import importlib.machinery
 import json
 import os
+import random
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import FunctionType
+from typing import TextIO
 
 # the heavy imports, shared by all mutants; spheret is imported later
 import geoopt  # noqa: F401
@@ -33,230 +32,207 @@ import torch
 import torch._decomp.decompositions_for_jvp
 import torch._inductor.config
 import x_transformers  # noqa: F401
+from mutants import Mutant, Mutator, function_name
 
 ROOT = Path(__file__).parent.parent
-PAPER, KERNELS = "test_paper.py", ["kernels/test_closed.py", "kernels/test_retract.py"]
-CONNECTIONS = [
-    f"connections/test_{name}.py" for name in ("baselines", "norms", "modules", "retraction_option", "schemes")
-]
+PAPER, BOUNDS, KERNELS = "test_paper.py", "test_bounds.py", ["kernels/test_closed.py", "kernels/test_retract.py"]
+ROOM = [f"connections/test_{name}.py" for name in ("baselines", "norms", "modules", "retraction_option", "schemes")]
 # the files of spheret/ that hold mathematics, and the tests that should notice a fault in them, the quick ones first
 TESTS = {
+    "bounds.py": [BOUNDS],
     "schedules.py": ["test_schedules.py", PAPER],
     "retractions.py": ["test_retractions.py", PAPER, *KERNELS, "connections/test_retraction_option.py"],
-    "connections/base.py": CONNECTIONS,
-    "connections/norms.py": [*CONNECTIONS, PAPER],
-    "connections/euclidean.py": CONNECTIONS,
-    "connections/spherical.py": [*CONNECTIONS, PAPER],
-    "kernels/reference.py": KERNELS,
+    "connections/base.py": ROOM,
+    "connections/bounded.py": [BOUNDS],
+    "connections/euclidean.py": ROOM,
+    "connections/ngpt.py": [*ROOM, "model/test_inside.py"],
+    "connections/norms.py": [*ROOM, PAPER],
+    "connections/spherical.py": [*ROOM, PAPER, BOUNDS],
     "kernels/closed.py": [*KERNELS, "connections/test_norms.py"],
+    "kernels/reference.py": KERNELS,
 }
 # left out: compilers and other kernels, and gradient checks that take seconds; --slow runs the latter too
 OTHER = "not compile and not inductor and not one_graph and not triton and not native and not no_room"
 SLOW = "not everywhere and not second_order and not both_sides and not at_every_step and not extreme and not drift"
+SLOW += " and not gets_its_gradient"
 # a fault may loop for ever: that is noticed too
-SECONDS = 600
-# the processes that run tests are silent; the progress goes here
-TERMINAL = os.dup(2)
-
-COMPARISONS = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
-}  # fmt: skip
-OPERATORS = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.Mult, ast.Pow: ast.Mult, ast.And: ast.Or, ast.Or: ast.And,
-}  # fmt: skip
-# methods whose call is dropped: x.clamp(...) becomes x
-DROPPED = {"clamp", "abs", "sign", "to", "detach"}
+SECONDS = 300
+# what a fork answers if no test fails: a mutant that may show later, and the functions that each test calls
+UNSURE, CALLS = "unsure", "calls "
 
 
-class Mutator(ast.NodeTransformer):
-    """Counts the possible faults of a tree, and applies the one of this number."""
-
-    def __init__(self, number: int = -1):
-        self.number, self.count, self.line, self.what = number, 0, 0, ""
-
-    def visit(self, node: ast.AST) -> ast.AST:
-        # an error's message and an annotation are no mathematics
-        if isinstance(node, (ast.Raise, ast.JoinedStr)):
-            return node
-        for name, value in ast.iter_fields(node):
-            if isinstance(value, list):
-                value[:] = [self.visit(item) if isinstance(item, ast.AST) else item for item in value]
-            elif isinstance(value, ast.AST) and name not in ("annotation", "returns"):
-                setattr(node, name, self.visit(value))
-        fault = self.fault(copy.copy(node))
-        if fault is None:
-            return node
-        self.count += 1
-        if self.count - 1 != self.number:
-            return node
-        self.line, self.what = node.lineno, f"{ast.unparse(node)}  ->  {ast.unparse(fault)}"
-        return ast.copy_location(fault, node)
-
-    def fault(self, node: ast.AST) -> ast.AST | None:
-        match node:
-            case ast.Constant(value=bool(value)):
-                node.value = not value
-            case ast.Constant(value=int(value) | float(value)):
-                node.value = value + 1
-            case ast.Compare(ops=[operator]):
-                node.ops = [COMPARISONS[type(operator)]()]
-            case ast.BinOp(op=operator) | ast.BoolOp(op=operator) if type(operator) in OPERATORS:
-                node.op = OPERATORS[type(operator)]()
-            case ast.UnaryOp(op=ast.USub() | ast.Not(), operand=operand):
-                return operand
-            case ast.IfExp(orelse=other) | ast.Call(func=ast.Attribute(attr="where"), args=[_, _, other]):
-                return other
-            case ast.Call(func=ast.Attribute(attr=method, value=value)) if method in DROPPED:
-                return value
-            case _:
-                return None
-        return node
+def fork() -> tuple[int, TextIO]:
+    """The child's id and its answers; in the child 0 and where to write them."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    os.close(writing if child else reading)
+    return child, os.fdopen(reading) if child else os.fdopen(writing, "w", buffering=1)
 
 
-class Mutant:
-    def __init__(self, path: Path, number: int):
-        tree, mutator = ast.parse(path.read_text()), Mutator(number)
-        mutator.visit(tree)
-        self.path, self.number, self.line, self.what = path, number, mutator.line, mutator.what
-        self.code = compile(ast.fix_missing_locations(tree), str(path), "exec")
+class Watch:
+    """A pytest plugin: the tests `first` run before all others. `failed` is the first test that fails."""
 
-    def replace(self, functions: list[FunctionType]) -> bool:
-        """Give the functions of the imported file their faulty code; whether there is a fault in one of them."""
-        codes, faulty = {(code.co_qualname, code.co_firstlineno): code for code in _inner(self.code)}, False
-        for function in functions:
-            if function.__code__.co_filename == str(self.path):
-                code = codes.get((function.__code__.co_qualname, function.__code__.co_firstlineno), function.__code__)
-                if code != function.__code__ and len(code.co_freevars) == len(function.__code__.co_freevars):
-                    function.__code__, faulty = code, True
-        return faulty
+    def __init__(self, first: list[str]):
+        self.first, self.failed = first, ""
 
-    def import_instead(self) -> None:
-        """Let the file's import give the faulty module."""
-        load = importlib.machinery.SourceFileLoader.get_code
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items.sort(key=lambda item: self.first.index(item.nodeid) if item.nodeid in self.first else len(self.first))
 
-        def get_code(loader: importlib.machinery.SourceFileLoader, fullname: str) -> CodeType | None:
-            return self.code if loader.path == str(self.path) else load(loader, fullname)
+    def pytest_runtest_logreport(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.failed:
+            self.failed = self.failed or report.nodeid
 
-        importlib.machinery.SourceFileLoader.get_code = get_code
+    pytest_collectreport = pytest_runtest_logreport
+
+    def run(self, tests: list[str], slow: bool) -> str:
+        chosen = OTHER if slow else f"{OTHER} and {SLOW}"
+        arguments = ["-x", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", chosen]
+        status = pytest.main([*arguments, *(f"tests/{test}" for test in tests)], [self])
+        return self.failed or (f"pytest's status {status}" if status else "")
 
 
-def _inner(code: CodeType) -> Iterator[CodeType]:
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield constant
-            yield from _inner(constant)
+class Forks(Watch):
+    """After the collection, one fork per mutant goes on to run the tests. The first fork has no fault: it notes which
+    functions of the file each test calls.
+    """
 
+    def __init__(self, mutants: list[Mutant], answers: TextIO):
+        super().__init__([])
+        self.mutants, self.answers, self.pipe, self.survives = mutants, answers, None, ""
+        # caller -> names of functions; "" is the collection
+        self.calls: dict[str, set[str]] = {}
+        self.note("")
 
-class Forks:
-    """A pytest plugin: after the collection, one fork per mutant runs the tests, until one fails."""
+    def note(self, caller: str) -> None:
+        called, path = self.calls.setdefault(caller, set()), str(self.mutants[0].path)
+        sys.setprofile(
+            lambda frame, *_: called.add(function_name(frame.f_code)) if frame.f_code.co_filename == path else None
+        )
 
-    def __init__(self, mutants: list[Mutant]):
-        self.mutants, self.survivors, self.report_to = mutants, [], -1
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        # until the call: a fixture may serve all the tests of a file
+        if self.survives == CALLS:
+            self.note(nodeid.split("::")[0])
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> None:
+        if self.survives == CALLS:
+            self.note(item.nodeid)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        sys.setprofile(None)
         functions = [thing for thing in gc.get_objects() if isinstance(thing, FunctionType)]
         # the forks share the memory of these objects as long as no garbage collection touches it
         gc.freeze()
         for mutant in self.mutants:
-            reading, writing = os.pipe()
-            child = os.fork()
+            child, pipe = fork()
             if not child:
                 signal.alarm(SECONDS)
-                self.report_to = writing
-                # a fault outside of all functions shows only when the file is imported
-                if not mutant.replace(functions) and mutant.what:
-                    os._exit(0)
-                # pytest goes on with its own loop
+                self.pipe, self.survives = pipe, CALLS
+                if mutant.what:
+                    faulty = mutant.replace(functions)
+                    # a fault outside of all functions, or in one that ran already, may show at the import
+                    self.survives = "" if faulty and faulty.isdisjoint(self.calls[""]) else UNSURE
+                    session.items[:] = [item for item in session.items if faulty & self.called(item.nodeid)]
                 return None
-            os.close(writing)
-            with os.fdopen(reading) as pipe:
-                failed = pipe.read()
-            if os.waitpid(child, 0)[1] == 0:
-                self.survivors.append(mutant.number)
+            with pipe:
+                answer = pipe.read()
+            status = os.waitpid(child, 0)[1]
+            if answer.startswith(CALLS):
+                self.calls |= {test: set(names) for test, names in json.loads(answer.removeprefix(CALLS)).items()}
+                answer = ""
             # the test that noticed this fault is likely to notice the next
-            session.items.sort(key=lambda item: item.nodeid != failed)
-            self.log(mutant, failed)
+            session.items.sort(key=lambda item: item.nodeid != answer)
+            print(json.dumps([mutant.number, answer or (f"status {status}" if status else "")]), file=self.answers)
         return True
 
-    def log(self, mutant: Mutant, failed: str) -> None:
-        os.write(TERMINAL, b"." if failed else b"s")
+    def called(self, test: str) -> set[str]:
+        return self.calls.get(test, set()) | self.calls.get(test.split("::")[0], set())
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed and self.report_to >= 0:
-            os.write(self.report_to, report.nodeid.encode())
-
-
-def run_pytest(tests: list[str], slow: bool, *plugins: object) -> bool:
-    chosen = OTHER if slow else f"{OTHER} and {SLOW}"
-    paths = [path for test in tests if os.path.exists(path := f"tests/{test}")]
-    arguments = ["-x", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", chosen, *paths]
-    return pytest.main(arguments, list(plugins)) == 0
+    def run(self, tests: list[str], slow: bool) -> str:
+        failed = super().run(tests, slow)
+        if self.pipe:
+            calls = json.dumps({caller: list(names) for caller, names in self.calls.items()})
+            self.pipe.write(failed or (CALLS + calls if self.survives == CALLS else self.survives))
+            self.pipe.flush()
+            os._exit(0)
+        return failed
 
 
-def in_a_fork(job: Callable[[], object]) -> object:
-    """The result of the job in a silent child process; None if the child failed."""
-    reading, writing = os.pipe()
-    child = os.fork()
+def in_a_fork(job: Callable[[TextIO], object]) -> Iterator[list]:
+    """What the job prints as JSON, in a silent child process that shares the heavy imports only."""
+    child, pipe = fork()
     if not child:
         try:
             silence = os.open(os.devnull, os.O_WRONLY)
             os.dup2(silence, 1)
             os.dup2(silence, 2)
-            os.write(writing, json.dumps(job()).encode())
+            job(pipe)
         finally:
             os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        result = pipe.read()
+    with pipe:
+        yield from map(json.loads, pipe)
     os.waitpid(child, 0)
-    return json.loads(result) if result else None
 
 
-def survivors_of(mutants: list[Mutant], tests: list[str], slow: bool) -> list[Mutant]:
-    def with_functions_replaced() -> list[int]:
-        forks = Forks(mutants)
-        passed = run_pytest(tests, slow, forks)
-        if forks.report_to >= 0:
-            os._exit(not passed)
-        return forks.survivors
+def try_all(mutants: list[Mutant], tests: list[str], slow: bool) -> Iterator[Mutant]:
+    """The mutants, as soon as their killer is known. A survivor has none."""
 
-    def with_the_file_imported(mutant: Mutant) -> bool:
+    def import_and_run(mutant: Mutant, answers: TextIO) -> None:
         signal.alarm(SECONDS)
         mutant.import_instead()
-        return run_pytest(tests, slow)
+        print(json.dumps(Watch(killers).run(tests, slow)), file=answers)
 
-    numbers = in_a_fork(with_functions_replaced)
-    # without a fault every test passes
-    if not isinstance(numbers, list) or -1 not in numbers:
+    numbers, killers = {mutant.number: mutant for mutant in mutants}, []
+    right = Mutant(mutants[0].path, -1)
+    results = in_a_fork(lambda answers: Forks([right, *mutants], answers).run(tests, slow))
+    if next(results, None) != [-1, ""]:
         sys.exit(f"the tests fail without a fault: {' '.join(tests)}")
-    first = [mutant for mutant in mutants if mutant.number in numbers and mutant.number != -1]
-    return [mutant for mutant in first if in_a_fork(lambda mutant=mutant: with_the_file_imported(mutant))]
+    for number, answer in results:
+        numbers[number].killer = answer
+        if answer != UNSURE:
+            killers = [answer, *killers] if answer and answer not in killers else killers
+            yield numbers[number]
+    for mutant in mutants:
+        if mutant.killer == UNSURE:
+            mutant.killer = next(in_a_fork(lambda answers, m=mutant: import_and_run(m, answers)), "no answer")
+            yield mutant
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", default=list(TESTS), metavar="FILE", help=", ".join(TESTS))
-    parser.add_argument("--lines", default="1-100000", help="only faults in these lines")
+    parser.add_argument(
+        "--sample", type=int, default=10**6, help="at most so many mutants per file, chosen by a seed"
+    )
     parser.add_argument("--slow", action="store_true", help="run the slow gradient checks too")
+    parser.add_argument("--log", type=Path, default=os.devnull, help="killed mutants, which are not tried again")
     options = parser.parse_args()
-    first, last = map(int, options.lines.split("-"))
     torch.set_num_threads(1)
+    log = options.log.absolute()
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
+    killed = {json.loads(line)["digest"] for line in log.read_text().splitlines()} if log.exists() else set()
     for name in options.files:
         path, start, counter = ROOT / "spheret" / name, time.monotonic(), Mutator()
         counter.visit(ast.parse(path.read_text()))
-        mutants = [Mutant(path, number) for number in range(counter.count)]
-        mutants = [mutant for mutant in mutants if first <= mutant.line <= last]
-        survivors = survivors_of([Mutant(path, -1), *mutants], TESTS[name], options.slow)
-        for mutant in survivors:
-            print(f"survived: {name}:{mutant.line}  {mutant.what}")
-        killed, seconds = len(mutants) - len(survivors), time.monotonic() - start
+        chosen = random.Random(0).sample(range(counter.count), min(options.sample, counter.count))
+        mutants = [mutant for number in sorted(chosen) if (mutant := Mutant(path, number)).digest not in killed]
+        survived = 0
+        for mutant in try_all(mutants, TESTS[name], options.slow) if mutants else ():
+            if not mutant.killer:
+                survived += 1
+                print(f"survived: {name}:{mutant.line}  {mutant.what}", flush=True)
+                continue
+            with log.open("a") as lines:
+                place = f"{name}:{mutant.line}  {mutant.what}"
+                print(json.dumps({"digest": mutant.digest, "mutant": place, "killer": mutant.killer}), file=lines)
         print(
-            f"{name}: {len(mutants)} mutants, {killed} killed, {len(survivors)} survived, {seconds:.0f} s", flush=True
+            f"{name}: {counter.count} mutants, {len(chosen)} tried, {len(chosen) - survived} killed, "
+            f"{survived} survived, {time.monotonic() - start:.0f} s",
+            flush=True,
         )
 
 

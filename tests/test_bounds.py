@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracle import rows
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 from spheret import Bounded, ScaleNorm, SpheretNorm, parameter_groups
 from spheret.bounds import bounded_softplus, inverse_softplus
@@ -91,8 +92,9 @@ class TestValue:
 
         truth, slope = 0.5 * F.softplus(x).clamp(0.1, 4.0), 0.5 * torch.sigmoid(x.detach())
         assert torch.equal(value(x), truth)
-        # one number on the CPU is computed in Python
+        # one number on the CPU is computed in Python, as one node of the graph
         one = [x.detach()[i : i + 1].requires_grad_() for i in range(3)]
+        assert all(value(part).grad_fn.name() == "_BoundedNumberBackward" for part in one)
         assert torch.equal(torch.cat([value(part) for part in one]), truth)
         with torch.no_grad():
             assert torch.equal(torch.cat([value(part) for part in one]), truth)
@@ -124,8 +126,23 @@ class TestValue:
     def test_inverse_softplus(self, y):
         assert F.softplus(torch.tensor(inverse_softplus(y), dtype=torch.float64)).item() == pytest.approx(y, rel=1e-8)
 
-    def test_inverse_softplus_of_0(self):
+    def test_inverse_softplus_of_0_and_from_20_on(self):
         assert inverse_softplus(0.0) == -math.inf
+        for y in (20.0, 20.5, 1000.0):
+            assert inverse_softplus(y) == y
+
+    @pytest.mark.parametrize("size", [1, 3])
+    def test_half_types_are_computed_in_float32(self, size):
+        for dtype in (torch.bfloat16, torch.float16):
+            x = torch.full((size,), 0.3, dtype=dtype, requires_grad=True)
+            for exact in (False, True):
+                y = bounded_softplus(x, 0.1, 4.0, exact)
+                assert torch.equal(y, F.softplus(x.float()))
+                assert torch.autograd.grad(y.sum(), x)[0].dtype == dtype
+
+    def test_a_tensor_without_a_value(self):
+        with FakeTensorMode():
+            assert bounded_softplus(torch.zeros(1, requires_grad=True), 0.1, 4.0).shape == (1,)
 
 
 class TestGradients:
@@ -191,6 +208,17 @@ class Pair(Bounded):
         return h * self.bounded_softplus(self.x, 0.1, 2.0) * self.bounded_softplus(self.others[0], 0.5, 3.0)
 
 
+class Listed(Bounded):
+    """A module whose only parameter belongs to a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.others = nn.ParameterList([torch.zeros(1)])
+
+    def bounded_scalars(self):
+        return [BoundedScalar("y", self.others[0], 0.5, 3.0)]
+
+
 def beyond(*modules):
     """Put every parameter far beyond a bound, give each a gradient of 0, and return the parameters."""
     parameters = [p for module in modules for p in module.parameters()]
@@ -254,6 +282,11 @@ class TestSteps:
             assert module.x.item() == torch.tensor(inverse_softplus(2.0), dtype=module.x.dtype)
             assert (module.others[0] == torch.tensor(inverse_softplus(3.0), dtype=module.x.dtype)).all()
         assert torch.equal(model[1].weight, before + 5)
+
+    def test_scalars_in_a_list_alone(self):
+        module = Listed()
+        torch.optim.SGD(beyond(module), lr=1.0).step()
+        assert module.others[0].item() == pytest.approx(inverse_softplus(3.0))
 
     def test_what_is_left_alone(self):
         held, exact, frozen, other = ScaleNorm(16), ScaleNorm(16, exact_clamp=True), ScaleNorm(16), ScaleNorm(16)
@@ -366,6 +399,8 @@ class TestClipping:
         pair, free, exact = model
         with torch.no_grad():
             pair.others[0][:4] += 0.5
+            # its gradient points outward, and torch.clamp has seen to that already
+            exact.a += 0.5
         for p in model.parameters():
             p.grad = torch.ones_like(p)
         # x is on its upper bound, and the rest of y on its lower bound

@@ -205,7 +205,9 @@ class TestLargestStep:
         a, b = self.row.coefficients(w, self.row.p)
         (da,) = torch.autograd.grad(a.sum(), w, retain_graph=True)
         (db,) = torch.autograd.grad(b.sum(), w)
-        assert all(x.isfinite().all() for x in (a, b, da, db, *self.row.derivatives(w.detach(), self.row.p)))
+        derivatives = self.row.derivatives(w, self.row.p)
+        seconds = [torch.autograd.grad(x.sum(), w, retain_graph=True)[0] for x in derivatives]
+        assert all(x.isfinite().all() for x in (a, b, da, db, *derivatives, *seconds))
 
     # 2 arcsin(beta/2), the chord: defined up to a step of 2, where it turns to the antipode
     chord = Retraction.from_angle(lambda beta: 2 * (beta / 2).asin(), "chord", math.pi, 2.0)
@@ -286,6 +288,10 @@ class TestOwnAngle:
     @pytest.mark.parametrize("theta", [lambda b: b * (1 + 1e-7), lambda b: b + 1e-10, lambda b: b + 1e-8 * b * b])
     def test_rounding_is_not(self, theta):
         assert Retraction.from_angle(theta).cubic == pytest.approx(0, abs=1e-9)
+
+    def test_an_angle_with_a_parameter_of_its_own(self):
+        c = torch.ones((), dtype=torch.float64, requires_grad=True)
+        assert Retraction.from_angle(lambda beta: c * beta).cubic == 0
 
     def test_an_angle_of_pi_2_needs_no_cap(self):
         assert Retraction.from_angle(torch.atan, largest_angle=math.pi / 2).cap is None

@@ -1,6 +1,7 @@
 """Each baseline against someone else's code, or against a second, literal statement of its formula."""
 
 import math
+from dataclasses import FrozenInstanceError
 
 import geoopt
 import pytest
@@ -165,6 +166,51 @@ def test_every_sublayer_computes_its_published_formula(name):
         assert_equal(connection(h, branch), FORMULAS[name](connection, h, branch))
 
 
+@pytest.mark.parametrize("name", SCHEMES)
+def test_the_sublayers_of_a_block_are_counted_from_1(name):
+    attention, mlp = scheme(name).connect_block(D, 2, N)
+    assert (attention.sublayer, attention.num_sublayers) == (3, 2 * N)
+    assert (mlp.sublayer, mlp.num_sublayers) == (4, 2 * N)
+    assert (attention.dim, mlp.dim) == (D, D)
+
+
+def test_a_scale_of_2_is_a_scale():
+    """deepnorm's (2N)^(1/4) at 8 blocks."""
+    h, f = rows(6, D), rows(6, D, seed=1)
+    connection = randomize(scheme("deepnorm").connect(D, 1, 16))
+    assert_equal(connection.write(h, f), ln(2 * h + f, connection.outer_norm))
+
+
+@pytest.mark.parametrize("dtypes", [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "bfloat16")])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_updates_of_half_rows_are_those_of_float32_rounded_once(name, dtypes):
+    h, f = (x.to(getattr(torch, dtype)) for x, dtype in zip((rows(40, D), rows(40, D, seed=1)), dtypes, strict=True))
+    connection = randomize(scheme(name).connect(D, 3, DEPTH)).float()
+    assert torch.equal(connection.write(h, f), connection.write(h.float(), f.float()).to(h.dtype))
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_half_parameters_are_widened_before_they_are_used(name):
+    h, f = rows(40, D).float(), rows(40, D, seed=1).float()
+    connection = randomize(scheme(name).connect(D, 3, DEPTH)).bfloat16()
+    halves = connection.read(h), connection.write(h, f)
+    connection.float()
+    assert torch.equal(halves[0], connection.read(h))
+    assert torch.equal(halves[1], connection.write(h, f))
+
+
+def test_norms_have_a_bias_unless_it_is_left_out():
+    for name in ("pre-ln", "pre-dyt", "derf"):
+        for options in ({}, {"bias": True}, {"bias": False}):
+            built = scheme(name, **options)
+            for norm in (built.connect(D, 1, DEPTH).inner_norm, built.exit(D)):
+                assert (norm.bias is not None) == options.get("bias", True)
+
+
+def test_the_first_option_may_be_given_by_position():
+    assert type(scheme("pre-ln"))("rmsnorm").norm == "rmsnorm"
+
+
 def test_keel_with_layernorms():
     """The other reading of Keel: the same places and scales, with LayerNorm for every RMSNorm."""
     h, branch = rows(6, D), nn.Sequential(nn.Linear(D, D), nn.Tanh()).double()
@@ -225,17 +271,20 @@ class TestEntryAndExit:
         [
             (768, 1.0, 1.0),
             (1024, 1.0, 1.0),
-            (1280, 1.0, 0.5),
+            (1025, 1.0, 0.5),
             (2048, 1.0, 0.5),
+            (2049, 0.8, 0.2),
             (4096, 0.8, 0.2),
+            (4097, 0.6, 0.15),
             (5120, 0.6, 0.15),
-            (8192, 0.2, 0.05),
+            (5121, 0.2, 0.05),
         ],
     )
     def test_dyt_slopes_by_width(self, width, attention, other):
         built = scheme("pre-dyt")
-        slopes = [built.connect(width, l, 2).inner_norm.a.item() for l in (1, 2)] + [built.exit(width).a.item()]
-        assert slopes == pytest.approx([attention, other, other])
+        slopes = [built.connect(width, l, 4).inner_norm.a.item() for l in (1, 2, 3, 4)]
+        assert slopes == pytest.approx([attention, other] * 2)
+        assert built.exit(width).a.item() == pytest.approx(other)
         assert scheme("pre-dyt", slope=0.3).exit(width).a.item() == pytest.approx(0.3)
 
     def test_dyisru_has_rmsnorms_slope_at_0(self):
@@ -265,6 +314,10 @@ class TestInitialisation:
             init = scheme(name).initialisation(DEPTH)
             assert (init.output, init.value, init.hidden) == (1 / math.sqrt(2 * N), 1, 1)
 
+    def test_a_record_is_constant(self):
+        with pytest.raises(FrozenInstanceError):
+            scheme("pre-ln").initialisation(DEPTH).output = 2.0
+
     def test_the_others(self):
         assert scheme("lns").initialisation(DEPTH).output == 1
         init = scheme("deepnorm").initialisation(DEPTH)
@@ -282,8 +335,7 @@ class TestInitialisation:
 
     def test_a_block_of_rezero_shares_one_step(self):
         attention, mlp = scheme("rezero").connect_block(D, 2, N)
-        assert (attention.sublayer, mlp.sublayer, mlp.num_sublayers) == (3, 4, 2 * N)
-        assert [p.numel() for p in attention.parameters()] == [1]
+        assert [p.tolist() for p in attention.parameters()] == [[0.0]]
         assert not list(mlp.parameters())
         assert not mlp.state_dict()
         attention.output_norm.weight.data.fill_(0.3)

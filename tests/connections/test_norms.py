@@ -42,6 +42,24 @@ class TestEveryNorm:
         x = rows(3, D)
         torch.testing.assert_close(norm(x), plain(x) + torch.arange(D))
 
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    def test_half_rows_are_widened_and_rounded_once(self, kind, dtype):
+        x = (3 * rows(40, D)).to(dtype)
+        for norm in (kind(D), kind(D, dtype=dtype)):
+            assert norm(x).dtype == dtype
+            assert torch.equal(norm(x), norm(x.float()).to(dtype))
+
+    def test_parameters_follow_the_dtype_of_the_rows(self, kind):
+        norm, x = kind(D), rows(40, D).float()
+        wide = norm.double().apply_wide(x)
+        assert wide.dtype == torch.float32
+        assert torch.equal(wide, norm.float().apply_wide(x))
+
+    def test_a_slope_is_1_by_default(self, kind):
+        if "slope" in inspect.signature(kind).parameters:
+            assert kind(D).a.item() == 1
+            assert kind(D, slope=0.25).a.item() == 0.25
+
     def test_repr(self, kind):
         assert repr(kind(D)) == f"{kind.__name__}({D})"
 
@@ -92,6 +110,11 @@ class TestSigns:
         torch.testing.assert_close(norms.Gain(1, 2.0)(self.x), 2 * self.x)
         torch.testing.assert_close(norms.Gain(1, 2.0, fixed=1.5)(self.x), 3 * self.x)
 
+    @pytest.mark.parametrize("fixed", [1.0, 2.0, 3.3])
+    def test_a_gain_in_half_precision_is_rounded_once(self, fixed):
+        x, gain = self.x.bfloat16(), norms.Gain(D, 0.3, fixed=fixed, dtype=torch.bfloat16)
+        assert torch.equal(gain(x), (fixed * gain.weight.float() * x.float()).bfloat16())
+
 
 @pytest.mark.parametrize(("blocks", "post"), [(1, 0), (3, 0), (4, 1), (7, 1), (8, 2), (9, 2)])
 def test_a_quarter_of_mix_ln_is_post_ln(blocks, post):
@@ -140,6 +163,16 @@ class TestAngle:
         assert update.angle(self.h, f).tolist() == pytest.approx([2.0] * 6)
         assert angle_between(self.h, update(self.h, f)).tolist() == pytest.approx([2.0] * 6)
 
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    def test_half_rows_are_widened(self, dtype):
+        h, f = (100 * self.h).to(dtype), (100 * rows(6, D, seed=1)).to(dtype)
+        truth = SpheretNorm(D, 1).double().angle(h.double(), f.double())
+        torch.testing.assert_close(SpheretNorm(D, 1).angle(h, f), truth.float(), rtol=1e-6, atol=0)
+
+    def test_wrong_rows(self):
+        with pytest.raises(ValueError, match="width 12"):
+            SpheretNorm(D, 1).angle(torch.ones(3, D + 1), torch.ones(3, D + 1))
+
     def test_between_rows(self):
         x = torch.eye(3, dtype=torch.float64)
         assert angle_between(x, 7 * x).tolist() == [0, 0, 0]
@@ -154,6 +187,32 @@ def test_a_learned_p_is_computed_in_float32_or_better(dtype):
     update = SpheretNorm(D, 1, retraction=0.3, learnable_p=True, dtype=dtype)
     assert update.p.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert update.p.item() == pytest.approx(math.log1p(math.exp(update.raw_p.item())), rel=1e-6)
+
+
+class TestSphericalParts:
+    def test_norms_beside_the_update(self):
+        built = scheme("proj-spheretnorm")
+        assert isinstance(built.connect(D, 1, 2).inner_norm, torch.nn.Identity)
+        assert isinstance(built.enter(D), ScaleNorm)
+        for bias in (True, False):
+            options = {} if bias else {"bias": False}
+            built = scheme("proj-spheretnorm", inner_norm=True, **options)
+            for norm in (built.connect(D, 1, 2).inner_norm, built.exit(D)):
+                assert isinstance(norm, norms.LayerNorm)
+                assert (norm.bias is not None) == bias
+        built = scheme("proj-spheretnorm", entry_norm=False, final_norm=False)
+        assert all(isinstance(norm, torch.nn.Identity) for norm in (built.enter(D), built.exit(D)))
+
+    def test_the_branch_reads_the_inner_norm(self):
+        connection = scheme("proj-spheretnorm", inner_norm=True).connect(D, 1, 2).double()
+        h = 3 + 2 * rows(5, D)
+        torch.testing.assert_close(connection.read(h), torch.nn.functional.layer_norm(h, (D,)))
+
+    def test_repr(self):
+        text = repr(SpheretNorm(D, 3, 4, retraction=0.5, schedule="linear"))
+        assert text == "SpheretNorm(12, sublayer=3, angular(0.5), linear, no cap)"
+        text = repr(SpheretNorm(D, 1, retraction=0.5, learnable_p=True))
+        assert text == "SpheretNorm(12, sublayer=1, learned p, sqrt, max_angle=0.7854)"
 
 
 class TestConnectionAlone:

@@ -111,6 +111,9 @@ def test_results_have_the_dtypes_of_their_inputs_and_are_rounded_once(h_dtype, f
         assert got.dtype == dtype
         # the arithmetic is float32 unless a row is float64
         assert (normwise(got, exact) <= max(torch.finfo(dtype).eps, 1e-13 if wide else 5e-7)).all()
+    if retraction == "angular" and not wide:
+        for got, same in zip(results(*inputs), results(*(x.float() for x in inputs)), strict=True):
+            assert torch.equal(got, same.to(got.dtype))
 
 
 class TestOneArgumentAtATime:
@@ -173,6 +176,24 @@ class TestOneArgumentAtATime:
             return torch.func.jvp(update, (h, f), self.directions[:2])[1]
 
         torch.testing.assert_close(pushed(float(alpha), float(p)), pushed(alpha, p), rtol=1e-13, atol=1e-13)
+
+    def test_gradients_have_gradients(self):
+        inputs = [x[2:].clone().requires_grad_() for x in (self.h, self.f)]
+        inputs += [x.clone().requires_grad_() for x in self.inputs[2:]]
+
+        def update(*inputs):
+            with use("closed"):
+                return retract(*inputs)
+
+        assert torch.autograd.gradgradcheck(update, inputs, fast_mode=True)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    def test_narrow_scalars_are_widened_before_they_are_squared(self, dtype):
+        h, f, *scalars = self.inputs
+        alpha, p = (x.to(dtype) for x in scalars)
+        with use("closed"):
+            got, truth = retract(h, f, alpha, p, 0.9), retract(h, f, alpha.double(), p.double(), 0.9)
+        torch.testing.assert_close(got, truth, rtol=1e-14, atol=1e-14)
 
     def test_steps_per_row(self):
         """One alpha and one p for each row: their gradients have that shape, and are 0 for the row of zeros."""

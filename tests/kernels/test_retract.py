@@ -201,6 +201,31 @@ def test_norm_drift_over_1000_updates(retraction, branch):
     assert drift < (3e-5 if branch == torch.float32 else 1e-3)
 
 
+@pytest.mark.parametrize("backend", TORCH_BACKENDS)
+class TestEitherBackend:
+    @pytest.mark.parametrize("shape", [(24,), (2, 8, 24), (1, 4, 4, 24)], ids=str)
+    def test_rows_of_any_shape(self, backend, shape):
+        h, f = (x[: math.prod(shape[:-1])] for x in pair(size=2.0, along=0.5))
+        with use(backend):
+            flat = retract(h, f, 0.7, "cayley", 0.9)
+            torch.testing.assert_close(retract(h.view(shape), f.view(shape), 0.7, "cayley", 0.9), flat.view(shape))
+
+    def test_a_branch_of_zeros_leaves_the_stream(self, backend):
+        h = pair()[0].requires_grad_()
+        f = torch.zeros_like(h, requires_grad=True)
+        with use(backend):
+            out = retract(h, f, 0.7, "projection")
+        torch.testing.assert_close(out, h, rtol=1e-15, atol=0)
+        assert all(x.isfinite().all() for x in torch.autograd.grad(out.sum(), (h, f)))
+
+    @pytest.mark.parametrize("size", [0.1, 30.0])
+    @pytest.mark.parametrize("retraction", RETRACTIONS)
+    def test_a_negative_step_is_a_step_along_the_opposite_branch(self, backend, retraction, size):
+        h, f = pair(size=size, along=0.5)
+        with use(backend):
+            torch.testing.assert_close(retract(h, f, -0.7, retraction, 0.3), retract(h, -f, 0.7, retraction, 0.3))
+
+
 class TestRowsWithoutADirection:
     @pytest.mark.parametrize("backend", TORCH_BACKENDS)
     @pytest.mark.parametrize("retraction", [*RETRACTIONS, CUSTOM], ids=str)

@@ -150,6 +150,12 @@ class TestNGPT:
             assert got.dtype == torch.bfloat16
             assert (got.float() - wanted).abs().max() <= 2**-6 * wanted.abs().max()
 
+    def test_its_scales_are_computed_in_float32(self):
+        norm = QueryKeyNorm(48, 4, dtype=torch.bfloat16)
+        parts = torch.randn(3, 2, 4, 8, 12).unbind()
+        halves = norm(*parts)
+        assert all(torch.equal(got, wanted) for got, wanted in zip(halves, norm.float()(*parts), strict=True))
+
 
 class QKVNorm(nn.Module):
     """HybridNorm's: q, k and v normed per head, each with a gain of its own."""
