@@ -61,6 +61,8 @@ def export(run: Run, out: str | Path, kind: str = "spheret", step: int | None = 
     if kind not in KINDS:
         raise unknown("kind of export", kind, KINDS)
     target = Path(out).expanduser()
+    if target.exists() and target.samefile("."):
+        raise ValueError("--out is the current directory, and an export makes a new one: give another.")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise FileExistsError(f"{target} exists and is not empty: give a new directory.")
     model, tokenizer = run.model(step), run.tokenizer()

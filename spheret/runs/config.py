@@ -20,6 +20,7 @@ from spheret.connections import PAPER_SCHEMES
 from spheret.model.gpt import GPTConfig
 from spheret.runs.recipes import defaults, paper_model
 from spheret.support.errors import unknown
+from spheret.support.ranges import check_count
 
 PRECISIONS = ("float32", "bf16")
 # what to do when the loss diverges without becoming NaN
@@ -44,8 +45,7 @@ def _flag(name: str) -> str:
 
 def _check_least(config: Any, least: int, names: tuple[str, ...]) -> None:
     for name in names:
-        if getattr(config, name) < least:
-            raise ValueError(f"{_flag(name)} must be at least {least}, got {getattr(config, name)}.")
+        check_count(_flag(name), getattr(config, name), least)
 
 
 @dataclass(frozen=True)

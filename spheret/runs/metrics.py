@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from spheret.runs.layout import METRICS
 from spheret.support import files
+from spheret.support.background import silence_threads
 
 # fields that the clock decides; all others are bit-identical when a run is repeated
 TIMING = ("seconds", "tokens_per_second")
@@ -178,6 +179,8 @@ class Tracker:
             try:
                 from torch.utils.tensorboard import SummaryWriter
 
+                # its thread hands the error of a full disk to the next call too
+                silence_threads("tensorboard")
                 self._writer = SummaryWriter(str(path), purge_step=last_step + 1)
             except ImportError:
                 pass
@@ -206,6 +209,7 @@ class Tracker:
     def close(self) -> None:
         if self._writer is not None:
             try:
+                self._writer.flush()
                 self._writer.close()
             except Exception as error:
                 self._give_up(error)

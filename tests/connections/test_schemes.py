@@ -271,9 +271,9 @@ class TestSpherical:
         ("options", "message"),
         [
             ({"p": 0.0}, "greater than 0"),
-            ({"p": math.nan}, "greater than 0"),
+            ({"p": math.nan}, "p of p-spheretnorm must be a number or none, got nan"),
             ({"schedule": "square"}, "unknown schedule"),
-            ({"index": "layer"}, "unknown index"),
+            ({"index": "layer"}, "index of p-spheretnorm must be sublayer or block, got 'layer'"),
             ({"max_angle": "aut"}, "max_angle"),
             ({"max_angle": -1.0}, "max_angle"),
             ({"p": math.inf, "learnable_p": True}, "finite p to start from"),

@@ -201,9 +201,11 @@ def test_two_races_in_one_directory(tmp_path, capsys):
     process.communicate(timeout=60)
 
 
-def test_a_training_that_fails_ends_the_race_with_its_sentence(tmp_path, capsys):
+def test_a_training_that_fails_ends_the_race_with_its_sentence(tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
-    assert race(*LONG, "--device", "abacus", "--out", out, "--quiet") == 2
+    # only new processes read it
+    monkeypatch.setenv("SPHERET_BACKEND", "abacus")
+    assert race(*LONG, "--out", out, "--quiet") == 2
     output = capsys.readouterr().err
     assert output.count("\n") == 1
     assert "-1337 ended with exit code 2" in output
