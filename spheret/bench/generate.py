@@ -55,8 +55,6 @@ def bench_generate(
     from rich.console import Console
     from rich.table import Table
 
-    from spheret.hub import to_gpt2
-
     if size not in PRESETS:
         raise unknown("size", size, PRESETS)
     check_counts(prompt=prompt, new=new, repeats=repeats)
@@ -68,6 +66,8 @@ def bench_generate(
         raise ValueError(
             f"--prompt and --new are {prompt + new:,} tokens, and a model has {config.block:,}: take fewer."
         )
+    from spheret.hub import to_gpt2
+
     keep_freed_memory()
     torch.manual_seed(0)
     models = {

@@ -134,15 +134,15 @@ def bench_scale(
     from rich.console import Console
     from rich.table import Table
 
+    check_counts(depth_width=depth_width, width_layers=width_layers, block=block, batch_size=batch_size)
+    check_counts(repeats=repeats)
+    check_counts(0, steps=steps)
+    check_output_file("--json", json)
     depths, wide = _numbers("layers", layers), _numbers("widths", widths)
     for width in (*wide, depth_width):
         if width % HEAD:
             raise ValueError(f"a width must be a multiple of {HEAD}, the width of a head, got {width}.")
     choices = parse_schemes(schemes)
-    check_counts(depth_width=depth_width, width_layers=width_layers, block=block, batch_size=batch_size)
-    check_counts(repeats=repeats)
-    check_counts(0, steps=steps)
-    check_output_file("--json", json)
     for depth, width in ((max(depths), depth_width), (width_layers, max(wide))):
         largest = GPTConfig(layers=depth, heads=1, width=width, block=block, vocab=VOCAB)
         check_training(largest, batch_size * block, "float32", torch.device("cpu"))

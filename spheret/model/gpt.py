@@ -58,7 +58,8 @@ class GPTConfig:
     recompute: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("layers", "heads", "width", "block", "vocab"):
+        # the width before the heads, whose default follows from it
+        for name in ("layers", "width", "heads", "block", "vocab"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a positive integer, got {value!r}.")

@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+from dataclasses import fields
 
 import pytest
 import torch
@@ -344,3 +345,23 @@ def test_decay_that_ignored_the_groups_would_move_the_step_size():
 def test_scalenorm_width(width):
     with pytest.raises(ValueError, match="dim must be"):
         ScaleNorm(width)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_an_option_must_have_the_type_that_its_scheme_declares(name):
+    built = scheme(name)
+    for field in fields(built):
+        if field.name == "name":
+            continue
+        with pytest.raises(ValueError, match=f"{field.name} of {name} must be .*, got \\["):
+            scheme(name, **{field.name: [1]})
+        # what a scheme has, it also takes; p and retraction exclude each other
+        value = getattr(built, field.name)
+        if (field.name, value) != ("retraction", None):
+            assert scheme(name, **{field.name: value}) == built
+    with pytest.raises(ValueError, match=f"unknown option of {name} 'name'"):
+        scheme(name, name="x")
+
+
+def test_p_none_is_the_scheme_s_own():
+    assert scheme("cay-spheretnorm", p=None) == scheme("cay-spheretnorm")
