@@ -74,7 +74,7 @@ def scheme(name: str, /, **options: Any) -> Scheme:
         raise unknown("scheme", name, SCHEMES)
     row = SCHEMES[name]
     scheme_class = row.func if isinstance(row, partial) else row
-    kinds = _option_types(scheme_class)  # type: ignore[arg-type]
+    kinds = _option_types(scheme_class)
     for option, value in options.items():
         if option not in kinds:
             raise unknown(f"option of {name}", option, kinds)

@@ -23,9 +23,8 @@ def least_training_bytes(config: GPTConfig, tokens: int, precision: str, shards:
 
     shards: the number of processes among which FSDP divides weights, gradients and moments.
     """
-    kept, workspace = (
-        function(config, tokens, precision) for function in (memory.least_activations, memory.loss_workspace)
-    )
+    kept = memory.least_activations(config, tokens, precision)
+    workspace = memory.loss_workspace(config, tokens, precision)
     # weights, gradients and AdamW's two moments
     held = 4 * FLOAT * least_parameters(config) / shards
     if not config.recompute:
