@@ -82,6 +82,8 @@ def test_a_setting_that_is_none(command, refused):
 
 BAD = [
     (["race", "--threads", HUGE], "--threads must lie between 1 and"),
+    (["race", "--config", "/dev/zero"], "/dev/zero has more than 1,048,576 bytes: give a file of settings"),
+    (["train", "--config", "/dev/zero"], "/dev/zero has more than 1,048,576 bytes: give a file of settings"),
     (["race", "--jobs", "0"], "--jobs must be at least 1"),
     (["race", "--seeds", HUGE], "--seeds must be at most 10,000"),
     (["race", "--eval-every", "0"], "--eval-every of a race must be at least 1, got 0"),
@@ -143,7 +145,16 @@ def test_a_place_for_the_numbers_is_looked_at_first(name, refused, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words", [["certify", "nowhere"], ["certify", "--schemes", "pre-ln"], ["inspect", "nowhere"], ["race"]]
+    "words",
+    [
+        ["certify", "nowhere"],
+        ["certify", "--schemes", "pre-ln"],
+        ["inspect", "nowhere"],
+        ["import", "nowhere"],
+        ["race"],
+        ["report", "nowhere"],
+        ["reproduce", "--all"],
+    ],
 )
 def test_a_place_for_the_results_is_looked_at_first(words, refused):
     assert f"--out {__file__} is a file: give a directory" in refused(*words, "--out", __file__)

@@ -26,7 +26,7 @@ from spheret.model.gpt import GPT
 from spheret.runs.run import Run, create_run, open_run
 from spheret.support.cache import cache_directory
 from spheret.support.errors import unknown
-from spheret.support.files import directory_written_whole
+from spheret.support.files import check_output_directory, directory_written_whole
 
 KINDS = ("spheret", "gpt2")
 WEIGHTS = "model.safetensors"
@@ -93,6 +93,7 @@ def import_command(source: str, /, out: Path, tokenizer: str | None = None) -> i
 
 def import_(source: str | Path, out: str | Path, tokenizer: str | None = None) -> Run:
     """Make a run with one checkpoint, step-0. It holds the source's weights, bit for bit, as float32."""
+    check_output_directory("--out", Path(out).expanduser())
     path = Path(source).expanduser()
     if path.is_file() and path.name != WEIGHTS:
         raise ValueError(f"{path} is not named {WEIGHTS}: put it beside its config.json under that name.")

@@ -20,6 +20,7 @@ from spheret.connections import PAPER_SCHEMES
 from spheret.model.gpt import GPTConfig
 from spheret.runs.recipes import defaults, paper_model
 from spheret.support.errors import unknown
+from spheret.support.files import read_short_text
 from spheret.support.ranges import check_count
 
 PRECISIONS = ("float32", "bf16")
@@ -179,7 +180,7 @@ def merge(*layers: Given) -> dict[str, Any]:
 def read_config(path: Path) -> dict[str, Any]:
     """The settings that a config file gives: TOML, or JSON with the same sections."""
     try:
-        text = path.read_text()
+        text = read_short_text(path)
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except FileNotFoundError:
         raise FileNotFoundError(f"no config file at {path}: give a TOML file of settings, or flags.") from None

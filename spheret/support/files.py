@@ -92,6 +92,19 @@ def refuse_links(directory: Path, names: Iterable[str]) -> None:
             )
 
 
+# far more than any file of settings has
+SHORT_BYTES = 1 << 20
+
+
+def read_short_text(path: Path) -> str:
+    """The text of a file that a person wrote. A device without an end is refused like any file that is too long."""
+    with path.open("rb") as file:
+        data = file.read(SHORT_BYTES + 1)
+    if len(data) > SHORT_BYTES:
+        raise ValueError(f"{path} has more than {SHORT_BYTES:,} bytes: give a file of settings.")
+    return data.decode()
+
+
 def check_output_file(flag: str, path: Path | None) -> None:
     """Raise if a file cannot be written there. It is asked before the work whose result goes there."""
     if path is None:
