@@ -150,7 +150,6 @@ def test_a_place_for_the_numbers_is_looked_at_first(name, refused, tmp_path):
         ["certify", "nowhere"],
         ["certify", "--schemes", "pre-ln"],
         ["inspect", "nowhere"],
-        ["import", "nowhere"],
         ["race"],
         ["report", "nowhere"],
         ["reproduce", "--all"],
