@@ -52,6 +52,11 @@ def _help(names: Iterable[str]) -> str:
     return f"spheret {__version__}: deep connections for PyTorch\n\n{rows}\n\nspheret COMMAND --help lists its flags."
 
 
+def _drop_output() -> None:
+    """Send the rest of the output nowhere, so that nothing is left to fail when Python flushes it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Bad input ends with one sentence on stderr and exit code 2.
 
@@ -86,15 +91,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         loaded = importlib.import_module(module)
         # a module may take words that tyro has no form for
         arguments = getattr(loaded, "rewrite", list)(words[size:])
-        return tyro.cli(getattr(loaded, function), prog=f"spheret {name}", args=arguments) or 0
+        code = tyro.cli(getattr(loaded, function), prog=f"spheret {name}", args=arguments) or 0
+        # here a full disk is still an error with a sentence; at exit Python would print a trace
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         print(f"spheret {name}: stopped", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # the reader of the output went away, as `| head` does; nothing is left to flush at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # the reader of the output went away, as `| head` does
+        _drop_output()
         return BROKEN_PIPE
     except Exception as error:
         sentence = explanation(error)
         print(f"spheret {name}: {internal_error(error) if sentence is None else sentence}", file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _drop_output()
         return INTERNAL_ERROR if sentence is None else USAGE_ERROR

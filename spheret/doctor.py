@@ -18,6 +18,7 @@ from spheret.kernels import BACKENDS
 from spheret.retractions import RETRACTIONS
 from spheret.support.cache import cache_directory
 from spheret.support.machine import commit, cores, machine
+from spheret.support.ranges import check_counts
 
 # each package, and the extra that installs it
 PACKAGES = {
@@ -110,8 +111,7 @@ def doctor(crash_drill: bool = False, kills: int = 5, seed: int = 1337) -> int:
         kills: how often the drill kills the training.
         seed: of the moments at which the drill kills.
     """
-    if kills < 1:
-        raise ValueError(f"--kills must be at least 1, got {kills}.")
+    check_counts(kills=kills)
     here = machine()
     checks = {name: check_backend(name) for name in BACKENDS}
     rows = [

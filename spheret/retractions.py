@@ -374,11 +374,16 @@ EXPONENTIAL = Retraction(
 )
 
 
+# a smaller p hardly turns a row; a larger one is the exponential map to float32's last bit, for steps up to pi
+SMALLEST_P, LARGEST_P = 1e-6, 1e6
+
+
 def angular(p: P) -> Retraction:
     """theta = p arctan(beta/p): 1 is the projection, 2 the Cayley transform, inf the exponential map.
 
-    `p` is a number > 0, or a tensor that broadcasts against the rows. A tensor is learned: it receives a gradient,
-    and its value is not checked. The automatic cap is pi/4 for p > 1 and for a tensor, else None.
+    `p` is a number between SMALLEST_P and LARGEST_P, or inf, or a tensor that broadcasts against the rows. A tensor
+    is learned: it receives a gradient, and its value is not checked. The automatic cap is pi/4 for p > 1 and for a
+    tensor, else None.
     """
     if isinstance(p, Tensor):
         if not p.is_floating_point():
@@ -388,6 +393,11 @@ def angular(p: P) -> Retraction:
         p = float(p)
         if not p > 0:
             raise ValueError(f"p must be greater than 0, got {p}. p = inf is the exponential map.")
+        if not (SMALLEST_P <= p <= LARGEST_P or p == math.inf):
+            raise ValueError(
+                f"p must lie between {SMALLEST_P:g} and {LARGEST_P:g}, or be inf, the exponential map, got {p}: "
+                "float32 does not hold the powers of beta/p beyond."
+            )
         for row in (PROJECTION, CAYLEY, EXPONENTIAL):
             if p == row.p:
                 return row

@@ -1,5 +1,6 @@
 import importlib.resources
 import os
+import signal
 from pathlib import Path
 
 # Triton's kernels run in its interpreter here; it looks when it is first imported
@@ -15,6 +16,10 @@ settings.load_profile("spheret")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # a shell starts what runs in its background with Ctrl-C ignored, and every child inherits that: the tests that
+    # send SIGINT would wait for ever
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # two test processes on two cores: a thread each
     if os.environ.get("PYTEST_XDIST_WORKER"):
         torch.set_num_threads(1)

@@ -11,8 +11,17 @@ from hypothesis import strategies as st
 from oracle import PS
 
 from spheret import RETRACTIONS, Retraction, angular, retract
-from spheret.kernels import use
-from spheret.retractions import as_retraction, atan_root, cos_root, datan_root, dsinc_root, sinc_root
+from spheret.kernels import BACKENDS, use
+from spheret.retractions import (
+    LARGEST_P,
+    SMALLEST_P,
+    as_retraction,
+    atan_root,
+    cos_root,
+    datan_root,
+    dsinc_root,
+    sinc_root,
+)
 
 ROWS = [*RETRACTIONS.values(), *(angular(p) for p in PS)]
 # tanh has no closed form in the table: autograd must supply all of it
@@ -311,3 +320,25 @@ def test_bad_names_and_types():
         as_retraction(None)
     with pytest.raises(TypeError, match="floating-point"):
         angular(torch.tensor([1]))
+
+
+@pytest.mark.parametrize("p", [SMALLEST_P, LARGEST_P])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_float32_holds_the_ends_of_the_range_of_p(p, backend):
+    h, f = torch.randn(2, 8, 16)
+    for size in (1e-3, 1.0, 1e3):
+        with use(backend):
+            leaves = [h.clone().requires_grad_(), (size * f).requires_grad_()]
+            # as the schemes do: without a cap, float32 would lose the phase of many turns
+            out = retract(*leaves, 1.0, p, math.pi / 4)
+            gradients = torch.autograd.grad(out.square().sum() + out[:, 0].sum(), leaves)
+        with use("reference"):
+            exact = retract(h.double(), (size * f).double(), 1.0, p, math.pi / 4)
+        assert (out - exact).norm() < 1e-5 * exact.norm()
+        assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("p", [1e-308, SMALLEST_P / 2, 2 * LARGEST_P, 1e308])
+def test_a_p_that_float32_does_not_hold_is_refused(p):
+    with pytest.raises(ValueError, match="p must lie between 1e-06 and 1e\\+06, or be inf"):
+        angular(p)

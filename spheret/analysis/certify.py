@@ -15,6 +15,7 @@ from spheret.runs.run import Run, open_run
 from spheret.support import files
 from spheret.support.machine import machine
 from spheret.support.meter import Meter
+from spheret.support.ranges import check_counts
 from spheret.support.threads import few_threads
 
 
@@ -51,14 +52,17 @@ def certify_command(
     if (run is None) == (schemes is None):
         raise ValueError("give a run directory, or --schemes NAMES for untrained models: one of the two.")
     place = float64_device(device)
+    check_counts(tokens=tokens, width=width)
+    check_counts(0, sequence=sequence, step=step)
+    directory = Path(out or run or "runs/initialisation").expanduser()
+    files.check_output_directory("--out" if out else "the run", directory)
     if schemes is not None:
         from spheret.analysis.initialisation import compare
 
-        return compare(schemes, layers, width, Path(out or "runs/initialisation").expanduser(), place)
+        return compare(schemes, layers, width, directory, place)
     assert run is not None
     opened = open_run(run)
     document = certify_run(opened, step, tokens, sequence, data, device, quiet=False)
-    directory = Path(out).expanduser() if out else opened.path
     directory.mkdir(parents=True, exist_ok=True)
     certificate.write(directory / CERTIFICATE, document)
     files.write_atomically(directory / CERTIFICATE_FIGURE, figures.certificate(document))

@@ -17,7 +17,9 @@ from spheret.connections.parse import parse_schemes
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.model.probes import Sublayer, probe
 from spheret.support import files
+from spheret.support.machine import check_bytes
 from spheret.support.meter import Meter
+from spheret.support.ranges import check_count
 from spheret.support.threads import few_threads
 
 FILE, FIGURE = "initialisation.json", "initialisation.png"
@@ -117,6 +119,7 @@ def parse_depths(text: str) -> list[int]:
                 low *= 2
         else:
             depths = [int(part) for part in text.split(",")]
+    # int refuses more than 4,300 digits
     except ValueError:
         depths = []
     if not depths or min(depths) < 1:
@@ -127,6 +130,10 @@ def parse_depths(text: str) -> list[int]:
 def compare(schemes: str, layers: str, width: int, directory: Path, device: torch.device | None = None) -> int:
     """Measure untrained models of every scheme at every depth; print the table, and write it with its figure."""
     choices, depths = parse_schemes(schemes), parse_depths(layers)
+    check_count("each number of --layers", max(depths))
+    # the weights in float32, and their twin in float64
+    model = f"a model of {max(depths):,} layers of width {width:,}"
+    check_bytes(12.0 * 12 * width**2 * max(depths), device or torch.device("cpu"), model, "take a smaller one")
     names = [choice.label for choice in choices]
     rows, done = [], 0
     with few_threads(width), Meter("certify") as meter:

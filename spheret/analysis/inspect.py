@@ -21,6 +21,7 @@ from spheret.runs.run import Run, manifest_sha256, open_run
 from spheret.support import files
 from spheret.support.documents import Count, Document, Positive, Record
 from spheret.support.meter import Meter
+from spheret.support.ranges import check_counts
 
 # null stands for NaN and infinity, which JSON does not have
 Number = float | None
@@ -180,8 +181,10 @@ def inspect_command(
         device: cpu or cuda; cpu is the default because norms, ranks and angles are taken in float64.
         out: another directory to write to.
     """
-    if windows < 1:
-        raise ValueError(f"--windows must be at least 1, got {windows}.")
+    check_counts(windows=windows)
+    check_counts(0, step=step)
+    if out:
+        files.check_output_directory("--out", Path(out).expanduser())
     opened = [open_run(path) for path in (run, other) if path is not None]
     records = [inspect_run(one, step, windows, data, device, quiet=False) for one in opened]
     directory = Path(out).expanduser() if out else opened[0].path

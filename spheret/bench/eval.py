@@ -15,7 +15,9 @@ from spheret.data.tokenizers import GPT2Tokenizer, describe
 from spheret.model.gpt import GPT, PRESETS, GPTConfig
 from spheret.support.allocator import keep_freed_memory
 from spheret.support.errors import need, unknown
-from spheret.support.machine import write_measurement
+from spheret.support.files import check_output_file
+from spheret.support.machine import check_bytes, resolve_device, write_measurement
+from spheret.support.ranges import check_counts
 from spheret.support.timing import WARM_UP, interleaved, progress
 
 # the size of a task's requests: words per question, words per answer, answers per question
@@ -80,6 +82,11 @@ def bench_eval(
 
     if size not in PRESETS:
         raise unknown("size", size, PRESETS)
+    check_counts(count=count, batch_size=batch_size, repeats=repeats)
+    check_output_file("--json", json)
+    resolve_device(device)
+    # a question has a few thousand letters
+    check_bytes(4000.0 * count, torch.device("cpu"), f"a task of {count:,} questions", "take fewer")
     keep_freed_memory()
     torch.manual_seed(0)
     model = GPT(GPTConfig.preset(size, scheme="pre-ln", activation="gelu_tanh")).eval()

@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 from spheret.model.gpt import GPT, PRESETS, GPTConfig
+from spheret.plan.fits import check_generating
 from spheret.support.allocator import keep_freed_memory
 from spheret.support.errors import unknown
+from spheret.support.files import check_output_file
 from spheret.support.machine import resolve_device, write_measurement
+from spheret.support.ranges import check_counts, counts
 from spheret.support.timing import WARM_UP, interleaved, progress
 
 RIVAL = "transformers GPT-2"
@@ -52,20 +55,27 @@ def bench_generate(
     from rich.console import Console
     from rich.table import Table
 
-    from spheret.hub import to_gpt2
-
     if size not in PRESETS:
         raise unknown("size", size, PRESETS)
+    check_counts(prompt=prompt, new=new, repeats=repeats)
+    check_output_file("--json", json)
+    sizes = counts("--batches", batches)
+    place = resolve_device(device)
+    check_generating(config := GPTConfig.preset(size), max(sizes), prompt + new, place)
+    if prompt + new > config.block:
+        raise ValueError(
+            f"--prompt and --new are {prompt + new:,} tokens, and a model has {config.block:,}: take fewer."
+        )
+    from spheret.hub import to_gpt2
+
     keep_freed_memory()
     torch.manual_seed(0)
-    place = resolve_device(device)
     models = {
         name: GPT(GPTConfig.preset(size, scheme=name, activation="gelu_tanh")).eval().to(place)
         for name in CONTESTANTS
     }
     rival = to_gpt2(models["pre-ln"])
     rows: list[dict[str, Any]] = []
-    sizes = [int(batch) for batch in batches.split(",")]
     with progress("bench generate", len(sizes) * (len(CONTESTANTS) + 1) * (repeats + WARM_UP)) as tick:
         for batch in sizes:
             tokens = torch.randint(50257, (batch, prompt)).to(place)

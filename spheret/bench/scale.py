@@ -15,12 +15,15 @@ from spheret.connections.parse import SchemeChoice, parse_schemes
 from spheret.data import cached
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.optim import parameter_groups
+from spheret.plan.fits import check_training
 from spheret.runs.run import open_run
 from spheret.support.allocator import keep_freed_memory
 from spheret.support.cache import cache_directory
 from spheret.support.child import python_environment, spheret_command
+from spheret.support.files import check_output_file
 from spheret.support.machine import cores, write_measurement
 from spheret.support.meter import Meter
+from spheret.support.ranges import check_counts, counts
 from spheret.support.timing import exponent, interleaved
 
 # the head's cost does not depend on depth, so the vocabulary is small
@@ -131,13 +134,18 @@ def bench_scale(
     from rich.console import Console
     from rich.table import Table
 
+    check_counts(depth_width=depth_width, width_layers=width_layers, block=block, batch_size=batch_size)
+    check_counts(repeats=repeats)
+    check_counts(0, steps=steps)
+    check_output_file("--json", json)
     depths, wide = _numbers("layers", layers), _numbers("widths", widths)
     for width in (*wide, depth_width):
         if width % HEAD:
             raise ValueError(f"a width must be a multiple of {HEAD}, the width of a head, got {width}.")
     choices = parse_schemes(schemes)
-    if min(width_layers, block, batch_size, repeats) < 1:
-        raise ValueError("width_layers, block, batch_size and repeats must be at least 1.")
+    for depth, width in ((max(depths), depth_width), (width_layers, max(wide))):
+        largest = GPTConfig(layers=depth, heads=1, width=width, block=block, vocab=VOCAB)
+        check_training(largest, batch_size * block, "float32", torch.device("cpu"))
     keep_freed_memory()
     console = Console()
     total, done = len(choices) * (len(depths) + len(wide)) * (repeats + 2), 0
@@ -154,11 +162,11 @@ def bench_scale(
         return training_step(choice, width_layers, size, block, batch_size)
 
     with Meter("bench scale") as meter:
-        depth = {"width": depth_width, **sweep("layers", depths, choices, deep, repeats, tick)}
-        breadth = {"depth": width_layers, **sweep("widths", wide, choices, broad, repeats, tick)}
+        deeper = {"width": depth_width, **sweep("layers", depths, choices, deep, repeats, tick)}
+        broader = {"depth": width_layers, **sweep("widths", wide, choices, broad, repeats, tick)}
     tokens = block * batch_size
-    console.print(_table(Table(title=f"ms per step by layers, width {depth_width}, {tokens} tokens"), depths, depth))
-    console.print(_table(Table(title=f"ms per step by width, {width_layers} layers, {tokens} tokens"), wide, breadth))
+    console.print(_table(Table(title=f"ms per step by layers, width {depth_width}, {tokens} tokens"), depths, deeper))
+    console.print(_table(Table(title=f"ms per step by width, {width_layers} layers, {tokens} tokens"), wide, broader))
     console.print(
         "exponent: the slope of log time over log size. In depth, linear growth is 1. In width it lies between 1 "
         "(rows of the stream) and 2 (matrix products). Times are medians of interleaved steps."
@@ -175,16 +183,16 @@ def bench_scale(
             f"These processes share the {cores()} cores of one machine. The table shows the cost of sending "
             "gradients through gloo; it does not show how training scales over machines."
         )
-    result = {"depth": depth, "width": breadth, "processes": shared or "not run"}
+    result = {"depth": deeper, "width": broader, "processes": shared or "not run"}
     write_measurement(json, {"block": block, "batch_size": batch_size, "repeats": repeats, **result})
     return 0
 
 
 def _numbers(name: str, text: str) -> list[int]:
-    words = text.split(",")
-    if not all(word.strip().isdigit() and int(word) > 0 for word in words) or len(set(map(int, words))) < 2:
-        raise ValueError(f"{name} must be at least two different positive numbers separated by commas, got {text!r}.")
-    return sorted({int(word) for word in words})
+    numbers = sorted(set(counts(f"--{name}", text)))
+    if len(numbers) < 2:
+        raise ValueError(f"--{name} must be at least two different positive numbers with commas, got {text!r}.")
+    return numbers
 
 
 def _table(table: Any, sizes: list[int], swept: dict[str, Any]) -> Any:

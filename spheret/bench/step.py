@@ -16,10 +16,13 @@ from spheret.kernels import use
 from spheret.model.gpt import GPT, PRESETS, GPTConfig
 from spheret.model.loss import has_bfloat16
 from spheret.optim import parameter_groups
+from spheret.plan.fits import check_training
 from spheret.support.allocator import keep_freed_memory
 from spheret.support.child import python_command, python_environment
 from spheret.support.errors import need, unknown
+from spheret.support.files import check_output_file
 from spheret.support.machine import resolve_device, write_measurement
+from spheret.support.ranges import check_counts
 from spheret.support.timing import WARM_UP, interleaved, progress
 from spheret.train.step_cost import share_parameters, training_step
 
@@ -125,11 +128,14 @@ def bench_step(
 
     if size not in PRESETS:
         raise unknown("size", size, PRESETS)
+    check_counts(block=block, tokens=tokens, repeats=repeats)
+    check_output_file("--json", json)
     if tokens < block or tokens % block:
         raise ValueError(f"tokens must be a multiple of block, got {tokens} and {block}.")
     chosen = [":".join([choice.name, *choice.settings]) for choice in parse_schemes(schemes)]
     names = [*dict.fromkeys(["pre-ln", *chosen]), PAPERS_CODE, RIVAL]
     place = resolve_device(device)
+    check_training(GPTConfig.preset(size, block=block), tokens, "float32", place)
     measured = precisions(place)
     keep_freed_memory()
     shared = build_model("pre-ln", size, block, None).to(place)

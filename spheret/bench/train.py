@@ -15,12 +15,15 @@ from spheret.data import Data, cached
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.model.monitor import look
 from spheret.optim import parameter_groups
+from spheret.plan.fits import check_training
 from spheret.runs.config import EvaluationConfig, TrainConfig
 from spheret.runs.layout import METRICS
 from spheret.runs.metrics import Log, Tracker
 from spheret.support.allocator import keep_freed_memory
 from spheret.support.cache import cache_directory
+from spheret.support.files import check_output_file
 from spheret.support.machine import resolve_device, write_measurement
+from spheret.support.ranges import check_counts
 from spheret.support.timing import WARM_UP, interleaved, progress
 from spheret.train.distributed import World
 from spheret.train.loop import Trainer
@@ -130,8 +133,8 @@ def bench_train(
     from rich.console import Console
     from rich.table import Table
 
-    if repeats < 1:
-        raise ValueError(f"--repeats must be at least 1, got {repeats}.")
+    check_counts(repeats=repeats, batch_size=batch_size, block=block, eval_windows=eval_windows)
+    check_output_file("--json", json)
     tokens = batch_size * block
     training = TrainConfig(
         steps=STEPS, batch_size=batch_size, tokens_per_update=tokens, lr=1e-4, min_lr=1e-5, warmup=0,
@@ -140,8 +143,8 @@ def bench_train(
     evaluation = EvaluationConfig(eval_every=STEPS, eval_windows=eval_windows)
     sizes: dict[str, Any] = {"layers": layers, "heads": heads, "width": width, "block": block, "scheme": scheme}
     # wrong numbers are errors before the corpus is prepared
-    GPTConfig(vocab=64, **sizes)
     place = resolve_device(device)
+    check_training(GPTConfig(vocab=64, **sizes), tokens, "float32", place)
     data = cached("sotu", "bytes")
     keep_freed_memory()
     total = 2 * (repeats + WARM_UP) + 3 * (min(FEW, repeats) + WARM_UP)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import fields
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from numbers import Real
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from spheret.connections import euclidean as flat
 from spheret.connections.base import Connection, Initialisation, RetractionStep, Scheme, angle_between
@@ -14,6 +16,7 @@ from spheret.connections.bounded import Bounded, BoundedScalar
 from spheret.connections.ngpt import NGPT
 from spheret.connections.norms import LayerNorm, RMSNorm, ScaleNorm
 from spheret.connections.spherical import SpheretNorm, Spherical, SphericalConnection
+from spheret.retractions import Retraction
 from spheret.support.errors import unknown
 
 __all__ = [
@@ -62,18 +65,55 @@ SCHEMES: dict[str, Callable[..., Scheme]] = {
 PAPER_SCHEMES: tuple[str, ...] = tuple(SCHEMES)[:9]
 
 
-def scheme(name: str, **options: Any) -> Scheme:
-    """The scheme of that name with these options: `scheme("p-spheretnorm", p=0.3, schedule="constant")`."""
+def scheme(name: str, /, **options: Any) -> Scheme:
+    """The scheme of that name with these options: `scheme("p-spheretnorm", p=0.3, schedule="constant")`.
+
+    An option must have the type that the scheme's class declares for it.
+    """
     if name not in SCHEMES:
         raise unknown("scheme", name, SCHEMES)
     row = SCHEMES[name]
     scheme_class = row.func if isinstance(row, partial) else row
-    kinds = {f.name: f.type for f in fields(scheme_class) if f.name != "name"}  # type: ignore[arg-type]
+    kinds = _option_types(scheme_class)
     for option, value in options.items():
         if option not in kinds:
             raise unknown(f"option of {name}", option, kinds)
-        # without this check "no" would count as true, and true as 1
-        if isinstance(value, bool) != (kinds[option] in ("bool", bool)):
-            allowed = "a number or a word" if isinstance(value, bool) else "true or false"
-            raise ValueError(f"{option} of {name} must be {allowed}, got {value!r}.")
+        if not any(accepts(value) for accepts in kinds[option].values()):
+            # a name of a retraction is often given as p
+            words = [other for other in kinds if isinstance(value, str) and "a word" in kinds[other]]
+            hint = f": a word goes into {_either(words)}" if words and "a number" in kinds[option] else ""
+            raise ValueError(f"{option} of {name} must be {_either(list(kinds[option]))}, got {value!r}{hint}.")
     return row(name=name, **options)
+
+
+# what an option's type is called, and whether a value has it. Without this "no" would count as true, and true as 1
+_TYPES: dict[Any, tuple[str, Callable[[Any], bool]]] = {
+    bool: ("true or false", lambda value: isinstance(value, bool)),
+    float: ("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool) and value == value),
+    str: ("a word", lambda value: isinstance(value, str)),
+    NoneType: ("none", lambda value: value is None),
+    Retraction: ("a Retraction", lambda value: isinstance(value, Retraction)),
+}
+
+
+@cache
+def _option_types(scheme_class: type[Scheme]) -> dict[str, dict[str, Callable[[Any], bool]]]:
+    """The options of a scheme, with the types that its dataclass declares for each."""
+    hints = get_type_hints(scheme_class)
+    names = [field.name for field in fields(scheme_class) if field.name != "name"]
+    return {name: dict(map(_type, _members(hints[name]))) for name in names}
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    """The types of a union, or the one type."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _type(hint: Any) -> tuple[str, Callable[[Any], bool]]:
+    if get_origin(hint) is Literal:
+        return _either(list(get_args(hint))), lambda value: isinstance(value, str) and value in get_args(hint)
+    return _TYPES[hint]
+
+
+def _either(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"

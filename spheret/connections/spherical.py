@@ -185,7 +185,7 @@ class Spherical(Scheme):
 
     | option | meaning |
     |---|---|
-    | `p` | the retraction theta = p arctan(beta/p), p > 0; inf is the exponential map |
+    | `p` | the retraction theta = p arctan(beta/p), p > 0; inf is the exponential map; none is the scheme's own p |
     | `retraction` | a name of RETRACTIONS, a number p, or a Retraction; `p` is short for `retraction=p` |
     | `schedule` | a name of SCHEDULES |
     | `learnable_p` | learn one p per sublayer, starting from `p`; angles are then capped at pi/4 |

@@ -26,6 +26,7 @@ from spheret.support import files
 from spheret.support.cache import cache_directory
 from spheret.support.machine import cores
 from spheret.support.meter import Meter
+from spheret.support.ranges import check_count
 
 SHARD_TOKENS = 1 << 26
 # progress is noted at least this often, so a kill loses no more than this
@@ -90,10 +91,8 @@ def prepare(
     """
     if val_fraction is not None and not 0 <= val_fraction < 1:
         raise ValueError(f"--val-fraction must be at least 0 and below 1, got {val_fraction}.")
-    if workers is not None and workers < 1:
-        raise ValueError(f"--workers must be at least 1, got {workers}.")
-    if shard_tokens < 1:
-        raise ValueError(f"--shard-tokens must be at least 1, got {shard_tokens}.")
+    check_count("--workers", 1 if workers is None else workers, most=8 * cores())
+    check_count("--shard-tokens", shard_tokens)
     source = resolve(corpus, files, column)
     # a token is rarely more than eight bytes of text, so this many shards would be too many
     if source.size is not None and source.size / 8 / shard_tokens > shards.MOST_SHARDS:

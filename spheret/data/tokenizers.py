@@ -203,15 +203,19 @@ def splits_like_gpt2(definition: dict[str, Any]) -> bool:
     )
 
 
-SMALLEST_BPE = 257
+# the largest vocabularies in use have a quarter of a million tokens
+SMALLEST_BPE, LARGEST_BPE = 257, 10_000_000
 # a vocabulary is trained on this much text: more hardly changes it, and the trainer holds every distinct word
 TRAINING_BYTES = 1 << 27
 
 
 def _trained(size: str, texts: Iterable[str]) -> Tokenizer:
     """Train a byte-level BPE vocabulary of `size` tokens on the first TRAINING_BYTES of some texts."""
-    if not size.isdecimal() or int(size) < SMALLEST_BPE:
-        raise ValueError(f"bpe:N needs N >= {SMALLEST_BPE} tokens (256 bytes and the end of text), got {size!r}.")
+    if not size.isdecimal() or len(size) > 9 or not SMALLEST_BPE <= int(size) <= LARGEST_BPE:
+        raise ValueError(
+            f"bpe:N needs N between {SMALLEST_BPE} (256 bytes and the end of text) and {LARGEST_BPE:,} tokens, got "
+            f"{size!r}."
+        )
     library = need("tokenizers", "data")
 
     def limited() -> Iterator[str]:

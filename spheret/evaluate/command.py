@@ -24,6 +24,7 @@ from spheret.runs.layout import EVAL, EVAL_SAMPLES
 from spheret.support.cache import cache_directory
 from spheret.support.errors import need
 from spheret.support.files import write_atomically
+from spheret.support.ranges import check_counts
 
 # results of two commands may share an eval.json only if these are equal
 SETTINGS = ("run", "step", "limit", "precision", "versions")
@@ -88,8 +89,8 @@ def evaluate(
     precision: str = "float32",
 ) -> EvalRecord:
     """Do what `spheret eval` does. Returns what it wrote into eval.json."""
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit must be at least 1 document, got {limit}.")
+    check_counts(limit=limit)
+    check_counts(0, step=step)
     need("lm_eval", "eval")
     names = parse_tasks(tasks)
     hashes = {} if data is None else check_data(data, names)

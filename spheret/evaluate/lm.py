@@ -17,6 +17,7 @@ from spheret.model.gpt import GPT
 from spheret.support.errors import need, unknown
 from spheret.support.machine import resolve_device
 from spheret.support.meter import Meter
+from spheret.support.ranges import check_count
 
 TemplateLM: Any = need("lm_eval.api.model", "eval").TemplateLM
 register_model = need("lm_eval.api.registry", "eval").register_model
@@ -39,9 +40,10 @@ def parse_batch_size(value: int | str) -> int | None:
     """The requests per batch, or None for "auto"."""
     if str(value) == "auto":
         return None
-    if not str(value).isdecimal() or int(value) < 1:
+    # Python refuses to read numbers of more than 4,300 digits
+    if not str(value).isdecimal() or len(str(value)) > 1000 or int(value) < 1:
         raise ValueError(f'batch size must be a positive number or "auto", got {value!r}.')
-    return int(value)
+    return check_count("--batch-size", int(value))
 
 
 def _tasks(requests: Sequence[Any]) -> list[str | None]:

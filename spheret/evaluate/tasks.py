@@ -15,7 +15,7 @@ from spheret.evaluate import rows
 from spheret.evaluate.records import ROWS, RowsManifest, RowsRecord
 from spheret.support.cache import cache_directory
 from spheret.support.errors import need, unknown
-from spheret.support.files import dump, write_atomically
+from spheret.support.files import check_output_directory, dump, write_atomically
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def prefetch(
     sources: data set and configuration per task, as `datasets.load_dataset` takes them, instead of the hub's.
     """
     datasets = need("datasets", "eval")
-    directory.mkdir(parents=True, exist_ok=True)
+    check_output_directory("--prefetch", directory)
     path = directory / MANIFEST
     try:
         entries = ROWS.read(path).tasks
@@ -246,6 +246,7 @@ def prefetch(
             ) from None
         lines = [json.dumps({key: row[key] for key in task.fields}, ensure_ascii=False) for row in fetched]
         content = "".join(line + "\n" for line in lines).encode()
+        directory.mkdir(parents=True, exist_ok=True)
         write_atomically(file, content)
         entries[name] = RowsRecord(
             dataset=source, configuration=configuration, split=task.split, rows=len(lines), sha256=_sha256(content)

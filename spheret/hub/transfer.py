@@ -28,7 +28,7 @@ from spheret.hub.tokenizer_files import BUILT, is_gpt2, write_tokenizer
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.runs.run import Run, create_run, open_run
 from spheret.support.errors import unknown
-from spheret.support.files import directory_written_whole
+from spheret.support.files import check_output_directory, directory_written_whole
 
 
 def export_command(
@@ -58,6 +58,8 @@ def export(run: Run, out: str | Path, kind: str = "spheret", step: int | None = 
     if kind not in KINDS:
         raise unknown("kind of export", kind, KINDS)
     target = Path(out).expanduser()
+    if target.exists() and target.samefile("."):
+        raise ValueError("--out is the current directory, and an export makes a new one: give another.")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise FileExistsError(f"{target} exists and is not empty: give a new directory.")
     model, tokenizer = run.model(step), run.tokenizer()
@@ -88,6 +90,7 @@ def import_command(source: str, /, out: Path, tokenizer: str | None = None) -> i
 
 def import_(source: str | Path, out: str | Path, tokenizer: str | None = None) -> Run:
     """Make a run with one checkpoint, step-0. It holds the source's weights, bit for bit, as float32."""
+    check_output_directory("--out", Path(out).expanduser())
     opened = Source(source)
     model = _gpt2(opened) if opened.kind == "gpt2" else _spheret(opened)
     chosen = _tokenizer(opened, tokenizer, model)

@@ -1,8 +1,8 @@
 """One operation, `retract`, on several backends, and the one place that chooses between them.
 
-`SPHERET_BACKEND` (read at import) or `use(...)` fixes the backend. An explicit choice that cannot run is an error,
-never a silent fallback. Without a choice, each call takes the first of BACKENDS that can serve it. torch.export,
-torch.jit.trace and make_fx record the closed form, as plain torch ops.
+`SPHERET_BACKEND` (read at import, checked at use) or `use(...)` fixes the backend. An explicit choice that cannot run
+is an error, never a silent fallback. Without a choice, each call takes the first of BACKENDS that can serve it.
+torch.export, torch.jit.trace and make_fx record the closed form, as plain torch ops.
 """
 
 from __future__ import annotations
@@ -87,9 +87,14 @@ def _check_name(name: str) -> str:
     return name
 
 
-_forced: str | None = os.environ.get("SPHERET_BACKEND") or None
-if _forced is not None:
-    _check_name(_forced)
+_VARIABLE = "SPHERET_BACKEND"
+_forced: str | None = os.environ.get(_VARIABLE) or None
+
+
+def check_environment() -> None:
+    """Raise if SPHERET_BACKEND names no backend. It is not asked at import, so that `--help` answers all the same."""
+    if _forced is not None and _forced not in BACKENDS:
+        raise unknown(f"backend in the environment variable {_VARIABLE}:", _forced, BACKENDS)
 
 
 class use:
@@ -137,6 +142,7 @@ def chosen(h: Tensor, f: Tensor, retraction: str | float | Retraction = "project
 
 
 def _choose(h: Tensor, f: Tensor, row: Retraction, p: P) -> str:
+    check_environment()
     if recorded():
         return _choose_recorded()
     if torch.compiler.is_compiling():

@@ -15,11 +15,13 @@ from torch.utils.checkpoint import checkpoint
 
 from spheret.connections import Scheme, scheme
 from spheret.connections.parse import json_options, options_from_json
+from spheret.kernels import check_environment
 from spheret.model.linear import Linear, linear
 from spheret.model.loss import cross_entropy, token_losses
 from spheret.model.sampling import check_prompt, choose, left_padded
 from spheret.support.autograd import recorded
 from spheret.support.errors import unknown
+from spheret.support.ranges import check_count, divisors, nearest
 
 ACTIVATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
 HEAD_BIASES = ("none", "zero", "unigram")
@@ -56,15 +58,15 @@ class GPTConfig:
     recompute: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("layers", "heads", "width", "block", "vocab"):
+        # the width before the heads, whose default follows from it
+        for name in ("layers", "width", "heads", "block", "vocab"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a positive integer, got {value!r}.")
+            check_count(name, value)
         if self.width % self.heads:
-            near = [h for h in range(1, self.width + 1) if self.width % h == 0]
-            raise ValueError(
-                f"width {self.width} is not divisible by heads {self.heads}: heads may be one of {near}."
-            )
+            near = nearest(divisors(self.width), self.heads)
+            raise ValueError(f"width {self.width} is not divisible by heads {self.heads}: heads may be {near}.")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}.")
         if self.activation not in ACTIVATIONS:
@@ -73,6 +75,7 @@ class GPTConfig:
             raise unknown("head_bias", self.head_bias, HEAD_BIASES)
         object.__setattr__(self, "scheme_options", options_from_json(self.scheme_options))
         self.build_scheme()
+        check_environment()
 
     def build_scheme(self) -> Scheme:
         """The scheme with its options. If the model has no biases, its norms have none either."""

@@ -9,7 +9,9 @@ from typing import Any
 from spheret.plan import cost, memory
 from spheret.plan.cost import GPUS, PARALLEL, SIZES, Setup
 from spheret.support.errors import unknown
+from spheret.support.files import check_output_file
 from spheret.support.machine import write_measurement
+from spheret.support.ranges import check_above_zero, check_counts
 
 GROWTH = (8, 64, 1024)
 
@@ -54,8 +56,9 @@ def plan_command(
         raise unknown("precision", precision, memory.PRECISIONS)
     if not 0 < utilisation <= 1:
         raise ValueError(f"utilisation must be a share of the peak rate in (0, 1], got {utilisation}.")
-    if network_gbit <= 0 or steps < 1 or batch_size < 1 or block < 1:
-        raise ValueError("network_gbit, steps, batch_size and block must be positive.")
+    check_above_zero("--network-gbit", network_gbit, most=1e9)
+    check_counts(steps=steps, batch_size=batch_size, block=block, gpus=gpus, tokens_per_update=tokens_per_update)
+    check_output_file("--json", json)
     if tokens_per_update < block or tokens_per_update % block:
         raise ValueError(f"tokens_per_update must be a multiple of block = {block}, got {tokens_per_update}.")
     config = cost.sized(size, scheme, block)

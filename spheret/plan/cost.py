@@ -10,6 +10,7 @@ from spheret.model.gpt import PRESETS, GPTConfig
 from spheret.plan import memory
 from spheret.plan.memory import FLOAT, PRECISIONS
 from spheret.support.errors import unknown
+from spheret.support.ranges import divisors, nearest
 
 # the paper's sizes, GPT-2's largest, and GPT-3's 2.7 B and 6.7 B: layers, heads, width
 SIZES = {**PRESETS, "1.5B": (48, 25, 1600), "2.7B": (32, 32, 2560), "7B": (32, 32, 4096)}
@@ -49,10 +50,10 @@ GPUS = {
 def split(sequences: int, gpus: int, batch_size: int) -> tuple[int, int]:
     """Sequences per GPU and micro-batch, at most `batch_size`, and micro-batches per update of `sequences` in all."""
     if gpus < 1 or sequences % gpus:
-        allowed = ", ".join(str(n) for n in range(1, sequences + 1) if sequences % n == 0)
+        allowed = nearest(divisors(sequences), gpus)
         raise ValueError(f"an update of {sequences} sequences divides over {allowed} processes, got {gpus}.")
     per_gpu = sequences // gpus
-    batch = next(b for b in range(min(batch_size, per_gpu), 0, -1) if per_gpu % b == 0)
+    batch = max(number for number in divisors(per_gpu) if number <= batch_size)
     return batch, per_gpu // batch
 
 

@@ -196,6 +196,19 @@ class Activations:
         return self.connections + self.attention + self.mlp + self.ends + self.copies
 
 
+def least_activations(config: GPTConfig, tokens: int, precision: str) -> Activations:
+    """The part of `activations` that every scheme keeps, by formulas alone: a connection keeps its branch's input."""
+    d, number = config.width, PRECISIONS[precision]
+    return Activations(
+        connections=2 * config.layers * tokens * d * number,
+        attention=config.layers * tokens * (4 * d * number + FLOAT * config.heads),
+        mlp=config.layers * tokens * 2 * HIDDEN * d * number,
+        # token ids and targets, the final stream and its gradient, and the gradient of the head
+        ends=tokens * (16 + 2 * FLOAT * d) + FLOAT * config.vocab * d,
+        copies=0 if precision == "float32" else number * 12 * d * d * config.layers,
+    )
+
+
 def activations(config: GPTConfig, tokens: int, precision: str) -> Activations:
     """What autograd keeps of one forward pass over `tokens` tokens, without recompute.
 
@@ -203,20 +216,18 @@ def activations(config: GPTConfig, tokens: int, precision: str) -> Activations:
     keep no square of scores. The MLP keeps its hidden layer before and after the activation. The loss keeps the final
     stream, its gradient and the head's gradient. It computes both gradients with the loss, so it keeps no logits.
     """
-    scheme, d, number = config.build_scheme(), config.width, PRECISIONS[precision]
+    scheme, d, least = config.build_scheme(), config.width, least_activations(config, tokens, precision)
     ends = _module(scheme.enter).bytes(tokens, d) + _module(scheme.exit).bytes(tokens, d)
-    # token ids and targets, the final stream and its gradient, and the gradient of the head
-    ends += tokens * (16 + 2 * FLOAT * d) + FLOAT * config.vocab * d
     ends += _logit_gain(scheme).bytes(config.vocab, d)
     inside = [_inside(scheme, number, 2 * config.layers, precision) for number in range(1, 2 * config.layers + 1)]
     normed = sum(tokens * (kept.wide * d + kept.fixed * config.heads) for kept in inside[::2])
     scaled = sum(kept.bytes(tokens, d) for kept in inside[1::2])
-    return Activations(
+    return replace(
+        least,
         connections=sum(connections(config, tokens, precision)),
-        attention=config.layers * tokens * (4 * d * number + FLOAT * config.heads) + normed,
-        mlp=config.layers * tokens * 2 * HIDDEN * d * number + scaled,
-        ends=ends,
-        copies=0 if precision == "float32" else number * 12 * d * d * config.layers,
+        attention=least.attention + normed,
+        mlp=least.mlp + scaled,
+        ends=least.ends + ends,
     )
 
 

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
+
 # tyro reads annotations from the module
 import tyro
 
 from spheret.connections.parse import SchemeChoice, parse_schemes
 from spheret.data import Data, open_named
+from spheret.plan.fits import IGNORE_MEMORY, check_training
 from spheret.race.scoreboard import Scoreboard
 from spheret.report.report import report
 from spheret.runs.config import Given, RunConfig, complete, merge, read_config
@@ -27,10 +30,12 @@ from spheret.support import files, machine
 from spheret.support.child import PATIENCE, Child, stop
 from spheret.support.documents import Document, Record
 from spheret.support.exit_codes import FINISHED, INTERRUPTED, STOPPED_BY_GUARD
+from spheret.support.ranges import check_count, check_counts
+from spheret.support.threads import check_threads
 from spheret.train.step_cost import measure_step_costs
 
 RACE, LOCK, CONFIGS = "race.json", "race.lock", "configs"
-FIRST_SEED = 1337
+FIRST_SEED, MOST_SEEDS = 1337, 10_000
 
 
 class RaceRecord(Record):
@@ -80,8 +85,7 @@ class RaceRun:
 def race_runs(schemes: str, seeds: int) -> list[RaceRun]:
     """The runs of a race: one seed of every contestant before the next, so that a race cut short compares them."""
     choices = parse_schemes(schemes)
-    if seeds < 1:
-        raise ValueError(f"--seeds counts from 1, got {seeds}.")
+    check_count("--seeds", seeds, most=MOST_SEEDS)
     return [RaceRun(choice, FIRST_SEED + k) for k in range(seeds) for choice in choices]
 
 
@@ -207,6 +211,7 @@ class Where:
         threads: CPU threads per training. They are recorded; another number changes the last bits.
         jobs: Trainings at a time.
         device: cpu, cuda or mps.
+        ignore_memory: Start although a model and its batch need more memory than there is.
         quiet: Print no progress.
     """
 
@@ -217,7 +222,21 @@ class Where:
     threads: int = 1
     jobs: Annotated[int | None, shown("INT", "as many as the cores allow")] = None
     device: str = "cpu"
+    ignore_memory: bool = False
     quiet: bool = False
+
+
+def _check_memory(config: RunConfig, device: torch.device, where: Where) -> None:
+    """Raise if one training of the race cannot fit into the memory here."""
+    if not where.ignore_memory:
+        tokens = config.train.batch_size * config.model.block
+        check_training(config.model, tokens, config.train.precision, device, remedy=IGNORE_MEMORY)
+
+
+def _check_data(config: RunConfig, data: Data) -> None:
+    """Raise if a split holds no window. A race is decided by the validation loss, so it needs both splits."""
+    data.loader(config.model.block, config.train.batch_size, config.train.seed)
+    data.validation(config.model.block, config.train.batch_size, config.evaluation.eval_windows)
 
 
 @tyro.conf.configure(tyro.conf.OmitArgPrefixes)
@@ -230,8 +249,10 @@ def race(
 ) -> int:
     """Train every scheme on the same batches, then write one report. Run the same command again to continue."""
     runs = race_runs(where.schemes, where.seeds)
-    if where.threads < 1 or (where.jobs is not None and where.jobs < 1):
-        raise ValueError(f"--threads and --jobs count from 1, got {where.threads} and {where.jobs}.")
+    check_threads("--threads", where.threads)
+    check_counts(jobs=where.jobs)
+    device, directory = machine.resolve_device(where.device), Path(where.out).expanduser()
+    files.check_output_directory("--out", directory)
     jobs = where.jobs or max(1, machine.cores() // where.threads)
     shared = merge(
         RECIPE,
@@ -239,16 +260,19 @@ def race(
         given(model=model, data=data, train=optimisation, evaluation=evaluation),
     )
     every = shared["evaluation"].get("eval_every")
-    if every:
+    if every is not None:
+        check_count("--eval-every of a race", every)
         # what is validated is saved
         shared["train"].setdefault("checkpoint_every", every)
     # wrong settings are found before anything is written or prepared
     for run in runs:
-        complete(run.settings(shared), where.device)
+        _check_memory(complete(run.settings(shared), device.type), device, where)
     prepared = open_named(shared["data"]["path"], shared["data"].get("tokenizer"), where.quiet)
     sizes = prepared.vocab_size, prepared.padded_vocab_size
-    configs = {run: complete(run.settings(shared), where.device, 1, *sizes) for run in runs}
-    directory = Path(where.out).expanduser()
+    configs = {run: complete(run.settings(shared), device.type, 1, *sizes) for run in runs}
+    for config in configs.values():
+        _check_memory(config, device, where)
+        _check_data(config, prepared)
     settings = {
         **_shared_settings(configs[runs[0]]),
         "manifest_sha256": manifest_sha256(prepared),
@@ -289,7 +313,8 @@ def _command(directory: Path, run: RaceRun, config: RunConfig, where: Where) -> 
     path.parent.mkdir(exist_ok=True)
     files.write_atomically(path, files.dump(config.as_dict()))
     place = ["--out", str(directory / run.name), "--threads", str(where.threads), "--device", where.device]
-    return ["train", "--config", str(path), *place, "--quiet", "--no-tensorboard"]
+    ignore = ["--ignore-memory"] if where.ignore_memory else []
+    return ["train", "--config", str(path), *place, "--quiet", "--no-tensorboard", *ignore]
 
 
 def _announce(

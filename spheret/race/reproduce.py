@@ -24,6 +24,7 @@ from spheret.support import files
 from spheret.support.child import python_environment, spheret_command
 from spheret.support.errors import unknown
 from spheret.support.exit_codes import FINISHED, SIGNALS, STOPPED_BY_GUARD
+from spheret.support.machine import resolve_device
 
 NOT_THE_PAPER = "SMOKE: a tiny model on another corpus, for a minute. This is NOT the paper's recipe."
 
@@ -233,6 +234,9 @@ def reproduce(
             raise ValueError(f"--{kind} is needed, one of {', '.join(allowed)}; or --all.")
     if reading is not None and reading not in READINGS:
         raise unknown("reading", reading, READINGS)
+    files.check_output_directory("--out", out.expanduser())
+    if not dry_run:
+        resolve_device(device)
     processes = nproc if nproc is not None else max(1, torch.cuda.device_count())
     place = Place(out.expanduser(), None if data is None else data.expanduser(), processes, device)
     chosen = [replace(run, smoke=smoke) for run in paper_runs(dataset, size, scheme, reading)]

@@ -23,6 +23,7 @@ from spheret.runs.recipes import defaults, paper_model
 from spheret.support import files
 from spheret.support.documents import DECODE_ERRORS, MOST_BYTES, explain
 from spheret.support.errors import unknown
+from spheret.support.ranges import check_count
 
 PRECISIONS = ("float32", "bf16")
 # what to do when the loss diverges without becoming NaN
@@ -47,8 +48,7 @@ def _flag(name: str) -> str:
 
 def _check_least(config: Any, least: int, names: tuple[str, ...]) -> None:
     for name in names:
-        if getattr(config, name) < least:
-            raise ValueError(f"{_flag(name)} must be at least {least}, got {getattr(config, name)}.")
+        check_count(_flag(name), getattr(config, name), least)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from spheret.runs.layout import CHECKPOINTS, CONFIG, LOCK, METRICS, RUN_FILES
 from spheret.runs.records import RUNS
 from spheret.runs.run import Run, open_run
 from spheret.support.files import Lock, is_temporary, refuse_links, remove_empty
+from spheret.support.ranges import bytes_in_words
 
 
 def existing(path: Path, resume: bool, force: bool) -> Run | None:
@@ -101,6 +102,6 @@ def check_space(path: Path, parameters: int, checkpoints: int) -> None:
     needed, free = 12 * parameters * (checkpoints + 2), shutil.disk_usage(where).free
     if free < needed:
         raise OSError(
-            f"--out {path} has {free / 1e9:.2f} GB left and the checkpoints need {needed / 1e9:.2f}: make room, or "
-            f"lower --keep."
+            f"--out {path} has {bytes_in_words(free)} left and the checkpoints need {bytes_in_words(needed)}: make "
+            f"room, or lower --keep."
         )

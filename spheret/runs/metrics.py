@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from spheret.runs.layout import METRICS
 from spheret.support import files
+from spheret.support.background import silence_threads
 from spheret.support.documents import Count, Lines, Positive, Record
 
 # fields that the clock decides; all others are bit-identical when a run is repeated
@@ -204,6 +205,8 @@ class Tracker:
             try:
                 from torch.utils.tensorboard import SummaryWriter
 
+                # its thread hands the error of a full disk to the next call too
+                silence_threads("tensorboard")
                 self._writer = SummaryWriter(str(path), purge_step=last_step + 1)
             except ImportError:
                 pass
@@ -232,6 +235,7 @@ class Tracker:
     def close(self) -> None:
         if self._writer is not None:
             try:
+                self._writer.flush()
                 self._writer.close()
             except Exception as error:
                 self._give_up(error)

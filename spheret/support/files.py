@@ -141,6 +141,27 @@ def refuse_links(directory: Path, names: Iterable[str]) -> None:
             )
 
 
+def check_output_file(flag: str, path: Path | None) -> None:
+    """Raise if a file cannot be written there. It is asked before the work whose result goes there."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise IsADirectoryError(f"{flag} {path} is a directory: give a file.")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise PermissionError(f"{flag} {path} cannot be written: give another file.")
+    check_output_directory(flag, path.parent)
+
+
+def check_output_directory(flag: str, path: Path) -> None:
+    """Raise if no file can be written into this directory, which may still be missing."""
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not there.is_dir():
+        lies = "is" if there == path else f"lies below {there}, which is"
+        raise NotADirectoryError(f"{flag} {path} {lies} a file: give a directory.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(f"{flag} {path} cannot be written: give another directory.")
+
+
 def dump(value: Any) -> bytes:
     """Return a value as strict JSON, with null for NaN and infinity. Equal values give equal bytes."""
     return msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=1) + b"\n"

@@ -7,10 +7,12 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spheret import __version__
+from spheret.support.ranges import bytes_in_words
 
 # imported by the functions that need it, so that counting cores does not
 if TYPE_CHECKING:
@@ -65,7 +67,44 @@ def resolve_device(wanted: str | None) -> torch.device:
     if not have.get(kind, False):
         usable = ", ".join(name for name, there in have.items() if there)
         raise ValueError(f"--device {wanted} is not available: this machine has {usable}.")
-    return torch.device(wanted)
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise ValueError(f"--device {wanted} is no device: give {kind}, or {kind}:0 for the first of them.") from None
+    count = torch.cuda.device_count() if kind == "cuda" else 1
+    if (device.index or 0) >= count:
+        raise ValueError(f"--device {wanted} is not available: this machine has {count} {kind}, counted from 0.")
+    return device
+
+
+# where Linux says how much memory a container may use, in its second and first version of control groups
+_CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def memory_bytes(device: torch.device) -> int | None:
+    """The memory of a device, or of this machine and its container, in bytes; None where the system does not say."""
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    limits = []
+    with suppress(ValueError, OSError, AttributeError):
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for name in _CONTAINER_LIMITS:
+        # "max" stands for no limit
+        with suppress(ValueError, OSError):
+            limits.append(int(Path(name).read_text()))
+    return min((limit for limit in limits if limit > 0), default=None)
+
+
+def check_bytes(needed: float, device: torch.device, what: str, remedy: str) -> None:
+    """Raise if more bytes are needed than the device has."""
+    have = memory_bytes(device)
+    if have is not None and needed > have:
+        place = "this machine" if device.type == "cpu" else str(device)
+        raise ValueError(
+            f"{what} needs at least {bytes_in_words(needed)}, and {place} has {bytes_in_words(have)}: {remedy}."
+        )
 
 
 def write_measurement(path: Path | None, result: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ import tyro
 
 from spheret.data import Data, open_named
 from spheret.model.gpt import GPT
+from spheret.plan.fits import IGNORE_MEMORY, check_training
 from spheret.runs import checkpoint
 from spheret.runs.checkpoint import Checkpoint
 from spheret.runs.config import Given, RunConfig, complete, differences, merge, read_config
@@ -30,6 +31,7 @@ from spheret.runs.run import Run, describe_data, manifest_sha256, open_run, writ
 from spheret.support import files, machine
 from spheret.support.allocator import keep_freed_memory
 from spheret.support.exit_codes import FINISHED
+from spheret.support.threads import check_threads, most_threads
 from spheret.train.distributed import Group, World, join
 from spheret.train.loop import Observer, Trainer
 
@@ -52,6 +54,7 @@ class Where:
         threads: CPU threads. A continued run keeps its number, because it decides the last bits.
         parallel: ddp or fsdp, for processes that torchrun starts.
         timeout: Seconds to wait for the other processes.
+        ignore_memory: Start although the model and its batch need more memory than there is.
         no_tensorboard: Do not write TensorBoard files. They are written where tensorboard is installed.
         quiet: Print no config and no progress.
     """
@@ -64,6 +67,7 @@ class Where:
     threads: Annotated[int | None, shown("INT", "torch's own")] = None
     parallel: Annotated[str | None, shown("STR", "ddp under torchrun")] = None
     timeout: int = 600
+    ignore_memory: bool = False
     no_tensorboard: bool = False
     quiet: bool = False
 
@@ -88,11 +92,8 @@ def train(
     settings = given(set, model=model, data=data, train=optimisation, evaluation=evaluation)
     if where.config is not None:
         settings = merge(read_config(where.config), settings)
-    most = most_threads()
-    if where.threads is not None and not 1 <= where.threads <= most:
-        raise ValueError(f"--threads must lie between 1 and {most}, eight per core, got {where.threads}.")
     if where.threads is not None:
-        torch.set_num_threads(where.threads)
+        torch.set_num_threads(check_threads("--threads", where.threads))
     world = join(where.device, where.parallel, where.timeout)
     try:
         return _train(world, where, settings)
@@ -100,14 +101,26 @@ def train(
         world.close()
 
 
-def _resolve(run: Run | None, settings: Given, resume: bool, world: World) -> tuple[RunConfig, Data]:
+def _check_memory(config: RunConfig, world: World, ignore: bool) -> None:
+    """Raise if the model and a micro-batch cannot fit into the memory here."""
+    if not ignore:
+        shards = world.size if isinstance(world, Group) and world.parallel == "fsdp" else 1
+        tokens, precision = config.train.batch_size * config.model.block, config.train.precision
+        check_training(config.model, tokens, precision, world.device, shards, IGNORE_MEMORY)
+
+
+def _resolve(
+    run: Run | None, settings: Given, resume: bool, world: World, ignore_memory: bool
+) -> tuple[RunConfig, Data]:
     """The config and the data. A run that continues must have the same config, apart from what may change."""
     if run is not None:
         settings = _settings_of(run, settings, resume)
     # wrong settings are found before a corpus is prepared
     config = complete(settings, world.device.type, world.size)
+    _check_memory(config, world, ignore_memory)
     data = open_named(config.data.path, config.data.tokenizer, quiet=False)
     config = complete(settings, world.device.type, world.size, data.vocab_size, data.padded_vocab_size)
+    _check_memory(config, world, ignore_memory)
     if run is not None:
         changes = differences(run.settings, config)
         saved, sha256 = run.config.data.manifest_sha256, manifest_sha256(data)
@@ -172,9 +185,10 @@ def _train(world: World, where: Where, settings: Given) -> int:
     path = Path(where.out).expanduser()
     # the main process looks, and prepares a corpus, before the others do
     run = existing(path, where.resume, where.force) if world.is_main else None
-    resolved = _resolve(run, settings, where.resume, world) if world.is_main else None
+    asked = settings, where.resume, world, where.ignore_memory
+    resolved = _resolve(run, *asked) if world.is_main else None
     run = world.share(run)
-    config, data = resolved or _resolve(run, settings, where.resume, world)
+    config, data = resolved or _resolve(run, *asked)
     keep_freed_memory()
     described = describe_data(data, data.manifest.tokenizer)
     torch.manual_seed(config.train.seed)
@@ -215,7 +229,7 @@ def _train(world: World, where: Where, settings: Given) -> int:
         saved = world.share(saved)
         if saved is not None:
             if where.threads is None:
-                _same_threads(saved, most_threads())
+                _same_threads(saved)
             trainer.restore(saved)
         elif config.train.init_from is not None and run is not None:
             _initial_weights(config.train.init_from, trainer)
@@ -234,14 +248,9 @@ def _print(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def most_threads() -> int:
-    """The most CPU threads that a training may have: eight per core."""
-    return 8 * machine.cores()
-
-
-def _same_threads(saved: Checkpoint, most: int) -> None:
+def _same_threads(saved: Checkpoint) -> None:
     """Take as many threads as the checkpoint was computed with, if this machine can run them."""
-    threads = saved.state.training.threads if saved.state.training else 1
+    threads, most = saved.state.training.threads if saved.state.training else 1, most_threads()
     if threads > most:
         _print(f"step-{saved.step} was computed with {threads} threads, here are {most}: the last bits differ.")
     torch.set_num_threads(min(threads, most))

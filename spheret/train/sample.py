@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from spheret.plan.fits import check_generating
 from spheret.runs.run import open_run
 from spheret.support.machine import resolve_device
+from spheret.support.ranges import check_counts
 
 
 def sample(
@@ -35,17 +37,16 @@ def sample(
         step: Step of the checkpoint; by default the newest.
         device: cuda, mps or cpu; by default the first of these that this machine has.
     """
-    if count < 1:
-        raise ValueError(f"--count must be at least 1, got {count}.")
-    if tokens < 0:
-        raise ValueError(f"--tokens must be at least 0, got {tokens}.")
+    check_counts(count=count, top_k=top_k)
+    check_counts(0, tokens=tokens, step=step)
     if not -(1 << 63) <= seed < 1 << 63:
         raise ValueError(f"--seed must fit in 64 bits, got {seed}.")
     opened = open_run(run)
     tokenizer = opened.tokenizer()
     place = resolve_device(device)
-    model = opened.model(step, place)
     start = tokenizer.encode(prompt) if prompt else [tokenizer.end_of_text]
+    check_generating(opened.model_config, count, len(start) + tokens, place)
+    model = opened.model(step, place)
     ids = torch.tensor([[int(i) for i in start]] * count, device=place)
     texts = model.generate(ids, tokens, temperature, top_k, top_p, seed, vocab=tokenizer.vocab_size)
     for row in texts.tolist():

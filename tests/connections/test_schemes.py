@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+from dataclasses import fields
 
 import pytest
 import torch
@@ -271,9 +272,9 @@ class TestSpherical:
         ("options", "message"),
         [
             ({"p": 0.0}, "greater than 0"),
-            ({"p": math.nan}, "greater than 0"),
+            ({"p": math.nan}, "p of p-spheretnorm must be a number or none, got nan"),
             ({"schedule": "square"}, "unknown schedule"),
-            ({"index": "layer"}, "unknown index"),
+            ({"index": "layer"}, "index of p-spheretnorm must be sublayer or block, got 'layer'"),
             ({"max_angle": "aut"}, "max_angle"),
             ({"max_angle": -1.0}, "max_angle"),
             ({"p": math.inf, "learnable_p": True}, "finite p to start from"),
@@ -344,3 +345,23 @@ def test_decay_that_ignored_the_groups_would_move_the_step_size():
 def test_scalenorm_width(width):
     with pytest.raises(ValueError, match="dim must be"):
         ScaleNorm(width)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_an_option_must_have_the_type_that_its_scheme_declares(name):
+    built = scheme(name)
+    for field in fields(built):
+        if field.name == "name":
+            continue
+        with pytest.raises(ValueError, match=f"{field.name} of {name} must be .*, got \\["):
+            scheme(name, **{field.name: [1]})
+        # what a scheme has, it also takes; p and retraction exclude each other
+        value = getattr(built, field.name)
+        if (field.name, value) != ("retraction", None):
+            assert scheme(name, **{field.name: value}) == built
+    with pytest.raises(ValueError, match=f"unknown option of {name} 'name'"):
+        scheme(name, name="x")
+
+
+def test_p_none_is_the_scheme_s_own():
+    assert scheme("cay-spheretnorm", p=None) == scheme("cay-spheretnorm")

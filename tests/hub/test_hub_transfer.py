@@ -240,3 +240,9 @@ class TestCommands:
         assert message in error
         assert error.count("\n") == 1
         assert not (tmp_path / "x").exists()
+
+
+def test_a_place_that_is_a_file_is_refused_before_the_work(tmp_path, capsys):
+    (tmp_path / "file").write_text("mine")
+    assert main(["import", str(tmp_path / "nowhere"), "--out", str(tmp_path / "file")]) == 2
+    assert "file is a file: give a directory" in capsys.readouterr().err

@@ -570,7 +570,7 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"width": 15}, "width 15 is not divisible by heads 2: heads may be one of"),
+            ({"width": 15}, "width 15 is not divisible by heads 2: heads may be 1, 3, 5 or 15"),
             ({"layers": 0}, "layers must be a positive integer"),
             ({"dropout": 1.0}, "dropout"),
             ({"activation": "relu"}, "unknown activation"),

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from spheret import GPT, SCHEMES, GPTConfig, parameter_groups
 from spheret.cli import main
-from spheret.plan import cost, memory
+from spheret.plan import cost, fits, memory
 from spheret.plan.cost import GPUS, Setup
 
 # layers, heads, width, block, vocabulary, batch
@@ -258,3 +258,14 @@ class TestCommand:
     def test_bad_input(self, words, message, capsys):
         assert main(["plan", *words]) == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("precision", memory.PRECISIONS)
+def test_the_bound_for_too_large_models_lies_below_the_plan(scheme, precision):
+    for recompute in (False, True):
+        config = GPTConfig(layers=3, heads=2, width=64, block=32, vocab=128, scheme=scheme, recompute=recompute)
+        planned = 4 * memory.weights_bytes(config) + memory.peak(config, 256, precision, recompute)
+        bound = fits.least_training_bytes(config, 256, precision)
+        # it never refuses what fits, and it is no empty promise
+        assert 0.5 * planned < bound <= planned

@@ -203,9 +203,11 @@ def test_two_races_in_one_directory(tmp_path, capsys):
     process.communicate(timeout=60)
 
 
-def test_a_training_that_fails_ends_the_race_with_its_sentence(tmp_path, capsys):
+def test_a_training_that_fails_ends_the_race_with_its_sentence(tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
-    assert race(*LONG, "--device", "abacus", "--out", out, "--quiet") == 2
+    # only new processes read it
+    monkeypatch.setenv("SPHERET_BACKEND", "abacus")
+    assert race(*LONG, "--out", out, "--quiet") == 2
     output = capsys.readouterr().err
     assert output.count("\n") == 1
     assert "-1337 ended with exit code 2" in output
@@ -223,8 +225,8 @@ class TestRefused:
             (["--schemes", "pre-ln:schedule"], "a variant is scheme:option=value"),
             (["--schemes", "pre-ln:schedule=../x"], "a variant is scheme:option=value"),
             (["--schemes", "pre-ln:schedule=sqrt"], "unknown option of pre-ln"),
-            (["--seeds", "0"], "--seeds counts from 1"),
-            (["--jobs", "0"], "--threads and --jobs count from 1"),
+            (["--seeds", "0"], "--seeds must be at least 1, got 0"),
+            (["--jobs", "0"], "--jobs must be at least 1, got 0"),
             (["--steps", "0"], "--steps must be at least 1"),
             (["--width", "65"], "not divisible by heads"),
             (["--head-bias", "bigram"], "unknown head_bias 'bigram'"),

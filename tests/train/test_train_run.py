@@ -1,5 +1,7 @@
 """Runs through the command line: what they leave, that they repeat, and that they go on to the bit."""
 
+import contextlib
+import gc
 import json
 import shutil
 import signal
@@ -18,7 +20,7 @@ from spheret.connections import PAPER_SCHEMES, SCHEMES
 from spheret.data import open_data
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.runs.config import EvaluationConfig, TrainConfig
-from spheret.runs.metrics import TIMING
+from spheret.runs.metrics import TIMING, Tracker
 from spheret.runs.run import open_run
 from spheret.train import drill
 from spheret.train.distributed import World
@@ -289,6 +291,25 @@ def test_tensorboard_is_written_and_cannot_stop_a_run(prepared, tmp_path, monkey
     assert main([*command, "--out", str(tmp_path / "b")]) == 0
     assert capsys.readouterr().err.count("TensorBoard is off, the run continues: disk on fire") == 1
     assert len(metrics(tmp_path / "b")) == 2
+
+
+def test_a_full_disk_ends_tensorboard_with_one_line(tmp_path, capsys):
+    tracker = Tracker(tmp_path, True, 0)
+    (events,) = tmp_path.iterdir()
+    events.unlink()
+    # the next write of TensorBoard's own thread fails
+    events.symlink_to("/dev/full")
+    for step in range(1, 4):
+        tracker.log({"step": step, "loss": 1.0})
+        # as the thread does by itself every two minutes
+        with contextlib.suppress(OSError):
+            tracker._writer and tracker._writer.flush()
+    tracker.close()
+    gc.collect()
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1, printed
+    assert "TensorBoard is off, the run continues: " in printed
+    assert "No space left on device" in printed
 
 
 def test_a_corpus_by_name_is_prepared_into_the_cache(tmp_path, monkeypatch, capsys):
