@@ -120,13 +120,13 @@ def records():
     rows = RowsRecord(dataset="a/b", configuration="c", split="test", rows=3, sha256=HASH)
     yield "rows", ROWS, RowsManifest(tasks={"piqa": rows})
     sublayer = InspectedSublayer(
-        sublayer=1, branch="mlp", norm=1.0, massive=2.0, angle=0.1, moved=0.1, inactive=False, update_cosine=None, token_cosine=0.5,
-        effective_rank=3.0, sink=None, sink_heads=[0.5], removal=0.1, gradient=1.0, stream_gradient=1.0,
-        initial_gradient=None,
+        sublayer=1, branch="mlp", norm=1.0, massive=2.0, angle=0.1, moved=0.1, inactive=False, update_cosine=None,
+        token_cosine=0.5, effective_rank=3.0, sink=None, sink_heads=[0.5], removal=0.1, gradient=1.0,
+        stream_gradient=1.0, initial_gradient=None,
     )  # fmt: skip
     inspected = InspectedRun(
-        run="run", scheme="pre-ln", checkpoint=2, windows=1, loss=3.0, entry_norm=1.0, sublayers=[sublayer], inactive=[],
-        angular_distance=[[0.0]], training=[TrainingGradients(step=1, gradients=[1.0])],
+        run="run", scheme="pre-ln", checkpoint=2, windows=1, loss=3.0, entry_norm=1.0, sublayers=[sublayer],
+        inactive=[], angular_distance=[[0.0]], training=[TrainingGradients(step=1, gradients=[1.0])],
     )  # fmt: skip
     yield "inspect", INSPECTIONS, InspectRecord(runs=[inspected])
     yield "step cost", COSTS, StepCost("keel", {"pre-ln": 0.08, "keel": 0.09}, 7, "cpu", {"threads": 1}, METHOD)

@@ -80,11 +80,11 @@ class DepthRecord(Record):
     """The product of the Jacobians of the first `sublayer` sublayers, where it was computed, and its bounds."""
 
     sublayer: Positive
-    sigma_max: NonNegative | None | UnsetType = UNSET
-    sigma_min: NonNegative | None | UnsetType = UNSET
+    sigma_max: NonNegative | UnsetType | None = UNSET
+    sigma_min: NonNegative | UnsetType | None = UNSET
     sigma_min_is_upper_bound: bool | UnsetType = UNSET
-    condition: NonNegative | None | UnsetType = UNSET
-    proven: ProvenRecord | None | UnsetType = UNSET
+    condition: NonNegative | UnsetType | None = UNSET
+    proven: ProvenRecord | UnsetType | None = UNSET
     S_max: float | UnsetType = UNSET
     S_mean: float | UnsetType = UNSET
     A_max: float | UnsetType = UNSET

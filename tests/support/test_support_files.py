@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from spheret.support import files
-from spheret.support.files import Lock, dump, is_locked, remove_empty, write_atomically
+from spheret.support.files import Lock, is_locked, remove_empty, write_atomically
 
 HOLD = """
 import sys, pathlib
