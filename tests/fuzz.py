@@ -1,7 +1,7 @@
-"""A fuzzer of commands: a stage of tiny runs and data, one damaged file at a time, and a judge of what a command does.
+"""A fuzzer of commands: a stage of tiny runs and data, one damaged file at a time, and a judge of what happens.
 
-A case is a file of the stage, a damage, and a command that reads the file. The command runs in a forked child. It must
-end with the right result, or with exit code 2 or 3 and one sentence. Nothing that was whole may be lost.
+A case is a file of the stage, a damage, and a command that reads the file. The command runs in a forked child. It
+must end with the right result, or with exit code 2 or 3 and one sentence. Nothing that was whole may be lost.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ TINY = (
     "--threads", "1", "--quiet",
 )  # fmt: skip
 RECIPE = ("--steps", "6", "--eval-every", "2", "--checkpoint-every", "2", "--dropout", "0.1", "--keep", "3")
+NEW = ("--data", "data", *TINY, "--steps", "1", "--no-tensorboard", "--out", "out/new")
 RACED = "race/proj-spheretnorm-1337"
 NEWEST = "run/checkpoints/step-4"
 
@@ -51,12 +52,11 @@ COMMANDS: dict[str, tuple[Sequence[str], str]] = {
         rf"run/metrics\.jsonl|run/checkpoints(/step-6.*)?|{NEWEST}.*",
     ),
     "train --init-from": (
-        ("train", "--init-from", "run", "--data", "data", *TINY, "--steps", "1", "--no-tensorboard", "--out", "out/new",
-         "--scheme", "proj-spheretnorm"),
+        ("train", *NEW, "--scheme", "proj-spheretnorm", "--init-from", "run"),
         "",
     ),
     "train": (
-        ("train", "--data", "data", *TINY, "--steps", "1", "--no-tensorboard", "--out", "out/new", "--scheme", "keel"),
+        ("train", *NEW, "--scheme", "keel"),
         "",
     ),
     "report": (("report", "run", "--out", "out"), ""),
@@ -101,7 +101,7 @@ DOCUMENTS: dict[str, tuple[str, ...]] = {
 }
 # files that the clock changes
 UNSTABLE = re.compile(r"metrics\.jsonl|config\.json|state\.json|manifest\.json")
-# documents whose content is compared with a hash, or with a copy of it: if a command takes one, its output is as before
+# documents whose content is compared with a hash or a copy: if a command takes one, its output is as before
 GUARDED = (f"{NEWEST}/state.json", f"{NEWEST}/manifest.json", "data/manifest.json")
 
 
@@ -135,7 +135,7 @@ def in_a_child(words: Sequence[str], stage: Path, scratch: Path, patience: int =
             for number, path in ((1, printed), (2, errors)):
                 os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
             # pytest has put its own in their place
-            sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))
+            sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
             try:
                 code = main(words)
             except SystemExit as error:
@@ -251,6 +251,7 @@ class Stage:
         """How a command ends where nothing is damaged, or where the newest checkpoint is gone."""
         key = command, fallen_back
         if key not in self._baselines:
+            self.restore()
             if fallen_back:
                 shutil.rmtree(self.stage / NEWEST)
             outcome = in_a_child(COMMANDS[command][0], self.stage, self.root)
@@ -265,11 +266,16 @@ class Stage:
         return in_a_child(COMMANDS[command][0], self.stage, self.root, patience)
 
     def cases_of_keys(self, path: str) -> Iterator[Case]:
-        """Every key of a document, every value in its place, every command that reads it."""
-        for place in damage.places(self.document(path)):
-            for what in VALUES:
-                for command in DOCUMENTS[path]:
-                    yield Case(path, what, place, command)
+        """Every key of a document with every value, and every key with every command that reads the document.
+
+        Commands take turns over the values, and values over the commands.
+        """
+        commands = DOCUMENTS[path]
+        for number, place in enumerate(damage.places(self.document(path))):
+            pairs = [(what, commands[(number + turn) % len(commands)]) for turn, what in enumerate(VALUES)]
+            pairs += [(VALUES[(number + 3 * turn) % len(VALUES)], command) for turn, command in enumerate(commands)]
+            for what, command in dict.fromkeys(pairs):
+                yield Case(path, what, place, command)
 
     def cases_of_files(self) -> Iterator[Case]:
         """Every file of a run and of data, everything that can happen to it, every command of its directory."""
@@ -298,6 +304,8 @@ class Stage:
             text = path.read_text()
             old = text if case.path.endswith(".json") else self._line(text)
             path.write_text(text.replace(old, damage.dump(step), 1))
+            if case.path.endswith("/state.json"):
+                self._hash(path)
         elif case.what == "link":
             target = self.stage / "elsewhere" / "victim"
             path.rename(target)
@@ -306,6 +314,14 @@ class Stage:
             damage.FLIPPED(path)
         else:
             damage.FILES[case.what](path)
+
+    @staticmethod
+    def _hash(path: Path) -> None:
+        """Give a file of a checkpoint its right hash, so that its content is looked at."""
+        manifest = path.with_name("manifest.json")
+        record, data = json.loads(manifest.read_text()), path.read_bytes()
+        record[path.name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        manifest.write_text(json.dumps(record))
 
     def try_case(self, case: Case) -> str | None:
         """Damage, run and judge. Returns what is wrong, or None."""

@@ -106,7 +106,10 @@ def records():
     for name, cursor in cursors.items():
         position = Position(
             tokenizer=tokenizer, counts={"train": 3, "val": 2}, digest=HASH, cursor=cursor,
-            splits={"train": SplitRecord(shards=shards, partial=5), "val": SplitRecord(shards=[], partial=5)},
+            splits={
+                "train": SplitRecord(shards=shards, partial=5, partial_sha256=HASH),
+                "val": SplitRecord(shards=[], partial=5, partial_sha256=HASH),
+            },
         )  # fmt: skip
         yield name, PROGRESSES, Progress.of(settings, position)
     task = TaskRecord(

@@ -149,10 +149,13 @@ class Lines(Generic[T]):
         return self._encoder.encode(record) + b"\n"
 
 
-def read_bytes(path: Path, most: int, remedy: str, start: int = 0) -> bytes:
-    """The bytes of a regular file. Anything else in its place is a sentence that ends with `remedy`."""
+def read_bytes(path: Path, most: int, remedy: str, start: int = 0, follow: bool = False) -> bytes:
+    """The bytes of a regular file. Anything else in its place is a sentence that ends with `remedy`.
+
+    follow: whether the file may be reached by a link.
+    """
     try:
-        return files.read_regular(path, most, start)
+        return files.read_regular(path, most, start, follow)
     except FileNotFoundError:
         raise
     except files.NotRegular as error:

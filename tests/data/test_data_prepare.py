@@ -239,7 +239,7 @@ def test_bad_input_keeps_what_an_earlier_call_finished(tmp_path: Path, monkeypat
     assert finished.items() <= contents(out).items()
     # a note that no longer lists the shards would have them removed
     note = json.loads((out / "progress.json").read_bytes())
-    empty = {split: {"shards": [], "partial": 0} for split in shards.SPLITS}
+    empty = {split: {"shards": [], "partial": 0, "partial_sha256": "ab" * 32} for split in shards.SPLITS}
     for change in ({"position": None}, {"position": {**note["position"], "splits": empty}}):
         (out / "progress.json").write_text(json.dumps({**note, **change}))
         before = contents(out)
