@@ -144,9 +144,7 @@ class SplitWriter:
         """Flush everything to disk. Returns the state from which a new writer can go on."""
         if self._file is not None:
             os.fsync(self._file.fileno())
-        return SplitRecord(
-            shards=list(self.shards), partial=self._tokens, partial_sha256=self._hash.hexdigest()
-        )
+        return SplitRecord(shards=list(self.shards), partial=self._tokens, partial_sha256=self._hash.hexdigest())
 
     def finish(self) -> None:
         """Finish the last shard, which may be shorter than the others."""
