@@ -27,9 +27,8 @@ import damage
 
 from spheret.cli import main
 
-# seconds after which a command counts as hanging; of a race, which starts trainings, each in a new process; and while
-# the stage is built, when everything is imported for the first time
-PATIENCE, PATIENCE_OF_RACE, PATIENCE_AT_FIRST = 10, 60, 300
+# a command hangs if it computes for so many seconds, or if it has not ended after so many on a busy machine
+COMPUTING, WAITING = 10, 60
 ROWS = Path(__file__).parent / "evaluate" / "rows"
 TINY = (
     "--layers", "2", "--heads", "2", "--width", "16", "--block", "128", "--batch-size", "2", "--eval-windows", "2",
@@ -123,14 +122,19 @@ class Outcome(NamedTuple):
     made: dict[str, str]
 
 
-def in_a_child(words: Sequence[str], stage: Path, scratch: Path, patience: int = PATIENCE_AT_FIRST) -> Outcome:
-    """Run a command in a fork that starts in the stage. One that takes too long is ended by SIGALRM."""
+def in_a_child(words: Sequence[str], stage: Path, scratch: Path, at_first: bool = True) -> Outcome:
+    """Run a command in a fork that starts in the stage.
+
+    at_first: everything is imported for the first time, so that it may take long. Otherwise a signal ends it.
+    """
     printed, errors = scratch / "stdout", scratch / "stderr"
     child = os.fork()
     if child == 0:
         code = 99
         try:
-            signal.alarm(patience)
+            if not at_first:
+                signal.setitimer(signal.ITIMER_PROF, COMPUTING)
+                signal.alarm(WAITING)
             os.chdir(stage)
             for number, path in ((1, printed), (2, errors)):
                 os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
@@ -177,13 +181,14 @@ class Stage:
     unbroken: the same run as it ends. race: a finished race of one scheme. data: finished. unfinished: after a kill.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, race: bool) -> None:
+        """race: whether there is a race, which takes longest."""
         self.root, self.stage, self.pristine = root, root / "stage", root / "pristine"
         self.stage.mkdir()
-        self._build()
+        self._build(race)
         (self.stage / "out").mkdir()
         (self.stage / "elsewhere").mkdir()
-        for name in ("run", "data", "unfinished", "race"):
+        for name in ("run", "data", "unfinished", *(("race",) if race else ())):
             (self.stage / name / "notes.txt").write_text("not of spheret\n")
         shutil.copytree(self.stage, self.pristine, symlinks=True)
         self.whole = snapshot(self.pristine)
@@ -204,7 +209,7 @@ class Stage:
                 with contextlib.suppress(Exception):
                     importlib.import_module(name)
 
-    def _build(self) -> None:
+    def _build(self, race: bool) -> None:
         texts = self.stage / "texts"
         texts.mkdir()
         choose = random.Random(0)
@@ -220,7 +225,7 @@ class Stage:
         shutil.copytree(self.stage / "unbroken", self.stage / "run")
         # as after a kill between the last line of the metrics and the last checkpoint
         shutil.rmtree(self.stage / "run" / "checkpoints" / "step-6")
-        for name in ("eval", "certify", "inspect", "race"):
+        for name in ("eval", "certify", "inspect", *(("race",) if race else ())):
             self._do(*COMMANDS[name][0])
 
     def _kill_a_preparation(self) -> None:
@@ -262,8 +267,7 @@ class Stage:
         return self._baselines[key]
 
     def _run(self, command: str) -> Outcome:
-        patience = PATIENCE_OF_RACE if command == "race" else PATIENCE
-        return in_a_child(COMMANDS[command][0], self.stage, self.root, patience)
+        return in_a_child(COMMANDS[command][0], self.stage, self.root, at_first=False)
 
     def cases_of_keys(self, path: str) -> Iterator[Case]:
         """Every key of a document with every value, and every key with every command that reads the document.
@@ -278,7 +282,7 @@ class Stage:
                 yield Case(path, what, place, command)
 
     def cases_of_files(self) -> Iterator[Case]:
-        """Every file of a run and of data, everything that can happen to it, every command of its directory."""
+        """Every file of a run and of data, everything that can happen to it, every command that reads there."""
         commands = {"run": OF_A_RUN, "race": ("race",), "data": OF_DATA, "unfinished": ("prepare again",)}
         for path in self.whole:
             folder = path.split("/")[0]
@@ -329,11 +333,6 @@ class Stage:
         self._damage(case)
         before = snapshot(self.stage)
         outcome = self._run(case.command)
-        if outcome.code == -signal.SIGALRM:
-            # once more, because the machine may have been busy
-            self.restore()
-            self._damage(case)
-            outcome = self._run(case.command)
         after = snapshot(self.stage)
         wrong = _judge(outcome, expected) or self._judge_files(case, before, after)
         wrong = wrong or (self._judge_result(case, outcome, after) if outcome.code == expected else None)
@@ -391,7 +390,7 @@ def _stable(outcome: Outcome) -> tuple[str, dict[str, str]]:
 def _judge(outcome: Outcome, expected: int) -> str | None:
     """What is wrong with how a command ended; None if nothing is."""
     code, errors = outcome.code, outcome.errors
-    if code == -signal.SIGALRM:
+    if code in (-signal.SIGALRM, -signal.SIGPROF):
         return "it took too long"
     if code < 0:
         return f"signal {-code}"
