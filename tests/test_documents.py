@@ -18,6 +18,7 @@ from spheret.analysis.inspect import (
     InspectRecord,
     TrainingGradients,
 )
+from spheret.analysis.records import CERTIFICATES
 from spheret.cli import main
 from spheret.data.records import MANIFESTS as DATA_MANIFESTS
 from spheret.data.records import (
@@ -66,6 +67,8 @@ def run(prepared, tmp_path_factory):
     words += ["--batch-size", "2", "--eval-windows", "2", "--steps", "2", "--threads", "1", "--clip", "inf"]
     words += ["--data", str(prepared), "--out", str(out), "--certify-every", "1", "--no-tensorboard", "--quiet"]
     assert main(["train", *words]) == 0
+    # two updates teach nothing, and certify says so by its exit code
+    assert main(["certify", str(out), "--tokens", "2", "--sequence", "2"]) == 1
     return out
 
 
@@ -103,7 +106,10 @@ def records():
     for name, cursor in cursors.items():
         position = Position(
             tokenizer=tokenizer, counts={"train": 3, "val": 2}, digest=HASH, cursor=cursor,
-            splits={"train": SplitRecord(shards=shards, partial=5), "val": SplitRecord(shards=[], partial=5)},
+            splits={
+                "train": SplitRecord(shards=shards, partial=5, partial_sha256=HASH),
+                "val": SplitRecord(shards=[], partial=5, partial_sha256=HASH),
+            },
         )  # fmt: skip
         yield name, PROGRESSES, Progress.of(settings, position)
     task = TaskRecord(
@@ -117,13 +123,13 @@ def records():
     rows = RowsRecord(dataset="a/b", configuration="c", split="test", rows=3, sha256=HASH)
     yield "rows", ROWS, RowsManifest(tasks={"piqa": rows})
     sublayer = InspectedSublayer(
-        sublayer=1, branch="mlp", norm=1.0, massive=2.0, angle=0.1, update_cosine=None, token_cosine=0.5,
-        effective_rank=3.0, sink=None, sink_heads=[0.5], removal=0.1, gradient=1.0, stream_gradient=1.0,
-        initial_gradient=None,
+        sublayer=1, branch="mlp", norm=1.0, massive=2.0, angle=0.1, moved=0.1, inactive=False, update_cosine=None,
+        token_cosine=0.5, effective_rank=3.0, sink=None, sink_heads=[0.5], removal=0.1, gradient=1.0,
+        stream_gradient=1.0, initial_gradient=None,
     )  # fmt: skip
     inspected = InspectedRun(
         run="run", scheme="pre-ln", checkpoint=2, windows=1, loss=3.0, entry_norm=1.0, sublayers=[sublayer],
-        angular_distance=[[0.0]], training=[TrainingGradients(step=1, gradients=[1.0])],
+        inactive=[], angular_distance=[[0.0]], training=[TrainingGradients(step=1, gradients=[1.0])],
     )  # fmt: skip
     yield "inspect", INSPECTIONS, InspectRecord(runs=[inspected])
     yield "step cost", COSTS, StepCost.of("keel", {"pre-ln": 0.08, "keel": 0.09}, 7, "cpu", {"threads": 1})
@@ -140,6 +146,7 @@ def cases(run, prepared, tmp_path_factory):
         "state": Case(saved / "state.json", lambda path: plain(STATES.read(path))),
         "checkpoint": Case(saved / "manifest.json", lambda path: plain(MANIFESTS.read(path))),
         "metrics": Case(run / "metrics.jsonl", read_line(LINES)),
+        "certificate": Case(run / "certificate.json", lambda path: plain(CERTIFICATES.read(path))),
         "data": Case(prepared / "manifest.json", lambda path: plain(DATA_MANIFESTS.read(path))),
     }
     for name, document, record in records():
@@ -163,7 +170,7 @@ def cases(run, prepared, tmp_path_factory):
 
 NAMES = (
     "config", "state", "checkpoint", "metrics", "data", "progress", "progress of a stream", "eval", "rows", "race",
-    "samples", "inspect", "step cost",
+    "samples", "inspect", "step cost", "certificate",
 )  # fmt: skip
 
 
@@ -171,7 +178,7 @@ def test_every_document_has_a_case(cases):
     assert tuple(sorted(cases)) == tuple(sorted(NAMES))
     sources = "".join(path.read_text() for path in Path(spheret.__file__).parent.rglob("*.py"))
     known = {"RUNS", "STATES", "MANIFESTS", "LINES", "PROGRESSES", "EVALS", "ROWS", "RACES", "SAMPLES", "INSPECTIONS"}
-    known |= {"COSTS"}
+    known |= {"COSTS", "CERTIFICATES"}
     assert set(re.findall(r"^(\w+) = (?:Document|Lines)\(", sources, re.MULTILINE)) == known
 
 

@@ -17,12 +17,14 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
 from spheret.analysis import achievement
 from spheret.analysis.measure import ROUNDING, Tick, measure_sequence, measure_tokens
 from spheret.analysis.midpoint_radius import ULPS
+from spheret.analysis.records import CERTIFICATES, CertificateRecord
 from spheret.analysis.sublayer_verdicts import (
     DOES_NOT_APPLY,
     HOLDS,
@@ -37,9 +39,7 @@ from spheret.analysis.sublayer_verdicts import (
 from spheret.analysis.sublayers import check_finite, float64_twin
 from spheret.model.gpt import GPT
 from spheret.runs.layout import CERTIFICATE
-from spheret.support import files
 
-FORMAT, VERSION = "spheret-certificate", 2
 SCOPE = (
     "it holds at the tokens examined, for the stream between its entry and its exit, and for the function that the "
     "stored weights define in exact arithmetic, at the states that a float64 copy of the model has there; it assumes "
@@ -82,8 +82,8 @@ def certify(
         text = (ids[:, :-1], ids[:, 1:]) if ids.shape[1] > 1 else (ids, ids)
     x, y = text
     return {
-        "format": FORMAT,
-        "version": VERSION,
+        "format": CERTIFICATES.format,
+        "version": CERTIFICATES.version,
         "scope": SCOPE,
         "scheme": model.config.scheme,
         "achieves": achievement.achievement(twin, x.to(ids.device), y.to(ids.device), unigram_entropy),
@@ -186,17 +186,12 @@ def _check_depth(row: dict[str, Any]) -> list[str]:
 
 def write(path: Path, certificate: dict[str, Any]) -> None:
     """Write certificate.json."""
-    files.write_atomically(path, files.dump(certificate))
+    CERTIFICATES.write(path, msgspec.convert(certificate, CertificateRecord))
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read certificate.json and check that it is complete."""
-    certificate = files.read_document(path, FORMAT, VERSION, "certify", "run spheret certify again")
-    try:
-        verify(certificate), summary(certificate), table(certificate["own_path"]), is_success(certificate)
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ValueError(f"{path} is damaged ({error!r}): run spheret certify again.") from None
-    return certificate
+    """Read certificate.json. Keys that do not apply are absent."""
+    return msgspec.to_builtins(CERTIFICATES.read(path))
 
 
 def section(run: str | Path) -> dict[str, Any] | None:

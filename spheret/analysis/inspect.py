@@ -35,6 +35,8 @@ class InspectedSublayer(Record):
     norm: Number
     massive: Number
     angle: Number
+    moved: Number
+    inactive: bool
     update_cosine: Number
     token_cosine: Number
     effective_rank: Number
@@ -63,6 +65,8 @@ class InspectedRun(Record):
     loss: Number
     entry_norm: Number
     sublayers: list[InspectedSublayer]
+    # by number
+    inactive: list[Positive]
     angular_distance: list[list[Number]]
     training: list[TrainingGradients]
 

@@ -117,6 +117,7 @@ class SplitRecord(Record):
 
     shards: list[ShardRecord]
     partial: Count
+    partial_sha256: Sha256
 
 
 class HubCursor(Record):

@@ -15,6 +15,7 @@ from spheret.data.records import MANIFESTS, Manifest, ShardRecord, SplitRecord, 
 from spheret.data.records import SPLITS as SPLITS
 from spheret.data.records import TOKENIZER as TOKENIZER
 from spheret.support import files
+from spheret.support.documents import read_bytes
 
 MANIFEST = "manifest.json"
 # the state of an unfinished preparation
@@ -23,6 +24,8 @@ PROGRESS = "progress.json"
 COUNTS = "counts.bin"
 # names have five digits
 MOST_SHARDS = 100_000
+# the largest tokenizer.json in use has some 35 MB
+MOST_OF_TOKENIZER = 1 << 28
 
 
 def dtype_for(vocab_size: int) -> np.dtype[Any]:
@@ -54,7 +57,7 @@ class SplitWriter:
         self.shards: list[ShardRecord] = [] if state is None else list(state.shards)
         self._tokens, self._largest, self._hash = 0, 0, hashlib.sha256()
         self._file: IO[bytes] | None = None
-        self._restore(0 if state is None else state.partial)
+        self._restore(state)
 
     @property
     def tokens(self) -> int:
@@ -69,8 +72,9 @@ class SplitWriter:
     def _part(self) -> Path:
         return self._final.with_name(self._final.name + ".part")
 
-    def _restore(self, partial: int) -> None:
+    def _restore(self, state: SplitRecord | None) -> None:
         """Return to a recorded state: `partial` ids in the unfinished shard, and nothing after them."""
+        partial = 0 if state is None else state.partial
         for shard in self.shards:
             check_size(self._directory / shard.name, shard.tokens, self._dtype)
         # a kill came after the rename and before the note of it: the finished shard counts as unfinished
@@ -80,15 +84,18 @@ class SplitWriter:
         for path in self._directory.glob(f"{self._split}-*.bin*"):
             if path.name not in known:
                 path.unlink()
-        if not partial:
+        if state is None or not partial:
             return
         length = partial * self._dtype.itemsize
-        if not self._part.exists() or self._part.stat().st_size < length:
+        if not self._part.is_file() or self._part.stat().st_size < length:
             raise ValueError(f"{self._part} is shorter than recorded: delete {self._directory} and prepare it again.")
         os.truncate(self._part, length)
         self._file = self._part.open("ab", buffering=0)
         for block in read_blocks(self._part, self._dtype):
             self._add(block)
+        if self._hash.hexdigest() != state.partial_sha256:
+            self.close()
+            raise ValueError(f"{self._part} has changed since: delete {self._directory} and prepare it again.")
 
     def _add(self, ids: np.ndarray) -> None:
         """Update the unfinished shard's hash, length and largest id."""
@@ -137,7 +144,7 @@ class SplitWriter:
         """Flush everything to disk. Returns the state from which a new writer can go on."""
         if self._file is not None:
             os.fsync(self._file.fileno())
-        return SplitRecord(shards=list(self.shards), partial=self._tokens)
+        return SplitRecord(shards=list(self.shards), partial=self._tokens, partial_sha256=self._hash.hexdigest())
 
     def finish(self) -> None:
         """Finish the last shard, which may be shorter than the others."""
@@ -199,6 +206,11 @@ def check_sizes(directory: Path, manifest: Manifest) -> None:
         raise FileNotFoundError(f"{directory / TOKENIZER} is missing: prepare {directory} again, or copy it again.")
 
 
+def read_tokenizer(path: Path) -> bytes:
+    """The bytes of a tokenizer.json."""
+    return read_bytes(path, MOST_OF_TOKENIZER, "give another tokenizer.json, or copy it again", follow=True)
+
+
 def check_hash(path: Path, digest: str, expected: str) -> None:
     """Raise unless a file has the SHA-256 that the manifest gives."""
     if digest != expected:
@@ -241,7 +253,7 @@ def verify(directory: Path) -> Manifest:
             if split == "train":
                 counts += shard_counts
     if manifest.tokenizer.file is not None:
-        digest = hashlib.sha256((directory / TOKENIZER).read_bytes()).hexdigest()
+        digest = hashlib.sha256(read_tokenizer(directory / TOKENIZER)).hexdigest()
         check_hash(directory / TOKENIZER, digest, manifest.tokenizer.sha256)
     if read_counts(directory, manifest).tobytes() != counts.tobytes():
         raise ValueError(f"{directory / COUNTS} does not match the train shards: prepare the directory again.")

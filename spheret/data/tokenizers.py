@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from spheret.data.records import TOKENIZER, TokenizerRecord
+from spheret.data.shards import read_tokenizer
 from spheret.data.words import WordEncoder, pieces
 from spheret.support.errors import need, unknown
 
@@ -268,7 +269,7 @@ def load(spec: str, texts: Iterable[str] = ()) -> Tokenizer:
     if path.suffix == ".json":
         if not path.is_file():
             raise FileNotFoundError(f"no tokenizer at {spec}: give a tokenizer.json, or one of bytes, gpt2, bpe:N.")
-        return JSONTokenizer(path.read_bytes(), path.name)
+        return JSONTokenizer(read_tokenizer(path), path.name)
     raise ValueError(f"{unknown('tokenizer', spec, ['bytes', 'gpt2', 'bpe:N'])} Or give a path to a tokenizer.json.")
 
 
@@ -286,7 +287,7 @@ def describe(tokenizer: Tokenizer) -> TokenizerRecord:
 def named(name: str, directory: Path) -> Tokenizer:
     """Return the tokenizer of a data directory: from the file in it, otherwise by name."""
     path = directory / TOKENIZER
-    return JSONTokenizer(path.read_bytes(), name) if path.exists() else load(name)
+    return JSONTokenizer(read_tokenizer(path), name) if path.exists() else load(name)
 
 
 def stored(directory: Path, description: TokenizerRecord) -> Tokenizer:

@@ -78,9 +78,11 @@ def drawings_of(studies: Sequence[Study]) -> list[Drawing]:
     ]
 
 
-def report_files(studies: Sequence[Study], drawings: Sequence[Drawing]) -> dict[str, bytes]:
-    """The content of every file of a report, by file name."""
+def report_files(studies: Sequence[Study], drawings: Sequence[Drawing] | None = None) -> dict[str, bytes]:
+    """The content of every file of a report, by file name. drawings: by default those of the studies."""
+    # before the figures, which take longer: a damaged document is found at once
     page_sections = sections_of(studies)
+    drawings = drawings_of(studies) if drawings is None else drawings
     page_tables = [table for section in page_sections for table in section.tables]
     return {
         **{name: write(page_tables).encode() for name, write in TABLES.items()},
@@ -123,7 +125,7 @@ def report(runs: Sequence[str | Path], out: str | Path) -> Path:
         raise NotADirectoryError(f"--out {directory} is a file: give a directory.")
     _refuse_other_files(directory)
     studies = read_studies(runs)
-    files = report_files(studies, drawings_of(studies))
+    files = report_files(studies)
     (directory / "figures").mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
         write_atomically(directory / name, data)

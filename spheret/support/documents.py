@@ -60,7 +60,7 @@ class Document(Generic[T]):
         self.record, self.command, self.remedy = record, command, remedy
         self._decoder = msgspec.json.Decoder(record)
         defaults = {field.name: field.default for field in msgspec.structs.fields(record)}
-        self.format, self._version = defaults.get("format"), defaults.get("version")
+        self.format, self.version = defaults.get("format"), defaults.get("version")
 
     def read(self, path: Path) -> T:
         """Read a file. Raises FileNotFoundError if there is none and DamagedDocument if it is not as it should be."""
@@ -94,9 +94,9 @@ class Document(Generic[T]):
             raise DamagedDocument(
                 f"{path} was not written by spheret {self.command}: give another path, or {self.remedy}."
             )
-        if type(envelope.version) is not int or envelope.version != self._version:
+        if type(envelope.version) is not int or envelope.version != self.version:
             raise DamagedDocument(
-                f"{path} has format version {_short(repr(envelope.version))}, this spheret reads {self._version}: "
+                f"{path} has format version {_short(repr(envelope.version))}, this spheret reads {self.version}: "
                 f"{self.remedy}, or use the spheret that wrote it."
             )
 
@@ -149,10 +149,13 @@ class Lines(Generic[T]):
         return self._encoder.encode(record) + b"\n"
 
 
-def read_bytes(path: Path, most: int, remedy: str, start: int = 0) -> bytes:
-    """The bytes of a regular file. Anything else in its place is a sentence that ends with `remedy`."""
+def read_bytes(path: Path, most: int, remedy: str, start: int = 0, follow: bool = False) -> bytes:
+    """The bytes of a regular file. Anything else in its place is a sentence that ends with `remedy`.
+
+    follow: whether the file may be reached by a link.
+    """
     try:
-        return files.read_regular(path, most, start)
+        return files.read_regular(path, most, start, follow)
     except FileNotFoundError:
         raise
     except files.NotRegular as error:

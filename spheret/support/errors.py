@@ -44,7 +44,10 @@ def explanation(error: Exception) -> str | None:
     first_line = next(iter(str(error).splitlines()), "")
     if isinstance(error, MemoryError) or "allocate memory" in first_line or "out of memory" in first_line:
         return f"out of memory ({first_line or 'MemoryError'}): take a smaller model, batch, block or count."
-    if isinstance(error, ImportError) or (isinstance(error, OSError) and error.errno is not None):
+    if isinstance(error, OSError) and error.errno is not None:
+        place = f" of {error.filename}" if error.filename is not None else ""
+        return f"the system says{place}: {error.strerror}. Mend that, and run the same command again."
+    if isinstance(error, ImportError):
         return str(error)
     return str(error) if _raised_here(error) else None
 

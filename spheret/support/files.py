@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import re
 import secrets
@@ -165,27 +164,6 @@ def check_output_directory(flag: str, path: Path) -> None:
 def dump(value: Any) -> bytes:
     """Return a value as strict JSON, with null for NaN and infinity. Equal values give equal bytes."""
     return msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=1) + b"\n"
-
-
-def read_document(path: Path, kind: str, version: int, command: str, remedy: str) -> dict[str, Any]:
-    """Read a JSON object that `spheret COMMAND` wrote.
-
-    Raises ValueError if the file is damaged or has another format or version; the message ends with `remedy`.
-    """
-    try:
-        document = json.loads(read_regular(path, 1 << 26))
-    except NotRegular as error:
-        raise ValueError(f"{error}: {remedy}.") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({error}): {remedy}.") from None
-    if not isinstance(document, dict) or document.get("format") != kind:
-        raise ValueError(f"{path} was not written by spheret {command}: give another path, or {remedy}.")
-    if document.get("version") != version:
-        raise ValueError(
-            f"{path} has format version {document.get('version')!r}, this spheret reads {version}: {remedy}, or use "
-            f"the spheret that wrote it."
-        )
-    return document
 
 
 def remove_empty(path: Path, topmost: Path | None) -> None:

@@ -9,12 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from data_helpers import contents, documents
 
 from spheret.data import prepare
 from spheret.data.workers import SMALL_BYTES
 
-KILLS = 10
 SECONDS = 1.5
 
 
@@ -29,11 +29,11 @@ def _corpus(path: Path) -> Path:
     return path
 
 
-def test_ten_kills(tmp_path: Path) -> None:
+def _kill_again_and_again(kills_wanted: int, seed: int, tmp_path: Path) -> None:
     corpus, out = _corpus(tmp_path / "texts"), tmp_path / "out"
     expected = contents(prepare(str(corpus), "gpt2", tmp_path / "whole", val_fraction=0.1, shard_tokens=300_000).path)
     assert len(expected) > 50
-    moments = random.Random(0)
+    moments = random.Random(seed)
 
     def start() -> subprocess.Popen[bytes]:
         words = ["prepare", str(corpus), "--out", str(out), "--val-fraction", "0.1", "--shard-tokens", "300000"]
@@ -41,7 +41,7 @@ def test_ten_kills(tmp_path: Path) -> None:
         return subprocess.Popen([sys.executable, "-m", "spheret", *words])
 
     kills = 0
-    while kills < KILLS:
+    while kills < kills_wanted:
         process = start()
         # a kill while the interpreter starts would test nothing
         while not (out / "prepare.lock").exists() and process.poll() is None:
@@ -57,3 +57,12 @@ def test_ten_kills(tmp_path: Path) -> None:
             (out / "prepare.lock").unlink(missing_ok=True)
     assert start().wait() == 0
     assert contents(out) == expected
+
+
+def test_ten_kills(tmp_path: Path) -> None:
+    _kill_again_and_again(10, 0, tmp_path)
+
+
+@pytest.mark.drill
+def test_fifty_kills(tmp_path: Path) -> None:
+    _kill_again_and_again(50, 1, tmp_path)

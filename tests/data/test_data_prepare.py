@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from damage import FILES, FLIPPED
 from data_helpers import contents, documents, spheret
 from planted import planted
 
@@ -36,7 +37,8 @@ from spheret.data import (
     workers,
 )
 from spheret.data.corpora import Hub
-from spheret.data.tokenizers import TOKENIZERS, load
+from spheret.data.tokenizers import TOKENIZERS, load, stored
+from spheret.data.workspace import Workspace
 from spheret.support import files
 
 SPECS = {name: name for name in TOKENIZERS} | {"bpe": "bpe:300"}
@@ -239,13 +241,47 @@ def test_bad_input_keeps_what_an_earlier_call_finished(tmp_path: Path, monkeypat
     assert finished.items() <= contents(out).items()
     # a note that no longer lists the shards would have them removed
     note = json.loads((out / "progress.json").read_bytes())
-    empty = {split: {"shards": [], "partial": 0} for split in shards.SPLITS}
+    empty = {split: {"shards": [], "partial": 0, "partial_sha256": "ab" * 32} for split in shards.SPLITS}
     for change in ({"position": None}, {"position": {**note["position"], "splits": empty}}):
         (out / "progress.json").write_text(json.dumps({**note, **change}))
         before = contents(out)
         with pytest.raises(ValueError, match=r"progress.json is damaged \(.*the content does not have its SHA-256"):
             prepare(str(corpus), "bytes", out, **OPTIONS)
         assert contents(out) == before
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("damage", [FLIPPED, FILES["directory"], FILES["truncated"]])
+def test_a_changed_unfinished_shard_is_refused(damage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus, out = tmp_path / "in.jsonl", tmp_path / "out"
+    corpus.write_bytes(b"".join(json.dumps({"text": text}).encode() + b"\n" for text in documents(300)))
+    record = Workspace.record
+
+    def interrupted(self: Workspace, settings: Any, position: Any) -> None:
+        record(self, settings, position)
+        if position is not None and position.splits["train"].partial:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Workspace, "record", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(str(corpus), "bytes", out, **OPTIONS)
+    (part,) = out.glob("train-*.part")
+    damage(part)
+    finished = {name: body for name, body in contents(out).items() if name.endswith(".bin")}
+    with pytest.raises(ValueError, match=rf"{part.name} (has changed since|is shorter than recorded): delete"):
+        prepare(str(corpus), "bytes", out, **OPTIONS)
+    assert finished.items() <= contents(out).items()
+
+
+@pytest.mark.parametrize("what", ["grown", "pipe", "directory"])
+def test_a_tokenizer_that_is_no_file_of_a_tokenizer_is_refused(what: str, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("\n\n".join(documents(60)))
+    out = prepare(str(tmp_path / "in.txt"), "bpe:300", tmp_path / "out", val_fraction=0).path
+    description = shards.read_manifest(out).tokenizer
+    FILES[what](out / shards.TOKENIZER)
+    with pytest.raises(ValueError, match=r"tokenizer\.json (is|has) .*: give another tokenizer\.json"):
+        stored(out, description)
 
 
 def test_too_many_shards_are_refused_before_any_is_written(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from spheret.support import files
-from spheret.support.files import Lock, dump, is_locked, read_document, remove_empty, write_atomically
+from spheret.support.files import Lock, is_locked, remove_empty, write_atomically
 
 HOLD = """
 import sys, pathlib
@@ -148,29 +148,6 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.Monke
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        (b"{", r"a\.json is damaged .*: make it again\."),
-        (b"\xff", r"a\.json is damaged .*: make it again\."),
-        (b"[]", r"a\.json was not written by spheret make: give another path, or make it again\."),
-        (dump({"format": "other", "version": 3}), "was not written by spheret make"),
-        (dump({"format": "kind", "version": 2}), "has format version 2, this spheret reads 3: make it again, or use"),
-        (dump({"format": "kind"}), "has format version None, this spheret reads 3"),
-    ],
-)
-def test_documents_that_are_refused(body: bytes, message: str, tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_bytes(body)
-    with pytest.raises(ValueError, match=message):
-        read_document(tmp_path / "a.json", "kind", 3, "make", "make it again")
-
-
-def test_a_document_comes_back(tmp_path: Path) -> None:
-    document = {"format": "kind", "version": 3, "text": "é"}
-    write_atomically(tmp_path / "a.json", dump(document))
-    assert read_document(tmp_path / "a.json", "kind", 3, "make", "make it again") == document
 
 
 def test_only_empty_folders_are_removed(tmp_path: Path) -> None:

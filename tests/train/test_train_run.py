@@ -222,7 +222,7 @@ def test_killed_at_seeded_moments_and_resumed(precision, prepared, tmp_path):
 
 @pytest.mark.drill
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, 2, 3, 4, 5])
 def test_killed_twenty_times(precision, seed, prepared, tmp_path):
     words = list(drill.RECIPE)
     words[words.index("--data") + 1] = str(prepared)

@@ -1,0 +1,416 @@
+"""A fuzzer of commands: a stage of tiny runs and data, one damaged file at a time, and a judge of what happens.
+
+A case is a file of the stage, a damage, and a command that reads the file. The command runs in a forked child. It
+must end with the right result, or with exit code 2 or 3 and one sentence. Nothing that was whole may be lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import stat
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import damage
+
+from spheret.cli import main
+
+# a command hangs if it computes for so many seconds, or if it has not ended after so many on a busy machine
+COMPUTING, WAITING = 10, 60
+ROWS = Path(__file__).parent / "evaluate" / "rows"
+TINY = (
+    "--layers", "2", "--heads", "2", "--width", "16", "--block", "128", "--batch-size", "2", "--eval-windows", "2",
+    "--threads", "1", "--quiet",
+)  # fmt: skip
+RECIPE = ("--steps", "6", "--eval-every", "2", "--checkpoint-every", "2", "--dropout", "0.1", "--keep", "3")
+NEW = ("--data", "data", *TINY, "--steps", "1", "--no-tensorboard", "--out", "out/new")
+RACED = "race/proj-spheretnorm-1337"
+NEWEST = "run/checkpoints/step-4"
+
+# what to put in the place of a key: {missing, null, wrong types, huge, negative, NaN}
+VALUES = ("missing", "null", "word", "number", "true", "list", "table", "huge", "large", "negative", "NaN")
+# what can happen to a file
+FILES = ("missing", "empty", "truncated", "flipped", "grown", "directory", "link", "pipe", "device")
+
+# the words of each command, and the files of the stage that it may write; `out/` may be written by all
+COMMANDS: dict[str, tuple[Sequence[str], str]] = {
+    "train --resume": (
+        ("train", "--out", "run", "--resume", "--threads", "1", "--no-tensorboard", "--quiet"),
+        rf"run/metrics\.jsonl|run/checkpoints(/step-6.*)?|{NEWEST}.*",
+    ),
+    "train --init-from": (
+        ("train", *NEW, "--scheme", "proj-spheretnorm", "--init-from", "run"),
+        "",
+    ),
+    "train": (
+        ("train", *NEW, "--scheme", "keel"),
+        "",
+    ),
+    "report": (("report", "run", "--out", "out"), ""),
+    "sample": (("sample", "run", "--tokens", "8"), ""),
+    "eval": (("eval", "run", "--tasks", "piqa", "--data", str(ROWS)), r"run/eval(_samples)?\.jsonl?"),
+    "certify": (("certify", "run", "--tokens", "2", "--sequence", "2"), r"run/certificate\.(json|png)"),
+    "inspect": (("inspect", "run", "--windows", "1"), r"run/inspect\.(json|png)"),
+    "export": (("export", "run", "--out", "out/exported"), ""),
+    "race": (
+        ("race", "--out", "race", "--schemes", "proj-spheretnorm", "--data", "data", *TINY, "--steps", "2", "--jobs",
+         "1"),
+        rf"race/report.*|race/configs.*|race/.*\.log|{RACED}/(step_cost\.json|metrics\.jsonl|checkpoints.*)",
+    ),
+    "prepare": (("prepare", "texts", "--out", "data", "--tokenizer", "bpe:300", "--val-fraction", "0.2"), ""),
+    "prepare --verify": (("prepare", "texts", "--out", "data", "--verify"), ""),
+    "prepare again": (
+        ("prepare", "texts", "--out", "unfinished", "--tokenizer", "bpe:300", "--val-fraction", "0.2",
+         "--shard-tokens", "2000", "--workers", "1"),
+        "unfinished/.*",
+    ),
+}  # fmt: skip
+OF_A_RUN = ("train --resume", "train --init-from", "report", "sample", "eval", "certify", "inspect", "export")
+OF_WEIGHTS = tuple(name for name in OF_A_RUN if name != "report")
+OF_DATA = ("prepare", "prepare --verify", "train", "train --resume", "certify", "inspect", "race")
+
+# each document, and the commands that read it
+DOCUMENTS: dict[str, tuple[str, ...]] = {
+    "run/config.json": OF_A_RUN,
+    "run/metrics.jsonl": ("train --resume", "report", "inspect"),
+    f"{NEWEST}/state.json": OF_A_RUN,
+    f"{NEWEST}/manifest.json": OF_A_RUN,
+    "run/eval.json": ("report", "eval"),
+    "run/eval_samples.jsonl": ("report", "eval"),
+    "run/certificate.json": ("report",),
+    "run/inspect.json": ("inspect",),
+    f"{RACED}/step_cost.json": ("race",),
+    f"{RACED}/config.json": ("race",),
+    f"{RACED}/metrics.jsonl": ("race",),
+    "race/race.json": ("race",),
+    "data/manifest.json": OF_DATA,
+    "unfinished/progress.json": ("prepare again",),
+}
+# files that the clock changes
+UNSTABLE = re.compile(r"metrics\.jsonl|config\.json|state\.json|manifest\.json")
+# documents whose content is compared with a hash or a copy: if a command takes one, its output is as before
+GUARDED = (f"{NEWEST}/state.json", f"{NEWEST}/manifest.json", "data/manifest.json")
+
+
+class Case(NamedTuple):
+    """What is damaged, how, and which command reads it. `place` is a key; None is the file as a whole."""
+
+    path: str
+    what: str
+    place: damage.Place | None
+    command: str
+
+
+class Outcome(NamedTuple):
+    """How a command ended: its exit code (minus the signal that killed it), its words, and what is in `out/`."""
+
+    code: int
+    printed: str
+    errors: str
+    made: dict[str, str]
+
+
+def in_a_child(words: Sequence[str], stage: Path, scratch: Path, at_first: bool = True) -> Outcome:
+    """Run a command in a fork that starts in the stage.
+
+    at_first: everything is imported for the first time, so that it may take long. Otherwise a signal ends it.
+    """
+    printed, errors = scratch / "stdout", scratch / "stderr"
+    child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+            if not at_first:
+                signal.setitimer(signal.ITIMER_PROF, COMPUTING)
+                signal.alarm(WAITING)
+            os.chdir(stage)
+            for number, path in ((1, printed), (2, errors)):
+                os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+            # pytest has put its own in their place
+            sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
+            try:
+                code = main(words)
+            except SystemExit as error:
+                code = error.code if isinstance(error.code, int) else 98
+            sys.stdout.flush()
+            sys.stderr.flush()
+            (scratch / "modules").write_text("\n".join(sys.modules))
+        except BaseException:
+            os.write(2, traceback.format_exc().encode())
+        finally:
+            os._exit(code)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    made = {name: digest for name, digest in snapshot(stage / "out").items() if not name.endswith("/")}
+    return Outcome(status, printed.read_text(errors="replace"), errors.read_text(errors="replace"), made)
+
+
+def snapshot(directory: Path) -> dict[str, str]:
+    """What is in a directory: the hash of each file, and the target of each link. Folders end in a slash."""
+    found: dict[str, str] = {}
+    for folder, names, filenames in os.walk(directory):
+        for name in (*names, *filenames):
+            path = Path(folder) / name
+            relative, status = str(path.relative_to(directory)), path.lstat()
+            if stat.S_ISLNK(status.st_mode):
+                found[relative] = f"-> {path.readlink()}"
+            elif stat.S_ISDIR(status.st_mode):
+                found[relative + "/"] = ""
+            elif stat.S_ISREG(status.st_mode) and status.st_size < 1 << 24:
+                found[relative] = hashlib.sha256(path.read_bytes()).hexdigest()
+            else:
+                found[relative] = f"{stat.S_IFMT(status.st_mode)} {status.st_size}"
+    return found
+
+
+class Stage:
+    """Directories in which commands run, put back as they were after each case.
+
+    run: after a kill between step 4 and step 6, with everything that later commands write.
+    unbroken: the same run as it ends. race: a finished race of one scheme. data: finished. unfinished: after a kill.
+    """
+
+    def __init__(self, root: Path, race: bool) -> None:
+        """race: whether there is a race, which takes longest."""
+        self.root, self.stage, self.pristine = root, root / "stage", root / "pristine"
+        self.stage.mkdir()
+        self._build(race)
+        (self.stage / "out").mkdir()
+        (self.stage / "elsewhere").mkdir()
+        for name in ("run", "data", "unfinished", *(("race",) if race else ())):
+            (self.stage / name / "notes.txt").write_text("not of spheret\n")
+        shutil.copytree(self.stage, self.pristine, symlinks=True)
+        self.whole = snapshot(self.pristine)
+        self.counts: dict[tuple[str, str], int] = {}
+        self._baselines: dict[tuple[str, bool], Outcome] = {}
+
+    def _do(self, *words: str) -> str:
+        outcome = in_a_child(words, self.stage, self.root)
+        assert outcome.code in (0, 1), (words, outcome)
+        assert "internal error" not in outcome.errors, (words, outcome)
+        self._import()
+        return outcome.printed
+
+    def _import(self) -> None:
+        """Import what the last child has imported, so that the next ones need not."""
+        for name in (self.root / "modules").read_text().split():
+            if name not in sys.modules:
+                with contextlib.suppress(Exception):
+                    importlib.import_module(name)
+
+    def _build(self, race: bool) -> None:
+        texts = self.stage / "texts"
+        texts.mkdir()
+        choose = random.Random(0)
+        words = ["sphere", "stream", "branch", "angle", "layer", "token", "step", "of", "the", "and", "turns", "is"]
+        for number in range(40):
+            (texts / f"{number:02d}.txt").write_text(" ".join(choose.choices(words, k=200)))
+        self._do(*COMMANDS["prepare"][0])
+        self._kill_a_preparation()
+        # absolute, because the run keeps it
+        data = str(self.stage / "data")
+        train = ("train", "--data", data, *TINY, *RECIPE, "--no-tensorboard", "--scheme", "proj-spheretnorm")
+        self._do(*train, "--out", "unbroken")
+        shutil.copytree(self.stage / "unbroken", self.stage / "run")
+        # as after a kill between the last line of the metrics and the last checkpoint
+        shutil.rmtree(self.stage / "run" / "checkpoints" / "step-6")
+        for name in ("eval", "certify", "inspect", *(("race",) if race else ())):
+            self._do(*COMMANDS[name][0])
+
+    def _kill_a_preparation(self) -> None:
+        """Leave a preparation as a kill does, after its first note of tokens."""
+        from spheret.data.workspace import Workspace
+
+        record, notes = Workspace.record, 0
+
+        def counted(self: Workspace, *arguments: Any) -> None:
+            nonlocal notes
+            record(self, *arguments)
+            notes += 1
+            if notes == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        Workspace.record = counted  # type: ignore[method-assign]
+        try:
+            assert in_a_child(COMMANDS["prepare again"][0], self.stage, self.root).code == -signal.SIGKILL
+        finally:
+            Workspace.record = record  # type: ignore[method-assign]
+        (self.stage / "unfinished" / "prepare.lock").unlink()
+
+    def restore(self) -> None:
+        shutil.rmtree(self.stage)
+        shutil.copytree(self.pristine, self.stage, symlinks=True)
+
+    def baseline(self, command: str, fallen_back: bool = False) -> Outcome:
+        """How a command ends where nothing is damaged, or where the newest checkpoint is gone."""
+        key = command, fallen_back
+        if key not in self._baselines:
+            self.restore()
+            if fallen_back:
+                shutil.rmtree(self.stage / NEWEST)
+            outcome = in_a_child(COMMANDS[command][0], self.stage, self.root)
+            assert outcome.code in (0, 1), (command, outcome)
+            self._import()
+            self.restore()
+            self._baselines[key] = outcome
+        return self._baselines[key]
+
+    def _run(self, command: str) -> Outcome:
+        return in_a_child(COMMANDS[command][0], self.stage, self.root, at_first=False)
+
+    def cases_of_keys(self, path: str) -> Iterator[Case]:
+        """Every key of a document with every value, and every key with every command that reads the document.
+
+        Commands take turns over the values, and values over the commands.
+        """
+        commands = DOCUMENTS[path]
+        for number, place in enumerate(damage.places(self.document(path))):
+            pairs = [(what, commands[(number + turn) % len(commands)]) for turn, what in enumerate(VALUES)]
+            pairs += [(VALUES[(number + 3 * turn) % len(VALUES)], command) for turn, command in enumerate(commands)]
+            for what, command in dict.fromkeys(pairs):
+                yield Case(path, what, place, command)
+
+    def cases_of_files(self) -> Iterator[Case]:
+        """Every file of a run and of data, everything that can happen to it, every command that reads there."""
+        commands = {"run": OF_A_RUN, "race": ("race",), "data": OF_DATA, "unfinished": ("prepare again",)}
+        for path in self.whole:
+            folder = path.split("/")[0]
+            ours = not path.endswith("/") and "/report/" not in path and not path.endswith("notes.txt")
+            for what in FILES if folder in commands and ours else ():
+                for command in commands[folder]:
+                    yield Case(path, what, None, command)
+
+    def document(self, path: str) -> Any:
+        """A document, or the line of a file of lines that has the most keys."""
+        text = (self.pristine / path).read_text()
+        return json.loads(text if path.endswith(".json") else self._line(text))
+
+    @staticmethod
+    def _line(text: str) -> str:
+        return max(text.splitlines()[:4], key=len)
+
+    def _damage(self, case: Case) -> None:
+        path = self.stage / case.path
+        if case.place is not None:
+            document = self.document(case.path)
+            step = damage.changed(document, case.place, damage.change_of(case.what))
+            text = path.read_text()
+            old = text if case.path.endswith(".json") else self._line(text)
+            path.write_text(text.replace(old, damage.dump(step), 1))
+            if case.path.endswith("/state.json"):
+                self._hash(path)
+        elif case.what == "link":
+            target = self.stage / "elsewhere" / "victim"
+            path.rename(target)
+            path.symlink_to(target)
+        elif case.what == "flipped":
+            damage.FLIPPED(path)
+        else:
+            damage.FILES[case.what](path)
+
+    @staticmethod
+    def _hash(path: Path) -> None:
+        """Give a file of a checkpoint its right hash, so that its content is looked at."""
+        manifest = path.with_name("manifest.json")
+        record, data = json.loads(manifest.read_text()), path.read_bytes()
+        record[path.name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        manifest.write_text(json.dumps(record))
+
+    def try_case(self, case: Case) -> str | None:
+        """Damage, run and judge. Returns what is wrong, or None."""
+        expected = self.baseline(case.command).code
+        self._damage(case)
+        before = snapshot(self.stage)
+        outcome = self._run(case.command)
+        after = snapshot(self.stage)
+        wrong = _judge(outcome, expected) or self._judge_files(case, before, after)
+        wrong = wrong or (self._judge_result(case, outcome, after) if outcome.code == expected else None)
+        if after != self.whole:
+            self.restore()
+        kind = case.path if case.place is not None else "files of " + case.path.split("/")[0]
+        counted = (kind, "taken" if outcome.code == expected else "refused")
+        self.counts[counted] = self.counts.get(counted, 0) + 1
+        return wrong and f"{case}: {wrong}\n{outcome.printed[-300:]}{outcome.errors[-2000:]}"
+
+    def _judge_files(self, case: Case, before: dict[str, str], after: dict[str, str]) -> str | None:
+        may = re.compile(COMMANDS[case.command][1] or "nothing")
+
+        def allowed(path: str) -> bool:
+            return path.startswith("out/") or may.fullmatch(path.rstrip("/")) is not None
+
+        for path in before.keys() | after.keys():
+            if before.get(path) == after.get(path) or allowed(path) or path.startswith(case.path):
+                continue
+            done = "lost" if path not in after else "left behind" if path not in before else "changed"
+            return f"{path} was {done}"
+        return None
+
+    def _judge_result(self, case: Case, outcome: Outcome, after: dict[str, str]) -> str | None:
+        if case.command == "train --resume":
+            names = ("model.safetensors", "optimizer.safetensors")
+            same = [
+                after.get(f"run/checkpoints/step-6/{name}") == after[f"unbroken/checkpoints/step-6/{name}"]
+                for name in names
+            ]
+            return None if all(same) else "the resumed run differs from the unbroken run"
+        if case.command == "prepare again":
+            # other shards than those of `data`, but the same ids
+            same_ids = after["unfinished/counts.bin"] == after["data/counts.bin"]
+            return None if same_ids else "its data differs from that of an unbroken preparation"
+        # what nothing guards may have changed the output
+        if case.place is not None and case.path not in GUARDED:
+            return None
+        for fallen_back in (False, True):
+            if _is_alike(outcome, self.baseline(case.command, fallen_back)):
+                return None
+        return "its output is not that of the whole stage"
+
+
+def _is_alike(one: Outcome, other: Outcome) -> bool:
+    return _stable(one) == _stable(other)
+
+
+def _stable(outcome: Outcome) -> tuple[str, dict[str, str]]:
+    """What a command printed and wrote, apart from what the clock decides."""
+    made = {name: digest for name, digest in outcome.made.items() if not UNSTABLE.search(name)}
+    return re.sub(r"[\d.]+ s\b", "SECONDS", outcome.printed), made
+
+
+def _judge(outcome: Outcome, expected: int) -> str | None:
+    """What is wrong with how a command ended; None if nothing is."""
+    code, errors = outcome.code, outcome.errors
+    if code in (-signal.SIGALRM, -signal.SIGPROF):
+        return "it took too long"
+    if code < 0:
+        return f"signal {-code}"
+    if "internal error" in errors or "Traceback" in errors:
+        return "a trace"
+    if code not in (expected, 0, 2, 3):
+        return f"exit code {code}"
+    lines = [line for line in errors.splitlines() if line.strip()]
+    if code == 2 and not (lines and lines[-1].startswith("spheret ") and lines[-1].endswith(".")):
+        return "no sentence at the end"
+    if code == 2 and len(lines[-1]) > 1500:
+        return "a sentence without end"
+    return None
+
+
+def try_all(stage: Stage, cases: Sequence[Case]) -> list[str]:
+    """What is wrong with each case that fails."""
+    begun = time.monotonic()
+    wrong = [text for text in map(stage.try_case, cases) if text is not None]
+    print(f"{len(cases):,} cases, {len(wrong)} wrong, {time.monotonic() - begun:.0f} s")
+    for (kind, end), count in sorted(stage.counts.items()):
+        print(f"{kind}: {count:,} {end}")
+    return wrong
