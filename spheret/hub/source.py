@@ -122,7 +122,8 @@ class Source:
 
     def _tensors(self) -> Iterator[tuple[Path, str, Tensor]]:
         for path in self._parts():
-            for name, tensor in tensors.each(path):
+            # the links were judged where the file was found
+            for name, tensor in tensors.each(path.resolve()):
                 if not _MASKS.search(name):
                     yield path, name, tensor
 

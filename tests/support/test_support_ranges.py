@@ -61,5 +61,5 @@ def test_bytes_in_the_unit_that_shows_digits(count, words):
 def test_threads():
     assert check_threads("--threads", 1) == 1
     for bad in (0, -1, most_threads() + 1):
-        with pytest.raises(ValueError, match="--threads must lie between 1 and .*, eight per core, got"):
+        with pytest.raises(ValueError, match=r"--threads must lie between 1 and .*, eight per core, got"):
             check_threads("--threads", bad)
