@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +34,18 @@ def run(*words, code=0, **options):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=TESTS.parent, **options)
     assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
+
+
+@contextmanager
+def registered():
+    """The row is in the table of this process within the block."""
+    before = dict(RETRACTIONS)
+    register()
+    try:
+        yield
+    finally:
+        RETRACTIONS.clear()
+        RETRACTIONS.update(before)
 
 
 def spheret(*words, code=0):
@@ -87,7 +100,8 @@ def test_a_resumed_run_is_the_unbroken_one(trained, tmp_path):
     shutil.copytree(trained, out)
     shutil.rmtree(out / "checkpoints" / "step-10")
     spheret("train", "--out", out, "--resume", "--quiet", "--no-tensorboard", "--threads", "1")
-    assert differences(trained, out) == []
+    with registered():
+        assert differences(trained, out) == []
 
 
 def test_certify(trained):
@@ -98,9 +112,7 @@ def test_certify(trained):
 
 
 def test_the_commands_that_list_backends(capsys):
-    before = dict(RETRACTIONS)
-    register()
-    try:
+    with registered():
         assert main(["retractions"]) == 0
         row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith(NAME))
         assert row.split() == [NAME, "arcsin(beta)", "-", "0.1667", "1.571", "0.7854", "closed,", "reference"]
@@ -112,9 +124,6 @@ def test_the_commands_that_list_backends(capsys):
         printed = capsys.readouterr().out
         assert f"native: no code for {NAME}." in printed
         assert "closed" in printed
-    finally:
-        RETRACTIONS.clear()
-        RETRACTIONS.update(before)
 
 
 def test_the_doctor_names_a_row_that_fails(monkeypatch):
