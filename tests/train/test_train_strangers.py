@@ -153,7 +153,7 @@ VALUES = [
     (("--set", "p=[1,2]"), "--set takes a number, a word"),
     (("--set", 'p={"a":1}'), "--set takes a number, a word"),
     (("--set", "schedule=[]"), "--set takes a number, a word"),
-    (("--set", "p=true"), "p of p-spheretnorm must be a number or a word, got True"),
+    (("--set", "p=true"), "p of p-spheretnorm must be a number or none, got True"),
     (("--set", "exact_clamp=no"), "exact_clamp of p-spheretnorm must be true or false, got 'no'"),
     (("--set", "learnable_p=1"), "learnable_p of p-spheretnorm must be true or false, got 1"),
     (("--weight-decay", "inf"), "--weight-decay must be at least 0 and finite"),
