@@ -294,11 +294,13 @@ def test_tensorboard_is_written_and_cannot_stop_a_run(prepared, tmp_path, monkey
 
 
 def test_a_full_disk_ends_tensorboard_with_one_line(tmp_path, capsys):
-    tracker = Tracker(tmp_path, True, 0)
-    (events,) = tmp_path.iterdir()
-    events.unlink()
-    # the next write of TensorBoard's own thread fails
-    events.symlink_to("/dev/full")
+    tracker = Tracker(tmp_path / "events", True, 0)
+    # TensorBoard's own thread has written the head of the file, and waits
+    tracker._writer.flush()
+    (events,) = (tmp_path / "events").iterdir()
+    # in one step, because the thread makes a missing file again: its next write fails
+    (tmp_path / "full").symlink_to("/dev/full")
+    (tmp_path / "full").replace(events)
     for step in range(1, 4):
         tracker.log({"step": step, "loss": 1.0})
         # as the thread does by itself every two minutes
