@@ -10,11 +10,8 @@ from torch import Tensor
 
 from spheret.analysis.sublayers import is_inactive, moved
 from spheret.model.gpt import GPT
-from spheret.model.monitor import mean_cosine
+from spheret.model.monitor import ENTROPY_MARGIN, mean_cosine
 from spheret.model.probes import Sublayer, probe
-
-# a loss within this share of the unigram entropy has learned token frequencies and nothing else
-MARGIN = 0.03
 
 
 @torch.no_grad()
@@ -36,7 +33,7 @@ def achievement(model: GPT, x: Tensor, y: Tensor, unigram_entropy: float | None)
 
     with probe(model, see):
         loss = float(model.token_losses(x, y).double().mean())
-    learned = None if unigram_entropy is None else bool(loss < (1 - MARGIN) * unigram_entropy)
+    learned = None if unigram_entropy is None else bool(loss < (1 - ENTROPY_MARGIN) * unigram_entropy)
     return {
         "loss": loss if math.isfinite(loss) else None,
         "tokens": y.numel(),

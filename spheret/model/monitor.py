@@ -13,6 +13,9 @@ from spheret.model.gpt import GPT
 from spheret.model.probes import Sublayer, probe
 from spheret.support.sharding import whole
 
+# a loss this close to the unigram entropy, as a share of it, is that of a model that knows only token frequencies
+ENTROPY_MARGIN = 0.03
+
 
 def mean_cosine(states: Tensor) -> float:
     """The mean cosine between the states of different tokens, from (..., width): (|sum u|^2 - n) / (n (n - 1))."""

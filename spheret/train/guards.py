@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from spheret.model.gpt import GPT
+from spheret.model.monitor import ENTROPY_MARGIN
 from spheret.model.probes import Sublayer, probe
 from spheret.runs.records import WatchRecord
 from spheret.support.sharding import local
@@ -21,8 +22,6 @@ from spheret.train.divergence import where
 
 SPIKE_WINDOW, SPIKE_LEAST, SPIKE_Z = 64, 20, 5.0
 COLLAPSED_COSINE = 0.99
-# a loss within this share of the unigram entropy has learned token frequencies and nothing else
-ENTROPY_MARGIN = 0.03
 # a healthy run passes the unigram entropy; a collapsed one stays there
 COLLAPSE_UPDATES = 20
 COLLAPSE_ADVICE = (
