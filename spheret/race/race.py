@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,18 +17,18 @@ import tyro
 from spheret.connections.parse import SchemeChoice, parse_schemes
 from spheret.data import Data, open_named
 from spheret.plan.fits import IGNORE_MEMORY, check_training
+from spheret.race.executor import Job
+from spheret.race.local import Local
 from spheret.race.scoreboard import Scoreboard
 from spheret.report.report import report
 from spheret.runs.config import Given, RunConfig, complete, merge, read_config
 from spheret.runs.flags import given, section_flags, shown
-from spheret.runs.layout import LOCK as RUN_LOCK
 from spheret.runs.metrics import Follower
 from spheret.runs.run import manifest_sha256
 from spheret.runs.step_cost import StepCost, measured_together, read_step_cost
 from spheret.support import files, machine
-from spheret.support.child import PATIENCE, Child, stop
 from spheret.support.documents import Document, Record
-from spheret.support.exit_codes import FINISHED, INTERRUPTED, STOPPED_BY_GUARD
+from spheret.support.exit_codes import INTERRUPTED
 from spheret.support.ranges import check_count, check_counts
 from spheret.support.threads import check_threads
 from spheret.train.step_cost import measure_step_costs
@@ -131,43 +130,6 @@ def _check_same(path: Path, settings: dict[str, Any]) -> None:
             f"{path.parent} holds a race with other settings ({'; '.join(changes)}): give the settings it has to go "
             f"on with it, another --out for a new race, or delete it."
         )
-
-
-def _wait_for_orphans(directory: Path, todo: Sequence[RaceRun]) -> None:
-    """Wait for trainings of a killed race, which are still saving and end by themselves."""
-    deadline = time.monotonic() + PATIENCE
-    while busy := [run.name for run in todo if files.is_locked(directory / run.name / RUN_LOCK)]:
-        if time.monotonic() > deadline:
-            raise BlockingIOError(f"another process is training in {directory / busy[0]}: wait for it to end.")
-        time.sleep(0.1)
-
-
-def _train_all(
-    directory: Path, todo: Sequence[RaceRun], commands: dict[RaceRun, list[str]], jobs: int, board: Scoreboard
-) -> None:
-    """Train all, `jobs` at a time. The first that fails ends the race, and the others save."""
-    waiting, running = list(todo), dict[RaceRun, Child]()
-    try:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                run = waiting.pop(0)
-                running[run] = Child(commands[run], directory / f"{run.name}.log")
-            board.update()
-            for run, child in list(running.items()):
-                code = child.poll()
-                if code is None:
-                    continue
-                del running[run]
-                if code not in (FINISHED, STOPPED_BY_GUARD):
-                    raise RuntimeError(
-                        f"{run.name} ended with exit code {code} ({child.last_line()}). What is done is kept: "
-                        f"mend that and run the same command again. Its whole output is in {child.log}."
-                    )
-                child.log.unlink()
-            time.sleep(0.1)
-    finally:
-        stop(list(running.values()))
-        board.update(last=True)
 
 
 def _is_measured(directory: Path, runs: Sequence[RaceRun]) -> bool:
@@ -290,11 +252,10 @@ def race(
         todo = [run for run, follower in zip(runs, followers, strict=True) if not follower.done]
         if not where.quiet:
             _announce(directory, runs, todo, steps, jobs, where.threads)
-        commands = {run: _command(directory, run, configs[run], where) for run in todo}
-        _wait_for_orphans(directory, todo)
         if todo:
+            waiting = [_job(directory, run, configs[run], where) for run in todo]
             with Scoreboard(followers, where.quiet) as board:
-                _train_all(directory, todo, commands, jobs, board)
+                Local(jobs, directory, board.update).run(lambda: waiting)
         _measure(directory, configs, prepared, where)
         page = report([directory / run.name for run in runs], directory / "report")
     except KeyboardInterrupt:
@@ -307,14 +268,15 @@ def race(
     return 0
 
 
-def _command(directory: Path, run: RaceRun, config: RunConfig, where: Where) -> list[str]:
-    """The words of one training, which reads its settings from a file of this race."""
+def _job(directory: Path, run: RaceRun, config: RunConfig, where: Where) -> Job:
+    """One training, which reads its settings from a file of this race."""
     path = directory / CONFIGS / f"{run.name}.json"
     path.parent.mkdir(exist_ok=True)
     files.write_atomically(path, files.dump(config.as_dict()))
     place = ["--out", str(directory / run.name), "--threads", str(where.threads), "--device", where.device]
     ignore = ["--ignore-memory"] if where.ignore_memory else []
-    return ["train", "--config", str(path), *place, "--quiet", "--no-tensorboard", *ignore]
+    words = ["train", "--config", str(path), *place, "--quiet", "--no-tensorboard", *ignore]
+    return Job(run.name, directory / run.name, tuple(words))
 
 
 def _announce(
