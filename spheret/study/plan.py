@@ -217,7 +217,7 @@ def _by_section(path: Path, where: str, settings: Mapping[str, Any]) -> dict[str
     """Settings by their plain names, such as layers, put into their sections."""
     _refuse_own(where, settings)
     names = {each.name: section for section, kind in SECTIONS.items() for each in fields(kind)}
-    given: dict[str, Any] = msgspec.field(default_factory=dict)
+    given: dict[str, Any] = {}
     for name, value in settings.items():
         if name not in names:
             raise unknown(f"setting in {where}:", name, names)

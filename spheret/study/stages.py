@@ -101,9 +101,7 @@ def _of_group(plan: Plan, group: Group, rows: Rows) -> list[Key]:
     for some in (first, others):
         # one rate of every contestant before the next rate of any
         queues = [search[contestant].missing for contestant in some]
-        order += [
-            queue[turn] for turn in range(max(map(len, queues), default=0)) for queue in queues if turn < len(queue)
-        ]
+        order += [key for turn in itertools.zip_longest(*queues) for key in turn if key is not None]
         order += _seeds(group, some, search, FINAL, range(min(part.first_seeds, part.seeds)))
     order += _seeds(group, group.contestants, search, FINAL, range(part.first_seeds, part.seeds))
     floor = [contestant for contestant in group.contestants if contestant.label == part.noise_floor]
