@@ -43,7 +43,7 @@ def row(key, loss, state="finished", **fields):
 
 
 def bowl(best, floor=2.0, deviation=0.01):
-    """A loss that is lowest at the rate `best`. A seed adds the same noise to every contestant, and some of its own."""
+    """A loss that is lowest at the rate `best`. Seeds add noise: a common one, and one of their own."""
 
     def loss(key):
         own = deviation * noise(key.contestant, key.rate, key.seed) / 2
