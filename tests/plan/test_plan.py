@@ -50,11 +50,16 @@ def saved_bytes(model, precision, batch):
     return sum(x.untyped_storage().nbytes() for address, x in seen.items() if address not in own)
 
 
+# a radius that narrower models do not allow, and a step size that is no parameter
+OPTIONS = {"radius": 5.0, "learnable_alpha": False, "output_init": "full"}
+
+
 @pytest.mark.parametrize("precision", memory.PRECISIONS)
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_activations_are_what_autograd_keeps(scheme, precision):
+@pytest.mark.parametrize(("scheme", "options"), [*((name, {}) for name in SCHEMES), ("proj-spheretnorm", OPTIONS)])
+def test_activations_are_what_autograd_keeps(scheme, options, precision):
     for size in SMALL:
-        model = GPT(config(size, scheme))
+        model = GPT(config(size, scheme, scheme_options=options))
+        assert memory.shape(model.config).parameters == model.parameter_count()
         measured = saved_bytes(model, precision, size[-1])
         planned = memory.activations(model.config, size[-1] * model.config.block, precision).total
         # the docs promise 1 %; apart from small constants it is exact
