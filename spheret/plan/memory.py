@@ -72,6 +72,8 @@ def autograd_keeps(run: Callable[[], Tensor], parameters: list[nn.Parameter]) ->
         kept_alive = run()
     total = sum(x.untyped_storage().nbytes() for address, x in seen.items() if address not in own)
     del kept_alive
+    # the tensors' graph holds `pack`, which holds `seen`: without this they would never be freed
+    seen.clear()
     return total
 
 
@@ -164,11 +166,12 @@ def _logit_gain(scheme: Scheme) -> Kept:
     return _line(count)
 
 
-def _module(make: Callable[[int], nn.Module], least: int) -> Kept:
-    """What an entry or an exit keeps. least: the model's width; an option may ask for one that is not smaller."""
+@lru_cache(maxsize=4096)
+def _end(scheme: Scheme, entry: bool, least: int) -> Kept:
+    """What the entry or the exit keeps. least: the model's width, as an option may not allow a smaller one."""
 
     def count(width: int) -> int:
-        module, h = make(width), torch.ones(_ROWS, width, requires_grad=True)
+        module, h = (scheme.enter if entry else scheme.exit)(width), torch.ones(_ROWS, width, requires_grad=True)
         return autograd_keeps(lambda: module(h) * 1.0, list(module.parameters()))
 
     return _line(count, (least, 2 * least))
@@ -217,7 +220,7 @@ def activations(config: GPTConfig, tokens: int, precision: str) -> Activations:
     stream, its gradient and the head's gradient. It computes both gradients with the loss, so it keeps no logits.
     """
     scheme, d, least = config.build_scheme(), config.width, least_activations(config, tokens, precision)
-    ends = _module(scheme.enter, d).bytes(tokens, d) + _module(scheme.exit, d).bytes(tokens, d)
+    ends = sum(_end(scheme, entry, d).bytes(tokens, d) for entry in (True, False))
     ends += _logit_gain(scheme).bytes(config.vocab, d)
     inside = [_inside(scheme, number, 2 * config.layers, precision) for number in range(1, 2 * config.layers + 1)]
     normed = sum(tokens * (kept.wide * d + kept.fixed * config.heads) for kept in inside[::2])

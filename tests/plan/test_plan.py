@@ -1,8 +1,10 @@
 """The plan's arithmetic against saved tensors, live storages, torch's FLOP counter and real optimisers."""
 
+import gc
 import json
 import math
 import re
+import weakref
 from pathlib import Path
 
 import pytest
@@ -274,3 +276,17 @@ def test_the_bound_for_too_large_models_lies_below_the_plan(scheme, precision):
         bound = fits.least_training_bytes(config, 256, precision)
         # it never refuses what fits, and it is no empty promise
         assert 0.5 * planned < bound <= planned
+
+
+def test_what_was_counted_is_freed():
+    alive = []
+
+    def run():
+        h = torch.ones(8, 8, requires_grad=True)
+        out = h.sin().exp()
+        alive.append(weakref.ref(h))
+        return out
+
+    assert memory.autograd_keeps(run, []) > 0
+    gc.collect()
+    assert [h() for h in alive] == [None]
