@@ -64,15 +64,15 @@ def autograd_keeps(run: Callable[[], Tensor], parameters: list[nn.Parameter]) ->
     # holding the tensors keeps their addresses from being used again
     seen: dict[int, Tensor] = {}
 
-    def pack(x: Tensor) -> Tensor:
+    def pack(x: Tensor) -> None:
+        # there is no backward; a graph that held its own results would never be freed
         seen[x.untyped_storage().data_ptr()] = x
-        return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         kept_alive = run()
     total = sum(x.untyped_storage().nbytes() for address, x in seen.items() if address not in own)
     del kept_alive
-    # the tensors' graph holds `pack`, which holds `seen`: without this they would never be freed
+    # the graph also holds `pack`, and so `seen`
     seen.clear()
     return total
 
