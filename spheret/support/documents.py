@@ -53,23 +53,24 @@ class _Envelope(msgspec.Struct):
 class Document(Generic[T]):
     """JSON files of one record.
 
-    command: the command that writes them. remedy: what to do about a damaged one, as the end of a sentence.
+    command: the command that writes them. remedy: what to do about a damaged one, as the end of a sentence. most: the
+    most bytes that one may have.
     """
 
-    def __init__(self, record: type[T], command: str, remedy: str) -> None:
-        self.record, self.command, self.remedy = record, command, remedy
+    def __init__(self, record: type[T], command: str, remedy: str, most: int = MOST_BYTES) -> None:
+        self.record, self.command, self.remedy, self.most = record, command, remedy, most
         self._decoder = msgspec.json.Decoder(record)
         defaults = {field.name: field.default for field in msgspec.structs.fields(record)}
         self.format, self.version = defaults.get("format"), defaults.get("version")
 
     def read(self, path: Path) -> T:
         """Read a file. Raises FileNotFoundError if there is none and DamagedDocument if it is not as it should be."""
-        return self.decode(read_bytes(path, MOST_BYTES, self.remedy), path)
+        return self.decode(read_bytes(path, self.most, self.remedy), path)
 
     def format_of(self, path: Path) -> Any:
         """What a file says that it is, and nothing else of it: "" if it says nothing, None if it is damaged."""
         try:
-            return msgspec.json.decode(read_bytes(path, MOST_BYTES, self.remedy), type=_Envelope).format
+            return msgspec.json.decode(read_bytes(path, self.most, self.remedy), type=_Envelope).format
         except msgspec.ValidationError:
             return ""
         except (*DECODE_ERRORS, DamagedDocument):
