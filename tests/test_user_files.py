@@ -68,9 +68,7 @@ READERS: dict[str, Reader] = {
     ),
     "--config, TOML": Reader("config.toml", lambda stage: read_config(stage / "config.toml"), links=True),
     "--config, JSON": Reader("config.json", lambda stage: read_config(stage / "config.json"), links=True),
-    "--tokenizer": Reader(
-        "tokenizer.json", lambda stage: tokenizers.load(str(stage / "tokenizer.json")), links=True
-    ),
+    "--tokenizer": Reader("tokenizer.json", lambda stage: tokenizers.load(str(stage / "tokenizer.json")), links=True),
     "the counts of data": Reader("data/counts.bin", _counts, links=True),
     "the manifest of data": Reader("data/manifest.json", lambda stage: manifest_sha256(open_data(stage / "data"))),
 }

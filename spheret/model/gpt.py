@@ -293,8 +293,8 @@ class GPT(Constrained):
         blocks = list(self.each_block())
         reading = [w for b in blocks for w in (b.attention.qkv.weight, b.mlp.hidden.weight)]
         writing = [w for b in blocks for w in (b.attention.output.weight, b.mlp.output.weight)]
-        chosen = ([w for w in ws if held is None or id(w) in held] for ws in ([self.tokens.weight, *reading], writing))
-        self.scheme.constrain(*chosen)
+        both = ([self.tokens.weight, *reading], writing)
+        self.scheme.constrain(*([w for w in weights if held is None or id(w) in held] for weights in both))
 
     def _check(self, tokens: Tensor, positions: Tensor | None, past: int) -> None:
         if tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32):
