@@ -1,7 +1,8 @@
-"""Weight decay and gradient clipping for a model with connections."""
+"""AdamW, weight decay and gradient clipping for a model with connections."""
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -24,6 +25,18 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": float(weight_decay)},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
+
+
+class AdamW(torch.optim.AdamW):
+    """torch's AdamW without the import of torch._dynamo, which takes a second at the start of every run.
+
+    torch keeps these methods out of compiled graphs, and imports dynamo for it. No graph here holds an optimiser.
+    """
+
+    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.AdamW.zero_grad)
+    # the first optimiser that is made puts the hooks of a step around it again
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 
 
 def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:

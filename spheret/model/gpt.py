@@ -149,7 +149,9 @@ class Attention(nn.Module):
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, ...]:
         """Three tensors (batch, heads, time, d)."""
         batch, time, width = x.shape
-        parts = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4).unbind()
+        # taken apart before the heads move, so that the three gradients are put together in the projection's order
+        projected = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads).unbind(2)
+        parts = tuple(part.transpose(1, 2) for part in projected)
         return parts if self.qkv_norm is None else self.qkv_norm(*parts)
 
     def weights(self, x: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from spheret import kernels
 from spheret.data import Data, Validation
 from spheret.model.gpt import GPT
 from spheret.model.monitor import gradient_norms, look
-from spheret.optim import clip_gradients, parameter_groups
+from spheret.optim import AdamW, clip_gradients, parameter_groups
 from spheret.runs import checkpoint
 from spheret.runs.checkpoint import Checkpoint
 from spheret.runs.config import EvaluationConfig, TrainConfig, section_as_dict
@@ -93,7 +93,7 @@ class Trainer:
         self._loss = world.wrap(self.model, config.precision == "bf16")
         if config.compile:
             self._loss = torch.compile(self._loss)
-        self.optimizer = torch.optim.AdamW(
+        self.optimizer = AdamW(
             parameter_groups(self.model, config.weight_decay),
             lr=config.lr,
             betas=config.betas,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from spheret.data import Data
 from spheret.model.gpt import GPT
-from spheret.optim import parameter_groups
+from spheret.optim import AdamW, parameter_groups
 from spheret.runs.config import RunConfig
 from spheret.support.allocator import keep_freed_memory
 from spheret.support.timing import interleaved
@@ -88,7 +88,7 @@ def _steps(configs: Mapping[str, RunConfig], data: Data, device: torch.device) -
         models[name] = model
     # one optimiser for all models: it skips parameters that have no gradient. Its small steps change no time
     groups = parameter_groups(nn.ModuleList(models.values()), train.weight_decay)
-    optimizer = torch.optim.AdamW(groups, lr=1e-6, betas=train.betas, fused=device.type in ("cpu", "cuda"))
+    optimizer = AdamW(groups, lr=1e-6, betas=train.betas, fused=device.type in ("cpu", "cuda"))
     return {
         name: training_step(
             model, torch.compile(model) if train.compile else model, optimizer, batches, train.precision, train.clip

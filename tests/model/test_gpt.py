@@ -1,6 +1,7 @@
 import copy
 import json
 import math
+from collections import Counter
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -10,11 +11,13 @@ import torch.nn.functional as F
 from safetensors.torch import load, save
 from small_models import TINY, randomize, tokens
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from spheret import GPT, SCHEMES, GPTConfig, connections, parameter_groups, scheme
 from spheret.connections.euclidean import NormedConnection, Residual
 from spheret.data import prepare
+from spheret.model.gpt import Attention
 from spheret.model.loss import cross_entropy, token_losses
 from spheret.model.probes import probe
 
@@ -64,6 +67,29 @@ class TestSize:
     def test_without_bias(self):
         model = GPT(GPTConfig(**TINY, scheme="pre-ln", bias=False))
         assert not [name for name, _ in model.named_parameters() if name.endswith("bias")]
+
+
+class _Counted(TorchDispatchMode):
+    """Counts the ops that run inside it, by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_gradients_of_queries_keys_and_values_are_put_together_in_one_pass():
+    attention = Attention(GPTConfig(**TINY))
+    y = attention(torch.randn(2, 8, TINY["width"], requires_grad=True))
+    with _Counted() as ops:
+        y.backward(torch.ones_like(y))
+    # the three are joined, and nothing is copied to another order of its dimensions
+    assert ops.counts["cat"] + ops.counts["stack"] == 1
+    assert not ops.counts["clone"]
+    assert not ops.counts["copy_"]
 
 
 class TestInitialisation:
