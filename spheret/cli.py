@@ -15,6 +15,7 @@ from spheret.support.exit_codes import BROKEN_PIPE, INTERNAL_ERROR, INTERRUPTED,
 # name: (module:function, what it is for); a module is imported when its command runs, and torch with it
 COMMANDS: dict[str, tuple[str, str]] = {
     "race": ("spheret.race.race:race", "train every scheme on the same batches, then write one report; resumable"),
+    "study": ("spheret.study.command:study", "find each scheme's best learning rate, then say who wins; resumable"),
     "prepare": ("spheret.data.command:prepare_command", "turn any text into checked, resumable shards of token ids"),
     "train": ("spheret.train.command:train", "train a GPT under any scheme; resumes bit for bit"),
     "sample": ("spheret.train.sample:sample", "print text from a run"),

@@ -25,6 +25,7 @@ FLOORS = [
     ["train"],
     ["report"],
     ["race"],
+    ["study"],
     ["bench"],
     ["doctor", "catalogue"],
     ["cli"],

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Sequence
-from typing import Any
 
 from spheret.runs.metrics import Follower
+from spheret.support.live import LiveLines
 from spheret.support.meter import TimeLeft
 
-# seconds between tables where there is no terminal
-LINES_SECONDS = 20.0
 NAME_WIDTH = 28
 
 
@@ -25,27 +21,20 @@ def standing(follower: Follower) -> str:
 
 
 class Scoreboard:
-    """A live table in a terminal; elsewhere the same lines now and then. Both go to stderr."""
+    """Follows the runs of a race and shows their standings."""
 
     def __init__(self, followers: Sequence[Follower], quiet: bool = False) -> None:
-        self._followers, self._quiet = followers, quiet
-        self._shown = 0.0
+        self._followers = followers
         # a rate of the first steps alone would count the start-up of their processes
         self._time_left = TimeLeft(least=5 / sum(follower.steps for follower in followers))
-        self._live: Any = None
+        self._live = LiveLines(self.lines, quiet)
 
     def __enter__(self) -> Scoreboard:
-        if not self._quiet and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.live import Live
-
-            self._live = Live(console=Console(stderr=True), refresh_per_second=4)
-            self._live.start()
+        self._live.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+        self._live.__exit__()
 
     def lines(self) -> list[str]:
         """The time left, then everyone who started: the lowest validation loss first, the diverged last."""
@@ -60,12 +49,4 @@ class Scoreboard:
         """Read every run's new lines and show the standings."""
         for follower in self._followers:
             follower.update()
-        if self._quiet:
-            return
-        if self._live is not None:
-            from rich.text import Text
-
-            self._live.update(Text("\n".join(self.lines())))
-        elif last or time.monotonic() - self._shown >= LINES_SECONDS:
-            self._shown = time.monotonic()
-            print("\n".join(self.lines()), file=sys.stderr, flush=True)
+        self._live.show(last)

@@ -1,0 +1,195 @@
+"""A study's directory: which run directory belongs to what the plan asks for, and what has ended there.
+
+DIR/plan.toml         the plan as it was last run
+DIR/runs/NAME/        one run directory each, named after its settings: what two parts ask for is trained once
+DIR/configs/NAME.json the settings of each run that was started
+DIR/costs.json        the seconds of one update, measured side by side
+DIR/results.jsonl     one row per run that has ended
+DIR/report/           the page, its tables and its figures
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import torch
+from msgspec import Meta
+
+from spheret.data import Data, open_named
+from spheret.plan.fits import IGNORE_MEMORY, check_training
+from spheret.race.executor import Job
+from spheret.race.race import RECIPE
+from spheret.runs.config import Given, RunConfig, complete, merge
+from spheret.runs.run import manifest_sha256
+from spheret.study.plan import Contestant, Group, Plan
+from spheret.study.rows import Key, Row, row_of, write_rows
+from spheret.study.stages import tuning, wanted
+from spheret.support import files, machine
+from spheret.support.documents import Document, Positive, Record
+from spheret.train.step_cost import measure_step_costs
+
+PLAN, LOCK, RESULTS, COSTS, REPORT = "plan.toml", "study.lock", "results.jsonl", "costs.json", "report"
+RUNS, CONFIGS, LOGS = "runs", "configs", "logs"
+
+
+class GroupCost(Record):
+    """Seconds of one update of each contestant, measured in turn in one process."""
+
+    seconds: dict[str, Annotated[float, Meta(gt=0)]]
+    rounds: Positive
+    machine: dict[str, Any]
+
+
+class CostsRecord(Record):
+    """costs.json, by group."""
+
+    groups: dict[str, GroupCost]
+    format: str = "spheret-study-costs"
+    version: int = 1
+
+
+COST_DOCUMENT = Document(CostsRecord, "study", "delete it, and run the study again to measure")
+
+
+@dataclass
+class Laboratory:
+    """The directory of a study, with what its runs need.
+
+    device, threads: they decide the last bits of a run, so that they are part of its name.
+    """
+
+    plan: Plan
+    directory: Path
+    device: str = "cpu"
+    threads: int = 1
+    ignore_memory: bool = False
+    quiet: bool = False
+    _rows: dict[Key, Row] = field(default_factory=dict)
+    _data: dict[tuple[str, str | None], Data] = field(default_factory=dict)
+    _names: dict[Key, tuple[str, RunConfig]] = field(default_factory=dict)
+
+    @cached_property
+    def _groups(self) -> dict[str, Group]:
+        return {group.name: group for group in self.plan.groups}
+
+    @cached_property
+    def _contestants(self) -> dict[tuple[str, str], Contestant]:
+        return {(group.name, each.label): each for group in self.plan.groups for each in group.contestants}
+
+    def check(self) -> None:
+        """Raise if some run of the plan could not be trained. Nothing is prepared or written."""
+        device = machine.resolve_device(self.device)
+        for group in self.plan.groups:
+            for contestant in group.contestants:
+                for rate in group.part.rates:
+                    given = self._given(group, contestant, rate, 0)
+                    config = complete(given, device.type)
+                self._check_memory(config, device)
+
+    def _check_memory(self, config: RunConfig, device: torch.device) -> None:
+        if not self.ignore_memory:
+            tokens = config.train.batch_size * config.model.block
+            check_training(config.model, tokens, config.train.precision, device, remedy=IGNORE_MEMORY)
+
+    def prepare(self) -> None:
+        """Open the data of every group, and prepare a corpus that is not in the cache yet."""
+        for group in self.plan.groups:
+            self.data(group)
+
+    def data(self, group: Group) -> Data:
+        asked = merge(RECIPE, group.given)["data"]
+        place = asked["path"], asked.get("tokenizer")
+        if place not in self._data:
+            self._data[place] = open_named(*place, self.quiet)
+        return self._data[place]
+
+    def _given(self, group: Group, contestant: Contestant, rate: float, seed: int) -> Given:
+        own = {"train": {"lr": rate, "seed": seed}}
+        return merge(RECIPE, group.given, contestant.given, own)
+
+    def name(self, key: Key) -> tuple[str, RunConfig]:
+        """The name of a run's directory, which follows from its settings, and the settings."""
+        if key not in self._names:
+            group = self._groups[key.group]
+            data = self.data(group)
+            given = self._given(group, self._contestants[key.group, key.contestant], key.rate, key.seed)
+            config = complete(given, self.device, 1, data.vocab_size, data.padded_vocab_size)
+            settings = {name: values for name, values in config.as_dict().items() if name != "data"}
+            settings |= {"data": manifest_sha256(data), "device": self.device, "threads": self.threads}
+            digest = hashlib.sha256(files.dump(settings)).hexdigest()[:12]
+            self._names[key] = f"{config.model.scheme}-lr{key.rate:g}-seed{key.seed}-{digest}", config
+        return self._names[key]
+
+    def run_directory(self, key: Key) -> Path:
+        return self.directory / RUNS / self.name(key)[0]
+
+    def job(self, key: Key) -> Job:
+        """The training of a run, which reads its settings from a file of the study."""
+        name, config = self.name(key)
+        path = self.directory / CONFIGS / f"{name}.json"
+        data = files.dump(config.as_dict())
+        if not path.exists() or path.read_bytes() != data:
+            path.parent.mkdir(exist_ok=True)
+            files.write_atomically(path, data)
+        place = ["--out", str(self.run_directory(key)), "--threads", str(self.threads), "--device", self.device]
+        ignore = ["--ignore-memory"] if self.ignore_memory else []
+        words = ["train", "--config", str(path), *place, "--quiet", "--no-tensorboard", *ignore]
+        return Job(name, self.run_directory(key), tuple(words))
+
+    def rows(self) -> Mapping[Key, Row]:
+        """Every run that has ended, of those that the plan asks for. What has ended is read once."""
+        while True:
+            found = {}
+            for key in wanted(self.plan, self._rows):
+                row = row_of(self.run_directory(key), key)
+                if row is not None:
+                    found[key] = row
+            if not found:
+                return self._rows
+            self._rows.update(found)
+
+    def wanted(self) -> list[Key]:
+        return wanted(self.plan, self.rows())
+
+    def costs(self) -> dict[str, GroupCost]:
+        try:
+            return COST_DOCUMENT.read(self.directory / COSTS).groups
+        except FileNotFoundError:
+            return {}
+
+    def measure(self) -> None:
+        """Measure the update of every contestant of each group that is done and was not measured."""
+        costs, rows = self.costs(), self.rows()
+        left = {key.group for key in self.wanted()}
+        for group in self.plan.groups:
+            rates = {each: tuning(self.plan, group, each, rows).best for each in group.contestants}
+            tuned = {each: rate for each, rate in rates.items() if rate is not None}
+            measured = costs[group.name].seconds.keys() if group.name in costs else set()
+            if group.name in left or not group.part.seeds or {each.label for each in tuned} <= measured:
+                continue
+            configs = {each.label: self.name(Key(group.name, each.label, rate, 0))[1] for each, rate in tuned.items()}
+            device = machine.resolve_device(self.device)
+            seconds, rounds = measure_step_costs(configs, self.data(group), device, self.threads)
+            costs[group.name] = GroupCost(seconds, rounds, {**machine.machine(), "threads": self.threads})
+            COST_DOCUMENT.write(self.directory / COSTS, CostsRecord(costs))
+
+    def results(self) -> dict[Key, Row]:
+        """The rows with the cost of their updates, as results.jsonl has them."""
+        costs = self.costs()
+        results = {}
+        for key, row in self.rows().items():
+            cost = costs.get(key.group)
+            seconds = None if cost is None else cost.seconds.get(key.contestant)
+            results[key] = msgspec.structs.replace(row, step_seconds=seconds)
+        return results
+
+    def write_results(self) -> dict[Key, Row]:
+        results = self.results()
+        write_rows(self.directory / RESULTS, results.values())
+        return results

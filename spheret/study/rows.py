@@ -1,0 +1,134 @@
+"""The results of a study: one row per run that has ended. A report is a pure function of the plan and the rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from spheret.model.monitor import ENTROPY_MARGIN
+from spheret.plan.cost import step_flops
+from spheret.runs.run import Run, open_run
+from spheret.support import files
+from spheret.support.documents import Count, Lines, Positive, Record
+
+TUNE, FINAL, FLOOR = "tune", "final", "floor"
+# the training loss is the mean over this share of the last steps
+LAST_SHARE = 0.1
+
+
+class Key(NamedTuple):
+    """What a run of a study is: its group, its contestant, its learning rate and its seed."""
+
+    group: str
+    contestant: str
+    rate: float
+    seed: int
+
+
+class Row(Record):
+    """One run that has ended.
+
+    state: finished; collapsed if all tokens had one direction and the loss is still that of token frequencies;
+        diverged if a guard said so.
+    val_loss: at the last step; null if there is none. train_loss: the mean over the last tenth of the steps.
+    flops: of all steps, counted from the shapes. seconds: training as it took, beside whatever else ran.
+    step_seconds: one update, measured side by side with the other contestants of the group; null if not measured.
+    curve: steps and validation losses.
+    """
+
+    group: str
+    contestant: str
+    rate: float
+    seed: Count
+    state: Literal["finished", "collapsed", "diverged"]
+    reason: str
+    val_loss: float | None
+    train_loss: float | None
+    steps: Positive
+    tokens: Positive
+    flops: Positive
+    seconds: float
+    curve: list[tuple[Positive, float | None]]
+    run: str
+    commit: str | None
+    torch: str | None
+    processor: str | None
+    threads: int | None
+    step_seconds: float | None = None
+
+    @property
+    def key(self) -> Key:
+        return Key(self.group, self.contestant, self.rate, self.seed)
+
+    @property
+    def loss(self) -> float:
+        """The validation loss; infinity for a run that has none."""
+        return math.inf if self.val_loss is None else self.val_loss
+
+
+ROWS = Lines(Row, "copy the file back, or run the study again to write it")
+
+
+def read_rows(path: Path) -> dict[Key, Row]:
+    """The rows of a file that `write_rows` wrote."""
+    try:
+        return {row.key: row for row, _ in ROWS.read(path)}
+    except FileNotFoundError:
+        raise FileNotFoundError(f"no results at {path}: give a results.jsonl of spheret study.") from None
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Write all rows in one step, in an order of their own: the same rows give the same bytes."""
+    ordered = sorted(rows, key=lambda row: row.key)
+    files.write_atomically(path, b"".join(ROWS.encode(row) for row in ordered))
+
+
+def row_of(directory: Path, key: Key) -> Row | None:
+    """The row of a run directory; None while the run has not ended."""
+    if not directory.is_dir():
+        return None
+    run = open_run(directory)
+    lines = run.metrics()
+    last = lines[-1] if lines else {}
+    stopped = last.get("stopped")
+    if not stopped and last.get("step", 0) < run.steps:
+        return None
+    state, reason = _state(run, lines)
+    train, environment, model = run.settings.train, run.config.environment, run.model_config
+    losses = [line["loss"] for line in lines if line.get("loss") is not None]
+    tail = losses[-max(1, round(LAST_SHARE * len(losses))) :]
+    steps, tokens = run.steps, train.tokens_per_update
+    return Row(
+        group=key.group,
+        contestant=key.contestant,
+        rate=key.rate,
+        seed=key.seed,
+        state=state,
+        reason=reason,
+        val_loss=None if stopped else last.get("val_loss"),
+        train_loss=None if stopped or not tail else math.fsum(tail) / len(tail),
+        steps=steps,
+        tokens=steps * tokens,
+        flops=steps * step_flops(model, tokens),
+        seconds=max((line["seconds"] for line in lines if line.get("seconds") is not None), default=0.0),
+        curve=[(line["step"], line["val_loss"]) for line in lines if "val_loss" in line],
+        run=directory.name,
+        commit=environment.commit,
+        torch=environment.torch,
+        processor=environment.processor,
+        threads=environment.threads,
+    )
+
+
+def _state(run: Run, lines: list[dict[str, object]]) -> tuple[Literal["finished", "collapsed", "diverged"], str]:
+    for line in lines:
+        reason = line.get("stopped") or line.get("diverged")
+        if reason:
+            return "diverged", f"step {line['step']}: {reason}"
+    alarms = [line for line in lines if line.get("alarm")]
+    entropy, loss = run.config.data.unigram_entropy, lines[-1].get("val_loss")
+    if alarms and entropy is not None and isinstance(loss, float) and loss > (1 - ENTROPY_MARGIN) * entropy:
+        return "collapsed", f"step {alarms[0]['step']}: {alarms[0]['alarm']}"
+    return "finished", ""

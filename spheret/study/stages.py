@@ -1,0 +1,141 @@
+"""What a study does next: a pure function of its plan and of the runs that have ended.
+
+Every contestant is tuned: it gets the learning rates of its part, and more where the best one lies at an edge. Then
+it is trained with fresh seeds at its best rate. A rung of a ladder starts from the rate of the rung before it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from spheret.study.plan import Contestant, Group, Plan
+from spheret.study.rows import FINAL, FLOOR, TUNE, Key, Row
+
+# the first seed of each stage, so that the seeds of a verdict are not those that chose the rate
+SEEDS = {TUNE: 1, FINAL: 101, FLOOR: 201}
+
+Rows = Mapping[Key, Row]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How far the search for a learning rate is.
+
+    losses: the mean validation loss of each rate all of whose runs have ended; infinity if one of them has none.
+    missing: runs that the grid still needs.
+    best: the rate of the lowest loss, once nothing is missing.
+    bracketed: whether the best lies between two others.
+    """
+
+    losses: dict[float, float]
+    missing: tuple[Key, ...]
+    best: float | None
+    bracketed: bool
+
+
+def seeds_of(stage: str, count: int) -> range:
+    return range(SEEDS[stage], SEEDS[stage] + count)
+
+
+def start_rates(plan: Plan, group: Group, contestant: Contestant, rows: Rows) -> list[float] | None:
+    """The rates with which a contestant starts; None while the rung below is not tuned."""
+    below = plan.below(group)
+    if below is None:
+        return list(group.part.rates)
+    best = tuning(plan, below, contestant, rows).best
+    return None if best is None else [group.beside(best, steps) for steps in (-1, 0, 1)]
+
+
+def tuning(plan: Plan, group: Group, contestant: Contestant, rows: Rows) -> Tuning:
+    """The search of one contestant. The grid grows at an edge as often as the part allows."""
+    rates = start_rates(plan, group, contestant, rows)
+    if rates is None:
+        return Tuning({}, (), None, False)
+    grown = {-1: 0, 1: 0}
+    while True:
+        losses, missing = _losses(group, contestant, rates, rows)
+        if missing:
+            return Tuning(losses, tuple(missing), None, False)
+        best = min(rates, key=lambda rate: (losses[rate], rate))
+        # where no rate gave a loss, lower ones may
+        side = -1 if best == rates[0] or losses[best] == math.inf else 1 if best == rates[-1] else 0
+        if not side or grown[side] == group.part.extend:
+            found = losses[best] < math.inf
+            return Tuning(losses, (), best if found else None, found and not side)
+        grown[side] += 1
+        rates = sorted([*rates, group.beside(rates[0 if side < 0 else -1], side)])
+
+
+def _losses(
+    group: Group, contestant: Contestant, rates: Sequence[float], rows: Rows
+) -> tuple[dict[float, float], list[Key]]:
+    losses, missing = {}, []
+    # the middle first: a search that is cut short has tried the likeliest
+    for rate in sorted(rates, key=lambda rate: (abs(rates.index(rate) - len(rates) // 2), rate)):
+        keys = [Key(group.name, contestant.label, rate, seed) for seed in seeds_of(TUNE, group.part.tuning_seeds)]
+        absent = [key for key in keys if key not in rows]
+        missing += absent
+        if not absent:
+            losses[rate] = math.fsum(rows[key].loss for key in keys) / len(keys)
+    return dict(sorted(losses.items())), missing
+
+
+def wanted(plan: Plan, rows: Rows) -> list[Key]:
+    """The runs that can start now, the most valuable first. Empty if the study is done.
+
+    Groups come in the order of the plan. In a group, the first contestants are tuned and get their first seeds; then
+    the others; then come more seeds; then the noise floor. What was seen does not decide who gets more seeds: that
+    would make the verdicts wrong.
+    """
+    return [key for group in plan.groups for key in _of_group(plan, group, rows)]
+
+
+def _of_group(plan: Plan, group: Group, rows: Rows) -> list[Key]:
+    part = group.part
+    search = {contestant: tuning(plan, group, contestant, rows) for contestant in group.contestants}
+    first, others = group.contestants[: part.first], group.contestants[part.first :]
+    order: list[Key] = []
+    for some in (first, others):
+        # one rate of every contestant before the next rate of any
+        queues = [search[contestant].missing for contestant in some]
+        order += [key for turn in itertools.zip_longest(*queues) for key in turn if key is not None]
+        order += _seeds(group, some, search, FINAL, range(min(part.first_seeds, part.seeds)))
+    order += _seeds(group, group.contestants, search, FINAL, range(part.first_seeds, part.seeds))
+    floor = [contestant for contestant in group.contestants if contestant.label == part.noise_floor]
+    order += _seeds(group, floor, search, FLOOR, range(part.seeds))
+    return [key for key in order if key not in rows]
+
+
+def _seeds(
+    group: Group, contestants: Sequence[Contestant], search: Mapping[Contestant, Tuning], stage: str, turns: range
+) -> list[Key]:
+    """Fresh seeds of the contestants whose rate is known, one seed of each before the next."""
+    keys = []
+    for turn in turns:
+        for contestant in contestants:
+            best = search[contestant].best if search[contestant].bracketed else None
+            if best is not None:
+                keys.append(Key(group.name, contestant.label, best, SEEDS[stage] + turn))
+    return keys
+
+
+def stage_of(key: Key) -> str:
+    """The stage that a run belongs to, by its seed."""
+    return max((first, stage) for stage, first in SEEDS.items() if key.seed >= first)[1]
+
+
+def expected(plan: Plan, rows: Rows) -> int:
+    """About how many runs the whole study has: those that are known, and the seeds of contestants still in tuning."""
+    total = 0
+    for group in plan.groups:
+        for contestant in group.contestants:
+            search = tuning(plan, group, contestant, rows)
+            rates = start_rates(plan, group, contestant, rows)
+            tried = len(search.losses) + len({key.rate for key in search.missing})
+            total += (tried if rates else 3) * group.part.tuning_seeds
+            total += group.part.seeds if search.best is None or search.bracketed else 0
+        total += group.part.seeds if group.part.noise_floor else 0
+    return total
