@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -235,16 +236,29 @@ class PlainScaleNorm(Norm):
         return normalize(x, self.g)
 
 
+def check_radius(radius: float | Literal["sqrt"], dim: int | None = None) -> None:
+    """Raise an error unless a ScaleNorm can start there. Without `dim` the largest radius is not checked."""
+    number = isinstance(radius, (int, float)) and not isinstance(radius, bool)
+    high = math.inf if dim is None else math.sqrt(dim)
+    if radius != "sqrt" and not (number and math.isfinite(radius) and 1 <= radius <= high):
+        width = "" if dim is None else f" = {high:.5g} at width {dim}"
+        raise ValueError(
+            f'radius must be "sqrt" or a number from 1 to sqrt(dim){width}, got {radius!r}: the paper\'s modified '
+            "ScaleNorm keeps the radius in this interval."
+        )
+
+
 class ScaleNorm(Norm, Bounded):
     r"""The modified ScaleNorm at the entry of a spherical stream: h = R h/|h|.
 
     Paper: Eq. 11 (modified ScaleNorm).
 
-    The radius R = clamp(softplus(gamma), 1, sqrt d) is learned and starts at sqrt d. It chooses the sphere on which
-    all later spherical connections stay. A row of zeros stays zero.
+    The radius R = clamp(softplus(gamma), 1, sqrt d) is learned. It chooses the sphere on which all later spherical
+    connections stay. A row of zeros stays zero.
 
     exact_clamp: use the paper's torch.clamp, whose gradient is 0 beyond the bound (see spheret.bounds).
     channel_dim: the dimension that holds the rows' `dim` entries. (N, C, H, W) has channel_dim=1.
+    radius: where R starts: "sqrt" for the paper's sqrt d, or a number from 1 to sqrt d.
     """
 
     def __init__(
@@ -254,14 +268,18 @@ class ScaleNorm(Norm, Bounded):
         channel_dim: int = -1,
         device: Device = None,
         dtype: torch.dtype | None = None,
+        *,
+        radius: float | Literal["sqrt"] = "sqrt",
     ):
         super().__init__(dim, channel_dim)
+        check_radius(radius, dim)
+        self.start_radius = math.sqrt(dim) if isinstance(radius, str) else float(radius)
         self.exact_clamp = exact_clamp
         self.gamma = empty_parameter(1, device, dtype)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.constant_(self.gamma, inverse_softplus(math.sqrt(self.dim)))
+        nn.init.constant_(self.gamma, inverse_softplus(self.start_radius))
 
     @property
     def radius(self) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from spheret.bounds import inverse_softplus
 from spheret.connections.base import (
     Connection,
+    Initialisation,
     RetractionStep,
     Scheme,
     channels_last,
@@ -20,7 +21,7 @@ from spheret.connections.base import (
     check_sublayer,
 )
 from spheret.connections.bounded import Bounded, BoundedScalar
-from spheret.connections.norms import Device, LayerNorm, ScaleNorm, empty_parameter
+from spheret.connections.norms import Device, LayerNorm, ScaleNorm, check_radius, empty_parameter
 from spheret.kernels import check_cap, check_rows, compute_dtype, retract_unchecked
 from spheret.kernels.closed import dots
 from spheret.retractions import P, Retraction, angular, as_retraction
@@ -47,6 +48,8 @@ class SpheretNorm(Bounded):
     learnable_p: p becomes softplus of a 1-element parameter that starts at the retraction's own p.
     exact_clamp: use the paper's torch.clamp, whose gradient is 0 beyond the bound (see spheret.bounds).
     channel_dim: the dimension of h and f that holds the `dim` entries of a row. (N, C, H, W) has channel_dim=1.
+    learnable_alpha: False fixes the step size at its start. The module then has no parameter a.
+    alpha: where softplus(a) starts, in (0, 1]. The step size starts at lambda_l times it.
 
     A row of zeros stays zero. A row with NaN becomes NaN. Paper: Definition 4 (p-SpheretNorm) and
     Section 4.2.
@@ -65,8 +68,16 @@ class SpheretNorm(Bounded):
         channel_dim: int = -1,
         device: Device = None,
         dtype: torch.dtype | None = None,
+        *,
+        learnable_alpha: bool = True,
+        alpha: float = 1.0,
     ):
         super().__init__()
+        if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 < alpha <= 1:
+            raise ValueError(
+                f"alpha must be a number greater than 0 and at most 1, got {alpha!r}: the step size starts at "
+                "lambda_l alpha and is at most lambda_l."
+            )
         check_sublayer(sublayer, num_sublayers)
         self.dim, self.sublayer, self.num_sublayers = check_dim(dim), sublayer, num_sublayers
         self.channel_dim = channel_dim
@@ -81,7 +92,8 @@ class SpheretNorm(Bounded):
             max_angle = automatic_cap(self.retraction, learnable_p)
         check_cap(max_angle)
         self.max_angle = max_angle
-        self.a = empty_parameter(1, device, dtype)
+        self.start_alpha = float(alpha)
+        self.a: nn.Parameter | None = empty_parameter(1, device, dtype) if learnable_alpha else None
         self.raw_p: nn.Parameter | None = None
         if learnable_p:
             start = float(self.retraction.p)
@@ -97,18 +109,26 @@ class SpheretNorm(Bounded):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set the step size to lambda_l, and a learned p to its start."""
-        nn.init.constant_(self.a, inverse_softplus(1.0))
+        """Set a learned step size and a learned p to their starts."""
+        if self.a is not None:
+            nn.init.constant_(self.a, inverse_softplus(self.start_alpha))
         if self.raw_p is not None:
             nn.init.constant_(self.raw_p, inverse_softplus(self.start_p))
 
     @property
     def alpha(self) -> Tensor:
-        """The step size lambda_l clamp(softplus(a), max 1), a 1-element tensor."""
+        """The step size lambda_l clamp(softplus(a), max 1), a 1-element tensor. A fixed one is on the CPU."""
+        step = self._step()
+        return step if isinstance(step, Tensor) else torch.tensor([step], dtype=torch.float64, device="cpu")
+
+    def _step(self) -> P:
+        """The step size as the kernels take it. A fixed one is a number, which fits every device and dtype."""
+        if self.a is None:
+            return self.factor * self.start_alpha
         return self.bounded_softplus(self.a, 0.0, 1.0, self.factor)
 
     def bounded_scalars(self) -> list[BoundedScalar]:
-        return [BoundedScalar("a", self.a, 0.0, 1.0)]
+        return [] if self.a is None else [BoundedScalar("a", self.a, 0.0, 1.0)]
 
     @property
     def p(self) -> P:
@@ -126,7 +146,7 @@ class SpheretNorm(Bounded):
         if self.channel_dim != -1:
             h, f = self._channels_last(h, f)
         check_rows(h, f, self.dim)
-        out = retract_unchecked(h, f, self.alpha, self.retraction, self.p, self.max_angle)
+        out = retract_unchecked(h, f, self._step(), self.retraction, self.p, self.max_angle)
         return out if self.channel_dim == -1 else out.movedim(-1, self.channel_dim)
 
     def _channels_last(self, h: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,7 +162,7 @@ class SpheretNorm(Bounded):
         # the square root has no finite gradient at 0
         tiny = torch.finfo(dtype).tiny
         eta = zz.clamp(min=tiny).sqrt() / hh.clamp(min=tiny).sqrt()
-        beta = self.alpha * torch.where(hh == 0, 0.0, eta)
+        beta = self._step() * torch.where(hh == 0, 0.0, eta)
         theta = self.retraction.theta(beta, self.p)
         return (theta if self.max_angle is None else theta.clamp(max=self.max_angle)).squeeze(-1)
 
@@ -150,7 +170,8 @@ class SpheretNorm(Bounded):
         p = "learned p" if self.raw_p is not None else self.retraction.name
         cap = "no cap" if self.max_angle is None else f"max_angle={self.max_angle:.4f}"
         channels = "" if self.channel_dim == -1 else f", channel_dim={self.channel_dim}"
-        return f"{self.dim}, sublayer={self.sublayer}, {p}, {self.schedule}, {cap}{channels}"
+        fixed = "" if self.a is not None else ", fixed alpha"
+        return f"{self.dim}, sublayer={self.sublayer}, {p}, {self.schedule}, {cap}{channels}{fixed}"
 
 
 class SphericalConnection(Connection):
@@ -196,6 +217,10 @@ class Spherical(Scheme):
     | `entry_norm` | whether there is a ScaleNorm at the entry |
     | `exact_clamp` | the paper's torch.clamp for the bounded scalars |
     | `bias` | whether LayerNorms have a bias |
+    | `output_init` | how large the weights that write to the stream start: "scaled" by 1/sqrt(2N), or "full" |
+    | `radius` | where the entry's radius starts: "sqrt" for sqrt d, or a number from 1 to sqrt d |
+    | `learnable_alpha` | whether the step sizes are learned; if not, they stay where they start |
+    | `alpha` | where the step sizes start, as a share of lambda_l in (0, 1] |
     """
 
     p: float | None = None
@@ -209,6 +234,10 @@ class Spherical(Scheme):
     entry_norm: bool = True
     exact_clamp: bool = False
     bias: bool = True
+    output_init: Literal["scaled", "full"] = "scaled"
+    radius: float | Literal["sqrt"] = "sqrt"
+    learnable_alpha: bool = True
+    alpha: float = 1.0
     # the p of a row of SCHEMES, taken where neither `p` nor `retraction` is given
     default_p: InitVar[float] = 1.0
     source: ClassVar[str] = "arXiv 2608.02668"
@@ -227,6 +256,14 @@ class Spherical(Scheme):
             )
         if self.index not in ("sublayer", "block"):
             raise unknown("index", self.index, ("sublayer", "block"))
+        if self.output_init not in ("scaled", "full"):
+            raise unknown("output_init", self.output_init, ("scaled", "full"))
+        check_radius(self.radius)
+        if self.radius != "sqrt" and not self.entry_norm:
+            raise ValueError(
+                f"radius = {self.radius!r} is where the ScaleNorm at the entry starts, and entry_norm = False "
+                "removes it: give one of the two."
+            )
         # building one sublayer here checks all other options before a model is built
         self._update(2, 1, 2)
 
@@ -244,10 +281,12 @@ class Spherical(Scheme):
             max_angle=self.max_angle,
             learnable_p=self.learnable_p,
             exact_clamp=self.exact_clamp,
+            learnable_alpha=self.learnable_alpha,
+            alpha=self.alpha,
         )
 
     def enter(self, dim: int) -> nn.Module:
-        return ScaleNorm(dim, self.exact_clamp) if self.entry_norm else nn.Identity()
+        return ScaleNorm(dim, self.exact_clamp, radius=self.radius) if self.entry_norm else nn.Identity()
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
         norm = self._update(dim, sublayer, num_sublayers)
@@ -256,3 +295,6 @@ class Spherical(Scheme):
 
     def exit(self, dim: int) -> nn.Module:
         return LayerNorm(dim, self.bias) if self.final_norm else nn.Identity()
+
+    def initialisation(self, num_sublayers: int) -> Initialisation:
+        return super().initialisation(num_sublayers) if self.output_init == "scaled" else Initialisation(output=1.0)

@@ -74,7 +74,9 @@ class GPTConfig:
         if self.head_bias not in HEAD_BIASES:
             raise unknown("head_bias", self.head_bias, HEAD_BIASES)
         object.__setattr__(self, "scheme_options", options_from_json(self.scheme_options))
-        self.build_scheme()
+        # the entry's options depend on the width: a radius beyond sqrt(width) is an error
+        with torch.device("meta"):
+            self.build_scheme().enter(self.width)
         check_environment()
 
     def build_scheme(self) -> Scheme:

@@ -64,14 +64,16 @@ def autograd_keeps(run: Callable[[], Tensor], parameters: list[nn.Parameter]) ->
     # holding the tensors keeps their addresses from being used again
     seen: dict[int, Tensor] = {}
 
-    def pack(x: Tensor) -> Tensor:
+    def pack(x: Tensor) -> None:
+        # there is no backward; a graph that held its own results would never be freed
         seen[x.untyped_storage().data_ptr()] = x
-        return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         kept_alive = run()
     total = sum(x.untyped_storage().nbytes() for address, x in seen.items() if address not in own)
     del kept_alive
+    # the graph also holds `pack`, and so `seen`
+    seen.clear()
     return total
 
 
@@ -90,9 +92,9 @@ class Kept:
 _ROWS, _WIDTHS = 1024, (8, 16)
 
 
-def _line(count: Callable[[int], int]) -> Kept:
+def _line(count: Callable[[int], int], widths: tuple[int, int] = _WIDTHS) -> Kept:
     """Kept, from counts at two widths."""
-    (narrow, wide), (d, e) = (count(width) / _ROWS for width in _WIDTHS), _WIDTHS
+    (narrow, wide), (d, e) = (count(width) / _ROWS for width in widths), widths
     slope = round((wide - narrow) / (e - d))
     return Kept(slope, max(0, round(narrow - slope * d)))
 
@@ -164,14 +166,15 @@ def _logit_gain(scheme: Scheme) -> Kept:
     return _line(count)
 
 
-def _module(make: Callable[[int], nn.Module]) -> Kept:
-    """What an entry or an exit keeps."""
+@lru_cache(maxsize=4096)
+def _end(scheme: Scheme, entry: bool, least: int) -> Kept:
+    """What the entry or the exit keeps. least: the model's width, as an option may not allow a smaller one."""
 
     def count(width: int) -> int:
-        module, h = make(width), torch.ones(_ROWS, width, requires_grad=True)
+        module, h = (scheme.enter if entry else scheme.exit)(width), torch.ones(_ROWS, width, requires_grad=True)
         return autograd_keeps(lambda: module(h) * 1.0, list(module.parameters()))
 
-    return _line(count)
+    return _line(count, (least, 2 * least))
 
 
 def connections(config: GPTConfig, tokens: int, precision: str, backend: str | None = None) -> list[float]:
@@ -217,7 +220,7 @@ def activations(config: GPTConfig, tokens: int, precision: str) -> Activations:
     stream, its gradient and the head's gradient. It computes both gradients with the loss, so it keeps no logits.
     """
     scheme, d, least = config.build_scheme(), config.width, least_activations(config, tokens, precision)
-    ends = _module(scheme.enter).bytes(tokens, d) + _module(scheme.exit).bytes(tokens, d)
+    ends = sum(_end(scheme, entry, d).bytes(tokens, d) for entry in (True, False))
     ends += _logit_gain(scheme).bytes(config.vocab, d)
     inside = [_inside(scheme, number, 2 * config.layers, precision) for number in range(1, 2 * config.layers + 1)]
     normed = sum(tokens * (kept.wide * d + kept.fixed * config.heads) for kept in inside[::2])

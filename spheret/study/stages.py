@@ -6,7 +6,6 @@ it is trained with fresh seeds at its best rate. A rung of a ladder starts from 
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,13 +24,13 @@ class Tuning:
     """How far the search for a learning rate is.
 
     losses: the mean validation loss of each rate all of whose runs have ended; infinity if one of them has none.
-    missing: runs that the grid still needs.
+    missing: runs that the grid still needs, with the place of their rate when counted from the middle.
     best: the rate of the lowest loss, once nothing is missing.
     bracketed: whether the best lies between two others.
     """
 
     losses: dict[float, float]
-    missing: tuple[Key, ...]
+    missing: tuple[tuple[int, Key], ...]
     best: float | None
     bracketed: bool
 
@@ -71,13 +70,14 @@ def tuning(plan: Plan, group: Group, contestant: Contestant, rows: Rows) -> Tuni
 
 def _losses(
     group: Group, contestant: Contestant, rates: Sequence[float], rows: Rows
-) -> tuple[dict[float, float], list[Key]]:
+) -> tuple[dict[float, float], list[tuple[int, Key]]]:
     losses, missing = {}, []
     # the middle first: a search that is cut short has tried the likeliest
-    for rate in sorted(rates, key=lambda rate: (abs(rates.index(rate) - len(rates) // 2), rate)):
+    from_the_middle = sorted(rates, key=lambda rate: (abs(rates.index(rate) - len(rates) // 2), rate))
+    for place, rate in enumerate(from_the_middle):
         keys = [Key(group.name, contestant.label, rate, seed) for seed in seeds_of(TUNE, group.part.tuning_seeds)]
         absent = [key for key in keys if key not in rows]
-        missing += absent
+        missing += [(place, key) for key in absent]
         if not absent:
             losses[rate] = math.fsum(rows[key].loss for key in keys) / len(keys)
     return dict(sorted(losses.items())), missing
@@ -100,8 +100,8 @@ def _of_group(plan: Plan, group: Group, rows: Rows) -> list[Key]:
     order: list[Key] = []
     for some in (first, others):
         # one rate of every contestant before the next rate of any
-        queues = [search[contestant].missing for contestant in some]
-        order += [key for turn in itertools.zip_longest(*queues) for key in turn if key is not None]
+        missing = [each for contestant in some for each in search[contestant].missing]
+        order += [key for _, key in sorted(missing, key=lambda each: each[0])]
         order += _seeds(group, some, search, FINAL, range(min(part.first_seeds, part.seeds)))
     order += _seeds(group, group.contestants, search, FINAL, range(part.first_seeds, part.seeds))
     floor = [contestant for contestant in group.contestants if contestant.label == part.noise_floor]
@@ -134,7 +134,7 @@ def expected(plan: Plan, rows: Rows) -> int:
         for contestant in group.contestants:
             search = tuning(plan, group, contestant, rows)
             rates = start_rates(plan, group, contestant, rows)
-            tried = len(search.losses) + len({key.rate for key in search.missing})
+            tried = len(search.losses) + len({place for place, _ in search.missing})
             total += (tried if rates else 3) * group.part.tuning_seeds
             total += group.part.seeds if search.best is None or search.bracketed else 0
         total += group.part.seeds if group.part.noise_floor else 0

@@ -24,6 +24,8 @@ OPTIONS = (
     ("geonorm", (("max_angle", 0.05), ("schedule", "constant"))),
     ("proj-spheretnorm", (("inner_norm", True), ("index", "block"))),
     ("proj-spheretnorm", (("entry_norm", False), ("schedule", "linear-paper"))),
+    ("proj-spheretnorm", (("learnable_alpha", False), ("alpha", 0.5))),
+    ("cay-spheretnorm", (("output_init", "full"), ("radius", 2.0))),
 )
 
 

@@ -83,6 +83,8 @@ class TestParameters:
         [
             *((name, {}) for name in SCHEMES),
             ("p-spheretnorm", {"learnable_p": True, "inner_norm": True}),
+            ("proj-spheretnorm", {"alpha": 0.25, "radius": 2.0}),
+            ("proj-spheretnorm", {"learnable_alpha": False}),
             ("pre-ln", {"norm": "rmsnorm"}),
             ("pre-dyt", {"slope": 0.3}),
         ],

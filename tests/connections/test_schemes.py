@@ -22,6 +22,7 @@ VARIANTS = [
     ("p-spheretnorm", {"learnable_p": True}),
     ("proj-spheretnorm", {"inner_norm": True, "final_norm": False, "entry_norm": False, "index": "block"}),
     ("cay-spheretnorm", {"exact_clamp": True, "schedule": "linear", "max_angle": None}),
+    ("proj-spheretnorm", {"learnable_alpha": False, "alpha": 0.5, "radius": 2.0}),
     ("pre-ln", {"norm": "rmsnorm", "bias": False}),
     ("ngpt", {"inner_scales": False}),
 ]

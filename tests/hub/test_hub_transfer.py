@@ -34,9 +34,15 @@ def assert_same_run(a, b):
     assert a.tokenizer().file == b.tokenizer().file
 
 
-@pytest.mark.parametrize("name", SCHEMES)
-def test_there_and_back(name, tmp_path):
-    options = {"learnable_p": True} if name == "p-spheretnorm" else {}
+# options that change what is saved, on top of the table's defaults
+VARIANTS = [
+    *((name, {"learnable_p": True} if name == "p-spheretnorm" else {}) for name in SCHEMES),
+    ("proj-spheretnorm", {"learnable_alpha": False, "alpha": 0.5, "radius": 2.0, "output_init": "full"}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_there_and_back(name, options, tmp_path):
     model = tiny(name, vocab=320, scheme_options=options, head_bias="unigram")
     run = make_run(tmp_path / "run", model)
     exported = export(run, tmp_path / "hub")

@@ -1,8 +1,10 @@
 """The plan's arithmetic against saved tensors, live storages, torch's FLOP counter and real optimisers."""
 
+import gc
 import json
 import math
 import re
+import weakref
 from pathlib import Path
 
 import pytest
@@ -50,11 +52,16 @@ def saved_bytes(model, precision, batch):
     return sum(x.untyped_storage().nbytes() for address, x in seen.items() if address not in own)
 
 
+# a radius that narrower models do not allow, and a step size that is no parameter
+OPTIONS = {"radius": 5.0, "learnable_alpha": False, "output_init": "full"}
+
+
 @pytest.mark.parametrize("precision", memory.PRECISIONS)
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_activations_are_what_autograd_keeps(scheme, precision):
+@pytest.mark.parametrize(("scheme", "options"), [*((name, {}) for name in SCHEMES), ("proj-spheretnorm", OPTIONS)])
+def test_activations_are_what_autograd_keeps(scheme, options, precision):
     for size in SMALL:
-        model = GPT(config(size, scheme))
+        model = GPT(config(size, scheme, scheme_options=options))
+        assert memory.shape(model.config).parameters == model.parameter_count()
         measured = saved_bytes(model, precision, size[-1])
         planned = memory.activations(model.config, size[-1] * model.config.block, precision).total
         # the docs promise 1 %; apart from small constants it is exact
@@ -269,3 +276,17 @@ def test_the_bound_for_too_large_models_lies_below_the_plan(scheme, precision):
         bound = fits.least_training_bytes(config, 256, precision)
         # it never refuses what fits, and it is no empty promise
         assert 0.5 * planned < bound <= planned
+
+
+def test_what_was_counted_is_freed():
+    alive = []
+
+    def run():
+        h = torch.ones(8, 8, requires_grad=True)
+        out = h.sin().exp()
+        alive.append(weakref.ref(h))
+        return out
+
+    assert memory.autograd_keeps(run, []) > 0
+    gc.collect()
+    assert [h() for h in alive] == [None]

@@ -93,8 +93,8 @@ class TestOptions:
     @pytest.mark.parametrize("recipe", paper_runs("openwebtext", "S"), ids=lambda recipe: recipe.scheme)
     def test_a_scheme_with_another_option_does_not_pass_as_the_papers(self, recipe):
         built = scheme(recipe.scheme, **recipe.scheme_options)
-        words = {"schedule": "constant", "index": "block", "norm": ("layernorm", "rmsnorm")}
-        numbers = {"p": 3.0, "retraction": 3.0, "max_angle": 0.1, "slope": 0.7}
+        words = {"schedule": "constant", "index": "block", "norm": ("layernorm", "rmsnorm"), "output_init": "full"}
+        numbers = {"p": 3.0, "retraction": 3.0, "max_angle": 0.1, "slope": 0.7, "radius": 2.0, "alpha": 0.5}
         for field in fields(built):
             default = getattr(built, field.name)
             # p = infinity cannot be learned

@@ -1,0 +1,103 @@
+"""Plans: what they mean, and a sentence for everything that is wrong with one."""
+
+import pytest
+from study_helpers import TWO, plan_of, written
+
+from spheret.connections import PAPER_SCHEMES
+from spheret.study.plan import OURS, read_plan
+
+
+def test_products_are_contestants(tmp_path):
+    plan = plan_of(
+        tmp_path,
+        """
+        [[parts]]
+        name = "schedules"
+        rates = [1e-3, 2e-3]
+        contestants = [
+            "paper",
+            {schemes = ["residual", "ngpt"]},
+            {schemes = ["proj-spheretnorm"], options = {schedule = ["constant", "sqrt"], p = [1, 2.5]}},
+            {schemes = ["pre-ln"], settings = {warmup = [3, 9], head_bias = "none"}},
+        ]
+        """,
+    )
+    labels = [contestant.label for contestant in plan.groups[0].contestants]
+    assert labels == [
+        *PAPER_SCHEMES,
+        "residual",
+        "ngpt",
+        "proj-spheretnorm (schedule=constant, p=1)",
+        "proj-spheretnorm (schedule=constant, p=2.5)",
+        "proj-spheretnorm (schedule=sqrt, p=1)",
+        "proj-spheretnorm (schedule=sqrt, p=2.5)",
+        "pre-ln, warmup=3, head_bias=none",
+        "pre-ln, warmup=9, head_bias=none",
+    ]
+    last = plan.groups[0].contestants[-1].given
+    assert last["train"] == {"warmup": 9}
+    assert last["model"] == {"head_bias": "none", "scheme": "pre-ln", "scheme_options": {}}
+
+
+def test_every_part_comes_before_any_ladder(tmp_path):
+    part = TWO + "ladder = [{layers = 24}, {layers = 36, width = 128}]\n"
+    plan = plan_of(tmp_path, part + part.replace('"two"', '"more"'))
+    names = ["two", "more", "two-layers24", "more-layers24", "two-layers36-width128", "more-layers36-width128"]
+    assert [group.name for group in plan.groups] == names
+    assert plan.groups[4].given["model"] == {"layers": 36, "width": 128}
+    assert plan.below(plan.groups[4]) == plan.groups[2]
+    assert plan.below(plan.groups[0]) is None
+
+
+def test_rates_lie_on_one_grid(tmp_path):
+    group = plan_of(tmp_path).groups[0]
+    assert [group.beside(2e-3, steps) for steps in range(-3, 3)] == [2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3]
+
+
+def test_our_own_plan_is_one():
+    plan = read_plan(OURS)
+    assert {each.label for each in plan.groups[0].contestants} == set(PAPER_SCHEMES)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("title = 3", "is no plan"),
+        ("", "parts is missing"),
+        ("parts = []", r"has no \[\[parts\]\]"),
+        ("surprise = 1" + TWO, "surprise is an unknown key"),
+        (TWO + TWO, "two parts of the name 'two'"),
+        (TWO.replace("post-ln", "post-lm"), "unknown scheme 'post-lm'. Did you mean 'post-ln'"),
+        (TWO.replace('"pre-ln", "post-ln"', '"pre-ln", {schemes = ["pre-ln"]}'), "'pre-ln' twice"),
+        (TWO.replace('"pre-ln", "post-ln"', ""), "has no contestants"),
+        (TWO.replace("[1e-3, 2e-3, 4e-3]", "[1e-3]"), "two or more"),
+        (TWO.replace("[1e-3, 2e-3, 4e-3]", "[1e-3, 2e-3, 8e-3]"), "equal ratios"),
+        (TWO.replace("[1e-3, 2e-3, 4e-3]", "[4e-3, 2e-3, 1e-3]"), "must rise"),
+        (TWO.replace("[1e-3, 2e-3, 4e-3]", "[-1e-3, 2e-3]"), "rates"),
+        (TWO.replace("[1e-3, 2e-3, 4e-3]", "[nan, nan]"), "rates"),
+        (TWO + "seeds = -1", "seeds"),
+        (TWO + "seeds = 100000", "seeds"),
+        (TWO + 'noise_floor = "keel"', "unknown noise_floor"),
+        (TWO + "ladder = [{}]", "changes nothing"),
+        (TWO + "ladder = [{depth = 3}]", "unknown setting in part 'two'"),
+        (TWO + 'ladder = [{layers = "many"}]', "layers"),
+        (TWO + "[parts.train]\nlr = 1e-3", "lr in .* is what a study chooses itself"),
+        ("[train]\nseed = 1\n" + TWO, "seed in .* is what a study chooses itself"),
+        ("[model]\nlayer = 1\n" + TWO, "unknown setting"),
+        (TWO.replace('name = "two"', 'name = "../two"'), "name"),
+        (TWO.replace('name = "two"', 'name = "two'), "is no plan"),
+    ],
+)
+def test_a_wrong_plan_is_a_sentence(text, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        plan_of(tmp_path, text)
+
+
+def test_what_is_no_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no plan at"):
+        read_plan(tmp_path / "none.toml")
+    with pytest.raises(ValueError, match="is no plan"):
+        read_plan(tmp_path)
+    written(tmp_path, "").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="is no plan"):
+        read_plan(tmp_path / "plan.toml")
