@@ -4,11 +4,15 @@ EXTRAS := dev,triton,hub,corpus,gpt2,data,eval,track
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: race env test test-all drill slurm mutate lint format check clean
+.PHONY: race study results env test test-all drill slurm mutate lint format check clean
 
 # the main job needs no more than the library and its corpus
 race: .venv/.race
 	$(BIN)/python -m spheret race
+
+# MINUTES=20 bounds it; the same command goes on later
+study: .venv/.race
+	$(BIN)/python -m spheret study $(if $(MINUTES),--minutes $(MINUTES))
 
 .venv/.race: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -34,6 +38,10 @@ drill: env
 # starts a SLURM of its own and ends it; SLURM must be installed, and if it is not, the error names the packages
 slurm: env
 	$(BIN)/python -m pytest -m slurm tests/race
+
+# the figures and tables of docs/results, from its results.jsonl
+results: env
+	$(BIN)/python docs/results/build.py
 
 # FILES="retractions.py kernels/closed.py" chooses files; tests/mutate.py lists them all
 mutate: env

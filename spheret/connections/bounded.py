@@ -1,14 +1,16 @@
-"""`Bounded`: the base class of modules with learnable scalars that are kept in an interval.
+"""`Bounded` and `Constrained`: base classes of modules whose parameters stay in a set, whatever the training loop.
+
+A `Bounded` has learnable scalars that are kept in an interval.
 
 The value of a scalar is clamped, and every gradient passes (see spheret.bounds). After each step of any torch
 optimiser, the parameters that it holds are put back on the bounds that they crossed. So they never wind up beyond a
-bound, and the first step inward moves the value.
+bound, and the first step inward moves the value. A `Constrained` restores its own constraint in the same way.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -100,6 +102,32 @@ class Bounded(nn.Module):
                 g.masked_fill_(((x >= ceiling) & (g < 0)) | ((x <= floor) & (g > 0)), 0.0)
 
 
+# every living Constrained module, by its id
+_CONSTRAINED: weakref.WeakValueDictionary[int, Constrained] = weakref.WeakValueDictionary()
+
+
+class Constrained(nn.Module):
+    """A module that restores a constraint on its weights after each step of a torch optimiser that holds some.
+
+    constrained_by_steps: set it to False on a module to call `constrain` by hand instead.
+    """
+
+    constrained_by_steps: bool = True
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        _CONSTRAINED[id(self)] = self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # copies and unpickled modules come this way
+        super().__setstate__(state)
+        _CONSTRAINED[id(self)] = self
+
+    def constrain(self, held: Container[int] | None = None) -> None:
+        """Restore the constraint on all weights, or on those whose id is in `held`."""
+        raise NotImplementedError(f"{type(self).__name__} must define constrain.")
+
+
 @torch.no_grad()
 def _project(scalars: Iterable[BoundedScalar]) -> None:
     """Clamp the parameters to the inverses of their bounds, without waiting for a GPU."""
@@ -117,7 +145,7 @@ def _project(scalars: Iterable[BoundedScalar]) -> None:
 
 
 def _after_step(optimizer: Optimizer, args: Any, options: Any) -> None:
-    """Project the bounded scalars that an optimiser holds."""
+    """Project the bounded scalars that an optimiser holds, and restore the constraints on its weights."""
     held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     scalars = []
     # the list of references is copied at once, so other threads may build modules meanwhile
@@ -130,6 +158,10 @@ def _after_step(optimizer: Optimizer, args: Any, options: Any) -> None:
         if any(id(p) in held for p in own):
             scalars += [scalar for scalar in module.bounded_scalars() if id(scalar.parameter) in held]
     _project(scalars)
+    for weak in _CONSTRAINED.valuerefs():
+        model = weak()
+        if model is not None and model.constrained_by_steps and any(id(p) in held for p in model.parameters()):
+            model.constrain(held)
 
 
 register_optimizer_step_post_hook(_after_step)

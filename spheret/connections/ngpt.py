@@ -87,7 +87,7 @@ class NGPT(Scheme):
     """nGPT: h' = norm(h + |a| (norm(F h) - h)) on the unit sphere, with the rest of its recipe.
 
     `normalize_weights`: the weight vectors that face the stream are unit vectors, before the first step and after
-        each one. The trainer calls `constrain` for it.
+        each one of a torch optimiser, in any training loop.
     `inner_scales`: q and k are normalised, and q and k, the MLP's hidden layer and each logit have learned scales.
         Without it the branches are plain, and the logits have one learned scale.
     """

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from spheret.data.records import check_ids
+from spheret.data.records import MIB, ShardRecord, check_ids
 from spheret.data.shards import check_hash
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -31,22 +31,27 @@ _ROUNDS = 4
 class Stream:
     """The ids of several shards as one memory-mapped ring. Resident memory stays bounded.
 
-    sha256: per shard the hash that its bytes must have. A shard is checked when a window of it is first read, so
-    opening costs nothing, and no id of a damaged shard is ever returned.
+    records: per shard the hashes that its bytes must have. A MiB is checked when a window of it is first read. So
+    opening costs nothing, the first batch costs the same for any amount of data, and no id of a damaged MiB is ever
+    returned. A shard whose record has no hashes per MiB is checked as a whole.
     """
 
-    def __init__(self, paths: Sequence[Path], dtype: np.dtype[Any], vocab_size: int, sha256: Sequence[str]) -> None:
+    def __init__(
+        self, paths: Sequence[Path], dtype: np.dtype[Any], vocab_size: int, records: Sequence[ShardRecord]
+    ) -> None:
         self._vocab_size = vocab_size
-        self._paths, self._sha256 = paths, sha256
-        # the shards whose bytes have been checked
-        self._checked: set[int] = set()
+        self._paths = paths
+        # per shard its hashes, one after the other; the bytes of each; and which of them were checked
+        self._hashes = [record.sha256_per_mib or record.sha256 for record in records]
+        self._parts = [MIB if record.sha256_per_mib else record.tokens * dtype.itemsize for record in records]
+        self._checked = [bytearray(len(hashes) // 64) for hashes in self._hashes]
         self._maps: list[mmap.mmap] = []
         self._arrays: list[np.ndarray] = []
-        for path in paths:
+        for path, record in zip(paths, records, strict=True):
             with path.open("rb") as file:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             self._maps.append(mapped)
-            self._arrays.append(np.frombuffer(mapped, dtype=dtype))
+            self._arrays.append(np.frombuffer(mapped, dtype=dtype, count=record.tokens))
         # where each shard ends in the ring
         self._ends = np.cumsum([len(array) for array in self._arrays], dtype=np.int64).tolist()
         self._windows_read = 0
@@ -54,14 +59,25 @@ class Stream:
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def _shard(self, index: int) -> np.ndarray:
-        """Return the ids of a shard, after a check of its bytes when they are first used."""
-        if index not in self._checked:
-            digest = hashlib.sha256(self._maps[index]).hexdigest()
-            check_hash(self._paths[index], digest, self._sha256[index])
-            self._checked.add(index)
-            self._release(self._maps[index])
-        return self._arrays[index]
+    def _ids(self, index: int, first: int, last: int) -> np.ndarray:
+        """Return ids of a shard, after a check of the bytes around them when these are first used."""
+        ids, checked, size = self._arrays[index][first:last], self._checked[index], self._parts[index]
+        begin = first * ids.itemsize
+        for number in range(begin // size, -(-(begin + ids.nbytes) // size)):
+            if not checked[number]:
+                self._check(index, number * size, size)
+                checked[number] = True
+        return ids
+
+    def _check(self, index: int, start: int, size: int) -> None:
+        """Raise unless the bytes of a shard from `start` on have their hash."""
+        part = memoryview(self._maps[index])[start : start + size]
+        number = start // size
+        expected = self._hashes[index][64 * number : 64 * number + 64]
+        where = "" if len(part) == len(self._maps[index]) else f" in bytes {start:,} to {start + len(part) - 1:,}"
+        check_hash(self._paths[index], hashlib.sha256(part).hexdigest(), expected, where)
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._maps[index].madvise(mmap.MADV_DONTNEED, start, len(part))
 
     def window(self, start: int, length: int) -> np.ndarray:
         """Return `length` ids from `start` on, across shard ends and from the last id to the first: (length,)."""
@@ -69,9 +85,8 @@ class Stream:
         while length:
             start %= len(self)
             index = bisect.bisect_right(self._ends, start)
-            array = self._shard(index)
-            first = start - (self._ends[index] - len(array))
-            parts.append(array[first : first + length])
+            first = start - (self._ends[index] - len(self._arrays[index]))
+            parts.append(self._ids(index, first, first + length))
             start, length = self._ends[index], length - len(parts[-1])
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -94,19 +109,15 @@ class Stream:
 
     def release(self) -> None:
         """Release resident pages. The kernel still caches the files."""
-        for mapped in self._maps:
-            self._release(mapped)
-
-    @staticmethod
-    def _release(mapped: mmap.mmap) -> None:
         if hasattr(mmap, "MADV_DONTNEED"):
-            mapped.madvise(mmap.MADV_DONTNEED)
+            for mapped in self._maps:
+                mapped.madvise(mmap.MADV_DONTNEED)
 
     def positions(self, token: int) -> np.ndarray:
         """Return every position of an id in ascending order: int64."""
         positions = [
-            np.flatnonzero(self._shard(index) == token) + end - len(self._arrays[index])
-            for index, end in enumerate(self._ends)
+            np.flatnonzero(self._ids(index, 0, len(array)) == token) + end - len(array)
+            for index, (end, array) in enumerate(zip(self._ends, self._arrays, strict=True))
         ]
         self.release()
         return np.concatenate(positions) if positions else np.zeros(0, dtype=np.int64)

@@ -12,13 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 
 from spheret.data import shards, tokenizers
 from spheret.data.chunks import chunks, repair
 from spheret.data.corpora import CORPORA, Corpus, resolve
 from spheret.data.readers import Reader
-from spheret.data.records import CorpusRecord, Manifest, Position, SettingsRecord, TokenizerRecord, dtype_name
+from spheret.data.records import (
+    CorpusRecord,
+    Manifest,
+    Position,
+    SettingsRecord,
+    ShardRecord,
+    TokenizerRecord,
+    dtype_name,
+)
 from spheret.data.store import Data, open_data
 from spheret.data.workers import Team, validates
 from spheret.data.workspace import Workspace
@@ -291,9 +300,11 @@ class _Job:
         """Read the shards back, which checks what is on the disk, and return the manifest that describes them."""
         dtype, vocab_size = shards.dtype_for(tokenizer.vocab_size), tokenizer.vocab_size
         unigrams = np.zeros(vocab_size, dtype="<u8")
+        records: dict[str, list[ShardRecord]] = {split: [] for split in writers}
         for split, writer in writers.items():
             for shard in writer.shards:
-                shard_counts = shards.scan(self.directory / shard.name, dtype, vocab_size, shard.sha256)
+                shard_counts, hashes = shards.scan(self.directory / shard.name, dtype, vocab_size, shard)
+                records[split].append(msgspec.structs.replace(shard, sha256_per_mib=hashes))
                 if split == "train":
                     unigrams += shard_counts
         files.write_atomically(self.directory / shards.COUNTS, unigrams.tobytes())
@@ -315,7 +326,7 @@ class _Job:
             replaced_characters=counts["replaced_characters"],
             largest_id=max(shard.largest_id for writer in writers.values() for shard in writer.shards),
             counts_sha256=hashlib.sha256(unigrams.tobytes()).hexdigest(),
-            shards={split: writer.shards for split, writer in writers.items()},
+            shards=records,
         )
 
 

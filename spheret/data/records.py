@@ -6,7 +6,7 @@ import hashlib
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from spheret.support.documents import Count, Document, Fraction, Positive, Record, Sha256, Text
 
@@ -14,6 +14,10 @@ FORMAT, VERSION = "spheret-data", 1
 # the tokenizer, unless its name is enough to build it again
 TOKENIZER = "tokenizer.json"
 SPLITS = ("train", "val")
+# the bytes of a shard that have a hash of their own
+MIB = 1 << 20
+# a manifest has 64 characters per MiB of its shards: this is enough for 16 TB
+MOST_OF_MANIFEST = 1 << 30
 
 ShardName = Annotated[str, Meta(pattern=r"^(train|val)-\d{5}\.bin$")]
 Hexadecimal = Annotated[str, Meta(pattern="^[0-9a-f]{1,64}$")]
@@ -46,12 +50,17 @@ class CorpusRecord(Record):
 
 
 class ShardRecord(Record):
-    """One file of ids."""
+    """One file of ids.
+
+    sha256_per_mib: the SHA-256 of each MiB of the file and of what remains, one after the other. It is unset until
+        the manifest is written, and in data of versions that did not write it.
+    """
 
     name: ShardName
     tokens: Positive
     sha256: Sha256
     largest_id: TokenId
+    sha256_per_mib: Annotated[str, Meta(pattern="^([0-9a-f]{64})+$")] | UnsetType = UNSET
 
 
 def _check_splits(**values: dict[str, Any]) -> None:
@@ -90,6 +99,9 @@ class Manifest(Record):
                 if shard.name != f"{split}-{number:05d}.bin":
                     raise ValueError(f"shard {number} of {split} has the name {shard.name!r}")
                 check_ids(shard.name, shard.largest_id, vocab_size)
+                hashes = -(-shard.tokens * (2 if self.dtype == "uint16" else 4) // MIB)
+                if shard.sha256_per_mib and len(shard.sha256_per_mib) != 64 * hashes:
+                    raise ValueError(f"sha256_per_mib of {shard.name} must hold {hashes} hashes")
                 whole = shard.tokens == self.shard_tokens
                 if not whole and (shard.tokens > self.shard_tokens or shard is not self.shards[split][-1]):
                     raise ValueError(f"{shard.name} holds {shard.tokens} tokens, shard_tokens is {self.shard_tokens}")
@@ -181,5 +193,5 @@ def check_ids(where: object, largest: int, vocab_size: int) -> None:
         )
 
 
-MANIFESTS = Document(Manifest, "prepare", "prepare the directory again")
+MANIFESTS = Document(Manifest, "prepare", "prepare the directory again", MOST_OF_MANIFEST)
 PROGRESSES = Document(Progress, "prepare", "delete the directory and start again")

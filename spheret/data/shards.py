@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from spheret.data.records import MANIFESTS, Manifest, ShardRecord, SplitRecord, check_ids, dtype_name
+from spheret.data.records import MANIFESTS, MIB, Manifest, ShardRecord, SplitRecord, check_ids, dtype_name
 from spheret.data.records import SPLITS as SPLITS
 from spheret.data.records import TOKENIZER as TOKENIZER
 from spheret.support import files
@@ -211,34 +211,44 @@ def read_tokenizer(path: Path) -> bytes:
     return read_bytes(path, MOST_OF_TOKENIZER, "give another tokenizer.json, or copy it again", follow=True)
 
 
-def check_hash(path: Path, digest: str, expected: str) -> None:
-    """Raise unless a file has the SHA-256 that the manifest gives."""
+def check_hash(path: Path, digest: str, expected: str, where: str = "") -> None:
+    """Raise unless a file, or the part of it that `where` names, has the SHA-256 that the manifest gives."""
     if digest != expected:
         raise ValueError(
-            f"{path} is damaged: its SHA-256 is {digest}, the manifest says {expected}. Prepare the directory "
+            f"{path} is damaged{where}: its SHA-256 is {digest}, the manifest says {expected}. Prepare the directory "
             f"again, or copy the file again."
         )
 
 
 def read_counts(directory: Path, manifest: Manifest) -> np.ndarray:
     """Return how often each id occurs in the train split: (vocab_size,) uint64. Raises if the file is damaged."""
-    data = (directory / COUNTS).read_bytes()
+    data = read_bytes(directory / COUNTS, 8 * manifest.tokenizer.vocab_size, "copy the file again", follow=True)
     check_hash(directory / COUNTS, hashlib.sha256(data).hexdigest(), manifest.counts_sha256)
     return np.frombuffer(data, dtype="<u8")
 
 
-def scan(path: Path, dtype: np.dtype[Any], vocab_size: int, sha256: str) -> np.ndarray:
-    """Return how often each id occurs in a shard. Raises if its SHA-256 differs or an id is too large."""
+def scan(path: Path, dtype: np.dtype[Any], vocab_size: int, shard: ShardRecord) -> tuple[np.ndarray, str]:
+    """Return how often each id occurs in a shard, and its `sha256_per_mib`.
+
+    Raises if a SHA-256 differs from the record's or an id is too large.
+    """
     digest, counts = hashlib.sha256(), np.zeros(vocab_size, dtype="<u8")
-    largest = 0
+    largest, per_mib = 0, []
     for block in read_blocks(path, dtype):
         digest.update(block.data)
+        # a block is a multiple of a MiB, except the last one
+        content = block.data.cast("B")
+        per_mib += [hashlib.sha256(content[at : at + MIB]).hexdigest() for at in range(0, len(content), MIB)]
         block_counts = np.bincount(block, minlength=vocab_size)
         largest = max(largest, len(block_counts) - 1 if len(block_counts) > vocab_size else 0)
         counts += block_counts[:vocab_size].astype("<u8")
-    check_hash(path, digest.hexdigest(), sha256)
+    check_hash(path, digest.hexdigest(), shard.sha256)
+    hashes = "".join(per_mib)
+    if shard.sha256_per_mib and shard.sha256_per_mib != hashes:
+        where = path.with_name(MANIFEST)
+        raise ValueError(f"sha256_per_mib of {path.name} is damaged in {where}: prepare the directory again.")
     check_ids(path, largest, vocab_size)
-    return counts
+    return counts, hashes
 
 
 def verify(directory: Path) -> Manifest:
@@ -249,7 +259,7 @@ def verify(directory: Path) -> Manifest:
     counts = np.zeros(vocab_size, dtype="<u8")
     for split in SPLITS:
         for shard in manifest.shards[split]:
-            shard_counts = scan(directory / shard.name, dtype, vocab_size, shard.sha256)
+            shard_counts, _ = scan(directory / shard.name, dtype, vocab_size, shard)
             if split == "train":
                 counts += shard_counts
     if manifest.tokenizer.file is not None:

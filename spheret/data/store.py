@@ -75,7 +75,7 @@ class Data:
         dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
         records = self.manifest.shards[split]
         paths = [self.path / shard.name for shard in records]
-        return Stream(paths, dtype, self.vocab_size, [shard.sha256 for shard in records])
+        return Stream(paths, dtype, self.vocab_size, records)
 
     def loader(
         self,

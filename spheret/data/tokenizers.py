@@ -287,7 +287,7 @@ def describe(tokenizer: Tokenizer) -> TokenizerRecord:
 def named(name: str, directory: Path) -> Tokenizer:
     """Return the tokenizer of a data directory: from the file in it, otherwise by name."""
     path = directory / TOKENIZER
-    return JSONTokenizer(read_tokenizer(path), name) if path.exists() else load(name)
+    return JSONTokenizer(read_tokenizer(path), name) if path.exists() or path.is_symlink() else load(name)
 
 
 def stored(directory: Path, description: TokenizerRecord) -> Tokenizer:

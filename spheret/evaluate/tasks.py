@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
@@ -14,6 +15,7 @@ import msgspec
 from spheret.evaluate import rows
 from spheret.evaluate.records import ROWS, RowsManifest, RowsRecord
 from spheret.support.cache import cache_directory
+from spheret.support.documents import read_bytes
 from spheret.support.errors import need, unknown
 from spheret.support.files import check_output_directory, dump, write_atomically
 
@@ -103,6 +105,8 @@ PAPER_COLUMNS = (
 
 # the directory that --prefetch writes and --data reads: one file of rows per task, and this file
 MANIFEST = "manifest.json"
+# the rows of the largest task of the paper have some 12 MB
+MOST_OF_ROWS = 1 << 28
 
 
 def row_file(directory: Path, name: str) -> Path:
@@ -110,11 +114,16 @@ def row_file(directory: Path, name: str) -> Path:
     return directory / f"{name}.jsonl"
 
 
-def check_rows(path: Path, task: Task) -> int:
+def _read(path: Path) -> bytes:
+    """The bytes of a file of rows."""
+    return read_bytes(path, MOST_OF_ROWS, "fetch the rows again with spheret eval --prefetch DIR")
+
+
+def check_rows(path: Path, content: bytes, task: Task) -> int:
     """Compare every row of a file with the task's record. Returns their number, or raises at the first misfit."""
     decoder, count = msgspec.json.Decoder(task.row), 0
     # str.splitlines would also split at the line separators inside a text
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    for number, line in enumerate(content.splitlines(), start=1):
         try:
             decoder.decode(line)
         except msgspec.ValidationError as error:
@@ -134,13 +143,15 @@ def check_data(directory: Path, names: Iterable[str]) -> dict[str, str]:
         if name not in TASKS:
             raise unknown_task(name, TASKS)
         path = row_file(directory, name)
-        if not path.is_file():
+        try:
+            content = _read(path)
+        except FileNotFoundError:
             raise FileNotFoundError(
                 f"no rows of {name} at {path}: fetch them with spheret eval --prefetch {directory}."
-            )
-        if not check_rows(path, TASKS[name]):
+            ) from None
+        if not check_rows(path, content, TASKS[name]):
             raise ValueError(f"{path} holds no rows: fetch them with spheret eval --prefetch DIR.")
-        hashes[name] = _sha256(path.read_bytes())
+        hashes[name] = _sha256(content)
     return hashes
 
 
@@ -233,8 +244,9 @@ def prefetch(
         task = TASKS[name]
         source, configuration = (sources or {}).get(name, task.dataset)
         file = row_file(directory, name)
-        if name in entries and file.exists() and _sha256(file.read_bytes()) == entries[name].sha256:
-            continue
+        with contextlib.suppress(FileNotFoundError):
+            if name in entries and _sha256(_read(file)) == entries[name].sha256:
+                continue
         try:
             fetched = datasets.load_dataset(
                 source, configuration, split=task.split, cache_dir=str(cache_directory() / "datasets")

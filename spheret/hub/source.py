@@ -7,6 +7,7 @@ to other directories, and it casts weights to the dtype that config.json names.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch import Tensor
 from spheret.data.shards import TOKENIZER
 from spheret.runs import tensors
 from spheret.support.cache import cache_directory
+from spheret.support.documents import MOST_BYTES, DamagedDocument, check_regular, read_bytes
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 KINDS = ("spheret", "gpt2")
@@ -29,6 +31,7 @@ _PART = re.compile(r"\w[\w.-]*\.safetensors")
 _MASKS = re.compile(r"(^|\.)attn\.(masked_)?bias$")
 # float32 holds every number of these
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_REMEDY = "save the model again"
 
 
 def _fetched(name: str) -> Path:
@@ -77,10 +80,13 @@ class Source:
         # in huggingface_hub's cache, the files are links to blobs/ of the same model
         cached = self.path.resolve().parent.name == "snapshots"
         room = self.path.resolve().parents[1] if cached else self.path.resolve()
-        if not path.resolve().is_relative_to(room):
+        # unlike Path.resolve, this takes a link to itself
+        if not Path(os.path.realpath(path)).is_relative_to(room):
             raise ValueError(f"{path} is a link out of its directory: put the file itself there.")
-        if not path.is_file():
-            raise ValueError(f"{path} is not a file.")
+        try:
+            check_regular(path, _REMEDY, follow=True)
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{path} is a link to nothing: put the file itself there.") from None
         return path
 
     def _json(self, name: str) -> dict[str, Any]:
@@ -88,9 +94,11 @@ class Source:
         if path is None:
             raise FileNotFoundError(f"{self.path} has no {name}: point at a directory that transformers has saved.")
         try:
-            document = json.loads(path.read_bytes())
+            document = json.loads(read_bytes(path, MOST_BYTES, _REMEDY, follow=True))
+        except DamagedDocument:
+            raise
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path} is damaged ({error}): save the model again.") from None
+            raise ValueError(f"{path} is damaged ({error}): {_REMEDY}.") from None
         if not isinstance(document, dict):
             raise ValueError(f"{path} is damaged, it holds no JSON object: save the model again.")
         return document

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import GPT2Config
 
 from spheret import __version__
-from spheret.data.shards import TOKENIZER
+from spheret.data.shards import TOKENIZER, read_tokenizer
 from spheret.data.tokenizers import JSONTokenizer, Tokenizer, describe
 from spheret.data.tokenizers import load as load_tokenizer
 from spheret.hub import gpt2
@@ -171,7 +171,7 @@ def _tokenizer(source: Source, choice: str | None, model: GPT) -> Tokenizer:
     if choice is not None:
         return load_tokenizer(choice)
     path, described = source.file(TOKENIZER), source.config.get("spheret_tokenizer")
-    content = None if path is None else path.read_bytes()
+    content = None if path is None else read_tokenizer(path)
     if described is not None:
         tokenizer = _exported_tokenizer(described, content)
         if tokenizer is None or msgspec.to_builtins(describe(tokenizer)) != described:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from spheret.connections import Scheme, scheme
+from spheret.connections.bounded import Constrained
 from spheret.connections.parse import json_options, options_from_json
 from spheret.kernels import check_environment
 from spheret.model.linear import Linear, linear
@@ -207,7 +208,7 @@ class Block(nn.Module):
         return self.mlp_connection(h, self.mlp)
 
 
-class GPT(nn.Module):
+class GPT(Constrained):
     """Maps tokens (batch, time) to logits (batch, time, vocab); with targets it returns their mean loss.
 
     counts: how often each token occurs, for `head_bias="unigram"`. Without counts that bias starts at 0.
@@ -285,15 +286,17 @@ class GPT(nn.Module):
         """The number of parameters. The head shares its weight with the token embedding and is counted once."""
         return sum(p.numel() for p in self.parameters())
 
-    def constrain(self) -> None:
-        """Apply the scheme's constraint to the weights. Most schemes have none.
+    def constrain(self, held: Container[int] | None = None) -> None:
+        """Apply the scheme's constraint to the weights, or to those whose id is in `held`. Most schemes have none.
 
-        A new model fulfils it. Call this after each optimiser step.
+        A new model fulfils it, and so does a model after a step of a torch optimiser. An update that you write by
+        hand needs the call.
         """
         blocks = list(self.each_block())
         reading = [w for b in blocks for w in (b.attention.qkv.weight, b.mlp.hidden.weight)]
         writing = [w for b in blocks for w in (b.attention.output.weight, b.mlp.output.weight)]
-        self.scheme.constrain([self.tokens.weight, *reading], writing)
+        both = ([self.tokens.weight, *reading], writing)
+        self.scheme.constrain(*([w for w in weights if held is None or id(w) in held] for weights in both))
 
     def _check(self, tokens: Tensor, positions: Tensor | None, past: int) -> None:
         if tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32):

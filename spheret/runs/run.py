@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from spheret.data import Data, Tokenizer, open_data, tokenizers
-from spheret.data.records import TokenizerRecord
+from spheret.data.records import MANIFESTS, TokenizerRecord
 from spheret.data.shards import MANIFEST as DATA_MANIFEST
 from spheret.data.shards import TOKENIZER
 from spheret.model.gpt import GPT, GPTConfig
@@ -163,7 +163,7 @@ class Run:
 
 def manifest_sha256(data: Data) -> str:
     """The hash of the manifest, which identifies the data."""
-    return hashlib.sha256((data.path / DATA_MANIFEST).read_bytes()).hexdigest()
+    return hashlib.sha256(MANIFESTS.read_bytes(data.path / DATA_MANIFEST)).hexdigest()
 
 
 def open_run(path: str | Path) -> Run:

@@ -128,4 +128,4 @@ def _opened(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as opened:
             yield opened
     except SafetensorError as error:
-        raise ValueError(f"{path} is not a safetensors file ({error}).") from None
+        raise ValueError(f"{path} is not a safetensors file ({error}): copy or save it again.") from None

@@ -7,6 +7,8 @@ file, the place inside it, what is expected there, and what to do.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,23 +55,28 @@ class _Envelope(msgspec.Struct):
 class Document(Generic[T]):
     """JSON files of one record.
 
-    command: the command that writes them. remedy: what to do about a damaged one, as the end of a sentence.
+    command: the command that writes them. remedy: what to do about a damaged one, as the end of a sentence. most: the
+    most bytes that one may have.
     """
 
-    def __init__(self, record: type[T], command: str, remedy: str) -> None:
-        self.record, self.command, self.remedy = record, command, remedy
+    def __init__(self, record: type[T], command: str, remedy: str, most: int = MOST_BYTES) -> None:
+        self.record, self.command, self.remedy, self.most = record, command, remedy, most
         self._decoder = msgspec.json.Decoder(record)
         defaults = {field.name: field.default for field in msgspec.structs.fields(record)}
         self.format, self.version = defaults.get("format"), defaults.get("version")
 
     def read(self, path: Path) -> T:
         """Read a file. Raises FileNotFoundError if there is none and DamagedDocument if it is not as it should be."""
-        return self.decode(read_bytes(path, MOST_BYTES, self.remedy), path)
+        return self.decode(self.read_bytes(path), path)
+
+    def read_bytes(self, path: Path) -> bytes:
+        """The bytes of a file, if it is one and is not too large."""
+        return read_bytes(path, self.most, self.remedy)
 
     def format_of(self, path: Path) -> Any:
         """What a file says that it is, and nothing else of it: "" if it says nothing, None if it is damaged."""
         try:
-            return msgspec.json.decode(read_bytes(path, MOST_BYTES, self.remedy), type=_Envelope).format
+            return msgspec.json.decode(self.read_bytes(path), type=_Envelope).format
         except msgspec.ValidationError:
             return ""
         except (*DECODE_ERRORS, DamagedDocument):
@@ -154,8 +161,21 @@ def read_bytes(path: Path, most: int, remedy: str, start: int = 0, follow: bool 
 
     follow: whether the file may be reached by a link.
     """
-    try:
+    with _remedied(path, remedy):
         return files.read_regular(path, most, start, follow)
+
+
+def check_regular(path: Path, remedy: str, follow: bool = False) -> None:
+    """Raise as `read_bytes` does unless there is a regular file. It may have any size."""
+    with _remedied(path, remedy):
+        os.close(files.open_regular(path, follow=follow))
+
+
+@contextlib.contextmanager
+def _remedied(path: Path, remedy: str) -> Iterator[None]:
+    """End what is said of a file that cannot be read with what to do about it."""
+    try:
+        yield
     except FileNotFoundError:
         raise
     except files.NotRegular as error:

@@ -161,7 +161,6 @@ class Trainer:
             group["lr"] = lr
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.model.constrain()
         self.step = step
         took = time.perf_counter() - begun
         self.seconds += took

@@ -36,6 +36,9 @@ def training_step(
     clip: float = 1.0,
 ) -> Callable[[], None]:
     """A function that makes one update from these micro-batches: forward, backward, clip, AdamW, zero_grad."""
+    if isinstance(model, GPT):
+        # models that share parameters would be constrained by each other's steps
+        model.constrained_by_steps = False
 
     def run() -> None:
         for x, y in batches:

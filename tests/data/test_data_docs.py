@@ -34,8 +34,10 @@ def test_numbers_are_those_of_the_file() -> None:
 
 def test_the_benchmark_runs(tmp_path: Path) -> None:
     out = tmp_path / "data.json"
-    done = spheret("bench", "data", "--repeats", 1, "--batches", 20, "--copies", 1, "--json", out)
+    done = spheret(
+        "bench", "data", "--repeats", 1, "--batches", 20, "--copies", 1, "--gigabytes", 0.01, "--json", out
+    )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("\n") == 5
-    keys = {"command", "processor", "prepare", "words", "workers", "loader", "memory"}
+    assert done.stdout.count("\n") == 7
+    keys = {"command", "processor", "prepare", "words", "workers", "loader", "memory", "start"}
     assert json.loads(out.read_text()).keys() >= keys

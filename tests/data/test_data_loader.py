@@ -200,7 +200,8 @@ def test_an_id_beyond_the_vocabulary_is_found_when_it_is_read(data: Data, tmp_pa
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "train-00000.bin").write_bytes(b"\xff\xff" * 500)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
-    manifest["shards"]["train"][0]["sha256"] = hashlib.sha256(b"\xff\xff" * 500).hexdigest()
+    digest = hashlib.sha256(b"\xff\xff" * 500).hexdigest()
+    manifest["shards"]["train"][0].update(sha256=digest, sha256_per_mib=digest)
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     loader = open_data(tmp_path).loader(block=400, batch_size=4)
     with pytest.raises(ValueError, match="token id 65535, beyond the vocabulary of 257"):

@@ -15,6 +15,7 @@ import torch
 from data_helpers import spheret
 
 from spheret.data import open_data, prepare, verify
+from spheret.data.records import MIB
 from spheret.data.shards import dtype_for
 
 
@@ -116,12 +117,64 @@ def test_no_window_of_a_damaged_shard_is_read(copy: Path) -> None:
         data.validation(16, 4)
 
 
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prepared directory whose one shard has three whole MiB and a rest."""
+    root = tmp_path_factory.mktemp("large")
+    (root / "text.txt").write_bytes(np.random.default_rng(0).integers(97, 123, 1_600_000).astype("u1").tobytes())
+    return prepare(str(root / "text.txt"), "bytes", root / "out", val_fraction=0, shard_tokens=1 << 26).path
+
+
+def test_a_window_is_refused_if_a_mib_that_it_touches_is_damaged(large: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(large, tmp_path / "copy"))
+    (shard,) = open_data(copy).manifest.shards["train"]
+    content = (copy / shard.name).read_bytes()
+    parts = [content[at : at + MIB] for at in range(0, len(content), MIB)]
+    assert [len(part) for part in parts] == [MIB, MIB, MIB, len(content) - 3 * MIB]
+    assert shard.sha256_per_mib == "".join(hashlib.sha256(part).hexdigest() for part in parts)
+    flipped = bytearray(content)
+    flipped[MIB + 5] ^= 1
+    (copy / shard.name).write_bytes(flipped)
+    damaged, clean = open_data(copy).stream(), open_data(large).stream()
+    # (start, length) in ids of two bytes: before, after, up to the first byte and from the last byte on
+    half = MIB // 2
+    for start, length in [(0, 100), (3 * half, 90), (len(clean) - 50, 100), (half - 10, 10), (2 * half, 10)]:
+        assert np.array_equal(damaged.window(start, length), clean.window(start, length))
+    for start, length in [(half, 1), (half - 10, 11), (2 * half - 1, 1), (2 * half - 1, 100), (0, len(clean))]:
+        with pytest.raises(
+            ValueError, match=rf"{shard.name} is damaged in bytes {MIB:,} to {2 * MIB - 1:,}: its SHA"
+        ):
+            damaged.window(start, length)
+    with pytest.raises(ValueError, match=f"{shard.name} is damaged in bytes"):
+        damaged.positions(256)
+
+
+def test_data_without_hashes_per_mib_is_checked_shard_by_shard(large: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(large, tmp_path / "copy"))
+    _edit(copy, lambda manifest: manifest["shards"]["train"][0].pop("sha256_per_mib"))
+    verify(copy)
+    assert np.array_equal(open_data(copy).stream().window(5, 100), open_data(large).stream().window(5, 100))
+    _flip(copy / "train-00000.bin")
+    with pytest.raises(ValueError, match=r"train-00000\.bin is damaged: its SHA-256"):
+        open_data(copy).stream().window(5, 100)
+
+
+def test_wrong_hashes_per_mib_are_refused(large: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(large, tmp_path / "copy"))
+    _edit(copy, lambda manifest: manifest["shards"]["train"][0].update(sha256_per_mib="ab" * 128))
+    with pytest.raises(ValueError, match=r"sha256_per_mib of train-00000\.bin is damaged in .*manifest\.json"):
+        verify(copy)
+    _edit(copy, lambda manifest: manifest["shards"]["train"][0].update(sha256_per_mib="ab" * 32))
+    with pytest.raises(ValueError, match=r"sha256_per_mib of train-00000\.bin must hold 4 hashes"):
+        open_data(copy)
+
+
 def test_an_id_beyond_the_vocabulary_is_found_by_verify(copy: Path) -> None:
     ids = np.fromfile(copy / "train-00000.bin", dtype="<u2")
     ids[7] = 300
     ids.tofile(copy / "train-00000.bin")
     digest = hashlib.sha256(ids.tobytes()).hexdigest()
-    _edit(copy, lambda manifest: manifest["shards"]["train"][0].update(sha256=digest))
+    _edit(copy, lambda manifest: manifest["shards"]["train"][0].update(sha256=digest, sha256_per_mib=digest))
     with pytest.raises(ValueError, match="token id 300, beyond the vocabulary of 257"):
         verify(copy)
 

@@ -45,3 +45,20 @@ def test_decay_leaves_the_step_sizes_where_they_are(tmp_path):
     optimizer.step()
     moved = {key for key, p in model.named_parameters() if not torch.equal(p, before[key])}
     assert moved == {key for key, p in model.named_parameters() if p.dim() >= 2}
+
+
+def test_weights_that_a_scheme_constrains_stay_so(tmp_path):
+    model = SpheretForCausalLM.of(GPT(GPTConfig(**TINY, scheme="ngpt")))
+    gpt = model.model
+    before = gpt.tokens.weight.detach().clone()
+    row = {"input_ids": torch.arange(8), "labels": torch.arange(8)}
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=3, learning_rate=0.1, report_to=[], use_cpu=True, save_strategy="no",
+        per_device_train_batch_size=2, disable_tqdm=True,
+    )  # fmt: skip
+    Trainer(model, arguments, train_dataset=[row] * 6).train()
+    assert not torch.allclose(gpt.tokens.weight, before, atol=1e-3)
+    reading = [w for b in gpt.each_block() for w in (b.attention.qkv.weight, b.mlp.hidden.weight)]
+    writing = [w.mT for b in gpt.each_block() for w in (b.attention.output.weight, b.mlp.output.weight)]
+    for weight in (gpt.tokens.weight, *reading, *writing):
+        torch.testing.assert_close(weight.norm(dim=-1), torch.ones(len(weight)))

@@ -252,7 +252,7 @@ class TestSimulated:
         alone = stats.ttest_rel(losses[:, 0], losses[:, 1], axis=1).pvalue < 0.05 / 36
         assert alone.mean() < {3: 0.05, 5: 0.25}[seeds]
 
-    @pytest.mark.parametrize("noisy", [1, 2, 3, 5, 8])
+    @pytest.mark.parametrize("noisy", [1, 2, 5])
     def test_the_damage_of_unequal_noise_is_bounded(self, seeds, noisy):
         simulated = Simulated(studies([0] * 9, [3] * noisy + [1] * (9 - noisy), seeds))
         coverage = simulated.covered(0).mean(0)
@@ -435,7 +435,7 @@ class TestTrend:
 
     @pytest.mark.parametrize("sizes", [(6, 12), (12, 24, 36), (6, 12, 24, 48)])
     def test_the_interval_has_its_coverage(self, sizes):
-        rng, count, repeats = np.random.default_rng(len(sizes)), len(sizes), 1000
+        rng, count, repeats = np.random.default_rng(len(sizes)), len(sizes), 500
         errors, degrees = np.linspace(1, 2, count), 16
         gaps = 0.3 * np.log2(sizes) + rng.standard_normal((repeats, count)) * errors
         estimated = errors * np.sqrt(rng.chisquare(degrees, (repeats, count)) / degrees)
@@ -443,8 +443,8 @@ class TestTrend:
             gap_by_size([(n, (g, e, degrees)) for n, g, e in zip(sizes, *row, strict=True)])
             for row in zip(gaps.tolist(), estimated.tolist(), strict=True)
         ]
-        # four standard errors of 1000 trials are 0.028, and a scatter above 1 widens the interval
-        assert 0.922 <= np.mean([trend.low <= 0.3 <= trend.high for trend in trends]) <= 0.985
+        # four standard errors of 500 trials are 0.039, and a scatter above 1 widens the interval
+        assert 0.911 <= np.mean([trend.low <= 0.3 <= trend.high for trend in trends]) <= 0.99
 
     @pytest.mark.parametrize(
         ("rungs", "sentence"),
