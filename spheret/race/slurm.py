@@ -97,7 +97,9 @@ class Slurm:
         if not jobs:
             return True
         if re.search(r"[%\\]", str(self._home)):
-            raise ValueError(f"SLURM gives % and \\ in the name of a directory a meaning of its own, got {self._home}.")
+            raise ValueError(
+                f"SLURM gives % and \\ in names a meaning of its own, got {self._home}: give another --out."
+            )
         if queued := self._queued():
             _say(f"{', '.join(queued)} is in the queue, so nothing is submitted. {self._look(queued)}")
             return False
@@ -108,8 +110,8 @@ class Slurm:
         ids = [stage.array, *([stage.next] if stage.next else [])]
         count = f"{len(first)} trainings" + (f" of {len(jobs)}" if len(jobs) > len(first) else "")
         _say(
-            f"submitted stage {stage.stage}, {count}, as job {stage.array}; job {stage.next} follows and submits what "
-            f"comes next. The script is {self._home / f'{stage.stem}.sbatch'}, its options are in "
+            f"submitted stage {stage.stage}, {count}, as job {stage.array}; job {stage.next} follows it and submits "
+            f"what comes next. The script is {self._home / f'{stage.stem}.sbatch'}, its options are in "
             f"{self._home / SETTINGS}. {self._look(ids)}"
         )
         return False
@@ -127,8 +129,8 @@ class Slurm:
 
     def _look(self, ids: Sequence[str]) -> str:
         return (
-            f"`squeue --user $USER` shows the jobs and `scancel {' '.join(ids)}` ends them. The report can be made at "
-            f"any moment."
+            f"`squeue --user $USER` shows the jobs and `scancel {' '.join(ids)}` ends them. The report can be made "
+            f"at any moment with --minutes 0."
         )
 
     def _queued(self) -> list[str]:
@@ -165,8 +167,9 @@ class Slurm:
                 continue
             STAGES.write(self._record(stages[-1]), msgspec.structs.replace(stages[-1], given_up=True))
             raise RuntimeError(
-                f"{job.name} was submitted {len(logs)} times and is still at step {job.step} ({_last_line(logs[0])}). "
-                f"What is done is kept: mend that and run the same command again. Its output is in {logs[0]}."
+                f"{job.name} was submitted {len(logs)} times and is still at step {job.step} "
+                f"({_last_line(logs[0])}). What is done is kept: mend that and run the same command again. Its "
+                f"output is in {logs[0]}."
             )
 
     def _record(self, stage: StageRecord) -> Path:
@@ -210,8 +213,8 @@ class Slurm:
             stage.next = self._sbatch(f"{stage.stem}-next.sbatch", following, f"{name}-next", after)
         except RuntimeError as error:
             raise RuntimeError(
-                f"job {stage.array} trains stage {number}, but nothing follows it: {error} When it has ended, run the "
-                f"same command again."
+                f"job {stage.array} trains stage {number}, but nothing follows it: {error} When it has ended, run "
+                f"the same command again."
             ) from None
         STAGES.write(self._record(stage), stage)
         return stage

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel", "sinfo")
@@ -63,8 +63,8 @@ class Cluster:
 
     def jobs(self) -> dict[str, tuple[str, str]]:
         """Name and state of every job that is in the queue, by its id."""
-        rows = [line.split() for line in self.call("squeue", "--noheader", "--array", "--format=%i %j %T").splitlines()]
-        return {id: (name, state) for id, name, state in rows}
+        lines = self.call("squeue", "--noheader", "--array", "--format=%i %j %T").splitlines()
+        return {id: (name, state) for id, name, state in map(str.split, lines)}
 
     def wait_until_empty(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -114,7 +114,8 @@ def cluster(cores: int = 2) -> Iterator[Cluster]:
         )  # fmt: skip
         (directory / "slurm.conf").write_text(config)
         places = {"key-file": "key", "pid-file": "munged.pid", "seed-file": "seed", "socket": "munge.socket"}
-        munged = ["munged", "--foreground", "--force", *(f"--{flag}={directory / name}" for flag, name in places.items())]
+        flags = [f"--{flag}={directory / name}" for flag, name in places.items()]
+        munged = ["munged", "--foreground", "--force", *flags]
         for words in (munged, ["slurmctld", "-D"], ["slurmd", "-D"]):
             daemons.append(_start(directory, words, here.environment))
             # slurmctld asks munged at once
@@ -126,7 +127,7 @@ def cluster(cores: int = 2) -> Iterator[Cluster]:
         shutil.rmtree(directory)
 
 
-def _wait_for(here: Cluster, daemons, ready) -> None:
+def _wait_for(here: Cluster, daemons: Sequence[subprocess.Popen[bytes]], ready: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while True:
         with contextlib.suppress(RuntimeError, subprocess.TimeoutExpired):
