@@ -4,7 +4,7 @@ EXTRAS := dev,triton,hub,corpus,gpt2,data,eval,track
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: race study results env test test-all drill mutate lint format check clean
+.PHONY: race study results env test test-all drill slurm mutate lint format check clean
 
 # the main job needs no more than the library and its corpus
 race: .venv/.race
@@ -30,10 +30,14 @@ test: env
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-all: env
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not drill"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not drill and not slurm"
 
 drill: env
 	$(BIN)/python -m pytest -m drill
+
+# starts a SLURM of its own and ends it; SLURM must be installed, and if it is not, the error names the packages
+slurm: env
+	$(BIN)/python -m pytest -m slurm tests/race
 
 # the figures and tables of docs/results, from its results.jsonl
 results: env

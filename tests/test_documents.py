@@ -43,6 +43,7 @@ from spheret.evaluate.records import (
     TaskRecord,
 )
 from spheret.race.race import RACES, RaceRecord
+from spheret.race.slurm import STAGES, StageRecord, SubmittedJob
 from spheret.runs.metrics import LINES
 from spheret.runs.records import MANIFESTS, STATES
 from spheret.runs.run import open_run, section_as_dict
@@ -133,6 +134,8 @@ def records():
     )  # fmt: skip
     yield "inspect", INSPECTIONS, InspectRecord(runs=[inspected])
     yield "step cost", COSTS, StepCost.of("keel", {"pre-ln": 0.08, "keel": 0.09}, 7, "cpu", {"threads": 1})
+    jobs = [SubmittedJob(name="keel-1337", step=40)]
+    yield "slurm stage", STAGES, StageRecord(stage=1, array="17", next="18", jobs=jobs)
     yield "race", RACES, RaceRecord(settings={"lr": 0.1, "betas": [0.9, 0.95]})
 
 
@@ -171,6 +174,7 @@ def cases(run, prepared, tmp_path_factory):
 NAMES = (
     "config", "state", "checkpoint", "metrics", "data", "progress", "progress of a stream", "eval", "rows", "race",
     "samples", "inspect", "step cost", "certificate",
+    "slurm stage",
 )  # fmt: skip
 
 
@@ -179,6 +183,7 @@ def test_every_document_has_a_case(cases):
     sources = "".join(path.read_text() for path in Path(spheret.__file__).parent.rglob("*.py"))
     known = {"RUNS", "STATES", "MANIFESTS", "LINES", "PROGRESSES", "EVALS", "ROWS", "RACES", "SAMPLES", "INSPECTIONS"}
     known |= {"COSTS", "CERTIFICATES"}
+    known |= {"STAGES"}
     assert set(re.findall(r"^(\w+) = (?:Document|Lines)\(", sources, re.MULTILINE)) == known
 
 

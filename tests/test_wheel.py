@@ -13,6 +13,7 @@ from spheret.kernels import chosen, use
 assert pathlib.Path(spheret.__file__).is_relative_to(pathlib.Path({prefix!r})), spheret.__file__
 assert (pathlib.Path(spheret.__file__).parent / "py.typed").exists()
 assert (pathlib.Path(spheret.__file__).parent / "report" / "page.html.jinja").exists()
+assert (pathlib.Path(spheret.__file__).parent / "race" / "stage.sbatch.jinja").exists()
 h = torch.randn(8, 16, requires_grad=True)
 with use("native"):
     spheret.retract(h, torch.randn(8, 16)).sum().backward()

@@ -14,6 +14,7 @@ import tyro
 
 from spheret.race.executor import Executor
 from spheret.race.local import Local
+from spheret.race.slurm import Slurm
 from spheret.runs.flags import shown
 from spheret.study.board import Board
 from spheret.study.laboratory import LOCK, LOGS, PLAN, REPORT, RUNS, Laboratory
@@ -27,7 +28,7 @@ from spheret.support.live import LiveLines
 from spheret.support.ranges import check_counts
 from spheret.support.threads import check_threads
 
-EXECUTORS = ("local",)
+EXECUTORS = ("local", "slurm")
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,11 @@ class Where:
 
     Args:
         out: The directory of the study: its runs, results.jsonl and report/.
-        on: local, for this machine.
+        on: local for this machine, slurm to submit to the cluster whose login node this is.
         minutes: Stop after so many minutes; the same command goes on later. 0 only writes the report.
         results: Write the report of this results.jsonl and train nothing.
         threads: CPU threads per training. Another number changes the last bits, and is another run.
-        jobs: Trainings at a time, on this machine.
+        jobs: Trainings at a time.
         device: cpu, cuda or mps.
         ignore_memory: Start although a model and its batch need more memory than there is.
         quiet: Print no progress.
@@ -51,7 +52,7 @@ class Where:
     minutes: Annotated[float | None, shown("MINUTES", "until it is done")] = None
     results: Annotated[Path | None, shown("PATH", "the runs in --out")] = None
     threads: int = 1
-    jobs: Annotated[int | None, shown("INT", "as many as the cores allow")] = None
+    jobs: Annotated[int | None, shown("INT", "as many as the cores, or the cluster, allow")] = None
     device: str = "cpu"
     ignore_memory: bool = False
     quiet: bool = False
@@ -96,6 +97,8 @@ def _check(where: Where) -> None:
     check_counts(jobs=where.jobs)
     if where.minutes is not None and not 0 <= where.minutes < 1e6:
         raise ValueError(f"--minutes must be 0 or more, got {where.minutes}: leave it out to run until it is done.")
+    if where.minutes and where.on != "local":
+        raise ValueError(f"--minutes {where.minutes:g} bounds trainings on this machine: leave it out on {where.on}.")
 
 
 def _claim(directory: Path) -> files.Lock:
@@ -128,7 +131,7 @@ def _run(laboratory: Laboratory, where: Where, plan: Path) -> int:
             done = _executor(laboratory, where, plan, live, board).run(board.jobs)
         if done:
             laboratory.measure()
-        elif not where.quiet:
+        elif where.on == "local" and not where.quiet:
             print("study: not done yet. Run the same command again to go on.", file=sys.stderr)
     except KeyboardInterrupt:
         print("stopped; every training has saved. Run the same command again to go on.", file=sys.stderr)
@@ -140,6 +143,8 @@ def _run(laboratory: Laboratory, where: Where, plan: Path) -> int:
 
 
 def _executor(laboratory: Laboratory, where: Where, plan: Path, live: LiveLines, board: Board) -> Executor:
+    if where.on == "slurm":
+        return Slurm(laboratory.directory, _words(where, plan), where.threads, where.jobs)
     deadline = None if where.minutes is None else time.monotonic() + 60 * where.minutes
     jobs = where.jobs or max(1, machine.cores() // where.threads)
 
@@ -148,3 +153,10 @@ def _executor(laboratory: Laboratory, where: Where, plan: Path, live: LiveLines,
         live.show(last)
 
     return Local(jobs, laboratory.directory / LOGS, watch, deadline)
+
+
+def _words(where: Where, plan: Path) -> list[str]:
+    """The words of this command without `spheret`."""
+    words = ["study", str(plan), "--out", where.out, "--on", where.on, "--threads", str(where.threads)]
+    words += ["--device", where.device, *(["--jobs", str(where.jobs)] if where.jobs else [])]
+    return words + ["--ignore-memory"] * where.ignore_memory + ["--quiet"] * where.quiet

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from spheret.model.monitor import ENTROPY_MARGIN
 from spheret.plan.cost import step_flops
+from spheret.runs.layout import CONFIG
 from spheret.runs.run import Run, open_run
 from spheret.support import files
 from spheret.support.documents import Count, Lines, Positive, Record
@@ -87,7 +88,8 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
 
 def row_of(directory: Path, key: Key) -> Row | None:
     """The row of a run directory; None while the run has not ended."""
-    if not directory.is_dir():
+    # a training makes its directory before it writes its config
+    if not (directory / CONFIG).exists():
         return None
     run = open_run(directory)
     lines = run.metrics()

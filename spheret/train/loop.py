@@ -409,7 +409,7 @@ class Trainer:
 
 @contextmanager
 def _signals(received: Callable[[int], None]) -> Iterator[None]:
-    """Within the block, the first SIGINT or SIGTERM calls `received`; a second one acts as usual."""
+    """Within the block, the first SIGINT or SIGTERM calls `received`. A second SIGINT acts as usual."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -417,8 +417,10 @@ def _signals(received: Callable[[int], None]) -> Iterator[None]:
 
     def handle(number: int, frame: object) -> None:
         received(number)
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        signal.signal(signal.SIGINT, before[signal.SIGINT])
+        # a scheduler sends it to every process of a job, and the job's shell or torchrun sends it on: the second one
+        # must not interrupt the saving
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     for number in SIGNALS:
         signal.signal(number, handle)

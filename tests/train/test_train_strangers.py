@@ -213,6 +213,20 @@ def test_a_second_ctrl_c_ends_at_once_and_loses_nothing(prepared, tmp_path):
     assert len(metrics(out)) >= open_run(out).checkpoint().step
 
 
+def test_a_second_sigterm_lets_it_save(prepared, tmp_path):
+    words = ("--scheme", "pre-ln", "--steps", "100000", "--data", str(prepared), *TINY)
+    out = tmp_path / "run"
+    process = drill.start(out, words)
+    assert drill._reached(process, out / "metrics.jsonl", 3000)
+    # as from a scheduler and from the shell between
+    for _ in range(20):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.001)
+    _, message = process.communicate(timeout=120)
+    assert process.returncode == 143, message
+    assert open_run(out).checkpoint().step == len(metrics(out))
+
+
 def test_a_validation_loss_that_is_no_number_stops_the_run(prepared, tmp_path, capsys):
     out = tmp_path / "run"
     words = ("--lr", "1e30", "--warmup", "0", "--eval-every", "1", "--checkpoint-every", "1", "--clip", "inf")

@@ -1,0 +1,172 @@
+"""A study on a real SLURM, preempted and cut off by time limits, equals the same study on this machine to the bit."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from slurm_cluster import check_installed, cluster
+
+from spheret.cli import main
+from spheret.runs.run import open_run
+from spheret.support.child import python_environment, spheret_command
+from spheret.train.drill import differences
+
+pytestmark = pytest.mark.slurm
+
+PLAN = """
+title = "A study of two, on two machines"
+
+[data]
+path = {data}
+
+[model]
+layers = 2
+heads = 2
+width = 32
+block = 64
+
+[train]
+steps = {steps}
+batch_size = 4
+checkpoint_every = {checkpoint_every}
+
+[evaluation]
+eval_every = {checkpoint_every}
+eval_windows = 8
+
+[[parts]]
+name = "two"
+contestants = {contestants}
+rates = [1e-3, 4e-3]
+extend = {extend}
+seeds = 0
+"""
+PATIENCE = 900.0
+
+
+@pytest.fixture(scope="module")
+def slurm():
+    try:
+        check_installed()
+    except RuntimeError as error:
+        pytest.exit(str(error), returncode=1)
+    with cluster() as running:
+        yield running
+
+
+class Study:
+    """The same study twice: here, and on SLURM, in a directory whose name no shell likes."""
+
+    def __init__(self, slurm, folder: Path, prepared: Path, **plan) -> None:
+        self.slurm = slurm
+        self.local, self.out = folder / "local", folder / "o'n $SLURM"
+        self.home = self.out / "slurm"
+        self.plan = folder / "the plan.toml"
+        self.plan.write_text(PLAN.format(data=json.dumps(str(prepared)), **plan))
+
+    def run_local(self) -> None:
+        assert main(["study", str(self.plan), "--out", str(self.local), "--quiet"]) == 0
+
+    def submit(self) -> str:
+        """Run the command as on a login node. Returns what it says."""
+        done = subprocess.run(
+            spheret_command(["study", str(self.plan), "--out", str(self.out), "--on", "slurm"]),
+            env={**self.slurm.environment, "PYTHONPATH": python_environment()["PYTHONPATH"]},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    def wait_for_step(self, step: int, stage: int = 1) -> int:
+        """Wait until a task of a stage is at a step, and return its number."""
+        lines = (self.home / f"stage-{stage:03d}.jobs").read_text().splitlines()
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            for task, line in enumerate(lines, start=1):
+                if any(path.name in line and _step(path) >= step for path in self.runs()):
+                    return task
+            time.sleep(0.05)
+        raise TimeoutError(f"no training reached step {step}:\n{self.logs()}")
+
+    def runs(self) -> list[Path]:
+        return sorted(self.out.glob("runs/*"))
+
+    def logs(self) -> str:
+        return "\n".join(f"== {path.name}\n{path.read_text()}" for path in sorted(self.home.glob("logs/*")))
+
+    def check_equal(self) -> None:
+        """Every run has the same bits, and every row of the results the same losses."""
+        names = [path.name for path in sorted(self.local.glob("runs/*"))]
+        assert [path.name for path in self.runs()] == names, self.logs()
+        assert names
+        for name in names:
+            assert differences(self.local / "runs" / name, self.out / "runs" / name) == [], name
+            assert open_run(self.out / "runs" / name).checkpoint().step == open_run(self.out / "runs" / name).steps
+        rows = [
+            [{**json.loads(line), "seconds": 0, "step_seconds": 0} for line in path.read_text().splitlines()]
+            for path in (self.local / "results.jsonl", self.out / "results.jsonl")
+        ]
+        assert rows[0] == rows[1]
+
+
+def _step(run: Path) -> int:
+    try:
+        return (run / "metrics.jsonl").read_bytes().count(b"\n")
+    except FileNotFoundError:
+        return 0
+
+
+def test_preempted_and_submitted_again_and_again(slurm, prepared, tmp_path):
+    study = Study(
+        slurm, tmp_path, prepared, steps=600, checkpoint_every=200, extend=1,
+        contestants='["pre-ln", "proj-spheretnorm:schedule=constant"]',
+    )  # fmt: skip
+    assert "submitted stage 1, 4 trainings, as job" in study.submit()
+    array = json.loads((study.home / "stage-001.submitted").read_bytes())["array"]
+    # with nothing but the queue to tell it
+    assert "is in the queue, so nothing is submitted" in study.submit()
+    for step in (20, 300):
+        task = study.wait_for_step(step)
+        slurm.call("scontrol", "requeue", f"{array}_{task}")
+    slurm.wait_until_empty(PATIENCE)
+    logs = study.logs()
+    assert logs.count("DUE TO JOB REQUEUE") == 2, logs
+    assert logs.count("stopped and saved at step") == 2, logs
+    # the best of two rates lies at an edge, so the grid grew: the job that followed the first stage submitted a second
+    stages = sorted(path.name for path in study.home.glob("*.submitted"))
+    assert stages == ["stage-001.submitted", "stage-002.submitted"], logs
+    study.run_local()
+    study.check_equal()
+
+
+def test_a_time_limit_shorter_than_the_training(slurm, prepared, tmp_path):
+    # a trial tells how many steps take longer than SLURM waits before it looks at the limit: 20 to 50 seconds here
+    words = ["--scheme", "pre-ln", "--layers", "2", "--heads", "2", "--width", "32", "--block", "64"]
+    words += ["--batch-size", "4", "--steps", "100", "--eval-windows", "8", "--data", str(prepared)]
+    words += ["--threads", "1", "--no-tensorboard", "--quiet", "--out", str(tmp_path / "trial")]
+    assert main(["train", *words]) == 0
+    seconds = open_run(tmp_path / "trial").metrics()[-1]["seconds"] / 100
+    steps = math.ceil(80 / seconds)
+    study = Study(
+        slurm, tmp_path, prepared, steps=steps, checkpoint_every=steps, extend=0, contestants='["proj-spheretnorm"]'
+    )
+    # what a user does who wants other options from the first stage on
+    study.submit()
+    first = json.loads((study.home / "stage-001.submitted").read_bytes())
+    slurm.call("scancel", first["array"], first["next"])
+    slurm.wait_until_empty(PATIENCE)
+    settings = study.home / "settings.sh"
+    edited = settings.read_text().replace("##SBATCH --time=04:00:00", "#SBATCH --time=1\n#SBATCH --signal=B:USR1@10")
+    settings.write_text(edited)
+    assert "submitted stage 2" in study.submit()
+    slurm.wait_until_empty(PATIENCE)
+    logs = study.logs()
+    assert "the time limit is near. The training has saved and goes back into the queue." in logs
+    assert "stopped and saved at step" in logs
+    study.run_local()
+    study.check_equal()
