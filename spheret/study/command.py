@@ -39,6 +39,7 @@ class Where:
         out: The directory of the study: its runs, results.jsonl and report/.
         on: local for this machine, slurm to submit to the cluster whose login node this is.
         minutes: Stop after so many minutes; the same command goes on later. 0 only writes the report.
+        join: A results.jsonl of the same study: its runs count as done.
         results: Write the report of this results.jsonl and train nothing.
         threads: CPU threads per training. Another number changes the last bits, and is another run.
         jobs: Trainings at a time.
@@ -50,6 +51,7 @@ class Where:
     out: str = "runs/study"
     on: str = "local"
     minutes: Annotated[float | None, shown("MINUTES", "until it is done")] = None
+    join: Annotated[Path | None, shown("PATH", "none")] = None
     results: Annotated[Path | None, shown("PATH", "the runs in --out")] = None
     threads: int = 1
     jobs: Annotated[int | None, shown("INT", "as many as the cores, or the cluster, allow")] = None
@@ -80,6 +82,10 @@ def study(
     laboratory = Laboratory(asked, directory, where.device, where.threads, where.ignore_memory, where.quiet)
     laboratory.check()
     laboratory.prepare()
+    if where.join is not None:
+        rows = read_rows(where.join)
+        joined = laboratory.join(rows.values())
+        print(f"study: {joined} of the {len(rows)} runs in {where.join} are of this plan.", file=sys.stderr)
     if where.minutes != 0:
         code = _run(laboratory, where, plan)
         if code:
@@ -159,4 +165,5 @@ def _words(where: Where, plan: Path) -> list[str]:
     """The words of this command without `spheret`."""
     words = ["study", str(plan), "--out", where.out, "--on", where.on, "--threads", str(where.threads)]
     words += ["--device", where.device, *(["--jobs", str(where.jobs)] if where.jobs else [])]
+    words += ["--join", str(where.join)] if where.join else []
     return words + ["--ignore-memory"] * where.ignore_memory + ["--quiet"] * where.quiet

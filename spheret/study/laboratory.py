@@ -11,7 +11,7 @@ DIR/report/           the page, its tables and its figures
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +26,6 @@ from spheret.plan.fits import IGNORE_MEMORY, check_training
 from spheret.race.executor import Job
 from spheret.race.race import RECIPE
 from spheret.runs.config import Given, RunConfig, complete, merge
-from spheret.runs.run import manifest_sha256
 from spheret.study.plan import Contestant, Group, Plan
 from spheret.study.rows import Key, Row, row_of, write_rows
 from spheret.study.stages import tuning, wanted
@@ -55,6 +54,11 @@ class CostsRecord(Record):
 
 
 COST_DOCUMENT = Document(CostsRecord, "study", "delete it, and run the study again to measure")
+
+
+def _content(data: Data) -> list[str]:
+    """What identifies the tokens of prepared data, however its manifest is written."""
+    return [shard.sha256 for shards in data.manifest.shards.values() for shard in shards]
 
 
 @dataclass
@@ -121,7 +125,7 @@ class Laboratory:
             given = self._given(group, self._contestants[key.group, key.contestant], key.rate, key.seed)
             config = complete(given, self.device, 1, data.vocab_size, data.padded_vocab_size)
             settings = {name: values for name, values in config.as_dict().items() if name != "data"}
-            settings |= {"data": manifest_sha256(data), "device": self.device, "threads": self.threads}
+            settings |= {"data": _content(data), "device": self.device, "threads": self.threads}
             digest = hashlib.sha256(files.dump(settings)).hexdigest()[:12]
             self._names[key] = f"{config.model.scheme}-lr{key.rate:g}-seed{key.seed}-{digest}", config
         return self._names[key]
@@ -141,6 +145,18 @@ class Laboratory:
         ignore = ["--ignore-memory"] if self.ignore_memory else []
         words = ["train", "--config", str(path), *place, "--quiet", "--no-tensorboard", *ignore]
         return Job(name, self.run_directory(key), tuple(words))
+
+    def join(self, rows: Iterable[Row]) -> int:
+        """Count runs of another directory, or of another machine, as done, if their settings are the same.
+
+        Returns how many were joined. The name of a run holds a hash of its settings.
+        """
+        same = {row.key: row for row in rows if self._asked(row.key) and row.run == self.name(row.key)[0]}
+        self._rows.update(same)
+        return len(same)
+
+    def _asked(self, key: Key) -> bool:
+        return (key.group, key.contestant) in self._contestants
 
     def rows(self) -> Mapping[Key, Row]:
         """Every run that has ended, of those that the plan asks for. What has ended is read once."""
@@ -186,7 +202,8 @@ class Laboratory:
         for key, row in self.rows().items():
             cost = costs.get(key.group)
             seconds = None if cost is None else cost.seconds.get(key.contestant)
-            results[key] = msgspec.structs.replace(row, step_seconds=seconds)
+            # a joined row may have one of its own
+            results[key] = row if seconds is None else msgspec.structs.replace(row, step_seconds=seconds)
         return results
 
     def write_results(self) -> dict[Key, Row]:
