@@ -15,6 +15,7 @@ from spheret.support import files
 from spheret.support.documents import Count, Lines, Positive, Record
 
 TUNE, FINAL, FLOOR = "tune", "final", "floor"
+FINISHED = "finished"
 # the training loss is the mean over this share of the last steps
 LAST_SHARE = 0.1
 

@@ -1,7 +1,8 @@
 """What a study does next: a pure function of its plan and of the runs that have ended.
 
 Every contestant is tuned: it gets the learning rates of its part, and more where the best one lies at an edge. Then
-it is trained with fresh seeds at its best rate. A rung of a ladder starts from the rate of the rung before it.
+it is trained with fresh seeds at its best rate. If a seed collapses or diverges there, it gets the next lower rate. A
+rung of a ladder starts from the rate of the rung before it.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spheret.study.plan import Contestant, Group, Plan
-from spheret.study.rows import FINAL, FLOOR, TUNE, Key, Row
+from spheret.study.rows import FINAL, FINISHED, FLOOR, TUNE, Key, Row
 
+# how often a contestant may take the next lower rate
+STEPS_DOWN = 2
 # the first seed of each stage, so that the seeds of a verdict are not those that chose the rate
 SEEDS = {TUNE: 1, FINAL: 101, FLOOR: 201}
 
@@ -83,6 +86,25 @@ def _losses(
     return dict(sorted(losses.items())), missing
 
 
+def final_rates(group: Group, contestant: Contestant, search: Tuning, rows: Rows) -> list[float]:
+    """The rates of the fresh seeds: the best one, and lower ones after it if a seed did not finish there.
+
+    The last one counts. Empty for a contestant whose best rate is not known or not bracketed.
+    """
+    if search.best is None or not search.bracketed:
+        return []
+    rates = [search.best]
+    while len(rates) <= STEPS_DOWN and unfinished(group, contestant, rates[-1], rows):
+        rates.append(group.beside(rates[-1], -1))
+    return rates
+
+
+def unfinished(group: Group, contestant: Contestant, rate: float, rows: Rows) -> list[Row]:
+    """The fresh seeds that collapsed or diverged at a rate."""
+    keys = (Key(group.name, contestant.label, rate, seed) for seed in seeds_of(FINAL, group.part.seeds))
+    return [rows[key] for key in keys if key in rows and rows[key].state != FINISHED]
+
+
 def wanted(plan: Plan, rows: Rows) -> list[Key]:
     """The runs that can start now, the most valuable first. Empty if the study is done.
 
@@ -96,30 +118,30 @@ def wanted(plan: Plan, rows: Rows) -> list[Key]:
 def _of_group(plan: Plan, group: Group, rows: Rows) -> list[Key]:
     part = group.part
     search = {contestant: tuning(plan, group, contestant, rows) for contestant in group.contestants}
+    rates = {contestant: final_rates(group, contestant, search[contestant], rows) for contestant in group.contestants}
     first, others = group.contestants[: part.first], group.contestants[part.first :]
     order: list[Key] = []
     for some in (first, others):
         # one rate of every contestant before the next rate of any
         missing = [each for contestant in some for each in search[contestant].missing]
         order += [key for _, key in sorted(missing, key=lambda each: each[0])]
-        order += _seeds(group, some, search, FINAL, range(min(part.first_seeds, part.seeds)))
-    order += _seeds(group, group.contestants, search, FINAL, range(part.first_seeds, part.seeds))
+        order += _seeds(group, some, rates, FINAL, range(min(part.first_seeds, part.seeds)))
+    order += _seeds(group, group.contestants, rates, FINAL, range(part.first_seeds, part.seeds))
     floor = [contestant for contestant in group.contestants if contestant.label == part.noise_floor]
-    order += _seeds(group, floor, search, FLOOR, range(part.seeds))
+    order += _seeds(group, floor, rates, FLOOR, range(part.seeds))
     return [key for key in order if key not in rows]
 
 
 def _seeds(
-    group: Group, contestants: Sequence[Contestant], search: Mapping[Contestant, Tuning], stage: str, turns: range
+    group: Group, contestants: Sequence[Contestant], rates: Mapping[Contestant, list[float]], stage: str, turns: range
 ) -> list[Key]:
     """Fresh seeds of the contestants whose rate is known, one seed of each before the next."""
-    keys = []
-    for turn in turns:
-        for contestant in contestants:
-            best = search[contestant].best if search[contestant].bracketed else None
-            if best is not None:
-                keys.append(Key(group.name, contestant.label, best, SEEDS[stage] + turn))
-    return keys
+    return [
+        Key(group.name, contestant.label, rates[contestant][-1], SEEDS[stage] + turn)
+        for turn in turns
+        for contestant in contestants
+        if rates[contestant]
+    ]
 
 
 def stage_of(key: Key) -> str:

@@ -6,7 +6,7 @@ import pytest
 from study_helpers import TWO, bowl, key, plan_of, row, run_all
 
 from spheret.study.rows import FINAL, FLOOR, TUNE
-from spheret.study.stages import expected, seeds_of, stage_of, tuning, wanted
+from spheret.study.stages import expected, final_rates, seeds_of, stage_of, tuning, unfinished, wanted
 
 
 def contestant(plan, label):
@@ -62,6 +62,29 @@ def test_a_grid_that_diverges_moves_down(tmp_path):
     rows, order = run_all(plan, lambda each: row(each, None, "diverged"))
     assert search(plan, rows).best is None
     assert {stage_of(each) for each in order} == {TUNE}
+
+
+def test_a_seed_that_collapses_takes_all_to_the_next_lower_rate(tmp_path):
+    plan = plan_of(tmp_path, TWO + "seeds = 4")
+    safe = {"pre-ln": 1.0, "post-ln": 1.5e-3, "keel": 0.0}
+
+    def loss(each):
+        unlucky = each.seed == 102 and each.rate > safe[each.contestant]
+        return row(each, 3.0, "collapsed") if unlucky else bowl(2e-3)(each)
+
+    rows, order = run_all(plan, loss)
+    group, post = plan.groups[0], contestant(plan, "post-ln")
+    assert final_rates(group, post, search(plan, rows, "post-ln"), rows) == [2e-3, 1e-3]
+    assert [each.reason for each in unfinished(group, post, 2e-3, rows)] == ["step 3: collapsed"]
+    lower = [
+        each.seed for each in order if each.contestant == "post-ln" and stage_of(each) == FINAL and each.rate == 1e-3
+    ]
+    assert lower == [101, 102, 103, 104]
+    assert final_rates(group, contestant(plan, "pre-ln"), search(plan, rows), rows) == [2e-3]
+    # it does not go down for ever
+    safe["post-ln"] = 0.0
+    rows, _ = run_all(plan, loss)
+    assert final_rates(group, post, search(plan, rows, "post-ln"), rows) == [2e-3, 1e-3, 5e-4]
 
 
 def test_the_seeds_of_a_verdict_are_fresh(tmp_path):
