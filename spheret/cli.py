@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Iterable, Sequence
 
 from spheret import __version__
 from spheret.support.cache import keep_libraries_inside
-from spheret.support.errors import explanation, internal_error, unknown
+from spheret.support.errors import explanation, internal_error, one_line, unknown
 from spheret.support.exit_codes import BROKEN_PIPE, INTERNAL_ERROR, INTERRUPTED, USAGE_ERROR
 from spheret.support.parsing import parse
 
@@ -77,6 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Python has none where it was closed before the start, and libraries ask it for its width
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")
+    # a name that this terminal cannot show is no reason to end
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     # a command is one word or two: `prepare`, `bench connection`
     size = next((n for n in (2, 1) if " ".join(words[:n]) in COMMANDS), 0)
     name = " ".join(words[:size])
@@ -87,6 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ["PYTHONSAFEPATH"] = "1"
     prog = f"spheret {name}".rstrip()
     try:
+        _check_encoding(words)
         code = _run(name, prog, words[size:]) if size else _answer(words)
         # here a full disk is still an error with a sentence
         sys.stdout.flush()
@@ -97,12 +102,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # the reader of the output went away, as `| head` does
         return BROKEN_PIPE
+    except SystemExit as error:
+        # rich ends a process so when that happens
+        if isinstance(error.__context__, BrokenPipeError):
+            return BROKEN_PIPE
+        raise
     except Exception as error:
         sentence = explanation(error)
-        _say(f"{prog}: {internal_error(error) if sentence is None else sentence}")
+        _say(f"{prog}: {internal_error(error) if sentence is None else one_line(sentence)}")
         return INTERNAL_ERROR if sentence is None else USAGE_ERROR
     finally:
         _drop_output()
+
+
+def _check_encoding(words: Sequence[str]) -> None:
+    """Raise if a word is not UTF-8. Everything that spheret writes is, and names the words that it was given."""
+    for word in words:
+        # Python keeps the bytes that it cannot decode as lone surrogates
+        if any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise ValueError(f"{word!r} is not UTF-8: give a name that is.")
 
 
 def _answer(words: Sequence[str]) -> int:

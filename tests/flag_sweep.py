@@ -14,6 +14,7 @@ import random
 import re
 import shutil
 import signal
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,6 @@ import fuzz
 import tyro
 
 from spheret.cli import COMMANDS
-from spheret.model.gpt import PRESETS
 
 TINY = (
     "--layers", "1", "--heads", "1", "--width", "8", "--block", "16", "--batch-size", "1", "--eval-windows", "1",
@@ -90,7 +90,7 @@ PLACES = (
     "elsewhere/missing", "elsewhere", "elsewhere/notes.txt", "elsewhere/notes.txt/below", "elsewhere/link",
     "elsewhere/way", "/dev/zero", "/dev/full", "elsewhere/pipe",
 )  # fmt: skip
-TEXTS = ("", "word", "0", "-1", "nan", "1" + "0" * 400, "\udcff\udcfe", "x" * 100_000, "a\nb", "../..", "~nobody/x")
+TEXTS = ("", "word", "0", "-1", "nan", "1" + "0" * 400, "\udcff\udcfe", "x" * 100_000, "a\nb", "../..", "~nobody-of-this-name/x")
 # a flag is given without a value, and twice
 NOTHING, TWICE = "no value", "twice"
 VALUES = {
@@ -201,6 +201,8 @@ class Stage:
         """whole: with the race and the export, which take longest."""
         self.root, self.stage, self.pristine = root, root / "stage", root / "pristine"
         self.counts: dict[tuple[str, str], int] = {}
+        # names of modules that need no second attempt
+        self.tried: set[str] = set()
         texts, elsewhere = self.stage / "texts", self.stage / "elsewhere"
         for folder in (texts, elsewhere, self.stage / "out"):
             folder.mkdir(parents=True)
@@ -210,7 +212,6 @@ class Stage:
         (elsewhere / "notes.txt").write_text("not of spheret\n")
         (elsewhere / "link").symlink_to("notes.txt")
         (elsewhere / "way").symlink_to(".")
-        PRESETS.setdefault("T", TINY_SIZE)
         base = {base.command: base for base in reversed(BASES)}
         # absolute, because the run keeps it
         data = ("--data", str(self.stage / "data"))
@@ -226,29 +227,36 @@ class Stage:
         outcome = fuzz.in_a_child(words, self.stage, self.root)
         assert outcome.code == 0, (words, outcome)
 
+    def _import(self) -> None:
+        """Import what the last child has imported, so that the next ones need not."""
+        names = set((self.root / "modules").read_text().split()) - self.tried
+        self.tried |= names
+        for name in names - sys.modules.keys():
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+
     def try_case(self, case: Case) -> str | None:
         """Run and judge. Returns what is wrong, or None."""
-        # a child imports what it needs once more, unless it is here already
-        with contextlib.suppress(FileNotFoundError):
-            for name in (self.root / "modules").read_text().split():
-                with contextlib.suppress(Exception):
-                    importlib.import_module(name)
-            (self.root / "modules").unlink()
+        self._import()
         outcome = fuzz.in_a_child(case.words, self.stage, self.root, at_first=False)
         after = fuzz.snapshot(self.stage)
-        wrong = _judge(case, outcome) or self._judge_files(case, outcome.code, after)
+        wrong = _judge(case, outcome) or self._judge_files(case, outcome.code, outcome.printed + outcome.errors, after)
         if after != self.before:
             shutil.rmtree(self.stage)
             shutil.copytree(self.pristine, self.stage, symlinks=True)
         end = {2: "refused", -signal.SIGPROF: "at work", -signal.SIGALRM: "at work"}.get(outcome.code, "done")
         counted = case.base.command, "wrong" if wrong else end
+        if counted[1] == "at work":
+            print(f"at work: {case}")
         self.counts[counted] = self.counts.get(counted, 0) + 1
         return wrong and f"{case}: {wrong}\n{outcome.printed[-300:]}{outcome.errors[-1500:]}"
 
-    def _judge_files(self, case: Case, code: int, after: dict[str, str]) -> str | None:
+    def _judge_files(self, case: Case, code: int, printed: str, after: dict[str, str]) -> str | None:
         if code == 2:
             changed = sorted(set(self.before.items()) ^ set(after.items()))
             return f"{changed[0][0]} was changed by a refused command" if changed else None
+        if code >= 0 and after == self.before and not printed:
+            return "it did nothing"
         may = re.compile(case.base.writes)
         for path in self.before.keys() | after.keys():
             if self.before.get(path) == after.get(path) or may.fullmatch(path):
@@ -275,7 +283,7 @@ def _judge(case: Case, outcome: fuzz.Outcome) -> str | None:
     if code != 2:
         if case.must_be_refused:
             return "it was not refused"
-        return None if outcome.printed or errors or outcome.made else "it did nothing"
+        return None
     lines = [line for line in errors.splitlines() if line.strip()]
     start = f"spheret {case.base.command}: "
     if not (lines and lines[-1].startswith(start) and lines[-1].endswith(".")):

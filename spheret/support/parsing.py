@@ -16,6 +16,8 @@ _REASONS = (
     (re.compile(r"Error parsing (\S+): Exceeds the limit (.*)"), "{} must be a number of fewer digits"),
 )  # fmt: skip
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+# of tyro's boxes: where stdout is not UTF-8 they are made of signs that all have
+_SIDES, _RULE = "│|", "─-"
 _MOST_LETTERS = 300
 
 
@@ -56,8 +58,8 @@ def _sections(box: str) -> list[str]:
     """The parts of a box of tyro's, which lines divide, each on one line."""
     sections = [""]
     for line in _COLOURS.sub("", box).splitlines()[1:-1]:
-        text = line.strip().strip("│").strip()
-        if text and not text.strip("─"):
+        text = line.strip().strip(_SIDES).strip()
+        if text and not text.strip(_RULE):
             sections.append("")
         else:
             sections[-1] = f"{sections[-1]} {text}".strip()
