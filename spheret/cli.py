@@ -56,7 +56,7 @@ def _help(names: Iterable[str]) -> str:
 
 
 def _drop_output() -> None:
-    """Send the rest of the output nowhere if it cannot be written: Python would print a message of its own at exit."""
+    """Send the rest of the output nowhere if it cannot be written: at exit Python would print its own message."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     # Python has none where it was closed before the start, and libraries ask it for its width
     if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     # a name that this terminal cannot show is no reason to end
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")

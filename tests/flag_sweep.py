@@ -88,9 +88,11 @@ FRACTIONS = ("1e308", "1e-308")
 # a place below the stage is named as the stage has it
 PLACES = (
     "elsewhere/missing", "elsewhere", "elsewhere/notes.txt", "elsewhere/notes.txt/below", "elsewhere/link",
-    "elsewhere/way", "/dev/zero", "/dev/full", "elsewhere/pipe",
+    "elsewhere/way", "/dev/zero", "/dev/full",
 )  # fmt: skip
-TEXTS = ("", "word", "0", "-1", "nan", "1" + "0" * 400, "\udcff\udcfe", "x" * 100_000, "a\nb", "../..", "~nobody-of-this-name/x")
+TEXTS = (
+    "", "word", "0", "-1", "nan", "1" + "0" * 400, "\udcff\udcfe", "x" * 100_000, "a\nb", "../..", "~nobody-here/x",
+)  # fmt: skip
 # a flag is given without a value, and twice
 NOTHING, TWICE = "no value", "twice"
 VALUES = {
@@ -240,7 +242,8 @@ class Stage:
         self._import()
         outcome = fuzz.in_a_child(case.words, self.stage, self.root, at_first=False)
         after = fuzz.snapshot(self.stage)
-        wrong = _judge(case, outcome) or self._judge_files(case, outcome.code, outcome.printed + outcome.errors, after)
+        said = outcome.printed + outcome.errors
+        wrong = _judge(case, outcome) or self._judge_files(case, outcome.code, said, after)
         if after != self.before:
             shutil.rmtree(self.stage)
             shutil.copytree(self.pristine, self.stage, symlinks=True)
@@ -251,11 +254,11 @@ class Stage:
         self.counts[counted] = self.counts.get(counted, 0) + 1
         return wrong and f"{case}: {wrong}\n{outcome.printed[-300:]}{outcome.errors[-1500:]}"
 
-    def _judge_files(self, case: Case, code: int, printed: str, after: dict[str, str]) -> str | None:
+    def _judge_files(self, case: Case, code: int, said: str, after: dict[str, str]) -> str | None:
         if code == 2:
             changed = sorted(set(self.before.items()) ^ set(after.items()))
             return f"{changed[0][0]} was changed by a refused command" if changed else None
-        if code >= 0 and after == self.before and not printed:
+        if code >= 0 and after == self.before and not said:
             return "it did nothing"
         may = re.compile(case.base.writes)
         for path in self.before.keys() | after.keys():

@@ -87,7 +87,7 @@ def test_a_reader_that_goes_away_is_no_error():
 
 def shell(words):
     """Run a line of bash in which `spheret` is this one."""
-    line = f"spheret() {{ {sys.executable} -m spheret \"$@\"; }}; {words}"
+    line = f'spheret() {{ {sys.executable} -m spheret "$@"; }}; {words}'
     return subprocess.run(["/bin/bash", "-c", line], capture_output=True, text=True)
 
 
@@ -95,8 +95,8 @@ def shell(words):
 def test_a_full_disk_under_the_output_is_one_sentence(words):
     done = shell(f"spheret {words} > /dev/full")
     assert done.returncode == 2
-    prog = "spheret plan" if "plan" in words else "spheret"
-    assert done.stderr == f"{prog}: the system says: No space left on device. Mend that, and run the same command again.\n"
+    prog, remedy = "spheret plan" if "plan" in words else "spheret", "Mend that, and run the same command again."
+    assert done.stderr == f"{prog}: the system says: No space left on device. {remedy}\n"
 
 
 @pytest.mark.parametrize("words", ["--help", "plan --help", "plan"])

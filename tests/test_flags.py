@@ -124,7 +124,7 @@ BAD = [
     (["plan", "--gpus", "7"], "divides over 1, 2, 4, 8"),
     (["train", "--timeout", HUGE], "--timeout must be at most"),
     (["prepare", "sotu", "--verify", "--workers=-1"], "--workers must be at least 1"),
-    (["prepare", "sotu", "--verify", "--val-fraction", "nan"], "--val-fraction must be at least 0 and below 1, got nan"),
+    (["prepare", "sotu", "--verify", "--val-fraction", "nan"], "--val-fraction must be at least 0 and below 1"),
     (["prepare", "sotu", "--workers", "100000"], "--workers must be at most"),
     (["prepare", "sotu", "--shard-tokens", HUGE], "--shard-tokens must be at most"),
     (["prepare", "sotu", "--tokenizer", "bpe:99999999999999999999", "--out", "d"], "bpe:N needs N between 257"),

@@ -163,7 +163,7 @@ def state(run: PaperRun, out: Path, data: Path | None) -> str:
 def run_one(run: PaperRun, place: Place) -> int:
     """Train it in processes of its own. Ctrl-C reaches them first, and they save."""
     if not prepared(run, place.data):
-        raise FileNotFoundError(f"{run.dataset} is not prepared: run {prepare(run, place.data)}")
+        raise FileNotFoundError(f"{run.dataset} is not prepared: run `{prepare(run, place.data)}` first.")
     print(f"{run.name}, assumptions:", *(f"- {line}" for line in run.assumptions), sep="\n", file=sys.stderr)
     child = subprocess.Popen(_command_here(run, place), env=python_environment())
     try:

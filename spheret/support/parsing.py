@@ -11,10 +11,10 @@ from typing import Any, NoReturn
 
 # how Python says that a word is no number, and how we do
 _REASONS = (
-    (re.compile(r"Error parsing (\S+): invalid literal for int\(\) with base 10: (.*)"), "{} must be a whole number, got {}"),
-    (re.compile(r"Error parsing (\S+): could not convert string to float: (.*)"), "{} must be a number, got {}"),
-    (re.compile(r"Error parsing (\S+): Exceeds the limit (.*)"), "{} must be a number of fewer digits"),
-)  # fmt: skip
+    (r"Error parsing (\S+): invalid literal for int\(\) with base 10: (.*)", "{} must be a whole number, got {}"),
+    (r"Error parsing (\S+): could not convert string to float: (.*)", "{} must be a number, got {}"),
+    (r"Error parsing (\S+): Exceeds the limit (.*)", "{} must be a number of fewer digits"),
+)
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # of tyro's boxes: where stdout is not UTF-8 they are made of signs that all have
 _SIDES, _RULE = "│|", "─-"
@@ -47,7 +47,7 @@ def _refuse(box: str, prog: str) -> NoReturn:
     """Raise what tyro has printed in a box, as one sentence."""
     message, *rest = _sections(box) or ["these words are not understood"]
     for pattern, sentence in _REASONS:
-        if found := pattern.fullmatch(message):
+        if found := re.fullmatch(pattern, message):
             message = sentence.format(*found.groups())
     near = next((section.split(":", 1)[1].split()[0] for section in rest if section.startswith("Perhaps")), None)
     hint = f" Did you mean {near}?" if near else ""
