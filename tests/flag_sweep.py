@@ -67,7 +67,7 @@ BASES = (
     Base("schemes"),
     Base("retractions"),
     Base("doctor"),
-    Base("bench connection", (), ("--rows", "4", "--width", "8", *BENCH)),
+    Base("bench connection", (), ("--rows", "4", "--width", "8", "--no-compile", *BENCH)),
     Base("bench step", (), ("--size", "T", "--tokens", "16", "--block", "16", "--schemes", "pre-ln", "--no-memory",
                             *BENCH)),
     Base("bench scale", (), ("--layers", "1,2", "--widths", "64,128", "--schemes", "pre-ln", "--depth-width", "64",
@@ -289,7 +289,7 @@ def _judge(case: Case, outcome: fuzz.Outcome) -> str | None:
         return None
     lines = [line for line in errors.splitlines() if line.strip()]
     start = f"spheret {case.base.command}: "
-    if not (lines and lines[-1].startswith(start) and lines[-1].endswith(".")):
+    if not (lines and lines[-1].startswith(start) and lines[-1].endswith((".", "?"))):
         return "no sentence at the end"
     if len(lines[-1]) > 1500:
         return "a sentence without end"
