@@ -70,8 +70,8 @@ BASES = (
     Base("bench connection", (), ("--rows", "4", "--width", "8", "--no-compile", *BENCH)),
     Base("bench step", (), ("--size", "T", "--tokens", "16", "--block", "16", "--schemes", "pre-ln", "--no-memory",
                             *BENCH)),
-    Base("bench scale", (), ("--layers", "1,2", "--widths", "64,128", "--schemes", "pre-ln", "--depth-width", "64",
-                             "--width-layers", "1", "--block", "8", "--batch-size", "1", "--steps", "1", *BENCH)),
+    Base("bench scale", (), ("--layers", "1,2", "--widths", "32,64", "--schemes", "pre-ln", "--depth-width", "32",
+                             "--width-layers", "1", "--block", "8", "--batch-size", "1", "--steps", "0", *BENCH)),
     Base("bench generate", (), ("--size", "T", "--prompt", "4", "--new", "2", "--batches", "1", *BENCH)),
     Base("bench eval", (), ("--size", "T", "--count", "1", "--batch-size", "1", *BENCH)),
     Base("bench train", (), (*TINY[:-5], *BENCH)),
@@ -104,7 +104,10 @@ VALUES = {
 VALID = {"INT": "1", "FLOAT": "0.5", "TEXT": "word"}
 # numbers that mean something to these flags, although they mean nothing to the others
 MEANT = {
+    # any whole number is a seed of `doctor`
     ("--seed", "-1"),
+    ("--seed", NUMBERS[2]),
+    ("--seed", NUMBERS[3]),
     ("--clip", "inf"),
     # the next number after all floats
     ("--clip", "9" * 5000),

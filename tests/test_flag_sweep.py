@@ -15,7 +15,7 @@ from spheret.model.gpt import PRESETS
 
 SAMPLE = 24
 # commands that import no more than torch, and that need no race and no export
-QUICK = ("prepare", "train", "sample", "report", "plan", "reproduce", "bench connection", "bench scale")
+QUICK = ("prepare", "train", "sample", "report", "plan", "reproduce", "bench connection")
 
 
 def made(root, whole):
