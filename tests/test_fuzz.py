@@ -50,7 +50,7 @@ def test_every_key(path, whole):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", ["run", "race", "data", "unfinished"])
+@pytest.mark.parametrize("folder", fuzz.FOLDERS)
 def test_every_file(folder, whole):
     wrong = fuzz.try_all(whole, [case for case in whole.cases_of_files() if case.path.startswith(f"{folder}/")])
     assert not wrong, "\n".join(wrong[:5])
