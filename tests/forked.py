@@ -1,19 +1,21 @@
-"""A command in a fork: how it ends, and what it leaves in a directory."""
+"""Commands in a fork: how each ends, and what it leaves in a directory."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import io
+import json
 import os
 import pickle
 import signal
 import stat
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 from matplotlib.transforms import TransformNode
 
@@ -36,40 +38,90 @@ class Outcome(NamedTuple):
     made: dict[str, str]
 
 
-def in_a_child(words: Sequence[str], stage: Path, scratch: Path, at_first: bool = True) -> Outcome:
-    """Run a command in a fork that starts in the stage.
+class Child:
+    """A fork that runs command after command. If one ends it, the next command gets a new fork.
 
-    at_first: everything is imported for the first time, so that it may take long. Otherwise a signal ends it.
+    A fork costs more than most commands, so that there is not one for each. Nothing that spheret keeps in memory
+    is the content of a file.
     """
-    printed, errors = scratch / "stdout", scratch / "stderr"
-    child = os.fork()
-    if child == 0:
-        code = 99
-        try:
-            if not at_first:
-                signal.setitimer(signal.ITIMER_PROF, COMPUTING)
-                signal.alarm(WAITING)
-            os.chdir(stage)
-            for number, path in ((1, printed), (2, errors)):
-                os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-            # pytest has put its own in their place
-            sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
-            _remember_figures(scratch / "figures", at_first)
+
+    def __init__(self, stage: Path, scratch: Path) -> None:
+        """stage: where commands start. scratch: where their words, and the figures of the whole stage, are kept."""
+        self.stage, self.scratch, self._process = stage, scratch, 0
+
+    def run(self, words: Sequence[str], at_first: bool = False) -> Outcome:
+        """Run a command.
+
+        at_first: everything is imported for the first time, so that it may take long, and in a fork of its own.
+        Otherwise a signal ends what takes too long.
+        """
+        if at_first:
+            self.end()
+        if not self._process:
+            self._fork()
+        self._orders.write(json.dumps([words, at_first]) + "\n")
+        self._orders.flush()
+        if answer := self._answers.readline():
+            code = int(answer)
+        else:
+            code, self._process = os.waitstatus_to_exitcode(os.waitpid(self._process, 0)[1]), 0
+        if at_first:
+            self.end()
+        made = {name: digest for name, digest in snapshot(self.stage / "out").items() if not name.endswith("/")}
+        printed, errors = ((self.scratch / name).read_text(errors="replace") for name in ("stdout", "stderr"))
+        return Outcome(code, printed, errors, made)
+
+    def end(self) -> None:
+        if self._process:
+            self._orders.close()
+            os.waitpid(self._process, 0)
+            self._process = 0
+
+    def _fork(self) -> None:
+        (reads, orders), (answers, writes) = os.pipe(), os.pipe()
+        self._process = os.fork()
+        if self._process == 0:
             try:
+                os.close(orders)
+                # pytest has put its own in their place
+                sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
+                with os.fdopen(reads) as lines:
+                    for line in lines:
+                        os.write(writes, f"{self._obey(*json.loads(line))}\n".encode())
+            finally:
+                os._exit(0)
+        os.close(reads)
+        os.close(writes)
+        self._orders, self._answers = os.fdopen(orders, "w"), os.fdopen(answers)
+
+    def _obey(self, words: Sequence[str], at_first: bool) -> int:
+        environment = dict(os.environ)
+        os.chdir(self.stage)
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            file = os.open(self.scratch / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(file, number)
+            os.close(file)
+        try:
+            with _figures_remembered(self.scratch / "figures", at_first):
+                if not at_first:
+                    signal.setitimer(signal.ITIMER_PROF, COMPUTING)
+                    signal.alarm(WAITING)
                 code = main(words)
-            except SystemExit as error:
-                code = error.code if isinstance(error.code, int) else 98
-            sys.stdout.flush()
-            sys.stderr.flush()
-            if at_first:
-                (scratch / "modules").write_text("\n".join(sys.modules))
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else 98
         except BaseException:
-            os.write(2, traceback.format_exc().encode())
+            traceback.print_exc()
+            code = 99
         finally:
-            os._exit(code)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    made = {name: digest for name, digest in snapshot(stage / "out").items() if not name.endswith("/")}
-    return Outcome(status, printed.read_text(errors="replace"), errors.read_text(errors="replace"), made)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            signal.alarm(0)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.environ.clear()
+        os.environ.update(environment)
+        if at_first:
+            (self.scratch / "modules").write_text("\n".join(sys.modules))
+        return code
 
 
 class _Content(pickle.Pickler):
@@ -87,7 +139,8 @@ def _key(arguments: Any) -> str:
     return hashlib.sha256(content.getvalue()).hexdigest()
 
 
-def _remember_figures(memory: Path, keep: bool) -> None:
+@contextmanager
+def _figures_remembered(memory: Path, keep: bool) -> Iterator[None]:
     """Draw no figure twice: matplotlib takes most of a command's time.
 
     A figure is looked up by everything that it holds, so that a figure of damaged numbers is drawn.
@@ -96,7 +149,6 @@ def _remember_figures(memory: Path, keep: bool) -> None:
     memory.mkdir(exist_ok=True)
 
     def remembered(draw: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(draw)
         def drawn(*arguments: Any) -> Any:
             path = memory / _key(arguments)
             if path.exists():
@@ -108,8 +160,9 @@ def _remember_figures(memory: Path, keep: bool) -> None:
 
         return drawn
 
-    plots.render = remembered(plots.render)
-    figures._png = remembered(figures._png)
+    on_the_page, alone = remembered(plots.render), remembered(figures._png)
+    with mock.patch.object(plots, "render", on_the_page), mock.patch.object(figures, "_png", alone):
+        yield
 
 
 def snapshot(directory: Path) -> dict[str, str]:

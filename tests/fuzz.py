@@ -1,6 +1,6 @@
 """A fuzzer of commands: a stage of tiny runs and data, one damaged file at a time, and a judge of what happens.
 
-A case is a file of the stage, a damage, and a command that reads the file. The command runs in a forked child. It
+A case is a file of the stage, a damage, and a command that reads the file. The command runs in a fork. It
 must end with the right result, or with exit code 2 or 3 and one sentence. Nothing that was whole may be lost.
 """
 
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import damage
-from forked import Outcome, in_a_child, snapshot
+from forked import Child, Outcome, snapshot
 
 ROWS = Path(__file__).parent / "evaluate" / "rows"
 TINY = (
@@ -133,6 +133,7 @@ class Stage:
         """race: whether there is a race, which takes longest."""
         self.root, self.stage, self.pristine = root, root / "stage", root / "pristine"
         self.stage.mkdir()
+        self.child = Child(self.stage, root)
         self._build(race)
         (self.stage / "out").mkdir()
         (self.stage / "elsewhere").mkdir()
@@ -144,7 +145,7 @@ class Stage:
         self._baselines: dict[tuple[str, bool], Outcome] = {}
 
     def _do(self, *words: str) -> str:
-        outcome = in_a_child(words, self.stage, self.root)
+        outcome = self.child.run(words, at_first=True)
         assert outcome.code in (0, 1), (words, outcome)
         assert "internal error" not in outcome.errors, (words, outcome)
         self._import()
@@ -201,7 +202,7 @@ class Stage:
 
         Workspace.record = counted  # type: ignore[method-assign]
         try:
-            assert in_a_child(COMMANDS["prepare again"][0], self.stage, self.root).code == -signal.SIGKILL
+            assert self.child.run(COMMANDS["prepare again"][0], at_first=True).code == -signal.SIGKILL
         finally:
             Workspace.record = record  # type: ignore[method-assign]
         (self.stage / "unfinished" / "prepare.lock").unlink()
@@ -224,15 +225,12 @@ class Stage:
         if key not in self._baselines:
             if fallen_back:
                 shutil.rmtree(self.stage / NEWEST)
-            outcome = in_a_child(COMMANDS[command][0], self.stage, self.root)
+            outcome = self.child.run(COMMANDS[command][0], at_first=True)
             assert outcome.code in (0, 1), (command, outcome)
             self._import()
             self.restore(snapshot(self.stage))
             self._baselines[key] = outcome
         return self._baselines[key]
-
-    def _run(self, command: str) -> Outcome:
-        return in_a_child(COMMANDS[command][0], self.stage, self.root, at_first=False)
 
     def cases_of_keys(self, path: str) -> Iterator[Case]:
         """Every key of a document with every value, and every key with every command that reads the document.
@@ -300,7 +298,7 @@ class Stage:
         expected = self.baseline(case.command).code
         self._damage(case)
         before = snapshot(self.stage)
-        outcome = self._run(case.command)
+        outcome = self.child.run(COMMANDS[case.command][0])
         after = snapshot(self.stage)
         wrong = _judge(outcome, expected) or self._judge_files(case, before, after)
         self.restore(after)
@@ -335,6 +333,9 @@ class Stage:
             # other shards than those of `data`, but the same ids
             same_ids = after["unfinished/counts.bin"] == after["data/counts.bin"]
             return None if same_ids else "its data differs from that of an unbroken preparation"
+        # files of transformers have no hashes: a changed bit is a changed weight or word
+        if case.what == "flipped" and case.command.startswith("import"):
+            return None
         if case.command.startswith("import"):
             name = "imported/checkpoints/step-0/model.safetensors"
             if outcome.made[name] != self.baseline(case.command).made[name]:

@@ -20,7 +20,9 @@ def made(root, race):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPHERET_CACHE", str(root / "cache"))
         patch.setenv("HF_HUB_OFFLINE", "1")
-        yield fuzz.Stage(root, race)
+        stage = fuzz.Stage(root, race)
+        yield stage
+        stage.child.end()
     torch.set_num_threads(threads)
 
 
