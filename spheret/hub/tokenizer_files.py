@@ -45,7 +45,7 @@ def is_gpt2(file: bytes) -> bool:
     try:
         tokenizer = read(file)
     except Exception:
-        # the library raises nothing narrower. JSONTokenizer says what is wrong with the file
+        # JSONTokenizer says what is wrong with the file
         return False
     # GPT-2's own takes a second to build
     if tokenizer.get_vocab_size(with_added_tokens=False) != GPT2Tokenizer.vocab_size:
