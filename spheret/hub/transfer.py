@@ -13,7 +13,6 @@ import msgspec
 import torch
 import transformers
 import tyro
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import GPT2Config
 
@@ -114,8 +113,9 @@ def _config(source: Source, kind: Callable[[dict[str, Any]], Any], convert: Call
         return convert(kind(dict(source.config)))
     except ValueError as error:
         raise ValueError(f"{source.path / CONFIG}: {error}") from None
-    except (StrictDataclassError, TypeError, AttributeError, OverflowError) as error:
-        reason = str(error).strip().splitlines()[-1].strip()
+    # transformers' classes look at some values without a check, so that any exception may come
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
         raise ValueError(f"{source.path / CONFIG} does not describe a model ({reason}): save it again.") from None
 
 

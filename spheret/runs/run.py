@@ -33,6 +33,9 @@ from spheret.runs.records import RUNS, DataRecord, Environment, RunRecord, State
 from spheret.runs.tensors import form, lazy_tensor
 from spheret.support import files
 
+# so many settings that differ fit into a sentence
+MOST_CHANGES = 5
+
 
 @dataclass(frozen=True)
 class RunDocument:
@@ -198,9 +201,10 @@ def check_config(saved: Checkpoint, path: Path, settings: dict[str, Any]) -> Non
         for name, before, after in changed_settings(saved.state.training.config, settings)
     ]
     if changes:
+        more = f", and {len(changes) - MOST_CHANGES} more" if len(changes) > MOST_CHANGES else ""
         raise ValueError(
-            f"{path / CONFIG} has changed since its checkpoint was saved; these differ: {', '.join(changes)}. Put "
-            f"them back."
+            f"{path / CONFIG} has changed since its checkpoint was saved; these differ: "
+            f"{', '.join(changes[:MOST_CHANGES])}{more}. Put them back."
         )
 
 
