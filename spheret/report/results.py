@@ -129,13 +129,13 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Study:
+class RunGroup:
     """Runs that can be compared, grouped by contestant. They have the same data.
 
     A contestant is a scheme with its options, and with every other setting that differs between the runs.
 
     differing: names of the settings that are not the same in all runs.
-    name: the corpus and the tokenizer, and what else tells the studies of a report apart.
+    name: the corpus and the tokenizer, and what else tells the groups of a report apart.
     """
 
     contestants: dict[str, list[Result]]
@@ -188,9 +188,9 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     return list(dict.fromkeys(directories))
 
 
-def read_study(paths: Sequence[str | Path]) -> Study:
+def read_group(paths: Sequence[str | Path]) -> RunGroup:
     """Open every run and check that the runs can be compared."""
-    first, *others = read_studies(paths)
+    first, *others = read_groups(paths)
     for other in others:
         raise ValueError(
             f"{first.results[0].run.path} and {other.results[0].run.path} have different data or sizes "
@@ -199,8 +199,8 @@ def read_study(paths: Sequence[str | Path]) -> Study:
     return first
 
 
-def read_studies(paths: Sequence[str | Path]) -> list[Study]:
-    """Open every run. There is one study for each set of data, and for each of the paper's sizes.
+def read_groups(paths: Sequence[str | Path]) -> list[RunGroup]:
+    """Open every run. There is one group for each set of data, and for each of the paper's sizes.
 
     Losses on different data cannot be compared. The paper compares schemes within one size.
     """
@@ -218,7 +218,7 @@ def read_studies(paths: Sequence[str | Path]) -> list[Study]:
     # by data, then from the smallest size to the largest
     sizes = [*PRESETS, None]
     keys = sorted(groups, key=lambda key: (_describe_data(groups[key][0]), key[0], sizes.index(key[1])))
-    return [_study(groups[key], names, _group_name(key, groups)) for key in keys]
+    return [_group(groups[key], names, _group_name(key, groups)) for key in keys]
 
 
 def _group_name(key: tuple[str, str | None], groups: Mapping[tuple[str, str | None], Sequence[Run]]) -> str:
@@ -233,7 +233,7 @@ def _group_name(key: tuple[str, str | None], groups: Mapping[tuple[str, str | No
     return name
 
 
-def _study(runs: Sequence[Run], names: dict[Path, str], name: str) -> Study:
+def _group(runs: Sequence[Run], names: dict[Path, str], name: str) -> RunGroup:
     settings = [_settings(run) for run in runs]
     keys = list(dict.fromkeys(key for run_settings in settings for key in run_settings))
     differing = [key for key in keys if len({json.dumps(run_settings.get(key)) for run_settings in settings}) > 1]
@@ -254,7 +254,7 @@ def _study(runs: Sequence[Run], names: dict[Path, str], name: str) -> Study:
             )
         seeds.append(result)
     _refuse_different_windows(results)
-    return Study(contestants, differing, name)
+    return RunGroup(contestants, differing, name)
 
 
 def _names(runs: Sequence[Run]) -> list[str]:

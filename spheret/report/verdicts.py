@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from spheret.report.results import Result, Study
+from spheret.report.results import Result, RunGroup
 from spheret.report.statistics import Interval, holm, over_documents, over_seeds
 
 EVALUATION_NOISE = "evaluation noise only"
@@ -30,9 +30,9 @@ class Comparison:
     source: str = ""
 
 
-def comparisons(study: Study) -> list[Comparison]:
+def comparisons(group: RunGroup) -> list[Comparison]:
     """One comparison per pair of contestants, in the order of the tables."""
-    compared = [compare(first, second) for first, second in combinations(study.contestants.values(), 2)]
+    compared = [compare(first, second) for first, second in combinations(group.contestants.values(), 2)]
     over_several_seeds = {
         index: comparison.interval.p
         for index, comparison in enumerate(compared)

@@ -13,7 +13,7 @@ from spheret.connections import Spherical, scheme
 from spheret.evaluate import eval_json
 from spheret.evaluate.tasks import PAPER_COLUMNS
 from spheret.report.report import report_files
-from spheret.report.results import read_studies
+from spheret.report.results import read_groups
 from spheret.runs.layout import EVAL, EVAL_SAMPLES
 from spheret.runs.paper_runs import PaperRun
 from spheret.runs.step_cost import StepCost
@@ -129,7 +129,7 @@ def write_run(
 def write_tables(runs: list[Path], out: Path) -> None:
     """Write a report without its figures, which take most of the time."""
     out.mkdir(exist_ok=True)
-    for name, data in report_files(read_studies(runs), []).items():
+    for name, data in report_files(read_groups(runs), []).items():
         (out / name).write_bytes(data)
 
 
