@@ -52,7 +52,7 @@ class RunsBesideThePaper:
     def __init__(self, groups: Sequence[RunGroup]) -> None:
         self.candidates: dict[PaperRun, list[Candidate]] = {}
         for group in groups:
-            for runs in group.contestants.values():
+            for runs in group.by_rate:
                 recipe = recipe_of(runs[0].run.config.as_dict())
                 if recipe is not None and all(run.finished for run in runs):
                     found = [text for run in runs for text in departures(run.run.config.as_dict(), recipe)]

@@ -223,6 +223,56 @@ def differences(group: RunGroup) -> Figure | None:
     return figure
 
 
+def bowls(group: RunGroup) -> Figure | None:
+    """The loss of every contestant over the learning rate. Rates that failed have a panel above, a row for each."""
+    if all(bowl.best is None for bowl in group.bowls.values()):
+        return None
+    from matplotlib.lines import Line2D
+
+    failed = [label for label, bowl in group.bowls.items() if any(map(_failure, bowl.runs.values()))]
+    height = 0.3 + 0.16 * len(failed)
+    figure, grid = axes_grid(
+        2, size=(6.4, 4.8 + height), sharex=True, height_ratios=(height, 4.4), gridspec_kw={"hspace": 0.02}
+    )
+    upper, lower = grid[:, 0]
+    for label, (colour, dash) in line_styles(group).items():
+        bowl = group.bowls[label]
+        failures = {rate: failure for rate, runs in bowl.runs.items() if (failure := _failure(runs))}
+        for rate, failure in failures.items():
+            upper.plot([rate], [failed.index(label)], marker=failure[0], color=colour, linestyle="", markersize=6)
+        # a rate that collapsed is far above the others: its loss would set the scale
+        losses = {rate: bowl.loss(rate) for rate in bowl.runs if rate not in failures or rate == bowl.best}
+        points = [(rate, loss) for rate, loss in losses.items() if loss is not None]
+        lower.plot(*zip(*points, strict=True) if points else ((), ()), color=colour, linestyle=dash, marker=".")
+        if bowl.best is not None:
+            lower.plot([bowl.best], [bowl.loss(bowl.best)], color=colour, marker="o", markersize=8, linestyle="")
+        lower.plot([], [], color=colour, linestyle=dash, label=label)
+    for marker, text in (("o", "chosen rate"), *FAILURES):
+        lower.add_line(Line2D([], [], color=INK, marker=marker, linestyle="", label=text))
+    lower.set_xscale("log")
+    lower.set_xticks(group.rates, [f"{rate:g}" for rate in group.rates])
+    lower.set_xticks([], minor=True)
+    upper.set_ylim(len(failed), -1)
+    upper.set_yticks([])
+    upper.grid(axis="y", visible=False)
+    upper.set_ylabel("failed")
+    upper.set_visible(bool(failed))
+    _finish(lower, "learning rate (log scale)", "validation loss (nats per token)")
+    return figure
+
+
+# marker and name of what can become of a rate
+FAILURES = (("^", "collapsed"), ("x", "diverged"))
+
+
+def _failure(runs: Sequence[Result]) -> tuple[str, str] | None:
+    """The row of FAILURES for the runs at one learning rate; None if no run failed."""
+    collapsed, diverged = FAILURES
+    if any(run.diverged is not None for run in runs):
+        return diverged
+    return collapsed if any(run.collapsed for run in runs) else None
+
+
 def _heat_map(key: str, unit: str, logarithmic: bool = False) -> Callable[[RunGroup], Figure | None]:
     """One panel per contestant: a key of every sublayer at every evaluation, of its first seed."""
 
@@ -275,6 +325,7 @@ FIGURES: dict[str, tuple[str, Callable[[RunGroup], Any]]] = {
     "validation": ("Validation loss by step (val_loss)", validation),
     "training": ("Training loss by step (loss, moving average)", training),
     "time": ("Validation loss by training time (val_loss; the axis names the source of the time)", wall_time),
+    "bowls": ("Validation loss by learning rate (val_loss of the last step, mean over seeds)", bowls),
     "gradients": ("Gradient norm and loss spikes by step (grad_norm, spikes)", gradients),
     "differences": (
         "Validation loss of each contestant minus that of a reference (val_documents, or val_loss by seed)",

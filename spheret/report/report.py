@@ -10,6 +10,7 @@ from pathlib import Path
 from spheret.report import sections, tables
 from spheret.report.certificates import certificates_section
 from spheret.report.figure_style import Drawing
+from spheret.report.learning_rates import learning_rates_section
 from spheret.report.page import page
 from spheret.report.paper_comparison import paper_section
 from spheret.report.plots import FIGURES, draw
@@ -32,6 +33,7 @@ FIGURE_NAME = re.compile(rf"({'|'.join(FIGURES)})(-.+)?\.(svg|png)")
 SECTIONS: tuple[Callable[[RunGroup], Section | None], ...] = (
     sections.summary_section,
     sections.results_section,
+    learning_rates_section,
     sections.comparisons_section,
     sections.stream_section,
     zero_shot_section,

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from spheret.report.results import WINDOW, Number, Result, RunGroup, corpus_name
+from spheret.report.results import WINDOW, Bowl, Number, Result, RunGroup, corpus_name
 from spheret.report.statistics import mean_and_deviation
 from spheret.report.tables import Table, TableCell, ranked
 from spheret.report.verdicts import EVALUATION_NOISE, FALSE_WINNER, comparisons
@@ -59,6 +59,27 @@ def number_cell(
     sources = ", ".join(number.source for number in present)
     text = f"{format_number(mean)} \u00b1 {format_number(deviation)}"
     return TableCell(text, mean, f"mean({sources}) \u00b1 sd({sources})")
+
+
+def rate_cell(bowl: Bowl) -> TableCell:
+    """The learning rate at which a contestant is reported."""
+    mark = "" if not bowl.edges else " (edge)" if bowl.best is not None else " (not chosen)"
+    return TableCell(f"{bowl.reported:g}{mark}", bowl.reported, bowl.runs[bowl.reported][0].rate_source)
+
+
+def _tuning_in_words(group: RunGroup) -> list[str]:
+    """How the learning rates were chosen, what that does to the losses, and what comes next."""
+    grids = {tuple(bowl.runs) for bowl in group.bowls.values()}
+    grid = ", ".join(f"{rate:g}" for rate in group.rates)
+    rates = f"at {len(group.rates)} learning rates ({grid})" if len(grids) == 1 else f"at some of the rates {grid}"
+    optimistic = "equally for all" if len(grids) == 1 else "more so for those that were trained at more rates"
+    return [
+        f"Every contestant was trained {rates}. It is reported at its best rate, the one with the lowest validation "
+        f"loss. The same validation loss is reported, so it is slightly optimistic, {optimistic}.",
+        "One seed can show a collapse, a divergence or a large gap. It cannot tell which of two close losses is "
+        "lower with another seed. spheret study goes on from here: it brackets the best rate of each contestant, "
+        "and compares them with fresh seeds at that rate.",
+    ]
 
 
 def _shared_settings(group: RunGroup) -> str:
@@ -123,20 +144,26 @@ def groups_section(groups: Sequence[RunGroup]) -> Section:
 def summary_section(group: RunGroup) -> Section:
     count = len(group.contestants)
     opening = f"{count} contestant{'s' * (count != 1)}. All runs share: {_shared_settings(group)}."
+    tuning: list[str] = []
     definition = "A scheme is a way to join the branches of a network to its residual stream."
-    if group.differing:
+    if group.bowls:
+        definition += " A contestant is a scheme with its options."
+        tuning = _tuning_in_words(group)
+    elif group.differing:
         definition += (
             f" The runs differ in {', '.join(group.differing)}. A contestant is a scheme with its options and these "
             f"settings. All of them are part of its name."
         )
     else:
         definition += " A contestant is a scheme with its options."
-    return Section("summary", "What was run", [opening, definition, _describe_seeds(group), *_warnings(group)])
+    paragraphs = [opening, definition, *tuning, _describe_seeds(group), *_warnings(group)]
+    return Section("summary", "What was run", paragraphs)
 
 
 def results_section(group: RunGroup) -> Section:
     columns = [
         "contestant",
+        *(["lr"] if group.bowls else []),
         "train loss",
         "val loss",
         "perplexity",
@@ -157,6 +184,7 @@ def results_section(group: RunGroup) -> Section:
         rows.append(
             [
                 TableCell(label),
+                *([rate_cell(group.bowls[label])] if group.bowls else []),
                 number_cell([run.train_loss for run in with_losses], format_loss, missing),
                 number_cell([run.val_loss for run in with_losses], format_loss, missing),
                 number_cell([perplexity(run.val_loss) for run in with_losses], format_perplexity, missing),
@@ -302,24 +330,27 @@ def stream_section(group: RunGroup) -> Section:
 
 
 def provenance_section(group: RunGroup) -> Section:
-    columns = ["run", "contestant", "seed", "train loss", "val loss", "perplexity", "state"]
+    every = [result for runs in group.by_rate for result in runs]
+    rate = ["lr"] if group.bowls else []
+    columns = ["run", "contestant", *rate, "seed", "train loss", "val loss", "perplexity", "state"]
     rows = [
         [
             TableCell(result.name),
             TableCell(result.label),
+            *([TableCell(f"{result.rate:g}", result.rate, result.rate_source)] if group.bowls else []),
             TableCell(str(result.seed)),
             number_cell([result.train_loss], format_loss),
             number_cell([result.val_loss], format_loss),
             number_cell([perplexity(result.val_loss)], format_perplexity),
             TableCell(result.state),
         ]
-        for result in group.results
+        for result in every
     ]
     keys = ["commit", "spheret", "torch", "python", "processor", "gpu", "threads", "started", "command"]
-    environments = [result.run.config.environment for result in group.results]
+    environments = [result.run.config.environment for result in every]
     environment_rows = [
         [TableCell(result.name), *(TableCell(_as_text(getattr(environment, key))) for key in keys)]
-        for result, environment in zip(group.results, environments, strict=True)
+        for result, environment in zip(every, environments, strict=True)
     ]
     paragraphs = [
         "Point at a number to see its source. tables.csv lists the same sources. RUN[STEP].KEY is the value of KEY "

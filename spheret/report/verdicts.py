@@ -40,13 +40,16 @@ def comparisons(group: RunGroup) -> list[Comparison]:
     }
     adjusted = holm(list(over_several_seeds.values()))
     for index, p in zip(over_several_seeds, adjusted, strict=True):
-        compared[index] = replace(compared[index], verdict=_verdict(compared[index], p))
+        compared[index] = replace(compared[index], verdict=_verdict(compared[index], p, group.edge_contestants))
     return compared
 
 
-def _verdict(comparison: Comparison, p: float) -> str:
+def _verdict(comparison: Comparison, p: float, at_an_edge: Sequence[str]) -> str:
     assert comparison.interval is not None
     interval = comparison.interval
+    untuned = [label for label in (comparison.first, comparison.second) if label in at_an_edge]
+    if untuned:
+        return f"no verdict: the best rate of {' and of '.join(untuned)} is at the edge of the grid"
     if p >= FALSE_WINNER:
         return "no difference at all" if interval.estimate == interval.low == 0 else "no winner"
     return f"{comparison.first if interval.estimate < 0 else comparison.second} is better"
