@@ -113,7 +113,7 @@ def race_runs(schemes: str, seeds: int, rates: Sequence[float] = ()) -> list[Rac
     check_count("--seeds", seeds, most=MOST_SEEDS)
     # a stable sort: of two rates at one distance from the middle, the lower comes first
     outwards = sorted(range(len(rates)), key=lambda index: abs(2 * index - (len(rates) - 1)))
-    ordered = [rates[index] for index in outwards] or [None]
+    ordered: list[float | None] = [rates[index] for index in outwards] if rates else [None]
     return [RaceRun(choice, FIRST_SEED + k, rate) for k in range(seeds) for rate in ordered for choice in choices]
 
 

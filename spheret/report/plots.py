@@ -224,7 +224,7 @@ def differences(group: RunGroup) -> Figure | None:
 
 
 def bowls(group: RunGroup) -> Figure | None:
-    """The loss of every contestant over the learning rate. Rates that failed have a panel above, a row for each."""
+    """The loss of every contestant over the learning rate. Rates that failed are marked in a panel above it."""
     if all(bowl.best is None for bowl in group.bowls.values()):
         return None
     from matplotlib.lines import Line2D
@@ -235,20 +235,23 @@ def bowls(group: RunGroup) -> Figure | None:
         2, size=(6.4, 4.8 + height), sharex=True, height_ratios=(height, 4.4), gridspec_kw={"hspace": 0.02}
     )
     upper, lower = grid[:, 0]
+    # a loss after a collapse is far above the others: its line leaves the panel
+    in_scale: list[float] = []
     for label, (colour, dash) in line_styles(group).items():
         bowl = group.bowls[label]
-        failures = {rate: failure for rate, runs in bowl.runs.items() if (failure := _failure(runs))}
-        for rate, failure in failures.items():
-            upper.plot([rate], [failed.index(label)], marker=failure[0], color=colour, linestyle="", markersize=6)
-        # a rate that collapsed is far above the others: its loss would set the scale
-        losses = {rate: bowl.loss(rate) for rate in bowl.runs if rate not in failures or rate == bowl.best}
-        points = [(rate, loss) for rate, loss in losses.items() if loss is not None]
-        lower.plot(*zip(*points, strict=True) if points else ((), ()), color=colour, linestyle=dash, marker=".")
+        for rate, runs in bowl.runs.items():
+            if failure := _failure(runs):
+                upper.plot([rate], [failed.index(label)], marker=failure[0], color=colour, linestyle="", markersize=6)
+        points = {rate: loss for rate in bowl.runs if (loss := bowl.loss(rate)) is not None}
+        lower.plot(list(points), list(points.values()), color=colour, linestyle=dash, marker=".")
+        in_scale += [loss for rate, loss in points.items() if rate == bowl.best or not _failure(bowl.runs[rate])]
         if bowl.best is not None:
             lower.plot([bowl.best], [bowl.loss(bowl.best)], color=colour, marker="o", markersize=8, linestyle="")
         lower.plot([], [], color=colour, linestyle=dash, label=label)
     for marker, text in (("o", "chosen rate"), *FAILURES):
         lower.add_line(Line2D([], [], color=INK, marker=marker, linestyle="", label=text))
+    margin = 0.06 * max(max(in_scale) - min(in_scale), 0.01)
+    lower.set_ylim(min(in_scale) - margin, max(in_scale) + margin)
     lower.set_xscale("log")
     lower.set_xticks(group.rates, [f"{rate:g}" for rate in group.rates])
     lower.set_xticks([], minor=True)

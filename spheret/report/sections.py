@@ -67,6 +67,12 @@ def rate_cell(bowl: Bowl) -> TableCell:
     return TableCell(f"{bowl.reported:g}{mark}", bowl.reported, bowl.runs[bowl.reported][0].rate_source)
 
 
+ONE_SEED = (
+    "One seed can show a collapse, a divergence or a large gap. It cannot tell which of two close losses would be "
+    "lower with another seed."
+)
+
+
 def _tuning_in_words(group: RunGroup) -> list[str]:
     """How the learning rates were chosen, what that does to the losses, and what comes next."""
     grids = {tuple(bowl.runs) for bowl in group.bowls.values()}
@@ -76,9 +82,9 @@ def _tuning_in_words(group: RunGroup) -> list[str]:
     return [
         f"Every contestant was trained {rates}. It is reported at its best rate, the one with the lowest validation "
         f"loss. The same validation loss is reported, so it is slightly optimistic, {optimistic}.",
-        "One seed can show a collapse, a divergence or a large gap. It cannot tell which of two close losses is "
-        "lower with another seed. spheret study goes on from here: it brackets the best rate of each contestant, "
-        "and compares them with fresh seeds at that rate.",
+        *([ONE_SEED] if group.one_seed else []),
+        "To go on, run spheret study: it brackets the best rate of each contestant, and compares the contestants "
+        "with fresh seeds at their best rates.",
     ]
 
 

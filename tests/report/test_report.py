@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from report_helpers import cell, cells, write_run, write_tables
+from report_helpers import cell, cells, recompute, write_run, write_tables
 
 from spheret.cli import main
 from spheret.connections import PAPER_SCHEMES, SCHEMES
@@ -19,7 +19,7 @@ from spheret.report.page import page
 from spheret.report.report import report
 from spheret.report.results import read_group
 from spheret.report.sections import Section
-from spheret.report.statistics import mean_and_deviation, over_documents, over_seeds
+from spheret.report.statistics import mean_and_deviation, over_documents
 from spheret.report.tables import Table, TableCell, ranked, to_csv, to_latex, to_markdown
 from spheret.report.verdicts import EVALUATION_NOISE, comparisons
 
@@ -141,39 +141,6 @@ class TestFiles:
             assert re.sub(r"[\\`*_\[\]|<>u/]|&[a-z]+;", "", c["text"]) in re.sub(
                 r"[\\`*_\[\]|<>u/]|&[a-z]+;", "", text
             )
-
-
-# RUN/step_cost.json[KEY]
-STEP_COST = re.compile(r"([^\s,(]+)/step_cost\.json\[(\w+)\]")
-# RUN[STEP].KEY and RUN[FIRST..LAST].KEY
-REFERENCE = re.compile(r"([^\s,(]+)\[(\d+)(?:\.\.(\d+))?\]\.([\w.]+)")
-
-
-def recompute(root, source):
-    """Evaluate a source over metrics.jsonl. Of the report's code, only the statistics are used."""
-
-    def look_up(reference):
-        name, first, last, key = reference.groups()
-        lines = [json.loads(text) for text in (root / name / "metrics.jsonl").read_text().splitlines()]
-        if last is None:
-            (line,) = [line for line in lines if line["step"] == int(first)]
-            value = line[key] if "." not in key else [part[key.split(".")[1]] for part in line["sublayers"]]
-        else:
-            value = [line[key] for line in lines if int(first) <= line["step"] <= int(last)]
-        return json.dumps(value)
-
-    def flat(*values):
-        return values[0] if isinstance(values[0], list) else list(values)
-
-    functions = {
-        "mean": lambda *v: math.fsum(flat(*v)) / len(flat(*v)), "sd": lambda *v: mean_and_deviation(flat(*v))[1],
-        "exp": math.exp, "min": min, "max": max, "first": lambda v: v[0], "last": lambda v: v[-1], "count": len,
-        "over_documents": lambda a, b: over_documents(a, b).estimate,
-        "over_seeds": lambda *v: over_seeds(v).estimate,
-    }  # fmt: skip
-    source = STEP_COST.sub(lambda r: str(json.loads((root / r[1] / "step_cost.json").read_text())[r[2]]), source)
-    formula = REFERENCE.sub(look_up, source.removeprefix("estimate of ").partition(" \u00b1 ")[0])
-    return eval(formula, {"__builtins__": {}}, functions)
 
 
 class TestEveryNumberIsTraced:
@@ -349,11 +316,11 @@ class TestVerdicts:
         assert "Loss and perplexity, one seed" in page
 
     def test_settings_that_differ_are_in_the_name(self, tmp_path):
-        write_run(tmp_path / "a", train={"lr": 1e-3})
-        write_run(tmp_path / "b", train={"lr": 2e-3})
+        write_run(tmp_path / "a", train={"clip": 1.0})
+        write_run(tmp_path / "b", train={"clip": 2.0})
         group = read_group([tmp_path / "a", tmp_path / "b"])
-        assert list(group.contestants) == ["pre-ln, lr=0.001", "pre-ln, lr=0.002"]
-        assert group.differing == ["lr"]
+        assert list(group.contestants) == ["pre-ln, clip=1.0", "pre-ln, clip=2.0"]
+        assert group.differing == ["clip"]
 
 
 class TestBadInput:

@@ -76,7 +76,8 @@ def test_each_of_the_papers_schemes_has_its_own_colour(tmp_path):
 
 def test_figures(group):
     drawings = {drawing.name: drawing for drawing in draw(group)}
-    assert set(drawings) == set(FIGURES)
+    # one learning rate makes no bowl
+    assert set(drawings) == set(FIGURES) - {"bowls"}
     colour = line_styles(group)["proj-spheretnorm"][0]
     for name in ("validation", "training", "time", "gradients", "differences"):
         assert colour in drawings[name].svg
