@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -39,12 +39,13 @@ def comparisons(group: RunGroup) -> list[Comparison]:
         if comparison.interval is not None and comparison.noise != EVALUATION_NOISE
     }
     adjusted = holm(list(over_several_seeds.values()))
+    at_an_edge = set(group.edge_contestants)
     for index, p in zip(over_several_seeds, adjusted, strict=True):
-        compared[index] = replace(compared[index], verdict=_verdict(compared[index], p, group.edge_contestants))
+        compared[index] = replace(compared[index], verdict=_verdict(compared[index], p, at_an_edge))
     return compared
 
 
-def _verdict(comparison: Comparison, p: float, at_an_edge: Sequence[str]) -> str:
+def _verdict(comparison: Comparison, p: float, at_an_edge: Set[str]) -> str:
     assert comparison.interval is not None
     interval = comparison.interval
     untuned = [label for label in (comparison.first, comparison.second) if label in at_an_edge]

@@ -25,7 +25,7 @@ def write_rate(path, rate, *arguments, **settings):
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
-    """Three schemes with three rates and three seeds. One has its best at an edge; one diverged once and collapsed."""
+    """Three schemes, three rates, three seeds. One has its best at an edge; one diverged once and collapsed."""
     root = tmp_path_factory.mktemp("rates")
     for name, qualities in QUALITY.items():
         for rate, quality in zip(RATES, qualities, strict=True):
@@ -64,7 +64,7 @@ class TestChoice:
             run
             for c in cells(tuned / "report")
             if c["table"] in ("results", "comparisons", "stream")
-            for run in re.findall(r"[\w.-]+(?=\[|/config)", c["source"])
+            for run in re.findall(r"[\w.-]+-lr[\w.-]+", c["source"])
         }
         assert named == chosen
         # every run has its provenance
