@@ -160,6 +160,16 @@ class TestCells:
             text = html.unescape((directory / file).read_text()).replace("\\_", "_")
             assert text.count(words) == 3, file
 
+    def test_the_recipes_learning_rate_is_shown_although_another_is_better(self, tmp_path):
+        recipe = PaperRun("openwebtext", "S", "keel")
+        train = recipe.config(None).train
+        write_paper_run(tmp_path / "runs" / "a", recipe)
+        write_paper_run(tmp_path / "runs" / "b", recipe, quality=1.0, lr=2 * train.lr, min_lr=2 * train.min_lr)
+        directory = self.tables(tmp_path)
+        assert cell(directory, "results", "keel", "val loss")["source"] == "b[50000].val_loss"
+        here = cell(directory, "paper-loss-openwebtext", "Keel", "S val, here")
+        assert here["source"] == "a[50000].val_loss"
+
     def test_of_two_runs_the_one_that_departs_least_is_shown(self, tmp_path):
         recipe = PaperRun("openwebtext", "S", "keel")
         write_paper_run(tmp_path / "runs" / "a", recipe, clip=2.0, warmup=5)
