@@ -61,7 +61,7 @@ COMMANDS: dict[str, tuple[Sequence[str], str]] = {
     "export": (("export", "run", "--out", "out/exported"), ""),
     "race": (
         ("race", "--out", "race", "--schemes", "proj-spheretnorm", "--data", "data", *TINY, "--steps", "2", "--jobs",
-         "1"),
+         "1", "--lr", "3e-3"),
         rf"race/report.*|race/configs.*|race/.*\.log|{RACED}/(step_cost\.json|metrics\.jsonl|checkpoints.*)",
     ),
     "prepare": (("prepare", "texts", "--out", "data", "--tokenizer", "bpe:300", "--val-fraction", "0.2"), ""),

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,7 +30,7 @@ from spheret.runs.step_cost import StepCost, measured_together, read_step_cost
 from spheret.support import files, machine
 from spheret.support.documents import Document, Record
 from spheret.support.exit_codes import INTERRUPTED
-from spheret.support.ranges import check_count, check_counts
+from spheret.support.ranges import check_above_zero, check_count, check_counts
 from spheret.support.threads import check_threads
 from spheret.train.step_cost import measure_step_costs
 
@@ -51,21 +52,23 @@ RACES = Document(RaceRecord, "race", "delete the directory, or give another --ou
 RECIPE: dict[str, dict[str, Any]] = {
     "model": {"layers": 12, "heads": 4, "width": 64, "block": 128, "head_bias": "unigram"},
     "data": {"path": "sotu"},
-    "train": {"steps": 300, "batch_size": 8, "lr": 3e-3, "keep": 1},
+    "train": {"steps": 200, "batch_size": 8, "keep": 1},
     "evaluation": {"eval_windows": 128},
 }
+RATES = (2.5e-3, 5e-3, 1e-2)
 ModelFlags = section_flags("model", RECIPE, without=("scheme",))
 DataFlags = section_flags("data", RECIPE)
-OptimisationFlags = section_flags("train", RECIPE, without=("seed", "init_from"))
+OptimisationFlags = section_flags("train", RECIPE, without=("seed", "init_from", "lr"))
 EvaluationFlags = section_flags("evaluation", RECIPE)
 
 
 @dataclass(frozen=True)
 class RaceRun:
-    """One run of a race: a scheme with its options, and a seed."""
+    """One run of a race: a scheme with its options, a seed, and a learning rate if the race has several."""
 
     choice: SchemeChoice
     seed: int
+    lr: float | None = None
 
     @property
     def contestant(self) -> str:
@@ -73,26 +76,65 @@ class RaceRun:
 
     @property
     def name(self) -> str:
-        return f"{self.contestant}-{self.seed}"
+        # all digits of the rate, so that no two names are the same
+        return f"{self.contestant}{'' if self.lr is None else f'-lr{self.lr}'}-{self.seed}"
 
     def settings(self, shared: Given) -> dict[str, Any]:
         """What to ask of the trainer."""
         model = {"scheme": self.choice.name, "scheme_options": self.choice.options}
-        return merge(shared, {"model": model, "train": {"seed": self.seed}})
+        train = {"seed": self.seed} if self.lr is None else {"seed": self.seed, "lr": self.lr}
+        return merge(shared, {"model": model, "train": train})
 
 
-def race_runs(schemes: str, seeds: int) -> list[RaceRun]:
-    """The runs of a race: one seed of every contestant before the next, so that a race cut short compares them."""
+def learning_rates(text: str) -> list[float]:
+    """The rates of the flag --lr, a list with commas, ascending."""
+    try:
+        rates = [float(word) for word in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--lr must be numbers with commas, such as 2.5e-3,5e-3,1e-2, got {text[:60]!r}.") from None
+    for rate in rates:
+        check_above_zero("each rate of --lr", rate)
+    rates.sort()
+    for rate, following in pairwise(rates):
+        if rate == following:
+            raise ValueError(f"--lr has {rate} twice: give each rate once.")
+    return rates
+
+
+def race_runs(schemes: str, seeds: int, rates: Sequence[float] = ()) -> list[RaceRun]:
+    """The runs of a race, in an order that compares all contestants if the race is cut short.
+
+    A seed of every contestant comes before the next seed. Within a seed, every contestant has the middle rate before
+    anyone has a rate further out.
+
+    rates: ascending; none if all runs share one rate.
+    """
     choices = parse_schemes(schemes)
     check_count("--seeds", seeds, most=MOST_SEEDS)
-    return [RaceRun(choice, FIRST_SEED + k) for k in range(seeds) for choice in choices]
+    # a stable sort: of two rates at one distance from the middle, the lower comes first
+    outwards = sorted(range(len(rates)), key=lambda index: abs(2 * index - (len(rates) - 1)))
+    ordered: list[float | None] = [rates[index] for index in outwards] if rates else [None]
+    return [RaceRun(choice, FIRST_SEED + k, rate) for k in range(seeds) for rate in ordered for choice in choices]
 
 
-def _shared_settings(config: RunConfig) -> dict[str, Any]:
-    """What all runs of a race have in common, by name."""
+def _rates(where: Where, shared: Given) -> list[float]:
+    """The learning rates of a race: those of the flag, else that of a config file, else ours."""
+    if where.lr is not None:
+        return learning_rates(where.lr)
+    return [shared["train"]["lr"]] if "lr" in shared["train"] else list(RATES)
+
+
+def _shared_settings(config: RunConfig, rates: Sequence[float], shared: Given) -> dict[str, Any]:
+    """What all runs of a race have in common, by name. Several rates are one setting, which they share."""
     document = config.as_dict()
     names = {name: value for section in document.values() for name, value in section.items()}
-    return {name: value for name, value in names.items() if name not in ("scheme", "scheme_options", "seed")}
+    settings = {name: value for name, value in names.items() if name not in ("scheme", "scheme_options", "seed")}
+    if len(rates) > 1:
+        settings["lr"] = list(rates)
+        # by default it follows each rate
+        if "min_lr" not in shared["train"]:
+            del settings["min_lr"]
+    return settings
 
 
 def _claim(directory: Path, settings: dict[str, Any]) -> files.Lock:
@@ -167,7 +209,8 @@ class Where:
 
     Args:
         schemes: "paper" for its nine, "all", or names with commas; scheme:option=value races a variant.
-        seeds: Runs per scheme. With one seed no pair can have a winner.
+        seeds: Runs per scheme and learning rate. With one seed no pair can have a winner.
+        lr: Highest learning rates with commas. Every scheme is trained at each and reported at its best.
         out: The directory of the race: one run directory per contestant, and report/.
         config: A TOML or JSON file of settings, by section; flags win over it.
         threads: CPU threads per training. They are recorded; another number changes the last bits.
@@ -179,6 +222,7 @@ class Where:
 
     schemes: str = "paper"
     seeds: int = 1
+    lr: Annotated[str | None, shown("LIST", ",".join(map(str, RATES)))] = None
     out: str = "runs/race"
     config: Annotated[Path | None, shown("PATH", "none")] = None
     threads: int = 1
@@ -210,7 +254,6 @@ def race(
     evaluation: EvaluationFlags,  # type: ignore[valid-type]
 ) -> int:
     """Train every scheme on the same batches, then write one report. Run the same command again to continue."""
-    runs = race_runs(where.schemes, where.seeds)
     check_threads("--threads", where.threads)
     check_counts(jobs=where.jobs)
     device, directory = machine.resolve_device(where.device), Path(where.out).expanduser()
@@ -221,6 +264,11 @@ def race(
         {} if where.config is None else read_config(where.config),
         given(model=model, data=data, train=optimisation, evaluation=evaluation),
     )
+    rates = _rates(where, shared)
+    # all runs share a single rate
+    if len(rates) == 1:
+        shared["train"]["lr"] = rates[0]
+    runs = race_runs(where.schemes, where.seeds, rates if len(rates) > 1 else ())
     every = shared["evaluation"].get("eval_every")
     if every is not None:
         check_count("--eval-every of a race", every)
@@ -236,7 +284,7 @@ def race(
         _check_memory(config, device, where)
         _check_data(config, prepared)
     settings = {
-        **_shared_settings(configs[runs[0]]),
+        **_shared_settings(configs[runs[0]], rates, shared),
         "manifest_sha256": manifest_sha256(prepared),
         "threads": where.threads,
         "device": where.device,
@@ -254,7 +302,11 @@ def race(
             _announce(directory, runs, todo, steps, jobs, where.threads)
         if todo:
             waiting = [_job(directory, run, configs[run], where) for run in todo]
-            with Scoreboard(followers, where.quiet) as board:
+            # a contestant's rates share a line
+            lines: dict[tuple[str, int], list[Follower]] = {}
+            for run, follower in zip(runs, followers, strict=True):
+                lines.setdefault((run.contestant, run.seed), []).append(follower)
+            with Scoreboard(list(lines.values()), where.quiet) as board:
                 Local(jobs, directory, board.update).run(lambda: waiting)
         _measure(directory, configs, prepared, where)
         page = report([directory / run.name for run in runs], directory / "report")

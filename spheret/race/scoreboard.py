@@ -1,4 +1,4 @@
-"""The standings of a race, read from the metrics of its runs: one ranked line per contestant."""
+"""The standings of a race, read from the metrics of its runs: one ranked line per contestant and seed."""
 
 from __future__ import annotations
 
@@ -8,23 +8,32 @@ from spheret.runs.metrics import Follower
 from spheret.support.live import LiveLines
 from spheret.support.meter import TimeLeft
 
-NAME_WIDTH = 28
 
-
-def standing(follower: Follower) -> str:
-    """One contestant in one line."""
+def standing(follower: Follower, width: int) -> str:
+    """One run in one line."""
     val = "-" if follower.val_loss is None else f"{follower.val_loss:.4f} at step {follower.val_step}"
     state = f"step {follower.step}/{follower.steps}, val {val}"
     if follower.diverged is not None:
         state = f"diverged at step {follower.diverged}" + ("" if follower.stopped else f", {state}")
-    return f"{follower.name:<{NAME_WIDTH}} {state}"
+    return f"{follower.name:<{width}} {state}"
+
+
+def _place(follower: Follower) -> tuple[bool, bool, float, str]:
+    """What standings are sorted by."""
+    loss = follower.val_loss
+    return follower.diverged is not None, loss is None, 0.0 if loss is None else loss, follower.name
 
 
 class Scoreboard:
-    """Follows the runs of a race and shows their standings."""
+    """Follows the runs of a race and shows their standings.
 
-    def __init__(self, followers: Sequence[Follower], quiet: bool = False) -> None:
-        self._followers = followers
+    rows: the runs that share a line, which shows the best of them.
+    """
+
+    def __init__(self, rows: Sequence[Sequence[Follower]], quiet: bool = False) -> None:
+        self._rows = rows
+        self._followers = followers = [follower for row in rows for follower in row]
+        self._width = max(len(follower.name) for follower in followers)
         # a rate of the first steps alone would count the start-up of their processes
         self._time_left = TimeLeft(least=5 / sum(follower.steps for follower in followers))
         self._live = LiveLines(self.lines, quiet)
@@ -41,9 +50,9 @@ class Scoreboard:
         left, total = sum(f.steps_left for f in self._followers), sum(f.steps for f in self._followers)
         fraction = 1 - left / total
         head = f"race: {fraction:.0%}{self._time_left.text(fraction)}"
-        started = [f for f in self._followers if f.step]
-        started.sort(key=lambda f: (f.diverged is not None, f.val_loss is None, f.val_loss, f.name))
-        return [head, *(f"{rank:>3} {standing(f)}" for rank, f in enumerate(started, start=1))]
+        started = [min((f for f in row if f.step), key=_place) for row in self._rows if any(f.step for f in row)]
+        started.sort(key=_place)
+        return [head, *(f"{rank:>3} {standing(f, self._width)}" for rank, f in enumerate(started, start=1))]
 
     def update(self, last: bool = False) -> None:
         """Read every run's new lines and show the standings."""

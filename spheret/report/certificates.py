@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from spheret.analysis import certificate
-from spheret.report.results import Study
+from spheret.report.results import RunGroup
 from spheret.report.sections import Section
 from spheret.report.tables import Table, TableCell
 from spheret.runs.layout import CERTIFICATE
 
 
-def certificates_section(study: Study) -> Section | None:
+def certificates_section(group: RunGroup) -> Section | None:
     """What every certified run achieves, and what is proven of it, sublayer by sublayer."""
     paragraphs: list[str] = []
     tables: list[Table] = []
-    for result in study.results:
+    for result in group.results:
         content = certificate.section(result.run.path)
         if content is None:
             continue

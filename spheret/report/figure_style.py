@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spheret.connections import SCHEMES
-from spheret.report.results import Study
+from spheret.report.results import RunGroup
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,11 +58,11 @@ class Drawing:
     png: bytes
 
 
-def line_styles(study: Study) -> dict[str, tuple[str, Any]]:
+def line_styles(group: RunGroup) -> dict[str, tuple[str, Any]]:
     """The colour and dashes of each contestant. A scheme has the same colour in every figure of every report."""
     order, styles = list(SCHEMES), {}
     uses: dict[int, int] = {}
-    for label, results in study.contestants.items():
+    for label, results in group.contestants.items():
         index = order.index(results[0].scheme) if results[0].scheme in order else len(order)
         colour = index % len(PALETTE)
         # schemes that share a colour, and variants of one scheme, differ in their dashes

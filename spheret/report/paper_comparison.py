@@ -19,7 +19,7 @@ from spheret.report.paper_numbers import (
     ZERO_SHOT,
     format_average,
 )
-from spheret.report.results import Number, Result, Study
+from spheret.report.results import Number, Result, RunGroup
 from spheret.report.sections import Section, format_loss, format_perplexity, number_cell, perplexity
 from spheret.report.tables import Table, TableCell
 from spheret.report.zero_shot import MARKS, average_accuracy, evaluation_marks, zero_shot_number
@@ -49,10 +49,10 @@ class RunsBesideThePaper:
     If several contestants belong to one cell, the one that departs least from the recipe is shown.
     """
 
-    def __init__(self, studies: Sequence[Study]) -> None:
+    def __init__(self, groups: Sequence[RunGroup]) -> None:
         self.candidates: dict[PaperRun, list[Candidate]] = {}
-        for study in studies:
-            for runs in study.contestants.values():
+        for group in groups:
+            for runs in group.by_rate:
                 recipe = recipe_of(runs[0].run.config.as_dict())
                 if recipe is not None and all(run.finished for run in runs):
                     found = [text for run in runs for text in departures(run.run.config.as_dict(), recipe)]
@@ -202,9 +202,9 @@ def _zero_shot_table(corpus: str, here: RunsBesideThePaper) -> Table:
     return Table(f"paper-zero-shot-{corpus}", f"Zero-shot, L, trained on {CORPORA[corpus]}", columns, rows, notes)
 
 
-def paper_section(studies: Sequence[Study]) -> Section:
-    """The paper's tables with the runs of all studies beside them."""
-    here = RunsBesideThePaper(studies)
+def paper_section(groups: Sequence[RunGroup]) -> Section:
+    """The paper's tables with the runs of all groups beside them."""
+    here = RunsBesideThePaper(groups)
     tables = [
         *(_loss_table(corpus, here) for corpus in CORPORA),
         _perplexity_table(here),

@@ -1,4 +1,4 @@
-"""The figures of a report. Each is a pure function of a study: the same runs give the same bytes."""
+"""The figures of a report. Each is a pure function of a group: the same runs give the same bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from spheret.report.figure_style import INK, STYLE, Drawing, axes_grid, line_styles, render
-from spheret.report.results import Result, Study
+from spheret.report.results import Result, RunGroup
 from spheret.report.verdicts import comparisons
 
 if TYPE_CHECKING:
@@ -19,14 +19,14 @@ POINTS = 1000
 SHARED_MACHINE = "as each run took it: runs that shared a machine slowed each other"
 
 
-def draw(study: Study) -> list[Drawing]:
+def draw(group: RunGroup) -> list[Drawing]:
     """Every figure that the runs have numbers for."""
     import matplotlib
 
     drawings = []
     for name, (caption, function) in FIGURES.items():
         with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE}):
-            figure = function(study)
+            figure = function(group)
             if figure is not None:
                 drawings.append(render(name, caption, figure))
     return drawings
@@ -35,15 +35,15 @@ def draw(study: Study) -> list[Drawing]:
 Curve = tuple[Sequence[float], Sequence[float]]
 
 
-def _draw_curves(study: Study, axes: Axes, curve: Callable[[Result], Curve]) -> list[Curve]:
+def _draw_curves(group: RunGroup, axes: Axes, curve: Callable[[Result], Curve]) -> list[Curve]:
     """Draw one line per contestant: the mean over its seeds, with the range shaded and a cross where a run diverged.
 
     Returns what was drawn: the curves of runs that did not diverge, or all if every run did.
     """
     normal: list[Curve] = []
     diverged: list[Curve] = []
-    for label, (colour, dash) in line_styles(study).items():
-        lines = [(result, curve(result)) for result in study.contestants[label]]
+    for label, (colour, dash) in line_styles(group).items():
+        lines = [(result, curve(result)) for result in group.contestants[label]]
         lines = [(result, points) for result, points in lines if points[0]]
         if not lines:
             continue
@@ -84,9 +84,9 @@ def _thinned(xs: Sequence[float], ys: Sequence[float]) -> Curve:
     return xs[::-1][::stride][::-1], ys[::-1][::stride][::-1]
 
 
-def _smoothing_window(study: Study) -> int:
+def _smoothing_window(group: RunGroup) -> int:
     """The number of steps over which a training curve is averaged."""
-    return max(1, max(result.step for result in study.results) // 50)
+    return max(1, max(result.step for result in group.results) // 50)
 
 
 def _mean_of(window: int, separator: str) -> str:
@@ -121,10 +121,10 @@ def _validation_curve(result: Result, x: Callable[[dict[str, Any]], float | None
     return [at for at, _ in known], [loss for _, loss in known]
 
 
-def validation(study: Study) -> Figure | None:
+def validation(group: RunGroup) -> Figure | None:
     figure, grid = axes_grid()
     axes = grid[0, 0]
-    curves = _draw_curves(study, axes, lambda result: _validation_curve(result, lambda line: line["step"]))
+    curves = _draw_curves(group, axes, lambda result: _validation_curve(result, lambda line: line["step"]))
     if not curves:
         return None
     _loss_limits(axes, curves)
@@ -132,11 +132,11 @@ def validation(study: Study) -> Figure | None:
     return figure
 
 
-def training(study: Study) -> Figure | None:
-    window = _smoothing_window(study)
+def training(group: RunGroup) -> Figure | None:
+    window = _smoothing_window(group)
     figure, grid = axes_grid()
     axes = grid[0, 0]
-    curves = _draw_curves(study, axes, lambda r: _averaged(r, "loss", window))
+    curves = _draw_curves(group, axes, lambda r: _averaged(r, "loss", window))
     if not curves:
         return None
     _loss_limits(axes, curves)
@@ -152,28 +152,28 @@ def _seconds_curve(result: Result, side_by_side: bool) -> Curve:
     return _validation_curve(result, lambda line: line.get("seconds"))
 
 
-def wall_time(study: Study) -> Figure | None:
+def wall_time(group: RunGroup) -> Figure | None:
     figure, grid = axes_grid()
     axes = grid[0, 0]
-    curves = _draw_curves(study, axes, lambda result: _seconds_curve(result, study.side_by_side))
+    curves = _draw_curves(group, axes, lambda result: _seconds_curve(result, group.side_by_side))
     if not curves:
         return None
     _loss_limits(axes, curves)
-    measured = "steps x seconds per step, measured side by side" if study.side_by_side else SHARED_MACHINE
+    measured = "steps x seconds per step, measured side by side" if group.side_by_side else SHARED_MACHINE
     _finish(axes, f"training time (seconds)\n{measured}", "validation loss (nats per token)")
     return figure
 
 
-def gradients(study: Study) -> Figure | None:
-    window = _smoothing_window(study)
+def gradients(group: RunGroup) -> Figure | None:
+    window = _smoothing_window(group)
     figure, grid = axes_grid(2, size=(6.4, 6.0), sharex=True)
     upper, lower = grid[:, 0]
-    if not _draw_curves(study, upper, lambda r: _averaged(r, "grad_norm", window)):
+    if not _draw_curves(group, upper, lambda r: _averaged(r, "grad_norm", window)):
         return None
     upper.set_yscale("log")
     _plain_log(upper.yaxis)
     _finish(upper, "", "gradient norm" + _mean_of(window, "\n"))
-    _draw_curves(study, lower, lambda r: _averaged(r, "spikes", 1))
+    _draw_curves(group, lower, lambda r: _averaged(r, "spikes", 1))
     lower.yaxis.get_major_locator().set_params(integer=True)
     lower.set_ylim(0, max(1, lower.get_ylim()[1]))
     _finish(lower, "step", "loss spikes so far", legend=False)
@@ -193,16 +193,16 @@ def _plain_log(axis: Any) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def differences(study: Study) -> Figure | None:
+def differences(group: RunGroup) -> Figure | None:
     """Every contestant minus a reference: Pre-LN if it finished, else the first that did."""
-    labels = list(study.contestants)
-    finished = [label for label in labels if all(result.finished for result in study.contestants[label])]
+    labels = list(group.contestants)
+    finished = [label for label in labels if all(result.finished for result in group.contestants[label])]
     if len(finished) < 2:
         return None
     reference = "pre-ln" if "pre-ln" in finished else finished[0]
-    styles = line_styles(study)
+    styles = line_styles(group)
     rows = []
-    for comparison in comparisons(study):
+    for comparison in comparisons(group):
         interval = comparison.interval
         if reference in (comparison.first, comparison.second) and interval is not None:
             sign, label = (1, comparison.first) if comparison.second == reference else (-1, comparison.second)
@@ -227,15 +227,68 @@ def differences(study: Study) -> Figure | None:
     return figure
 
 
-def _heat_map(key: str, unit: str, logarithmic: bool = False) -> Callable[[Study], Figure | None]:
+def bowls(group: RunGroup) -> Figure | None:
+    """The loss of every contestant over the learning rate. Rates that failed are marked in a panel above it."""
+    if all(bowl.best is None for bowl in group.bowls.values()):
+        return None
+    from matplotlib.lines import Line2D
+
+    failed = [label for label, bowl in group.bowls.items() if any(map(_failure, bowl.runs.values()))]
+    height = 0.3 + 0.16 * len(failed)
+    figure, grid = axes_grid(
+        2, size=(6.4, 4.8 + height), sharex=True, height_ratios=(height, 4.4), gridspec_kw={"hspace": 0.02}
+    )
+    upper, lower = grid[:, 0]
+    # a loss after a collapse is far above the others: its line leaves the panel
+    in_scale: list[float] = []
+    for label, (colour, dash) in line_styles(group).items():
+        bowl = group.bowls[label]
+        for rate, runs in bowl.runs.items():
+            if failure := _failure(runs):
+                upper.plot([rate], [failed.index(label)], marker=failure[0], color=colour, linestyle="", markersize=6)
+        points = {rate: loss for rate in bowl.runs if (loss := bowl.loss(rate)) is not None}
+        lower.plot(list(points), list(points.values()), color=colour, linestyle=dash, marker=".")
+        in_scale += [loss for rate, loss in points.items() if rate == bowl.best or not _failure(bowl.runs[rate])]
+        if bowl.best is not None:
+            lower.plot([bowl.best], [bowl.loss(bowl.best)], color=colour, marker="o", markersize=8, linestyle="")
+        lower.plot([], [], color=colour, linestyle=dash, label=label)
+    for marker, text in (("o", "chosen rate"), *FAILURES):
+        lower.add_line(Line2D([], [], color=INK, marker=marker, linestyle="", label=text))
+    margin = 0.06 * max(max(in_scale) - min(in_scale), 0.01)
+    lower.set_ylim(min(in_scale) - margin, max(in_scale) + margin)
+    lower.set_xscale("log")
+    lower.set_xticks(group.rates, [f"{rate:g}" for rate in group.rates])
+    lower.set_xticks([], minor=True)
+    upper.set_ylim(len(failed), -1)
+    upper.set_yticks([])
+    upper.grid(axis="y", visible=False)
+    upper.set_ylabel("failed")
+    upper.set_visible(bool(failed))
+    _finish(lower, "learning rate (log scale)", "validation loss (nats per token)")
+    return figure
+
+
+# marker and name of what can become of a rate
+FAILURES = (("^", "collapsed"), ("x", "diverged"))
+
+
+def _failure(runs: Sequence[Result]) -> tuple[str, str] | None:
+    """The row of FAILURES for the runs at one learning rate; None if no run failed."""
+    collapsed, diverged = FAILURES
+    if any(run.diverged is not None for run in runs):
+        return diverged
+    return collapsed if any(run.collapsed for run in runs) else None
+
+
+def _heat_map(key: str, unit: str, logarithmic: bool = False) -> Callable[[RunGroup], Figure | None]:
     """One panel per contestant: a key of every sublayer at every evaluation, of its first seed."""
 
-    def function(study: Study) -> Figure | None:
+    def function(group: RunGroup) -> Figure | None:
         import numpy as np
         from matplotlib.colors import LogNorm, Normalize
 
         panels = []
-        for label, results in study.contestants.items():
+        for label, results in group.contestants.items():
             lines = [line for line in results[0].evaluations if line.get("sublayers")]
             grid = [[_number(sublayer.get(key)) for sublayer in line["sublayers"]] for line in lines]
             if grid and np.isfinite(np.array(grid)).any():
@@ -275,10 +328,11 @@ def _number(value: Any) -> float:
 
 
 # name of the file: (caption, function that draws it)
-FIGURES: dict[str, tuple[str, Callable[[Study], Any]]] = {
+FIGURES: dict[str, tuple[str, Callable[[RunGroup], Any]]] = {
     "validation": ("Validation loss by step (val_loss)", validation),
     "training": ("Training loss by step (loss, moving average)", training),
     "time": ("Validation loss by training time (val_loss; the axis names the source of the time)", wall_time),
+    "bowls": ("Validation loss by learning rate (val_loss of the last step, mean over seeds)", bowls),
     "gradients": ("Gradient norm and loss spikes by step (grad_norm, spikes)", gradients),
     "differences": (
         "Validation loss of each contestant minus that of a reference (val_documents, or val_loss by seed)",

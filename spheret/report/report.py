@@ -10,10 +10,11 @@ from pathlib import Path
 from spheret.report import sections, tables
 from spheret.report.certificates import certificates_section
 from spheret.report.figure_style import Drawing
+from spheret.report.learning_rates import learning_rates_section
 from spheret.report.page import page
 from spheret.report.paper_comparison import paper_section
 from spheret.report.plots import FIGURES, draw
-from spheret.report.results import Study, read_studies
+from spheret.report.results import RunGroup, read_groups
 from spheret.report.sections import Section
 from spheret.report.zero_shot import zero_shot_section
 from spheret.support.files import write_atomically
@@ -26,12 +27,13 @@ MARKS = {
     "tables.csv": ",".join(tables.CSV_COLUMNS).encode(),
 }
 TABLES = {"tables.md": tables.to_markdown, "tables.csv": tables.to_csv, "tables.tex": tables.to_latex}
-# with several studies a figure's name ends in that of its study
+# with several groups a figure's name ends in that of its group
 FIGURE_NAME = re.compile(rf"({'|'.join(FIGURES)})(-.+)?\.(svg|png)")
-# the sections of one study, in the order of the page
-SECTIONS: tuple[Callable[[Study], Section | None], ...] = (
+# the sections of one group, in the order of the page
+SECTIONS: tuple[Callable[[RunGroup], Section | None], ...] = (
     sections.summary_section,
     sections.results_section,
+    learning_rates_section,
     sections.comparisons_section,
     sections.stream_section,
     zero_shot_section,
@@ -40,49 +42,49 @@ SECTIONS: tuple[Callable[[Study], Section | None], ...] = (
 )
 
 
-def sections_of(studies: Sequence[Study]) -> list[Section]:
-    """Every section that has something to show: those of each study, and the comparison with the paper for all.
+def sections_of(groups: Sequence[RunGroup]) -> list[Section]:
+    """Every section that has something to show: those of each group, and the comparison with the paper for all.
 
-    With several studies the names of sections, tables and figures end in the name of the study.
+    With several groups the names of sections, tables and figures end in the name of the group.
     """
-    page_sections = [] if len(studies) == 1 else [sections.groups_section(studies)]
-    for study in studies:
-        own = [section for section in (function(study) for function in SECTIONS) if section is not None]
-        page_sections += own if len(studies) == 1 else [_renamed(section, study) for section in own]
-    return [*page_sections, paper_section(studies)]
+    page_sections = [] if len(groups) == 1 else [sections.groups_section(groups)]
+    for group in groups:
+        own = [section for section in (function(group) for function in SECTIONS) if section is not None]
+        page_sections += own if len(groups) == 1 else [_renamed(section, group) for section in own]
+    return [*page_sections, paper_section(groups)]
 
 
-def _suffix(study: Study) -> str:
-    return "-" + re.sub(r"[^a-z0-9]+", "-", study.name.lower()).strip("-")
+def _suffix(group: RunGroup) -> str:
+    return "-" + re.sub(r"[^a-z0-9]+", "-", group.name.lower()).strip("-")
 
 
-def _renamed(section: Section, study: Study) -> Section:
-    suffix = _suffix(study)
+def _renamed(section: Section, group: RunGroup) -> Section:
+    suffix = _suffix(group)
     return replace(
         section,
         name=section.name + suffix,
-        title=f"{section.title}: {study.name}",
-        tables=[replace(t, name=t.name + suffix, caption=f"{t.caption}: {study.name}") for t in section.tables],
+        title=f"{section.title}: {group.name}",
+        tables=[replace(t, name=t.name + suffix, caption=f"{t.caption}: {group.name}") for t in section.tables],
         figures=[name + suffix for name in section.figures],
     )
 
 
-def drawings_of(studies: Sequence[Study]) -> list[Drawing]:
-    """The figures of every study, named like its sections."""
-    if len(studies) == 1:
-        return draw(studies[0])
+def drawings_of(groups: Sequence[RunGroup]) -> list[Drawing]:
+    """The figures of every group, named like its sections."""
+    if len(groups) == 1:
+        return draw(groups[0])
     return [
-        replace(drawing, name=drawing.name + _suffix(study), caption=f"{drawing.caption}: {study.name}")
-        for study in studies
-        for drawing in draw(study)
+        replace(drawing, name=drawing.name + _suffix(group), caption=f"{drawing.caption}: {group.name}")
+        for group in groups
+        for drawing in draw(group)
     ]
 
 
-def report_files(studies: Sequence[Study], drawings: Sequence[Drawing] | None = None) -> dict[str, bytes]:
-    """The content of every file of a report, by file name. drawings: by default those of the studies."""
+def report_files(groups: Sequence[RunGroup], drawings: Sequence[Drawing] | None = None) -> dict[str, bytes]:
+    """The content of every file of a report, by file name. drawings: by default those of the groups."""
     # before the figures, which take longer: a damaged document is found at once
-    page_sections = sections_of(studies)
-    drawings = drawings_of(studies) if drawings is None else drawings
+    page_sections = sections_of(groups)
+    drawings = drawings_of(groups) if drawings is None else drawings
     page_tables = [table for section in page_sections for table in section.tables]
     return {
         **{name: write(page_tables).encode() for name, write in TABLES.items()},
@@ -124,8 +126,8 @@ def report(runs: Sequence[str | Path], out: str | Path) -> Path:
     if directory.exists() and not directory.is_dir():
         raise NotADirectoryError(f"--out {directory} is a file: give a directory.")
     _refuse_other_files(directory)
-    studies = read_studies(runs)
-    files = report_files(studies)
+    groups = read_groups(runs)
+    files = report_files(groups)
     (directory / "figures").mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
         write_atomically(directory / name, data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,15 @@ class Result:
     @property
     def seed(self) -> int:
         return self.run.settings.train.seed
+
+    @property
+    def rate(self) -> float:
+        """The highest learning rate."""
+        return self.run.settings.train.lr
+
+    @property
+    def rate_source(self) -> str:
+        return f"{self.name}/{CONFIG}[train.lr]"
 
     @property
     def scheme(self) -> str:
@@ -92,6 +101,11 @@ class Result:
         return [(line["step"], str(line["alarm"])) for line in self.lines if line.get("alarm")]
 
     @property
+    def collapsed(self) -> bool:
+        """Whether the run raised the alarm of token collapse, which is the only alarm that metrics record."""
+        return bool(self.alarms)
+
+    @property
     def train_loss(self) -> Number | None:
         """The mean training loss over the last `WINDOW` steps, or over all steps if there are fewer."""
         return self._mean("loss", self.steps[-WINDOW:])
@@ -129,22 +143,91 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Study:
+class Bowl:
+    """The runs of one contestant by learning rate, ascending. Its loss over the rate has the shape of a bowl."""
+
+    runs: dict[float, list[Result]]
+
+    def loss(self, rate: float) -> float | None:
+        """The mean final validation loss of the finished seeds; None if there is none, or if a seed diverged."""
+        runs = self.runs[rate]
+        losses = [run.val_loss.value for run in runs if run.finished and run.val_loss is not None]
+        if not losses or any(run.diverged is not None for run in runs):
+            return None
+        return math.fsum(losses) / len(losses)
+
+    @cached_property
+    def best(self) -> float | None:
+        """The rate with the lowest loss; None if no rate has a loss."""
+        losses = {rate: loss for rate in self.runs if (loss := self.loss(rate)) is not None}
+        return min(losses, key=lambda rate: losses[rate], default=None)
+
+    @cached_property
+    def reported(self) -> float:
+        """The best rate. Without one, the lowest rate among those that came furthest before they diverged."""
+        if self.best is not None:
+            return self.best
+        return max(self.runs, key=lambda rate: (min(_healthy_steps(run) for run in self.runs[rate]), -rate))
+
+    @cached_property
+    def edges(self) -> list[str]:
+        """The sides on which no rate was tried beyond the best one: lower, upper, both or none.
+
+        A rate that diverged was tried. One that is not finished was not.
+        """
+        if self.best is None:
+            return ["lower", "upper"]
+        tried = [
+            rate
+            for rate, runs in self.runs.items()
+            if self.loss(rate) is not None or any(run.diverged is not None for run in runs)
+        ]
+        return [*["lower"] * (self.best == min(tried)), *["upper"] * (self.best == max(tried))]
+
+
+def _healthy_steps(run: Result) -> int:
+    return run.step if run.diverged is None else run.diverged[0]
+
+
+@dataclass(frozen=True)
+class RunGroup:
     """Runs that can be compared, grouped by contestant. They have the same data.
 
-    A contestant is a scheme with its options, and with every other setting that differs between the runs.
+    A contestant is a scheme with its options, and with every other setting that differs between the runs. If the runs
+    differ in their learning rate alone, the rate is no part of a contestant: each is reported at its best rate.
 
+    contestants: the runs that are reported.
     differing: names of the settings that are not the same in all runs.
-    name: the corpus and the tokenizer, and what else tells the studies of a report apart.
+    name: the corpus and the tokenizer, and what else tells the groups of a report apart.
+    bowls: all runs of each contestant by their learning rate; empty if the rate is the same or part of a contestant.
     """
 
     contestants: dict[str, list[Result]]
     differing: list[str]
     name: str
+    bowls: dict[str, Bowl] = field(default_factory=dict)
 
     @property
     def results(self) -> list[Result]:
+        """The runs that are reported."""
         return [result for results in self.contestants.values() for result in results]
+
+    @property
+    def by_rate(self) -> list[list[Result]]:
+        """All runs, those of one contestant at one learning rate together."""
+        if not self.bowls:
+            return list(self.contestants.values())
+        return [runs for bowl in self.bowls.values() for runs in bowl.runs.values()]
+
+    @property
+    def rates(self) -> list[float]:
+        """Every learning rate of the bowls, ascending."""
+        return sorted({rate for bowl in self.bowls.values() for rate in bowl.runs})
+
+    @property
+    def edge_contestants(self) -> list[str]:
+        """The contestants whose best learning rate may lie beyond those that were tried."""
+        return [label for label, bowl in self.bowls.items() if bowl.edges]
 
     @property
     def seeds(self) -> list[int]:
@@ -188,9 +271,9 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     return list(dict.fromkeys(directories))
 
 
-def read_study(paths: Sequence[str | Path]) -> Study:
+def read_group(paths: Sequence[str | Path]) -> RunGroup:
     """Open every run and check that the runs can be compared."""
-    first, *others = read_studies(paths)
+    first, *others = read_groups(paths)
     for other in others:
         raise ValueError(
             f"{first.results[0].run.path} and {other.results[0].run.path} have different data or sizes "
@@ -199,8 +282,8 @@ def read_study(paths: Sequence[str | Path]) -> Study:
     return first
 
 
-def read_studies(paths: Sequence[str | Path]) -> list[Study]:
-    """Open every run. There is one study for each set of data, and for each of the paper's sizes.
+def read_groups(paths: Sequence[str | Path]) -> list[RunGroup]:
+    """Open every run. There is one group for each set of data, and for each of the paper's sizes.
 
     Losses on different data cannot be compared. The paper compares schemes within one size.
     """
@@ -218,7 +301,7 @@ def read_studies(paths: Sequence[str | Path]) -> list[Study]:
     # by data, then from the smallest size to the largest
     sizes = [*PRESETS, None]
     keys = sorted(groups, key=lambda key: (_describe_data(groups[key][0]), key[0], sizes.index(key[1])))
-    return [_study(groups[key], names, _group_name(key, groups)) for key in keys]
+    return [_group(groups[key], names, _group_name(key, groups)) for key in keys]
 
 
 def _group_name(key: tuple[str, str | None], groups: Mapping[tuple[str, str | None], Sequence[Run]]) -> str:
@@ -233,20 +316,22 @@ def _group_name(key: tuple[str, str | None], groups: Mapping[tuple[str, str | No
     return name
 
 
-def _study(runs: Sequence[Run], names: dict[Path, str], name: str) -> Study:
+def _group(runs: Sequence[Run], names: dict[Path, str], name: str) -> RunGroup:
     settings = [_settings(run) for run in runs]
     keys = list(dict.fromkeys(key for run_settings in settings for key in run_settings))
     differing = [key for key in keys if len({json.dumps(run_settings.get(key)) for run_settings in settings}) > 1]
+    tuned = _differ_in_rate_alone(runs, differing)
+    named = [] if tuned else differing
     results = []
     for run, run_settings in zip(runs, settings, strict=True):
-        label = ", ".join([_contestant(run), *(f"{key}={_format_value(run_settings.get(key))}" for key in differing)])
+        label = ", ".join([_contestant(run), *(f"{key}={_format_value(run_settings.get(key))}" for key in named)])
         records, cost = run.metrics(), read_step_cost(run.path)
         results.append(Result(run, names[run.path], label, records, cost))
-    order = list(SCHEMES)
-    results.sort(key=lambda r: (order.index(r.scheme) if r.scheme in order else len(order), r.label, r.seed, r.name))
-    contestants: dict[str, list[Result]] = {}
+    places = {scheme: index for index, scheme in enumerate(SCHEMES)}
+    results.sort(key=lambda r: (places.get(r.scheme, len(places)), r.label, r.rate, r.seed, r.name))
+    contestants: dict[str, dict[float, list[Result]]] = {}
     for result in results:
-        seeds = contestants.setdefault(result.label, [])
+        seeds = contestants.setdefault(result.label, {}).setdefault(result.rate, [])
         if seeds and seeds[-1].seed == result.seed:
             raise ValueError(
                 f"{seeds[-1].name} and {result.name} are both {result.label} with seed {result.seed}: leave one of "
@@ -254,7 +339,17 @@ def _study(runs: Sequence[Run], names: dict[Path, str], name: str) -> Study:
             )
         seeds.append(result)
     _refuse_different_windows(results)
-    return Study(contestants, differing, name)
+    bowls = {label: Bowl(runs) for label, runs in contestants.items()}
+    reported = {label: bowl.runs[bowl.reported] for label, bowl in bowls.items()}
+    return RunGroup(reported, differing, name, bowls if tuned else {})
+
+
+def _differ_in_rate_alone(runs: Sequence[Run], differing: Sequence[str]) -> bool:
+    """Whether the runs differ in lr and in no other setting, apart from a min_lr that is the same part of each lr."""
+    if "lr" not in differing or not set(differing) <= {"lr", "min_lr"}:
+        return False
+    parts = [run.settings.train.min_lr / run.settings.train.lr for run in runs]
+    return "min_lr" not in differing or math.isclose(min(parts), max(parts), rel_tol=1e-9)
 
 
 def _names(runs: Sequence[Run]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from spheret.report.results import WINDOW, Number, Result, Study, corpus_name
+from spheret.report.results import WINDOW, Bowl, Number, Result, RunGroup, corpus_name
 from spheret.report.statistics import mean_and_deviation
 from spheret.report.tables import Table, TableCell, ranked
 from spheret.report.verdicts import EVALUATION_NOISE, FALSE_WINNER, comparisons
@@ -61,8 +61,35 @@ def number_cell(
     return TableCell(text, mean, f"mean({sources}) \u00b1 sd({sources})")
 
 
-def _shared_settings(study: Study) -> str:
-    model, data, train = study.config.model, study.config.data, study.results[0].run.settings.train
+def rate_cell(bowl: Bowl) -> TableCell:
+    """The learning rate at which a contestant is reported."""
+    mark = "" if not bowl.edges else " (edge)" if bowl.best is not None else " (not chosen)"
+    return TableCell(f"{bowl.reported:g}{mark}", bowl.reported, bowl.runs[bowl.reported][0].rate_source)
+
+
+ONE_SEED = (
+    "One seed can show a collapse, a divergence or a large gap. It cannot tell which of two close losses would be "
+    "lower with another seed."
+)
+
+
+def _tuning_in_words(group: RunGroup) -> list[str]:
+    """How the learning rates were chosen, what that does to the losses, and what comes next."""
+    grids = {tuple(bowl.runs) for bowl in group.bowls.values()}
+    grid = ", ".join(f"{rate:g}" for rate in group.rates)
+    rates = f"at {len(group.rates)} learning rates ({grid})" if len(grids) == 1 else f"at some of the rates {grid}"
+    optimistic = "equally for all" if len(grids) == 1 else "more so for those that were trained at more rates"
+    return [
+        f"Every contestant was trained {rates}. It is reported at its best rate, the one with the lowest validation "
+        f"loss. The same validation loss is reported, so it is slightly optimistic, {optimistic}.",
+        *([ONE_SEED] if group.one_seed else []),
+        "To go on, run spheret study: it brackets the best rate of each contestant, and compares the contestants "
+        "with fresh seeds at their best rates.",
+    ]
+
+
+def _shared_settings(group: RunGroup) -> str:
+    model, data, train = group.config.model, group.config.data, group.results[0].run.settings.train
     texts = {
         "layers": f"{model.layers} layers",
         "width": f"width {model.width}",
@@ -70,25 +97,25 @@ def _shared_settings(study: Study) -> str:
         "tokens_per_update": f"{train.tokens_per_update:,} tokens per step",
         "head_bias": f"head bias {model.head_bias}",
     }
-    shared = [text for key, text in texts.items() if key not in study.differing]
-    return ", ".join([f"corpus {corpus_name(study.config.as_dict())}", f"tokenizer {data.tokenizer.name}", *shared])
+    shared = [text for key, text in texts.items() if key not in group.differing]
+    return ", ".join([f"corpus {corpus_name(group.config.as_dict())}", f"tokenizer {data.tokenizer.name}", *shared])
 
 
-def _describe_seeds(study: Study) -> str:
-    seeds = ", ".join(map(str, study.seeds))
-    if study.one_seed:
-        opening = "One seed" if len(study.seeds) == 1 else "One seed per contestant, not the same for all"
+def _describe_seeds(group: RunGroup) -> str:
+    seeds = ", ".join(map(str, group.seeds))
+    if group.one_seed:
+        opening = "One seed" if len(group.seeds) == 1 else "One seed per contestant, not the same for all"
         return (
             f"{opening} ({seeds}). Another seed would change every number by an unknown amount. Therefore no "
             f'comparison has a winner, and intervals are labelled "{EVALUATION_NOISE}".'
         )
-    return f"{len(study.seeds)} seeds ({seeds}). The tables show means and standard deviations over seeds."
+    return f"{len(group.seeds)} seeds ({seeds}). The tables show means and standard deviations over seeds."
 
 
-def _warnings(study: Study) -> list[str]:
+def _warnings(group: RunGroup) -> list[str]:
     """What a reader must know before the numbers: which runs diverged, collapsed or are not finished."""
     warnings = []
-    for result in study.results:
+    for result in group.results:
         name = f"{result.label}, seed {result.seed}"
         if result.diverged is not None:
             step, reason = result.diverged
@@ -106,13 +133,13 @@ def _warnings(study: Study) -> list[str]:
     return [text.replace("..", ".") for text in warnings]
 
 
-def groups_section(studies: Sequence[Study]) -> Section:
+def groups_section(groups: Sequence[RunGroup]) -> Section:
     """What a reader must know first if not all runs can be compared."""
     return Section(
         "groups",
         "The groups",
         [
-            f"The runs form {len(studies)} groups: {'; '.join(study.name for study in studies)}. Losses on different "
+            f"The runs form {len(groups)} groups: {'; '.join(group.name for group in groups)}. Losses on different "
             f"data cannot be compared, and the paper compares schemes within one model size. So each group has its "
             f"own sections, and every comparison is between runs of one group. The comparison with the paper, at the "
             f"end, shows the runs of all groups."
@@ -120,35 +147,41 @@ def groups_section(studies: Sequence[Study]) -> Section:
     )
 
 
-def summary_section(study: Study) -> Section:
-    count = len(study.contestants)
-    opening = f"{count} contestant{'s' * (count != 1)}. All runs share: {_shared_settings(study)}."
+def summary_section(group: RunGroup) -> Section:
+    count = len(group.contestants)
+    opening = f"{count} contestant{'s' * (count != 1)}. All runs share: {_shared_settings(group)}."
+    tuning: list[str] = []
     definition = "A scheme is a way to join the branches of a network to its residual stream."
-    if study.differing:
+    if group.bowls:
+        definition += " A contestant is a scheme with its options."
+        tuning = _tuning_in_words(group)
+    elif group.differing:
         definition += (
-            f" The runs differ in {', '.join(study.differing)}. A contestant is a scheme with its options and these "
+            f" The runs differ in {', '.join(group.differing)}. A contestant is a scheme with its options and these "
             f"settings. All of them are part of its name."
         )
     else:
         definition += " A contestant is a scheme with its options."
-    return Section("summary", "What was run", [opening, definition, _describe_seeds(study), *_warnings(study)])
+    paragraphs = [opening, definition, *tuning, _describe_seeds(group), *_warnings(group)]
+    return Section("summary", "What was run", paragraphs)
 
 
-def results_section(study: Study) -> Section:
+def results_section(group: RunGroup) -> Section:
     columns = [
         "contestant",
+        *(["lr"] if group.bowls else []),
         "train loss",
         "val loss",
         "perplexity",
         "spikes",
         "seconds",
         "tokens/s",
-        *(["ms per step"] if study.side_by_side else []),
+        *(["ms per step"] if group.side_by_side else []),
         "seeds",
         "state",
     ]
     rows, unranked = [], []
-    for label, runs in study.contestants.items():
+    for label, runs in group.contestants.items():
         diverged = any(run.diverged is not None for run in runs)
         if any(not run.finished for run in runs):
             unranked.append(label)
@@ -157,18 +190,19 @@ def results_section(study: Study) -> Section:
         rows.append(
             [
                 TableCell(label),
+                *([rate_cell(group.bowls[label])] if group.bowls else []),
                 number_cell([run.train_loss for run in with_losses], format_loss, missing),
                 number_cell([run.val_loss for run in with_losses], format_loss, missing),
                 number_cell([perplexity(run.val_loss) for run in with_losses], format_perplexity, missing),
                 number_cell([run.at_last_step("spikes") for run in runs], lambda x: f"{x:g}"),
                 number_cell([run.at_last_step("seconds") for run in runs], lambda x: f"{x:.1f}"),
                 number_cell([run.tokens_per_second for run in runs], lambda x: f"{x:,.0f}"),
-                *([number_cell([runs[0].milliseconds_per_step], lambda x: f"{x:.1f}")] if study.side_by_side else []),
+                *([number_cell([runs[0].milliseconds_per_step], lambda x: f"{x:.1f}")] if group.side_by_side else []),
                 TableCell("one seed" if len(runs) == 1 else f"{len(runs)} seeds"),
                 TableCell("; ".join(dict.fromkeys(run.state for run in runs))),
             ]
         )
-    fewest_steps = min((len(run.steps) for run in study.results if run.finished), default=WINDOW)
+    fewest_steps = min((len(run.steps) for run in group.results if run.finished), default=WINDOW)
     window = f"the last {WINDOW} steps" + (", or over all steps if there are fewer" * (fewest_steps < WINDOW))
     notes = [
         f"Losses are in nats per token. Train loss is the mean over {window}. Val loss is that of the last "
@@ -179,17 +213,17 @@ def results_section(study: Study) -> Section:
         "Seconds and tokens/s were taken while each run trained. They also depend on what shared the machine with "
         "it, such as other runs of a race.",
     ]
-    if study.side_by_side:
+    if group.side_by_side:
         notes.append(
             "Ms per step compares the contestants: after the race, their steps were timed in turn in one process."
         )
-    table = Table("results", f"Loss and perplexity{', one seed' * study.one_seed}", columns, rows, notes)
+    table = Table("results", f"Loss and perplexity{', one seed' * group.one_seed}", columns, rows, notes)
     table = ranked(table, ("train loss", "val loss", "perplexity"), excluded=unranked)
     return Section("results", "Loss and perplexity", (), [table], ["validation", "training", "time"])
 
 
-def comparisons_section(study: Study) -> Section:
-    compared = comparisons(study)
+def comparisons_section(group: RunGroup) -> Section:
+    compared = comparisons(group)
     if not compared:
         return Section("comparisons", "Comparisons", ["There is one contestant, so there is nothing to compare."])
     rows = []
@@ -274,9 +308,9 @@ _STREAM: dict[str, tuple[str, str, str]] = {
 }
 
 
-def stream_section(study: Study) -> Section:
+def stream_section(group: RunGroup) -> Section:
     rows = []
-    for label, runs in study.contestants.items():
+    for label, runs in group.contestants.items():
         row = [TableCell(label)]
         for function, key, specification in _STREAM.values():
             row.append(number_cell([_over_sublayers(runs[0], function, key)], partial(_format_with, specification)))
@@ -301,25 +335,28 @@ def stream_section(study: Study) -> Section:
     return Section("stream", "Inside the model", (), [table], ["gradients", "angle", "alpha", "norm", "cosine"])
 
 
-def provenance_section(study: Study) -> Section:
-    columns = ["run", "contestant", "seed", "train loss", "val loss", "perplexity", "state"]
+def provenance_section(group: RunGroup) -> Section:
+    every = [result for runs in group.by_rate for result in runs]
+    rate = ["lr"] if group.bowls else []
+    columns = ["run", "contestant", *rate, "seed", "train loss", "val loss", "perplexity", "state"]
     rows = [
         [
             TableCell(result.name),
             TableCell(result.label),
+            *([TableCell(f"{result.rate:g}", result.rate, result.rate_source)] if group.bowls else []),
             TableCell(str(result.seed)),
             number_cell([result.train_loss], format_loss),
             number_cell([result.val_loss], format_loss),
             number_cell([perplexity(result.val_loss)], format_perplexity),
             TableCell(result.state),
         ]
-        for result in study.results
+        for result in every
     ]
     keys = ["commit", "spheret", "torch", "python", "processor", "gpu", "threads", "started", "command"]
-    environments = [result.run.config.environment for result in study.results]
+    environments = [result.run.config.environment for result in every]
     environment_rows = [
         [TableCell(result.name), *(TableCell(_as_text(getattr(environment, key))) for key in keys)]
-        for result, environment in zip(study.results, environments, strict=True)
+        for result, environment in zip(every, environments, strict=True)
     ]
     paragraphs = [
         "Point at a number to see its source. tables.csv lists the same sources. RUN[STEP].KEY is the value of KEY "
@@ -334,13 +371,13 @@ def provenance_section(study: Study) -> Section:
     tables = [
         Table("runs", "Every run", columns, rows),
         Table("environments", "How each run was made", ["run", *keys], environment_rows),
-        _settings_table(study),
+        _settings_table(group),
     ]
     return Section("provenance", "Provenance", paragraphs, tables)
 
 
-def _settings_table(study: Study) -> Table:
-    config = study.config
+def _settings_table(group: RunGroup) -> Table:
+    config = group.config
     described = msgspec.to_builtins(config.data)
     data = {f"data.{key}": value for key, value in described.items() if key not in ("path", "tokenizer")}
     data["data.tokenizer"] = {key: described["tokenizer"][key] for key in ("name", "vocab_size", "sha256")}
@@ -351,7 +388,7 @@ def _settings_table(study: Study) -> Table:
     }
     train = {f"train.{key}": value for key, value in config.settings("train").items() if key != "seed"}
     rows = [
-        [TableCell(key), TableCell("differs" if key.partition(".")[2] in study.differing else _as_text(value))]
+        [TableCell(key), TableCell("differs" if key.partition(".")[2] in group.differing else _as_text(value))]
         for key, value in sorted({**data, **model, **train}.items())
     ]
     return Table("settings", "Settings of all runs", ["setting", "value"], rows)

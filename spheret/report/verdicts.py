@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from spheret.report.results import Result, Study
+from spheret.report.results import Result, RunGroup
 from spheret.report.statistics import Interval, holm, over_documents, over_seeds
 
 EVALUATION_NOISE = "evaluation noise only"
@@ -30,23 +30,27 @@ class Comparison:
     source: str = ""
 
 
-def comparisons(study: Study) -> list[Comparison]:
+def comparisons(group: RunGroup) -> list[Comparison]:
     """One comparison per pair of contestants, in the order of the tables."""
-    compared = [compare(first, second) for first, second in combinations(study.contestants.values(), 2)]
+    compared = [compare(first, second) for first, second in combinations(group.contestants.values(), 2)]
     over_several_seeds = {
         index: comparison.interval.p
         for index, comparison in enumerate(compared)
         if comparison.interval is not None and comparison.noise != EVALUATION_NOISE
     }
     adjusted = holm(list(over_several_seeds.values()))
+    at_an_edge = set(group.edge_contestants)
     for index, p in zip(over_several_seeds, adjusted, strict=True):
-        compared[index] = replace(compared[index], verdict=_verdict(compared[index], p))
+        compared[index] = replace(compared[index], verdict=_verdict(compared[index], p, at_an_edge))
     return compared
 
 
-def _verdict(comparison: Comparison, p: float) -> str:
+def _verdict(comparison: Comparison, p: float, at_an_edge: Set[str]) -> str:
     assert comparison.interval is not None
     interval = comparison.interval
+    untuned = [label for label in (comparison.first, comparison.second) if label in at_an_edge]
+    if untuned:
+        return f"no verdict: the best rate of {' and of '.join(untuned)} is at the edge of the grid"
     if p >= FALSE_WINNER:
         return "no difference at all" if interval.estimate == interval.low == 0 else "no winner"
     return f"{comparison.first if interval.estimate < 0 else comparison.second} is better"

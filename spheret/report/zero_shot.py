@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import Any
 
 from spheret.evaluate import eval_json
-from spheret.report.results import Number, Result, Study
+from spheret.report.results import Number, Result, RunGroup
 from spheret.report.sections import Section
 from spheret.report.tables import Table, TableCell
 from spheret.runs.layout import EVAL
@@ -43,9 +43,9 @@ def evaluation_marks(result: Result) -> list[str]:
     return [*marks, *([] if evaluation.step == result.run.steps else [f"step {evaluation.step}"])]
 
 
-def zero_shot_section(study: Study) -> Section | None:
+def zero_shot_section(group: RunGroup) -> Section | None:
     """The zero-shot metrics of every evaluated run, and comparisons of runs that have the same seed."""
-    evaluated = [result for result in study.results if _is_evaluated(result)]
+    evaluated = [result for result in group.results if _is_evaluated(result)]
     if not evaluated:
         return None
     tables, paragraphs, comparison_rows = [_metrics_table(evaluated)], [], []

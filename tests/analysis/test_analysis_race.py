@@ -13,7 +13,7 @@ from spheret.runs.run import open_run
 
 SPHERICAL = tuple(name for name in SCHEMES if isinstance(scheme(name), Spherical))
 VARIANTS = ("p-spheretnorm:learnable_p=true", "proj-spheretnorm:inner_norm=true")
-SIZE = ["--steps", "20", "--layers", "2", "--width", "32", "--eval-windows", "8"]
+SIZE = ["--steps", "20", "--layers", "2", "--width", "32", "--eval-windows", "8", "--lr", "3e-3"]
 
 
 @pytest.fixture(scope="module")

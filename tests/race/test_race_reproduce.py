@@ -12,7 +12,7 @@ from planted import planted
 from spheret.cli import main
 from spheret.race import reproduce
 from spheret.report.report import report_files
-from spheret.report.results import read_studies
+from spheret.report.results import read_groups
 from spheret.runs import flags
 from spheret.runs import paper_runs as recipe
 from spheret.runs.assumptions import ASSUMPTIONS, READINGS, TABLE_SCHEMES
@@ -238,7 +238,7 @@ class TestRunning:
         assert main([*words, "--out", str(out)]) == 0
         assert "2 of 2 done" in capfd.readouterr().out
         # the two runs have different data, and one report shows both
-        tables = report_files(read_studies([out]), [])["tables.csv"].decode()
+        tables = report_files(read_groups([out]), [])["tables.csv"].decode()
         assert "results-sotu-bytes,geonorm (exact_clamp=true),state,finished" in tables
         assert "results-stdlib-bytes,geonorm (exact_clamp=true),state,finished" in tables
 

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,8 @@ from spheret.connections import Spherical, scheme
 from spheret.evaluate import eval_json
 from spheret.evaluate.tasks import PAPER_COLUMNS
 from spheret.report.report import report_files
-from spheret.report.results import read_studies
+from spheret.report.results import read_groups
+from spheret.report.statistics import mean_and_deviation, over_documents, over_seeds
 from spheret.runs.layout import EVAL, EVAL_SAMPLES
 from spheret.runs.paper_runs import PaperRun
 from spheret.runs.step_cost import StepCost
@@ -129,7 +131,7 @@ def write_run(
 def write_tables(runs: list[Path], out: Path) -> None:
     """Write a report without its figures, which take most of the time."""
     out.mkdir(exist_ok=True)
-    for name, data in report_files(read_studies(runs), []).items():
+    for name, data in report_files(read_groups(runs), []).items():
         (out / name).write_bytes(data)
 
 
@@ -204,3 +206,39 @@ def cells(directory):
 
 def cell(directory, table, row, column):
     return next(c for c in cells(directory) if (c["table"], c["row"], c["column"]) == (table, row, column))
+
+
+# RUN/step_cost.json[KEY]
+STEP_COST = re.compile(r"([^\s,(]+)/step_cost\.json\[(\w+)\]")
+# RUN/config.json[SECTION.KEY]
+SETTING = re.compile(r"([^\s,(]+)/config\.json\[(\w+)\.(\w+)\]")
+# RUN[STEP].KEY and RUN[FIRST..LAST].KEY
+REFERENCE = re.compile(r"([^\s,(]+)\[(\d+)(?:\.\.(\d+))?\]\.([\w.]+)")
+
+
+def recompute(root, source):
+    """Evaluate a source over metrics.jsonl. Of the report's code, only the statistics are used."""
+
+    def look_up(reference):
+        name, first, last, key = reference.groups()
+        lines = [json.loads(text) for text in (root / name / "metrics.jsonl").read_text().splitlines()]
+        if last is None:
+            (line,) = [line for line in lines if line["step"] == int(first)]
+            value = line[key] if "." not in key else [part[key.split(".")[1]] for part in line["sublayers"]]
+        else:
+            value = [line[key] for line in lines if int(first) <= line["step"] <= int(last)]
+        return json.dumps(value)
+
+    def flat(*values):
+        return values[0] if isinstance(values[0], list) else list(values)
+
+    functions = {
+        "mean": lambda *v: math.fsum(flat(*v)) / len(flat(*v)), "sd": lambda *v: mean_and_deviation(flat(*v))[1],
+        "exp": math.exp, "min": min, "max": max, "first": lambda v: v[0], "last": lambda v: v[-1], "count": len,
+        "over_documents": lambda a, b: over_documents(a, b).estimate,
+        "over_seeds": lambda *v: over_seeds(v).estimate,
+    }  # fmt: skip
+    source = STEP_COST.sub(lambda r: str(json.loads((root / r[1] / "step_cost.json").read_text())[r[2]]), source)
+    source = SETTING.sub(lambda r: str(json.loads((root / r[1] / "config.json").read_text())[r[2]][r[3]]), source)
+    formula = REFERENCE.sub(look_up, source.removeprefix("estimate of ").partition(" \u00b1 ")[0])
+    return eval(formula, {"__builtins__": {}}, functions)

@@ -10,16 +10,16 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from report_helpers import cell, cells, write_run, write_tables
+from report_helpers import cell, cells, recompute, write_run, write_tables
 
 from spheret.cli import main
 from spheret.connections import PAPER_SCHEMES, SCHEMES
 from spheret.report.figure_style import line_styles
 from spheret.report.page import page
 from spheret.report.report import report
-from spheret.report.results import read_study
+from spheret.report.results import read_group
 from spheret.report.sections import Section
-from spheret.report.statistics import mean_and_deviation, over_documents, over_seeds
+from spheret.report.statistics import mean_and_deviation, over_documents
 from spheret.report.tables import Table, TableCell, ranked, to_csv, to_latex, to_markdown
 from spheret.report.verdicts import EVALUATION_NOISE, comparisons
 
@@ -141,39 +141,6 @@ class TestFiles:
             assert re.sub(r"[\\`*_\[\]|<>u/]|&[a-z]+;", "", c["text"]) in re.sub(
                 r"[\\`*_\[\]|<>u/]|&[a-z]+;", "", text
             )
-
-
-# RUN/step_cost.json[KEY]
-STEP_COST = re.compile(r"([^\s,(]+)/step_cost\.json\[(\w+)\]")
-# RUN[STEP].KEY and RUN[FIRST..LAST].KEY
-REFERENCE = re.compile(r"([^\s,(]+)\[(\d+)(?:\.\.(\d+))?\]\.([\w.]+)")
-
-
-def recompute(root, source):
-    """Evaluate a source over metrics.jsonl. Of the report's code, only the statistics are used."""
-
-    def look_up(reference):
-        name, first, last, key = reference.groups()
-        lines = [json.loads(text) for text in (root / name / "metrics.jsonl").read_text().splitlines()]
-        if last is None:
-            (line,) = [line for line in lines if line["step"] == int(first)]
-            value = line[key] if "." not in key else [part[key.split(".")[1]] for part in line["sublayers"]]
-        else:
-            value = [line[key] for line in lines if int(first) <= line["step"] <= int(last)]
-        return json.dumps(value)
-
-    def flat(*values):
-        return values[0] if isinstance(values[0], list) else list(values)
-
-    functions = {
-        "mean": lambda *v: math.fsum(flat(*v)) / len(flat(*v)), "sd": lambda *v: mean_and_deviation(flat(*v))[1],
-        "exp": math.exp, "min": min, "max": max, "first": lambda v: v[0], "last": lambda v: v[-1], "count": len,
-        "over_documents": lambda a, b: over_documents(a, b).estimate,
-        "over_seeds": lambda *v: over_seeds(v).estimate,
-    }  # fmt: skip
-    source = STEP_COST.sub(lambda r: str(json.loads((root / r[1] / "step_cost.json").read_text())[r[2]]), source)
-    formula = REFERENCE.sub(look_up, source.removeprefix("estimate of ").partition(" \u00b1 ")[0])
-    return eval(formula, {"__builtins__": {}}, functions)
 
 
 class TestEveryNumberIsTraced:
@@ -309,7 +276,7 @@ class TestVerdicts:
         assert noise == {EVALUATION_NOISE, "-"}
 
     def test_several_seeds_may_have_a_winner(self, seeds):
-        by_pair = {(c.first, c.second): c for c in comparisons(read_study([seeds / "runs"]))}
+        by_pair = {(c.first, c.second): c for c in comparisons(read_group([seeds / "runs"]))}
         assert by_pair["pre-ln", "proj-spheretnorm"].verdict == "proj-spheretnorm is better"
         assert by_pair["keel", "proj-spheretnorm"].verdict == "proj-spheretnorm is better"
         assert by_pair["pre-ln", "keel"].verdict == "no winner"
@@ -324,7 +291,7 @@ class TestVerdicts:
             )
             assert (first / "metrics.jsonl").read_bytes() == (second / "metrics.jsonl").read_bytes()
         for chosen in ("*-1", "*"):
-            (comparison,) = comparisons(read_study(sorted((tmp_path / "runs").glob(chosen))))
+            (comparison,) = comparisons(read_group(sorted((tmp_path / "runs").glob(chosen))))
             interval = comparison.interval
             assert (interval.estimate, interval.low, interval.high) == (0.0, 0.0, 0.0)
             assert comparison.verdict == "no difference at all"
@@ -334,13 +301,13 @@ class TestVerdicts:
         write_run(tmp_path / "a", "pre-ln", diverged=9)
         write_run(tmp_path / "b", "keel", diverged=5)
         write_run(tmp_path / "c", "keel", 2)
-        (comparison,) = comparisons(read_study([tmp_path / "a", tmp_path / "b", tmp_path / "c"]))
+        (comparison,) = comparisons(read_group([tmp_path / "a", tmp_path / "b", tmp_path / "c"]))
         assert comparison.verdict == "pre-ln diverged, keel diverged in 1 of 2 seeds"
 
     def test_no_seed_in_common(self, tmp_path):
         write_run(tmp_path / "a", "pre-ln", 1)
         write_run(tmp_path / "b", "keel", 2)
-        (comparison,) = comparisons(read_study([tmp_path / "a", tmp_path / "b"]))
+        (comparison,) = comparisons(read_group([tmp_path / "a", tmp_path / "b"]))
         assert comparison.verdict == "not compared: no seed in common"
         write_tables([tmp_path / "a", tmp_path / "b"], tmp_path / "report")
         page = (tmp_path / "report" / "report.html").read_text()
@@ -349,11 +316,11 @@ class TestVerdicts:
         assert "Loss and perplexity, one seed" in page
 
     def test_settings_that_differ_are_in_the_name(self, tmp_path):
-        write_run(tmp_path / "a", train={"lr": 1e-3})
-        write_run(tmp_path / "b", train={"lr": 2e-3})
-        study = read_study([tmp_path / "a", tmp_path / "b"])
-        assert list(study.contestants) == ["pre-ln, lr=0.001", "pre-ln, lr=0.002"]
-        assert study.differing == ["lr"]
+        write_run(tmp_path / "a", train={"clip": 1.0})
+        write_run(tmp_path / "b", train={"clip": 2.0})
+        group = read_group([tmp_path / "a", tmp_path / "b"])
+        assert list(group.contestants) == ["pre-ln, clip=1.0", "pre-ln, clip=2.0"]
+        assert group.differing == ["clip"]
 
 
 class TestBadInput:
@@ -524,7 +491,7 @@ def test_every_scheme_can_be_reported(tmp_path):
     write_tables([tmp_path / "runs"], tmp_path / "report")
     assert {c["row"] for c in cells(tmp_path / "report") if c["table"] == "results"} == set(SCHEMES)
     # no two schemes have the same colour and dashes
-    assert len(set(line_styles(read_study([tmp_path / "runs"])).values())) == len(SCHEMES)
+    assert len(set(line_styles(read_group([tmp_path / "runs"])).values())) == len(SCHEMES)
 
 
 def test_runs_with_one_name_in_two_places(tmp_path):
@@ -535,8 +502,8 @@ def test_runs_with_one_name_in_two_places(tmp_path):
 
 
 def test_a_directory_of_runs_names_every_run_in_it(one_seed):
-    assert len(read_study([one_seed / "runs"]).results) == 9
-    assert Path(read_study([one_seed / "runs" / "keel"]).results[0].run.path).name == "keel"
+    assert len(read_group([one_seed / "runs"]).results) == 9
+    assert Path(read_group([one_seed / "runs" / "keel"]).results[0].run.path).name == "keel"
 
 
 @pytest.mark.parametrize("name", ["report.html", "tables.csv", "figures/validation.svg"])

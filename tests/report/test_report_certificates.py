@@ -6,7 +6,7 @@ import json
 from report_helpers import write_tables
 
 from spheret.cli import main
-from spheret.report.results import read_study
+from spheret.report.results import read_group
 
 
 def test_certificates(tmp_path):
@@ -18,7 +18,7 @@ def test_certificates(tmp_path):
     assert main(["certify", str(run)]) == 1
     write_tables([run], tmp_path / "report")
     assert (run / "certificate.json").exists()
-    assert len(read_study([run]).results) == 1
+    assert len(read_group([run]).results) == 1
     page = (tmp_path / "report" / "report.html").read_text()
     assert "Certificate of run, step 2" in page
     assert "The other numbers of this run" not in page

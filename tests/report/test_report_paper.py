@@ -11,7 +11,7 @@ from report_helpers import cell, cells, write_evaluation, write_paper_run, write
 from spheret.cli import main
 from spheret.evaluate.tasks import PAPER_COLUMNS
 from spheret.report.paper_numbers import CORPORA, FOOTNOTES
-from spheret.report.results import read_studies, read_study
+from spheret.report.results import read_group, read_groups
 from spheret.report.verdicts import comparisons
 from spheret.runs.paper_runs import PaperRun
 
@@ -83,18 +83,18 @@ class TestBothCorpora:
 
     def test_the_order_of_the_runs_does_not_matter(self, both):
         runs = sorted((both / "runs").iterdir())
-        assert [study.name for study in read_studies(runs)] == [study.name for study in read_studies(runs[::-1])]
+        assert [group.name for group in read_groups(runs)] == [group.name for group in read_groups(runs[::-1])]
 
     def test_a_study_holds_one_corpus(self, both):
         with pytest.raises(ValueError, match=r"different data or sizes \(fineweb-edu, gpt2; openwebtext, gpt2\)"):
-            read_study([both / "runs"])
-        for study in read_studies([both / "runs"]):
-            assert len(comparisons(study)) == 1
+            read_group([both / "runs"])
+        for group in read_groups([both / "runs"]):
+            assert len(comparisons(group)) == 1
 
     def test_one_corpus_prepared_in_two_ways(self, tmp_path):
         write_run(tmp_path / "a", data="a" * 64)
         write_run(tmp_path / "b", data="b" * 64)
-        names = [study.name for study in read_studies([tmp_path])]
+        names = [group.name for group in read_groups([tmp_path])]
         assert names == ["sotu, bytes, manifest aaaaaaaaaaaa", "sotu, bytes, manifest bbbbbbbbbbbb"]
 
 
@@ -104,12 +104,12 @@ class TestSizes:
             for scheme in SCHEMES.values():
                 recipe = PaperRun("openwebtext", size, scheme)
                 write_paper_run(tmp_path / "runs" / recipe.name, recipe)
-        studies = read_studies([tmp_path / "runs"])
-        assert [study.name for study in studies] == [f"openwebtext, gpt2, size {size}" for size in "SML"]
-        for study in studies:
+        groups = read_groups([tmp_path / "runs"])
+        assert [group.name for group in groups] == [f"openwebtext, gpt2, size {size}" for size in "SML"]
+        for group in groups:
             # learning rates differ between sizes only, so no label needs them
-            assert list(study.contestants) == ["pre-ln", "proj-spheretnorm (exact_clamp=true)"]
-            assert study.differing == []
+            assert list(group.contestants) == ["pre-ln", "proj-spheretnorm (exact_clamp=true)"]
+            assert group.differing == []
         write_tables([tmp_path / "runs"], tmp_path / "report")
         for size in "SML":
             here = cell(tmp_path / "report", "paper-loss-openwebtext", "Pre-LN", f"{size} val, here")
@@ -118,7 +118,7 @@ class TestSizes:
     def test_other_shapes_stay_together(self, tmp_path):
         write_run(tmp_path / "a", model={"width": 64})
         write_run(tmp_path / "b", model={"width": 32})
-        assert list(read_study([tmp_path]).contestants) == ["pre-ln, width=32", "pre-ln, width=64"]
+        assert list(read_group([tmp_path]).contestants) == ["pre-ln, width=32", "pre-ln, width=64"]
 
 
 class TestCells:
@@ -159,6 +159,16 @@ class TestCells:
         for file in ("tables.md", "tables.tex", "report.html"):
             text = html.unescape((directory / file).read_text()).replace("\\_", "_")
             assert text.count(words) == 3, file
+
+    def test_the_recipes_learning_rate_is_shown_although_another_is_better(self, tmp_path):
+        recipe = PaperRun("openwebtext", "S", "keel")
+        train = recipe.config(None).train
+        write_paper_run(tmp_path / "runs" / "a", recipe)
+        write_paper_run(tmp_path / "runs" / "b", recipe, quality=1.0, lr=2 * train.lr, min_lr=2 * train.min_lr)
+        directory = self.tables(tmp_path)
+        assert cell(directory, "results", "keel", "val loss")["source"] == "b[50000].val_loss"
+        here = cell(directory, "paper-loss-openwebtext", "Keel", "S val, here")
+        assert here["source"] == "a[50000].val_loss"
 
     def test_of_two_runs_the_one_that_departs_least_is_shown(self, tmp_path):
         recipe = PaperRun("openwebtext", "S", "keel")
