@@ -59,7 +59,7 @@ class StageRecord(Record):
     array: Text
     next: Text | None
     jobs: list[SubmittedJob]
-    given_up: bool = False
+    given_up: bool
     format: str = "spheret-slurm-stage"
     version: int = 1
 
@@ -181,7 +181,7 @@ class Slurm:
         settings = self._home / SETTINGS
         if not settings.exists():
             files.write_atomically(settings, _fill("settings.sh", threads=self.threads).encode())
-        stage = StageRecord(number, "unknown", None, steps)
+        stage = StageRecord(number, "unknown", None, steps, given_up=False)
         name, lines = f"{self._name}{number:03d}", self._home / f"{stage.stem}.jobs"
         commands = [quoted([str(job.directory), "spheret", *job.words]) + "\n" for job in jobs]
         files.write_atomically(lines, os.fsencode("".join(commands)))

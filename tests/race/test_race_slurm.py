@@ -137,7 +137,7 @@ def test_preempted_and_submitted_again_and_again(slurm, prepared, tmp_path):
     logs = study.logs()
     assert logs.count("DUE TO JOB REQUEUE") == 2, logs
     assert logs.count("stopped and saved at step") == 2, logs
-    # the best of two rates lies at an edge, so the grid grew: the job that followed the first stage submitted a second
+    # the best of two rates lies at an edge, so the grid grew: the job after the first stage submitted a second
     stages = sorted(path.name for path in study.home.glob("*.submitted"))
     assert stages == ["stage-001.submitted", "stage-002.submitted"], logs
     study.run_local()

@@ -340,7 +340,7 @@ class TestScript:
         assert list(place.path.rglob("pwned")) == []
         # no comment and no option holds a name from outside
         script = (place.home / "stage-001.sbatch").read_text()
-        assert not any("pwned" in line for line in script.splitlines() if line.startswith("#"))
+        assert not any("$(" in line for line in script.splitlines() if line.startswith("#"))
 
     def test_what_follows_runs_the_command_again(self, place, monkeypatch):
         monkeypatch.chdir(place.path)
