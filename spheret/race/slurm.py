@@ -83,12 +83,14 @@ class Slurm:
     directory: of the study.
     again: the words of the study's command without `spheret`, which run when the stage has ended.
     threads: CPU cores per training.
+    gpus: whether each training needs a GPU.
     at_a_time: so many trainings at most; None for as many as the cluster allows.
     """
 
     directory: Path
     again: Sequence[str]
     threads: int = 1
+    gpus: bool = False
     at_a_time: int | None = None
 
     def run(self, wanted: Callable[[], Sequence[Job]]) -> bool:
@@ -180,7 +182,7 @@ class Slurm:
         (self._home / LOGS).mkdir(parents=True, exist_ok=True)
         settings = self._home / SETTINGS
         if not settings.exists():
-            files.write_atomically(settings, _fill("settings.sh", threads=self.threads).encode())
+            files.write_atomically(settings, _fill("settings.sh", threads=self.threads, gpus=self.gpus).encode())
         stage = StageRecord(number, "unknown", None, steps, given_up=False)
         name, lines = f"{self._name}{number:03d}", self._home / f"{stage.stem}.jobs"
         commands = [quoted([str(job.directory), "spheret", *job.words]) + "\n" for job in jobs]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from spheret.cli import main
 from spheret.race import slurm
 from spheret.race.executor import Job
 from spheret.race.slurm import ATTEMPTS, MOST_TASKS, Slurm
@@ -108,6 +110,7 @@ class TestSubmitted:
             "--output=logs/stage-001-%a.log", "--cpus-per-task=3",
         ):  # fmt: skip
             assert f"\n#SBATCH {option}\n" in text
+        assert "\n##SBATCH --gpus=1\n" in text
         record = json.loads((place.home / "stage-001.submitted").read_bytes())
         assert (record["array"], record["next"]) == ("1", "2")
         assert record["jobs"] == [{"name": "a", "step": 0}, {"name": "b", "step": 0}]
@@ -249,6 +252,52 @@ class TestNoProgress:
             place.reach(other, k + 1)
             assert executor.run(lambda: [other]) is False
         assert executor.run(lambda: [job]) is False
+
+
+PLAN = """
+title = "A trial"
+[data]
+path = {data}
+[model]
+layers = 1
+heads = 2
+width = 16
+block = 16
+[train]
+steps = 4
+[[parts]]
+name = "two"
+contestants = ["pre-ln", "post-ln"]
+rates = [1e-3, 2e-3]
+"""
+
+
+class TestStudy:
+    def study(self, place, prepared, *words):
+        (place.path / "plan.toml").write_text(PLAN.format(data=json.dumps(str(prepared))))
+        flags = ["--out", str(place.study), "--on", "slurm", *words]
+        return main(["study", str(place.path / "plan.toml"), *flags])
+
+    def test_a_login_node_needs_no_gpu(self, place, prepared, capsys):
+        assert self.study(place, prepared, "--device", "cuda", "--threads", "2", "--jobs", "3") == 0
+        assert "submitted stage 1, 4 trainings" in capsys.readouterr().err
+        assert "--array=1-4%3\n" in (place.home / "stage-001.sbatch").read_text()
+        assert "--cpus-per-task=2\n" in (place.home / "stage-001.sbatch").read_text()
+        assert "\n#SBATCH --gpus=1\n" in (place.home / "stage-001.sbatch").read_text()
+        line = (place.home / "stage-001-next.sbatch").read_text().splitlines()[-1]
+        assert shlex.split(line.split(" -m ")[1]) == [
+            "spheret", "study", str(place.path / "plan.toml"), "--out", str(place.study), "--on", "slurm",
+            "--threads", "2", "--device", "cuda", "--jobs", "3",
+        ]  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("words", "sentence"),
+        [(("--device", "gpu"), "unknown --device 'gpu'"), (("--minutes", "5"), "leave it out on slurm")],
+    )
+    def test_refused(self, place, prepared, words, sentence, capsys):
+        assert self.study(place, prepared, *words) == 2
+        assert sentence in capsys.readouterr().err
+        assert place.calls == []
 
 
 def write_stage(place, monkeypatch, body, *words, directory="run"):
