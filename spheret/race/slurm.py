@@ -170,7 +170,7 @@ class Slurm:
             STAGES.write(self._record(stages[-1]), msgspec.structs.replace(stages[-1], given_up=True))
             raise RuntimeError(
                 f"{job.name} was submitted {len(logs)} times and is still at step {job.step} "
-                f"({_last_line(logs[0])}). What is done is kept: mend that and run the same command again. Its "
+                f"({_last_lines(logs[0])}). What is done is kept: mend that and run the same command again. Its "
                 f"output is in {logs[0]}."
             )
 
@@ -247,12 +247,13 @@ def _step(job: Job) -> int:
     return follower.step
 
 
-def _last_line(log: Path) -> str:
+def _last_lines(log: Path) -> str:
+    """What a training said last, and what its script said of that."""
     try:
         lines = log.read_text(errors="replace").strip().splitlines()
     except OSError:
         lines = []
-    return lines[-1] if lines else "it printed nothing"
+    return " ".join(lines[-2:]) or "it printed nothing"
 
 
 def _call(program: str, words: Sequence[str], directory: Path | None = None) -> str:

@@ -225,12 +225,14 @@ class TestNoProgress:
             place.reach(good, 5 * attempt)
             assert executor.run(lambda: [good, stuck]) is False
         log = place.home / "logs" / f"stage-{ATTEMPTS:03d}-2.log"
-        log.write_text("first\nno space left\n")
+        log.write_text("first\nno space left.\nexit code 2.\n")
         place.reach(good, 100)
         before = len(place.calls)
         with pytest.raises(RuntimeError) as caught:
             executor.run(lambda: [good, stuck])
-        assert f"stuck was submitted {ATTEMPTS} times and is still at step 2 (no space left)" in str(caught.value)
+        assert f"stuck was submitted {ATTEMPTS} times and is still at step 2 (no space left. exit code 2.)" in str(
+            caught.value
+        )
         assert str(log) in str(caught.value)
         assert len(place.calls) == before
         # whoever runs it after that has mended something
