@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Iterable, Sequence
 
 from spheret import __version__
 from spheret.support.cache import keep_libraries_inside
-from spheret.support.errors import explanation, internal_error, unknown
+from spheret.support.errors import explanation, internal_error, one_line, unknown
 from spheret.support.exit_codes import BROKEN_PIPE, INTERNAL_ERROR, INTERRUPTED, USAGE_ERROR
+from spheret.support.parsing import parse
 
 # name: (module:function, what it is for); a module is imported when its command runs, and torch with it
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -54,8 +57,17 @@ def _help(names: Iterable[str]) -> str:
 
 
 def _drop_output() -> None:
-    """Send the rest of the output nowhere, so that nothing is left to fail when Python flushes it at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Send the rest of the output nowhere if it cannot be written: at exit Python would print its own message."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _say(sentence: str) -> None:
+    """Print to stderr. If nothing can be written there, the exit code has to say it."""
+    with contextlib.suppress(OSError):
+        print(sentence, file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,50 +76,77 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Any other exception is a mistake of ours: one sentence, the trace in a file, and exit code 1.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    # Python has none where it was closed before the start, and libraries ask it for its width
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    # a name that this terminal cannot show is no reason to end
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    # a command is one word or two: `prepare`, `bench connection`
+    size = next((n for n in (2, 1) if " ".join(words[:n]) in COMMANDS), 0)
+    name = " ".join(words[:size])
+    # a program that calls this function keeps its own environment
+    if size and arguments is None:
+        keep_libraries_inside()
+        # processes that libraries start do not import from the current directory either
+        os.environ["PYTHONSAFEPATH"] = "1"
+    prog = f"spheret {name}".rstrip()
+    try:
+        _check_encoding(words)
+        code = _run(name, prog, words[size:]) if size else _answer(words)
+        # here a full disk is still an error with a sentence
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        _say(f"{prog}: stopped")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # the reader of the output went away, as `| head` does
+        return BROKEN_PIPE
+    except SystemExit as error:
+        # rich ends a process so when that happens
+        if isinstance(error.__context__, BrokenPipeError):
+            return BROKEN_PIPE
+        raise
+    except Exception as error:
+        sentence = explanation(error)
+        _say(f"{prog}: {internal_error(error) if sentence is None else one_line(sentence)}")
+        return INTERNAL_ERROR if sentence is None else USAGE_ERROR
+    finally:
+        _drop_output()
+
+
+def _check_encoding(words: Sequence[str]) -> None:
+    """Raise if a word is not UTF-8. Everything that spheret writes is, and names the words that it was given."""
+    for word in words:
+        # Python keeps the bytes that it cannot decode as lone surrogates
+        if any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise ValueError(f"{word!r} is not UTF-8: give a name that is.")
+
+
+def _answer(words: Sequence[str]) -> int:
+    """Answer words that are no command: help, the version, or what is wrong with them."""
     if not words or words[0] in _HELP:
         print(_help(COMMANDS))
         return 0
     if words[0] == "--version":
         print(f"spheret {__version__}")
         return 0
-    # a command is one word or two: `prepare`, `bench connection`
-    size = next((n for n in (2, 1) if " ".join(words[:n]) in COMMANDS), 0)
-    if not size:
-        group = [name for name in COMMANDS if name.startswith(words[0] + " ")]
-        if group and (len(words) == 1 or words[1] in _HELP):
-            print(_help(group))
-            return 0
-        print(unknown("command", " ".join(words[:2] if group else words[:1]), group or COMMANDS), file=sys.stderr)
-        return USAGE_ERROR
-    name = " ".join(words[:size])
-    module, _, function = COMMANDS[name][0].partition(":")
-    # a program that calls this function keeps its own environment
-    if arguments is None:
-        keep_libraries_inside()
-        # processes that libraries start do not import from the current directory either
-        os.environ["PYTHONSAFEPATH"] = "1"
-    try:
-        import tyro
+    group = [name for name in COMMANDS if name.startswith(words[0] + " ")]
+    if group and (len(words) == 1 or words[1] in _HELP):
+        print(_help(group))
+        return 0
+    raise unknown("command", " ".join(words[:2] if group else words[:1]), group or COMMANDS)
 
-        loaded = importlib.import_module(module)
-        # a module may take words that tyro has no form for
-        arguments = getattr(loaded, "rewrite", list)(words[size:])
-        code = tyro.cli(getattr(loaded, function), prog=f"spheret {name}", args=arguments) or 0
-        # here a full disk is still an error with a sentence; at exit Python would print a trace
-        sys.stdout.flush()
-        return code
-    except KeyboardInterrupt:
-        print(f"spheret {name}: stopped", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:
-        # the reader of the output went away, as `| head` does
-        _drop_output()
-        return BROKEN_PIPE
-    except Exception as error:
-        sentence = explanation(error)
-        print(f"spheret {name}: {internal_error(error) if sentence is None else sentence}", file=sys.stderr)
-        try:
-            sys.stdout.flush()
-        except OSError:
-            _drop_output()
-        return INTERNAL_ERROR if sentence is None else USAGE_ERROR
+
+def _run(name: str, prog: str, words: Sequence[str]) -> int:
+    module, _, function = COMMANDS[name][0].partition(":")
+    loaded = importlib.import_module(module)
+    # a module may take words that tyro has no form for
+    words = getattr(loaded, "rewrite", list)(words)
+    try:
+        call = parse(getattr(loaded, function), prog, words)
+    except SystemExit:
+        # --help
+        return 0
+    return call() or 0

@@ -1,6 +1,6 @@
 """A fuzzer of commands: a stage of tiny runs and data, one damaged file at a time, and a judge of what happens.
 
-A case is a file of the stage, a damage, and a command that reads the file. The command runs in a forked child. It
+A case is a file of the stage, a damage, and a command that reads the file. The command runs in a fork. It
 must end with the right result, or with exit code 2 or 3 and one sentence. Nothing that was whole may be lost.
 """
 
@@ -15,20 +15,15 @@ import random
 import re
 import shutil
 import signal
-import stat
 import sys
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import damage
+from forked import Child, Outcome, snapshot
 
-from spheret.cli import main
-
-# a command hangs if it computes for so many seconds, or if it has not ended after so many on a busy machine
-COMPUTING, WAITING = 10, 60
 ROWS = Path(__file__).parent / "evaluate" / "rows"
 TINY = (
     "--layers", "2", "--heads", "2", "--width", "16", "--block", "128", "--batch-size", "2", "--eval-windows", "2",
@@ -76,6 +71,8 @@ COMMANDS: dict[str, tuple[Sequence[str], str]] = {
          "--shard-tokens", "2000", "--workers", "1"),
         "unfinished/.*",
     ),
+    "import": (("import", "gpt2", "--out", "out/imported"), ""),
+    "import back": (("import", "exported", "--out", "out/imported"), ""),
 }  # fmt: skip
 OF_A_RUN = ("train --resume", "train --init-from", "report", "sample", "eval", "certify", "inspect", "export")
 OF_WEIGHTS = tuple(name for name in OF_A_RUN if name != "report")
@@ -97,6 +94,17 @@ DOCUMENTS: dict[str, tuple[str, ...]] = {
     "race/race.json": ("race",),
     "data/manifest.json": OF_DATA,
     "unfinished/progress.json": ("prepare again",),
+    "gpt2/config.json": ("import",),
+    "exported/config.json": ("import back",),
+}
+# each folder, and the commands that read in it
+FOLDERS: dict[str, tuple[str, ...]] = {
+    "run": OF_A_RUN,
+    "race": ("race",),
+    "data": OF_DATA,
+    "unfinished": ("prepare again",),
+    "gpt2": ("import",),
+    "exported": ("import back",),
 }
 # files that the clock changes
 UNSTABLE = re.compile(r"metrics\.jsonl|config\.json|state\.json|manifest\.json")
@@ -113,82 +121,23 @@ class Case(NamedTuple):
     command: str
 
 
-class Outcome(NamedTuple):
-    """How a command ended: its exit code (minus the signal that killed it), its words, and what is in `out/`."""
-
-    code: int
-    printed: str
-    errors: str
-    made: dict[str, str]
-
-
-def in_a_child(words: Sequence[str], stage: Path, scratch: Path, at_first: bool = True) -> Outcome:
-    """Run a command in a fork that starts in the stage.
-
-    at_first: everything is imported for the first time, so that it may take long. Otherwise a signal ends it.
-    """
-    printed, errors = scratch / "stdout", scratch / "stderr"
-    child = os.fork()
-    if child == 0:
-        code = 99
-        try:
-            if not at_first:
-                signal.setitimer(signal.ITIMER_PROF, COMPUTING)
-                signal.alarm(WAITING)
-            os.chdir(stage)
-            for number, path in ((1, printed), (2, errors)):
-                os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-            # pytest has put its own in their place
-            sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
-            try:
-                code = main(words)
-            except SystemExit as error:
-                code = error.code if isinstance(error.code, int) else 98
-            sys.stdout.flush()
-            sys.stderr.flush()
-            (scratch / "modules").write_text("\n".join(sys.modules))
-        except BaseException:
-            os.write(2, traceback.format_exc().encode())
-        finally:
-            os._exit(code)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    made = {name: digest for name, digest in snapshot(stage / "out").items() if not name.endswith("/")}
-    return Outcome(status, printed.read_text(errors="replace"), errors.read_text(errors="replace"), made)
-
-
-def snapshot(directory: Path) -> dict[str, str]:
-    """What is in a directory: the hash of each file, and the target of each link. Folders end in a slash."""
-    found: dict[str, str] = {}
-    for folder, names, filenames in os.walk(directory):
-        for name in (*names, *filenames):
-            path = Path(folder) / name
-            relative, status = str(path.relative_to(directory)), path.lstat()
-            if stat.S_ISLNK(status.st_mode):
-                found[relative] = f"-> {path.readlink()}"
-            elif stat.S_ISDIR(status.st_mode):
-                found[relative + "/"] = ""
-            elif stat.S_ISREG(status.st_mode) and status.st_size < 1 << 24:
-                found[relative] = hashlib.sha256(path.read_bytes()).hexdigest()
-            else:
-                found[relative] = f"{stat.S_IFMT(status.st_mode)} {status.st_size}"
-    return found
-
-
 class Stage:
     """Directories in which commands run, put back as they were after each case.
 
     run: after a kill between step 4 and step 6, with everything that later commands write.
     unbroken: the same run as it ends. race: a finished race of one scheme. data: finished. unfinished: after a kill.
+    exported: the run for transformers. gpt2: a GPT-2 as transformers saves it.
     """
 
     def __init__(self, root: Path, race: bool) -> None:
         """race: whether there is a race, which takes longest."""
         self.root, self.stage, self.pristine = root, root / "stage", root / "pristine"
         self.stage.mkdir()
+        self.child = Child(self.stage, root)
         self._build(race)
         (self.stage / "out").mkdir()
         (self.stage / "elsewhere").mkdir()
-        for name in ("run", "data", "unfinished", *(("race",) if race else ())):
+        for name in ("run", "data", "unfinished", "gpt2", "exported", *(("race",) if race else ())):
             (self.stage / name / "notes.txt").write_text("not of spheret\n")
         shutil.copytree(self.stage, self.pristine, symlinks=True)
         self.whole = snapshot(self.pristine)
@@ -196,7 +145,7 @@ class Stage:
         self._baselines: dict[tuple[str, bool], Outcome] = {}
 
     def _do(self, *words: str) -> str:
-        outcome = in_a_child(words, self.stage, self.root)
+        outcome = self.child.run(words, at_first=True)
         assert outcome.code in (0, 1), (words, outcome)
         assert "internal error" not in outcome.errors, (words, outcome)
         self._import()
@@ -227,6 +176,16 @@ class Stage:
         shutil.rmtree(self.stage / "run" / "checkpoints" / "step-6")
         for name in ("eval", "certify", "inspect", *(("race",) if race else ())):
             self._do(*COMMANDS[name][0])
+        self._do("export", "run", "--out", "exported")
+        self._save_a_gpt2()
+
+    def _save_a_gpt2(self) -> None:
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        sizes = {"vocab_size": 300, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2}
+        GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=1, eos_token_id=1)).save_pretrained(self.stage / "gpt2")
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(self.stage / "exported" / name, self.stage / "gpt2")
 
     def _kill_a_preparation(self) -> None:
         """Leave a preparation as a kill does, after its first note of tokens."""
@@ -243,52 +202,59 @@ class Stage:
 
         Workspace.record = counted  # type: ignore[method-assign]
         try:
-            assert in_a_child(COMMANDS["prepare again"][0], self.stage, self.root).code == -signal.SIGKILL
+            assert self.child.run(COMMANDS["prepare again"][0], at_first=True).code == -signal.SIGKILL
         finally:
             Workspace.record = record  # type: ignore[method-assign]
         (self.stage / "unfinished" / "prepare.lock").unlink()
 
-    def restore(self) -> None:
-        shutil.rmtree(self.stage)
-        shutil.copytree(self.pristine, self.stage, symlinks=True)
+    def restore(self, found: dict[str, str]) -> None:
+        """Put back what differs. found: the snapshot of the stage as it is."""
+        differs = {path for path in found.keys() | self.whole.keys() if found.get(path) != self.whole.get(path)}
+        # what is in a folder comes after the folder
+        for path in sorted(differs & found.keys(), reverse=True):
+            (Path.rmdir if path.endswith("/") else Path.unlink)(self.stage / path)
+        for path in sorted(differs & self.whole.keys()):
+            if path.endswith("/"):
+                (self.stage / path).mkdir()
+            else:
+                shutil.copy2(self.pristine / path, self.stage / path)
 
     def baseline(self, command: str, fallen_back: bool = False) -> Outcome:
         """How a command ends where nothing is damaged, or where the newest checkpoint is gone."""
         key = command, fallen_back
         if key not in self._baselines:
-            self.restore()
             if fallen_back:
                 shutil.rmtree(self.stage / NEWEST)
-            outcome = in_a_child(COMMANDS[command][0], self.stage, self.root)
+            outcome = self.child.run(COMMANDS[command][0], at_first=True)
             assert outcome.code in (0, 1), (command, outcome)
             self._import()
-            self.restore()
+            self.restore(snapshot(self.stage))
             self._baselines[key] = outcome
         return self._baselines[key]
-
-    def _run(self, command: str) -> Outcome:
-        return in_a_child(COMMANDS[command][0], self.stage, self.root, at_first=False)
 
     def cases_of_keys(self, path: str) -> Iterator[Case]:
         """Every key of a document with every value, and every key with every command that reads the document.
 
-        Commands take turns over the values, and values over the commands.
+        Commands take turns over the values, and values over the commands. Items of a list have the same keys: those
+        of the first item meet all of it, those of the last item one value and one command.
         """
-        commands = DOCUMENTS[path]
+        commands, met = DOCUMENTS[path], set()
         for number, place in enumerate(damage.places(self.document(path))):
             pairs = [(what, commands[(number + turn) % len(commands)]) for turn, what in enumerate(VALUES)]
             pairs += [(VALUES[(number + 3 * turn) % len(VALUES)], command) for turn, command in enumerate(commands)]
-            for what, command in dict.fromkeys(pairs):
+            pairs = list(dict.fromkeys(pairs))
+            key = tuple("any" if isinstance(step, int) else step for step in place)
+            for what, command in [pairs[number % len(pairs)]] if key in met else pairs:
                 yield Case(path, what, place, command)
+            met.add(key)
 
     def cases_of_files(self) -> Iterator[Case]:
-        """Every file of a run and of data, everything that can happen to it, every command that reads there."""
-        commands = {"run": OF_A_RUN, "race": ("race",), "data": OF_DATA, "unfinished": ("prepare again",)}
+        """Every file that a command reads, everything that can happen to it, every command that reads there."""
         for path in self.whole:
             folder = path.split("/")[0]
             ours = not path.endswith("/") and "/report/" not in path and not path.endswith("notes.txt")
-            for what in FILES if folder in commands and ours else ():
-                for command in commands[folder]:
+            for what in FILES if folder in FOLDERS and ours else ():
+                for command in FOLDERS[folder]:
                     yield Case(path, what, None, command)
 
     def document(self, path: str) -> Any:
@@ -332,12 +298,11 @@ class Stage:
         expected = self.baseline(case.command).code
         self._damage(case)
         before = snapshot(self.stage)
-        outcome = self._run(case.command)
+        outcome = self.child.run(COMMANDS[case.command][0])
         after = snapshot(self.stage)
         wrong = _judge(outcome, expected) or self._judge_files(case, before, after)
+        self.restore(after)
         wrong = wrong or (self._judge_result(case, outcome, after) if outcome.code == expected else None)
-        if after != self.whole:
-            self.restore()
         kind = case.path if case.place is not None else "files of " + case.path.split("/")[0]
         counted = (kind, "taken" if outcome.code == expected else "refused")
         self.counts[counted] = self.counts.get(counted, 0) + 1
@@ -368,6 +333,13 @@ class Stage:
             # other shards than those of `data`, but the same ids
             same_ids = after["unfinished/counts.bin"] == after["data/counts.bin"]
             return None if same_ids else "its data differs from that of an unbroken preparation"
+        # files of transformers have no hashes: a changed bit is a changed weight or word
+        if case.what == "flipped" and case.command.startswith("import"):
+            return None
+        if case.command.startswith("import"):
+            name = "imported/checkpoints/step-0/model.safetensors"
+            if outcome.made[name] != self.baseline(case.command).made[name]:
+                return "its weights are not those of the source"
         # what nothing guards may have changed the output
         if case.place is not None and case.path not in GUARDED:
             return None

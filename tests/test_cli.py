@@ -83,3 +83,65 @@ def test_a_reader_that_goes_away_is_no_error():
     )  # fmt: skip
     assert done.stdout.strip() in ("0", "141")
     assert done.stderr == ""
+
+
+def shell(words):
+    """Run a line of bash in which `spheret` is this one."""
+    line = f'spheret() {{ {sys.executable} -m spheret "$@"; }}; {words}'
+    return subprocess.run(["/bin/bash", "-c", line], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("words", ["--help", "--version", "bench", "plan", "plan --help"])
+def test_a_full_disk_under_the_output_is_one_sentence(words):
+    done = shell(f"spheret {words} > /dev/full")
+    assert done.returncode == 2
+    prog, remedy = "spheret plan" if "plan" in words else "spheret", "Mend that, and run the same command again."
+    assert done.stderr == f"{prog}: the system says: No space left on device. {remedy}\n"
+
+
+@pytest.mark.parametrize("words", ["--help", "plan --help", "plan"])
+def test_a_reader_that_reads_one_line_is_no_error(words):
+    done = shell(f"spheret {words} | head -1; exit ${{PIPESTATUS[0]}}")
+    assert done.returncode in (0, 141)
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("words", ["--help", "plan --help", "plan"])
+def test_an_output_that_was_closed_is_no_error(words):
+    done = shell(f"spheret {words} >&-")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+
+
+def test_errors_that_cannot_be_printed_leave_the_exit_code():
+    assert shell("spheret plan --gpus 0 2> /dev/full").returncode == 2
+
+
+PARSED = [
+    (["plan", "--gpus", "two"], "--gpus must be a whole number, got 'two'."),
+    (["plan", "--gpus", "9" * 5000], "--gpus must be a number of fewer digits."),
+    (["plan", "--utilisation", "half"], "--utilisation must be a number, got 'half'."),
+    (["plan", "--gpus"], "Missing value for argument '--gpus'."),
+    (["plan", "--gqus", "2"], "Unrecognized options: --gqus, 2. Did you mean --gpus?"),
+    (["sample"], "Missing from spheret sample: STR The run directory."),
+    (["plan", "--scheme", "x" * 5000], "unknown scheme"),
+    (["sample", "a\nb"], "no run directory at a b: make one"),
+    (["sample", "\udcff"], "'\\udcff' is not UTF-8: give a name that is."),
+    (["sample", "~no-user-of-this-name/run"], "a path begins with ~ and the name of no user of this machine"),
+]
+
+
+@pytest.mark.parametrize(("words", "sentence"), PARSED, ids=[" ".join(words)[:30] for words, _ in PARSED])
+def test_words_that_are_not_understood_are_one_sentence(words, sentence, capsys):
+    assert cli.main(words) == 2
+    printed = capsys.readouterr().err
+    assert sentence in printed
+    assert printed.startswith(f"spheret {words[0]}: ")
+    assert printed.count("\n") == 1
+    assert len(printed) < 1500
+
+
+def test_an_unknown_command_is_one_sentence(capsys):
+    assert cli.main(["plann"]) == 2
+    assert capsys.readouterr().err.startswith("spheret: unknown command 'plann'. Did you mean 'plan'?")

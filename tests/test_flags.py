@@ -2,10 +2,13 @@
 
 import importlib
 import inspect
+import json
+import os
 import signal
 import subprocess
 import sys
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import torch
@@ -119,6 +122,9 @@ BAD = [
     (["plan", "--network-gbit", "nan"], "--network-gbit must be above 0 and at most 1e+09, got nan"),
     (["plan", "--network-gbit", "inf"], "--network-gbit must be above 0"),
     (["plan", "--gpus", "7"], "divides over 1, 2, 4, 8"),
+    (["train", "--timeout", HUGE], "--timeout must be at most"),
+    (["prepare", "sotu", "--verify", "--workers=-1"], "--workers must be at least 1"),
+    (["prepare", "sotu", "--verify", "--val-fraction", "nan"], "--val-fraction must be at least 0 and below 1"),
     (["prepare", "sotu", "--workers", "100000"], "--workers must be at most"),
     (["prepare", "sotu", "--shard-tokens", HUGE], "--shard-tokens must be at most"),
     (["prepare", "sotu", "--tokenizer", "bpe:99999999999999999999", "--out", "d"], "bpe:N needs N between 257"),
@@ -142,6 +148,33 @@ def test_bad_values(words, message, refused, prepared):
 def test_a_place_for_the_numbers_is_looked_at_first(name, refused, tmp_path):
     assert "is a directory: give a file" in refused(*name.split(), "--json", tmp_path)
     assert "which is a file: give a directory" in refused(*name.split(), "--json", __file__ + "/below/it.json")
+
+
+@pytest.mark.parametrize("what", ["text", "json", "link", "device", "pipe"])
+def test_numbers_are_written_over_numbers_alone(what, tmp_path, capsys):
+    notes, path = tmp_path / "notes", tmp_path / "numbers.json"
+    notes.write_text("[1]" if what == "json" else "mine")
+    if what == "link":
+        path.symlink_to(notes)
+    elif what == "pipe":
+        os.mkfifo(path)
+    else:
+        path = Path("/dev/full") if what == "device" else notes
+    assert main(["plan", "--size", "S", "--json", str(path)]) == 2
+    captured = capsys.readouterr()
+    assert "ive another file" in captured.err
+    assert captured.out == ""
+    assert notes.read_text() in ("mine", "[1]")
+    assert what != "link" or path.is_symlink()
+
+
+def test_numbers_are_written_over_earlier_numbers(tmp_path, capsys):
+    path = tmp_path / "numbers.json"
+    path.touch()
+    for size in ("S", "M"):
+        assert main(["plan", "--size", size, "--json", str(path)]) == 0
+        assert json.loads(path.read_text())["size"] == size
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,9 @@ def made(root, race):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPHERET_CACHE", str(root / "cache"))
         patch.setenv("HF_HUB_OFFLINE", "1")
-        yield fuzz.Stage(root, race)
+        stage = fuzz.Stage(root, race)
+        yield stage
+        stage.child.end()
     torch.set_num_threads(threads)
 
 
@@ -50,7 +52,7 @@ def test_every_key(path, whole):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", ["run", "race", "data", "unfinished"])
+@pytest.mark.parametrize("folder", fuzz.FOLDERS)
 def test_every_file(folder, whole):
     wrong = fuzz.try_all(whole, [case for case in whole.cases_of_files() if case.path.startswith(f"{folder}/")])
     assert not wrong, "\n".join(wrong[:5])

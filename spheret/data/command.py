@@ -7,7 +7,7 @@ from pathlib import Path
 
 from spheret.data import shards
 from spheret.data.corpora import resolve
-from spheret.data.preparation import SHARD_TOKENS, cache_path, prepare
+from spheret.data.preparation import SHARD_TOKENS, cache_path, check_numbers, prepare
 from spheret.data.records import Manifest
 
 
@@ -39,6 +39,7 @@ def prepare_command(
         verify: write nothing; compare every byte of --out with its manifest.
     """
     try:
+        check_numbers(val_fraction, workers, shard_tokens)
         if verify:
             manifest = shards.verify(_verified_path(corpus, tokenizer, out, val_fraction, files, column))
             print(f"every shard matches its SHA-256: {_summary(manifest)}")

@@ -70,6 +70,14 @@ def cache_path(corpus: Corpus, tokenizer: str, val_fraction: float) -> Path:
     return cache_directory() / "data" / re.sub(r"[^\w.=-]+", "_", "-".join(parts))
 
 
+def check_numbers(val_fraction: float | None, workers: int | None, shard_tokens: int) -> None:
+    """Raise if a number of `prepare` is none that it takes."""
+    if val_fraction is not None and not 0 <= val_fraction < 1:
+        raise ValueError(f"--val-fraction must be at least 0 and below 1, got {val_fraction}.")
+    check_count("--workers", 1 if workers is None else workers, most=8 * cores())
+    check_count("--shard-tokens", shard_tokens)
+
+
 def prepare(
     corpus: str,
     tokenizer: str | None = None,
@@ -98,10 +106,7 @@ def prepare(
         column: the column of .jsonl and .parquet files that holds the text.
         quiet: show no progress.
     """
-    if val_fraction is not None and not 0 <= val_fraction < 1:
-        raise ValueError(f"--val-fraction must be at least 0 and below 1, got {val_fraction}.")
-    check_count("--workers", 1 if workers is None else workers, most=8 * cores())
-    check_count("--shard-tokens", shard_tokens)
+    check_numbers(val_fraction, workers, shard_tokens)
     source = resolve(corpus, files, column)
     # a token is rarely more than eight bytes of text, so this many shards would be too many
     if source.size is not None and source.size / 8 / shard_tokens > shards.MOST_SHARDS:

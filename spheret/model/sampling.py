@@ -7,6 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+# a logit divided by less may be infinite in float32
+LEAST_TEMPERATURE = 1e-6
+
 
 def check_prompt(
     tokens: Tensor,
@@ -19,8 +22,11 @@ def check_prompt(
     """Raise an error for invalid arguments of `GPT.generate`."""
     if tokens.dim() != 2 or tokens.shape[1] == 0:
         raise ValueError(f"a prompt is (batch, time) with at least one token, got {tuple(tokens.shape)}.")
-    if not temperature >= 0:
-        raise ValueError(f"temperature must be at least 0 (0 takes the likeliest token), got {temperature}.")
+    if temperature != 0 and not LEAST_TEMPERATURE <= temperature <= 1 / LEAST_TEMPERATURE:
+        raise ValueError(
+            f"temperature must be 0, which takes the likeliest token, or lie between {LEAST_TEMPERATURE:g} and "
+            f"{1 / LEAST_TEMPERATURE:g}, got {temperature}."
+        )
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k must be at least 1, got {top_k}.")
     if top_p is not None and not 0 < top_p <= 1:
@@ -53,5 +59,7 @@ def choose(
         ordered, order = logits.sort(descending=True)
         # keep the smallest set of tokens whose probability is at least top_p
         outside = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1) >= top_p
+        # the likeliest token is always inside, also if float32 has no number as small as top_p
+        outside[..., 0] = False
         logits = logits.masked_fill(outside.scatter(-1, order, outside), -math.inf)
     return torch.multinomial(logits.softmax(-1), 1, generator=generator)

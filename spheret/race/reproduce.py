@@ -38,12 +38,13 @@ def batch(run: PaperRun, processes: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Place:
-    """Where runs are trained: the directory of the runs, that of the data, processes and device."""
+    """Where runs are trained: the directory of the runs, that of the data, processes, device and memory."""
 
     out: Path
     data: Path | None
     processes: int
     device: str | None = None
+    ignore_memory: bool = False
 
 
 def train_words(run: PaperRun, place: Place) -> list[str]:
@@ -51,6 +52,7 @@ def train_words(run: PaperRun, place: Place) -> list[str]:
     settings = run.settings(place.data, batch(run, place.processes)[0])
     command = ["train", "--out", str(place.out / run.name), *words(settings)]
     command += ["--device", place.device] if place.device is not None else []
+    command += ["--ignore-memory"] if place.ignore_memory else []
     return [*command, "--parallel", "ddp"] if place.processes > 1 else command
 
 
@@ -161,7 +163,7 @@ def state(run: PaperRun, out: Path, data: Path | None) -> str:
 def run_one(run: PaperRun, place: Place) -> int:
     """Train it in processes of its own. Ctrl-C reaches them first, and they save."""
     if not prepared(run, place.data):
-        raise FileNotFoundError(f"{run.dataset} is not prepared: run {prepare(run, place.data)}")
+        raise FileNotFoundError(f"{run.dataset} is not prepared: run `{prepare(run, place.data)}` first.")
     print(f"{run.name}, assumptions:", *(f"- {line}" for line in run.assumptions), sep="\n", file=sys.stderr)
     child = subprocess.Popen(_command_here(run, place), env=python_environment())
     try:
@@ -208,6 +210,7 @@ def reproduce(
     nproc: int | None = None,
     device: str | None = None,
     reading: str | None = None,
+    ignore_memory: bool = False,
 ) -> int:
     """Train one run of the paper's tables with its hyperparameters, or all of them. Run it again to continue.
 
@@ -224,6 +227,7 @@ def reproduce(
         device: cuda, mps or cpu; by default the first of these that this machine has.
         reading: Another answer to a question that the paper leaves open (docs/methods.md lists them): inner-norm,
             no-final-norm, block-index, sqrt-schedule, no-entry-norm or layernorm. The run gets a name of its own.
+        ignore_memory: Start although the model and its batch need more memory than there is.
     """
     for kind, choice, allowed in (
         ("dataset", dataset, DATASETS), ("size", size, SIZES), ("scheme", scheme, TABLE_SCHEMES),
@@ -238,7 +242,7 @@ def reproduce(
     if not dry_run:
         resolve_device(device)
     processes = nproc if nproc is not None else max(1, torch.cuda.device_count())
-    place = Place(out.expanduser(), None if data is None else data.expanduser(), processes, device)
+    place = Place(out.expanduser(), None if data is None else data.expanduser(), processes, device, ignore_memory)
     chosen = [replace(run, smoke=smoke) for run in paper_runs(dataset, size, scheme, reading)]
     # a number of processes that does not divide an update is found before anything runs
     batch(chosen[0], processes)

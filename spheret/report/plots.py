@@ -180,12 +180,16 @@ def gradients(study: Study) -> Figure | None:
     return figure
 
 
+def _plain(value: float, _: int | None) -> str:
+    return f"{value:g}"
+
+
 def _plain_log(axis: Any) -> None:
     """Put ticks at 1, 2 and 5 of each decade, in plain digits: powers need math text, which is off for labels."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_major_formatter(FuncFormatter(_plain))
     axis.set_minor_formatter(NullFormatter())
 
 

@@ -109,8 +109,8 @@ class TrainingRecord(Record):
     seconds: NonNegative
     watch: WatchRecord
     divergence: DivergenceRecord
-    # one per process: the states of its random generators
-    rng: list[Annotated[str, Meta(pattern="^([0-9a-f]{2})+(,([0-9a-f]{2})+)*$")]]
+    # one per process: the states of its random generators. None at all would look like a world of another size
+    rng: Annotated[list[Annotated[str, Meta(pattern="^([0-9a-f]{2})+(,([0-9a-f]{2})+)*$")]], Meta(min_length=1)]
     threads: Annotated[int, Meta(ge=1, le=4096)]
     # what computed the updates: native, closed, triton, ...
     backend: Text

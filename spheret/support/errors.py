@@ -14,6 +14,7 @@ from types import ModuleType
 
 from spheret.support.cache import cache_directory
 
+_LONGEST_WORD = 500
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
@@ -35,11 +36,17 @@ def need(module: str, extra: str) -> ModuleType:
         raise ImportError(f'{module} is not installed. Run: pip install "spheret[{extra}]"') from error
 
 
+def one_line(sentence: str) -> str:
+    """A sentence as a terminal can show it: on one line, without words that are longer than any that is meant."""
+    words = (word if len(word) <= _LONGEST_WORD else f"{word[:60]}...{word[-20:]}" for word in sentence.split())
+    return " ".join(words).encode(errors="backslashreplace").decode()
+
+
 def explanation(error: Exception) -> str | None:
     """Return what to tell a user about an exception that ended a command. None means that nobody expected it.
 
     Expected are: errors that spheret raises itself, which are sentences; what the operating system says of a file; a
-    package that is not installed; and a lack of memory.
+    package that is not installed; a user's home that is not there; and a lack of memory.
     """
     first_line = next(iter(str(error).splitlines()), "")
     if isinstance(error, MemoryError) or "allocate memory" in first_line or "out of memory" in first_line:
@@ -49,6 +56,8 @@ def explanation(error: Exception) -> str | None:
         return f"the system says{place}: {error.strerror}. Mend that, and run the same command again."
     if isinstance(error, ImportError):
         return str(error)
+    if isinstance(error, RuntimeError) and "home directory" in first_line:
+        return "a path begins with ~ and the name of no user of this machine: write the path out."
     return str(error) if _raised_here(error) else None
 
 

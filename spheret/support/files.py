@@ -21,6 +21,8 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+# the numbers of a command are a few kilobytes
+_MOST_NUMBERS = 1 << 26
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 
 
@@ -141,7 +143,10 @@ def refuse_links(directory: Path, names: Iterable[str]) -> None:
 
 
 def check_output_file(flag: str, path: Path | None) -> None:
-    """Raise if a file cannot be written there. It is asked before the work whose result goes there."""
+    """Raise if a command's numbers cannot be written there. It is asked before the work whose result goes there.
+
+    A file that is there must hold such numbers, or be empty.
+    """
     if path is None:
         return
     if path.is_dir():
@@ -149,6 +154,17 @@ def check_output_file(flag: str, path: Path | None) -> None:
     if path.exists() and not os.access(path, os.W_OK):
         raise PermissionError(f"{flag} {path} cannot be written: give another file.")
     check_output_directory(flag, path.parent)
+    if not os.path.lexists(path):
+        return
+    try:
+        content = read_regular(path, _MOST_NUMBERS)
+        ours = not content or "command" in msgspec.json.decode(content, type=dict[str, Any])
+    except NotRegular as error:
+        raise ValueError(f"{flag}: {error}. Give another file.") from None
+    except msgspec.MsgspecError:
+        ours = False
+    if not ours:
+        raise FileExistsError(f"{flag} {path} is no file of spheret's, which is not overwritten: give another file.")
 
 
 def check_output_directory(flag: str, path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spheret import __version__
+from spheret.support.files import write_atomically
 from spheret.support.ranges import bytes_in_words
 
 # imported by the functions that need it, so that counting cores does not
@@ -111,6 +112,5 @@ def write_measurement(path: Path | None, result: dict[str, Any]) -> None:
     """Write a command's numbers as JSON, with the command and the machine; nothing happens without a path."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(
-            json.dumps({"command": " ".join(["spheret", *sys.argv[1:]]), **machine(), **result}, indent=1) + "\n"
-        )
+        document = {"command": " ".join(["spheret", *sys.argv[1:]]), **machine(), **result}
+        write_atomically(path, json.dumps(document, indent=1).encode() + b"\n")

@@ -18,8 +18,11 @@ from torch.distributed.rendezvous import rendezvous
 from spheret.model.gpt import GPT
 from spheret.support.errors import unknown
 from spheret.support.machine import resolve_device
+from spheret.support.ranges import check_count
 
 PARALLEL = ("ddp", "fsdp")
+# a year
+MOST_SECONDS = 366 * 24 * 3600
 T = TypeVar("T")
 # seconds between two looks of the first process at who has come
 _GLANCE = 0.01
@@ -190,8 +193,7 @@ def join(wanted: str | None, parallel: str | None, timeout: int) -> World:
     """The world that this process belongs to: the one that torchrun started, or a world of one."""
     if parallel is not None and parallel not in PARALLEL:
         raise unknown("--parallel", parallel, PARALLEL)
-    if timeout < 1:
-        raise ValueError(f"--timeout must be at least 1 second, got {timeout}.")
+    check_count("--timeout", timeout, most=MOST_SECONDS)
     device = resolve_device(wanted)
     started = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
     if parallel is not None and not started:

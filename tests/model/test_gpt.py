@@ -482,12 +482,19 @@ class TestGeneration:
         assert [block.training for block in model.blocks] == [False, True]
         assert model.generate(tokens(1, 4), 0).shape == (1, 4)
 
+    @pytest.mark.parametrize("smallest", [{"top_p": 1e-308}, {"temperature": 1e-6}])
+    def test_the_smallest_choice_is_the_likeliest_token(self, smallest):
+        model, prompt = randomize(GPT(GPTConfig(**TINY))), tokens(2, 5)
+        assert torch.equal(model.generate(prompt, 8, **smallest), model.generate(prompt, 8, temperature=0))
+
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
             ({"tokens": torch.zeros(1, 0).long()}, "at least one token"),
             ({"temperature": -1.0}, "temperature"),
             ({"temperature": math.nan}, "temperature"),
+            ({"temperature": math.inf}, "temperature"),
+            ({"temperature": 1e-308}, "temperature"),
             ({"top_k": 0}, "top_k"),
             ({"top_p": 0.0}, "top_p"),
             ({"new": -1}, "new"),

@@ -148,9 +148,15 @@ class TestDryRun:
         output = self.output(capsys, "--all", "--out", str(tmp_path), "--nproc", "1", "--reading", reading)
         assert output.count("  not run\n") == 6 * len(READINGS[reading].schemes)
 
+    def test_what_a_training_advises_is_passed_on(self, capsys):
+        cell = ("--dataset", "openwebtext", "--size", "S", "--scheme", "keel")
+        assert "--ignore-memory" not in self.output(capsys, *cell)
+        output = self.output(capsys, *cell, "--ignore-memory")
+        # here, one node, two nodes, Slurm
+        assert output.count(" --ignore-memory") == output.count(" train --out ") == 4
+
     def test_the_help_names_every_reading(self, capsys):
-        with pytest.raises(SystemExit):
-            main(["reproduce", "--help"])
+        assert main(["reproduce", "--help"]) == 0
         text = " ".join(capsys.readouterr().out.replace("\u2502", " ").split())
         assert all(reading in text for reading in READINGS)
 

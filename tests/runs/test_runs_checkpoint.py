@@ -6,12 +6,14 @@ import json
 import os
 import signal
 import sys
+from typing import get_type_hints
 
 import damage
+import msgspec
 import pytest
 import torch
 
-from spheret.runs import checkpoint
+from spheret.runs import checkpoint, records
 from spheret.runs.checkpoint import MANIFEST, MODEL, OPTIMIZER, STATE
 from spheret.runs.records import MANIFESTS, CheckpointRecord, FileRecord, StateRecord
 from spheret.runs.tensors import lazy_tensor
@@ -231,3 +233,11 @@ def test_the_manifest_is_json_with_every_file(tmp_path):
     manifest = json.loads((save(tmp_path, 1) / MANIFEST).read_text())
     assert sorted(manifest) == sorted([MODEL, OPTIMIZER, STATE])
     assert all(len(row["sha256"]) == 64 for row in manifest.values())
+
+
+def test_a_training_without_random_states_is_damaged():
+    """A world of another size takes seeds of its own, so that the run would go on, but not bit for bit."""
+    kind = get_type_hints(records.TrainingRecord, include_extras=True)["rng"]
+    assert msgspec.convert(["0a"], kind) == ["0a"]
+    with pytest.raises(msgspec.ValidationError, match="length >= 1"):
+        msgspec.convert([], kind)

@@ -1,0 +1,66 @@
+"""Every flag of every command: work that is done, or one sentence, and nobody's files touched.
+
+The cases are in flag_sweep.py. A seeded sample is quick; all of them are slow. `pytest -m slow -s
+tests/test_flag_sweep.py` prints the counts.
+"""
+
+import random
+
+import flag_sweep
+import pytest
+import torch
+
+from spheret.cli import COMMANDS
+from spheret.model.gpt import PRESETS
+
+SAMPLE = 24
+# commands that import no more than torch, and that need no race and no export
+QUICK = ("prepare", "train", "sample", "report", "plan", "reproduce", "bench connection")
+
+
+def made(root, whole):
+    """A stage with a cache of its own. A fork has none of the other threads, so that there is one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPHERET_CACHE", str(root / "cache"))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setitem(PRESETS, "T", flag_sweep.TINY_SIZE)
+        yield flag_sweep.Stage(root, whole)
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    yield from made(tmp_path_factory.mktemp("quick"), whole=False)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    yield from made(tmp_path_factory.mktemp("whole"), whole=True)
+
+
+def test_every_command_has_a_base():
+    assert {base.command for base in flag_sweep.BASES} == set(COMMANDS)
+
+
+def test_a_flag_that_is_new_is_swept():
+    names = {flag.name for flag in flag_sweep.flags("reproduce")}
+    assert {"--ignore-memory", "--no-ignore-memory", "--nproc", "--data"} <= names
+    assert [flag.place for flag in flag_sweep.flags("inspect") if not flag.name] == [0, 1]
+    kinds = {flag.name: flag.kind for flag in flag_sweep.flags("train")}
+    assert (kinds["--lr"], kinds["--steps"], kinds["--out"], kinds["--quiet"]) == ("FLOAT", "INT", "TEXT", "SWITCH")
+
+
+def test_a_sample(quick):
+    bases = [base for base in flag_sweep.BASES if base.command in QUICK]
+    cases = [case for base in bases for case in flag_sweep.cases(base)]
+    wrong = flag_sweep.try_all(quick, random.Random(1337).sample(cases, SAMPLE))
+    assert not wrong, "\n".join(wrong[:5])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("base", flag_sweep.BASES, ids=lambda base: base.command)
+def test_every_flag(base, whole):
+    wrong = flag_sweep.try_all(whole, list(flag_sweep.cases(base)))
+    assert not wrong, "\n".join(wrong[:5])
