@@ -135,7 +135,7 @@ def records():
     yield "inspect", INSPECTIONS, InspectRecord(runs=[inspected])
     yield "step cost", COSTS, StepCost.of("keel", {"pre-ln": 0.08, "keel": 0.09}, 7, "cpu", {"threads": 1})
     jobs = [SubmittedJob(name="keel-1337", step=40)]
-    yield "slurm stage", STAGES, StageRecord(stage=1, array="17", next="18", jobs=jobs)
+    yield "slurm stage", STAGES, StageRecord(stage=1, array="17", next="18", jobs=jobs, given_up=False)
     yield "race", RACES, RaceRecord(settings={"lr": 0.1, "betas": [0.9, 0.95]})
 
 

@@ -59,7 +59,7 @@ class StageRecord(Record):
     array: Text
     next: Text | None
     jobs: list[SubmittedJob]
-    given_up: bool = False
+    given_up: bool
     format: str = "spheret-slurm-stage"
     version: int = 1
 
@@ -83,12 +83,14 @@ class Slurm:
     directory: of the study.
     again: the words of the study's command without `spheret`, which run when the stage has ended.
     threads: CPU cores per training.
+    gpus: whether each training needs a GPU.
     at_a_time: so many trainings at most; None for as many as the cluster allows.
     """
 
     directory: Path
     again: Sequence[str]
     threads: int = 1
+    gpus: bool = False
     at_a_time: int | None = None
 
     def run(self, wanted: Callable[[], Sequence[Job]]) -> bool:
@@ -168,7 +170,7 @@ class Slurm:
             STAGES.write(self._record(stages[-1]), msgspec.structs.replace(stages[-1], given_up=True))
             raise RuntimeError(
                 f"{job.name} was submitted {len(logs)} times and is still at step {job.step} "
-                f"({_last_line(logs[0])}). What is done is kept: mend that and run the same command again. Its "
+                f"({_last_lines(logs[0])}). What is done is kept: mend that and run the same command again. Its "
                 f"output is in {logs[0]}."
             )
 
@@ -180,8 +182,8 @@ class Slurm:
         (self._home / LOGS).mkdir(parents=True, exist_ok=True)
         settings = self._home / SETTINGS
         if not settings.exists():
-            files.write_atomically(settings, _fill("settings.sh", threads=self.threads).encode())
-        stage = StageRecord(number, "unknown", None, steps)
+            files.write_atomically(settings, _fill("settings.sh", threads=self.threads, gpus=self.gpus).encode())
+        stage = StageRecord(number, "unknown", None, steps, given_up=False)
         name, lines = f"{self._name}{number:03d}", self._home / f"{stage.stem}.jobs"
         commands = [quoted([str(job.directory), "spheret", *job.words]) + "\n" for job in jobs]
         files.write_atomically(lines, os.fsencode("".join(commands)))
@@ -245,12 +247,13 @@ def _step(job: Job) -> int:
     return follower.step
 
 
-def _last_line(log: Path) -> str:
+def _last_lines(log: Path) -> str:
+    """What a training said last, and what its script said of that."""
     try:
         lines = log.read_text(errors="replace").strip().splitlines()
     except OSError:
         lines = []
-    return lines[-1] if lines else "it printed nothing"
+    return " ".join(lines[-2:]) or "it printed nothing"
 
 
 def _call(program: str, words: Sequence[str], directory: Path | None = None) -> str:

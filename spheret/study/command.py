@@ -80,7 +80,7 @@ def study(
         print(study_report(asked, read_rows(where.results), directory))
         return 0
     laboratory = Laboratory(asked, directory, where.device, where.threads, where.ignore_memory, where.quiet)
-    laboratory.check()
+    laboratory.check(here=where.on == "local" and where.minutes != 0)
     laboratory.prepare()
     if where.join is not None:
         rows = read_rows(where.join)
@@ -150,7 +150,8 @@ def _run(laboratory: Laboratory, where: Where, plan: Path) -> int:
 
 def _executor(laboratory: Laboratory, where: Where, plan: Path, live: LiveLines, board: Board) -> Executor:
     if where.on == "slurm":
-        return Slurm(laboratory.directory, _words(where, plan), where.threads, where.jobs)
+        gpus = where.device.startswith("cuda")
+        return Slurm(laboratory.directory, _words(where, plan), where.threads, gpus, where.jobs)
     deadline = None if where.minutes is None else time.monotonic() + 60 * where.minutes
     jobs = where.jobs or max(1, machine.cores() // where.threads)
 

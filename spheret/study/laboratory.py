@@ -31,9 +31,11 @@ from spheret.study.rows import Key, Row, row_of, write_rows
 from spheret.study.stages import tuning, wanted
 from spheret.support import files, machine
 from spheret.support.documents import Document, Positive, Record
+from spheret.support.errors import unknown
 from spheret.train.step_cost import measure_step_costs
 
 PLAN, LOCK, RESULTS, COSTS, REPORT = "plan.toml", "study.lock", "results.jsonl", "costs.json", "report"
+DEVICES = ("cpu", "cuda", "mps")
 RUNS, CONFIGS, LOGS = "runs", "configs", "logs"
 
 
@@ -86,15 +88,22 @@ class Laboratory:
     def _contestants(self) -> dict[tuple[str, str], Contestant]:
         return {(group.name, each.label): each for group in self.plan.groups for each in group.contestants}
 
-    def check(self) -> None:
-        """Raise if some run of the plan could not be trained. Nothing is prepared or written."""
-        device = machine.resolve_device(self.device)
+    def check(self, here: bool = True) -> None:
+        """Raise if some run of the plan could not be trained. Nothing is prepared or written.
+
+        here: whether this machine trains. Otherwise it may lack the device and the memory.
+        """
+        device = machine.resolve_device(self.device if here else "cpu")
+        kind = self.device.split(":")[0]
+        if kind not in DEVICES:
+            raise unknown("--device", self.device, DEVICES)
         for group in self.plan.groups:
             for contestant in group.contestants:
                 for rate in group.part.rates:
                     given = self._given(group, contestant, rate, 0)
-                    config = complete(given, device.type)
-                self._check_memory(config, device)
+                    config = complete(given, kind)
+                if here:
+                    self._check_memory(config, device)
 
     def _check_memory(self, config: RunConfig, device: torch.device) -> None:
         if not self.ignore_memory:

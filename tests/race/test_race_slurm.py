@@ -12,6 +12,7 @@ import pytest
 from slurm_cluster import check_installed, cluster
 
 from spheret.cli import main
+from spheret.race.slurm import ATTEMPTS
 from spheret.runs.run import open_run
 from spheret.support.child import python_environment, spheret_command
 from spheret.train.drill import differences
@@ -82,6 +83,22 @@ class Study:
         assert done.returncode == 0, done.stderr
         return done.stderr
 
+    def submit_with(self, old: str, new: str) -> None:
+        """Do what a user does who wants other options: cancel the first stage, edit, and run the command again."""
+        self.submit()
+        first = json.loads((self.home / "stage-001.submitted").read_bytes())
+        self.slurm.call("scancel", first["array"], first["next"])
+        self.slurm.wait_until_empty(PATIENCE)
+        self.edit(old, new)
+        assert "submitted stage 2" in self.submit()
+        self.slurm.wait_until_empty(PATIENCE)
+
+    def edit(self, old: str, new: str) -> None:
+        settings = self.home / "settings.sh"
+        text = settings.read_text()
+        assert old in text
+        settings.write_text(text.replace(old, new))
+
     def wait_for_step(self, step: int, stage: int = 1) -> int:
         """Wait until a task of a stage is at a step, and return its number."""
         lines = (self.home / f"stage-{stage:03d}.jobs").read_text().splitlines()
@@ -137,7 +154,7 @@ def test_preempted_and_submitted_again_and_again(slurm, prepared, tmp_path):
     logs = study.logs()
     assert logs.count("DUE TO JOB REQUEUE") == 2, logs
     assert logs.count("stopped and saved at step") == 2, logs
-    # the best of two rates lies at an edge, so the grid grew: the job that followed the first stage submitted a second
+    # the best of two rates lies at an edge, so the grid grew: the job after the first stage submitted a second
     stages = sorted(path.name for path in study.home.glob("*.submitted"))
     assert stages == ["stage-001.submitted", "stage-002.submitted"], logs
     study.run_local()
@@ -155,18 +172,27 @@ def test_a_time_limit_shorter_than_the_training(slurm, prepared, tmp_path):
     study = Study(
         slurm, tmp_path, prepared, steps=steps, checkpoint_every=steps, extend=0, contestants='["proj-spheretnorm"]'
     )
-    # what a user does who wants other options from the first stage on
-    study.submit()
-    first = json.loads((study.home / "stage-001.submitted").read_bytes())
-    slurm.call("scancel", first["array"], first["next"])
-    slurm.wait_until_empty(PATIENCE)
-    settings = study.home / "settings.sh"
-    edited = settings.read_text().replace("##SBATCH --time=04:00:00", "#SBATCH --time=1\n#SBATCH --signal=B:USR1@10")
-    settings.write_text(edited)
-    assert "submitted stage 2" in study.submit()
-    slurm.wait_until_empty(PATIENCE)
+    study.submit_with("##SBATCH --time=04:00:00", "#SBATCH --time=1\n#SBATCH --signal=B:USR1@10")
     logs = study.logs()
     assert "the time limit is near. The training has saved and goes back into the queue." in logs
     assert "stopped and saved at step" in logs
     study.run_local()
     study.check_equal()
+
+
+def test_a_training_that_always_fails_ends_the_chain(slurm, prepared, tmp_path):
+    study = Study(slurm, tmp_path, prepared, steps=20, checkpoint_every=20, extend=0, contestants='["pre-ln"]')
+    fault = '[ -z "$SLURM_ARRAY_TASK_ID" ] || export SPHERET_BACKEND=abacus'
+    study.submit_with("# Commands may follow", f"{fault}\n# Commands may follow")
+    assert len(list(study.home.glob("*.submitted"))) == ATTEMPTS, study.logs()
+    output = (study.home / "logs" / f"stage-{ATTEMPTS:03d}-next.log").read_text()
+    assert f"was submitted {ATTEMPTS} times and is still at step 0 (spheret train: unknown backend" in output
+    log = study.home / "logs" / f"stage-{ATTEMPTS:03d}-1.log"
+    assert str(log) in output
+    assert "abacus" in log.read_text()
+    study.edit(fault, "")
+    assert f"submitted stage {ATTEMPTS + 1}, 2 trainings" in study.submit()
+    slurm.wait_until_empty(PATIENCE)
+    assert len(list(study.home.glob("*.submitted"))) == ATTEMPTS + 1
+    assert [_step(path) for path in study.runs()] == [20, 20]
+    assert "nothing is submitted" not in study.submit()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from spheret.cli import main
 from spheret.race import slurm
 from spheret.race.executor import Job
 from spheret.race.slurm import ATTEMPTS, MOST_TASKS, Slurm
@@ -108,6 +110,7 @@ class TestSubmitted:
             "--output=logs/stage-001-%a.log", "--cpus-per-task=3",
         ):  # fmt: skip
             assert f"\n#SBATCH {option}\n" in text
+        assert "\n##SBATCH --gpus=1\n" in text
         record = json.loads((place.home / "stage-001.submitted").read_bytes())
         assert (record["array"], record["next"]) == ("1", "2")
         assert record["jobs"] == [{"name": "a", "step": 0}, {"name": "b", "step": 0}]
@@ -222,12 +225,14 @@ class TestNoProgress:
             place.reach(good, 5 * attempt)
             assert executor.run(lambda: [good, stuck]) is False
         log = place.home / "logs" / f"stage-{ATTEMPTS:03d}-2.log"
-        log.write_text("first\nno space left\n")
+        log.write_text("first\nno space left.\nexit code 2.\n")
         place.reach(good, 100)
         before = len(place.calls)
         with pytest.raises(RuntimeError) as caught:
             executor.run(lambda: [good, stuck])
-        assert f"stuck was submitted {ATTEMPTS} times and is still at step 2 (no space left)" in str(caught.value)
+        assert f"stuck was submitted {ATTEMPTS} times and is still at step 2 (no space left. exit code 2.)" in str(
+            caught.value
+        )
         assert str(log) in str(caught.value)
         assert len(place.calls) == before
         # whoever runs it after that has mended something
@@ -249,6 +254,52 @@ class TestNoProgress:
             place.reach(other, k + 1)
             assert executor.run(lambda: [other]) is False
         assert executor.run(lambda: [job]) is False
+
+
+PLAN = """
+title = "A trial"
+[data]
+path = {data}
+[model]
+layers = 1
+heads = 2
+width = 16
+block = 16
+[train]
+steps = 4
+[[parts]]
+name = "two"
+contestants = ["pre-ln", "post-ln"]
+rates = [1e-3, 2e-3]
+"""
+
+
+class TestStudy:
+    def study(self, place, prepared, *words):
+        (place.path / "plan.toml").write_text(PLAN.format(data=json.dumps(str(prepared))))
+        flags = ["--out", str(place.study), "--on", "slurm", *words]
+        return main(["study", str(place.path / "plan.toml"), *flags])
+
+    def test_a_login_node_needs_no_gpu(self, place, prepared, capsys):
+        assert self.study(place, prepared, "--device", "cuda", "--threads", "2", "--jobs", "3") == 0
+        assert "submitted stage 1, 4 trainings" in capsys.readouterr().err
+        assert "--array=1-4%3\n" in (place.home / "stage-001.sbatch").read_text()
+        assert "--cpus-per-task=2\n" in (place.home / "stage-001.sbatch").read_text()
+        assert "\n#SBATCH --gpus=1\n" in (place.home / "stage-001.sbatch").read_text()
+        line = (place.home / "stage-001-next.sbatch").read_text().splitlines()[-1]
+        assert shlex.split(line.split(" -m ")[1]) == [
+            "spheret", "study", str(place.path / "plan.toml"), "--out", str(place.study), "--on", "slurm",
+            "--threads", "2", "--device", "cuda", "--jobs", "3",
+        ]  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("words", "sentence"),
+        [(("--device", "gpu"), "unknown --device 'gpu'"), (("--minutes", "5"), "leave it out on slurm")],
+    )
+    def test_refused(self, place, prepared, words, sentence, capsys):
+        assert self.study(place, prepared, *words) == 2
+        assert sentence in capsys.readouterr().err
+        assert place.calls == []
 
 
 def write_stage(place, monkeypatch, body, *words, directory="run"):
@@ -340,7 +391,7 @@ class TestScript:
         assert list(place.path.rglob("pwned")) == []
         # no comment and no option holds a name from outside
         script = (place.home / "stage-001.sbatch").read_text()
-        assert not any("pwned" in line for line in script.splitlines() if line.startswith("#"))
+        assert not any("$(" in line for line in script.splitlines() if line.startswith("#"))
 
     def test_what_follows_runs_the_command_again(self, place, monkeypatch):
         monkeypatch.chdir(place.path)
