@@ -65,7 +65,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Floor:
-    """The noise floor: a contestant against itself. rows: its runs on the other seeds. interval: None without both."""
+    """The noise floor: a contestant against itself. rows: its runs on other seeds. interval: None without both."""
 
     label: str
     interval: Interval | None
@@ -319,9 +319,7 @@ def costs(answer: GroupAnswer) -> tuple[str, list[Cost]]:
     first = {entry.label: entry.finals[seeds[0]] for entry in compared}
     base = answer.reference if answer.reference in first else compared[0].label
     flops = {label: float(row.flops) for label, row in first.items()}
-    seconds = {
-        label: row.steps * row.step_seconds for label, row in first.items() if row.step_seconds is not None
-    }
+    seconds = {label: row.steps * row.step_seconds for label, row in first.items() if row.step_seconds is not None}
     timed = len(seconds) == len(first)
     found = []
     for entry in compared:

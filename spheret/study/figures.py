@@ -9,6 +9,7 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from spheret.report.blocks import mean_interval
@@ -25,6 +26,7 @@ MOST = 20
 COLUMNS = 4
 # texts on coloured cells, which are light on a dark page too
 ON_CELL, FAINT_ON_CELL, PLAIN_CELL = "#101010", "#707070", "#efefef"
+PAPER = "#ffffff"
 LOSS = "validation loss (nats per token)"
 
 
@@ -54,33 +56,34 @@ def _figures(
         name, title = slug(answer.group.name), answer.group.title
         if answer.group.part.seeds:
             caption = (
-                f"{title}: loss of each contestant at its own best learning rate, the best first. Dots are means with "
-                f"95% intervals, to be compared with each other; faint points are single seeds. A seed moves all "
+                f"{title}: loss of each contestant at its own best learning rate, the best first. Dots are means "
+                f"with 95% intervals, to be compared with each other; faint points are single seeds. A seed moves all "
                 f"contestants together, so the points spread wider than the intervals"
             )
-            yield f"{name}-answer", _capped(caption, answer.entries), lambda a=answer: _answer(a)
+            yield f"{name}-answer", _capped(caption, answer.entries), partial(_answer, answer)
         caption = (
             f"{title}: loss by learning rate, one panel per contestant, the others in grey. A ring marks the chosen "
             f"rate, faint points are its fresh seeds, a triangle a collapsed run, a cross a diverged one"
         )
         tried = [entry for entry in answer.entries if entry.tries]
-        yield f"{name}-bowls", _capped(caption, tried), lambda a=answer: _bowls(a)
+        if answer.group.part.seeds:
+            yield f"{name}-bowls", _capped(caption, tried), partial(_bowls, answer)
         if len(answer.compared) > 1:
             caption = (
-                f"{title}: loss of the row minus that of the column, in thousandths of a nat per token. Coloured cells "
-                f"are told apart (blue: the row is better); grey cells are not"
+                f"{title}: loss of the row minus that of the column, in thousandths of a nat per token. Coloured "
+                f"cells are told apart (blue: the row is better); grey cells are not"
             )
-            yield f"{name}-pairs", _capped(caption, answer.compared), lambda a=answer: _pairs(a)
+            yield f"{name}-pairs", _capped(caption, answer.compared), partial(_pairs, answer)
         if not answer.group.part.seeds:
             caption = f"{title}: what became of each contestant at each learning rate; numbers are validation losses"
-            yield f"{name}-collapse", _capped(caption, tried, 2 * MOST), lambda a=answer: _collapse(a)
+            yield f"{name}-collapse", _capped(caption, tried, 2 * MOST), partial(_collapse, answer)
     for ladder in ladders:
         caption = (
             f"{ladder.title}: loss minus that of {ladder.reference} by {ladder.key or 'rung'}, with 95% intervals. "
             f"Below the line a contestant is better than {ladder.reference}"
         )
         shown = [climb for climb in ladder.climbs if any(step.gap for step in climb.steps)]
-        yield f"{slug(ladder.part)}-ladder", _capped(caption, shown), lambda each=ladder: _ladder(each)
+        yield f"{slug(ladder.part)}-ladder", _capped(caption, shown), partial(_ladder, ladder)
 
 
 def _capped(caption: str, shown: Sequence[Any], most: int = MOST) -> str:
@@ -102,7 +105,7 @@ def _height(labels: Sequence[str], width: int) -> float:
 
 
 def _answer(answer: GroupAnswer) -> Figure | None:
-    entries = [entry for entry in answer.entries if entry.finals or entry.tries][:MOST]
+    entries = answer.entries[:MOST]
     if not any(entry.finals for entry in entries):
         return None
     styles, wide = _styles(answer), 34
@@ -125,8 +128,8 @@ def _answer(answer: GroupAnswer) -> Figure | None:
             # on the right, where no loss is
             axes.annotate(
                 entry.reason, (1, y), xycoords=("axes fraction", "data"), ha="right", va="center", fontsize=8,
-                style="italic",
-            )  # fmt: skip
+                style="italic", bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}, zorder=5,
+            ).set_in_layout(False)  # fmt: skip
     if sound:
         _loss_range(axes, sound, means.values())
     axes.set_yticks(range(len(entries)), [_wrapped(entry.label, wide) for entry in entries])
@@ -153,6 +156,9 @@ def _loss_range(axes: Axes, losses: Sequence[float], means: Any) -> None:
 def _panels(count: int, height: float = 1.75) -> tuple[Figure, list[Axes]]:
     """Small multiples with common axes."""
     columns = min(COLUMNS, count)
+    # nine look better as three by three
+    if COLUMNS < count <= 9 and -count % 3 < -count % COLUMNS:
+        columns = 3
     rows = -(-count // columns)
     size = (max(3.2, 2.1 * columns), 0.7 + height * rows)
     figure, grid = axes_grid(rows, columns, size=size, sharex=True, sharey=True)
@@ -185,14 +191,13 @@ def _bowls(answer: GroupAnswer) -> Figure | None:
                 axes.plot(rates, losses, color=GRID, lw=0.9, zorder=1)
         axes.plot(*curves[entry.label], "o-", color=colour, markersize=3.5, zorder=3)
         if entry.search.best is not None and entry.bowl is not None:
-            axes.plot(
-                entry.bowl.best, entry.bowl.loss, "o", mfc="none", mec=colour, markersize=10, mew=1.6, zorder=4
-            )
-        fresh = [row.loss for row in entry.finals.values() if row.state == "finished"]
-        axes.plot([entry.search.best] * len(fresh), fresh, "o", color=colour, alpha=0.3, markersize=4, mew=0, zorder=2)
+            axes.plot(entry.bowl.best, entry.bowl.loss, "o", mfc="none", mec=colour, markersize=10, mew=1.6, zorder=4)
+        fresh = [row for row in entry.finals.values() if row.state == "finished"]
+        rates, losses = [row.rate for row in fresh], [row.loss for row in fresh]
+        axes.plot(rates, losses, "o", color=colour, alpha=0.3, markersize=4, mew=0, zorder=2)
         _mark_failures(axes, entry, colour)
         _panel_title(axes, entry.label)
-    _bowl_axes(panels, curves.values(), lowest, [row.rate for entry in entries for row in entry.tries])
+    _bowl_axes(panels, curves.values(), lowest, sorted({row.rate for entry in entries for row in entry.tries}))
     figure.supxlabel("learning rate", fontsize=10)
     figure.supylabel(LOSS, fontsize=10)
     return figure
@@ -211,11 +216,8 @@ def _mark_failures(axes: Axes, entry: Entry, colour: str) -> None:
     transform = axes.get_xaxis_transform()
     for state, marker in (("collapsed", "v"), ("diverged", "x")):
         rates = sorted({row.rate for row in (*entry.tries, *entry.finals.values()) if row.state == state})
-        height = 0.93 if state == "collapsed" else 0.82
-        axes.plot(
-            rates, [height] * len(rates), marker, color=colour, transform=transform, markersize=6, mew=1.8, zorder=5,
-            ls="none", clip_on=False,
-        )  # fmt: skip
+        height = [0.93 if state == "collapsed" else 0.82] * len(rates)
+        axes.plot(rates, height, marker, color=colour, transform=transform, markersize=6, mew=1.8, zorder=5)
 
 
 def _bowl_axes(panels: Sequence[Axes], curves: Any, lowest: float | None, rates: Sequence[float]) -> None:
@@ -223,12 +225,12 @@ def _bowl_axes(panels: Sequence[Axes], curves: Any, lowest: float | None, rates:
 
     axes = panels[0]
     axes.set_xscale("log")
-    low, high = min(rates), max(rates)
-    axes.set_xlim(low / 1.15, high * 1.15)
-    ticks = [low, math.sqrt(low * high), high] if high / low > 1.5 else [low]
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.set_xlim(rates[0] / 1.2, rates[-1] * 1.2)
+    axes.xaxis.set_major_locator(FixedLocator(sorted({rates[0], rates[len(rates) // 2], rates[-1]})))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}"))
+    for each in panels:
+        each.tick_params(labelsize=8)
     if lowest is None:
         axes.set_ylim(0, 1)
         axes.set_yticks([])
@@ -245,7 +247,8 @@ def _ladder(ladder: Ladder) -> Figure | None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     climbs = [climb for climb in ladder.climbs if any(step.gap for step in climb.steps)]
-    if not climbs:
+    # one rung shows no change
+    if not any(sum(step.gap is not None for step in climb.steps) > 1 for climb in climbs):
         return None
     climbs = sorted(climbs, key=_last_gap)[:MOST]
     xs = list(ladder.sizes) or list(map(float, range(len(ladder.answers))))
@@ -297,7 +300,7 @@ def _pairs(answer: GroupAnswer) -> Figure | None:
     import numpy as np
 
     labels = [entry.label for entry in answer.compared][:MOST]
-    wide, count = 34, len(labels)
+    count = len(labels)
     gaps = {(a, b): answer.gap(a, b) for a in labels for b in labels if a != b}
     cells = np.full((count, count), np.nan)
     for i, first in enumerate(labels):
@@ -306,12 +309,15 @@ def _pairs(answer: GroupAnswer) -> Figure | None:
             if gap is not None and gap.told_apart:
                 cells[i, j] = gap.estimate
     largest = max((abs(gap.estimate) for gap in gaps.values() if gap is not None), default=0) or 1.0
-    cell = 0.42
-    figure, grid = axes_grid(size=(2.9 + cell * max(count, 4), 0.9 + cell * max(count, 2)))
+    names = [f"{i + 1}  {_wrapped(label, 40)}" for i, label in enumerate(labels)]
+    longest = max(len(line) for name in names for line in name.split("\n"))
+    # inches of a cell and of a letter
+    cell, letter = 0.42, 0.075
+    figure, grid = axes_grid(size=(0.4 + letter * longest + cell * count, 0.5 + cell * count))
     axes = grid[0, 0]
     axes.grid(visible=False)
     # pale at both ends, so that dark digits can be read on every cell
-    axes.imshow(cells, cmap=_pale_map(), vmin=-largest, vmax=largest, interpolation="none", aspect="equal")
+    axes.imshow(cells, cmap=_pale_map(), vmin=-largest, vmax=largest, interpolation="none", aspect="auto")
     for i, first in enumerate(labels):
         for j, second in enumerate(labels):
             gap = gaps.get((first, second))
@@ -320,8 +326,9 @@ def _pairs(answer: GroupAnswer) -> Figure | None:
             colour = ON_CELL if gap.told_apart else FAINT_ON_CELL
             axes.text(j, i, f"{1000 * gap.estimate:+.0f}", ha="center", va="center", fontsize=7.5, color=colour)
     axes.set_facecolor(PLAIN_CELL)
-    axes.set_yticks(range(count), [f"{_wrapped(label, wide)}  {i + 1}" for i, label in enumerate(labels)])
-    axes.set_xticks(range(count), [str(i + 1) for i in range(count)])
+    axes.set_yticks(range(count), names, fontsize=8.5)
+    axes.set_xticks(range(count), [str(i + 1) for i in range(count)], fontsize=8.5)
+    _separate(axes, count, count)
     axes.xaxis.tick_top()
     axes.tick_params(length=0)
     for spine in axes.spines.values():
@@ -329,14 +336,25 @@ def _pairs(answer: GroupAnswer) -> Figure | None:
     return figure
 
 
+def _separate(axes: Axes, rows: int, columns: int) -> None:
+    """Lines of paper between the cells of a map."""
+    for edge in range(1, rows):
+        axes.axhline(edge - 0.5, color=PAPER, lw=1, zorder=4)
+    for edge in range(1, columns):
+        axes.axvline(edge - 0.5, color=PAPER, lw=1, zorder=4)
+
+
 def _pale_map() -> Any:
     from matplotlib.colors import LinearSegmentedColormap
 
-    return LinearSegmentedColormap.from_list("pale", ["#6fa8dc", "#dbe9f6", "#fbe3d3", "#f0965f"])
+    # a break in the middle: a small difference that is told apart has a colour too
+    ends = [(0, "#6fa8dc"), (0.5, "#d3e5f6"), (0.5, "#fde0cc"), (1, "#f0965f")]
+    return LinearSegmentedColormap.from_list("pale", ends)
 
 
 def _collapse(answer: GroupAnswer) -> Figure | None:
     import numpy as np
+    from matplotlib.colors import LinearSegmentedColormap
 
     order = [each.label for each in answer.group.contestants if answer.by_label[each.label].tries]
     entries = [answer.by_label[label] for label in order][: 2 * MOST]
@@ -364,10 +382,11 @@ def _collapse(answer: GroupAnswer) -> Figure | None:
     finite = losses[np.isfinite(losses)]
     if finite.size:
         low, high = float(finite.min()), float(np.quantile(finite, 0.9))
-        pale = _pale_map()
+        pale = LinearSegmentedColormap.from_list("losses", ["#9cc6ec", "#f4f8fc"])
         axes.imshow(losses, cmap=pale, vmin=low, vmax=max(high, low + 1e-6), interpolation="none", aspect="auto")
     axes.set_xlim(-0.5, len(rates) - 0.5)
     axes.set_ylim(len(entries) - 0.5, -0.5)
+    _separate(axes, len(entries), len(rates))
     axes.set_yticks(range(len(entries)), [_wrapped(entry.label, wide) for entry in entries], fontsize=8)
     axes.set_xticks(range(len(rates)), [f"{rate:.3g}" for rate in rates])
     axes.tick_params(length=0)
