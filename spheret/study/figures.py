@@ -57,8 +57,8 @@ def _figures(
         if answer.group.part.seeds:
             caption = (
                 f"{title}: loss of each contestant at its own best learning rate, the best first. Dots are means "
-                f"with 95% intervals, to be compared with each other; faint points are single seeds. A seed moves all "
-                f"contestants together, so the points spread wider than the intervals"
+                f"with 95% intervals, to be compared with each other; faint points are single seeds. A seed moves "
+                f"all contestants together, so the points spread wider than the intervals"
             )
             yield f"{name}-answer", _capped(caption, answer.entries), partial(_answer, answer)
         caption = (

@@ -25,8 +25,7 @@ def sections_of(answers: Sequence[GroupAnswer], ladders: Sequence[Ladder], rows:
     maps = [answer for answer in answers if not answer.group.part.seeds]
     parts = [
         *(_answer_section(answer, first=not index) for index, answer in enumerate(answers)),
-        _floors_section(compared),
-        *(_losses_section(answer) for answer in compared),
+        _losses_section(compared),
         _bowls_section(compared),
         *map(_ladder_section, ladders),
         _pairs_section(compared),
@@ -67,7 +66,14 @@ def _answer_section(answer: GroupAnswer, first: bool) -> Section:
     return Section(f"answer-{name}", title, paragraphs, (), figures)
 
 
-def _floors_section(answers: Sequence[GroupAnswer]) -> Section | None:
+def _losses_section(answers: Sequence[GroupAnswer]) -> Section | None:
+    """The noise floor first: what chance does comes before any difference."""
+    tables = [_floors_table(answers), *(_losses_table(answer) for answer in answers if answer.rows)]
+    found = [table for table in tables if table is not None]
+    return Section("losses", "Losses", (), found) if found else None
+
+
+def _floors_table(answers: Sequence[GroupAnswer]) -> Table | None:
     rows = []
     for answer in answers:
         floor = answer.floor
@@ -92,12 +98,10 @@ def _floors_section(answers: Sequence[GroupAnswer]) -> Section | None:
         "probability of 80% or more.",
     ]
     columns = ["group", "contestant", "difference", "95% interval", "other seeds", "smallest difference seen"]
-    return Section("noise-floor", "The noise floor", (), [Table("noise-floor", "Noise floor", columns, rows, notes)])
+    return Table("noise-floor", "The noise floor", columns, rows, notes)
 
 
-def _losses_section(answer: GroupAnswer) -> Section | None:
-    if not answer.rows:
-        return None
+def _losses_table(answer: GroupAnswer) -> Table:
     name, source = slug(answer.group.name), _layout_source(answer)
     columns = [
         "contestant", "learning rate", "val loss", "95% interval", f"minus {answer.reference}", "p", "seeds", "state",
@@ -135,10 +139,8 @@ def _losses_section(answer: GroupAnswer) -> Section | None:
         "Bold is the lowest and underlined the second lowest. This is a ranking: the verdicts are in the table of "
         "pairs.",
     ]
-    table = ranked(
-        Table(f"losses-{name}", f"{answer.group.title}: loss", columns, rows, notes), ["val loss"], unranked
-    )
-    return Section(f"losses-{name}", f"Losses: {answer.group.title}", (), [table])
+    table = Table(f"losses-{name}", f"{answer.group.title}: loss", columns, rows, notes)
+    return ranked(table, ["val loss"], unranked)
 
 
 def _bowls_section(answers: Sequence[GroupAnswer]) -> Section | None:
