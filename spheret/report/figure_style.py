@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -59,11 +60,16 @@ class Drawing:
 
 
 def line_styles(group: RunGroup) -> dict[str, tuple[str, Any]]:
-    """The colour and dashes of each contestant. A scheme has the same colour in every figure of every report."""
+    """The colour and dashes of each contestant."""
+    return scheme_styles({label: results[0].scheme for label, results in group.contestants.items()})
+
+
+def scheme_styles(schemes: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
+    """The colour and dashes of each label, by its scheme, which has the same colour in every figure."""
     order, styles = list(SCHEMES), {}
     uses: dict[int, int] = {}
-    for label, results in group.contestants.items():
-        index = order.index(results[0].scheme) if results[0].scheme in order else len(order)
+    for label, scheme in schemes.items():
+        index = order.index(scheme) if scheme in order else len(order)
         colour = index % len(PALETTE)
         # schemes that share a colour, and variants of one scheme, differ in their dashes
         styles[label] = PALETTE[colour][0], DASHES[uses.get(colour, 0) % len(DASHES)]

@@ -7,26 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from spheret.report import sections, tables
+from spheret.report import sections
 from spheret.report.certificates import certificates_section
 from spheret.report.figure_style import Drawing
 from spheret.report.learning_rates import learning_rates_section
-from spheret.report.page import page
+from spheret.report.output import contents, refuse_other_files, write_files
 from spheret.report.paper_comparison import paper_section
 from spheret.report.plots import FIGURES, draw
 from spheret.report.results import RunGroup, read_groups
 from spheret.report.sections import Section
 from spheret.report.zero_shot import zero_shot_section
-from spheret.support.files import write_atomically
 
 TITLE = "Deep connections compared"
-PAGE = "report.html"
-# the files by which an earlier report is known, each with what it begins with
-MARKS = {
-    PAGE: b'<meta name="generator" content="spheret report">',
-    "tables.csv": ",".join(tables.CSV_COLUMNS).encode(),
-}
-TABLES = {"tables.md": tables.to_markdown, "tables.csv": tables.to_csv, "tables.tex": tables.to_latex}
 # with several groups a figure's name ends in that of its group
 FIGURE_NAME = re.compile(rf"({'|'.join(FIGURES)})(-.+)?\.(svg|png)")
 # the sections of one group, in the order of the page
@@ -85,57 +77,15 @@ def report_files(groups: Sequence[RunGroup], drawings: Sequence[Drawing] | None 
     # before the figures, which take longer: a damaged document is found at once
     page_sections = sections_of(groups)
     drawings = drawings_of(groups) if drawings is None else drawings
-    page_tables = [table for section in page_sections for table in section.tables]
-    return {
-        **{name: write(page_tables).encode() for name, write in TABLES.items()},
-        **{f"figures/{drawing.name}.svg": drawing.svg.encode() for drawing in drawings},
-        **{f"figures/{drawing.name}.png": drawing.png for drawing in drawings},
-        # written last: if the page exists, the other files do too
-        PAGE: page(TITLE, page_sections, drawings).encode(),
-    }
-
-
-def _refuse_other_files(directory: Path) -> None:
-    """Raise if the directory holds a file of a name that a report writes, and no earlier report."""
-    if any(mark in _beginning(directory / name) for name, mark in MARKS.items()):
-        return
-    for path in (directory / PAGE, *(directory / name for name in TABLES), *_figures(directory)):
-        if path.exists() or path.is_symlink():
-            raise FileExistsError(
-                f"--out {directory} holds {path.relative_to(directory)}, which spheret report did not write: give "
-                f"another directory."
-            )
-
-
-def _figures(directory: Path) -> list[Path]:
-    """The files that have the name of a figure."""
-    folder = directory / "figures"
-    return sorted(p for p in folder.iterdir() if FIGURE_NAME.fullmatch(p.name)) if folder.is_dir() else []
-
-
-def _beginning(path: Path) -> bytes:
-    if not path.is_file():
-        return b""
-    with path.open("rb") as file:
-        return file.read(4096)
+    return contents(TITLE, page_sections, drawings)
 
 
 def report(runs: Sequence[str | Path], out: str | Path) -> Path:
     """Write the page, the tables and the figures of some runs. Returns the path of the page."""
     directory = Path(out).expanduser()
-    if directory.exists() and not directory.is_dir():
-        raise NotADirectoryError(f"--out {directory} is a file: give a directory.")
-    _refuse_other_files(directory)
+    refuse_other_files(directory, FIGURE_NAME)
     groups = read_groups(runs)
-    files = report_files(groups)
-    (directory / "figures").mkdir(parents=True, exist_ok=True)
-    for name, data in files.items():
-        write_atomically(directory / name, data)
-    # an earlier report may have had more figures
-    for path in _figures(directory):
-        if f"figures/{path.name}" not in files:
-            path.unlink()
-    return directory / PAGE
+    return write_files(directory, report_files(groups), FIGURE_NAME)
 
 
 def report_command(runs: tuple[str, ...] = (), /, out: str = "report") -> int:

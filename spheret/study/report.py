@@ -1,14 +1,38 @@
-"""The report of a study."""
+"""The report of a study: a pure function of the plan and the rows, at any moment."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from spheret.report.output import contents, refuse_other_files, write_files
+from spheret.report.tables import to_markdown
+from spheret.study.answers import group_answers
+from spheret.study.figures import draw
+from spheret.study.ladders import ladders
 from spheret.study.plan import Plan
 from spheret.study.rows import Key, Row
+from spheret.study.sections import sections_of
+
+FIGURE_NAME = re.compile(r".+-(answer|bowls|pairs|collapse|ladder)\.(svg|png)")
 
 
 def study_report(plan: Plan, rows: Mapping[Key, Row], out: Path) -> Path:
-    out.mkdir(parents=True, exist_ok=True)
-    return out
+    """Write the page, the tables and the figures of a study. Returns the path of the page."""
+    refuse_other_files(out, FIGURE_NAME)
+    answers = group_answers(plan, rows)
+    climbs = ladders(answers)
+    files = contents(plan.title, sections_of(answers, climbs, rows), draw(answers, climbs))
+    return write_files(out, files, FIGURE_NAME)
+
+
+def result_files(plan: Plan, rows: Mapping[Key, Row]) -> dict[str, bytes]:
+    """The figures and the tables of a study for its documents, by file name. results.jsonl has every run."""
+    answers = group_answers(plan, rows)
+    climbs = ladders(answers)
+    tables = [table for section in sections_of(answers, climbs, rows) for table in section.tables]
+    return {
+        "tables.md": to_markdown(table for table in tables if table.name != "runs").encode(),
+        **{f"{drawing.name}.svg": drawing.svg.encode() for drawing in draw(answers, climbs)},
+    }

@@ -1,0 +1,351 @@
+"""What the rows of a study say: a pure function of the plan and of the runs that have ended.
+
+Nothing is left out in silence: a contestant that is not compared carries the reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Literal
+
+from spheret.race.race import RECIPE
+from spheret.report import blocks
+from spheret.report.blocks import Bowl, Layout, Pair
+from spheret.report.statistics import Interval
+from spheret.runs.config import SECTIONS, merge
+from spheret.study.plan import Contestant, Group, Plan
+from spheret.study.rows import FINAL, FLOOR, TUNE, Key, Row
+from spheret.study.stages import Rows, Tuning, seeds_of, start_rates, tuning
+
+# tuned: its best rate lies between two others. edge: it does not. hopeless: no rate gave a loss.
+# tuning: some rates have not ended. waiting: the rung below is not tuned.
+State = Literal["tuned", "edge", "hopeless", "tuning", "waiting"]
+# an estimate of the noise needs so many seeds
+FEWEST_SEEDS = 2
+# how many rates a contestant whose grid is not known yet will get at least
+START = 3
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One contestant of a group: its search for a learning rate, and its fresh seeds at the best one.
+
+    tries: the runs of the search. finals: the runs with fresh seeds that have ended.
+    reason: why it is not compared; empty if it is.
+    missing: runs that are still to come, by stage.
+    """
+
+    label: str
+    scheme: str
+    search: Tuning
+    state: State
+    bowl: Bowl | None
+    tries: tuple[Row, ...]
+    finals: dict[int, Row]
+    reason: str
+    missing: dict[str, int]
+
+    @property
+    def failed(self) -> list[Row]:
+        """The fresh seeds that give no loss to compare."""
+        return [row for row in self.finals.values() if not _sound(row)]
+
+    @property
+    def mean(self) -> float:
+        """The mean loss of the fresh seeds; infinity if one of them failed or none has ended."""
+        if self.failed or not self.finals:
+            return math.inf
+        return math.fsum(row.loss for row in self.finals.values()) / len(self.finals)
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The noise floor: a contestant against itself. rows: its runs on other seeds. interval: None without both."""
+
+    label: str
+    interval: Interval | None
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The loss of one contestant minus that of another. p is corrected for the number of pairs."""
+
+    pair: Pair
+    sign: int
+
+    @property
+    def estimate(self) -> float:
+        return self.sign * self.pair.estimate
+
+    @property
+    def low(self) -> float:
+        return self.pair.low if self.sign > 0 else -self.pair.high
+
+    @property
+    def high(self) -> float:
+        return self.pair.high if self.sign > 0 else -self.pair.low
+
+    @property
+    def p(self) -> float:
+        return self.pair.adjusted
+
+    @property
+    def told_apart(self) -> bool:
+        return self.pair.verdict != "none"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a contestant costs, relative to another one, and its loss where all have spent the same.
+
+    A loss at an equal budget is read from the curve of the run; None if the run was not evaluated so early.
+    """
+
+    label: str
+    flops: float
+    seconds: float | None
+    loss: float
+    at_equal_flops: float | None
+    at_equal_seconds: float | None
+
+
+@dataclass(frozen=True)
+class GroupAnswer:
+    """What is known about one group. entries: the compared ones first, the best before the others.
+
+    reference: what the others are measured against. layout, seen: None if nothing can be compared yet.
+    seen: the smallest difference that would have been seen.
+    """
+
+    group: Group
+    reference: str
+    entries: tuple[Entry, ...]
+    layout: Layout | None
+    pairs: dict[tuple[str, str], Pair]
+    seen: float | None
+    floor: Floor | None
+    missing: dict[str, int]
+
+    @cached_property
+    def by_label(self) -> dict[str, Entry]:
+        return {entry.label: entry for entry in self.entries}
+
+    @property
+    def compared(self) -> list[Entry]:
+        return [] if self.layout is None else [entry for entry in self.entries if entry.label in self.layout.means]
+
+    @property
+    def others(self) -> list[Entry]:
+        return [entry for entry in self.entries if self.layout is None or entry.label not in self.layout.means]
+
+    def gap(self, first: str, second: str) -> Gap | None:
+        """The loss of the first minus that of the second; None if they are not compared."""
+        if (first, second) in self.pairs:
+            return Gap(self.pairs[first, second], 1)
+        return Gap(self.pairs[second, first], -1) if (second, first) in self.pairs else None
+
+    @property
+    def rows(self) -> list[Row]:
+        """Every run of the group that the plan asks for and that has ended."""
+        own = [row for entry in self.entries for row in (*entry.tries, *entry.finals.values())]
+        return [*own, *(self.floor.rows if self.floor else ())]
+
+
+def setting_of(group: Group, name: str) -> Any:
+    """A setting of all contestants of a group, given or by default."""
+    given = merge(RECIPE, group.given)
+    for section, kind in SECTIONS.items():
+        for each in fields(kind):
+            if each.name == name:
+                return given.get(section, {}).get(name, each.default)
+    raise KeyError(name)
+
+
+def group_answers(plan: Plan, rows: Rows) -> list[GroupAnswer]:
+    """What is known about every group, in the order of the plan."""
+    return [_group_answer(plan, group, rows) for group in plan.groups]
+
+
+def _sound(row: Row) -> bool:
+    return row.state == "finished" and row.val_loss is not None
+
+
+def _group_answer(plan: Plan, group: Group, rows: Rows) -> GroupAnswer:
+    entries = [_entry(plan, group, contestant, rows) for contestant in group.contestants]
+    entries, layout = _compared(entries)
+    reference = plan.reference if any(e.label == plan.reference for e in entries) else entries[0].label
+    means = {} if layout is None else layout.means
+    # sorting keeps the order of the plan where nothing else decides
+    entries.sort(key=lambda entry: (means.get(entry.label, math.inf), entry.mean))
+    floor = _floor(group, {entry.label: entry for entry in entries}, rows)
+    missing: Counter[str] = Counter()
+    for entry in entries:
+        missing.update(entry.missing)
+    if floor is not None:
+        state = next(entry.state for entry in entries if entry.label == floor.label)
+        missing[FLOOR] = 0 if state in ("edge", "hopeless") else group.part.seeds - len(floor.rows)
+    return GroupAnswer(
+        group=group,
+        reference=reference,
+        entries=tuple(entries),
+        layout=layout,
+        pairs={} if layout is None else {(pair.first, pair.second): pair for pair in blocks.pairs(layout)},
+        seen=None if layout is None else blocks.smallest_seen(layout),
+        floor=floor,
+        missing={stage: missing[stage] for stage in (TUNE, FINAL, FLOOR)},
+    )
+
+
+def _entry(plan: Plan, group: Group, contestant: Contestant, rows: Rows) -> Entry:
+    search = tuning(plan, group, contestant, rows)
+    label, part = contestant.label, group.part
+    state = _state(plan, group, contestant, search, rows)
+    rates = sorted({*search.losses, *(key.rate for _, key in search.missing)})
+    keys = [Key(group.name, label, rate, seed) for rate in rates for seed in seeds_of(TUNE, part.tuning_seeds)]
+    finals = {} if state != "tuned" else _at_best(group, label, search, FINAL, rows)
+    losses = {rate: None if loss == math.inf else loss for rate, loss in search.losses.items()}
+    fresh = part.seeds - len(finals) if state in ("tuned", "tuning", "waiting") else 0
+    return Entry(
+        label=label,
+        scheme=contestant.given["model"]["scheme"],
+        search=search,
+        state=state,
+        bowl=blocks.bowl(losses) if search.best is not None else None,
+        tries=tuple(rows[key] for key in keys if key in rows),
+        finals=finals,
+        reason=_reason(group, search, state, finals),
+        missing={TUNE: START * part.tuning_seeds if state == "waiting" else len(search.missing), FINAL: fresh},
+    )
+
+
+def _state(plan: Plan, group: Group, contestant: Contestant, search: Tuning, rows: Rows) -> State:
+    if search.best is not None:
+        return "tuned" if search.bracketed else "edge"
+    if search.missing:
+        return "tuning"
+    if start_rates(plan, group, contestant, rows) is not None:
+        return "hopeless"
+    below = plan.below(group)
+    assert below is not None
+    # what found no rate on the rung below never starts on this one
+    state = _state(plan, below, contestant, tuning(plan, below, contestant, rows), rows)
+    return "hopeless" if state == "hopeless" else "waiting"
+
+
+def _at_best(group: Group, label: str, search: Tuning, stage: str, rows: Rows) -> dict[int, Row]:
+    """The runs of a stage at the best rate that have ended, by seed."""
+    if search.best is None:
+        return {}
+    keys = [Key(group.name, label, search.best, seed) for seed in seeds_of(stage, group.part.seeds)]
+    return {key.seed: rows[key] for key in keys if key in rows}
+
+
+def _reason(group: Group, search: Tuning, state: State, finals: Mapping[int, Row]) -> str:
+    """Why a contestant cannot be compared, as far as it decides that itself."""
+    rates = list(search.losses)
+    if state == "waiting":
+        return "not run: the size below is not tuned yet"
+    if state == "tuning":
+        count = len({key.rate for _, key in search.missing})
+        return f"still tuning: {len(rates)} of {len(rates) + count} learning rates have ended"
+    if state == "hopeless":
+        where = f" ({rates[0]:g} to {rates[-1]:g})" if rates else " of the size below"
+        return f"no learning rate gave a loss{where}"
+    if state == "edge":
+        end = "lowest" if search.best == rates[0] else "highest"
+        return f"not bracketed: its best learning rate {search.best:g} is the {end} that was tried"
+    words = failures(list(finals.values()))
+    if words:
+        return words
+    if not group.part.seeds:
+        return "the plan asks for no fresh seeds"
+    if len(finals) < FEWEST_SEEDS:
+        return "one seed" if group.part.seeds == 1 == len(finals) else f"{len(finals)} of {group.part.seeds} seeds"
+    return ""
+
+
+def failures(rows: Sequence[Row]) -> str:
+    """How many runs collapsed or diverged; empty if none did."""
+    counts = Counter("gave no loss" if row.state == "finished" else row.state for row in rows if not _sound(row))
+    words = [f"{state} in {count}" for state, count in sorted(counts.items())]
+    return f"{' and '.join(words)} of {len(rows)} seed{'s' * (len(rows) != 1)}" if words else ""
+
+
+def _compared(entries: list[Entry]) -> tuple[list[Entry], Layout | None]:
+    """The layout of those that can be compared, and all entries with the reason of those that cannot.
+
+    The seeds are those that all have. Who is compared does not depend on whose loss is lower.
+    """
+    able = [entry for entry in entries if not entry.reason]
+    while able and len(_common(able)) < FEWEST_SEEDS:
+        able.remove(min(reversed(able), key=lambda entry: len(entry.finals)))
+    labels = {entry.label for entry in able}
+    alone = "nothing to compare it with yet" if len(able) == 1 else "its seeds are not those of the others yet"
+    if len(able) < 2:
+        labels = set()
+    entries = [replace(e, reason=alone) if not e.reason and e.label not in labels else e for e in entries]
+    if not labels:
+        return entries, None
+    return entries, blocks.layout({e.label: {seed: row.loss for seed, row in e.finals.items()} for e in able})
+
+
+def _common(entries: Sequence[Entry]) -> set[int]:
+    return set.intersection(*(set(entry.finals) for entry in entries))
+
+
+def _floor(group: Group, entries: Mapping[str, Entry], rows: Rows) -> Floor | None:
+    label = group.part.noise_floor
+    if not label or not group.part.seeds:
+        return None
+    entry = entries[label]
+    found = tuple(_at_best(group, label, entry.search, FLOOR, rows).values()) if entry.state == "tuned" else ()
+    first, second = list(entry.finals.values()), list(found)
+    if not first or not second or not all(map(_sound, (*first, *second))):
+        return Floor(label, None, found)
+    return Floor(label, blocks.noise_floor([row.loss for row in second], [row.loss for row in first]), found)
+
+
+def costs(answer: GroupAnswer) -> tuple[str, list[Cost]]:
+    """What each compared contestant costs, relative to the one whose label comes first in the answer."""
+    if answer.layout is None:
+        return "", []
+    compared, seeds = answer.compared, answer.layout.seeds
+    first = {entry.label: entry.finals[seeds[0]] for entry in compared}
+    base = answer.reference if answer.reference in first else compared[0].label
+    flops = {label: float(row.flops) for label, row in first.items()}
+    seconds = {label: row.steps * row.step_seconds for label, row in first.items() if row.step_seconds is not None}
+    timed = len(seconds) == len(first)
+    found = []
+    for entry in compared:
+        label, runs = entry.label, [entry.finals[seed] for seed in seeds]
+        found.append(
+            Cost(
+                label=label,
+                flops=flops[label] / flops[base],
+                seconds=seconds[label] / seconds[base] if timed else None,
+                loss=answer.layout.means[label],
+                at_equal_flops=_early_loss(runs, min(flops.values()) / flops[label]),
+                at_equal_seconds=_early_loss(runs, min(seconds.values()) / seconds[label]) if timed else None,
+            )
+        )
+    return base, found
+
+
+def _early_loss(runs: Sequence[Row], share: float) -> float | None:
+    """The mean loss of some runs after a share of their steps, linear between evaluations."""
+    losses = [_on_curve(row.curve, share * row.steps) for row in runs]
+    known = [loss for loss in losses if loss is not None]
+    return math.fsum(known) / len(known) if len(known) == len(losses) else None
+
+
+def _on_curve(curve: Sequence[tuple[int, float | None]], step: float) -> float | None:
+    for (before, first), (after, second) in pairwise(curve):
+        if before <= step <= after and first is not None and second is not None:
+            return first + (second - first) * (step - before) / (after - before)
+    return next((loss for at, loss in curve if at == step), None)

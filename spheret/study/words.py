@@ -1,0 +1,154 @@
+"""The answers of a study in sentences: who has the lowest loss, who is told apart, and what cannot be said."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from spheret.report.blocks import Bowl, Gain, unusual_spread
+from spheret.study.answers import Gap, GroupAnswer, failures, setting_of
+
+# names in one sentence; the tables name all
+MOST_NAMES = 8
+ONE_SEED = "One seed: another one would change every number by an unknown amount, so that there is no verdict"
+
+
+def listed(names: Sequence[str], most: int = MOST_NAMES) -> str:
+    """Names in one sentence. What is too many is counted."""
+    if len(names) > most:
+        return f"{', '.join(names[:most])} and {len(names) - most} others"
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def p_words(p: float) -> str:
+    return "p < 0.0001" if p < 1e-4 else f"p = {p:.2g}"
+
+
+def place(answer: GroupAnswer) -> str:
+    """The size of a group in words."""
+    setting = answer.group.setting
+    layers = setting_of(answer.group, "layers")
+    words = [f"{layers} layer{'s' * (layers != 1)}"]
+    for name, value in setting.items():
+        if name != "layers":
+            words.append(f"{value} {name}" if name == "steps" else f"{name} {value}")
+    return f"At {', '.join(words)}"
+
+
+def answer_sentence(answer: GroupAnswer) -> str:
+    """The answer of a group in one sentence, at any moment of a study."""
+    part, opening = answer.group.part, place(answer)
+    if not answer.rows:
+        return f"{opening}: not run."
+    if not part.seeds:
+        counts = Counter(row.state for row in answer.rows)
+        states = ", ".join(f"{counts[state]} {state}" for state in ("finished", "collapsed", "diverged"))
+        return f"{opening}: of {len(answer.rows)} runs, {states}. The plan asks for no fresh seeds here."
+    if answer.layout is None:
+        return _no_layout(answer, opening)
+    best = answer.compared[0].label
+    seeds = len(answer.layout.seeds)
+    parts = [
+        f"{opening}, {seeds} seeds, each at its own best learning rate: {best} has the lowest loss, "
+        f"{answer.layout.means[best]:.3f}{_below_reference(answer, best)}"
+    ]
+    gaps = {entry.label: answer.gap(best, entry.label) for entry in answer.compared[1:]}
+    near = [label for label, gap in gaps.items() if gap and not gap.told_apart and label != answer.reference]
+    if near:
+        parts.append(f"it is not told apart from {listed(near)}")
+    elif all(gap is not None and gap.told_apart for gap in gaps.values()) and len(gaps) > 1:
+        parts.append(f"it is told apart from all {len(gaps)} others that are compared")
+    failed = [f"{entry.label} {failures(list(entry.finals.values()))}" for entry in answer.others if entry.failed]
+    return "; ".join([*parts, *([listed(failed)] if failed else [])]) + "."
+
+
+def _below_reference(answer: GroupAnswer, best: str) -> str:
+    """How far the best lies below the reference; or below the next one, if it is the reference."""
+    other = answer.reference if answer.reference != best else answer.compared[1].label
+    gap = answer.gap(best, other)
+    if gap is None:
+        return ""
+    words = f", {-gap.estimate:.3f} below {other} ({p_words(gap.p)})"
+    return words if gap.told_apart or other != answer.reference else f"{words}, which is not a difference to count on"
+
+
+def _no_layout(answer: GroupAnswer, opening: str) -> str:
+    sound = [entry for entry in answer.entries if entry.finals and not entry.failed]
+    failed = [f"{entry.label} {failures(list(entry.finals.values()))}" for entry in answer.others if entry.failed]
+    ending = f" {listed(failed)}." if failed else ""
+    if answer.group.part.seeds == 1 and len(sound) > 1:
+        first = min(sound, key=lambda entry: entry.mean)
+        return (
+            f"{opening}, each at its own best learning rate: {first.label} has the lowest loss, {first.mean:.3f}. "
+            f"{ONE_SEED}.{ending}"
+        )
+    tuned = sum(entry.state == "tuned" for entry in answer.entries)
+    return (
+        f"{opening}: no answer yet. {tuned} of {len(answer.entries)} contestants are tuned, and fewer than two of "
+        f"them have the two or more fresh seeds that a comparison needs.{ending}"
+    )
+
+
+def floor_sentence(answer: GroupAnswer) -> str:
+    """What chance alone does; empty if the plan asks for no noise floor here."""
+    floor = answer.floor
+    if floor is None:
+        return ""
+    if floor.interval is None:
+        bad = failures([*answer.by_label[floor.label].finals.values(), *floor.rows])
+        return f"Noise floor: {f'no number, {floor.label} {bad}' if bad else 'not run yet'}."
+    interval = floor.interval
+    bounds = "no interval from one seed"
+    if math.isfinite(interval.high):
+        bounds = f"95% interval {interval.low:+.3f} to {interval.high:+.3f}"
+    return (
+        f"Noise floor: {floor.label} on {len(floor.rows)} other seeds differs from itself by "
+        f"{interval.estimate:+.3f} ({bounds}). The true difference is 0."
+    )
+
+
+def limits(answer: GroupAnswer) -> list[str]:
+    """What a reader must know before the numbers of a group, and what cannot be said."""
+    texts = [floor_sentence(answer)]
+    layout = answer.layout
+    if layout is not None and answer.seen is not None:
+        texts.append(
+            f"A true difference of {answer.seen:.3f} between two contestants would have been seen with a probability "
+            f"of 80% or more. Smaller ones may exist where no difference is named."
+        )
+        if len(layout.seeds) < answer.group.part.seeds:
+            texts.append(
+                f"The fresh seeds are not all done: the comparison is on the {len(layout.seeds)} of "
+                f"{answer.group.part.seeds} seeds that all compared contestants have."
+            )
+        if layout.spread > unusual_spread(layout):
+            texts.append(
+                f"The contestants are not equally noisy (the noisiest has {layout.spread:.0f} times the deviation of "
+                f"the quietest, more than chance explains). The p-values pool their noise, so they are too bold for "
+                f"the noisy ones and too cautious for the quiet ones."
+            )
+    if answer.group.part.seeds:
+        left = [f"{entry.label} ({entry.reason})" for entry in answer.others]
+        if left:
+            texts.append(f"Not compared: {listed(left)}.")
+    return [text for text in texts if text]
+
+
+def verdict_words(gap: Gap, first: str, second: str) -> str:
+    if not gap.told_apart:
+        return "not told apart"
+    return f"{first if gap.estimate < 0 else second} is better"
+
+
+def width_words(bowl: Bowl) -> str:
+    """The width of a bowl as a factor between learning rates."""
+    return f"{bowl.factor:.2f}" if bowl.factor is not None else f"{bowl.at_least:.2f} or more"
+
+
+def gain_words(gain: Gain | None) -> str:
+    if gain is None:
+        return "-"
+    if gain.factor is not None:
+        return f"{gain.factor:.2f}"
+    return {"below": "better than all", "above": "worse than all", None: "no single one"}[gain.beyond]
