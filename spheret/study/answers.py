@@ -20,7 +20,7 @@ from spheret.report.statistics import Interval
 from spheret.runs.config import SECTIONS, merge
 from spheret.study.plan import Contestant, Group, Plan
 from spheret.study.rows import FINAL, FLOOR, TUNE, Key, Row
-from spheret.study.stages import Rows, Tuning, seeds_of, start_rates, tuning
+from spheret.study.stages import Rows, Tuning, final_rates, seeds_of, start_rates, tuning
 
 # tuned: its best rate lies between two others. edge: it does not. hopeless: no rate gave a loss.
 # tuning: some rates have not ended. waiting: the rung below is not tuned.
@@ -35,7 +35,9 @@ START = 3
 class Entry:
     """One contestant of a group: its search for a learning rate, and its fresh seeds at the best one.
 
-    tries: the runs of the search. finals: the runs with fresh seeds that have ended.
+    rates: the rates of the fresh seeds; a seed failed at all but the last, which counts.
+    tries: the runs of the search. finals: the runs with fresh seeds that have ended, at the rate that counts.
+    abandoned: the runs with fresh seeds at the higher rates.
     reason: why it is not compared; empty if it is.
     missing: runs that are still to come, by stage.
     """
@@ -46,7 +48,9 @@ class Entry:
     state: State
     bowl: Bowl | None
     tries: tuple[Row, ...]
+    rates: tuple[float, ...]
     finals: dict[int, Row]
+    abandoned: tuple[Row, ...]
     reason: str
     missing: dict[str, int]
 
@@ -54,6 +58,17 @@ class Entry:
     def failed(self) -> list[Row]:
         """The fresh seeds that give no loss to compare."""
         return [row for row in self.finals.values() if not _sound(row)]
+
+    @property
+    def rate(self) -> float | None:
+        """The rate that counts: that of the fresh seeds, or else the best one so far."""
+        return self.rates[-1] if self.rates else self.search.best
+
+    @property
+    def step_down(self) -> str:
+        """What happened at the higher rates; empty if the best one counts."""
+        at = {rate: [row for row in self.abandoned if row.rate == rate] for rate in self.rates[:-1]}
+        return " and ".join(f"{failures(rows)} at {rate:g}" for rate, rows in at.items())
 
     @property
     def mean(self) -> float:
@@ -153,7 +168,7 @@ class GroupAnswer:
     @property
     def rows(self) -> list[Row]:
         """Every run of the group that the plan asks for and that has ended."""
-        own = [row for entry in self.entries for row in (*entry.tries, *entry.finals.values())]
+        own = [row for entry in self.entries for row in (*entry.tries, *entry.abandoned, *entry.finals.values())]
         return [*own, *(self.floor.rows if self.floor else ())]
 
 
@@ -208,7 +223,9 @@ def _entry(plan: Plan, group: Group, contestant: Contestant, rows: Rows) -> Entr
     state = _state(plan, group, contestant, search, rows)
     rates = sorted({*search.losses, *(key.rate for _, key in search.missing)})
     keys = [Key(group.name, label, rate, seed) for rate in rates for seed in seeds_of(TUNE, part.tuning_seeds)]
-    finals = {} if state != "tuned" else _at_best(group, label, search, FINAL, rows)
+    used = final_rates(group, contestant, search, rows)
+    fresh_rows = [_at(group, label, rate, FINAL, rows) for rate in used]
+    finals = fresh_rows[-1] if fresh_rows else {}
     losses = {rate: None if loss == math.inf else loss for rate, loss in search.losses.items()}
     fresh = part.seeds - len(finals) if state in ("tuned", "tuning", "waiting") else 0
     return Entry(
@@ -218,7 +235,9 @@ def _entry(plan: Plan, group: Group, contestant: Contestant, rows: Rows) -> Entr
         state=state,
         bowl=blocks.bowl(losses) if search.best is not None else None,
         tries=tuple(rows[key] for key in keys if key in rows),
+        rates=tuple(used),
         finals=finals,
+        abandoned=tuple(row for found in fresh_rows[:-1] for row in found.values()),
         reason=_reason(group, search, state, finals),
         missing={TUNE: START * part.tuning_seeds if state == "waiting" else len(search.missing), FINAL: fresh},
     )
@@ -238,11 +257,9 @@ def _state(plan: Plan, group: Group, contestant: Contestant, search: Tuning, row
     return "hopeless" if state == "hopeless" else "waiting"
 
 
-def _at_best(group: Group, label: str, search: Tuning, stage: str, rows: Rows) -> dict[int, Row]:
-    """The runs of a stage at the best rate that have ended, by seed."""
-    if search.best is None:
-        return {}
-    keys = [Key(group.name, label, search.best, seed) for seed in seeds_of(stage, group.part.seeds)]
+def _at(group: Group, label: str, rate: float, stage: str, rows: Rows) -> dict[int, Row]:
+    """The runs of a stage at a rate that have ended, by seed."""
+    keys = [Key(group.name, label, rate, seed) for seed in seeds_of(stage, group.part.seeds)]
     return {key.seed: rows[key] for key in keys if key in rows}
 
 
@@ -304,7 +321,7 @@ def _floor(group: Group, entries: Mapping[str, Entry], rows: Rows) -> Floor | No
     if not label or not group.part.seeds:
         return None
     entry = entries[label]
-    found = tuple(_at_best(group, label, entry.search, FLOOR, rows).values()) if entry.state == "tuned" else ()
+    found = tuple(_at(group, label, entry.rates[-1], FLOOR, rows).values()) if entry.rates else ()
     first, second = list(entry.finals.values()), list(found)
     if not first or not second or not all(map(_sound, (*first, *second))):
         return Floor(label, None, found)

@@ -215,7 +215,9 @@ def _mark_failures(axes: Axes, entry: Entry, colour: str) -> None:
     # the height is a share of the axes, the rate is not
     transform = axes.get_xaxis_transform()
     for state, marker in (("collapsed", "v"), ("diverged", "x")):
-        rates = sorted({row.rate for row in (*entry.tries, *entry.finals.values()) if row.state == state})
+        rates = sorted(
+            {row.rate for row in (*entry.tries, *entry.abandoned, *entry.finals.values()) if row.state == state}
+        )
         height = [0.93 if state == "collapsed" else 0.82] * len(rates)
         axes.plot(rates, height, marker, color=colour, transform=transform, markersize=6, mew=1.8, zorder=5)
 

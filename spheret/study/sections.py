@@ -118,7 +118,7 @@ def _losses_table(answer: GroupAnswer) -> Table:
             interval = TableCell(f"{low:.4f} to {high:.4f}" if math.isfinite(high - low) else "none", source=source)
         if not compared:
             unranked.append(entry.label)
-        rate = NONE if entry.search.best is None else TableCell(f"{entry.search.best:g}", entry.search.best, "tuning")
+        rate = NONE if entry.rate is None else TableCell(f"{entry.rate:g}", entry.rate, "tuning")
         rows.append(
             [
                 TableCell(entry.label),
@@ -128,7 +128,7 @@ def _losses_table(answer: GroupAnswer) -> Table:
                 _gap_cell(gap, source),
                 NONE if gap is None else TableCell(p_words(gap.p)[2:].removeprefix("= "), gap.p, source),
                 TableCell(f"{len(runs)} of {answer.group.part.seeds}"),
-                TableCell(entry.reason or "compared"),
+                TableCell("; ".join(filter(None, [entry.reason or "compared", entry.step_down]))),
             ]
         )
     notes = [

@@ -60,7 +60,13 @@ def answer_sentence(answer: GroupAnswer) -> str:
     elif all(gap is not None and gap.told_apart for gap in gaps.values()) and len(gaps) > 1:
         parts.append(f"it is told apart from all {len(gaps)} others that are compared")
     failed = [f"{entry.label} {failures(list(entry.finals.values()))}" for entry in answer.others if entry.failed]
-    return "; ".join([*parts, *([listed(failed)] if failed else [])]) + "."
+    return "; ".join([*parts, *([listed(failed)] if failed else [])]) + "." + _step_downs(answer)
+
+
+def _step_downs(answer: GroupAnswer) -> str:
+    """Who had to take a lower rate than its best one, and why; empty if nobody had to."""
+    words = [f"{entry.label} {entry.step_down}" for entry in answer.entries if entry.step_down]
+    return f" {listed(words)}, so that a lower rate counts there." if words else ""
 
 
 def _below_reference(answer: GroupAnswer, best: str) -> str:
