@@ -26,7 +26,7 @@ from spheret.hub.source import CONFIG, KINDS, Source
 from spheret.hub.tokenizer_files import BUILT, is_gpt2, write_tokenizer
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.runs.run import Run, create_run, open_run
-from spheret.support.errors import unknown
+from spheret.support.errors import shortened, unknown
 from spheret.support.files import check_output_directory, directory_written_whole
 
 
@@ -112,10 +112,11 @@ def _config(source: Source, kind: Callable[[dict[str, Any]], Any], convert: Call
     try:
         return convert(kind(dict(source.config)))
     except ValueError as error:
-        raise ValueError(f"{source.path / CONFIG}: {error}") from None
+        raise ValueError(f"{source.path / CONFIG}: {shortened(str(error), 400)}") from None
     # transformers' classes look at some values without a check, so that any exception may come
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
+        reason = shortened(reason, 200)
         raise ValueError(f"{source.path / CONFIG} does not describe a model ({reason}): save it again.") from None
 
 

@@ -22,7 +22,7 @@ from spheret.model.gpt import GPTConfig
 from spheret.runs.recipes import defaults, paper_model
 from spheret.support import files
 from spheret.support.documents import DECODE_ERRORS, MOST_BYTES, explain
-from spheret.support.errors import unknown
+from spheret.support.errors import shortened, unknown
 from spheret.support.ranges import check_count
 
 PRECISIONS = ("float32", "bf16")
@@ -263,8 +263,7 @@ def _shown(value: Any) -> str:
     """A value for a message, which may be of any length and depth."""
     if isinstance(value, (dict, list)):
         return "a table" if isinstance(value, dict) else "a list"
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return shortened(repr(value))
 
 
 def build_section(path: Path, section: str, values: Any) -> Any:

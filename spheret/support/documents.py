@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from spheret.support import files
+from spheret.support.errors import shortened
 
 # no document of ours comes near these; a file beyond them is not one, and is not read
 MOST_BYTES = 1 << 26
@@ -103,7 +104,7 @@ class Document(Generic[T]):
             )
         if type(envelope.version) is not int or envelope.version != self.version:
             raise DamagedDocument(
-                f"{path} has format version {_short(repr(envelope.version))}, this spheret reads {self.version}: "
+                f"{path} has format version {shortened(repr(envelope.version))}, this spheret reads {self.version}: "
                 f"{self.remedy}, or use the spheret that wrote it."
             )
 
@@ -200,12 +201,6 @@ def explain(error: Exception) -> str:
     what, place = (match["what"], match["place"]) if match else (str(error), "")
     if key := _KEY.fullmatch(what):
         full = f"{place}.{key['key']}" if place else key["key"]
-        return f"{_short(full)} is {'missing' if key['kind'].startswith('missing') else 'an unknown key'}"
-    what = _short(what if what[:5] == "JSON " else what[:1].lower() + what[1:], 200)
-    return f"{_short(place)}: {what}" if place else what
-
-
-def _short(text: str, most: int = 80) -> str:
-    """A text from a file, which may be of any length, on one line."""
-    text = text.replace("\n", " ")
-    return text if len(text) <= most else text[: most - 3] + "..."
+        return f"{shortened(full)} is {'missing' if key['kind'].startswith('missing') else 'an unknown key'}"
+    what = shortened(what if what[:5] == "JSON " else what[:1].lower() + what[1:], 200)
+    return f"{shortened(place)}: {what}" if place else what

@@ -22,7 +22,7 @@ def unknown(kind: str, given: object, allowed: Iterable[str]) -> ValueError:
     """The error for an unknown name. It suggests the nearest known one and lists all of them."""
     names = list(allowed)
     # a name from a file may be of any length
-    shown = repr(given) if len(repr(given)) <= 80 else repr(given)[:77] + "..."
+    shown = shortened(repr(given))
     near = difflib.get_close_matches(str(given)[:80], names, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return ValueError(f"unknown {kind} {shown}.{hint} Known: {', '.join(names)}.")
@@ -34,6 +34,12 @@ def need(module: str, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise ImportError(f'{module} is not installed. Run: pip install "spheret[{extra}]"') from error
+
+
+def shortened(text: str, most: int = 80) -> str:
+    """A text for a sentence, which may come from a file and have any length, on one line."""
+    text = text.replace("\n", " ")
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def one_line(sentence: str) -> str:

@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from spheret.support.errors import shortened
+
 # how Python says that a word is no number, and how we do
 _REASONS = (
     (r"Error parsing (\S+): invalid literal for int\(\) with base 10: (.*)", "{} must be a whole number, got {}"),
@@ -51,7 +53,7 @@ def _refuse(box: str, prog: str) -> NoReturn:
             message = sentence.format(*found.groups())
     near = next((section.split(":", 1)[1].split()[0] for section in rest if section.startswith("Perhaps")), None)
     hint = f" Did you mean {near}?" if near else ""
-    raise ValueError(f"{_shortened(message).rstrip('.')}.{hint} `{prog} --help` lists the flags.")
+    raise ValueError(f"{shortened(message, _MOST_LETTERS).rstrip('.')}.{hint} `{prog} --help` lists the flags.")
 
 
 def _sections(box: str) -> list[str]:
@@ -64,7 +66,3 @@ def _sections(box: str) -> list[str]:
         else:
             sections[-1] = f"{sections[-1]} {text}".strip()
     return [section for section in sections if section]
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _MOST_LETTERS else text[: _MOST_LETTERS - 3] + "..."

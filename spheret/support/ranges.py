@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from spheret.support.errors import shortened
+
 # more than any count of layers, tokens or updates that a machine will ever work off, and far from int64's end
 MOST = 10**12
 
@@ -38,7 +40,7 @@ def counts(name: str, text: str, least: int = 1) -> list[int]:
     # longer words are too large in any case, and Python refuses to read the longest
     if not all(word.isascii() and word.isdigit() and len(word) < 20 for word in words):
         raise ValueError(
-            f"{name} must be whole numbers of at least {least}, separated by commas, got {_shortened(text)!r}."
+            f"{name} must be whole numbers of at least {least}, separated by commas, got {shortened(text, 60)!r}."
         )
     return [check_count(f"each number of {name}", int(word), least) for word in words]
 
@@ -61,10 +63,6 @@ def _shown(value: int) -> str:
     if abs(value) >= 10**40:
         return f"a number of about {int(abs(value).bit_length() * math.log10(2)) + 1} digits"
     return str(value)
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def bytes_in_words(count: float) -> str:

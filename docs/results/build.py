@@ -1,0 +1,71 @@
+"""Write all that follows from results.jsonl in docs/results: figures, tables.md, and the marked parts of pages.
+
+`make results` runs it. A marked part begins with a comment such as `<!-- sentence nine -->` or `<!-- table
+losses-nine -->` and ends with `<!-- end -->`. What stands between them is written by this script.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from spheret.report.tables import to_markdown
+from spheret.study.answers import group_answers
+from spheret.study.ladders import ladders
+from spheret.study.plan import OURS, read_plan
+from spheret.study.report import result_files
+from spheret.study.rows import read_rows
+from spheret.study.sections import sections_of
+from spheret.study.words import answer_sentence, limits
+
+HERE = Path(__file__).parent
+PAGES = (HERE / "README.md", HERE.parents[1] / "README.md")
+MARKED = re.compile(r"(?P<begin><!-- (?P<kind>\w+) (?P<name>[\w.-]+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
+
+
+def marked_parts() -> dict[tuple[str, str], str]:
+    """The text of every part that a page may ask for, by its kind and name."""
+    plan, rows = read_plan(OURS), read_rows(HERE / "results.jsonl")
+    answers = group_answers(plan, rows)
+    parts = {}
+    for answer in answers:
+        parts["sentence", answer.group.name] = f"{answer_sentence(answer)}\n"
+        parts["limits", answer.group.name] = "".join(f"- {text}\n" for text in limits(answer))
+    for section in sections_of(answers, ladders(answers), rows):
+        for table in section.tables:
+            # the heading is the page's own
+            parts["table", table.name] = to_markdown([table]).split("\n\n", 1)[1]
+    count = len({row.run for row in rows.values()})
+    hours = sum({row.run: row.seconds for row in rows.values()}.values()) / 3600
+    parts["receipt", "runs"] = f"{count} runs, {hours:.1f} hours of training on one core each.\n"
+    return parts
+
+
+def filled(text: str, parts: dict[tuple[str, str], str]) -> str:
+    """A page with its marked parts written anew."""
+
+    def part(match: re.Match[str]) -> str:
+        key = match["kind"], match["name"]
+        if key not in parts:
+            raise KeyError(f"no {match['kind']} of the name {match['name']}: {sorted(parts)}")
+        return f"{match['begin']}{parts[key]}{match['end']}"
+
+    return MARKED.sub(part, text)
+
+
+def files() -> dict[Path, bytes]:
+    """The content of every file that follows from the results."""
+    made = result_files(read_plan(OURS), read_rows(HERE / "results.jsonl"))
+    written = {HERE / ("figures" if name.endswith(".svg") else "") / name: data for name, data in made.items()}
+    parts = marked_parts()
+    return written | {page: filled(page.read_text(), parts).encode() for page in PAGES}
+
+
+if __name__ == "__main__":
+    wanted = files()
+    (HERE / "figures").mkdir(exist_ok=True)
+    for path, data in wanted.items():
+        path.write_bytes(data)
+    for path in (HERE / "figures").iterdir():
+        if path not in wanted:
+            path.unlink()

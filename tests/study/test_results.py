@@ -1,0 +1,40 @@
+"""docs/results: every figure, table and marked part of a page is what its results.jsonl gives, byte for byte."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from spheret.study.plan import OURS, read_plan
+from spheret.study.rows import read_rows
+
+RESULTS = Path(__file__).parent.parent.parent / "docs" / "results"
+
+
+@pytest.fixture(scope="module")
+def build():
+    spec = importlib.util.spec_from_file_location("build", RESULTS / "build.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_everything_follows_from_the_committed_file(build):
+    files = build.files()
+    for path, data in files.items():
+        assert path.read_bytes() == data, f"{path} is not what results.jsonl gives: run make results"
+    assert set((RESULTS / "figures").iterdir()) == {path for path in files if path.suffix == ".svg"}
+
+
+def test_every_row_is_of_our_plan():
+    asked = {(group.name, each.label) for group in read_plan(OURS).groups for each in group.contestants}
+    rows = read_rows(RESULTS / "results.jsonl")
+    assert {(key.group, key.contestant) for key in rows} <= asked
+
+
+def test_a_marked_part_that_nobody_writes_is_an_error(build):
+    assert build.filled("<!-- table x -->\nold\n<!-- end -->", {("table", "x"): "new\n"}) == (
+        "<!-- table x -->\nnew\n<!-- end -->"
+    )
+    with pytest.raises(KeyError, match="no table of the name y"):
+        build.filled("<!-- table y -->\n<!-- end -->", {})
