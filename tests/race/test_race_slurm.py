@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -99,16 +100,17 @@ class Study:
         assert old in text
         settings.write_text(text.replace(old, new))
 
-    def wait_for_step(self, step: int, stage: int = 1) -> int:
-        """Wait until a task of a stage is at a step, and return its number."""
-        lines = (self.home / f"stage-{stage:03d}.jobs").read_text().splitlines()
+    def training_between(self, least: int, most: int, but: Sequence[int]) -> int:
+        """Wait until a task of the first stage, other than some, is at a step between these. Returns its number."""
+        lines = (self.home / "stage-001.jobs").read_text().splitlines()
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             for task, line in enumerate(lines, start=1):
-                if any(path.name in line and _step(path) >= step for path in self.runs()):
+                steps = [_step(path) for path in self.runs() if path.name in line]
+                if task not in but and steps and least <= steps[0] <= most:
                     return task
             time.sleep(0.05)
-        raise TimeoutError(f"no training reached step {step}:\n{self.logs()}")
+        raise TimeoutError(f"no training reached step {least}:\n{self.logs()}")
 
     def runs(self) -> list[Path]:
         return sorted(self.out.glob("runs/*"))
@@ -140,16 +142,16 @@ def _step(run: Path) -> int:
 
 def test_preempted_and_submitted_again_and_again(slurm, prepared, tmp_path):
     study = Study(
-        slurm, tmp_path, prepared, steps=600, checkpoint_every=200, extend=1,
+        slurm, tmp_path, prepared, steps=1000, checkpoint_every=250, extend=1,
         contestants='["pre-ln", "proj-spheretnorm:schedule=constant"]',
     )  # fmt: skip
     assert "submitted stage 1, 4 trainings, as job" in study.submit()
     array = json.loads((study.home / "stage-001.submitted").read_bytes())["array"]
-    # with nothing but the queue to tell it
+    preempted: list[int] = []
+    for _ in range(2):
+        preempted.append(study.training_between(20, 400, preempted))
+        slurm.call("scontrol", "requeue", f"{array}_{preempted[-1]}")
     assert "is in the queue, so nothing is submitted" in study.submit()
-    for step in (20, 300):
-        task = study.wait_for_step(step)
-        slurm.call("scontrol", "requeue", f"{array}_{task}")
     slurm.wait_until_empty(PATIENCE)
     logs = study.logs()
     assert logs.count("DUE TO JOB REQUEUE") == 2, logs
