@@ -48,6 +48,8 @@ from spheret.runs.metrics import LINES
 from spheret.runs.records import MANIFESTS, STATES
 from spheret.runs.run import open_run, section_as_dict
 from spheret.runs.step_cost import COSTS, StepCost
+from spheret.study.laboratory import STUDY_COSTS, CostsRecord, GroupCost
+from spheret.study.rows import STUDY_ROWS, Row, write_rows
 from spheret.support.documents import DamagedDocument
 
 HASH = "ab" * 32
@@ -136,6 +138,8 @@ def records():
     yield "step cost", COSTS, StepCost.of("keel", {"pre-ln": 0.08, "keel": 0.09}, 7, "cpu", {"threads": 1})
     jobs = [SubmittedJob(name="keel-1337", step=40)]
     yield "slurm stage", STAGES, StageRecord(stage=1, array="17", next="18", jobs=jobs, given_up=False)
+    cost = GroupCost(seconds={"keel": 0.1}, rounds=7, machine={"threads": 1})
+    yield "study costs", STUDY_COSTS, CostsRecord(groups={"nine": cost})
     yield "race", RACES, RaceRecord(settings={"lr": 0.1, "betas": [0.9, 0.95]})
 
 
@@ -161,6 +165,13 @@ def cases(run, prepared, tmp_path_factory):
     (folder / "samples").mkdir()
     (folder / "samples" / "document.json").write_bytes(SAMPLES.encode(sample))
     result["samples"] = Case(folder / "samples" / "document.json", read_line(SAMPLES))
+    row = Row(
+        group="nine", contestant="keel", rate=0.005, seed=101, state="finished", reason="", val_loss=2.3,
+        train_loss=2.4, steps=300, tokens=307200, flops=10**12, seconds=40.0, curve=[(60, 2.9), (300, None)], run="keel-1",
+        commit="abc", torch="2.13", processor="x", threads=1, step_seconds=0.1,
+    )  # fmt: skip
+    write_rows(folder / "rows.jsonl", [row])
+    result["study rows"] = Case(folder / "rows.jsonl", read_line(STUDY_ROWS))
     for name, case in result.items():
         copy = folder / "copies" / name / case.path.name
         copy.parent.mkdir(parents=True)
@@ -174,7 +185,7 @@ def cases(run, prepared, tmp_path_factory):
 NAMES = (
     "config", "state", "checkpoint", "metrics", "data", "progress", "progress of a stream", "eval", "rows", "race",
     "samples", "inspect", "step cost", "certificate",
-    "slurm stage",
+    "slurm stage", "study costs", "study rows",
 )  # fmt: skip
 
 
@@ -182,8 +193,7 @@ def test_every_document_has_a_case(cases):
     assert tuple(sorted(cases)) == tuple(sorted(NAMES))
     sources = "".join(path.read_text() for path in Path(spheret.__file__).parent.rglob("*.py"))
     known = {"RUNS", "STATES", "MANIFESTS", "LINES", "PROGRESSES", "EVALS", "ROWS", "RACES", "SAMPLES", "INSPECTIONS"}
-    known |= {"COSTS", "CERTIFICATES"}
-    known |= {"STAGES"}
+    known |= {"COSTS", "CERTIFICATES", "STAGES", "STUDY_COSTS", "STUDY_ROWS"}
     assert set(re.findall(r"^(\w+) = (?:Document|Lines)\(", sources, re.MULTILINE)) == known
 
 
@@ -229,7 +239,7 @@ def test_every_file(name, cases, tmp_path):
         path.parent.mkdir()
         shutil.copy(case.path, path)
         act(path)
-        if name in ("metrics", "samples"):
+        if name in ("metrics", "samples", "study rows"):
             if what == "twice":
                 continue
             # a line that has no end is one that a kill cut short

@@ -55,7 +55,7 @@ class CostsRecord(Record):
     version: int = 1
 
 
-COST_DOCUMENT = Document(CostsRecord, "study", "delete it, and run the study again to measure")
+STUDY_COSTS = Document(CostsRecord, "study", "delete it, and run the study again to measure")
 
 
 def _content(data: Data) -> list[str]:
@@ -184,7 +184,7 @@ class Laboratory:
 
     def costs(self) -> dict[str, GroupCost]:
         try:
-            return COST_DOCUMENT.read(self.directory / COSTS).groups
+            return STUDY_COSTS.read(self.directory / COSTS).groups
         except FileNotFoundError:
             return {}
 
@@ -202,7 +202,7 @@ class Laboratory:
             device = machine.resolve_device(self.device)
             seconds, rounds = measure_step_costs(configs, self.data(group), device, self.threads)
             costs[group.name] = GroupCost(seconds, rounds, {**machine.machine(), "threads": self.threads})
-            COST_DOCUMENT.write(self.directory / COSTS, CostsRecord(costs))
+            STUDY_COSTS.write(self.directory / COSTS, CostsRecord(costs))
 
     def results(self) -> dict[Key, Row]:
         """The rows with the cost of their updates, as results.jsonl has them."""

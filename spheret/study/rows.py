@@ -58,7 +58,7 @@ class Row(Record):
     torch: str | None
     processor: str | None
     threads: int | None
-    step_seconds: float | None = None
+    step_seconds: float | None
 
     @property
     def key(self) -> Key:
@@ -70,13 +70,13 @@ class Row(Record):
         return math.inf if self.val_loss is None else self.val_loss
 
 
-ROWS = Lines(Row, "copy the file back, or run the study again to write it")
+STUDY_ROWS = Lines(Row, "copy the file back, or run the study again to write it")
 
 
 def read_rows(path: Path) -> dict[Key, Row]:
     """The rows of a file that `write_rows` wrote."""
     try:
-        return {row.key: row for row, _ in ROWS.read(path)}
+        return {row.key: row for row, _ in STUDY_ROWS.read(path)}
     except FileNotFoundError:
         raise FileNotFoundError(f"no results at {path}: give a results.jsonl of spheret study.") from None
 
@@ -84,7 +84,7 @@ def read_rows(path: Path) -> dict[Key, Row]:
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """Write all rows in one step, in an order of their own: the same rows give the same bytes."""
     ordered = sorted(rows, key=lambda row: row.key)
-    files.write_atomically(path, b"".join(ROWS.encode(row) for row in ordered))
+    files.write_atomically(path, b"".join(STUDY_ROWS.encode(row) for row in ordered))
 
 
 def row_of(directory: Path, key: Key) -> Row | None:
@@ -122,6 +122,7 @@ def row_of(directory: Path, key: Key) -> Row | None:
         torch=environment.torch,
         processor=environment.processor,
         threads=environment.threads,
+        step_seconds=None,
     )
 
 
