@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from spheret.report.blocks import mean_interval
 from spheret.report.figure_style import GRID, INK, PALETTE, STYLE, Drawing, axes_grid, render, scheme_styles
-from spheret.study.answers import Entry, GroupAnswer
+from spheret.study.answers import Entry, GroupAnswer, sound
 from spheret.study.ladders import Climb, Ladder
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _answer(answer: GroupAnswer) -> Figure | None:
     ends: list[float] = []
     for y, entry in enumerate(entries):
         colour = styles[entry.label][0]
-        losses = [row.loss for row in entry.finals.values() if row.state == "finished"]
+        losses = [row.loss for row in entry.finals.values() if sound(row)]
         ends += losses
         # below the interval, which would hide them
         axes.plot(losses, [y + 0.22] * len(losses), "o", color=colour, alpha=0.4, markersize=4, mew=0, zorder=2)
@@ -204,7 +204,7 @@ def _bowls(answer: GroupAnswer) -> Figure | None:
         chosen = _chosen(entry)
         if chosen is not None:
             axes.plot(*chosen, "o", mfc="none", mec=colour, markersize=10, mew=1.6, zorder=4)
-        fresh = [row for row in entry.finals.values() if row.state == "finished"]
+        fresh = [row for row in entry.finals.values() if sound(row)]
         rates, losses = [row.rate for row in fresh], [row.loss for row in fresh]
         axes.plot(rates, losses, "o", color=colour, alpha=0.3, markersize=4, mew=0, zorder=2)
         _mark_failures(axes, entry, colour)
@@ -383,25 +383,25 @@ def _collapse(answer: GroupAnswer) -> Figure | None:
     rates = sorted({row.rate for entry in entries for row in entry.tries})
     if not entries:
         return None
-    wide, place = 44, {rate: index for index, rate in enumerate(rates)}
+    wide = 44
+    centred: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7, "zorder": 3}
     losses = np.full((len(entries), len(rates)), np.nan)
     figure, axes = _one(3.9 + 0.75 * max(len(rates), 3), 1.0 + _height(order[: 2 * MOST], wide))
     axes.grid(visible=False)
     axes.set_facecolor(PLAIN_CELL)
     for i, entry in enumerate(entries):
-        for row in entry.tries:
-            if row.state == "finished":
-                losses[i, place[row.rate]] = row.loss
-            text = f"{row.loss:.2f}" if row.state == "finished" else row.state
-            style: dict[str, Any] = (
-                {"color": ON_CELL} if row.state == "finished" else {"color": "#ffffff", "weight": "bold"}
-            )
-            if row.state != "finished":
-                axes.fill_between(
-                    [place[row.rate] - 0.5, place[row.rate] + 0.5], i - 0.5, i + 0.5, lw=0, zorder=2,
-                    color=PALETTE[6][0] if row.state == "collapsed" else PALETTE[4][0],
-                )  # fmt: skip
-            axes.text(place[row.rate], i, text, ha="center", va="center", fontsize=7, zorder=3, **style)
+        for x, rate in enumerate(rates):
+            runs = [row for row in entry.tries if row.rate == rate]
+            failed = [row for row in runs if not sound(row)]
+            if runs and not failed:
+                losses[i, x] = math.fsum(row.loss for row in runs) / len(runs)
+                axes.text(x, i, f"{losses[i, x]:.2f}", color=ON_CELL, **centred)
+            elif failed:
+                state = "no loss" if failed[0].state == "finished" else failed[0].state
+                colour = PALETTE[6][0] if state == "collapsed" else PALETTE[4][0]
+                axes.fill_between([x - 0.5, x + 0.5], i - 0.5, i + 0.5, lw=0, zorder=2, color=colour)
+                share = f" {len(failed)}/{len(runs)}" if len(runs) > 1 else ""
+                axes.text(x, i, state + share, color=PAPER, weight="bold", **centred)
     finite = losses[np.isfinite(losses)]
     if finite.size:
         low, high = float(finite.min()), float(np.quantile(finite, 0.9))
