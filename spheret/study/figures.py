@@ -119,7 +119,8 @@ def _answer(answer: GroupAnswer) -> Figure | None:
         return None
     styles, wide, layout = _styles(answer), 40, answer.layout
     figure, axes = _one(7.4, 1.0 + _height([entry.label for entry in entries], wide))
-    means = {} if layout is None else layout.means
+    shown = {entry.label for entry in entries}
+    means = {} if layout is None else {label: mean for label, mean in layout.means.items() if label in shown}
     if answer.reference in means:
         axes.axvline(means[answer.reference], color=INK, lw=0.9, ls=(0, (4, 3)), zorder=1)
     ends: list[float] = []
