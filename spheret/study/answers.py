@@ -57,7 +57,7 @@ class Entry:
     @property
     def failed(self) -> list[Row]:
         """The fresh seeds that give no loss to compare."""
-        return [row for row in self.finals.values() if not _sound(row)]
+        return [row for row in self.finals.values() if not sound(row)]
 
     @property
     def rate(self) -> float | None:
@@ -187,7 +187,8 @@ def group_answers(plan: Plan, rows: Rows) -> list[GroupAnswer]:
     return [_group_answer(plan, group, rows) for group in plan.groups]
 
 
-def _sound(row: Row) -> bool:
+def sound(row: Row) -> bool:
+    """Whether a run gives a loss to compare."""
     return row.state == "finished" and row.val_loss is not None
 
 
@@ -289,7 +290,7 @@ def _reason(group: Group, search: Tuning, state: State, finals: Mapping[int, Row
 
 def failures(rows: Sequence[Row]) -> str:
     """How many runs collapsed or diverged; empty if none did."""
-    counts = Counter("gave no loss" if row.state == "finished" else row.state for row in rows if not _sound(row))
+    counts = Counter("gave no loss" if row.state == "finished" else row.state for row in rows if not sound(row))
     words = [f"{state} in {count}" for state, count in sorted(counts.items())]
     return f"{' and '.join(words)} of {len(rows)} seed{'s' * (len(rows) != 1)}" if words else ""
 
@@ -323,7 +324,7 @@ def _floor(group: Group, entries: Mapping[str, Entry], rows: Rows) -> Floor | No
     entry = entries[label]
     found = tuple(_at(group, label, entry.rates[-1], FLOOR, rows).values()) if entry.rates else ()
     first, second = list(entry.finals.values()), list(found)
-    if not first or not second or not all(map(_sound, (*first, *second))):
+    if not first or not second or not all(map(sound, (*first, *second))):
         return Floor(label, None, found)
     return Floor(label, blocks.noise_floor([row.loss for row in second], [row.loss for row in first]), found)
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from spheret.report.blocks import mean_interval
 from spheret.report.figure_style import GRID, INK, PALETTE, STYLE, Drawing, axes_grid, render, scheme_styles
-from spheret.study.answers import Entry, GroupAnswer
+from spheret.study.answers import Entry, GroupAnswer, sound
 from spheret.study.ladders import Climb, Ladder
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ def _figures(
             )
             yield f"{name}-answer", _capped(caption, answer.entries), partial(_answer, answer)
         caption = (
-            f"{title}: loss by learning rate, one panel per contestant, the others in grey. A ring marks the chosen "
-            f"rate, faint points are its fresh seeds, a triangle a collapsed run, a cross a diverged one"
+            f"{title}: loss by learning rate, one panel per contestant, the others in grey. A ring marks the rate "
+            f"that counts, faint points are its fresh seeds, a triangle a collapsed run, a cross a diverged one"
         )
         tried = [entry for entry in answer.entries if entry.tries]
         if answer.group.part.seeds:
@@ -101,38 +101,50 @@ def _wrapped(label: str, width: int) -> str:
 
 def _height(labels: Sequence[str], width: int) -> float:
     """Inches that rows with these labels need."""
-    return sum(0.3 if "\n" not in _wrapped(label, width) else 0.38 for label in labels)
+    lines = max(_wrapped(label, width).count("\n") + 1 for label in labels)
+    return len(labels) * (0.17 + 0.14 * lines)
+
+
+def _one(width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure of one plot."""
+    figure, grid = axes_grid(size=(width, height))
+    # a label may be a little wider in a PNG than in an SVG
+    figure.set_layout_engine("constrained", w_pad=0.1)
+    return figure, grid[0, 0]
 
 
 def _answer(answer: GroupAnswer) -> Figure | None:
     entries = answer.entries[:MOST]
-    if not any(entry.finals for entry in entries):
+    if sum(bool(entry.finals) for entry in entries) < 2:
         return None
-    styles, wide = _styles(answer), 34
-    figure, grid = axes_grid(size=(7.4, 1.1 + _height([entry.label for entry in entries], wide)))
-    axes = grid[0, 0]
-    layout = answer.layout
-    means = {} if layout is None else layout.means
-    sound = [row.loss for entry in entries for row in entry.finals.values() if row.state == "finished"]
+    styles, wide, layout = _styles(answer), 40, answer.layout
+    figure, axes = _one(7.4, 1.0 + _height([entry.label for entry in entries], wide))
+    shown = {entry.label for entry in entries}
+    means = {} if layout is None else {label: mean for label, mean in layout.means.items() if label in shown}
     if answer.reference in means:
         axes.axvline(means[answer.reference], color=INK, lw=0.9, ls=(0, (4, 3)), zorder=1)
+    ends: list[float] = []
     for y, entry in enumerate(entries):
-        colour, compared = styles[entry.label][0], entry.label in means
-        losses = [row.loss for row in entry.finals.values() if row.state == "finished"]
-        axes.plot(losses, [y] * len(losses), "o", color=colour, alpha=0.3, markersize=4.5, mew=0, zorder=2)
-        if compared and layout is not None:
+        colour = styles[entry.label][0]
+        losses = [row.loss for row in entry.finals.values() if sound(row)]
+        ends += losses
+        # below the interval, which would hide them
+        axes.plot(losses, [y + 0.22] * len(losses), "o", color=colour, alpha=0.4, markersize=4, mew=0, zorder=2)
+        if layout is not None and entry.label in means:
             low, high = mean_interval(layout, entry.label)
-            axes.hlines([y], [low], [high], color=colour, lw=2.4, zorder=3)
+            if math.isfinite(high - low):
+                axes.hlines([y], [low], [high], color=colour, lw=2.4, zorder=3)
+                ends += [low, high]
             axes.plot(means[entry.label], y, "o", color=colour, markersize=7.5, zorder=4)
         else:
-            # on the right, where no loss is
+            # on the right, where no good loss is
             axes.annotate(
-                entry.reason, (1, y), xycoords=("axes fraction", "data"), ha="right", va="center", fontsize=8,
-                style="italic", bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}, zorder=5,
+                entry.reason, (1, y - 0.1 * bool(losses)), xycoords=("axes fraction", "data"), ha="right",
+                va="center", fontsize=8, style="italic", zorder=1.5,
+                bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1},
             ).set_in_layout(False)  # fmt: skip
-    if sound:
-        _loss_range(axes, sound, means.values())
-    axes.set_yticks(range(len(entries)), [_wrapped(entry.label, wide) for entry in entries])
+    _loss_range(axes, ends, means.values())
+    axes.set_yticks(range(len(entries)), [_wrapped(entry.label, wide) for entry in entries], fontsize=9)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(entries) - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
@@ -142,14 +154,14 @@ def _answer(answer: GroupAnswer) -> Figure | None:
     return figure
 
 
-def _loss_range(axes: Axes, losses: Sequence[float], means: Any) -> None:
+def _loss_range(axes: Axes, ends: Sequence[float], means: Iterable[float]) -> None:
     """Limits that show all losses near the good ones. What lies far off would press the others together."""
-    low = min(losses)
-    ordered = sorted(losses)
-    middle = ordered[len(ordered) // 2]
-    high = min(max(losses), low + 4 * max(middle - low, 0.01))
-    high = max([high, *means])
-    margin = 0.06 * max(high - low, 0.01)
+    if not ends:
+        return
+    ordered = sorted(ends)
+    low, middle = ordered[0], ordered[len(ordered) // 2]
+    high = max([min(ordered[-1], low + 4 * max(middle - low, 0.01)), *means])
+    margin = 0.04 * max(high - low, 0.01)
     axes.set_xlim(low - margin, high + margin)
 
 
@@ -190,14 +202,16 @@ def _bowls(answer: GroupAnswer) -> Figure | None:
             if label != entry.label:
                 axes.plot(rates, losses, color=GRID, lw=0.9, zorder=1)
         axes.plot(*curves[entry.label], "o-", color=colour, markersize=3.5, zorder=3)
-        if entry.search.best is not None and entry.bowl is not None:
-            axes.plot(entry.bowl.best, entry.bowl.loss, "o", mfc="none", mec=colour, markersize=10, mew=1.6, zorder=4)
-        fresh = [row for row in entry.finals.values() if row.state == "finished"]
+        chosen = _chosen(entry)
+        if chosen is not None:
+            axes.plot(*chosen, "o", mfc="none", mec=colour, markersize=10, mew=1.6, zorder=4)
+        fresh = [row for row in entry.finals.values() if sound(row)]
         rates, losses = [row.rate for row in fresh], [row.loss for row in fresh]
         axes.plot(rates, losses, "o", color=colour, alpha=0.3, markersize=4, mew=0, zorder=2)
         _mark_failures(axes, entry, colour)
         _panel_title(axes, entry.label)
-    _bowl_axes(panels, curves.values(), lowest, sorted({row.rate for entry in entries for row in entry.tries}))
+    tried = sorted({row.rate for entry in entries for row in (*entry.tries, *entry.finals.values())})
+    _bowl_axes(panels, curves.values(), lowest, tried)
     figure.supxlabel("learning rate", fontsize=10)
     figure.supylabel(LOSS, fontsize=10)
     return figure
@@ -208,6 +222,14 @@ def _curve(entry: Entry) -> tuple[list[float], list[float]]:
     failed = {row.rate for row in entry.tries if row.state != "finished"}
     points = [(rate, loss) for rate, loss in entry.search.losses.items() if rate not in failed and loss < math.inf]
     return [rate for rate, _ in points], [loss for _, loss in points]
+
+
+def _chosen(entry: Entry) -> tuple[float, float] | None:
+    """The rate that counts and its loss: that of the search, or else of the fresh seeds."""
+    if entry.rate is None:
+        return None
+    loss = entry.search.losses.get(entry.rate, entry.mean)
+    return (entry.rate, loss) if loss < math.inf else None
 
 
 def _mark_failures(axes: Axes, entry: Entry, colour: str) -> None:
@@ -315,8 +337,7 @@ def _pairs(answer: GroupAnswer) -> Figure | None:
     longest = max(len(line) for name in names for line in name.split("\n"))
     # inches of a cell and of a letter
     cell, letter = 0.42, 0.075
-    figure, grid = axes_grid(size=(0.4 + letter * longest + cell * count, 0.5 + cell * count))
-    axes = grid[0, 0]
+    figure, axes = _one(0.5 + letter * longest + cell * count, 0.5 + cell * count)
     axes.grid(visible=False)
     # pale at both ends, so that dark digits can be read on every cell
     axes.imshow(cells, cmap=_pale_map(), vmin=-largest, vmax=largest, interpolation="none", aspect="auto")
@@ -363,24 +384,25 @@ def _collapse(answer: GroupAnswer) -> Figure | None:
     rates = sorted({row.rate for entry in entries for row in entry.tries})
     if not entries:
         return None
-    wide, place = 44, {rate: index for index, rate in enumerate(rates)}
+    wide = 44
+    centred: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7, "zorder": 3}
     losses = np.full((len(entries), len(rates)), np.nan)
-    figure, grid = axes_grid(size=(3.9 + 0.75 * max(len(rates), 3), 1.0 + _height(order[: 2 * MOST], wide)))
-    axes = grid[0, 0]
+    figure, axes = _one(3.9 + 0.75 * max(len(rates), 3), 1.0 + _height(order[: 2 * MOST], wide))
     axes.grid(visible=False)
     axes.set_facecolor(PLAIN_CELL)
     for i, entry in enumerate(entries):
-        for row in entry.tries:
-            if row.state == "finished":
-                losses[i, place[row.rate]] = row.loss
-            text = f"{row.loss:.2f}" if row.state == "finished" else row.state
-            style = {"color": ON_CELL} if row.state == "finished" else {"color": "#ffffff", "weight": "bold"}
-            if row.state != "finished":
-                axes.fill_between(
-                    [place[row.rate] - 0.5, place[row.rate] + 0.5], i - 0.5, i + 0.5, lw=0, zorder=2,
-                    color=PALETTE[6][0] if row.state == "collapsed" else PALETTE[4][0],
-                )  # fmt: skip
-            axes.text(place[row.rate], i, text, ha="center", va="center", fontsize=7, zorder=3, **style)
+        for x, rate in enumerate(rates):
+            runs = [row for row in entry.tries if row.rate == rate]
+            failed = [row for row in runs if not sound(row)]
+            if runs and not failed:
+                losses[i, x] = math.fsum(row.loss for row in runs) / len(runs)
+                axes.text(x, i, f"{losses[i, x]:.2f}", color=ON_CELL, **centred)
+            elif failed:
+                state = "no loss" if failed[0].state == "finished" else failed[0].state
+                colour = PALETTE[6][0] if state == "collapsed" else PALETTE[4][0]
+                axes.fill_between([x - 0.5, x + 0.5], i - 0.5, i + 0.5, lw=0, zorder=2, color=colour)
+                share = f" {len(failed)}/{len(runs)}" if len(runs) > 1 else ""
+                axes.text(x, i, state + share, color=PAPER, weight="bold", **centred)
     finite = losses[np.isfinite(losses)]
     if finite.size:
         low, high = float(finite.min()), float(np.quantile(finite, 0.9))

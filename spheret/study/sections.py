@@ -24,7 +24,8 @@ def sections_of(answers: Sequence[GroupAnswer], ladders: Sequence[Ladder], rows:
     compared = [answer for answer in answers if answer.group.part.seeds]
     maps = [answer for answer in answers if not answer.group.part.seeds]
     parts = [
-        *(_answer_section(answer, first=not index) for index, answer in enumerate(answers)),
+        # what was not run at all has its place at the end
+        *(_answer_section(each, first=not place) for place, each in enumerate(answers) if each.rows or not place),
         _losses_section(compared),
         _bowls_section(compared),
         *map(_ladder_section, ladders),

@@ -11,6 +11,7 @@ from spheret.study.answers import Gap, GroupAnswer, failures, setting_of
 
 # names in one sentence; the tables name all
 MOST_NAMES = 8
+SHORT = {"tuning": "still tuning", "waiting": "not run"}
 ONE_SEED = "One seed: another one would change every number by an unknown amount, so that there is no verdict"
 
 
@@ -135,9 +136,13 @@ def limits(answer: GroupAnswer) -> list[str]:
                 f"the noisy ones and too cautious for the quiet ones."
             )
     if answer.group.part.seeds:
-        left = [f"{entry.label} ({entry.reason})" for entry in answer.others]
-        if left:
-            texts.append(f"Not compared: {listed(left)}.")
+        by_reason: dict[str, list[str]] = {}
+        for entry in answer.others:
+            # the table says how far the tuning is
+            by_reason.setdefault(SHORT.get(entry.state, entry.reason), []).append(entry.label)
+        if by_reason:
+            words = [f"{listed(labels)} ({reason})" for reason, labels in by_reason.items()]
+            texts.append(f"Not compared: {'; '.join(words)}.")
     return [text for text in texts if text]
 
 

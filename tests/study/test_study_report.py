@@ -161,7 +161,7 @@ class TestAnswer:
         answer = answered(plan, {k: v for k, v in rows.items() if k not in missing})["four"]
         assert answer.layout.seeds == (101, 103)
         assert "2 of 3 seeds that all compared contestants have" in " ".join(limits(answer))
-        assert "keel (still tuning: 0 of 3 learning rates have ended)" in " ".join(limits(answer))
+        assert "Not compared: keel (still tuning)." in limits(answer)
 
     def test_results_at_another_rate_are_not_taken(self, four):
         plan, rows = four
@@ -303,6 +303,17 @@ class TestPage:
         page = study_report(plan, run_all(plan, result)[0], tmp_path / "out")
         assert "of 6 runs, 4 finished, 2 collapsed, 0 diverged" in text_of(page)
         assert {path.stem for path in (page.parent / "figures").iterdir()} == {"two-collapse"}
+
+    @pytest.mark.parametrize("seeds", [0, 2])
+    def test_whatever_became_of_the_runs(self, seeds, tmp_path):
+        plan = plan_of(tmp_path, TWO + f"seeds = {seeds}\ntuning_seeds = 2\nextend = 0\nladder = [{{layers = 24}}]")
+        ends = [(None, "diverged"), (5.0, "diverged"), (3.0, "collapsed"), (None, "finished")]
+
+        def result(key):
+            bad = round(abs(noise(key, "end")) * 8)
+            return row(key, *ends[bad]) if bad < 4 else row(key, loss_of(key), curve=[], step_seconds=None)
+
+        assert study_report(plan, run_all(plan, result)[0], tmp_path / "out").is_file()
 
     def test_the_files_of_documents(self, four, page):
         files = result_files(*four)
