@@ -21,6 +21,7 @@ import msgspec
 import torch
 from msgspec import Meta
 
+from spheret.connections import scheme
 from spheret.data import Data, open_named
 from spheret.plan.fits import IGNORE_MEMORY, check_training
 from spheret.race.executor import Job
@@ -123,7 +124,15 @@ class Laboratory:
         return self._data[place]
 
     def _given(self, group: Group, contestant: Contestant, rate: float, seed: int) -> Given:
-        own = {"train": {"lr": rate, "seed": seed}}
+        model = contestant.given["model"]
+        plain = scheme(model["scheme"])
+        # what is given and what is the default anyway are one run
+        options = {
+            name: value
+            for name, value in model["scheme_options"].items()
+            if not hasattr(plain, name) or getattr(plain, name) != value
+        }
+        own = {"model": {"scheme_options": options}, "train": {"lr": rate, "seed": seed}}
         return merge(RECIPE, group.given, contestant.given, own)
 
     def name(self, key: Key) -> tuple[str, RunConfig]:
