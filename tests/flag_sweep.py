@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import forked
 import fuzz
 import tyro
 
@@ -44,8 +45,10 @@ class Base(NamedTuple):
 
 BASES = (
     # finished already. Other valid settings are refused here, and `train` has them too
-    Base("race", (), ("--out", "race", "--schemes", "pre-ln", "--data", "data", *TINY, "--jobs", "1"),
+    Base("race", (), ("--out", "race", "--schemes", "pre-ln", "--lr", "3e-3", "--data", "data", *TINY, "--jobs",
+                        "1"),
          r"race/(report.*|[^/]*/step_cost\.json)"),
+    Base("study", ("plan.toml",), ("--results", "results.jsonl", "--out", "out/study")),
     Base("prepare", ("texts",), ("--out", "out/data", "--tokenizer", "bytes", "--val-fraction", "0.2", "--workers",
                                  "1")),
     Base("prepare", ("texts",), ("--out", "data", "--verify")),
@@ -78,6 +81,13 @@ BASES = (
     Base("bench data", (), ("--block", "8", "--batch-size", "1", "--batches", "1", "--copies", "1", *BENCH)),
     Base("bench certify", (), ("--width", "8", "--layers", "1", "2", "--tokens", "1", "2", *BENCH)),
 )  # fmt: skip
+PLAN = """
+title = "A trial"
+[[parts]]
+name = "two"
+contestants = ["pre-ln", "post-ln"]
+rates = [1e-3, 2e-3]
+"""
 # a size for the benchmarks that take their model by size
 TINY_SIZE = (1, 1, 8)
 
@@ -206,6 +216,7 @@ class Stage:
         """whole: with the race and the export, which take longest."""
         self.root, self.stage, self.pristine = root, root / "stage", root / "pristine"
         self.counts: dict[tuple[str, str], int] = {}
+        self.child = forked.Child(self.stage, root)
         # names of modules that need no second attempt
         self.tried: set[str] = set()
         texts, elsewhere = self.stage / "texts", self.stage / "elsewhere"
@@ -217,6 +228,8 @@ class Stage:
         (elsewhere / "notes.txt").write_text("not of spheret\n")
         (elsewhere / "link").symlink_to("notes.txt")
         (elsewhere / "way").symlink_to(".")
+        (self.stage / "plan.toml").write_text(PLAN)
+        (self.stage / "results.jsonl").touch()
         base = {base.command: base for base in reversed(BASES)}
         # absolute, because the run keeps it
         data = ("--data", str(self.stage / "data"))
@@ -226,10 +239,10 @@ class Stage:
             self._do("export", "run", "--out", "exported")
             self._do("race", *base["race"].flags)
         shutil.copytree(self.stage, self.pristine, symlinks=True)
-        self.before = fuzz.snapshot(self.pristine)
+        self.before = forked.snapshot(self.pristine)
 
     def _do(self, *words: str) -> None:
-        outcome = fuzz.in_a_child(words, self.stage, self.root)
+        outcome = self.child.run(words, at_first=True)
         assert outcome.code == 0, (words, outcome)
 
     def _import(self) -> None:
@@ -243,8 +256,8 @@ class Stage:
     def try_case(self, case: Case) -> str | None:
         """Run and judge. Returns what is wrong, or None."""
         self._import()
-        outcome = fuzz.in_a_child(case.words, self.stage, self.root, at_first=False)
-        after = fuzz.snapshot(self.stage)
+        outcome = self.child.run(case.words)
+        after = forked.snapshot(self.stage)
         said = outcome.printed + outcome.errors
         wrong = _judge(case, outcome) or self._judge_files(case, outcome.code, said, after)
         if after != self.before:
@@ -275,7 +288,7 @@ class Stage:
         return None
 
 
-def _judge(case: Case, outcome: fuzz.Outcome) -> str | None:
+def _judge(case: Case, outcome: forked.Outcome) -> str | None:
     code, errors = outcome.code, outcome.errors
     if code in (-signal.SIGPROF, -signal.SIGALRM):
         # a number that asks for long work gets it

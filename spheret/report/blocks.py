@@ -403,7 +403,7 @@ def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True)
-class Gain:
+class ComputeGain:
     """How many times a run's compute the reference would need for the run's loss.
 
     `factor` is above 1 if the run is better than the reference. It is None where the reference gives no answer.
@@ -415,7 +415,7 @@ class Gain:
     beyond: Literal["below", "above"] | None = None
 
 
-def compute_gain(reference: Sequence[tuple[float, float]], compute: float, loss: float) -> Gain:
+def compute_gain(reference: Sequence[tuple[float, float]], compute: float, loss: float) -> ComputeGain:
     """The compute-equivalent gain of a run over a reference that was trained with several amounts of compute.
 
     Args:
@@ -435,14 +435,14 @@ def compute_gain(reference: Sequence[tuple[float, float]], compute: float, loss:
         if not 0 < amount < math.inf:
             raise ValueError(f"an amount of compute is {amount}: it must be a positive number.")
     if loss < min(value for _, value in ladder):
-        return Gain(None, "below")
+        return ComputeGain(None, "below")
     if loss > max(value for _, value in ladder):
-        return Gain(None, "above")
+        return ComputeGain(None, "above")
     if any(before <= loss <= after for (_, before), (_, after) in pairwise(ladder)):
-        return Gain(None)
+        return ComputeGain(None)
     # every other stretch falls, and the losses are continuous: exactly one stretch holds this loss
     for (less, before), (more, after) in pairwise(ladder):
         if before >= loss >= after:
-            return Gain(less * (more / less) ** ((before - loss) / (before - after)) / compute)
+            return ComputeGain(less * (more / less) ** ((before - loss) / (before - after)) / compute)
     # a reference of one run, with this very loss
-    return Gain(ladder[0][0] / compute)
+    return ComputeGain(ladder[0][0] / compute)

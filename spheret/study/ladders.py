@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spheret.report import blocks
-from spheret.report.blocks import Gain, Trend
+from spheret.report.blocks import ComputeGain, Trend
 from spheret.study.answers import Gap, GroupAnswer, setting_of
 
 # the settings that are a size
@@ -19,7 +19,7 @@ class Step:
 
     answer: GroupAnswer
     gap: Gap | None
-    gain: Gain | None
+    gain: ComputeGain | None
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _reference_compute(answers: Sequence[GroupAnswer], reference: str) -> list[t
     return list(points.items())
 
 
-def _gain(answer: GroupAnswer, label: str, reference: Sequence[tuple[float, float]]) -> Gain | None:
+def _gain(answer: GroupAnswer, label: str, reference: Sequence[tuple[float, float]]) -> ComputeGain | None:
     if len(reference) < 2 or answer.layout is None or label not in answer.layout.means:
         return None
     flops = answer.by_label[label].finals[answer.layout.seeds[0]].flops

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from spheret.report.blocks import Bowl, Gain, unusual_spread
+from spheret.report.blocks import Bowl, ComputeGain, unusual_spread
 from spheret.study.answers import Gap, GroupAnswer, failures, setting_of
 
 # names in one sentence; the tables name all
@@ -157,7 +157,7 @@ def width_words(bowl: Bowl) -> str:
     return f"{bowl.factor:.2f}" if bowl.factor is not None else f"{bowl.at_least:.2f} or more"
 
 
-def gain_words(gain: Gain | None) -> str:
+def gain_words(gain: ComputeGain | None) -> str:
     if gain is None:
         return "-"
     if gain.factor is not None:

@@ -51,7 +51,8 @@ def _refuse(box: str, prog: str) -> NoReturn:
     for pattern, sentence in _REASONS:
         if found := re.fullmatch(pattern, message):
             message = sentence.format(*found.groups())
-    near = next((section.split(":", 1)[1].split()[0] for section in rest if section.startswith("Perhaps")), None)
+    similar = ("Perhaps", "Arguments similar")
+    near = next((section.split(":", 1)[1].split()[0] for section in rest if section.startswith(similar)), None)
     hint = f" Did you mean {near}?" if near else ""
     raise ValueError(f"{shortened(message, _MOST_LETTERS).rstrip('.')}.{hint} `{prog} --help` lists the flags.")
 

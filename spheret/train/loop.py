@@ -409,7 +409,10 @@ class Trainer:
 
 @contextmanager
 def _signals(received: Callable[[int], None]) -> Iterator[None]:
-    """Within the block, the first SIGINT or SIGTERM calls `received`. A second SIGINT acts as usual."""
+    """Within the block, the first SIGINT or SIGTERM calls `received`. A second SIGINT acts as usual.
+
+    After a SIGTERM, further ones are ignored until the process ends, which it is about to do.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -428,4 +431,5 @@ def _signals(received: Callable[[int], None]) -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, handler)

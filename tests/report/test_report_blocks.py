@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import integrate, special, stats
 
 from spheret.report.blocks import (
-    Gain,
+    ComputeGain,
     bowl,
     compute_gain,
     gap_by_size,
@@ -490,16 +490,16 @@ class TestComputeGain:
 
     def test_beyond_the_ladder_there_is_no_number(self):
         for reference in ([(1.0, 3.0), (2.0, 2.8)], [(1.0, 2.9)]):
-            assert compute_gain(reference, 1.0, 2.7) == Gain(None, "below")
-            assert compute_gain(reference, 1.0, 3.1) == Gain(None, "above")
+            assert compute_gain(reference, 1.0, 2.7) == ComputeGain(None, "below")
+            assert compute_gain(reference, 1.0, 3.1) == ComputeGain(None, "above")
 
     def test_where_the_reference_does_not_fall_there_is_no_number(self):
         reference = [(1.0, 3.0), (2.0, 2.8), (4.0, 2.9), (8.0, 2.5)]
         for loss in (2.8, 2.85, 2.9):
-            assert compute_gain(reference, 1.0, loss) == Gain(None, None)
+            assert compute_gain(reference, 1.0, loss) == ComputeGain(None, None)
         assert compute_gain(reference, 1.0, 2.95).factor == pytest.approx(2**0.25)
         assert compute_gain(reference, 1.0, 2.6).factor == pytest.approx(4 * 2**0.75)
-        assert compute_gain([(1.0, 3.0), (2.0, 3.0)], 1.0, 3.0) == Gain(None, None)
+        assert compute_gain([(1.0, 3.0), (2.0, 3.0)], 1.0, 3.0) == ComputeGain(None, None)
 
     @pytest.mark.parametrize(
         ("reference", "compute", "loss", "sentence"),
