@@ -1,10 +1,14 @@
 """Plans: what they mean, and a sentence for everything that is wrong with one."""
 
+import re
+from pathlib import Path
+
+import msgspec
 import pytest
 from study_helpers import TWO, plan_of, written
 
 from spheret.connections import PAPER_SCHEMES
-from spheret.study.plan import OURS, read_plan
+from spheret.study.plan import OURS, PartRecord, read_plan
 
 
 def test_products_are_contestants(tmp_path):
@@ -57,6 +61,19 @@ def test_rates_lie_on_one_grid(tmp_path):
 def test_our_own_plan_is_one():
     plan = read_plan(OURS)
     assert {each.label for each in plan.groups[0].contestants} == set(PAPER_SCHEMES)
+
+
+def test_the_plans_of_the_docs(tmp_path):
+    page = (Path(__file__).parent.parent.parent / "docs" / "lab.md").read_text()
+    whole, contestants = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    path = tmp_path / "plan.toml"
+    path.write_text(whole)
+    assert [group.name for group in read_plan(path).groups] == ["two", "two-layers24", "two-layers36"]
+    part = TWO.replace('contestants = ["pre-ln", "post-ln"]', contestants)
+    assert len(plan_of(tmp_path, part).groups[0].contestants) == 4
+    # every key of a part is in the table
+    for key in msgspec.structs.fields(PartRecord):
+        assert f"`{key.name}`" in page
 
 
 @pytest.mark.parametrize(
