@@ -14,8 +14,9 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from spheret.race.race import RECIPE
-from spheret.report import blocks
-from spheret.report.blocks import Bowl, Layout, Pair
+from spheret.report import blocks, curves
+from spheret.report.blocks import Layout, Pair
+from spheret.report.curves import Bowl
 from spheret.report.statistics import Interval
 from spheret.runs.config import SECTIONS, merge
 from spheret.study.plan import Contestant, Group, Plan
@@ -234,7 +235,7 @@ def _entry(plan: Plan, group: Group, contestant: Contestant, rows: Rows) -> Entr
         scheme=contestant.given["model"]["scheme"],
         search=search,
         state=state,
-        bowl=blocks.bowl(losses) if search.best is not None else None,
+        bowl=curves.bowl(losses) if search.best is not None else None,
         tries=tuple(rows[key] for key in keys if key in rows),
         rates=tuple(used),
         finals=finals,

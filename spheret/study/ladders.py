@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spheret.report import blocks
-from spheret.report.blocks import ComputeGain, Trend
+from spheret.report import curves
+from spheret.report.curves import ComputeGain, Trend
 from spheret.study.answers import Gap, GroupAnswer, setting_of
 
 # the settings that are a size
@@ -69,7 +69,7 @@ def _ladder(answers: Sequence[GroupAnswer]) -> Ladder:
         known = [(size, step.gap) for size, step in zip(sizes, steps, strict=False) if step.gap is not None]
         trend = None
         if len(known) > 1:
-            trend = blocks.gap_by_size([(size, (g.estimate, g.pair.error, g.pair.degrees)) for size, g in known])
+            trend = curves.gap_by_size([(size, (g.estimate, g.pair.error, g.pair.degrees)) for size, g in known])
         climbs.append(Climb(label, contestant.given["model"]["scheme"], steps, trend))
     return Ladder(part.name, part.title or part.name, reference, key, sizes, tuple(answers), tuple(climbs))
 
@@ -98,4 +98,4 @@ def _gain(answer: GroupAnswer, label: str, reference: Sequence[tuple[float, floa
     if len(reference) < 2 or answer.layout is None or label not in answer.layout.means:
         return None
     flops = answer.by_label[label].finals[answer.layout.seeds[0]].flops
-    return blocks.compute_gain(reference, float(flops), answer.layout.means[label])
+    return curves.compute_gain(reference, float(flops), answer.layout.means[label])

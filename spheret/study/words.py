@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from spheret.report.blocks import Bowl, ComputeGain, unusual_spread
+from spheret.report.curves import Bowl, ComputeGain
 from spheret.study.answers import Gap, GroupAnswer, failures, setting_of
 
 # names in one sentence; the tables name all
@@ -129,11 +129,11 @@ def limits(answer: GroupAnswer) -> list[str]:
                 f"The fresh seeds are not all done: the comparison is on the {len(layout.seeds)} of "
                 f"{answer.group.part.seeds} seeds that all compared contestants have."
             )
-        if layout.spread > unusual_spread(layout):
+        if layout.noisy:
+            noise = [f"{label} ({layout.deviations[label]:.3f})" for label in layout.noisy]
             texts.append(
-                f"The contestants are not equally noisy (the noisiest has {layout.spread:.0f} times the deviation of "
-                f"the quietest, more than chance explains). The p-values pool their noise, so they are too bold for "
-                f"the noisy ones and too cautious for the quiet ones."
+                f"Noisier than chance explains: {listed(noise)}; the others have {layout.deviation:.3f} per run. "
+                f"Their pairs are compared by their own noise, which takes more seeds, and the others without them."
             )
     if answer.group.part.seeds:
         by_reason: dict[str, list[str]] = {}

@@ -10,18 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, special, stats
 
-from spheret.report.blocks import (
-    ComputeGain,
-    bowl,
-    compute_gain,
-    gap_by_size,
-    layout,
-    mean_interval,
-    noise_floor,
-    pairs,
-    smallest_seen,
-    unusual_spread,
-)
+from spheret.report.blocks import layout, mean_interval, noise_floor, pairs, smallest_seen, unusual_spread
+from spheret.report.curves import ComputeGain, bowl, compute_gain, gap_by_size
 from spheret.report.statistics import LEVEL, holm, over_seeds, quantile
 
 
@@ -514,3 +504,44 @@ class TestComputeGain:
     def test_nonsense_is_refused(self, reference, compute, loss, sentence):
         with pytest.raises(ValueError, match=sentence):
             compute_gain(reference, compute, loss)
+
+
+class TestNoisy:
+    """A contestant that is much noisier than the others is left out of the pool, and hides nothing."""
+
+    @pytest.mark.parametrize("seeds", [3, 5])
+    def test_equal_noise_is_seldom_called_noisy(self, seeds):
+        found = [bool(layout(by_seed(table)).noisy) for table in studies([0] * 9, np.ones(9), seeds)[:400]]
+        # one in a hundred; 400 studies: four standard errors are 0.02
+        assert np.mean(found) <= 0.03
+
+    @pytest.mark.parametrize("ratio", [3, 10])
+    def test_false_verdicts_stay_rare(self, ratio):
+        losses = studies([0] * 9, [ratio] + [1] * 8, 5)[:400]
+        false = [any(pair.verdict != "none" for pair in pairs(layout(by_seed(table)))) for table in losses]
+        # 400 studies: two standard errors are 0.03
+        assert np.mean(false) <= 0.1
+
+    def test_the_others_are_told_apart_as_without_it(self):
+        # of the true deviation, with the degrees of freedom of eight and the pairs of nine
+        seen = smallest_seen(replace(layout(by_seed(studies([0] * 9, np.ones(9), 5)[0])), deviation=1.0, degrees=28))
+        losses = studies([0] * 8 + [seen], [20] + [1] * 8, 5)[:200]
+        layouts = [layout(by_seed(table)) for table in losses]
+        assert np.mean([studied.noisy == ("c0",) for studied in layouts]) >= 0.95
+        told = [[pair for pair in pairs(studied) if (pair.first, pair.second) == ("c1", "c8")] for studied in layouts]
+        # 200 studies: four standard errors are 0.11
+        assert np.mean([pair.verdict == "first" for (pair,) in told]) >= 0.8 - 0.11
+
+    def test_its_own_pairs_are_paired_t_tests(self):
+        table = random_table(4, 5)
+        table[1] += [0, 0, 3, 0, 0]
+        studied = layout(by_seed(table))
+        assert studied.noisy == ("c1",)
+        without = layout(by_seed(table[[0, 2, 3]]))
+        assert (studied.deviation, studied.degrees) == (pytest.approx(without.deviation), without.degrees)
+        for pair in pairs(studied):
+            if "c1" in (pair.first, pair.second):
+                first, second = (list(by_seed(table)[name].values()) for name in (pair.first, pair.second))
+                assert pair.p == pytest.approx(stats.ttest_rel(first, second).pvalue, rel=1e-9)
+        low, high = mean_interval(studied, "c1")
+        assert high - low > 10 * (mean_interval(studied, "c0")[1] - mean_interval(studied, "c0")[0])
