@@ -69,7 +69,7 @@ class Entry:
     def step_down(self) -> str:
         """What happened at the higher rates; empty if the best one counts."""
         at = {rate: [row for row in self.abandoned if row.rate == rate] for rate in self.rates[:-1]}
-        return " and ".join(f"{failures(rows)} at {rate:g}" for rate, rows in at.items())
+        return " and ".join(f"at {rate:g} {failures(rows)}" for rate, rows in at.items())
 
     @property
     def mean(self) -> float:
@@ -290,10 +290,12 @@ def _reason(group: Group, search: Tuning, state: State, finals: Mapping[int, Row
 
 
 def failures(rows: Sequence[Row]) -> str:
-    """How many runs collapsed or diverged; empty if none did."""
+    """How many runs collapsed or diverged, and the mean loss of the others; empty if none did."""
     counts = Counter("gave no loss" if row.state == "finished" else row.state for row in rows if not sound(row))
     words = [f"{state} in {count}" for state, count in sorted(counts.items())]
-    return f"{' and '.join(words)} of {len(rows)} seed{'s' * (len(rows) != 1)}" if words else ""
+    losses = [row.loss for row in rows if sound(row)]
+    others = f" (loss {math.fsum(losses) / len(losses):.3f} in the others)" if losses else ""
+    return f"{' and '.join(words)} of {len(rows)} seed{'s' * (len(rows) != 1)}{others}" if words else ""
 
 
 def _compared(entries: list[Entry]) -> tuple[list[Entry], Layout | None]:
