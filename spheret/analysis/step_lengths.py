@@ -14,8 +14,8 @@ from spheret.kernels.closed import dots
 from spheret.model.probes import Sublayer, probe
 from spheret.runs.run import Run
 
-# the edges of the bins: eight per factor of two, from 2^-12 to 8. Steps outside count in the first or last bin
-BIN_EDGES = tuple(2.0 ** (power / 8) for power in range(-12 * 8, 3 * 8 + 1))
+# the edges of the bins: 16 per factor of two, from 2^-12 to 8. Steps outside count in the first or last bin
+BIN_EDGES = tuple(2.0 ** (power / 16) for power in range(-12 * 16, 3 * 16 + 1))
 
 
 class SublayerSteps(NamedTuple):

@@ -19,10 +19,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from torch import Tensor
 
+from spheret.analysis.inputs import float64_device
 from spheret.analysis.step_lengths import BIN_EDGES, RunSteps, run_steps
 from spheret.report.results import find_runs
 from spheret.retractions import RETRACTIONS, Retraction, angular
-from spheret.runs.run import open_run
+from spheret.runs.run import Run, open_run
 from spheret.schedules import SCHEDULES, factor
 from spheret.support import files
 from spheret.support.ranges import check_counts
@@ -145,6 +146,16 @@ def explorer_page(runs: Sequence[RunSteps] = ()) -> bytes:
     return page.encode()
 
 
+def _measured(runs: Sequence[Run], windows: int, data: str | None, device: str) -> list[RunSteps]:
+    """The steps of each run. Runs of one name are told apart by their paths."""
+    names = [run.name for run in runs]
+    steps = [run_steps(run, windows, data, device) for run in runs]
+    return [
+        one if names.count(run.name) == 1 else one._replace(run=str(run.path))
+        for run, one in zip(runs, steps, strict=True)
+    ]
+
+
 def _is_explorer(content: bytes) -> bool:
     return MARK in content[:4096]
 
@@ -167,10 +178,12 @@ def explore_command(
         out: the file to write.
     """
     check_counts(windows=windows)
+    float64_device(device)
+    if data is not None and not runs:
+        raise ValueError(f"--data {data} is for measuring the steps of runs, and no run was given: give a run, or no data.")
     path = Path(out).expanduser()
     files.check_output_file("--out", path, _is_explorer)
-    measured = [run_steps(open_run(run), windows, data, device) for run in find_runs(runs)]
-    page = explorer_page(measured)
+    page = explorer_page(_measured([open_run(run) for run in find_runs(runs)], windows, data, device))
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_atomically(path, page)
     print(path)

@@ -40,7 +40,7 @@ function turn(h, f, alpha, angle, cap) {
 
 // settings
 
-const START = [1.25, 0.45];
+const START = [1.35, 0.4], AXES = [0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 4, 5, 6, data.largestBeta];
 const settings = { f: START.slice() };
 
 function read() {
@@ -56,7 +56,7 @@ function read() {
     name: `p = ${number(p)}`, formula: "p arctan(beta/p)", cap: capOf(familyCap(position)),
     angle: beta => familyTheta(p, beta), colour: "var(--ink)", dashed: true,
   });
-  settings.axis = 0.03125 * 2 ** (Number($("axis").value) / 5);
+  settings.axis = AXES[Number($("axis").value)];
   settings.tolerance = 10 ** (Number($("tolerance").value) / 10);
   settings.layers = Number($("depth").value);
   settings.eta = Number($("eta").value) / 100;
@@ -115,7 +115,7 @@ function ticks(largest, count) {
 
 // an empty plot in the pixels of the page, so that its text has the same size on every screen
 function plot(svg, height, x, y, xName, yName) {
-  const width = svg.clientWidth, left = 46, right = 12, top = 18, bottom = height > 120 ? 36 : 8;
+  const width = svg.clientWidth, left = 46, right = 12, top = 18, bottom = xName ? 36 : 4;
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   svg.style.height = `${height}px`;
   svg.replaceChildren();
@@ -127,9 +127,9 @@ function plot(svg, height, x, y, xName, yName) {
     svg.append(node("path", { class: "grid", d: line([[left, Y(tick)], [width - right, Y(tick)]]) }));
     svg.append(node("text", { x: left - 6, y: Y(tick) + 4, "text-anchor": "end" }, y.text(tick)));
   }
-  for (const tick of bottom > 10 ? x.ticks : [])
+  for (const tick of x.ticks)
     svg.append(node("text", { x: X(tick), y: height - bottom + 16, "text-anchor": "middle" }, number(tick)));
-  if (bottom > 10) {
+  if (xName) {
     svg.append(node("path", { class: "axis", d: line([[left, Y(y.from)], [width - right, Y(y.from)]]) }));
     svg.append(node("text", { x: width - right, y: height - 4, "text-anchor": "end" }, xName));
   }
@@ -139,7 +139,7 @@ function plot(svg, height, x, y, xName, yName) {
 
 // the circle
 
-const VIEW = { x: 2.4, top: 2.0, bottom: -1.22 };
+const VIEW = { x: 2.1, top: 1.75, bottom: -1.12 };
 let unit = 1;
 const toX = x => (VIEW.x + x) * unit, toY = y => (VIEW.top - y) * unit;
 
@@ -151,7 +151,7 @@ function drawTurn() {
   svg.style.height = `${height}px`;
   const moving = node("g", { id: "moving" });
   const handle = node("g", { id: "handle", tabindex: 0, role: "slider", "aria-label": "update f", "aria-valuemin": 0,
-    "aria-valuemax": VIEW.x });
+    "aria-valuemax": 2 });
   handle.append(node("circle", { class: "area", r: 24 }), node("circle", { class: "ring", r: 15 }),
     node("circle", { class: "tip", r: 9 }));
   svg.replaceChildren(
@@ -166,14 +166,14 @@ function drawTurn() {
 }
 
 function moveTurn() {
-  const [x, y] = settings.f, moving = $("moving"), handle = $("handle"), pieces = [], rows = $("readings").tBodies[0];
+  const [x, y] = settings.f, moving = $("moving"), handle = $("handle"), pieces = [];
   const tip = [toX(x), toY(1 + y)], reach = toX(settings.alpha * x);
   pieces.push(node("path", { class: "along", d: line([[toX(0), toY(1)], [reach, toY(1)]]) }),
     node("path", { class: "tangent", d: line([tip, [tip[0], toY(1)]]) }),
     node("path", { class: "vector", d: line([[toX(0), toY(1)], tip]) }),
     node("text", { class: "name", x: tip[0] + 14, y: tip[1] - 10 }, "f"));
   if (Math.abs(reach - toX(0)) > 30)
-    pieces.push(node("text", { class: "name", x: (reach + toX(0)) / 2 - 8, y: toY(1) + 18 }, "αz"));
+    pieces.push(node("text", { class: "name", x: reach + (x < 0 ? -26 : 8), y: toY(1) + 17 }, "αz"));
   let beta = 0;
   settings.contestants.forEach((one, index) => {
     const result = turn([0, 1], [x, y], settings.alpha, one.angle, one.cap), radius = 1 - 0.075 * (index + 1);
@@ -182,8 +182,6 @@ function moveTurn() {
     pieces.push(curve(one, line(angles.map(a => [toX(radius * Math.sin(a)), toY(radius * Math.cos(a))]))),
       node("path", { d: line([[toX(radius * sx), toY(radius * sy)], [toX(sx), toY(sy)]]), style: `stroke:${one.colour}` }),
       node("circle", { cx: toX(sx), cy: toY(sy), r: 6, style: `fill:${one.colour};stroke:var(--card);stroke-width:1.5` }));
-    const held = one.cap !== null && one.angle(beta) > one.cap ? " (cap)" : "";
-    rows.rows[index].cells[2].textContent = degrees(result.angle) + held;
   });
   moving.replaceChildren(...pieces);
   handle.setAttribute("transform", `translate(${tip[0]} ${tip[1]})`);
@@ -202,7 +200,7 @@ function drawAngle() {
   const largest = Math.min(180, Math.max(top * 1.08, 0.5)), step = [1, 5, 15, 30, 45].find(s => largest / s <= 6.5) || 45;
   const yTicks = largest < 4 ? ticks(largest, 4) : many(Math.floor(largest / step), 0, step * Math.floor(largest / step));
   const svg = $("angle");
-  anglePlot = plot(svg, 300, { from: 0, to: settings.axis, ticks: ticks(settings.axis, 5) },
+  anglePlot = plot(svg, 320, { from: 0, to: settings.axis, ticks: ticks(settings.axis, 5) },
     { from: 0, to: largest, ticks: yTicks, text: tick => `${number(tick)}°` }, "β", "θ(β)");
   const { X, Y } = anglePlot, betas = many(160, 0, settings.axis);
   drawSteps(svg, X, Y(0));
@@ -218,15 +216,18 @@ function drawAngle() {
 // the values under the pointer or, without one, at the step of the vector
 function moveMark(beta = settings.beta) {
   if (!anglePlot) return;
-  const { X, Y } = anglePlot, marks = [];
+  const { X, Y } = anglePlot, marks = [], table = $("readings");
   if (beta <= settings.axis) {
     marks.push(node("path", { class: "guide", d: line([[X(beta), Y(0)], [X(beta), 18]]) }));
     for (const one of settings.contestants)
       marks.push(node("circle", { cx: X(beta), cy: Y(capped(one, beta) * DEGREES), r: 4.5, style: `fill:${one.colour}` }));
   }
   anglePlot.marks.replaceChildren(...marks);
-  const values = settings.contestants.map(one => `${one.name} ${degrees(capped(one, beta))}`);
-  $("angle-reading").textContent = `β = ${beta.toFixed(3)}: ${values.join(", ")}`;
+  table.tHead.rows[0].cells[2].textContent = `at β = ${beta.toFixed(2)}`;
+  settings.contestants.forEach((one, index) => {
+    const held = one.cap !== null && one.angle(beta) > one.cap ? " (cap)" : "";
+    table.tBodies[0].rows[index].cells[2].textContent = degrees(capped(one, beta)) + held;
+  });
 }
 
 // runs: how long their steps are
@@ -263,7 +264,7 @@ function drawHeat() {
   run.sublayers.forEach((s, index) => {
     const high = densities(s.counts), most = Math.max(...high);
     high.forEach((value, bin) => {
-      const from = X(data.edges[bin]), to = Math.min(X(data.edges[bin + 1]), right), shade = Math.ceil(10 * value / most) - 1;
+      const from = X(data.edges[bin]), to = Math.min(X(data.edges[bin + 1]), right), shade = Math.min(9, Math.ceil(10 * value / most) - 1);
       if (shade >= 0 && to > from) shades[shade] += `M${from.toFixed(1)} ${Y(index + 0.5)}H${to.toFixed(1)}V${Y(index + 1.5)}H${from.toFixed(1)}Z`;
     });
   });
@@ -395,7 +396,7 @@ function drawAll() {
 }
 
 const ON_CHANGE = {
-  p: [read, readings, drawTurn, drawAngle, drawPart, drawBudget],
+  p: [read, readings, moveTurn, drawAngle, drawPart, drawBudget],
   alpha: [read, moveTurn],
   cap: [read, moveTurn, drawAngle, drawPart, drawBudget],
   "cap-angle": [read, moveTurn, drawAngle, drawPart, drawBudget],
@@ -413,7 +414,7 @@ $("run")?.addEventListener("input", () => {
 });
 
 function moveTo(x, y) {
-  settings.f = [Math.max(-2.3, Math.min(2.3, x)), Math.max(-2.1, Math.min(0.9, y))];
+  settings.f = [Math.max(-2, Math.min(2, x)), Math.max(-2, Math.min(0.65, y))];
   later(moveTurn);
 }
 
@@ -447,8 +448,8 @@ $("angle").addEventListener("pointerleave", () => moveMark());
 if (data.runs.length) {
   const counts = data.edges.slice(1).map((_, bin) => data.runs.flatMap(run => run.sublayers).reduce((sum, s) => sum + s.counts[bin], 0));
   const steps = { counts, total: counts.reduce((a, b) => a + b, 0) };
-  const enough = many(40, 0, 40).find(k => shareBeyond(steps, 0.03125 * 2 ** (k / 5)) < 0.01);
-  $("axis").value = Math.max(15, enough ?? 40);
+  const enough = AXES.findIndex(axis => shareBeyond(steps, axis) < 0.01);
+  $("axis").value = enough < 0 ? AXES.length - 1 : enough;
 }
 drawAll();
 let lastWidth = document.body.clientWidth;
