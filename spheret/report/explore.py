@@ -10,7 +10,7 @@ import base64
 import hashlib
 import math
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +62,15 @@ def _cubic(values: Tensor, t: Tensor) -> Tensor:
 
 
 def angle_pieces(row: Retraction) -> tuple[list[float], list[float]]:
-    """theta on [0, LARGEST_BETA] as cubic pieces: their ends, and theta at each start, third and two thirds, and the end.
+    """theta on [0, LARGEST_BETA] as cubic pieces: their ends, and theta at four places of each piece.
 
-    A piece is halved until the cubic has an error below `_ERROR`. So a row may have any slope.
+    The places are the start, a third, two thirds, and the end, which is the start of the next piece. A piece is halved until the cubic has an error below `_ERROR`. So a row may have any slope.
     """
     nodes = torch.arange(4, dtype=torch.float64) / 3
     probes = torch.arange(1, 18, dtype=torch.float64) / 18
     # an angle has a bend where its formula ends
     ends = sorted({0.0, min(row.largest_step, LARGEST_BETA), LARGEST_BETA})
-    pieces = torch.tensor(list(zip(ends, ends[1:], strict=False)), dtype=torch.float64)
+    pieces = torch.tensor(list(pairwise(ends)), dtype=torch.float64)
     done: list[list[float]] = []
     while len(pieces):
         start, width = pieces[:, :1], pieces[:, 1:] - pieces[:, :1]
@@ -180,7 +180,9 @@ def explore_command(
     check_counts(windows=windows)
     float64_device(device)
     if data is not None and not runs:
-        raise ValueError(f"--data {data} is for measuring the steps of runs, and no run was given: give a run, or no data.")
+        raise ValueError(
+            f"--data {data} is for measuring the steps of runs, and no run was given: give a run, or no data."
+        )
     path = Path(out).expanduser()
     files.check_output_file("--out", path, _is_explorer)
     page = explorer_page(_measured([open_run(run) for run in find_runs(runs)], windows, data, device))

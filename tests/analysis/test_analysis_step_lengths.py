@@ -1,6 +1,7 @@
 """The lengths of a model's steps: beta is the number whose angle is the angle of the update."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -48,7 +49,7 @@ def test_a_state_of_zeros_takes_no_step():
 
 
 def test_bins():
-    middles = [math.sqrt(low * high) for low, high in zip(BIN_EDGES, BIN_EDGES[1:], strict=False)]
+    middles = [math.sqrt(low * high) for low, high in pairwise(BIN_EDGES)]
     assert bin_counts(torch.tensor(middles, dtype=torch.float64)) == [1] * len(middles)
     # an edge belongs to the bin above it, and what lies outside to the first and the last
     at_edges = bin_counts(torch.tensor([BIN_EDGES[5], 0.0, math.inf, BIN_EDGES[-1]], dtype=torch.float64))
