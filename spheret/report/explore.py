@@ -64,7 +64,8 @@ def _cubic(values: Tensor, t: Tensor) -> Tensor:
 def angle_pieces(row: Retraction) -> tuple[list[float], list[float]]:
     """theta on [0, LARGEST_BETA] as cubic pieces: their ends, and theta at four places of each piece.
 
-    The places are the start, a third, two thirds, and the end, which is the start of the next piece. A piece is halved until the cubic has an error below `_ERROR`. So a row may have any slope.
+    The places are the start, a third, two thirds, and the end, which is the start of the next piece. A piece is
+    halved until the cubic has an error below `_ERROR`. So a row may have any slope.
     """
     nodes = torch.arange(4, dtype=torch.float64) / 3
     probes = torch.arange(1, 18, dtype=torch.float64) / 18
