@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "certify": ("spheret.analysis.certify:certify_command", "prove or measure how well conditioned a run is"),
     "inspect": ("spheret.analysis.inspect:inspect_command", "show what the stream of a run does, or of two runs"),
     "report": ("spheret.report.report:report_command", "compare runs: a page, tables and figures"),
+    "explore": ("spheret.report.explore:explore_command", "try retractions, caps and schedules by hand, on one page"),
     "reproduce": ("spheret.race.reproduce:reproduce", "run the paper's recipe: one cell of its tables, or all 48"),
     "plan": ("spheret.plan.command:plan_command", "estimate memory, FLOPs, traffic and hours before a run"),
     "export": ("spheret.hub.transfer:export_command", "write a run as files that transformers loads"),

@@ -60,6 +60,7 @@ BASES = (
     Base("certify", (), ("--schemes", "pre-ln", "--layers", "1,2", "--width", "8", "--out", "out/initialisation")),
     Base("inspect", ("run",), ("--windows", "1", "--out", "out/inspect")),
     Base("report", ("run",), ("--out", "out/report")),
+    Base("explore", ("run",), ("--windows", "1", "--out", "out/explorer.html")),
     Base("reproduce", (), ("--dataset", "openwebtext", "--size", "S", "--scheme", "keel", "--out", "out/paper",
                            "--data", "nowhere")),
     Base("reproduce", (), ("--dataset", "openwebtext", "--size", "S", "--scheme", "keel", "--out", "out/paper",

@@ -27,6 +27,7 @@ PLAIN = {
     "sample": ["nowhere"],
     "certify": ["nowhere"],
     "inspect": ["nowhere"],
+    "explore": ["nowhere"],
     "plan": [],
     "doctor": [],
     **{name: [] for name in COMMANDS if name.startswith("bench ")},

@@ -13,6 +13,8 @@ from spheret.kernels import chosen, use
 assert pathlib.Path(spheret.__file__).is_relative_to(pathlib.Path({prefix!r})), spheret.__file__
 assert (pathlib.Path(spheret.__file__).parent / "py.typed").exists()
 assert (pathlib.Path(spheret.__file__).parent / "report" / "page.html.jinja").exists()
+for name in ("html.jinja", "css", "js"):
+    assert (pathlib.Path(spheret.__file__).parent / "report" / f"explorer.{name}").exists()
 assert (pathlib.Path(spheret.__file__).parent / "race" / "stage.sbatch.jinja").exists()
 h = torch.randn(8, 16, requires_grad=True)
 with use("native"):

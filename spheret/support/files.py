@@ -9,7 +9,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -142,10 +142,17 @@ def refuse_links(directory: Path, names: Iterable[str]) -> None:
             )
 
 
-def check_output_file(flag: str, path: Path | None) -> None:
-    """Raise if a command's numbers cannot be written there. It is asked before the work whose result goes there.
+def _are_numbers(content: bytes) -> bool:
+    try:
+        return "command" in msgspec.json.decode(content, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        return False
 
-    A file that is there must hold such numbers, or be empty.
+
+def check_output_file(flag: str, path: Path | None, is_ours: Callable[[bytes], bool] = _are_numbers) -> None:
+    """Raise if a command's result cannot be written there. It is asked before the work whose result goes there.
+
+    A file that is there must hold such a result, or be empty. is_ours: by default the numbers of a command.
     """
     if path is None:
         return
@@ -158,12 +165,9 @@ def check_output_file(flag: str, path: Path | None) -> None:
         return
     try:
         content = read_regular(path, _MOST_NUMBERS)
-        ours = not content or "command" in msgspec.json.decode(content, type=dict[str, Any])
     except NotRegular as error:
         raise ValueError(f"{flag}: {error}. Give another file.") from None
-    except msgspec.MsgspecError:
-        ours = False
-    if not ours:
+    if content and not is_ours(content):
         raise FileExistsError(f"{flag} {path} is no file of spheret's, which is not overwritten: give another file.")
 
 

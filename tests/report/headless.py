@@ -112,6 +112,24 @@ class Browser:
                 errors.append(parameters["entry"]["text"])
         return errors
 
+    def trace(self, act):
+        """Act while the browser keeps a record of its work. Returns the processor time of each task, in seconds."""
+        self.call("Tracing.start", categories="-*,toplevel")
+        act()
+        self._events.clear()
+        self.call("Tracing.end")
+        deadline = time.monotonic() + 60
+        while not any(event.get("method") == "Tracing.tracingComplete" for event in self._events):
+            self._events.append(self._receive(deadline))
+        events = [
+            event
+            for batch in self._events
+            if batch.get("method") == "Tracing.dataCollected"
+            for event in batch["params"]["value"]
+        ]
+        # the clock of the thread, because other processes may take the core for a while
+        return [event["tdur"] / 1e6 for event in events if event["name"].endswith("::RunTask") and "tdur" in event]
+
     def screenshot(self):
         """The whole page as PNG."""
         return base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"])
