@@ -301,7 +301,7 @@ def race(
         if not where.quiet:
             _announce(directory, runs, todo, steps, jobs, where.threads)
         if todo:
-            waiting = [_job(directory, run, configs[run], where) for run in todo]
+            waiting = [_job(directory, run, configs[run].reading(prepared), where) for run in todo]
             # a contestant's rates share a line
             lines: dict[tuple[str, int], list[Follower]] = {}
             for run, follower in zip(runs, followers, strict=True):

@@ -272,7 +272,7 @@ class TestRefused:
             (["--steps", "0"], "--steps must be at least 1"),
             (["--width", "65"], "not divisible by heads"),
             (["--head-bias", "bigram"], "unknown head_bias 'bigram'"),
-            (["--data", "nothing-there"], "neither a directory nor a corpus"),
+            (["--data", "nothing-there"], "neither a file nor a directory nor a corpus"),
             (["--lr="], "--lr must be numbers with commas, such as 2.5e-3,5e-3,1e-2, got ''"),
             (["--lr", "1e-3,"], "--lr must be numbers with commas, such as 2.5e-3,5e-3,1e-2, got '1e-3,'"),
             (["--lr", "fast"], "--lr must be numbers with commas, such as 2.5e-3,5e-3,1e-2, got 'fast'"),
