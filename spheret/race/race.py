@@ -101,7 +101,26 @@ def learning_rates(text: str) -> list[float]:
     return rates
 
 
-def race_runs(schemes: str, seeds: int, rates: Sequence[float] = ()) -> list[RaceRun]:
+def race_seeds(text: str) -> list[int]:
+    """The seeds of the flag --seeds: a number is how many, and numbers with commas are the seeds themselves."""
+    words = [word.strip() for word in text.split(",")]
+    # a comma at the end makes a list of one seed
+    listed = words[:-1] if len(words) > 1 and not words[-1] else words
+    # longer words are too large in any case, and Python refuses to read the longest
+    if not all(word.removeprefix("-").isdecimal() and len(word) < 4000 for word in listed):
+        raise ValueError(f"--seeds must be a number, or seeds with commas, such as 3,4,9 or 7, got {text[:60]!r}.")
+    numbers = [int(word) for word in listed]
+    if len(words) == 1:
+        return [FIRST_SEED + k for k in range(check_count("--seeds", numbers[0], most=MOST_SEEDS))]
+    check_count("the seeds of --seeds", len(numbers), most=MOST_SEEDS)
+    for seed in numbers:
+        check_count("each seed of --seeds", seed, least=0)
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f"--seeds {text[:60]} has a seed twice: give each once.")
+    return numbers
+
+
+def race_runs(schemes: str, seeds: Sequence[int], rates: Sequence[float] = ()) -> list[RaceRun]:
     """The runs of a race, in an order that compares all contestants if the race is cut short.
 
     A seed of every contestant comes before the next seed. Within a seed, every contestant has the middle rate before
@@ -110,11 +129,10 @@ def race_runs(schemes: str, seeds: int, rates: Sequence[float] = ()) -> list[Rac
     rates: ascending; none if all runs share one rate.
     """
     choices = parse_schemes(schemes)
-    check_count("--seeds", seeds, most=MOST_SEEDS)
     # a stable sort: of two rates at one distance from the middle, the lower comes first
     outwards = sorted(range(len(rates)), key=lambda index: abs(2 * index - (len(rates) - 1)))
     ordered: list[float | None] = [rates[index] for index in outwards] if rates else [None]
-    return [RaceRun(choice, FIRST_SEED + k, rate) for k in range(seeds) for rate in ordered for choice in choices]
+    return [RaceRun(choice, seed, rate) for seed in seeds for rate in ordered for choice in choices]
 
 
 def _rates(where: Where, shared: Given) -> list[float]:
@@ -209,7 +227,7 @@ class Where:
 
     Args:
         schemes: "paper" for its nine, "all", or names with commas; scheme:option=value races a variant.
-        seeds: Runs per scheme and learning rate. With one seed no pair can have a winner.
+        seeds: How many seeds; or, with a comma, the seeds: 3,4,9 (one seed: 7,). With one no pair can have a winner.
         lr: Highest learning rates with commas. Every scheme is trained at each and reported at its best.
         out: The directory of the race: one run directory per contestant, and report/.
         config: A TOML or JSON file of settings, by section; flags win over it.
@@ -221,7 +239,7 @@ class Where:
     """
 
     schemes: str = "paper"
-    seeds: int = 1
+    seeds: Annotated[str, shown("INT|LIST", "1")] = "1"
     lr: Annotated[str | None, shown("LIST", ",".join(map(str, RATES)))] = None
     out: str = "runs/race"
     config: Annotated[Path | None, shown("PATH", "none")] = None
@@ -268,7 +286,7 @@ def race(
     # all runs share a single rate
     if len(rates) == 1:
         shared["train"]["lr"] = rates[0]
-    runs = race_runs(where.schemes, where.seeds, rates if len(rates) > 1 else ())
+    runs = race_runs(where.schemes, race_seeds(where.seeds), rates if len(rates) > 1 else ())
     every = shared["evaluation"].get("eval_every")
     if every is not None:
         check_count("--eval-every of a race", every)

@@ -14,7 +14,7 @@ from planted import planted
 
 from spheret.cli import main
 from spheret.connections import PAPER_SCHEMES, SCHEMES
-from spheret.race.race import RATES, learning_rates, race_runs
+from spheret.race.race import RATES, learning_rates, race_runs, race_seeds
 from spheret.race.scoreboard import Scoreboard
 from spheret.runs.metrics import TIMING, Follower
 from spheret.runs.run import open_run
@@ -268,6 +268,10 @@ class TestRefused:
             (["--schemes", "pre-ln:schedule=../x"], "a variant is scheme:option=value"),
             (["--schemes", "pre-ln:schedule=sqrt"], "unknown option of pre-ln"),
             (["--seeds", "0"], "--seeds must be at least 1, got 0"),
+            (["--seeds", "3,x"], "--seeds must be a number, or seeds with commas"),
+            (["--seeds", ","], "--seeds must be a number, or seeds with commas"),
+            (["--seeds", "3,4,3"], "has a seed twice"),
+            (["--seeds=-3,4"], "each seed of --seeds must be at least 0, got -3"),
             (["--jobs", "0"], "--jobs must be at least 1, got 0"),
             (["--steps", "0"], "--steps must be at least 1"),
             (["--width", "65"], "not divisible by heads"),
@@ -311,21 +315,32 @@ class TestRefused:
 
 class TestRaceRuns:
     def test_groups(self):
-        assert tuple(e.choice.name for e in race_runs("paper", 1)) == PAPER_SCHEMES
-        assert tuple(e.choice.name for e in race_runs("all", 1)) == tuple(SCHEMES)
-        assert [e.name for e in race_runs("keel,paper", 1)][:2] == ["keel-1337", "pre-ln-1337"]
-        assert len(race_runs("keel,paper", 1)) == 9
+        assert tuple(e.choice.name for e in race_runs("paper", race_seeds("1"))) == PAPER_SCHEMES
+        assert tuple(e.choice.name for e in race_runs("all", race_seeds("1"))) == tuple(SCHEMES)
+        assert [e.name for e in race_runs("keel,paper", race_seeds("1"))][:2] == ["keel-1337", "pre-ln-1337"]
+        assert len(race_runs("keel,paper", race_seeds("1"))) == 9
 
     def test_a_seed_of_everyone_before_the_next(self):
-        assert [e.name for e in race_runs("pre-ln,keel", 2)] == [
+        assert [e.name for e in race_runs("pre-ln,keel", race_seeds("2"))] == [
             "pre-ln-1337",
             "keel-1337",
             "pre-ln-1338",
             "keel-1338",
         ]
 
+    def test_a_number_is_how_many_seeds_and_numbers_are_the_seeds(self):
+        assert race_seeds("3") == [1337, 1338, 1339]
+        assert race_seeds("3,4, 9") == [3, 4, 9]
+        assert race_seeds("7,") == [7]
+        assert [e.name for e in race_runs("pre-ln,keel", race_seeds("9,4"))] == [
+            "pre-ln-9",
+            "keel-9",
+            "pre-ln-4",
+            "keel-4",
+        ]
+
     def test_the_middle_rates_of_everyone_come_first(self):
-        names = [run.name for run in race_runs("pre-ln,keel", 2, [1e-3, 2e-3, 4e-3])]
+        names = [run.name for run in race_runs("pre-ln,keel", race_seeds("2"), [1e-3, 2e-3, 4e-3])]
         assert names[:6] == [
             "pre-ln-lr0.002-1337",
             "keel-lr0.002-1337",
@@ -335,7 +350,7 @@ class TestRaceRuns:
             "keel-lr0.004-1337",
         ]
         assert names[6:] == [name.replace("1337", "1338") for name in names[:6]]
-        assert [run.lr for run in race_runs("keel", 1, [1, 2, 3, 4])] == [2, 3, 1, 4]
+        assert [run.lr for run in race_runs("keel", race_seeds("1"), [1, 2, 3, 4])] == [2, 3, 1, 4]
 
     def test_rates_are_sorted_and_ours_are_three(self):
         assert learning_rates("1e-2, 2.5e-3,5e-3") == [0.0025, 0.005, 0.01]
@@ -344,10 +359,12 @@ class TestRaceRuns:
 
     def test_rates_that_are_almost_the_same_have_different_names(self):
         near = [0.001, 0.0010000001]
-        assert len({run.name for run in race_runs("keel", 1, near)}) == 2
+        assert len({run.name for run in race_runs("keel", race_seeds("1"), near)}) == 2
 
     def test_names_are_different(self):
-        names = [e.name for e in race_runs("all,p-spheretnorm:p=0.3,p-spheretnorm:p=0.3:schedule=sqrt", 3)]
+        names = [
+            e.name for e in race_runs("all,p-spheretnorm:p=0.3,p-spheretnorm:p=0.3:schedule=sqrt", race_seeds("3"))
+        ]
         assert len(set(names)) == len(names) == 3 * (len(SCHEMES) + 2)
 
 
