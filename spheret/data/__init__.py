@@ -14,6 +14,7 @@ _HOMES = {
     "Tokenizer": "spheret.data.tokenizers",
     "Validation": "spheret.data.loader",
     "cached": "spheret.data.named",
+    "check_named": "spheret.data.named",
     "open_data": "spheret.data.store",
     "open_named": "spheret.data.named",
     "prepare": "spheret.data.preparation",
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from spheret.data.loader import Loader as Loader
     from spheret.data.loader import Validation as Validation
     from spheret.data.named import cached as cached
+    from spheret.data.named import check_named as check_named
     from spheret.data.named import open_named as open_named
     from spheret.data.preparation import prepare as prepare
     from spheret.data.shards import verify as verify

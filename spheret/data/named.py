@@ -32,16 +32,10 @@ def cached(corpus: str = "sotu", tokenizer: str | None = None, quiet: bool = Tru
     return prepare(corpus, tokenizer, quiet=quiet)
 
 
-def open_named(name: str, tokenizer: str | None, quiet: bool) -> Data:
-    """Open a data directory, a corpus by name, or a file, folder or glob of text. The cache holds what is prepared.
-
-    For a name, None takes the corpus's default tokenizer. For a directory, a tokenizer must be the one of the data.
-    For text, None takes `bytes`, or `gpt2` from 16 MiB on. Unless `quiet`, a line on stderr says how it is split.
-    """
-    if name in CORPORA:
-        return cached(name, tokenizer, quiet=quiet)
+def check_named(name: str) -> None:
+    """Raise at once if there can be no data of that name."""
     path = Path(name).expanduser()
-    if not path.exists() and not glob.has_magic(name):
+    if name not in CORPORA and not path.exists() and not glob.has_magic(name):
         known = ", ".join(CORPORA)
         raise FileNotFoundError(
             f"--data {name} is neither a file nor a directory nor a corpus: known corpora are {known}."
@@ -50,6 +44,18 @@ def open_named(name: str, tokenizer: str | None, quiet: bool) -> Data:
         raise ValueError(
             f"--data {name} holds an unfinished preparation: run its spheret prepare again to finish it."
         )
+
+
+def open_named(name: str, tokenizer: str | None, quiet: bool) -> Data:
+    """Open a data directory, a corpus by name, or a file, folder or glob of text. The cache holds what is prepared.
+
+    For a name, None takes the corpus's default tokenizer. For a directory, a tokenizer must be the one of the data.
+    For text, None takes `bytes`, or `gpt2` from 16 MiB on. Unless `quiet`, a line on stderr says how it is split.
+    """
+    check_named(name)
+    if name in CORPORA:
+        return cached(name, tokenizer, quiet=quiet)
+    path = Path(name).expanduser()
     if not (path / shards.MANIFEST).exists():
         return _own_text(name, tokenizer, quiet)
     data = open_data(path)
