@@ -16,10 +16,11 @@ import torch
 import tyro
 
 from spheret.connections.parse import SchemeChoice, parse_schemes
-from spheret.data import Data, open_named
+from spheret.data import Data, check_named, open_named
 from spheret.plan.fits import IGNORE_MEMORY, check_training
 from spheret.race.executor import Job
 from spheret.race.local import Local
+from spheret.race.outcome import print_outcome
 from spheret.race.scoreboard import Scoreboard
 from spheret.report.report import report
 from spheret.runs.config import Given, RunConfig, complete, merge, read_config
@@ -295,6 +296,10 @@ def race(
     # wrong settings are found before anything is written or prepared
     for run in runs:
         _check_memory(complete(run.settings(shared), device.type), device, where)
+    check_named(shared["data"]["path"])
+    if not where.quiet:
+        count = f"{len(runs)} run{'s' * (len(runs) > 1)} of {len({run.contestant for run in runs})} contestants"
+        print(f"race: {count} on {shared['data']['path']}, into {directory}.", file=sys.stderr, flush=True)
     prepared = open_named(shared["data"]["path"], shared["data"].get("tokenizer"), where.quiet)
     sizes = prepared.vocab_size, prepared.padded_vocab_size
     configs = {run: complete(run.settings(shared), device.type, 1, *sizes) for run in runs}
@@ -327,13 +332,17 @@ def race(
             with Scoreboard(list(lines.values()), where.quiet) as board:
                 Local(jobs, directory, board.update).run(lambda: waiting)
         _measure(directory, configs, prepared, where)
-        page = report([directory / run.name for run in runs], directory / "report")
+        places = [directory / run.name for run in runs]
+        page = report(places, directory / "report")
     except KeyboardInterrupt:
         print("stopped; every training has saved. Run the same command again to go on.", file=sys.stderr)
         return INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, before)
         lock.release()
+    # scripts take the path from the last line
+    if not where.quiet:
+        print_outcome(places)
     print(page)
     return 0
 

@@ -94,9 +94,28 @@ class TestFinished:
         assert len(before) == 6
         (finished / "report" / "report.html").unlink()
         assert race(*TINY, "--steps", "10", "--schemes", VARIANTS, "--out", finished) == 0
-        assert "all 3 runs" in capsys.readouterr().err
+        output = capsys.readouterr()
+        first, second = output.err.splitlines()
+        assert first == f"race: 3 runs of 3 contestants on sotu, into {finished}."
+        assert "all 3 runs" in second
+        self.check_outcome(finished, output.out.splitlines())
         assert (finished / "report" / "report.html").exists()
         assert {path: path.stat().st_mtime_ns for path in finished.glob("*/[ms]*.json*")} == before
+
+    def check_outcome(self, finished, printed):
+        """The contestants, best first, then one sentence, then the path."""
+        assert printed[-1] == str(finished / "report" / "report.html")
+        assert printed[-2].startswith("One seed shows a collapse, a divergence or a large gap, and cannot tell ")
+        assert "`spheret study PLAN.toml`" in printed[-2]
+        rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed if line.startswith("│")]
+        losses = {name: open_run(finished / name).metrics()[-1]["val_loss"] for name in NAMES}
+        assert [row[0] for row in rows] == ["1", "2", "3"]
+        assert [row[3] for row in rows] == [f"{loss:.3f}" for loss in sorted(losses.values())]
+        assert all(row[2] == "0.003" for row in rows)
+        cost = {row[1]: row[6] for row in rows}
+        assert cost["pre-ln"] == f"{1000 * read_step_cost(finished / NAMES[0]).seconds:.1f}"
+        # two of the three are the same
+        assert sum(row[4] == "+0.0000" for row in rows) == (losses[NAMES[1]] < losses[NAMES[0]])
 
     def test_other_settings_are_refused(self, finished, capsys):
         assert race(*TINY, "--steps", "12", "--schemes", VARIANTS, "--out", finished) == 2
@@ -113,6 +132,26 @@ class TestFinished:
         assert "runs,proj-spheretnorm" in (finished / "report" / "tables.csv").read_text()
         assert "runs,proj-spheretnorm" not in (out / "report" / "tables.csv").read_text()
         assert list(read_step_cost(out / NAMES[0]).together) == ["pre-ln"]
+
+
+def test_text_of_ones_own_in_one_command(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("SPHERET_CACHE", str(tmp_path / "cache"))
+    text = tmp_path / "my.txt"
+    text.write_text("".join(f"{number}. A line of my own, and no other.\n" for number in range(1500))[:60_000])
+    out = tmp_path / "out"
+    words = (*TINY, "--schemes", "pre-ln,proj-spheretnorm", "--steps", "2", "--seeds", "5,", "--out", out)
+    assert race("--data", text, *words) == 0
+    output = capsys.readouterr()
+    first, second = output.err.splitlines()[:2]
+    assert first == f"race: 2 runs of 2 contestants on {text}, into {out}."
+    assert second.startswith(f"{text} as bytes: train ")
+    assert output.out.splitlines()[-1] == str(out / "report" / "report.html")
+    run = open_run(out / "pre-ln-5")
+    assert run.config.data.corpus.name == "my.txt"
+    assert 0.04 < run.config.data.tokens["val"] / 60_000 < 0.06
+    # what a training reads does not follow the file
+    config = json.loads((out / "configs" / "pre-ln-5.json").read_text())
+    assert config["data"]["path"] == run.config.data.path
 
 
 class TestSeveralRates:
