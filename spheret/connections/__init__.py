@@ -20,6 +20,7 @@ from spheret.retractions import Retraction
 from spheret.support.errors import unknown
 
 __all__ = [
+    "OTHER_NAMES",
     "PAPER_SCHEMES",
     "SCHEMES",
     "Bounded",
@@ -63,6 +64,29 @@ SCHEMES: dict[str, Callable[..., Scheme]] = {
     "scalenorm": flat.PreScaleNorm,
 }
 PAPER_SCHEMES: tuple[str, ...] = tuple(SCHEMES)[:9]
+# what else the schemes are called, in small letters and digits alone. An error suggests the scheme that is meant
+OTHER_NAMES: dict[str, str] = {
+    **dict.fromkeys(("preln", "prenorm", "prelayernorm", "layernorm", "ln", "gpt", "gpt2"), "pre-ln"),
+    **dict.fromkeys(("rmsnorm", "prermsnorm", "prerms", "llama"), "pre-ln"),
+    **dict.fromkeys(("postln", "postnorm", "postlayernorm", "bert", "vanilla"), "post-ln"),
+    **dict.fromkeys(("dyt", "predyt", "dynamictanh", "tanh"), "pre-dyt"),
+    **dict.fromkeys(("periln", "perinorm", "sandwich", "sandwichln", "sandwichnorm"), "peri-ln"),
+    **dict.fromkeys(("geodesic", "exp", "exponential", "exponentialmap", "expmap"), "geonorm"),
+    **dict.fromkeys(("spheret", "spheretnorm", "projspheret", "proj", "projection", "sphere"), "proj-spheretnorm"),
+    **dict.fromkeys(("cay", "cayley", "cayspheret", "cayleyspheretnorm"), "cay-spheretnorm"),
+    **dict.fromkeys(("p", "pspheret"), "p-spheretnorm"),
+    **dict.fromkeys(("resnet", "skip", "skipconnection", "identity", "none", "nonorm"), "residual"),
+    **dict.fromkeys(("erf", "prederf", "dynamicerf"), "derf"),
+    **dict.fromkeys(("isru", "predyisru"), "dyisru"),
+    **dict.fromkeys(("layernormscaling", "lnscaling", "curseofdepth"), "lns"),
+    **dict.fromkeys(("mixln", "mixnorm"), "mix-ln"),
+    **dict.fromkeys(("deepnet", "deepln"), "deepnorm"),
+    **dict.fromkeys(("skipinit", "zeroinit"), "rezero"),
+    **dict.fromkeys(("cait", "lscale"), "layerscale"),
+    **dict.fromkeys(("normalizedgpt", "normalisedgpt", "normalizedtransformer", "hypersphere"), "ngpt"),
+    **dict.fromkeys(("orthogonalresidual", "orthogonalupdate", "ortho"), "orthogonal"),
+    **dict.fromkeys(("prescalenorm", "l2norm"), "scalenorm"),
+}
 
 
 def scheme(name: str, /, **options: Any) -> Scheme:
@@ -71,7 +95,7 @@ def scheme(name: str, /, **options: Any) -> Scheme:
     An option must have the type that the scheme's class declares for it.
     """
     if name not in SCHEMES:
-        raise unknown("scheme", name, SCHEMES)
+        raise unknown("scheme", name, SCHEMES, OTHER_NAMES)
     row = SCHEMES[name]
     scheme_class = row.func if isinstance(row, partial) else row
     kinds = _option_types(scheme_class)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from spheret.connections import PAPER_SCHEMES, SCHEMES, Scheme, scheme
+from spheret.connections import OTHER_NAMES, PAPER_SCHEMES, SCHEMES, Scheme, scheme
 from spheret.retractions import Retraction, table_name
 from spheret.support.errors import unknown
 
@@ -92,7 +92,7 @@ def parse_schemes(text: str) -> list[SchemeChoice]:
     for word in dict.fromkeys(words):
         name, *settings = word.split(":")
         if name not in SCHEMES:
-            raise unknown("scheme", name, [*SCHEMES, *groups])
+            raise unknown("scheme", name, [*SCHEMES, *groups], OTHER_NAMES)
         for setting in settings:
             # a race names a directory after the variant
             if not re.fullmatch(r"\w+=[\w.+-]+", setting):

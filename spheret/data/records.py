@@ -22,6 +22,8 @@ MOST_OF_MANIFEST = 1 << 30
 ShardName = Annotated[str, Meta(pattern=r"^(train|val)-\d{5}\.bin$")]
 Hexadecimal = Annotated[str, Meta(pattern="^[0-9a-f]{1,64}$")]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 32)]
+# unset if the hash of a document decides its split
+ByPosition = Literal["position"] | UnsetType
 
 
 class TokenizerRecord(Record):
@@ -70,7 +72,10 @@ def _check_splits(**values: dict[str, Any]) -> None:
 
 
 class Manifest(Record):
-    """manifest.json, which completes a data directory. The dictionaries have one entry per split."""
+    """manifest.json, which completes a data directory. The dictionaries have one entry per split.
+
+    split: set if the documents were too few, so that the end of each is for validation.
+    """
 
     corpus: CorpusRecord
     tokenizer: TokenizerRecord
@@ -85,6 +90,7 @@ class Manifest(Record):
     largest_id: TokenId
     counts_sha256: Sha256
     shards: dict[str, list[ShardRecord]]
+    split: ByPosition = UNSET
     format: str = FORMAT
     version: int = VERSION
 
@@ -111,9 +117,25 @@ class Manifest(Record):
         if self.largest_id != largest:
             raise ValueError(f"largest_id is {self.largest_id}, and that of the shards is {largest}")
 
+    def summary(self) -> str:
+        """How the text is split, in one line."""
+        by_position = self.split == "position"
+        unit = "parts" if by_position else "documents"
+        text = ", ".join(
+            f"{split} {self.tokens[split]:,} tokens in {self.documents[split]:,} {unit}" for split in SPLITS
+        )
+        if by_position:
+            text += f" (too few documents to set some aside, so val is the last {self.val_fraction:.3g} of each)"
+        repaired = self.repaired_documents
+        return text + (f"; {repaired:,} documents held invalid UTF-8, which was replaced" if repaired else "")
+
 
 class SettingsRecord(Record):
-    """What decides the output of a preparation. `tokenizer_sha256` is null unless the tokenizer is a file."""
+    """What decides the output of a preparation.
+
+    tokenizer_sha256: null unless the tokenizer is a file.
+    split: as in the manifest. Without it, an earlier version and this one would write one directory by two rules.
+    """
 
     corpus: str
     revision: str
@@ -122,6 +144,7 @@ class SettingsRecord(Record):
     shard_tokens: Positive
     files: str
     tokenizer_sha256: Sha256 | None
+    split: ByPosition = UNSET
 
 
 class SplitRecord(Record):

@@ -18,7 +18,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,6 +26,7 @@ import numpy as np
 
 from spheret.data import shards, tokenizers
 from spheret.data.chunks import Chunk
+from spheret.data.split import Split
 from spheret.support.child import python_command, python_environment
 
 # the documents that are sent to workers and not yet written, in bytes
@@ -48,23 +49,19 @@ class Encoded:
     digest: int
 
 
-def validates(digest: bytes, val_fraction: float) -> bool:
-    """Return whether a document with this SHA-256 is in the validation split, wherever it stands in the corpus."""
-    return int.from_bytes(digest[:8], "big") < int(val_fraction * 2**64)
-
-
-def encode(documents: Sequence[bytes], tokenizer: tokenizers.Tokenizer, val_fraction: float) -> Encoded:
-    """Return the ids of documents in order, each followed by the end of text, in the split that its hash selects."""
-    texts: dict[str, list[bytes]] = {split: [] for split in shards.SPLITS}
+def encode(documents: Sequence[bytes], tokenizer: tokenizers.Tokenizer, split: Split) -> Encoded:
+    """Return the ids of documents, or of their parts, in order in each split. The end of text follows each."""
+    texts: dict[str, list[bytes]] = {name: [] for name in shards.SPLITS}
     total = 0
     for document in documents:
         digest = hashlib.sha256(document).digest()
-        texts["val" if validates(digest, val_fraction) else "train"].append(document)
+        for name, part in split.parts(document, digest):
+            texts[name].append(part)
         total += int.from_bytes(digest, "big")
     dtype = shards.dtype_for(tokenizer.vocab_size)
     return Encoded(
-        {split: tokenizer.encode_documents(part).astype(dtype) for split, part in texts.items()},
-        {split: len(part) for split, part in texts.items()},
+        {name: tokenizer.encode_documents(part).astype(dtype) for name, part in texts.items()},
+        {name: len(part) for name, part in texts.items()},
         total % (1 << 256),
     )
 
@@ -83,12 +80,13 @@ def serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     settings = json.loads(sys.argv[1])
     tokenizer = tokenizers.named(settings["tokenizer"], Path(settings["directory"]))
+    division = Split(settings["val_fraction"], settings["by_position"])
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
             (count,) = _SIZE.unpack(_read(requests, _SIZE.size))
             sizes = struct.unpack(f"<{count}Q", _read(requests, 8 * count))
-            encoded = encode([_read(requests, size) for size in sizes], tokenizer, settings["val_fraction"])
+            encoded = encode([_read(requests, size) for size in sizes], tokenizer, division)
             numbers = [encoded.documents[split] for split in shards.SPLITS]
             numbers += [len(encoded.ids[split]) for split in shards.SPLITS]
             answers.write(_HEADER.pack(*numbers, encoded.digest.to_bytes(32, "big")))
@@ -146,8 +144,8 @@ class _Worker:
 class Team:
     """The worker processes of a preparation. A small corpus has none."""
 
-    def __init__(self, directory: Path, val_fraction: float, workers: int, corpus_bytes: int | None) -> None:
-        self._directory, self._val_fraction = directory, val_fraction
+    def __init__(self, directory: Path, split: Split, workers: int, corpus_bytes: int | None) -> None:
+        self._directory, self._split = directory, split
         small = corpus_bytes is not None and corpus_bytes < SMALL_BYTES
         self._size = 0 if small or workers == 1 else workers
         self._workers: list[_Worker] = []
@@ -161,7 +159,7 @@ class Team:
 
     def start(self, tokenizer: str) -> None:
         """Start the workers. They load the tokenizer of this name while this process goes on."""
-        settings = {"tokenizer": tokenizer, "directory": str(self._directory), "val_fraction": self._val_fraction}
+        settings = {"tokenizer": tokenizer, "directory": str(self._directory), **asdict(self._split)}
         # copying bytes is faster than sending them to another process
         if tokenizer != "bytes":
             self._workers = [_Worker(settings) for _ in range(self._size)]
@@ -170,7 +168,7 @@ class Team:
         """Yield every chunk with its ids, in order."""
         if not self._workers:
             for chunk in chunks:
-                yield chunk, encode(chunk.documents, tokenizer, self._val_fraction)
+                yield chunk, encode(chunk.documents, tokenizer, self._split)
         else:
             yield from self._encode_by_workers(chunks, shards.dtype_for(tokenizer.vocab_size))
 

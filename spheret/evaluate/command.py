@@ -25,6 +25,7 @@ from spheret.support.cache import cache_directory
 from spheret.support.errors import need
 from spheret.support.files import write_atomically
 from spheret.support.ranges import check_counts
+from spheret.support.tables import print_whole
 
 # results of two commands may share an eval.json only if these are equal
 SETTINGS = ("run", "step", "limit", "precision", "versions")
@@ -244,7 +245,7 @@ def _show(results: EvalRecord) -> None:
             value = "not finite" if cell.value is None else _number(factor * cell.value)
             table.add_row(name, metric, value, error, f"{task.documents:,}")
     console = Console()
-    console.print(table)
+    print_whole(console, table)
     if (mean := eval_json.average(results)) is not None:
         error = "" if mean["stderr"] is None else f" +- {mean['stderr']:.2f}"
         console.print(f"average zero-shot accuracy {mean['value']:.2f}{error}")

@@ -12,6 +12,7 @@ from spheret.support.errors import unknown
 from spheret.support.files import check_output_file
 from spheret.support.machine import write_measurement
 from spheret.support.ranges import check_above_zero, check_counts
+from spheret.support.tables import print_whole
 
 GROWTH = (8, 64, 1024)
 
@@ -156,7 +157,7 @@ def _print(result: dict[str, Any], setup: Setup) -> None:
     for name, key in (("computing", "compute_seconds"), ("sending", "network_seconds"), ("per step", "step_seconds")):
         table.add_row(f"seconds {name}", *(f"{numbers[key]:.3f}" for numbers in columns))
     table.add_row(f"hours for {result['steps']:,} steps", *(f"{numbers['hours']:.1f}" for numbers in columns))
-    console.print(table)
+    print_whole(console, table)
     kept = memory.activations(setup.config, setup.tokens, setup.precision)
     parts = ", ".join(
         f"{name} {getattr(kept, name) / 1e9:.2f}" for name in ("connections", "attention", "mlp", "ends")
@@ -173,7 +174,7 @@ def _print(result: dict[str, Any], setup: Setup) -> None:
         f"connections, and {result['saved']['loss'] / 1e9:.2f} GB of logits."
     )
     say(_when_fsdp(result, setup))
-    console.print(_growth_table(Table(title=f"other sizes and numbers of {result['gpu']}"), result["growth"]))
+    print_whole(console, _growth_table(Table(title=f"other sizes and numbers of {result['gpu']}"), result["growth"]))
     say(
         "Each row is the fastest DDP setup that fits, or the fastest FSDP setup if no DDP setup fits. Batch is "
         "sequences per GPU and micro-batch x micro-batches per update. Wait is the share of a step spent waiting for "

@@ -16,10 +16,11 @@ import torch
 import tyro
 
 from spheret.connections.parse import SchemeChoice, parse_schemes
-from spheret.data import Data, open_named
+from spheret.data import Data, check_named, open_named
 from spheret.plan.fits import IGNORE_MEMORY, check_training
 from spheret.race.executor import Job
 from spheret.race.local import Local
+from spheret.race.outcome import print_outcome
 from spheret.race.scoreboard import Scoreboard
 from spheret.report.report import report
 from spheret.runs.config import Given, RunConfig, complete, merge, read_config
@@ -101,7 +102,26 @@ def learning_rates(text: str) -> list[float]:
     return rates
 
 
-def race_runs(schemes: str, seeds: int, rates: Sequence[float] = ()) -> list[RaceRun]:
+def race_seeds(text: str) -> list[int]:
+    """The seeds of the flag --seeds: a number is how many, and numbers with commas are the seeds themselves."""
+    words = [word.strip() for word in text.split(",")]
+    # a comma at the end makes a list of one seed
+    listed = words[:-1] if len(words) > 1 and not words[-1] else words
+    # longer words are too large in any case, and Python refuses to read the longest
+    if not all(word.removeprefix("-").isdecimal() and len(word) < 4000 for word in listed):
+        raise ValueError(f"--seeds must be a number, or seeds with commas, such as 3,4,9 or 7, got {text[:60]!r}.")
+    numbers = [int(word) for word in listed]
+    if len(words) == 1:
+        return [FIRST_SEED + k for k in range(check_count("--seeds", numbers[0], most=MOST_SEEDS))]
+    check_count("the seeds of --seeds", len(numbers), most=MOST_SEEDS)
+    for seed in numbers:
+        check_count("each seed of --seeds", seed, least=0)
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f"--seeds {text[:60]} has a seed twice: give each once.")
+    return numbers
+
+
+def race_runs(schemes: str, seeds: Sequence[int], rates: Sequence[float] = ()) -> list[RaceRun]:
     """The runs of a race, in an order that compares all contestants if the race is cut short.
 
     A seed of every contestant comes before the next seed. Within a seed, every contestant has the middle rate before
@@ -110,11 +130,10 @@ def race_runs(schemes: str, seeds: int, rates: Sequence[float] = ()) -> list[Rac
     rates: ascending; none if all runs share one rate.
     """
     choices = parse_schemes(schemes)
-    check_count("--seeds", seeds, most=MOST_SEEDS)
     # a stable sort: of two rates at one distance from the middle, the lower comes first
     outwards = sorted(range(len(rates)), key=lambda index: abs(2 * index - (len(rates) - 1)))
     ordered: list[float | None] = [rates[index] for index in outwards] if rates else [None]
-    return [RaceRun(choice, FIRST_SEED + k, rate) for k in range(seeds) for rate in ordered for choice in choices]
+    return [RaceRun(choice, seed, rate) for seed in seeds for rate in ordered for choice in choices]
 
 
 def _rates(where: Where, shared: Given) -> list[float]:
@@ -209,7 +228,7 @@ class Where:
 
     Args:
         schemes: "paper" for its nine, "all", or names with commas; scheme:option=value races a variant.
-        seeds: Runs per scheme and learning rate. With one seed no pair can have a winner.
+        seeds: How many seeds; or, with a comma, the seeds: 3,4,9 (one seed: 7,). With one no pair can have a winner.
         lr: Highest learning rates with commas. Every scheme is trained at each and reported at its best.
         out: The directory of the race: one run directory per contestant, and report/.
         config: A TOML or JSON file of settings, by section; flags win over it.
@@ -221,7 +240,7 @@ class Where:
     """
 
     schemes: str = "paper"
-    seeds: int = 1
+    seeds: Annotated[str, shown("INT|LIST", "1")] = "1"
     lr: Annotated[str | None, shown("LIST", ",".join(map(str, RATES)))] = None
     out: str = "runs/race"
     config: Annotated[Path | None, shown("PATH", "none")] = None
@@ -268,7 +287,7 @@ def race(
     # all runs share a single rate
     if len(rates) == 1:
         shared["train"]["lr"] = rates[0]
-    runs = race_runs(where.schemes, where.seeds, rates if len(rates) > 1 else ())
+    runs = race_runs(where.schemes, race_seeds(where.seeds), rates if len(rates) > 1 else ())
     every = shared["evaluation"].get("eval_every")
     if every is not None:
         check_count("--eval-every of a race", every)
@@ -277,6 +296,10 @@ def race(
     # wrong settings are found before anything is written or prepared
     for run in runs:
         _check_memory(complete(run.settings(shared), device.type), device, where)
+    check_named(shared["data"]["path"])
+    if not where.quiet:
+        count = f"{len(runs)} run{'s' * (len(runs) > 1)} of {len({run.contestant for run in runs})} contestants"
+        print(f"race: {count} on {shared['data']['path']}, into {directory}.", file=sys.stderr, flush=True)
     prepared = open_named(shared["data"]["path"], shared["data"].get("tokenizer"), where.quiet)
     sizes = prepared.vocab_size, prepared.padded_vocab_size
     configs = {run: complete(run.settings(shared), device.type, 1, *sizes) for run in runs}
@@ -301,7 +324,7 @@ def race(
         if not where.quiet:
             _announce(directory, runs, todo, steps, jobs, where.threads)
         if todo:
-            waiting = [_job(directory, run, configs[run], where) for run in todo]
+            waiting = [_job(directory, run, configs[run].reading(prepared), where) for run in todo]
             # a contestant's rates share a line
             lines: dict[tuple[str, int], list[Follower]] = {}
             for run, follower in zip(runs, followers, strict=True):
@@ -309,13 +332,17 @@ def race(
             with Scoreboard(list(lines.values()), where.quiet) as board:
                 Local(jobs, directory, board.update).run(lambda: waiting)
         _measure(directory, configs, prepared, where)
-        page = report([directory / run.name for run in runs], directory / "report")
+        places = [directory / run.name for run in runs]
+        page = report(places, directory / "report")
     except KeyboardInterrupt:
         print("stopped; every training has saved. Run the same command again to go on.", file=sys.stderr)
         return INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, before)
         lock.release()
+    # scripts take the path from the last line
+    if not where.quiet:
+        print_outcome(places)
     print(page)
     return 0
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import msgspec
 
@@ -24,6 +24,9 @@ from spheret.support import files
 from spheret.support.documents import DECODE_ERRORS, MOST_BYTES, explain
 from spheret.support.errors import shortened, unknown
 from spheret.support.ranges import check_count
+
+if TYPE_CHECKING:
+    from spheret.data import Data
 
 PRECISIONS = ("float32", "bf16")
 # what to do when the loss diverges without becoming NaN
@@ -53,7 +56,7 @@ def _check_least(config: Any, least: int, names: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which data: a directory that `spheret prepare` wrote, or the name of a corpus with a tokenizer."""
+    """Which data: a directory that `spheret prepare` wrote; or a corpus by its name or own text, with a tokenizer."""
 
     path: str
     tokenizer: str | None = None
@@ -155,6 +158,12 @@ class RunConfig:
     def accumulation(self, world_size: int = 1) -> int:
         """How many micro-batches make an update, on each of `world_size` processes."""
         return self.train.accumulation(self.model.block, world_size)
+
+    def reading(self, data: Data) -> RunConfig:
+        """The same, with the place of the prepared data for text of the user's own, which may change meanwhile."""
+        from spheret.data import CORPORA
+
+        return self if self.data.path in CORPORA else replace(self, data=DataConfig(str(data.path.absolute())))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, as config.json and config files have it: lists for tuples, and the word inf for infinity."""
@@ -299,7 +308,9 @@ def complete(
     if "path" not in data:
         from spheret.data import CORPORA
 
-        raise ValueError(f"--data is needed: a directory made by spheret prepare, or one of {', '.join(CORPORA)}.")
+        raise ValueError(
+            f"--data is needed: text, a directory made by spheret prepare, or one of {', '.join(CORPORA)}."
+        )
     steps, tenth = train["steps"], max(1, train["steps"] // 10)
     model.setdefault("heads", max(4, model["width"] // 64))
     model.setdefault("vocab", padded_vocab_size)

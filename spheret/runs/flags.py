@@ -30,8 +30,8 @@ HELP: dict[str, dict[str, str]] = {
         "recompute": "Keep one tensor per block and compute the rest again in the backward pass.",
     },
     "data": {
-        "path": "A directory made by spheret prepare, or the name of a corpus, which is prepared into the cache.",
-        "tokenizer": "Tokenizer for a corpus given by name: bytes, gpt2, bpe:N or a tokenizer.json.",
+        "path": "Text: a file, a folder, a glob or the name of a corpus. Or a directory made by spheret prepare.",
+        "tokenizer": "Tokenizer for text: bytes, gpt2, bpe:N or a tokenizer.json.",
     },
     "train": {
         "steps": "Updates.",

@@ -155,7 +155,7 @@ class Laboratory:
         """The training of a run, which reads its settings from a file of the study."""
         name, config = self.name(key)
         path = self.directory / CONFIGS / f"{name}.json"
-        data = files.dump(config.as_dict())
+        data = files.dump(config.reading(self.data(self._groups[key.group])).as_dict())
         if not path.exists() or path.read_bytes() != data:
             path.parent.mkdir(exist_ok=True)
             files.write_atomically(path, data)

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from spheret.connections import SCHEMES
+from spheret.connections import OTHER_NAMES, SCHEMES
 from spheret.connections.parse import parse_schemes
 from spheret.runs.config import SECTIONS, Given, check_section, merge
 from spheret.support import files
@@ -236,7 +236,7 @@ def _contestants(path: Path, where: str, part: PartRecord) -> Iterator[Contestan
             raise ValueError(f"{where} has more than {MOST_CONTESTANTS:,} contestants: take fewer values.")
         for scheme, chosen, setting in itertools.product(entry.schemes, options, settings):
             if scheme not in SCHEMES:
-                raise unknown(f"scheme in {where}:", scheme, SCHEMES)
+                raise unknown(f"scheme in {where}:", scheme, SCHEMES, OTHER_NAMES)
             yield _contestant(scheme, chosen, setting, _by_section(path, where, setting))
 
 

@@ -6,9 +6,10 @@ import difflib
 import importlib
 import linecache
 import os
+import re
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -18,12 +19,16 @@ _LONGEST_WORD = 500
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
-def unknown(kind: str, given: object, allowed: Iterable[str]) -> ValueError:
-    """The error for an unknown name. It suggests the nearest known one and lists all of them."""
+def unknown(kind: str, given: object, allowed: Iterable[str], others: Mapping[str, str] | None = None) -> ValueError:
+    """The error for an unknown name. It suggests the one that is meant, or the nearest, and lists all of them.
+
+    others: what else the known names are called, in small letters and digits alone, and the known name for each.
+    """
     names = list(allowed)
     # a name from a file may be of any length
-    shown = shortened(repr(given))
-    near = difflib.get_close_matches(str(given)[:80], names, n=1, cutoff=0.4)
+    shown, start = shortened(repr(given)), str(given)[:80]
+    meant = (others or {}).get(re.sub("[^a-z0-9]", "", start.lower()))
+    near = [meant] if meant in names else difflib.get_close_matches(start, names, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return ValueError(f"unknown {kind} {shown}.{hint} Known: {', '.join(names)}.")
 

@@ -28,7 +28,7 @@ from spheret.runs.layout import CHECKPOINTS, METRICS
 from spheret.runs.metrics import consecutive
 from spheret.runs.records import Environment, RunRecord
 from spheret.runs.run import Run, describe_data, manifest_sha256, open_run, write_config
-from spheret.support import files, machine
+from spheret.support import machine
 from spheret.support.allocator import keep_freed_memory
 from spheret.support.exit_codes import FINISHED
 from spheret.support.threads import check_threads, most_threads
@@ -56,7 +56,7 @@ class Where:
         timeout: Seconds to wait for the other processes.
         ignore_memory: Start although the model and its batch need more memory than there is.
         no_tensorboard: Do not write TensorBoard files. They are written where tensorboard is installed.
-        quiet: Print no config and no progress.
+        quiet: Print no summary and no progress.
     """
 
     out: str
@@ -110,7 +110,7 @@ def _check_memory(config: RunConfig, world: World, ignore: bool) -> None:
 
 
 def _resolve(
-    run: Run | None, settings: Given, resume: bool, world: World, ignore_memory: bool
+    run: Run | None, settings: Given, resume: bool, world: World, ignore_memory: bool, quiet: bool
 ) -> tuple[RunConfig, Data]:
     """The config and the data. A run that continues must have the same config, apart from what may change."""
     if run is not None:
@@ -118,7 +118,7 @@ def _resolve(
     # wrong settings are found before a corpus is prepared
     config = complete(settings, world.device.type, world.size)
     _check_memory(config, world, ignore_memory)
-    data = open_named(config.data.path, config.data.tokenizer, quiet=False)
+    data = open_named(config.data.path, config.data.tokenizer, quiet or not world.is_main)
     config = complete(settings, world.device.type, world.size, data.vocab_size, data.padded_vocab_size)
     _check_memory(config, world, ignore_memory)
     if run is not None:
@@ -185,7 +185,7 @@ def _train(world: World, where: Where, settings: Given) -> int:
     path = Path(where.out).expanduser()
     # the main process looks, and prepares a corpus, before the others do
     run = existing(path, where.resume, where.force) if world.is_main else None
-    asked = settings, where.resume, world, where.ignore_memory
+    asked = settings, where.resume, world, where.ignore_memory, where.quiet
     resolved = _resolve(run, *asked) if world.is_main else None
     run = world.share(run)
     config, data = resolved or _resolve(run, *asked)
@@ -234,14 +234,17 @@ def _train(world: World, where: Where, settings: Given) -> int:
         elif config.train.init_from is not None and run is not None:
             _initial_weights(config.train.init_from, trainer)
         if not where.quiet and world.is_main:
-            _announce(record, config, parameters, trainer)
+            _announce(path, config, data, parameters, trainer)
         if trainer.step >= config.train.steps:
             if world.is_main:
                 for _ in consecutive(path / METRICS, trainer.step):
                     pass
                 _print(f"{path} is finished: {config.train.steps} steps.")
             return FINISHED
-        return trainer.fit()
+        code = trainer.fit()
+        if code == FINISHED and not where.quiet and world.is_main:
+            _conclude(path, trainer)
+        return code
 
 
 def _print(text: str) -> None:
@@ -256,15 +259,34 @@ def _same_threads(saved: Checkpoint) -> None:
     torch.set_num_threads(min(threads, most))
 
 
-def _announce(record: RunRecord, config: RunConfig, parameters: int, trainer: Trainer) -> None:
-    """Print the config as it is saved, and what follows from it."""
-    print(files.dump({**config.as_dict(), "data": record.data}).decode(), end="")
+def _announce(path: Path, config: RunConfig, data: Data, parameters: int, trainer: Trainer) -> None:
+    """Print what is trained, on what, and where. The whole config is in config.json."""
+    model, steps, per_update = config.model, config.train.steps, config.train.tokens_per_update
+    options = "".join(f":{name}={value}" for name, value in model.scheme_options.items())
+    corpus, tokens, threads = data.manifest.corpus.name, steps * per_update, torch.get_num_threads()
+    micro_batches = config.accumulation(trainer.world.size)
     print(
-        f"{parameters:,} parameters, {config.accumulation(trainer.world.size)} micro-batches per update, "
-        f"{config.train.steps * config.train.tokens_per_update:,} tokens, device {trainer.world.device}, "
-        f"{torch.get_num_threads()} threads" + (f", continuing after step {trainer.step}" if trainer.step else "")
+        f"model: {model.scheme}{options}, {model.layers} layers, width {model.width}, block {model.block}, "
+        f"{parameters:,} parameters"
     )
-    sys.stdout.flush()
+    print(
+        f"data: {corpus} as {data.manifest.tokenizer.name}, {data.tokens('train'):,} training and "
+        f"{data.tokens('val'):,} validation tokens; {tokens:,} tokens are {tokens / data.tokens('train'):.3g} epochs"
+    )
+    print(
+        f"run: {steps:,} steps of {per_update:,} tokens in {micro_batches} micro-batch{'es' * (micro_batches > 1)}, "
+        f"{trainer.world.device}, {threads} thread{'s' * (threads > 1)}, into {path}"
+        + (f", continuing after step {trainer.step}" if trainer.step else ""),
+        flush=True,
+    )
+
+
+def _conclude(path: Path, trainer: Trainer) -> None:
+    """Print how a finished run ended, and what to do with it."""
+    loss = f"loss {trainer.loss:.4f}" if trainer.loss is not None else "done"
+    val = "" if trainer.val_loss is None else f", val {trainer.val_loss:.4f}"
+    place = shlex.quote(str(path))
+    print(f"{loss}{val} after {trainer.step:,} steps, in {path}: spheret sample {place}, spheret report {place}")
 
 
 def rewrite(words: Sequence[str]) -> list[str]:

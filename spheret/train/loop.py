@@ -66,6 +66,8 @@ class Trainer:
         self.backend: str | None = None
         self._backend_before: str | None = None
         self._data_sha256 = manifest_sha256(data)
+        # of the last update and of the last evaluation
+        self.loss: float | None = None
         self.val_loss: float | None = None
         self.watch = Watch(unigram_entropy)
         self.divergence = Divergence(unigram_entropy, model.config.vocab, config.warmup, config.steps)
@@ -247,6 +249,7 @@ class Trainer:
                 while self.step < self.config.steps:
                     try:
                         line = self.update(batches)
+                        self.loss = line["loss"]
                         evaluated = self._due(self.step, self.evaluation.eval_every)
                         alarms = [] if self._gradient_norms is None else self._look_inside(line, evaluated)
                         for key, (every, observe) in self.observers.items():

@@ -204,7 +204,7 @@ class TestBadInput:
             (["RUN", "--step", "3"], "no checkpoint of step 3"),
             (["RUN", "--tokens", "9999999"], "9,999,999 tokens were asked for"),
             (["RUN", "--tokens", "0"], "at least 1"),
-            (["RUN", "--data", "nowhere"], "neither a directory nor a corpus"),
+            (["RUN", "--data", "nowhere"], "neither a file nor a directory nor a corpus"),
             (["RUN", "--schemes", "pre-ln"], "one of the two"),
             ([], "one of the two"),
             (["nowhere"], "no run directory"),

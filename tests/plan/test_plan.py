@@ -238,6 +238,19 @@ class TestCommand:
         ):
             assert word in printed
 
+    @pytest.mark.parametrize("columns", ["20", "80", "100"])
+    def test_no_number_is_cut_however_narrow_the_terminal(self, columns, capsys, monkeypatch):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert (
+            main(["plan", "--size", "7B", "--gpus", "1024", "--parallel", "fsdp", "--tokens-per-update", "8388608"])
+            == 0
+        )
+        printed = capsys.readouterr().out
+        assert "\u2026" not in printed
+        cells = re.findall(r"^│ 7B +│ 1,024 +│ (.*) │$", printed, re.MULTILINE)
+        assert len(cells) == 1
+        assert [cell.strip() for cell in cells[0].split("│")][2] == "8,388,608"
+
     def test_the_commands_of_the_docs(self, capsys):
         page = (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
         commands = re.findall(r"^    spheret (plan [^#\n]*)", page, re.MULTILINE)

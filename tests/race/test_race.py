@@ -14,7 +14,7 @@ from planted import planted
 
 from spheret.cli import main
 from spheret.connections import PAPER_SCHEMES, SCHEMES
-from spheret.race.race import RATES, learning_rates, race_runs
+from spheret.race.race import RATES, learning_rates, race_runs, race_seeds
 from spheret.race.scoreboard import Scoreboard
 from spheret.runs.metrics import TIMING, Follower
 from spheret.runs.run import open_run
@@ -94,9 +94,28 @@ class TestFinished:
         assert len(before) == 6
         (finished / "report" / "report.html").unlink()
         assert race(*TINY, "--steps", "10", "--schemes", VARIANTS, "--out", finished) == 0
-        assert "all 3 runs" in capsys.readouterr().err
+        output = capsys.readouterr()
+        first, second = output.err.splitlines()
+        assert first == f"race: 3 runs of 3 contestants on sotu, into {finished}."
+        assert "all 3 runs" in second
+        self.check_outcome(finished, output.out.splitlines())
         assert (finished / "report" / "report.html").exists()
         assert {path: path.stat().st_mtime_ns for path in finished.glob("*/[ms]*.json*")} == before
+
+    def check_outcome(self, finished, printed):
+        """The contestants, best first, then one sentence, then the path."""
+        assert printed[-1] == str(finished / "report" / "report.html")
+        assert printed[-2].startswith("One seed shows a collapse, a divergence or a large gap, and cannot tell ")
+        assert "`spheret study PLAN.toml`" in printed[-2]
+        rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed if line.startswith("│")]
+        losses = {name: open_run(finished / name).metrics()[-1]["val_loss"] for name in NAMES}
+        assert [row[0] for row in rows] == ["1", "2", "3"]
+        assert [row[3] for row in rows] == [f"{loss:.3f}" for loss in sorted(losses.values())]
+        assert all(row[2] == "0.003" for row in rows)
+        cost = {row[1]: row[6] for row in rows}
+        assert cost["pre-ln"] == f"{1000 * read_step_cost(finished / NAMES[0]).seconds:.1f}"
+        # two of the three are the same
+        assert sum(row[4] == "+0.0000" for row in rows) == (losses[NAMES[1]] < losses[NAMES[0]])
 
     def test_other_settings_are_refused(self, finished, capsys):
         assert race(*TINY, "--steps", "12", "--schemes", VARIANTS, "--out", finished) == 2
@@ -113,6 +132,26 @@ class TestFinished:
         assert "runs,proj-spheretnorm" in (finished / "report" / "tables.csv").read_text()
         assert "runs,proj-spheretnorm" not in (out / "report" / "tables.csv").read_text()
         assert list(read_step_cost(out / NAMES[0]).together) == ["pre-ln"]
+
+
+def test_text_of_ones_own_in_one_command(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("SPHERET_CACHE", str(tmp_path / "cache"))
+    text = tmp_path / "my.txt"
+    text.write_text("".join(f"{number}. A line of my own, and no other.\n" for number in range(1500))[:60_000])
+    out = tmp_path / "out"
+    words = (*TINY, "--schemes", "pre-ln,proj-spheretnorm", "--steps", "2", "--seeds", "5,", "--out", out)
+    assert race("--data", text, *words) == 0
+    output = capsys.readouterr()
+    first, second = output.err.splitlines()[:2]
+    assert first == f"race: 2 runs of 2 contestants on {text}, into {out}."
+    assert second.startswith(f"{text} as bytes: train ")
+    assert output.out.splitlines()[-1] == str(out / "report" / "report.html")
+    run = open_run(out / "pre-ln-5")
+    assert run.config.data.corpus.name == "my.txt"
+    assert 0.04 < run.config.data.tokens["val"] / 60_000 < 0.06
+    # what a training reads does not follow the file
+    config = json.loads((out / "configs" / "pre-ln-5.json").read_text())
+    assert config["data"]["path"] == run.config.data.path
 
 
 class TestSeveralRates:
@@ -268,11 +307,15 @@ class TestRefused:
             (["--schemes", "pre-ln:schedule=../x"], "a variant is scheme:option=value"),
             (["--schemes", "pre-ln:schedule=sqrt"], "unknown option of pre-ln"),
             (["--seeds", "0"], "--seeds must be at least 1, got 0"),
+            (["--seeds", "3,x"], "--seeds must be a number, or seeds with commas"),
+            (["--seeds", ","], "--seeds must be a number, or seeds with commas"),
+            (["--seeds", "3,4,3"], "has a seed twice"),
+            (["--seeds=-3,4"], "each seed of --seeds must be at least 0, got -3"),
             (["--jobs", "0"], "--jobs must be at least 1, got 0"),
             (["--steps", "0"], "--steps must be at least 1"),
             (["--width", "65"], "not divisible by heads"),
             (["--head-bias", "bigram"], "unknown head_bias 'bigram'"),
-            (["--data", "nothing-there"], "neither a directory nor a corpus"),
+            (["--data", "nothing-there"], "neither a file nor a directory nor a corpus"),
             (["--lr="], "--lr must be numbers with commas, such as 2.5e-3,5e-3,1e-2, got ''"),
             (["--lr", "1e-3,"], "--lr must be numbers with commas, such as 2.5e-3,5e-3,1e-2, got '1e-3,'"),
             (["--lr", "fast"], "--lr must be numbers with commas, such as 2.5e-3,5e-3,1e-2, got 'fast'"),
@@ -311,21 +354,32 @@ class TestRefused:
 
 class TestRaceRuns:
     def test_groups(self):
-        assert tuple(e.choice.name for e in race_runs("paper", 1)) == PAPER_SCHEMES
-        assert tuple(e.choice.name for e in race_runs("all", 1)) == tuple(SCHEMES)
-        assert [e.name for e in race_runs("keel,paper", 1)][:2] == ["keel-1337", "pre-ln-1337"]
-        assert len(race_runs("keel,paper", 1)) == 9
+        assert tuple(e.choice.name for e in race_runs("paper", race_seeds("1"))) == PAPER_SCHEMES
+        assert tuple(e.choice.name for e in race_runs("all", race_seeds("1"))) == tuple(SCHEMES)
+        assert [e.name for e in race_runs("keel,paper", race_seeds("1"))][:2] == ["keel-1337", "pre-ln-1337"]
+        assert len(race_runs("keel,paper", race_seeds("1"))) == 9
 
     def test_a_seed_of_everyone_before_the_next(self):
-        assert [e.name for e in race_runs("pre-ln,keel", 2)] == [
+        assert [e.name for e in race_runs("pre-ln,keel", race_seeds("2"))] == [
             "pre-ln-1337",
             "keel-1337",
             "pre-ln-1338",
             "keel-1338",
         ]
 
+    def test_a_number_is_how_many_seeds_and_numbers_are_the_seeds(self):
+        assert race_seeds("3") == [1337, 1338, 1339]
+        assert race_seeds("3,4, 9") == [3, 4, 9]
+        assert race_seeds("7,") == [7]
+        assert [e.name for e in race_runs("pre-ln,keel", race_seeds("9,4"))] == [
+            "pre-ln-9",
+            "keel-9",
+            "pre-ln-4",
+            "keel-4",
+        ]
+
     def test_the_middle_rates_of_everyone_come_first(self):
-        names = [run.name for run in race_runs("pre-ln,keel", 2, [1e-3, 2e-3, 4e-3])]
+        names = [run.name for run in race_runs("pre-ln,keel", race_seeds("2"), [1e-3, 2e-3, 4e-3])]
         assert names[:6] == [
             "pre-ln-lr0.002-1337",
             "keel-lr0.002-1337",
@@ -335,7 +389,7 @@ class TestRaceRuns:
             "keel-lr0.004-1337",
         ]
         assert names[6:] == [name.replace("1337", "1338") for name in names[:6]]
-        assert [run.lr for run in race_runs("keel", 1, [1, 2, 3, 4])] == [2, 3, 1, 4]
+        assert [run.lr for run in race_runs("keel", race_seeds("1"), [1, 2, 3, 4])] == [2, 3, 1, 4]
 
     def test_rates_are_sorted_and_ours_are_three(self):
         assert learning_rates("1e-2, 2.5e-3,5e-3") == [0.0025, 0.005, 0.01]
@@ -344,10 +398,12 @@ class TestRaceRuns:
 
     def test_rates_that_are_almost_the_same_have_different_names(self):
         near = [0.001, 0.0010000001]
-        assert len({run.name for run in race_runs("keel", 1, near)}) == 2
+        assert len({run.name for run in race_runs("keel", race_seeds("1"), near)}) == 2
 
     def test_names_are_different(self):
-        names = [e.name for e in race_runs("all,p-spheretnorm:p=0.3,p-spheretnorm:p=0.3:schedule=sqrt", 3)]
+        names = [
+            e.name for e in race_runs("all,p-spheretnorm:p=0.3,p-spheretnorm:p=0.3:schedule=sqrt", race_seeds("3"))
+        ]
         assert len(set(names)) == len(names) == 3 * (len(SCHEMES) + 2)
 
 

@@ -32,7 +32,7 @@ BAD = [
     (("--tokens-per-update", "100"), "128 or 256 would work"),
     (("--scheme", "prenorm"), "unknown scheme 'prenorm'. Did you mean"),
     (("--vocab", "200"), "--vocab 200 is smaller than the data's vocabulary of 257"),
-    (("--data", "nowhere"), "--data nowhere is neither a directory nor a corpus"),
+    (("--data", "nowhere"), "--data nowhere is neither a file nor a directory nor a corpus"),
     (("--data", "."), "holds no prepared data: run spheret prepare"),
     (("--tokenizer", "gpt2"), "was prepared with the tokenizer 'bytes'"),
     (("--block", "100000"), "fewer than one window"),

@@ -38,6 +38,47 @@ def unbroken(prepared, tmp_path_factory):
 BROKEN_WORDS = ("--checkpoint-every", "2", "--eval-every", "3", "--dropout", "0.1")
 
 
+def test_it_starts_with_three_lines_and_ends_with_one(prepared, tmp_path, capsys):
+    out = tmp_path / "my run"
+    words = [word for word in TINY if word != "--quiet"]
+    asked = ["train", "--scheme", "p-spheretnorm", "--set", "p=0.3", "--data", str(prepared), "--steps", "2", *words]
+    assert main([*asked, "--out", str(out)]) == 0
+    model, data, run, end = capsys.readouterr().out.splitlines()
+    parameters = GPT(open_run(out).settings.model).parameter_count()
+    assert model == f"model: p-spheretnorm:p=0.3, 2 layers, width 16, block 32, {parameters:,} parameters"
+    manifest = open_data(prepared).manifest
+    sizes = f"{manifest.tokens['train']:,} training and {manifest.tokens['val']:,} validation tokens"
+    assert data.startswith(f"data: {manifest.corpus.name} as bytes, {sizes}; 256 tokens are ")
+    assert run == f"run: 2 steps of 128 tokens in 1 micro-batch, cpu, 1 thread, into {out}"
+    last = open_run(out).metrics()[-1]
+    losses = f"loss {last['loss']:.4f}, val {last['val_loss']:.4f} after 2 steps, in {out}"
+    assert end == f"{losses}: spheret sample '{out}', spheret report '{out}'"
+    # the same command again has nothing to do
+    assert main([*asked, "--out", str(out)]) == 0
+    again = capsys.readouterr()
+    assert again.out.splitlines()[2] == f"{run}, continuing after step 2"
+    assert again.err == f"{out} is finished: 2 steps.\n"
+
+
+def test_text_of_ones_own(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("SPHERET_CACHE", str(tmp_path / "cache"))
+    text = tmp_path / "my.txt"
+    text.write_text("".join(f"{number}. A line of my own text, as short as it is.\n" for number in range(200)))
+    out = tmp_path / "run"
+    assert train(out, text, steps=2) == 0
+    # the children of a race are quiet
+    assert "my.txt" not in capsys.readouterr().err
+    run = open_run(out)
+    assert run.data().path.is_relative_to(tmp_path / "cache")
+    assert run.config.data.corpus.name == "my.txt"
+    # the same command goes on with it, and changed text is another run
+    assert train(out, text, steps=2) == 0
+    text.write_text(text.read_text().replace("short", "brief"))
+    capsys.readouterr()
+    assert train(out, text, steps=2) == 2
+    assert "is another run; these differ: data" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_scheme_trains_and_says_what_it_sees(scheme, prepared, tmp_path):
     assert train(tmp_path / "run", prepared, scheme=scheme, steps=3) == 0

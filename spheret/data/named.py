@@ -1,0 +1,97 @@
+"""Open data by what a user gives: the name of a corpus, a prepared directory, or text of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import hashlib
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+from spheret.data import shards, tokenizers
+from spheret.data.corpora import CORPORA, Corpus, resolve
+from spheret.data.preparation import cache_path, prepare, prepare_into
+from spheret.data.store import Data, open_data
+from spheret.support.cache import cache_directory
+
+# a text of one's own below this size is read as bytes: most of GPT-2's 50,257 ids would never occur in it
+BYTES_BELOW = 1 << 24
+
+
+def cached(corpus: str = "sotu", tokenizer: str | None = None, quiet: bool = True) -> Data:
+    """Open a named corpus from the cache. The first call prepares it. None takes the corpus's default tokenizer."""
+    source = resolve(corpus) if corpus in CORPORA else None
+    if source is not None:
+        spec = source.tokenizer if tokenizer is None else tokenizer
+        path = cache_path(source, spec, source.val_fraction)
+        if (path / shards.MANIFEST).exists():
+            return open_data(path)
+    return prepare(corpus, tokenizer, quiet=quiet)
+
+
+def check_named(name: str) -> None:
+    """Raise at once if there can be no data of that name."""
+    path = Path(name).expanduser()
+    if name not in CORPORA and not path.exists() and not glob.has_magic(name):
+        known = ", ".join(CORPORA)
+        raise FileNotFoundError(
+            f"--data {name} is neither a file nor a directory nor a corpus: known corpora are {known}."
+        )
+    if (path / shards.PROGRESS).exists() and not (path / shards.MANIFEST).exists():
+        raise ValueError(
+            f"--data {name} holds an unfinished preparation: run its spheret prepare again to finish it."
+        )
+
+
+def open_named(name: str, tokenizer: str | None, quiet: bool) -> Data:
+    """Open a data directory, a corpus by name, or a file, folder or glob of text. The cache holds what is prepared.
+
+    For a name, None takes the corpus's default tokenizer. For a directory, a tokenizer must be the one of the data.
+    For text, None takes `bytes`, or `gpt2` from 16 MiB on. Unless `quiet`, a line on stderr says how it is split.
+    """
+    check_named(name)
+    if name in CORPORA:
+        return cached(name, tokenizer, quiet=quiet)
+    path = Path(name).expanduser()
+    if not (path / shards.MANIFEST).exists():
+        return _own_text(name, tokenizer, quiet)
+    data = open_data(path)
+    prepared_with = data.manifest.tokenizer.name
+    if tokenizer is not None and tokenizer != prepared_with:
+        raise ValueError(
+            f"--data {name} was prepared with the tokenizer {prepared_with!r}, not {tokenizer!r}: leave --tokenizer "
+            f"out, or prepare it again."
+        )
+    return data
+
+
+def _own_text(name: str, tokenizer: str | None, quiet: bool) -> Data:
+    """Prepare the user's own text into the cache, or open it there. Text that has changed is another one."""
+    source = resolve(name)
+    spec = tokenizer or ("bytes" if source.size is not None and source.size < BYTES_BELOW else source.tokenizer)
+    content = _content(source)
+    # the content stands for the files: copied or touched ones are the same
+    source = dataclasses.replace(source, signature=content)
+    own = Path(spec).suffix == ".json"
+    parts = [source.name[:40], content[:16], tokenizers.load(spec).sha256[:16] if own else spec]
+    directory = cache_directory() / "data" / re.sub(r"[^\w.=-]+", "_", "-".join(parts))
+    if (directory / shards.MANIFEST).exists():
+        data = open_data(directory)
+    else:
+        data = prepare_into(source, spec, directory, source.val_fraction, quiet=quiet)
+    if not quiet:
+        print(f"{name} as {spec}: {data.manifest.summary()}.", file=sys.stderr, flush=True)
+    return data
+
+
+def _content(source: Corpus) -> str:
+    """Return a hash of the names and bytes of the files of a corpus."""
+    root = source.root or Path(os.path.commonpath([path.parent for path in source.files]))
+    rows = []
+    for path in source.files:
+        with path.open("rb") as file:
+            rows.append((path.relative_to(root).as_posix(), hashlib.file_digest(file, "sha256").hexdigest()))
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()

@@ -1,0 +1,44 @@
+"""Errors suggest what was meant: by other names first, then by letters."""
+
+import pytest
+
+from spheret.cli import main
+from spheret.connections import OTHER_NAMES, SCHEMES, scheme
+from spheret.connections.parse import parse_schemes
+from spheret.support.errors import unknown
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("prenorm", "pre-ln"), ("pre-norm", "pre-ln"), ("Pre_Norm", "pre-ln"), ("preln", "pre-ln"),
+        ("rmsnorm", "pre-ln"), ("postnorm", "post-ln"), ("post-norm", "post-ln"), ("resnet", "residual"),
+        ("spheret", "proj-spheretnorm"), ("SpheretNorm", "proj-spheretnorm"), ("cayley", "cay-spheretnorm"),
+        # by letters
+        ("geonrm", "geonorm"), ("proj-spheretnrm", "proj-spheretnorm"),
+    ],
+)  # fmt: skip
+def test_the_scheme_that_is_meant(given, meant):
+    for ask in (scheme, parse_schemes):
+        with pytest.raises(ValueError, match=rf"unknown scheme '{given}'. Did you mean '{meant}'\?"):
+            ask(given)
+
+
+def test_every_other_name_is_found_and_none_is_a_scheme():
+    plain = {name.replace("-", ""): name for name in SCHEMES}
+    for other, meant in OTHER_NAMES.items():
+        assert meant in SCHEMES
+        # a scheme without its dashes is that scheme
+        assert plain.get(other, meant) == meant
+        assert f"Did you mean '{meant}'?" in str(unknown("scheme", other.upper(), SCHEMES, OTHER_NAMES))
+        assert other not in SCHEMES
+
+
+def test_a_name_that_is_not_allowed_here_is_not_suggested():
+    assert "residual" not in str(unknown("scheme", "resnet", ["pre-ln"], OTHER_NAMES))
+
+
+def test_on_the_command_line(capsys, tmp_path):
+    words = ["train", "--scheme", "prenorm", "--data", "sotu", "--steps", "1", "--out", str(tmp_path / "run")]
+    assert main(words) == 2
+    assert "unknown scheme 'prenorm'. Did you mean 'pre-ln'?" in capsys.readouterr().err
