@@ -46,7 +46,7 @@ def rows(group: RunGroup, compared: Sequence[Comparison]) -> list[list[str]]:
         runs = group.contestants[label]
         diverged = any(run.diverged is not None for run in runs)
         missing = "diverged" if diverged else "-"
-        rate = rate_cell(group.bowls[label]).text if group.bowls else f"{runs[0].run.config.train.lr:g}"
+        rate = rate_cell(group.bowls[label]).text if group.bowls else f"{runs[0].run.settings.train.lr:g}"
         loss = number_cell([] if diverged else [run.val_loss for run in runs], format_loss, missing).text
         cost = number_cell([runs[0].milliseconds_per_step], lambda x: f"{x:.1f}").text if group.side_by_side else "-"
         table.append([str(rank), label, rate, loss, *_behind(label, order[0], compared), cost])
