@@ -135,9 +135,9 @@ def _run(laboratory: Laboratory, where: Where, plan: Path) -> int:
         board = Board(laboratory)
         with LiveLines(board.lines, where.quiet) as live:
             done = _executor(laboratory, where, plan, live, board).run(board.jobs)
-        if done:
+        if done or where.on == "local":
             laboratory.measure()
-        elif where.on == "local" and not where.quiet:
+        if not done and where.on == "local" and not where.quiet:
             print("study: not done yet. Run the same command again to go on.", file=sys.stderr)
     except KeyboardInterrupt:
         print("stopped; every training has saved. Run the same command again to go on.", file=sys.stderr)
