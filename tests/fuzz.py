@@ -108,6 +108,8 @@ FOLDERS: dict[str, tuple[str, ...]] = {
 }
 # files that the clock changes
 UNSTABLE = re.compile(r"metrics\.jsonl|config\.json|state\.json|manifest\.json")
+# what a report shows as it stands
+UNGUARDED = (("run/certificate.json", "missing"), ("run/eval.json", "missing"), ("run/config.json", "flipped"))
 # documents whose content is compared with a hash or a copy: if a command takes one, its output is as before
 GUARDED = (f"{NEWEST}/state.json", f"{NEWEST}/manifest.json", "data/manifest.json")
 
@@ -340,6 +342,9 @@ class Stage:
             name = "imported/checkpoints/step-0/model.safetensors"
             if outcome.made[name] != self.baseline(case.command).made[name]:
                 return "its weights are not those of the source"
+        # a report without what was not done, and a config.json in whose words for people a bit is flipped
+        if case.command == "report" and (case.path, case.what) in UNGUARDED:
+            return None
         # what nothing guards may have changed the output
         if case.place is not None and case.path not in GUARDED:
             return None

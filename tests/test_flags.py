@@ -201,7 +201,9 @@ def test_a_race_on_a_device_that_is_not_there_writes_nothing(refused, prepared):
 
 
 def test_a_race_needs_validation_and_says_so_at_once(refused, prepared):
-    sentence = refused("race", "--data", prepared, "--out", "race", "--block", "100000", "--batch-size", "1")
+    # its first line says what it is about to do
+    words = ("--block", "100000", "--batch-size", "1", "--quiet")
+    sentence = refused("race", "--data", prepared, "--out", "race", *words)
     assert "split of" in sentence
     assert "--eval-every" not in sentence
 

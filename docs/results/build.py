@@ -7,10 +7,11 @@ losses-nine -->` and ends with `<!-- end -->`. What stands between them is writt
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from spheret.report.tables import to_markdown
-from spheret.study.answers import group_answers
+from spheret.study.answers import GroupAnswer, group_answers
 from spheret.study.ladders import ladders
 from spheret.study.plan import OURS, read_plan
 from spheret.study.report import result_files
@@ -35,10 +36,24 @@ def marked_parts() -> dict[tuple[str, str], str]:
         for table in section.tables:
             # the heading is the page's own
             parts["table", table.name] = to_markdown([table]).split("\n\n", 1)[1]
+    parts["summary", "warm-up"] = _warm_ups({answer.group.name: answer for answer in answers})
     count = len({row.run for row in rows.values()})
     hours = sum({row.run: row.seconds for row in rows.values()}.values()) / 3600
     parts["receipt", "runs"] = f"{count} runs, {hours:.1f} hours of training on one core each.\n"
     return parts
+
+
+def _warm_ups(answers: Mapping[str, GroupAnswer]) -> str:
+    """The losses of a few contestants under both warm-ups, as a table."""
+    labels = ("pre-ln", "post-ln", "proj-spheretnorm", "proj-spheretnorm (schedule=constant)")
+    lines = [f"| warm-up | {' | '.join(labels)} |", "|---|" + "---:|" * len(labels)]
+    for words, name in (("90 updates", "warm"), ("30 updates", "nine")):
+        answer = answers[name]
+        means = {} if answer.layout is None else answer.layout.means
+        entries = {entry.label: entry.reason for entry in answer.entries}
+        cells = [f"{means[label]:.3f}" if label in means else entries.get(label, "not run") for label in labels]
+        lines.append(f"| {words} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def filled(text: str, parts: dict[tuple[str, str], str]) -> str:

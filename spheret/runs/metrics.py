@@ -69,7 +69,7 @@ class MetricsRecord(Record):
                 raise ValueError(f"{key} is missing")
         if self.sublayers is not UNSET:
             numbers = [sublayer.sublayer for sublayer in self.sublayers]
-            if numbers != list(range(1, len(numbers) + 1)):
+            if not numbers or numbers != list(range(1, len(numbers) + 1)):
                 raise ValueError("sublayers must be numbered from 1 on")
 
 

@@ -294,7 +294,7 @@ def failures(rows: Sequence[Row]) -> str:
     counts = Counter("gave no loss" if row.state == "finished" else row.state for row in rows if not sound(row))
     words = [f"{state} in {count}" for state, count in sorted(counts.items())]
     losses = [row.loss for row in rows if sound(row)]
-    others = f" (loss {math.fsum(losses) / len(losses):.3f} in the others)" if losses else ""
+    others = f", loss {math.fsum(losses) / len(losses):.3f} in the others" if losses else ""
     return f"{' and '.join(words)} of {len(rows)} seed{'s' * (len(rows) != 1)}{others}" if words else ""
 
 
