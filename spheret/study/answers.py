@@ -69,7 +69,7 @@ class Entry:
     def step_down(self) -> str:
         """What happened at the higher rates; empty if the best one counts."""
         at = {rate: [row for row in self.abandoned if row.rate == rate] for rate in self.rates[:-1]}
-        return " and ".join(f"at {rate:g} {failures(rows)}" for rate, rows in at.items())
+        return "; ".join(f"at {rate:g} {failures(rows)}" for rate, rows in at.items())
 
     @property
     def mean(self) -> float:

@@ -100,7 +100,7 @@ class TestAnswer:
         assert [entry.label for entry in answer.others] == ["keel"]
         # with one seed at each of two higher rates, and with two at the last one
         assert text_of(page).count("step 3: collapsed") == 4
-        assert "at 0.002 collapsed in 1 of 1 seed and at 0.001 collapsed in 1 of 1 seed" in text_of(page)
+        assert "at 0.002 collapsed in 1 of 1 seed; at 0.001 collapsed in 1 of 1 seed" in text_of(page)
 
     def test_p_is_corrected_for_all_pairs(self, four):
         answer = answered(*four)["four"]
