@@ -8,7 +8,7 @@ import pytest
 from spheret import SCHEMES
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = [
     pytest.param(block, id=f"{page.name}-{number}")
     for page in PAGES
