@@ -14,8 +14,9 @@ assert pathlib.Path(spheret.__file__).is_relative_to(pathlib.Path({prefix!r})), 
 assert (pathlib.Path(spheret.__file__).parent / "py.typed").exists()
 assert (pathlib.Path(spheret.__file__).parent / "report" / "page.html.jinja").exists()
 for name in ("html.jinja", "css", "js"):
-    assert (pathlib.Path(spheret.__file__).parent / "report" / f"explorer.{name}").exists()
+    assert (pathlib.Path(spheret.__file__).parent / "report" / f"explorer.{{name}}").exists()
 assert (pathlib.Path(spheret.__file__).parent / "race" / "stage.sbatch.jinja").exists()
+assert (pathlib.Path(spheret.__file__).parent / "study" / "connections.toml").exists()
 h = torch.randn(8, 16, requires_grad=True)
 with use("native"):
     spheret.retract(h, torch.randn(8, 16)).sum().backward()

@@ -67,7 +67,7 @@ def answer_sentence(answer: GroupAnswer) -> str:
 def _step_downs(answer: GroupAnswer) -> str:
     """Who had to take a lower rate than its best one, and why; empty if nobody had to."""
     names = [entry.label for entry in answer.entries if entry.step_down]
-    return f" With some seeds {listed(names)} failed at the best rate, so that a lower one counts there." if names else ""
+    return f" With some seeds {listed(names)} failed at the best rate: a lower one counts there." if names else ""
 
 
 def _below_reference(answer: GroupAnswer, best: str) -> str:

@@ -411,7 +411,8 @@ def metrics_line(keys):
     """A line of metrics with these keys, and those that every line has."""
     line = {"loss": 1.0, "lr": 1e-3, "grad_norm": 1.0, "spikes": 0, "tokens_per_second": 9.0, "seconds": 1.0, **keys}
     if "val_loss" in keys:
-        line |= {"radius": None, "on_bound": [], "sublayers": []}
+        names = ("angle_mean", "angle_max", "alpha", "norm", "drift", "cosine", "grad_norm")
+        line |= {"radius": None, "on_bound": [], "sublayers": [{"sublayer": 1, **dict.fromkeys(names)}]}
     return json.dumps(line) + "\n"
 
 

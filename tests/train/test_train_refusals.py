@@ -33,7 +33,7 @@ BAD = [
     (("--scheme", "prenorm"), "unknown scheme 'prenorm'. Did you mean"),
     (("--vocab", "200"), "--vocab 200 is smaller than the data's vocabulary of 257"),
     (("--data", "nowhere"), "--data nowhere is neither a file nor a directory nor a corpus"),
-    (("--data", "."), "holds no prepared data: run spheret prepare"),
+    (("--data", "."), "the folder . holds no file: give one with text"),
     (("--tokenizer", "gpt2"), "was prepared with the tokenizer 'bytes'"),
     (("--block", "100000"), "fewer than one window"),
     (("--init-from", "nowhere"), "no run directory at nowhere"),

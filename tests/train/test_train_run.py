@@ -372,7 +372,7 @@ def test_a_corpus_by_name_is_prepared_into_the_cache(tmp_path, monkeypatch, caps
     ]
     assert main(command) == 0
     message = capsys.readouterr()
-    assert '"unigram_entropy"' in message.out
+    assert "data: sotu as bytes" in message.out
     assert "step 2/2, loss" in message.err
     config = open_run(tmp_path / "run").config
     assert config.data.path.startswith(str(tmp_path / "cache"))
