@@ -127,7 +127,10 @@ class Study:
             assert differences(self.local / "runs" / name, self.out / "runs" / name) == [], name
             assert open_run(self.out / "runs" / name).checkpoint().step == open_run(self.out / "runs" / name).steps
         rows = [
-            [{**json.loads(line), "seconds": 0, "step_seconds": 0} for line in path.read_text().splitlines()]
+            [
+                {**json.loads(line), **dict.fromkeys(("seconds", "step_seconds", "commit"))}
+                for line in path.read_text().splitlines()
+            ]
             for path in (self.local / "results.jsonl", self.out / "results.jsonl")
         ]
         assert rows[0] == rows[1]
