@@ -15,9 +15,8 @@ import re
 import shutil
 import signal
 import sys
-import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -313,14 +312,3 @@ def _judge(case: Case, outcome: forked.Outcome) -> str | None:
     if len(lines[-1]) > 1500:
         return "a sentence without end"
     return None
-
-
-def try_all(stage: Stage, chosen: Sequence[Case]) -> list[str]:
-    """What is wrong with each case that fails."""
-    begun = time.monotonic()
-    wrong = [text for text in map(stage.try_case, chosen) if text is not None]
-    print(f"{len(chosen):,} cases, {len(wrong)} wrong, {time.monotonic() - begun:.0f} s")
-    for (command, end), count in sorted(stage.counts.items()):
-        print(f"{command}: {count:,} {end}")
-    stage.counts.clear()
-    return wrong

@@ -10,6 +10,7 @@ import pickle
 import signal
 import stat
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+import torch
 from matplotlib.transforms import TransformNode
 
 from spheret.analysis import figures
@@ -191,3 +193,24 @@ def _hash(path: str, status: os.stat_result) -> str:
         with open(path, "rb") as file:
             _hashes[key] = hashlib.sha256(file.read()).hexdigest()
     return _hashes[key]
+
+
+@contextmanager
+def surroundings(cache: Path) -> Iterator[None]:
+    """What forks need: a cache of their own, no network, and one thread, because a fork has none of the others."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with mock.patch.dict(os.environ, {"SPHERET_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}):
+        yield
+    torch.set_num_threads(threads)
+
+
+def try_all(stage: Any, cases: Sequence[Any]) -> list[str]:
+    """Try cases on a stage, print how they ended, and return what is wrong with each that fails."""
+    begun = time.monotonic()
+    wrong = [text for text in map(stage.try_case, cases) if text is not None]
+    print(f"{len(cases):,} cases, {len(wrong)} wrong, {time.monotonic() - begun:.0f} s")
+    for (kind, end), count in sorted(stage.counts.items()):
+        print(f"{kind}: {count:,} {end}")
+    stage.counts.clear()
+    return wrong

@@ -16,7 +16,6 @@ import re
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -381,13 +380,3 @@ def _judge(outcome: Outcome, expected: int) -> str | None:
     if code == 2 and len(lines[-1]) > 1500:
         return "a sentence without end"
     return None
-
-
-def try_all(stage: Stage, cases: Sequence[Case]) -> list[str]:
-    """What is wrong with each case that fails."""
-    begun = time.monotonic()
-    wrong = [text for text in map(stage.try_case, cases) if text is not None]
-    print(f"{len(cases):,} cases, {len(wrong)} wrong, {time.monotonic() - begun:.0f} s")
-    for (kind, end), count in sorted(stage.counts.items()):
-        print(f"{kind}: {count:,} {end}")
-    return wrong

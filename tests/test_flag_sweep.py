@@ -7,8 +7,8 @@ tests/test_flag_sweep.py` prints the counts.
 import random
 
 import flag_sweep
+import forked
 import pytest
-import torch
 
 from spheret.cli import COMMANDS
 from spheret.model.gpt import PRESETS
@@ -19,15 +19,12 @@ QUICK = ("prepare", "train", "sample", "report", "plan", "reproduce", "bench con
 
 
 def made(root, whole):
-    """A stage with a cache of its own. A fork has none of the other threads, so that there is one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPHERET_CACHE", str(root / "cache"))
-        patch.setenv("HF_HUB_OFFLINE", "1")
+    """A stage in surroundings of its own."""
+    with forked.surroundings(root / "cache"), pytest.MonkeyPatch.context() as patch:
         patch.setitem(PRESETS, "T", flag_sweep.TINY_SIZE)
-        yield flag_sweep.Stage(root, whole)
-    torch.set_num_threads(threads)
+        stage = flag_sweep.Stage(root, whole)
+        yield stage
+        stage.child.end()
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +52,12 @@ def test_a_flag_that_is_new_is_swept():
 def test_a_sample(quick):
     bases = [base for base in flag_sweep.BASES if base.command in QUICK]
     cases = [case for base in bases for case in flag_sweep.cases(base)]
-    wrong = flag_sweep.try_all(quick, random.Random(1337).sample(cases, SAMPLE))
+    wrong = forked.try_all(quick, random.Random(1337).sample(cases, SAMPLE))
     assert not wrong, "\n".join(wrong[:5])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("base", flag_sweep.BASES, ids=lambda base: base.command)
 def test_every_flag(base, whole):
-    wrong = flag_sweep.try_all(whole, list(flag_sweep.cases(base)))
+    wrong = forked.try_all(whole, list(flag_sweep.cases(base)))
     assert not wrong, "\n".join(wrong[:5])

@@ -7,6 +7,7 @@ import torch
 from spheret.model.gpt import GPTConfig
 from spheret.plan import memory
 from spheret.plan.memory import FLOAT
+from spheret.runs.config import RunConfig
 from spheret.support.machine import check_bytes
 
 # what else helps, in the commands that have the flag
@@ -44,6 +45,16 @@ def check_training(
     needed = least_training_bytes(config, tokens, precision, shards)
     model = f"{config.layers:,} layers of width {config.width:,}, and {tokens:,} tokens at once,"
     check_bytes(needed, device, f"training {model}", f"take a smaller model, batch or block{remedy}")
+
+
+def check_run(config: RunConfig, device: torch.device, ignore: bool, shards: int = 1) -> None:
+    """Raise if the model and a micro-batch of a run cannot fit into the memory of the device.
+
+    ignore: what --ignore-memory says.
+    """
+    if not ignore:
+        tokens = config.train.batch_size * config.model.block
+        check_training(config.model, tokens, config.train.precision, device, shards, IGNORE_MEMORY)
 
 
 def check_generating(config: GPTConfig, rows: int, tokens: int, device: torch.device) -> None:

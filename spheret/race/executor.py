@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from spheret.runs.config import RunConfig
+from spheret.support import files
+
 
 @dataclass(frozen=True)
 class Job:
@@ -18,6 +21,22 @@ class Job:
     name: str
     directory: Path
     words: tuple[str, ...]
+
+
+def training(
+    directory: Path, config: RunConfig, configs: Path, device: str, threads: int, ignore_memory: bool
+) -> Job:
+    """The job of the run in `directory`, named like it. It reads its settings from a file that is written here.
+
+    configs: the folder of these files.
+    """
+    path = configs / f"{directory.name}.json"
+    configs.mkdir(exist_ok=True)
+    files.write_atomically(path, files.dump(config.as_dict()))
+    place = ["--out", str(directory), "--threads", str(threads), "--device", device]
+    ignore = ["--ignore-memory"] if ignore_memory else []
+    words = ["train", "--config", str(path), *place, "--quiet", "--no-tensorboard", *ignore]
+    return Job(directory.name, directory, tuple(words))
 
 
 class Executor(Protocol):

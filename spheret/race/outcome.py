@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from spheret.report.results import Result, RunGroup, read_groups
+from spheret.report.results import Result, RunGroup
 from spheret.report.sections import format_loss, number_cell, rate_cell
 from spheret.report.verdicts import Comparison, comparisons
 from spheret.support.tables import print_whole
@@ -78,12 +77,12 @@ def conclusion(group: RunGroup, compared: Sequence[Comparison]) -> str:
     return f"{answer}{untuned}; {NEXT}."
 
 
-def print_outcome(runs: Sequence[Path]) -> None:
-    """Print the table and the sentence of a race, whose runs all have the same data."""
+def print_outcome(groups: Sequence[RunGroup]) -> None:
+    """Print the table and the sentence of a race, whose runs all have the same data and so are one group."""
     from rich.console import Console
     from rich.table import Table
 
-    for group in read_groups(runs):
+    for group in groups:
         compared = comparisons(group)
         table = Table()
         for column in COLUMNS:

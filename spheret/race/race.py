@@ -10,19 +10,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
-
 # tyro reads annotations from the module
 import tyro
 
 from spheret.connections.parse import SchemeChoice, parse_schemes
 from spheret.data import Data, check_named, open_named
-from spheret.plan.fits import IGNORE_MEMORY, check_training
-from spheret.race.executor import Job
+from spheret.plan.fits import check_run
+from spheret.race.executor import training
 from spheret.race.local import Local
 from spheret.race.outcome import print_outcome
 from spheret.race.scoreboard import Scoreboard
-from spheret.report.report import report
+from spheret.report.report import write_report
+from spheret.report.results import read_groups
 from spheret.runs.config import Given, RunConfig, complete, merge, read_config
 from spheret.runs.flags import given, section_flags, shown
 from spheret.runs.metrics import Follower
@@ -251,13 +250,6 @@ class Where:
     quiet: bool = False
 
 
-def _check_memory(config: RunConfig, device: torch.device, where: Where) -> None:
-    """Raise if one training of the race cannot fit into the memory here."""
-    if not where.ignore_memory:
-        tokens = config.train.batch_size * config.model.block
-        check_training(config.model, tokens, config.train.precision, device, remedy=IGNORE_MEMORY)
-
-
 def _check_data(config: RunConfig, data: Data) -> None:
     """Raise if a split holds no window. A race is decided by the validation loss, so it needs both splits."""
     data.loader(config.model.block, config.train.batch_size, config.train.seed)
@@ -295,7 +287,7 @@ def race(
         shared["train"].setdefault("checkpoint_every", every)
     # wrong settings are found before anything is written or prepared
     for run in runs:
-        _check_memory(complete(run.settings(shared), device.type), device, where)
+        check_run(complete(run.settings(shared), device.type), device, where.ignore_memory)
     check_named(shared["data"]["path"])
     if not where.quiet:
         count = f"{len(runs)} run{'s' * (len(runs) > 1)} of {len({run.contestant for run in runs})} contestants"
@@ -304,7 +296,7 @@ def race(
     sizes = prepared.vocab_size, prepared.padded_vocab_size
     configs = {run: complete(run.settings(shared), device.type, 1, *sizes) for run in runs}
     for config in configs.values():
-        _check_memory(config, device, where)
+        check_run(config, device, where.ignore_memory)
         _check_data(config, prepared)
     settings = {
         **_shared_settings(configs[runs[0]], rates, shared),
@@ -324,7 +316,9 @@ def race(
         if not where.quiet:
             _announce(directory, runs, todo, steps, jobs, where.threads)
         if todo:
-            waiting = [_job(directory, run, configs[run].reading(prepared), where) for run in todo]
+            settings_of = {run: configs[run].reading(prepared) for run in todo}
+            place = directory / CONFIGS, where.device, where.threads, where.ignore_memory
+            waiting = [training(directory / run.name, settings_of[run], *place) for run in todo]
             # a contestant's rates share a line
             lines: dict[tuple[str, int], list[Follower]] = {}
             for run, follower in zip(runs, followers, strict=True):
@@ -332,8 +326,8 @@ def race(
             with Scoreboard(list(lines.values()), where.quiet) as board:
                 Local(jobs, directory, board.update).run(lambda: waiting)
         _measure(directory, configs, prepared, where)
-        places = [directory / run.name for run in runs]
-        page = report(places, directory / "report")
+        groups = read_groups([directory / run.name for run in runs])
+        page = write_report(groups, directory / "report")
     except KeyboardInterrupt:
         print("stopped; every training has saved. Run the same command again to go on.", file=sys.stderr)
         return INTERRUPTED
@@ -342,20 +336,9 @@ def race(
         lock.release()
     # scripts take the path from the last line
     if not where.quiet:
-        print_outcome(places)
+        print_outcome(groups)
     print(page)
     return 0
-
-
-def _job(directory: Path, run: RaceRun, config: RunConfig, where: Where) -> Job:
-    """One training, which reads its settings from a file of this race."""
-    path = directory / CONFIGS / f"{run.name}.json"
-    path.parent.mkdir(exist_ok=True)
-    files.write_atomically(path, files.dump(config.as_dict()))
-    place = ["--out", str(directory / run.name), "--threads", str(where.threads), "--device", where.device]
-    ignore = ["--ignore-memory"] if where.ignore_memory else []
-    words = ["train", "--config", str(path), *place, "--quiet", "--no-tensorboard", *ignore]
-    return Job(run.name, directory / run.name, tuple(words))
 
 
 def _announce(

@@ -83,8 +83,14 @@ def report_files(groups: Sequence[RunGroup], drawings: Sequence[Drawing] | None 
 def report(runs: Sequence[str | Path], out: str | Path) -> Path:
     """Write the page, the tables and the figures of some runs. Returns the path of the page."""
     directory = Path(out).expanduser()
+    # before the runs are read, which may take long
     refuse_other_files(directory, FIGURE_NAME)
-    groups = read_groups(runs)
+    return write_report(read_groups(runs), directory)
+
+
+def write_report(groups: Sequence[RunGroup], directory: Path) -> Path:
+    """Write the report of runs that were read. Returns the path of the page."""
+    refuse_other_files(directory, FIGURE_NAME)
     return write_files(directory, report_files(groups), FIGURE_NAME)
 
 

@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import torch
 from msgspec import Meta
 
 from spheret.connections import scheme
 from spheret.data import Data, open_named
-from spheret.plan.fits import IGNORE_MEMORY, check_training
-from spheret.race.executor import Job
+from spheret.plan.fits import check_run
+from spheret.race.executor import Job, training
 from spheret.race.race import RECIPE
 from spheret.runs.config import Given, RunConfig, complete, merge
 from spheret.study.plan import Contestant, Group, Plan
@@ -80,6 +79,7 @@ class Laboratory:
     _rows: dict[Key, Row] = field(default_factory=dict)
     _data: dict[tuple[str, str | None], Data] = field(default_factory=dict)
     _names: dict[Key, tuple[str, RunConfig]] = field(default_factory=dict)
+    _jobs: dict[str, Job] = field(default_factory=dict)
 
     @cached_property
     def _groups(self) -> dict[str, Group]:
@@ -104,12 +104,7 @@ class Laboratory:
                     given = self._given(group, contestant, rate, 0)
                     config = complete(given, kind)
                 if here:
-                    self._check_memory(config, device)
-
-    def _check_memory(self, config: RunConfig, device: torch.device) -> None:
-        if not self.ignore_memory:
-            tokens = config.train.batch_size * config.model.block
-            check_training(config.model, tokens, config.train.precision, device, remedy=IGNORE_MEMORY)
+                    check_run(config, device, self.ignore_memory)
 
     def prepare(self) -> None:
         """Open the data of every group, and prepare a corpus that is not in the cache yet."""
@@ -152,17 +147,13 @@ class Laboratory:
         return self.directory / RUNS / self.name(key)[0]
 
     def job(self, key: Key) -> Job:
-        """The training of a run, which reads its settings from a file of the study."""
+        """The training of a run. Its settings are written once: what can start is asked for after every run."""
         name, config = self.name(key)
-        path = self.directory / CONFIGS / f"{name}.json"
-        data = files.dump(config.reading(self.data(self._groups[key.group])).as_dict())
-        if not path.exists() or path.read_bytes() != data:
-            path.parent.mkdir(exist_ok=True)
-            files.write_atomically(path, data)
-        place = ["--out", str(self.run_directory(key)), "--threads", str(self.threads), "--device", self.device]
-        ignore = ["--ignore-memory"] if self.ignore_memory else []
-        words = ["train", "--config", str(path), *place, "--quiet", "--no-tensorboard", *ignore]
-        return Job(name, self.run_directory(key), tuple(words))
+        if name not in self._jobs:
+            settings = config.reading(self.data(self._groups[key.group]))
+            place = self.directory / CONFIGS, self.device, self.threads, self.ignore_memory
+            self._jobs[name] = training(self.run_directory(key), settings, *place)
+        return self._jobs[name]
 
     def join(self, rows: Iterable[Row]) -> int:
         """Count runs of another directory, or of another machine, as done, if their settings are the same.

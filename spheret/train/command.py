@@ -18,7 +18,7 @@ import tyro
 
 from spheret.data import Data, open_named
 from spheret.model.gpt import GPT
-from spheret.plan.fits import IGNORE_MEMORY, check_training
+from spheret.plan.fits import check_run
 from spheret.runs import checkpoint
 from spheret.runs.checkpoint import Checkpoint
 from spheret.runs.config import Given, RunConfig, complete, differences, merge, read_config
@@ -103,10 +103,8 @@ def train(
 
 def _check_memory(config: RunConfig, world: World, ignore: bool) -> None:
     """Raise if the model and a micro-batch cannot fit into the memory here."""
-    if not ignore:
-        shards = world.size if isinstance(world, Group) and world.parallel == "fsdp" else 1
-        tokens, precision = config.train.batch_size * config.model.block, config.train.precision
-        check_training(config.model, tokens, precision, world.device, shards, IGNORE_MEMORY)
+    shards = world.size if isinstance(world, Group) and world.parallel == "fsdp" else 1
+    check_run(config, world.device, ignore, shards)
 
 
 def _resolve(

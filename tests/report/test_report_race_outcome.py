@@ -32,7 +32,7 @@ def test_the_best_comes_first_with_its_distance_to_the_others(tmp_path, capsys, 
     )
     # no cell is cut on a narrow terminal
     monkeypatch.setenv("COLUMNS", "30")
-    print_outcome([tmp_path])
+    print_outcome(read_groups([tmp_path]))
     *_, sentence = printed = capsys.readouterr().out.splitlines()
     assert sentence == conclusion(group, compared)
     for row in table:
