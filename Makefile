@@ -24,6 +24,8 @@ env: .venv/.ready
 .venv/.ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(INSTALL) -e ".[$(EXTRAS)]"
+# apart: a torchvision that was built for another torch, as beside a CPU build, breaks every import of transformers
+	$(INSTALL) --upgrade --no-deps --target .venv/timm timm torchvision
 	touch $@ .venv/.race
 
 test: env
