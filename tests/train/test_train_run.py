@@ -250,7 +250,7 @@ def test_a_damaged_newest_checkpoint_falls_back(damage, unbroken, prepared, tmp_
     assert drill.differences(unbroken, out) == []
 
 
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_killed_at_seeded_moments_and_resumed(precision, prepared, tmp_path):
     words = list(drill.RECIPE)
     words[words.index("--data") + 1] = str(prepared)
