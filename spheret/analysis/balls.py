@@ -251,14 +251,31 @@ def softmax(x: Ball, dim: int = -1, **_: Any) -> Ball:
     return Ball.of(y.mid, y.rad, mul(sub(x.tangent, inner), y))
 
 
-def gelu(x: Ball, approximate: str = "none") -> Ball:
+def _pointwise(x: Ball, function: Callable[[Ball], Ball]) -> Ball:
+    """A function of single entries. One direction gives the slope, and the slope gives all others."""
     if x.tangent is None:
-        return _gelu(x, approximate)
-    # one direction gives the slope, and the slope gives all others
-    one = _gelu(Ball.of(x.mid, x.rad, Ball.of(torch.ones_like(x.mid)[None])), approximate)
+        return function(x)
+    one = function(Ball.of(x.mid, x.rad, Ball.of(torch.ones_like(x.mid)[None])))
     assert one.tangent is not None
     slope = _map(one.tangent, lambda t: t[0])
     return Ball.of(one.mid, one.rad, _times(x.tangent, _pair(slope), x.mid.shape))
+
+
+def gelu(x: Ball, approximate: str = "none") -> Ball:
+    return _pointwise(x, partial(_gelu, approximate=approximate))
+
+
+def silu(x: Ball, inplace: bool = False) -> Ball:
+    return _pointwise(x, lambda x: div(x, add(exp(neg(x)), 1.0)))
+
+
+def relu(x: Ball, inplace: bool = False) -> Ball:
+    return where(_comparison(torch.gt)(x, 0.0), x, 0.0)
+
+
+def addcmul(x: Any, a: Any, b: Any, value: float = 1.0) -> Ball:
+    product = mul(a, b)
+    return add(x, product if value == 1 else mul(product, value))
 
 
 def _gelu(x: Ball, approximate: str) -> Ball:
@@ -280,10 +297,14 @@ def layer_norm(x: Ball, shape: Sequence[int], weight: Any = None, bias: Any = No
 
 
 def attention(
-    q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, **_: Any
-) -> Ball:
+    q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+    enable_gqa: bool = False, **_: Any
+) -> Ball:  # fmt: skip
     if attn_mask is not None or dropout_p:
         raise NotEnclosed("attention with a mask or dropout has no rule in ball arithmetic")
+    if enable_gqa:
+        group = q.shape[-3] // k.shape[-3]
+        k, v = (_shaped(Tensor.repeat_interleave)(x, group, -3) for x in (k, v))
     scores = div(matmul(q, _shaped(Tensor.transpose)(k, -2, -1)), rounded(math.sqrt(q.shape[-1]), _pair(q)[0]))
     if is_causal:
         future = torch.ones(scores.mid.shape[-2:], dtype=torch.bool, device=scores.mid.device).triu(1)
@@ -426,6 +447,9 @@ RULES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("abs", "__abs__", "absolute"), absolute),
     "softmax": softmax,
     "gelu": gelu,
+    "silu": silu,
+    "relu": relu,
+    "addcmul": addcmul,
     "layer_norm": layer_norm,
     "scaled_dot_product_attention": attention,
     "dropout": dropout,

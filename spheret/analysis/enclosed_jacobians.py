@@ -102,11 +102,13 @@ def _attention_of_one(branch: Attention, context: Ball, positions: Tensor) -> Ca
     With weights w_j, values v_j, keys k_j and y = sum w_j v_j, a change of the scores s_j changes y by
     sum w_j (v_j - y) ds_j. The keys before the token are fixed, so their part is one matrix times dq.
     """
-    _, keys, values = branch.queries_keys_values(context)
+    keys, values = map(branch.for_every_head, branch.queries_keys_values(context)[1:])
+    turn = branch.rotation(positions)
     hidden = torch.arange(context.mid.shape[1], device=context.mid.device) >= positions[:, None]
 
     def attend(x: Ball) -> Tensor:
-        q, own_key, own_value = branch.queries_keys_values(x)
+        q, *own_parts = branch.queries_keys_values(x, turn)
+        own_key, own_value = map(branch.for_every_head, own_parts)
         dq, dkey, dvalue = (as_ball(as_ball(t).tangent) for t in (q, own_key, own_value))
         q, k, v = (t.detach() for t in (q, own_key, own_value))
         root = rounded(math.sqrt(q.shape[-1]), x.mid)

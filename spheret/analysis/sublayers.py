@@ -112,11 +112,13 @@ def own_path(s: Sublayer, positions: Tensor) -> Both:
 
 def _attention_of_one(branch: Attention, context: Tensor, positions: Tensor) -> Callable[[Tensor], Tensor]:
     """Attention of the tokens at `positions`, with the keys and values of the tokens before them fixed."""
-    _, keys, values = branch.queries_keys_values(context)
+    keys, values = map(branch.for_every_head, branch.queries_keys_values(context)[1:])
+    turn = branch.rotation(positions)
     hidden = torch.arange(context.shape[1], device=context.device) >= positions[:, None]
 
     def attend(x: Tensor) -> Tensor:
-        q, own_key, own_value = branch.queries_keys_values(x)
+        q, *own_parts = branch.queries_keys_values(x, turn)
+        own_key, own_value = map(branch.for_every_head, own_parts)
         before = (q @ keys.mT).masked_fill(hidden, -math.inf)
         own = (q * own_key).sum(-1, keepdim=True)
         weights = (torch.cat([before, own], -1) / math.sqrt(q.shape[-1])).softmax(-1)

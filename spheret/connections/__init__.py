@@ -11,13 +11,21 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from spheret.connections import euclidean as flat
-from spheret.connections.base import Connection, Initialisation, RetractionStep, Scheme, angle_between
+from spheret.connections.base import (
+    BranchShape,
+    Connection,
+    Initialisation,
+    RetractionStep,
+    Scheme,
+    angle_between,
+)
 from spheret.connections.bounded import Bounded, BoundedScalar
 from spheret.connections.ngpt import NGPT
-from spheret.connections.norms import LayerNorm, RMSNorm, ScaleNorm
+from spheret.connections.norms import HeadNorm, LayerNorm, RMSNorm, ScaleNorm
 from spheret.connections.spherical import SpheretNorm, Spherical, SphericalConnection
 from spheret.retractions import Retraction
 from spheret.support.errors import unknown
+from spheret.support.ranges import check_above_zero
 
 __all__ = [
     "OTHER_NAMES",
@@ -25,7 +33,9 @@ __all__ = [
     "SCHEMES",
     "Bounded",
     "BoundedScalar",
+    "BranchShape",
     "Connection",
+    "HeadNorm",
     "Initialisation",
     "LayerNorm",
     "RMSNorm",
@@ -62,6 +72,10 @@ SCHEMES: dict[str, Callable[..., Scheme]] = {
     "ngpt": NGPT,
     "orthogonal": flat.Orthogonal,
     "scalenorm": flat.PreScaleNorm,
+    "beam": flat.Beam,
+    "res-post": flat.ResPost,
+    "hybridnorm": flat.HybridNorm,
+    "residual-multiplier": flat.ResidualMultiplier,
 }
 PAPER_SCHEMES: tuple[str, ...] = tuple(SCHEMES)[:9]
 # what else the schemes are called, in small letters and digits alone. An error suggests the scheme that is meant
@@ -86,6 +100,10 @@ OTHER_NAMES: dict[str, str] = {
     **dict.fromkeys(("normalizedgpt", "normalisedgpt", "normalizedtransformer", "hypersphere"), "ngpt"),
     **dict.fromkeys(("orthogonalresidual", "orthogonalupdate", "ortho"), "orthogonal"),
     **dict.fromkeys(("prescalenorm", "l2norm"), "scalenorm"),
+    **dict.fromkeys(("depthscaledresidual", "beamnorm"), "beam"),
+    **dict.fromkeys(("respost", "respostnorm", "olmo2", "olmo3", "exaone4", "swinv2", "outputnorm"), "res-post"),
+    **dict.fromkeys(("hybrid", "qkvnorm", "hybridln"), "hybridnorm"),
+    **dict.fromkeys(("granite", "residualscale", "branchmultiplier"), "residual-multiplier"),
 }
 
 
@@ -107,6 +125,8 @@ def scheme(name: str, /, **options: Any) -> Scheme:
             words = [other for other in kinds if isinstance(value, str) and "a word" in kinds[other]]
             hint = f": a word goes into {_either(words)}" if words and "a number" in kinds[option] else ""
             raise ValueError(f"{option} of {name} must be {_either(list(kinds[option]))}, got {value!r}{hint}.")
+    if options.get("prores") is not None:
+        check_above_zero(f"prores of {name}, in updates,", options["prores"])
     return row(name=name, **options)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from spheret.kernels import check_rows, compute_dtype
 from spheret.retractions import P, Retraction
+from spheret.support.ranges import check_above_zero
 
 
 def check_dim(dim: int) -> int:
@@ -63,19 +64,52 @@ class RetractionStep(NamedTuple):
     schedule: str
 
 
+class BranchWarmup(nn.Module):
+    """x times min(t/updates, 1) at update t (ProRes, arXiv 2603.05369). Before `at_update` is called it is x.
+
+    The factor is a buffer, so that a checkpoint holds it, and a model that is loaded computes what was trained.
+    """
+
+    factor: Tensor
+
+    def __init__(self, updates: float):
+        super().__init__()
+        self.updates = check_above_zero("the updates of a branch's warm-up", updates)
+        self.register_buffer("factor", torch.ones(1))
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.factor)
+
+    def at_update(self, update: int) -> None:
+        """Set the factor for an update, counted from 1."""
+        self.factor.fill_(min(update / self.updates, 1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor.to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"updates={self.updates:g}"
+
+
 class Connection(nn.Module):
     """How one residual branch joins the stream: `read` gives the branch its input, `write` joins its output.
 
         h' = write(h, branch(read(h)))
 
     A new connection overrides `read` (by default the stream itself) and `join`. Both compute in float32 or
-    better and return the stream's dtype.
+    better and return the stream's dtype. `join` passes what the branch adds to the stream through `warmed`.
     """
 
     def __init__(self, dim: int, sublayer: int = 1, num_sublayers: int | None = None):
         super().__init__()
         check_sublayer(sublayer, num_sublayers)
         self.dim, self.sublayer, self.num_sublayers = check_dim(dim), sublayer, num_sublayers
+        # a part of the model and of its checkpoints only where the scheme has `prores`
+        self.warmup: BranchWarmup | None = None
+
+    def warmed(self, x: Tensor) -> Tensor:
+        """x times the factor of the branch's warm-up; x itself without one."""
+        return x if self.warmup is None else self.warmup(x)
 
     def read(self, h: Tensor) -> Tensor:
         """The branch's input."""
@@ -83,7 +117,7 @@ class Connection(nn.Module):
 
     def join(self, h: Tensor, f: Tensor) -> Tensor:
         """The next state of the stream, from checked arguments."""
-        return add(h, f)
+        return add(h, f if self.warmup is None else self.warmed(f.to(compute_dtype(h, f))))
 
     def write(self, h: Tensor, f: Tensor) -> Tensor:
         """The next state of the stream; h and f are (..., dim) of one shape."""
@@ -119,6 +153,28 @@ class Connection(nn.Module):
 
 
 @dataclass(frozen=True)
+class BranchShape:
+    """What a scheme is told about a block's branches before it puts something inside them.
+
+    dim: the width of the stream.
+    heads, kv_heads: the heads of the queries, and those of the keys and values.
+    hidden: the width of the MLP's hidden layer after its activation.
+    gated: whether the MLP has a gate, whose entries come first in its first projection, before the `hidden` others.
+    """
+
+    dim: int
+    heads: int
+    kv_heads: int
+    hidden: int
+    gated: bool = False
+
+    @property
+    def head_dim(self) -> int:
+        """The width of a head."""
+        return self.dim // self.heads
+
+
+@dataclass(frozen=True)
 class Initialisation:
     """A scheme's factors on the standard deviation of a block's weights at the start."""
 
@@ -138,6 +194,8 @@ class Scheme:
     """
 
     name: str = field(default="", kw_only=True)
+    # ProRes, for any scheme: the branches of block b are multiplied by min(t/(prores b), 1) at update t
+    prores: float | None = field(default=None, kw_only=True)
     # where the method comes from, in one line, for tables and reports
     source: ClassVar[str] = ""
 
@@ -160,15 +218,20 @@ class Scheme:
         """The module between the last sublayer and the head."""
         return nn.Identity()
 
-    def inside_attention(self, dim: int, heads: int, sublayer: int, num_sublayers: int) -> nn.Module | None:
-        """A module that maps q, k, v to q, k, v, each (batch, heads, time, dim/heads); None changes nothing.
+    def inside_attention(self, shape: BranchShape, sublayer: int, num_sublayers: int) -> nn.Module | None:
+        """A module that maps q, k, v to q, k, v; None changes nothing.
 
-        Attention divides the scores by sqrt(dim/heads) after it.
+        q is (batch, heads, time, head_dim); k and v have kv_heads heads. Attention divides the scores by
+        sqrt(head_dim) after it. Rotary positions turn q and k after it, or before it if the module has an attribute
+        `after_rotation` that is True.
         """
         return None
 
-    def inside_mlp(self, dim: int, hidden: int, sublayer: int, num_sublayers: int) -> nn.Module | None:
-        """A module that maps the MLP's hidden layer (..., hidden) before its activation; None changes nothing."""
+    def inside_mlp(self, shape: BranchShape, sublayer: int, num_sublayers: int) -> nn.Module | None:
+        """A module that maps the output of the MLP's first projection, before its activation; None changes nothing.
+
+        It has `hidden` entries per token, or 2 `hidden` if the MLP is gated.
+        """
         return None
 
     def logit_gain(self, dim: int, vocab: int) -> nn.Module | None:
@@ -177,6 +240,11 @@ class Scheme:
         It must be such a product, because the loss applies it to the rows of the head's weight.
         """
         return None
+
+    def warm_up(self, block: int, connections: Iterable[Connection]) -> None:
+        """Give the connections of a block, counted from 1, their warm-up if the scheme has `prores`."""
+        for connection in connections if self.prores is not None else ():
+            connection.warmup = BranchWarmup(self.prores * block)
 
     def initialisation(self, num_sublayers: int) -> Initialisation:
         """nanoGPT's: weights that write to the stream start smaller by sqrt(num_sublayers)."""

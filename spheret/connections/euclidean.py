@@ -12,23 +12,25 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from spheret.connections.base import Connection, Initialisation, Scheme, add, check_sublayer
+from spheret.connections.base import BranchShape, Connection, Initialisation, Scheme, add, check_sublayer
 from spheret.connections.norms import (
     NORMS,
     DynamicErf,
     DynamicISRU,
     DynamicTanh,
     Gain,
+    HeadNorm,
     Norm,
     PlainScaleNorm,
     make_norm,
 )
 from spheret.kernels import compute_dtype, normalize
 from spheret.support.errors import unknown
+from spheret.support.ranges import check_above_zero
 
 
 class NormedConnection(Connection):
-    """h' = outer_norm(scale h + output_norm(F(inner_norm(h)))). Most methods differ in where the norms stand.
+    """h' = outer_norm(scale h + branch_scale output_norm(F(inner_norm(h)))). Most methods differ in their norms.
 
     A norm that is None is left out. A learned gain or scalar may take the place of a norm.
     """
@@ -42,12 +44,13 @@ class NormedConnection(Connection):
         output_norm: nn.Module | None = None,
         outer_norm: nn.Module | None = None,
         scale: float = 1.0,
+        branch_scale: float = 1.0,
     ):
         super().__init__(dim, sublayer, num_sublayers)
         self.inner_norm = inner_norm or nn.Identity()
         self.output_norm = output_norm or nn.Identity()
         self.outer_norm = outer_norm or nn.Identity()
-        self.scale = scale
+        self.scale, self.branch_scale = scale, branch_scale
 
     def read(self, h: Tensor) -> Tensor:
         return self.inner_norm(h)
@@ -56,7 +59,9 @@ class NormedConnection(Connection):
         # the sum stays in the computing dtype up to the outer norm
         dtype = compute_dtype(h, f)
         wide = h.to(dtype) if self.scale == 1 else self.scale * h.to(dtype)
-        return self.outer_norm(wide + self.output_norm(f.to(dtype))).to(h.dtype)
+        added = self.warmed(self.output_norm(f.to(dtype)))
+        added = added if self.branch_scale == 1 else self.branch_scale * added
+        return self.outer_norm(wide + added).to(h.dtype)
 
 
 @dataclass(frozen=True)
@@ -328,7 +333,7 @@ class OrthogonalConnection(NormedConnection):
         dtype = compute_dtype(h, f)
         wide, branch = h.to(dtype), f.to(dtype)
         unit = normalize(wide, 1.0)
-        return add(h, branch - (unit * branch).sum(-1, keepdim=True) * unit)
+        return add(h, self.warmed(branch - (unit * branch).sum(-1, keepdim=True) * unit))
 
 
 @dataclass(frozen=True)
@@ -339,3 +344,74 @@ class Orthogonal(Residual):
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
         return OrthogonalConnection(dim, sublayer, num_sublayers, inner_norm=self.build_norm(dim))
+
+
+@dataclass(frozen=True)
+class Beam(Residual):
+    """h' = sqrt((k-1)/k) h + RMS(F(RMS h))/sqrt(k) with k = l + 1, and a final norm.
+
+    For a branch output of h's length and orthogonal to h, this is the projection retraction with alpha = 1/sqrt(l).
+    """
+
+    norm: str = "rmsnorm"
+    source: ClassVar[str] = "Beam, in transformers"
+
+    def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
+        check_sublayer(sublayer, num_sublayers)
+        k = sublayer + 1
+        return NormedConnection(
+            dim,
+            sublayer,
+            num_sublayers,
+            inner_norm=self.build_norm(dim),
+            output_norm=self.build_norm(dim),
+            scale=math.sqrt((k - 1) / k),
+            branch_scale=1 / math.sqrt(k),
+        )
+
+
+@dataclass(frozen=True)
+class ResPost(Residual):
+    """h' = h + RMS(F(h)), and a final norm: only the branch's output is normed."""
+
+    norm: str = "rmsnorm"
+    source: ClassVar[str] = "arXiv 2111.09883; OLMo 2, arXiv 2501.00656"
+
+    def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
+        return NormedConnection(dim, sublayer, num_sublayers, output_norm=self.build_norm(dim))
+
+
+@dataclass(frozen=True)
+class HybridNorm(Residual):
+    """Attention: h' = RMS(h + F(h)), F with norms of q, k and v per head. MLP: h' = h + F(h). And a final norm."""
+
+    norm: str = "rmsnorm"
+    source: ClassVar[str] = "arXiv 2503.04598"
+
+    def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
+        check_sublayer(sublayer, num_sublayers)
+        # the source writes it at the MLP: FFN(RMS h) + RMS h
+        return NormedConnection(
+            dim, sublayer, num_sublayers, outer_norm=self.build_norm(dim) if sublayer % 2 else None
+        )
+
+    def inside_attention(self, shape: BranchShape, sublayer: int, num_sublayers: int) -> nn.Module:
+        return HeadNorm(shape.head_dim, self.norm, self.bias, values=True)
+
+
+@dataclass(frozen=True)
+class ResidualMultiplier(PreLN):
+    """h' = h + m F(RMS h) with a fixed multiplier m, and a final norm."""
+
+    norm: str = "rmsnorm"
+    multiplier: float = 0.22
+    source: ClassVar[str] = "Granite 3, in transformers"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_above_zero("multiplier", self.multiplier)
+
+    def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
+        return NormedConnection(
+            dim, sublayer, num_sublayers, inner_norm=self.build_norm(dim), branch_scale=self.multiplier
+        )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from spheret.connections.base import Connection, Scheme, check_dim
+from spheret.connections.base import BranchShape, Connection, Scheme, check_dim
 from spheret.connections.norms import Device, Gain, Norm, empty_parameter
 from spheret.kernels import compute_dtype, normalize
 
@@ -39,10 +39,11 @@ class NGPTNorm(nn.Module):
     def reset_parameters(self) -> None:
         nn.init.constant_(self.a, 1 / math.sqrt(self.dim))
 
-    def forward(self, h: Tensor, f: Tensor) -> Tensor:
+    def forward(self, h: Tensor, f: Tensor, warmed: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
+        """The next state. warmed: a map of the rate r, see `Connection.warmed`."""
         dtype = compute_dtype(h, f)
         wide = h.to(dtype)
-        rate = (self.step * math.sqrt(self.dim)) * self.a.to(dtype).abs()
+        rate = warmed((self.step * math.sqrt(self.dim)) * self.a.to(dtype).abs())
         return normalize(wide + rate * (normalize(f.to(dtype), 1.0) - wide), 1.0).to(h.dtype)
 
 
@@ -54,15 +55,18 @@ class NGPTConnection(Connection):
         self.norm = NGPTNorm(dim)
 
     def join(self, h: Tensor, f: Tensor) -> Tensor:
-        return self.norm(h, f)
+        return self.norm(h, f, self.warmed)
 
 
 class QueryKeyNorm(nn.Module):
     """s norm(q) and s norm(k) per head, with one learned vector s in R^d for both. v is not changed.
 
     s is a parameter times sqrt(d), and 1 at the start. nGPT multiplies the scores by sqrt(d_k), with d_k = d/heads.
-    Attention divides them by sqrt(d_k), so q is also multiplied by d_k.
+    Attention divides them by sqrt(d_k), so q is also multiplied by d_k. Rotary positions come before it, as in nGPT's
+    code: s does not commute with a rotation.
     """
+
+    after_rotation = True
 
     def __init__(self, dim: int, heads: int, device: Device = None, dtype: torch.dtype | None = None):
         super().__init__()
@@ -80,6 +84,18 @@ class QueryKeyNorm(nn.Module):
         units = (normalize(x.transpose(1, 2), 1.0) for x in (q, k))
         q, k = ((x * factor).to(v.dtype).transpose(1, 2) for x, factor in zip(units, (width * s, s), strict=True))
         return q, k, v
+
+
+class GatedGain(nn.Module):
+    """The gate times s_v `fixed` and the rest times s_u, two learned vectors from 1. The gate comes first."""
+
+    def __init__(self, size: int, fixed: float):
+        super().__init__()
+        self.gate_norm, self.rest_norm = Gain(size, 1.0, fixed=fixed), Gain(size, 1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, rest = x.chunk(2, dim=-1)
+        return torch.cat([self.gate_norm(gate), self.rest_norm(rest)], dim=-1)
 
 
 @dataclass(frozen=True)
@@ -105,11 +121,21 @@ class NGPT(Scheme):
     def exit(self, dim: int) -> nn.Module:
         return nn.Identity() if self.inner_scales else Gain(1, 1 / math.sqrt(dim), fixed=math.sqrt(dim))
 
-    def inside_attention(self, dim: int, heads: int, sublayer: int, num_sublayers: int) -> nn.Module | None:
-        return QueryKeyNorm(dim, heads) if self.inner_scales else None
+    def inside_attention(self, shape: BranchShape, sublayer: int, num_sublayers: int) -> nn.Module | None:
+        if not self.inner_scales:
+            return None
+        if shape.kv_heads != shape.heads:
+            raise ValueError(
+                f"the queries and keys of ngpt share one scale per head, so that kv_heads must be heads = "
+                f"{shape.heads}, got {shape.kv_heads}: leave kv_heads out, or set inner_scales=false."
+            )
+        return QueryKeyNorm(shape.dim, shape.heads)
 
-    def inside_mlp(self, dim: int, hidden: int, sublayer: int, num_sublayers: int) -> nn.Module | None:
-        return Gain(hidden, 1.0, fixed=math.sqrt(dim)) if self.inner_scales else None
+    def inside_mlp(self, shape: BranchShape, sublayer: int, num_sublayers: int) -> nn.Module | None:
+        if not self.inner_scales:
+            return None
+        root = math.sqrt(shape.dim)
+        return GatedGain(shape.hidden, root) if shape.gated else Gain(shape.hidden, 1.0, fixed=root)
 
     def logit_gain(self, dim: int, vocab: int) -> nn.Module | None:
         return Gain(vocab, 1 / math.sqrt(dim), fixed=math.sqrt(dim)) if self.inner_scales else None

@@ -143,6 +143,21 @@ def make_norm(norm: str, dim: int, bias: bool) -> Norm:
     return NORMS[norm](dim, bias)
 
 
+class HeadNorm(nn.Module):
+    """Norms of q and k per head, and of v if `values`, each with a gain of its own that all its heads share.
+
+    q, k and v are (batch, heads, time, dim).
+    """
+
+    def __init__(self, dim: int, norm: str = "rmsnorm", bias: bool = False, values: bool = False):
+        super().__init__()
+        self.q_norm, self.k_norm = make_norm(norm, dim, bias), make_norm(norm, dim, bias)
+        self.v_norm = make_norm(norm, dim, bias) if values else None
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.q_norm(q), self.k_norm(k), v if self.v_norm is None else self.v_norm(v)
+
+
 class DynamicTanh(Norm):
     """w tanh(a x) + b, a = slope at the start (arXiv 2503.10622)."""
 

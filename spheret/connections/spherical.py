@@ -21,7 +21,7 @@ from spheret.connections.base import (
     check_sublayer,
 )
 from spheret.connections.bounded import Bounded, BoundedScalar
-from spheret.connections.norms import Device, LayerNorm, ScaleNorm, check_radius, empty_parameter
+from spheret.connections.norms import NORMS, Device, ScaleNorm, check_radius, empty_parameter, make_norm
 from spheret.kernels import check_cap, check_rows, compute_dtype, retract_unchecked
 from spheret.kernels.closed import dots
 from spheret.retractions import P, Retraction, angular, as_retraction
@@ -185,19 +185,23 @@ class SphericalConnection(Connection):
         return self.inner_norm(h)
 
     def join(self, h: Tensor, f: Tensor) -> Tensor:
-        return self.norm(h, f)
+        return self.norm(h, self._warmed_branch(h, f))
+
+    def _warmed_branch(self, h: Tensor, f: Tensor) -> Tensor:
+        return f if self.warmup is None else self.warmed(f.to(compute_dtype(h, f)))
 
     def angle(self, h: Tensor, f: Tensor, out: Tensor | None = None) -> Tensor:
         """As in `Connection`, but exact: it is computed from h and f instead of two rounded states."""
-        return self.norm.angle(h, f)
+        return self.norm.angle(h, self._warmed_branch(h, f))
 
     @property
     def alpha(self) -> Tensor:
-        return self.norm.alpha
+        # a factor of the branch is a factor of the step
+        return self.warmed(self.norm.alpha)
 
     def retraction_step(self) -> RetractionStep:
         norm = self.norm
-        return RetractionStep(norm.alpha, norm.retraction, norm.p, norm.max_angle, norm.factor, norm.schedule)
+        return RetractionStep(self.alpha, norm.retraction, norm.p, norm.max_angle, norm.factor, norm.schedule)
 
 
 @dataclass(frozen=True)
@@ -221,6 +225,7 @@ class Spherical(Scheme):
     | `radius` | where the entry's radius starts: "sqrt" for sqrt d, or a number from 1 to sqrt d |
     | `learnable_alpha` | whether the step sizes are learned; if not, they stay where they start |
     | `alpha` | where the step sizes start, as a share of lambda_l in (0, 1] |
+    | `norm` | what the norms at the exit and before each branch are: "layernorm" or "rmsnorm" |
     """
 
     p: float | None = None
@@ -238,6 +243,7 @@ class Spherical(Scheme):
     radius: float | Literal["sqrt"] = "sqrt"
     learnable_alpha: bool = True
     alpha: float = 1.0
+    norm: str = "layernorm"
     # the p of a row of SCHEMES, taken where neither `p` nor `retraction` is given
     default_p: InitVar[float] = 1.0
     source: ClassVar[str] = "arXiv 2608.02668"
@@ -258,6 +264,8 @@ class Spherical(Scheme):
             raise unknown("index", self.index, ("sublayer", "block"))
         if self.output_init not in ("scaled", "full"):
             raise unknown("output_init", self.output_init, ("scaled", "full"))
+        if self.norm not in NORMS:
+            raise unknown("norm", self.norm, NORMS)
         check_radius(self.radius)
         if self.radius != "sqrt" and not self.entry_norm:
             raise ValueError(
@@ -290,11 +298,11 @@ class Spherical(Scheme):
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
         norm = self._update(dim, sublayer, num_sublayers)
-        inner_norm = LayerNorm(dim, self.bias) if self.inner_norm else nn.Identity()
+        inner_norm = make_norm(self.norm, dim, self.bias) if self.inner_norm else nn.Identity()
         return SphericalConnection(dim, sublayer, num_sublayers, norm, inner_norm)
 
     def exit(self, dim: int) -> nn.Module:
-        return LayerNorm(dim, self.bias) if self.final_norm else nn.Identity()
+        return make_norm(self.norm, dim, self.bias) if self.final_norm else nn.Identity()
 
     def initialisation(self, num_sublayers: int) -> Initialisation:
         return super().initialisation(num_sublayers) if self.output_init == "scaled" else Initialisation(output=1.0)

@@ -99,6 +99,8 @@ def why_not_gpt2(config: GPTConfig) -> str | None:
     """Returns the reason why a model is not a stock GPT-2, or None if it is one."""
     if config.scheme != "pre-ln":
         return f"its scheme is {config.scheme}"
+    if changed := config.backbone_changes():
+        return f"it has {', '.join(f'{name}={value!r}' for name, value in changed.items())}"
     if changed := {
         k: v for k, v in config.scheme_options.items() if (k, v) not in (("norm", "layernorm"), ("bias", True))
     }:

@@ -107,7 +107,7 @@ def _growth(setup: Setup, batch_size: int, steps: int) -> list[dict[str, Any]]:
     """One row per size and number of GPUs, all for the same total number of tokens."""
     rows, total = [], setup.tokens_per_update * steps
     for size in SIZES:
-        config = cost.sized(size, setup.config.scheme, setup.config.block)
+        config = cost.resized(size, setup.config)
         for gpus in GROWTH:
             sequences = setup.tokens_per_update // config.block
             # every GPU needs at least one sequence, so the update grows if it has fewer sequences than GPUs

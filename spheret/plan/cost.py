@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
-from spheret.model.gpt import PRESETS, GPTConfig
+from spheret.model.config import MODERN_KV_HEADS, PRESETS, GPTConfig
 from spheret.plan import memory
 from spheret.plan.memory import FLOAT, PRECISIONS
 from spheret.support.errors import unknown
@@ -123,7 +124,7 @@ def fits(setup: Setup) -> bool:
 def forward_flops(config: GPTConfig, tokens: int) -> tuple[int, int]:
     """FLOP of the matrix products in all blocks, and of those in the head; attention counts as a full square."""
     d = config.width
-    blocks = config.layers * tokens * (2 * 12 * d * d + 4 * config.block * d)
+    blocks = config.layers * tokens * (2 * memory.matrix_entries(config) + 4 * config.block * d)
     return blocks, 2 * tokens * d * config.vocab
 
 
@@ -190,9 +191,22 @@ def choose(
     return min(fitting, key=lambda setup: (PARALLEL.index(setup.parallel), step_seconds(setup)), default=None)
 
 
-def sized(size: str, scheme: str, block: int = 1024) -> GPTConfig:
-    """The config of a model of a size of SIZES."""
+def sized(size: str, scheme: str, block: int = 1024, **options: Any) -> GPTConfig:
+    """The config of a model of a size of SIZES, or of a modern preset, with further options."""
+    if size in MODERN_KV_HEADS:
+        return GPTConfig.preset(size, block=block, scheme=scheme, **options)
     if size not in SIZES:
-        raise unknown("size", size, SIZES)
+        raise unknown("size", size, [*SIZES, *MODERN_KV_HEADS])
     layers, heads, width = SIZES[size]
-    return GPTConfig(layers=layers, heads=heads, width=width, block=block, scheme=scheme)
+    return GPTConfig(layers=layers, heads=heads, width=width, block=block, scheme=scheme, **options)
+
+
+def resized(size: str, like: GPTConfig) -> GPTConfig:
+    """The config of a size of SIZES with the other options of a config.
+
+    As many heads of queries share a head of keys if that divides the heads, else each has its own.
+    """
+    layers, heads, width = SIZES[size]
+    group = like.shape.heads // like.shape.kv_heads
+    kv_heads = None if group == 1 else heads // group if heads % group == 0 else heads
+    return replace(like, layers=layers, heads=heads, width=width, kv_heads=kv_heads)

@@ -15,8 +15,9 @@ IGNORE_MEMORY = ", or give --ignore-memory to try all the same"
 
 
 def least_parameters(config: GPTConfig) -> int:
-    """The entries of the matrices and of the two embeddings. Gains and biases come on top."""
-    return 12 * config.width**2 * config.layers + (config.vocab + config.block) * config.width
+    """The entries of the matrices and of the embeddings. Gains and biases come on top."""
+    positions = config.block if config.positions == "learned" else 0
+    return memory.matrix_entries(config) * config.layers + (config.vocab + positions) * config.width
 
 
 def least_training_bytes(config: GPTConfig, tokens: int, precision: str, shards: int = 1) -> float:
@@ -59,6 +60,6 @@ def check_run(config: RunConfig, device: torch.device, ignore: bool, shards: int
 
 def check_generating(config: GPTConfig, rows: int, tokens: int, device: torch.device) -> None:
     """Raise if generating `rows` texts of `tokens` tokens at once cannot fit: weights, keys and values, and ids."""
-    cache = 2 * FLOAT * config.layers * config.block * config.width
+    cache = 2 * FLOAT * config.layers * config.block * config.shape.kv_heads * config.shape.head_dim
     needed = FLOAT * least_parameters(config) + rows * (cache + 8 * tokens)
     check_bytes(needed, device, f"{rows:,} texts of {tokens:,} tokens at once", "ask for fewer or shorter texts")

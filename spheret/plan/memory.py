@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -18,11 +18,13 @@ from torch import Tensor, nn
 
 from spheret.connections import Scheme
 from spheret.kernels import use
-from spheret.model.gpt import GPT, HIDDEN, GPTConfig
+from spheret.model.branches import activate, arrange, rotation
+from spheret.model.gpt import GPT, GPTConfig
 from spheret.model.loss import ROWS
 
 # bytes per number inside a branch; the stream, the weights and the optimiser are float32 in both precisions
 PRECISIONS = {"float32": 4, "bf16": 2}
+_DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 FLOAT = 4
 
 
@@ -121,37 +123,58 @@ def _sublayer(scheme: Scheme, sublayer: int, num_sublayers: int, precision: str,
     return _line(count)
 
 
-def _added(part: nn.Module | None, inputs: list[Tensor]) -> int:
-    """What a part inside a branch adds to the inputs, which the branch keeps without it too."""
-    if part is None:
-        return 0
+# so few tokens, and twice as many: the difference is what grows with the tokens
+_TOKENS = 2
 
-    def run(*module: nn.Module) -> Tensor:
-        # the sine keeps its argument, as attention keeps q, k and v, and the activation the hidden layer
-        outputs: tuple[Tensor, ...] = tuple(inputs)
-        for each in module:
-            result = each(*inputs)
-            outputs = result if isinstance(result, tuple) else (result,)
-        return torch.stack([x.sin().sum() for x in outputs])
 
-    parameters = list(part.parameters())
-    return autograd_keeps(lambda: run(part), parameters) - autograd_keeps(run, parameters)
+def _per_token(run: Callable[[int], Tensor], parameters: list[nn.Parameter]) -> int:
+    """Bytes that autograd keeps per token of a function of a number of tokens."""
+    few, many = (autograd_keeps(partial(run, tokens), parameters) for tokens in (_TOKENS, 2 * _TOKENS))
+    return (many - few) // _TOKENS
+
+
+def _kept(*kept: Tensor) -> Tensor:
+    """A function that keeps its arguments and nothing else, as attention keeps q, k and v."""
+    return torch.stack([x.sin().sum() for x in kept])
 
 
 @lru_cache(maxsize=4096)
-def _inside(scheme: Scheme, sublayer: int, num_sublayers: int, precision: str) -> Kept:
-    """What the scheme adds inside the branch of a sublayer. `fixed` is per head for attention, else per token."""
-    dtype = torch.float32 if precision == "float32" else torch.bfloat16
+def _inside_attention(config: str, sublayer: int, precision: str) -> int:
+    """Bytes per token of q, k and v, and of what is computed on the way to them from their projection."""
+    gpt = GPTConfig.from_dict(json.loads(config))
+    shape, rope = gpt.shape, gpt.positions == "rope"
+    inside = gpt.head_norm() or gpt.build_scheme().inside_attention(shape, sublayer, 2 * gpt.layers)
+    width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
 
-    def count(width: int) -> int:
+    def run(tokens: int) -> Tensor:
+        projected = torch.ones(1, tokens, width, dtype=_DTYPES[precision], requires_grad=True)
+        turn = rotation(torch.arange(tokens), shape.head_dim, gpt.rope_base) if rope else None
         with _autocast(precision):
-            if sublayer % 2 == 0:
-                hidden = torch.ones(_ROWS, HIDDEN * width, dtype=dtype, requires_grad=True)
-                return _added(scheme.inside_mlp(width, hidden.shape[-1], sublayer, num_sublayers), [hidden])
-            qkv = torch.ones(3, 1, 1, _ROWS, width, dtype=dtype, requires_grad=True)
-            return _added(scheme.inside_attention(width, 1, sublayer, num_sublayers), list(qkv.unbind()))
+            return _kept(*arrange(projected, shape, inside, turn))
 
-    return _line(count)
+    # all layers share one rotation
+    return _per_token(run, [] if inside is None else list(inside.parameters())) - rotation_bytes(gpt, 1)
+
+
+@lru_cache(maxsize=4096)
+def _inside_mlp(config: str, sublayer: int, precision: str) -> int:
+    """Bytes per token of the hidden layer before and after its activation, and of what the scheme puts inside."""
+    gpt = GPTConfig.from_dict(json.loads(config))
+    shape = gpt.shape
+    inside = gpt.build_scheme().inside_mlp(shape, sublayer, 2 * gpt.layers)
+
+    def run(tokens: int) -> Tensor:
+        width = (2 if shape.gated else 1) * shape.hidden
+        hidden = torch.ones(tokens, width, dtype=_DTYPES[precision], requires_grad=True)
+        with _autocast(precision):
+            return _kept(activate(hidden if inside is None else inside(hidden), gpt.mlp))
+
+    return _per_token(run, [] if inside is None else list(inside.parameters()))
+
+
+def rotation_bytes(config: GPTConfig, tokens: int) -> int:
+    """Bytes of the rotary positions of so many tokens: a cosine and a sine per pair of a head's entries."""
+    return FLOAT * config.shape.head_dim * tokens if config.positions == "rope" else 0
 
 
 def _logit_gain(scheme: Scheme) -> Kept:
@@ -199,16 +222,25 @@ class Activations:
         return self.connections + self.attention + self.mlp + self.ends + self.copies
 
 
+def matrix_entries(config: GPTConfig) -> int:
+    """The entries of one block's matrices."""
+    shape = config.shape
+    attention = (2 * shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    return shape.dim * (attention + (3 if shape.gated else 2) * shape.hidden)
+
+
 def least_activations(config: GPTConfig, tokens: int, precision: str) -> Activations:
     """The part of `activations` that every scheme keeps, by formulas alone: a connection keeps its branch's input."""
-    d, number = config.width, PRECISIONS[precision]
+    d, shape, number = config.width, config.shape, PRECISIONS[precision]
+    queries_keys_values = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     return Activations(
         connections=2 * config.layers * tokens * d * number,
-        attention=config.layers * tokens * (4 * d * number + FLOAT * config.heads),
-        mlp=config.layers * tokens * 2 * HIDDEN * d * number,
-        # token ids and targets, the final stream and its gradient, and the gradient of the head
-        ends=tokens * (16 + 2 * FLOAT * d) + FLOAT * config.vocab * d,
-        copies=0 if precision == "float32" else number * 12 * d * d * config.layers,
+        attention=config.layers * tokens * ((queries_keys_values + d) * number + FLOAT * config.heads),
+        # a gate, its activation, the rest and their product
+        mlp=config.layers * tokens * (4 if shape.gated else 2) * shape.hidden * number,
+        # token ids and targets, the final stream and its gradient, the gradient of the head, and rotary positions
+        ends=tokens * (16 + 2 * FLOAT * d) + FLOAT * config.vocab * d + rotation_bytes(config, config.block),
+        copies=0 if precision == "float32" else number * matrix_entries(config) * config.layers,
     )
 
 
@@ -222,14 +254,13 @@ def activations(config: GPTConfig, tokens: int, precision: str) -> Activations:
     scheme, d, least = config.build_scheme(), config.width, least_activations(config, tokens, precision)
     ends = sum(_end(scheme, entry, d).bytes(tokens, d) for entry in (True, False))
     ends += _logit_gain(scheme).bytes(config.vocab, d)
-    inside = [_inside(scheme, number, 2 * config.layers, precision) for number in range(1, 2 * config.layers + 1)]
-    normed = sum(tokens * (kept.wide * d + kept.fixed * config.heads) for kept in inside[::2])
-    scaled = sum(kept.bytes(tokens, d) for kept in inside[1::2])
+    key, sublayers = json.dumps(config.as_dict()), range(1, 2 * config.layers + 1)
+    result = d * PRECISIONS[precision] + FLOAT * config.heads
     return replace(
         least,
         connections=sum(connections(config, tokens, precision)),
-        attention=least.attention + normed,
-        mlp=least.mlp + scaled,
+        attention=sum(tokens * (_inside_attention(key, number, precision) + result) for number in sublayers[::2]),
+        mlp=sum(tokens * _inside_mlp(key, number, precision) for number in sublayers[1::2]),
         ends=least.ends + ends,
     )
 

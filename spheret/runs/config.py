@@ -24,6 +24,7 @@ from spheret.support import files
 from spheret.support.documents import DECODE_ERRORS, MOST_BYTES, explain
 from spheret.support.errors import shortened, unknown
 from spheret.support.ranges import check_count
+from spheret.support.settings import later_settings, without_later_defaults
 
 if TYPE_CHECKING:
     from spheret.data import Data
@@ -171,8 +172,9 @@ class RunConfig:
 
 
 def section_as_dict(section: Any) -> dict[str, Any]:
-    """The settings of one section as plain data for JSON."""
+    """The settings of one section as plain data for JSON, without those that were added later and are not used."""
     values = section.as_dict() if isinstance(section, GPTConfig) else asdict(section)
+    values = without_later_defaults(type(section), values)
     return {name: _plain(value) for name, value in values.items()}
 
 
@@ -234,7 +236,7 @@ def _types(section: str) -> dict[str, Any]:
 def check_section(path: Path, section: str, values: Any, whole: bool = False) -> dict[str, Any]:
     """The settings of a section in a file, each of its type; the word inf is infinity where a number belongs.
 
-    whole: whether every setting must be there.
+    whole: whether every setting must be there, except for those that were added later.
     """
     if not isinstance(values, dict):
         raise ValueError(f"{section} in {path} must be a table of settings, got {_shown(values)}.")
@@ -242,7 +244,8 @@ def check_section(path: Path, section: str, values: Any, whole: bool = False) ->
     for name in values:
         if name not in types:
             raise unknown(f"setting in {path}, [{section}]:", name, types)
-    missing = [name for name in types if name not in values] if whole else []
+    optional = later_settings(SECTIONS[section])
+    missing = [name for name in types if name not in values and name not in optional] if whole else []
     if missing:
         raise ValueError(f"{section}.{missing[0]} in {path} is missing: copy it back, or start again.")
     settings = {name: _setting(path, f"{section}.{name}", value, types[name]) for name, value in values.items()}

@@ -28,6 +28,12 @@ HELP: dict[str, dict[str, str]] = {
         "activation": "gelu, or gelu_tanh as in transformers' GPT-2.",
         "head_bias": "Bias of the output head: none (the paper's), zero, or unigram (log token frequencies).",
         "recompute": "Keep one tensor per block and compute the rest again in the backward pass.",
+        "positions": "learned embeddings (the paper's), or rope.",
+        "rope_base": "Base of the angles of rope.",
+        "mlp": "gelu (the paper's), swiglu, or relu2.",
+        "norm": "What the scheme's norms are, where its definition leaves it open: layernorm or rmsnorm.",
+        "qk_norm": "RMSNorm of queries and keys, per head.",
+        "kv_heads": "Heads of keys and values. Each serves heads/kv-heads heads of queries.",
     },
     "data": {
         "path": "Text: a file, a folder, a glob or the name of a corpus. Or a directory made by spheret prepare.",
@@ -62,6 +68,8 @@ HELP: dict[str, dict[str, str]] = {
 DERIVED = {
     "heads": "one per 64 columns, at least 4",
     "vocab": "the data's vocabulary, rounded up to a multiple of 64",
+    "norm": "the scheme's own",
+    "kv_heads": "as many as --heads",
     "tokens_per_update": "batch-size x block x processes",
     "min_lr": "a tenth of --lr",
     "warmup": "a tenth of --steps, at most 2000",
@@ -123,7 +131,7 @@ def section_flags(
         if name in without:
             continue
         # None stands for a setting that is not given
-        kind = str if hints[name] == (str | None) else hints[name]
+        kind = next((kind for kind in (str, int) if hints[name] == (kind | None)), hints[name])
         hint = _default(section, name, recipe, sized)
         flag = "data" if name == "path" else name.replace("_", "-")
         entries[name] = Annotated[kind, tyro.conf.arg(name=flag, help=text, help_behavior_hint=hint)]

@@ -135,6 +135,7 @@ class Trainer:
         begun = time.perf_counter()
         step = self.step + 1
         lr = self.config.lr_at(step)
+        self.model.at_update(step)
         total = torch.zeros((), device=self.world.device)
         seen_batches = []
         random = random_state(self.world.device) if self.model.config.dropout else None

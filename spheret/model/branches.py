@@ -1,0 +1,198 @@
+"""The branches of a block, attention and MLP, and the block that joins them to the stream."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from spheret.connections import BranchShape, Scheme
+from spheret.model.config import ACTIVATIONS, GPTConfig
+from spheret.model.linear import Linear
+
+
+class Cache:
+    """Keys and values of the tokens seen so far: two tensors (batch, kv_heads, block, d) per layer.
+
+    The model calls only `update` and `get_seq_length`, which transformers' caches have too.
+    """
+
+    def __init__(self, config: GPTConfig, batch: int, device: torch.device, dtype: torch.dtype):
+        shape = (batch, config.shape.kv_heads, config.block, config.shape.head_dim)
+        self.layers = [torch.empty(2, *shape, device=device, dtype=dtype) for _ in range(config.layers)]
+        self.length = 0
+
+    def update(self, k: Tensor, v: Tensor, layer_idx: int) -> tuple[Tensor, ...]:
+        """Append new keys and values to those of a layer and return all of them. The last layer updates `length`."""
+        past, end = self.layers[layer_idx], self.length + k.shape[2]
+        past[0, :, :, self.length : end], past[1, :, :, self.length : end] = k, v
+        if layer_idx == len(self.layers) - 1:
+            self.length = end
+        return past[:, :, :, :end].unbind()
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+
+# appends a layer's new keys and values, and returns all of them
+Past = Callable[[Tensor, Tensor], Sequence[Tensor]]
+# cosines and sines of the angles by which rotary positions turn, each (batch or 1, time, 1, head_dim/2)
+Rotation = tuple[Tensor, Tensor]
+
+
+def rotation(positions: Tensor, head_dim: int, base: float) -> Rotation:
+    """The rotation of tokens at positions (time) or (batch, time): the i-th pair turns by position base^(-2i/d).
+
+    It is computed in float32 in Llama's order, for models of any dtype, so that the values are those of transformers.
+    """
+    pairs = torch.arange(0, head_dim, 2, device=positions.device).float()
+    angles = positions[..., None].float() * (1.0 / base ** (pairs / head_dim))
+    angles = angles.unsqueeze(-2) if positions.dim() > 1 else angles[None, :, None]
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, turn: Rotation) -> Tensor:
+    """x (batch, time, heads, d) with its i-th and (i + d/2)-th entries turned as one pair, as in Llama."""
+    cos, sin = turn
+    first, second = x.chunk(2, dim=-1)
+    # float32 angles make half rows float32 until the end
+    turned = torch.addcmul(first * cos, second, sin, value=-1), torch.addcmul(second * cos, first, sin)
+    return torch.cat(turned, dim=-1).to(x.dtype)
+
+
+def arrange(
+    projected: Tensor, shape: BranchShape, inside: nn.Module | None, turn: Rotation | None
+) -> Sequence[Tensor]:
+    """q (batch, heads, time, d), and k and v (batch, kv_heads, time, d), from their projection (batch, time, all).
+
+    inside: what maps q, k and v, see `Scheme.inside_attention`.
+    """
+    batch, time, _ = projected.shape
+    heads = (shape.heads, shape.kv_heads, shape.kv_heads)
+    # taken apart before the heads move, so that the three gradients are put together in the projection's order
+    parts = projected.view(batch, time, sum(heads), shape.head_dim).split(heads, dim=2)
+    after = getattr(inside, "after_rotation", False)
+    if inside is not None and not after:
+        parts = _mapped(inside, parts)
+    if turn is not None:
+        q, k, v = parts
+        # a part of the projection would keep all of it for the backward pass
+        parts = rotate(q, turn), rotate(k, turn), v.clone() if inside is None or after else v
+    if inside is not None and after:
+        parts = _mapped(inside, parts)
+    return tuple(part.transpose(1, 2) for part in parts)
+
+
+def _mapped(inside: nn.Module, parts: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The module inside attention takes the heads before the time."""
+    return [part.transpose(1, 2) for part in inside(*(part.transpose(1, 2) for part in parts))]
+
+
+class Attention(nn.Module):
+    """Causal self-attention, from (batch, time, width) to the same shape.
+
+    qkv_norm: what the scheme or `qk_norm` puts between the projections and the scores.
+    """
+
+    def __init__(self, config: GPTConfig, qkv_norm: nn.Module | None = None):
+        super().__init__()
+        shape = config.shape
+        self.shape, self.heads, self.dropout = shape, config.heads, config.dropout
+        self.rope_base = config.rope_base if config.positions == "rope" else None
+        self.qkv = Linear(shape.dim, (shape.heads + 2 * shape.kv_heads) * shape.head_dim, bias=config.bias)
+        self.qkv_norm = qkv_norm
+        self.output = Linear(config.width, config.width, bias=config.bias)
+
+    def rotation(self, positions: Tensor) -> Rotation | None:
+        """How rotary positions turn tokens at these positions, (time) or (batch, time); None without them."""
+        return None if self.rope_base is None else rotation(positions, self.shape.head_dim, self.rope_base)
+
+    def queries_keys_values(self, x: Tensor, turn: Rotation | None = None) -> Sequence[Tensor]:
+        """q (batch, heads, time, d), and k and v (batch, kv_heads, time, d).
+
+        turn: what `rotation` returns; by default that of the positions from 0 on.
+        """
+        if turn is None and self.rope_base is not None:
+            turn = self.rotation(torch.arange(x.shape[1], device=x.device))
+        return arrange(self.qkv(x), self.shape, self.qkv_norm, turn)
+
+    def for_every_head(self, x: Tensor) -> Tensor:
+        """Keys or values (batch, kv_heads, time, d) as (batch, heads, time, d), each repeated for its queries."""
+        group = self.shape.heads // self.shape.kv_heads
+        return x if group == 1 else x.unsqueeze(2).expand(-1, -1, group, -1, -1).flatten(1, 2)
+
+    def weights(self, x: Tensor) -> Tensor:
+        """The attention weights (batch, heads, time, time). `forward` computes them inside its kernel only."""
+        q, k, _ = self.queries_keys_values(x)
+        scores = q @ self.for_every_head(k).mT / math.sqrt(q.shape[-1])
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
+        return scores.masked_fill(future, -math.inf).softmax(-1)
+
+    def forward(
+        self, x: Tensor, past: Past | None = None, mask: Tensor | None = None, turn: Rotation | None = None
+    ) -> Tensor:
+        batch, time, width = x.shape
+        q, k, v = self.queries_keys_values(x, turn)
+        if past is not None:
+            k, v = past(k, v)
+        dropout = self.dropout if self.training else 0.0
+        # without a mask a prompt attends causally, and a single new token attends to all tokens before it
+        causal = mask is None and (past is None or time > 1)
+        grouped = {"enable_gqa": True} if self.shape.kv_heads != self.heads else {}
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, **grouped)
+        y = self.output(y.transpose(1, 2).reshape(batch, time, width))
+        return F.dropout(y, self.dropout, self.training)
+
+
+def activate(hidden: Tensor, kind: str, approximate: str = "none") -> Tensor:
+    """The hidden layer of an MLP after its activation. kind: a word of MLPS. approximate: that of torch's GELU."""
+    if kind == "swiglu":
+        gate, rest = hidden.chunk(2, dim=-1)
+        return F.silu(gate) * rest
+    if kind == "relu2":
+        return F.relu(hidden).square()
+    return F.gelu(hidden, approximate=approximate)
+
+
+class MLP(nn.Module):
+    """Two linear layers with an activation between them, which may be gated.
+
+    hidden_norm: what the scheme puts before the activation, see `Scheme.inside_mlp`.
+    """
+
+    def __init__(self, config: GPTConfig, hidden_norm: nn.Module | None = None):
+        super().__init__()
+        shape = config.shape
+        self.kind, self.approximate, self.dropout = config.mlp, ACTIVATIONS[config.activation], config.dropout
+        self.hidden = Linear(config.width, (2 if shape.gated else 1) * shape.hidden, bias=config.bias)
+        self.hidden_norm = hidden_norm
+        self.output = Linear(shape.hidden, config.width, bias=config.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.hidden(x)
+        if self.hidden_norm is not None:
+            hidden = self.hidden_norm(hidden)
+        y = self.output(activate(hidden, self.kind, self.approximate))
+        return F.dropout(y, self.dropout, self.training)
+
+
+class Block(nn.Module):
+    """Two sublayers, attention and MLP. Each joins the stream through its own connection."""
+
+    def __init__(self, config: GPTConfig, scheme: Scheme, index: int):
+        super().__init__()
+        shape, first, sublayers = config.shape, 2 * index + 1, 2 * config.layers
+        inside = config.head_norm() or scheme.inside_attention(shape, first, sublayers)
+        self.attention = Attention(config, inside)
+        self.mlp = MLP(config, scheme.inside_mlp(shape, first + 1, sublayers))
+        self.attention_connection, self.mlp_connection = scheme.connect_block(config.width, index + 1, config.layers)
+        scheme.warm_up(index + 1, (self.attention_connection, self.mlp_connection))
+
+    def forward(
+        self, h: Tensor, past: Past | None = None, mask: Tensor | None = None, turn: Rotation | None = None
+    ) -> Tensor:
+        h = self.attention_connection(h, lambda x: self.attention(x, past, mask, turn))
+        return self.mlp_connection(h, self.mlp)

@@ -1,0 +1,181 @@
+"""`GPTConfig`: all options of the model, and its presets."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+import torch
+
+from spheret.connections import BranchShape, HeadNorm, Scheme, scheme
+from spheret.connections.norms import NORMS
+from spheret.connections.parse import json_options, options_from_json
+from spheret.kernels import check_environment
+from spheret.support.errors import unknown
+from spheret.support.ranges import check_above_zero, check_count, divisors, nearest
+from spheret.support.settings import later, later_settings, without_later_defaults
+
+ACTIVATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
+HEAD_BIASES = ("none", "zero", "unigram")
+POSITIONS = ("learned", "rope")
+MLPS = ("gelu", "swiglu", "relu2")
+# the base of rotary positions: that of their source and of Llama 1 and 2
+ROPE_BASE = 10_000.0
+# layers, heads, width
+PRESETS = {"S": (12, 12, 768), "M": (24, 16, 1024), "L": (36, 20, 1280)}
+# heads of keys and values of the modern presets, which have the paper's shapes and these options
+MODERN_KV_HEADS = {"modern-S": 4, "modern-M": 4, "modern-L": 5}
+MODERN: dict[str, Any] = {
+    "positions": "rope",
+    "mlp": "swiglu",
+    "norm": "rmsnorm",
+    "qk_norm": True,
+    "bias": False,
+}
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """All options of the model. `as_dict` and `from_dict` convert them to and from JSON.
+
+    layers: the number of blocks. Each has two sublayers, attention and an MLP.
+    block: the longest sequence in tokens.
+    bias: whether the linear layers have a bias, and the scheme's norms too unless `scheme_options` sets theirs.
+    activation: of an MLP "gelu". "gelu" is nanoGPT's, "gelu_tanh" that of GPT-2 in transformers.
+    head_bias: the bias of the logits. "none" is the paper's, "zero" starts at 0, and "unigram" starts at the log
+        frequencies that `GPT(config, counts)` computes.
+    recompute: keep only the input of each block for the backward pass, and compute the rest again.
+    positions: "learned" embeddings, or "rope", which turns pairs of entries of queries and keys as Llama does.
+    rope_base: the base of the angles of "rope".
+    mlp: "gelu"; "swiglu", silu(gate) times the rest as in Llama; or "relu2", the square of a ReLU.
+    norm: what the scheme's norms are, "layernorm" or "rmsnorm", if its definition leaves it open and `scheme_options`
+        does not set it. None takes the scheme's own.
+    qk_norm: an RMSNorm of queries and one of keys, per head, as in Qwen3.
+    kv_heads: the heads of keys and values; each serves heads/kv_heads heads of queries. None is as many as heads.
+    """
+
+    layers: int = 12
+    heads: int = 12
+    width: int = 768
+    block: int = 1024
+    vocab: int = 50304
+    bias: bool = True
+    dropout: float = 0.0
+    scheme: str = "proj-spheretnorm"
+    scheme_options: dict[str, Any] = field(default_factory=dict)
+    activation: str = "gelu"
+    head_bias: str = "none"
+    recompute: bool = False
+    positions: str = later("learned")
+    rope_base: float = later(ROPE_BASE)
+    mlp: str = later("gelu")
+    norm: str | None = later(None)
+    qk_norm: bool = later(False)
+    kv_heads: int | None = later(None)
+
+    def __post_init__(self) -> None:
+        # the width before the heads, whose default follows from it
+        optional = () if self.kv_heads is None else ("kv_heads",)
+        for name in ("layers", "width", "heads", "block", "vocab", *optional):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a positive integer, got {value!r}.")
+            check_count(name, value)
+        if self.width % self.heads:
+            near = nearest(divisors(self.width), self.heads)
+            raise ValueError(f"width {self.width} is not divisible by heads {self.heads}: heads may be {near}.")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}.")
+        for name, allowed in (
+            ("activation", tuple(ACTIVATIONS)),
+            ("head_bias", HEAD_BIASES),
+            ("positions", POSITIONS),
+            ("mlp", MLPS),
+            ("norm", (*NORMS, None)),
+        ):
+            if getattr(self, name) not in allowed:
+                raise unknown(name, getattr(self, name), [word for word in allowed if word is not None])
+        self._check_backbone()
+        object.__setattr__(self, "scheme_options", options_from_json(self.scheme_options))
+        # the entry's options depend on the width: a radius beyond sqrt(width) is an error
+        with torch.device("meta"):
+            built = self.build_scheme()
+            built.enter(self.width)
+            own = built.inside_attention(self.shape, 1, 2 * self.layers)
+            built.inside_mlp(self.shape, 2, 2 * self.layers)
+        if self.qk_norm and own is not None:
+            raise ValueError(
+                f"qk_norm norms the queries and keys, and {self.scheme} norms them itself: leave qk_norm out, or "
+                "take another scheme."
+            )
+        check_environment()
+
+    def _check_backbone(self) -> None:
+        """Raise unless the options of positions, heads and MLP fit together."""
+        if self.kv_heads is not None and self.heads % self.kv_heads:
+            near = nearest(divisors(self.heads), self.kv_heads)
+            raise ValueError(
+                f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}: kv_heads may be {near}."
+            )
+        if self.positions == "rope" and self.shape.head_dim % 2:
+            raise ValueError(
+                f"positions = rope turns pairs of entries, and a head of width/heads = {self.shape.head_dim} entries "
+                "has one left over: take another width or number of heads, or learned positions."
+            )
+        check_above_zero("rope_base", self.rope_base)
+        if self.positions != "rope" and self.rope_base != ROPE_BASE:
+            raise ValueError(f"rope_base {self.rope_base:g} is of positions = rope, and these are {self.positions}.")
+        if self.mlp != "gelu" and self.activation != "gelu":
+            raise ValueError(f"activation {self.activation} is of mlp = gelu, and this is {self.mlp}.")
+
+    @property
+    def shape(self) -> BranchShape:
+        """The widths and heads of a block's branches."""
+        gated = self.mlp == "swiglu"
+        # a gate makes three matrices of the two, which stay as large together: 8/3 of the width
+        hidden = 16 * math.ceil(self.width / 6) if gated else 4 * self.width
+        return BranchShape(self.width, self.heads, self.kv_heads or self.heads, hidden, gated)
+
+    def build_scheme(self) -> Scheme:
+        """The scheme with its options. If the model has no biases, its norms have none either."""
+        built = scheme(self.scheme, **self.scheme_options)
+        asked: dict[str, Any] = {} if self.bias else {"bias": False}
+        asked |= {} if self.norm is None else {"norm": self.norm}
+        changes = {name: x for name, x in asked.items() if hasattr(built, name) and name not in self.scheme_options}
+        return replace(built, **changes) if changes else built
+
+    def head_norm(self) -> HeadNorm | None:
+        """The module of `qk_norm` for one attention."""
+        return HeadNorm(self.shape.head_dim) if self.qk_norm else None
+
+    def backbone_changes(self) -> dict[str, Any]:
+        """The options of positions, MLP, norms and heads that are not nanoGPT's."""
+        defaults = later_settings(type(self))
+        return {name: getattr(self, name) for name, default in defaults.items() if getattr(self, name) != default}
+
+    @classmethod
+    def preset(cls, size: str, **changes: Any) -> GPTConfig:
+        """The paper's size S, M or L, or modern-S, modern-M or modern-L, with other options as given.
+
+        The modern ones have the same layers, heads and widths. They have rotary positions, SwiGLU, RMSNorm, norms of
+        queries and keys, three or four heads of queries per head of keys, and no biases.
+        """
+        sizes = [*PRESETS, *MODERN_KV_HEADS]
+        if size not in sizes:
+            raise unknown("size", size, sizes)
+        layers, heads, width = PRESETS[size.removeprefix("modern-")]
+        modern = {**MODERN, "kv_heads": MODERN_KV_HEADS[size]} if size in MODERN_KV_HEADS else {}
+        return cls(**{"layers": layers, "heads": heads, "width": width, **modern, **changes})
+
+    def as_dict(self) -> dict[str, Any]:
+        values = without_later_defaults(type(self), asdict(self))
+        return {**values, "scheme_options": json_options(self.scheme_options)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> GPTConfig:
+        known = [f.name for f in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise unknown("model option", name, known)
+        return cls(**values)
