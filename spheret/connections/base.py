@@ -243,8 +243,9 @@ class Scheme:
 
     def warm_up(self, block: int, connections: Iterable[Connection]) -> None:
         """Give the connections of a block, counted from 1, their warm-up if the scheme has `prores`."""
-        for connection in connections if self.prores is not None else ():
-            connection.warmup = BranchWarmup(self.prores * block)
+        if self.prores is not None:
+            for connection in connections:
+                connection.warmup = BranchWarmup(self.prores * block)
 
     def initialisation(self, num_sublayers: int) -> Initialisation:
         """nanoGPT's: weights that write to the stream start smaller by sqrt(num_sublayers)."""

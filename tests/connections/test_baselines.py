@@ -12,7 +12,7 @@ from oracle import definition, rows
 from torch import nn
 
 from spheret import SCHEMES, retract, scheme
-from spheret.connections import norms
+from spheret.connections import BranchShape, norms
 
 D, N = 12, 6
 DEPTH = 2 * N
@@ -147,6 +147,14 @@ FORMULAS = {
         lambda f: h + f - (f * h).sum(-1, keepdim=True) / (h * h).sum(-1, keepdim=True) * h
     )(F_(ln(h, c.inner_norm))),
     "scalenorm": lambda c, h, F_: h + F_(c.inner_norm.g * h / h.norm(dim=-1, keepdim=True)),
+    "beam": lambda c, h, F_: (
+        math.sqrt(c.sublayer / (c.sublayer + 1)) * h
+        + rms(F_(rms(h, c.inner_norm)), c.output_norm) / math.sqrt(c.sublayer + 1)
+    ),
+    "res-post": lambda c, h, F_: h + rms(F_(h), c.output_norm),
+    # Y = X + MHA(X), then FFN(RMS Y) + RMS Y
+    "hybridnorm": lambda c, h, F_: rms(h + F_(h), c.outer_norm) if c.sublayer % 2 else h + F_(h),
+    "residual-multiplier": lambda c, h, F_: h + 0.22 * F_(rms(h, c.inner_norm)),
     "geonorm": lambda c, h, F_: spherical(c, h, F_, math.inf, math.pi / 4, 1 / c.sublayer),
     "proj-spheretnorm": lambda c, h, F_: spherical(c, h, F_, 1.0, None, 1 / math.sqrt(c.sublayer)),
     "cay-spheretnorm": lambda c, h, F_: spherical(c, h, F_, 2.0, math.pi / 4, 1 / math.sqrt(c.sublayer)),
@@ -353,10 +361,11 @@ class TestInitialisation:
 
 
 def test_most_schemes_add_nothing_inside_the_branches():
+    shape = BranchShape(D, 2, 2, 4 * D)
     for name in set(SCHEMES) - {"ngpt"}:
         built = scheme(name)
-        assert built.inside_attention(D, 2, 1, DEPTH) is None
-        assert built.inside_mlp(D, 4 * D, 2, DEPTH) is None
+        assert built.inside_attention(shape, 1, DEPTH) is None or name == "hybridnorm"
+        assert built.inside_mlp(shape, 2, DEPTH) is None
         assert built.logit_gain(D, 50) is None
 
 

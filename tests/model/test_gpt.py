@@ -54,6 +54,12 @@ class TestSize:
             "ngpt": -norms - 2 * width + layers * (2 + 1 + 4) * width + 50_304,
             "orthogonal": 0,
             "scalenorm": (sublayers + 1) * (1 - 2 * width),
+            # RMSNorms have no bias
+            "beam": -width,
+            "res-post": -(sublayers + 1) * width,
+            # three norms of heads of 64
+            "hybridnorm": layers * (width + 3 * 64) - (2 * sublayers + 1) * width,
+            "residual-multiplier": -(sublayers + 1) * width,
         }
         assert {name: counts[name] - pre for name in expected} == expected
         assert set(expected) | {"pre-ln", "peri-ln", *SPHERICAL} == set(SCHEMES)

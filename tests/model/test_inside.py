@@ -13,7 +13,7 @@ from small_models import TINY, randomize, tokens
 from torch import nn
 
 from spheret import GPT, GPTConfig, connections, parameter_groups
-from spheret.connections import RMSNorm
+from spheret.connections import BranchShape, RMSNorm
 from spheret.connections.euclidean import PreLN
 from spheret.connections.ngpt import QueryKeyNorm
 from spheret.model.probes import probe
@@ -175,13 +175,14 @@ class QKVNorm(nn.Module):
 
 @dataclass(frozen=True)
 class Hybrid(PreLN):
-    def inside_attention(self, dim, heads, sublayer, num_sublayers):
+    def inside_attention(self, shape, sublayer, num_sublayers):
         assert sublayer % 2 == 1
-        return QKVNorm(dim // heads) if sublayer > 1 else None
+        assert shape == BranchShape(D, HEADS, HEADS, 4 * D)
+        return QKVNorm(shape.head_dim) if sublayer > 1 else None
 
-    def inside_mlp(self, dim, hidden, sublayer, num_sublayers):
+    def inside_mlp(self, shape, sublayer, num_sublayers):
         assert sublayer % 2 == 0
-        return RMSNorm(hidden) if sublayer > 2 else None
+        return RMSNorm(shape.hidden) if sublayer > 2 else None
 
 
 class TestAnySchemeMayUseIt:
