@@ -21,13 +21,14 @@ from spheret.connections.base import (
 )
 from spheret.connections.bounded import Bounded, BoundedScalar
 from spheret.connections.ngpt import NGPT
-from spheret.connections.norms import HeadNorm, LayerNorm, RMSNorm, ScaleNorm
+from spheret.connections.norms import NORMS, HeadNorm, LayerNorm, RMSNorm, ScaleNorm
 from spheret.connections.spherical import SpheretNorm, Spherical, SphericalConnection
 from spheret.retractions import Retraction
 from spheret.support.errors import unknown
 from spheret.support.ranges import check_above_zero
 
 __all__ = [
+    "NORMS",
     "OTHER_NAMES",
     "PAPER_SCHEMES",
     "SCHEMES",

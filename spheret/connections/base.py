@@ -111,6 +111,11 @@ class Connection(nn.Module):
         """x times the factor of the branch's warm-up; x itself without one."""
         return x if self.warmup is None else self.warmup(x)
 
+    def at_update(self, update: int) -> None:
+        """Set the factor of the branch's warm-up, if it has one, for an update, counted from 1."""
+        if self.warmup is not None:
+            self.warmup.at_update(update)
+
     def read(self, h: Tensor) -> Tensor:
         """The branch's input."""
         return h

@@ -20,7 +20,7 @@ from spheret import __version__
 from spheret.data.shards import TOKENIZER, read_tokenizer
 from spheret.data.tokenizers import JSONTokenizer, Tokenizer, describe
 from spheret.data.tokenizers import load as load_tokenizer
-from spheret.hub import gpt2
+from spheret.hub import gpt2, llama
 from spheret.hub.model import SpheretConfig, SpheretForCausalLM
 from spheret.hub.source import CONFIG, KINDS, Source
 from spheret.hub.tokenizer_files import BUILT, is_gpt2, write_tokenizer
@@ -28,6 +28,10 @@ from spheret.model.gpt import GPT, GPTConfig
 from spheret.runs.run import Run, create_run, open_run
 from spheret.support.errors import shortened, unknown
 from spheret.support.files import check_output_directory, directory_written_whole
+
+
+# an import takes the first two
+EXPORTS = (*KINDS, *llama.KINDS)
 
 
 def export_command(
@@ -42,8 +46,8 @@ def export_command(
     Args:
         run: the run directory.
         out: the directory to write; it must be new or empty.
-        kind: spheret (AutoModelForCausalLM loads it after `import spheret.hub`), or gpt2 (a stock GPT-2 that
-            transformers loads without spheret; the run's scheme must be pre-ln).
+        kind: spheret (AutoModelForCausalLM loads it after `import spheret.hub`), or gpt2, llama or qwen3 (a stock
+            model that transformers loads without spheret; the run's scheme must be pre-ln, on that backbone).
         step: the checkpoint's step; the newest by default.
     """
     directory = export(open_run(run), out, kind, step)
@@ -54,8 +58,8 @@ def export_command(
 
 def export(run: Run, out: str | Path, kind: str = "spheret", step: int | None = None) -> Path:
     """Write a run for transformers. The directory `out` is complete afterwards, or absent if something failed."""
-    if kind not in KINDS:
-        raise unknown("kind of export", kind, KINDS)
+    if kind not in EXPORTS:
+        raise unknown("kind of export", kind, EXPORTS)
     target = Path(out).expanduser()
     if target.exists() and target.samefile("."):
         raise ValueError("--out is the current directory, and an export makes a new one: give another.")
@@ -64,12 +68,19 @@ def export(run: Run, out: str | Path, kind: str = "spheret", step: int | None = 
     model, tokenizer = run.model(step), run.tokenizer()
     described, end = describe(tokenizer), tokenizer.end_of_text
     more = {"bos_token_id": end, "eos_token_id": end, "spheret_tokenizer": msgspec.to_builtins(described)}
-    exported: Any = gpt2.to_gpt2(model, **more) if kind == "gpt2" else SpheretForCausalLM.of(model, **more)
+    exported = _exported(model, kind, more)
     with directory_written_whole(target) as partial:
         with _quietly():
             exported.save_pretrained(partial)
         write_tokenizer(partial, described, tokenizer.file, model.config.block)
     return target
+
+
+def _exported(model: GPT, kind: str, more: dict[str, Any]) -> Any:
+    """The model as transformers' class of that kind, with `more` in its config."""
+    if kind in llama.KINDS:
+        return llama.to_transformers(model, kind, **more)
+    return gpt2.to_gpt2(model, **more) if kind == "gpt2" else SpheretForCausalLM.of(model, **more)
 
 
 def import_command(source: str, /, out: Path, tokenizer: str | None = None) -> int:

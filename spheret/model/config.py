@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from spheret.connections import BranchShape, HeadNorm, Scheme, scheme
-from spheret.connections.norms import NORMS
+from spheret.connections import NORMS, BranchShape, HeadNorm, Scheme, scheme
 from spheret.connections.parse import json_options, options_from_json
 from spheret.kernels import check_environment
 from spheret.support.errors import unknown

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from spheret.connections.base import BranchWarmup
 from spheret.connections.bounded import Constrained
 from spheret.model.branches import MLP, Attention, Block, Cache, rotation
 from spheret.model.config import PRESETS, GPTConfig
@@ -104,9 +103,9 @@ class GPT(Constrained):
         That is the warm-up of the branches if the scheme has `prores`. A model that is not trained has the full
         branches, and a checkpoint holds those of its update.
         """
-        for module in self.modules() if self.scheme.prores is not None else ():
-            if isinstance(module, BranchWarmup):
-                module.at_update(update)
+        for block in self.each_block() if self.scheme.prores is not None else ():
+            block.attention_connection.at_update(update)
+            block.mlp_connection.at_update(update)
 
     def parameter_count(self) -> int:
         """The number of parameters. The head shares its weight with the token embedding and is counted once."""
