@@ -6,8 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+# tyro reads annotations from the module
+import tyro
+
 from spheret.plan import cost, memory
 from spheret.plan.cost import GPUS, PARALLEL, SIZES, Setup
+from spheret.runs.flags import HELP, section_flags
 from spheret.support.errors import unknown
 from spheret.support.files import check_output_file
 from spheret.support.machine import write_measurement
@@ -15,9 +19,13 @@ from spheret.support.ranges import check_above_zero, check_counts
 from spheret.support.tables import print_whole
 
 GROWTH = (8, 64, 1024)
+BACKBONE = ("bias", "positions", "mlp", "norm", "qk_norm", "kv_heads")
+BackboneFlags = section_flags("model", {}, without=tuple(name for name in HELP["model"] if name not in BACKBONE))
 
 
+@tyro.conf.configure(tyro.conf.OmitArgPrefixes)
 def plan_command(
+    model: BackboneFlags,  # type: ignore[valid-type]
     size: str = "L",
     gpus: int = 8,
     gpu: str = "h100",
@@ -35,7 +43,9 @@ def plan_command(
     """Estimate the memory, computation, traffic and time of a training run, and how they grow.
 
     Args:
-        size: S, M, L, or 1.5B, 2.7B, 7B.
+        model: options of the model.
+        size: S, M, L, or 1.5B, 2.7B, 7B, or modern-S, modern-M, modern-L. A modern size sets the options of the model
+            where they are not given.
         gpus: how many GPUs.
         gpu: a100, h100, h200, b200 or rtx4090, at their stated peak rates.
         parallel: ddp or fsdp.
@@ -62,7 +72,7 @@ def plan_command(
     check_output_file("--json", json)
     if tokens_per_update < block or tokens_per_update % block:
         raise ValueError(f"tokens_per_update must be a multiple of block = {block}, got {tokens_per_update}.")
-    config = cost.sized(size, scheme, block)
+    config = cost.sized(size, scheme, block, **model)
     batch, accumulation = cost.split(tokens_per_update // block, gpus, batch_size)
     network = network_gbit * 1e9 / 8
     setup = Setup(

@@ -138,38 +138,56 @@ def _kept(*kept: Tensor) -> Tensor:
     return torch.stack([x.sin().sum() for x in kept])
 
 
+# a scheme, a sublayer and their number: where a scheme puts a module inside a branch
+Place = tuple[Scheme, int, int]
+
+
 @lru_cache(maxsize=4096)
-def _inside_attention(config: str, sublayer: int, precision: str) -> int:
+def _attention(shape: BranchShape, qk_norm: bool, rope: bool, place: Place | None, precision: str) -> int:
     """Bytes per token of q, k and v, and of what is computed on the way to them from their projection."""
-    gpt = GPTConfig.from_dict(json.loads(config))
-    shape, rope = gpt.shape, gpt.positions == "rope"
-    inside = gpt.head_norm() or gpt.build_scheme().inside_attention(shape, sublayer, 2 * gpt.layers)
+    inside: nn.Module | None = HeadNorm(shape.head_dim) if qk_norm else None
+    if place is not None:
+        inside = place[0].inside_attention(shape, *place[1:])
     width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
 
     def run(tokens: int) -> Tensor:
         projected = torch.ones(1, tokens, width, dtype=_DTYPES[precision], requires_grad=True)
-        turn = rotation(torch.arange(tokens), shape.head_dim, gpt.rope_base) if rope else None
         with _autocast(precision):
-            return _kept(*arrange(projected, shape, inside, turn))
+            return _kept(*arrange(projected, shape, inside, turn if rope else None))
 
-    # all layers share one rotation
-    return _per_token(run, [] if inside is None else list(inside.parameters())) - rotation_bytes(gpt, 1)
+    # all layers share one rotation: here it is that of one token, which does not grow with the tokens
+    turn = rotation(torch.zeros(1), shape.head_dim, 1.0)
+    return _per_token(run, [] if inside is None else list(inside.parameters()))
 
 
 @lru_cache(maxsize=4096)
-def _inside_mlp(config: str, sublayer: int, precision: str) -> int:
+def _mlp(shape: BranchShape, kind: str, place: Place | None, precision: str) -> int:
     """Bytes per token of the hidden layer before and after its activation, and of what the scheme puts inside."""
-    gpt = GPTConfig.from_dict(json.loads(config))
-    shape = gpt.shape
-    inside = gpt.build_scheme().inside_mlp(shape, sublayer, 2 * gpt.layers)
+    inside = None if place is None else place[0].inside_mlp(shape, *place[1:])
+    width = (2 if shape.gated else 1) * shape.hidden
 
     def run(tokens: int) -> Tensor:
-        width = (2 if shape.gated else 1) * shape.hidden
         hidden = torch.ones(tokens, width, dtype=_DTYPES[precision], requires_grad=True)
         with _autocast(precision):
-            return _kept(activate(hidden if inside is None else inside(hidden), gpt.mlp))
+            return _kept(activate(hidden if inside is None else inside(hidden), kind))
 
     return _per_token(run, [] if inside is None else list(inside.parameters()))
+
+
+def _branches(config: GPTConfig, precision: str) -> tuple[int, int]:
+    """Bytes per token inside all attentions and inside all MLPs, without attention's result."""
+    scheme, shape, count = config.build_scheme(), config.shape, 2 * config.layers
+    attention = mlp = 0
+    for sublayer in range(1, count + 1):
+        ask = scheme.inside_attention if sublayer % 2 else scheme.inside_mlp
+        # most schemes put nothing there, and all sublayers are the same
+        with torch.device("meta"):
+            place = None if ask(shape, sublayer, count) is None else (scheme, sublayer, count)
+        if sublayer % 2:
+            attention += _attention(shape, config.qk_norm, config.positions == "rope", place, precision)
+        else:
+            mlp += _mlp(shape, config.mlp, place, precision)
+    return attention, mlp
 
 
 def rotation_bytes(config: GPTConfig, tokens: int) -> int:
@@ -254,13 +272,13 @@ def activations(config: GPTConfig, tokens: int, precision: str) -> Activations:
     scheme, d, least = config.build_scheme(), config.width, least_activations(config, tokens, precision)
     ends = sum(_end(scheme, entry, d).bytes(tokens, d) for entry in (True, False))
     ends += _logit_gain(scheme).bytes(config.vocab, d)
-    key, sublayers = json.dumps(config.as_dict()), range(1, 2 * config.layers + 1)
-    result = d * PRECISIONS[precision] + FLOAT * config.heads
+    attention, mlp = _branches(config, precision)
+    attention += config.layers * (d * PRECISIONS[precision] + FLOAT * config.heads)
     return replace(
         least,
         connections=sum(connections(config, tokens, precision)),
-        attention=sum(tokens * (_inside_attention(key, number, precision) + result) for number in sublayers[::2]),
-        mlp=sum(tokens * _inside_mlp(key, number, precision) for number in sublayers[1::2]),
+        attention=tokens * attention,
+        mlp=tokens * mlp,
         ends=least.ends + ends,
     )
 

@@ -336,7 +336,18 @@ def complete(
         GPTConfig.from_dict(model), DataConfig(**data), TrainConfig(**train), EvaluationConfig(**evaluation)
     )
     config.accumulation(world_size)
+    _check_warm_up(config)
     return config
+
+
+def _check_warm_up(config: RunConfig) -> None:
+    """Raise unless the branches of every block are full at the end, if the scheme has `prores`."""
+    prores, layers, steps = config.model.scheme_options.get("prores"), config.model.layers, config.train.steps
+    if prores is not None and prores * layers > steps:
+        raise ValueError(
+            f"prores = {prores:g} warms up the branches of the last of {layers} blocks for {prores * layers:g} updates, "
+            f"beyond --steps {steps}: take at most {steps / layers:g}."
+        )
 
 
 def differences(saved: RunConfig, asked: RunConfig) -> list[str]:

@@ -303,3 +303,50 @@ def test_what_was_counted_is_freed():
     assert memory.autograd_keeps(run, []) > 0
     gc.collect()
     assert [h() for h in alive] == [None]
+
+
+# options that change the matrices, what attention and the MLP keep, or both
+BACKBONES = [
+    ("pre-ln", {"positions": "rope"}),
+    ("pre-ln", {"mlp": "swiglu", "norm": "rmsnorm", "bias": False}),
+    ("proj-spheretnorm", {"mlp": "relu2", "kv_heads": 1}),
+    ("pre-ln", {"qk_norm": True}),
+    ("pre-ln", {"positions": "rope", "mlp": "swiglu", "norm": "rmsnorm", "qk_norm": True, "kv_heads": 2}),
+    ("hybridnorm", {"positions": "rope", "kv_heads": 2}),
+    ("ngpt", {"positions": "rope", "mlp": "swiglu"}),
+]
+
+
+@pytest.mark.parametrize(("scheme", "options"), BACKBONES)
+def test_every_backbone_is_counted(scheme, options):
+    size = (2, 4, 64, 64, 257, 8)
+    for precision in memory.PRECISIONS:
+        model = GPT(config(size, scheme, **options))
+        measured = saved_bytes(model, precision, size[-1])
+        planned = memory.activations(model.config, size[-1] * model.config.block, precision)
+        assert planned.total == pytest.approx(measured, rel=0.01), precision
+        # the lower bound of what fits is one
+        least = memory.least_activations(model.config, size[-1] * model.config.block, precision)
+        assert 0.4 * planned.total < least.total <= planned.total
+        assert fits.least_parameters(model.config) <= model.parameter_count() < 1.1 * fits.least_parameters(model.config)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        forward(model, "float32", size[-1]).backward()
+    assert cost.step_flops(model.config, size[-1] * model.config.block) == counter.get_total_flops()
+
+
+def test_the_command_plans_a_modern_size_with_options(capsys, tmp_path):
+    out = tmp_path / "plan.json"
+    words = ["--size", "modern-S", "--kv-heads", "2", "--no-qk-norm", "--scheme", "residual", "--gpus", "1"]
+    assert main(["plan", *words, "--json", str(out)]) == 0
+    plan, config = json.loads(out.read_text()), cost.sized("modern-S", "residual", kv_heads=2, qk_norm=False)
+    assert config == GPTConfig.preset("modern-S", scheme="residual", kv_heads=2, qk_norm=False)
+    with torch.device("meta"):
+        assert plan["parameters"] == GPT(config).parameter_count()
+    assert plan["plain"]["flops"] == 128 * cost.step_flops(config, 1024)
+    # 12, 16, 20 and 25 heads: six share a head of keys where that is possible
+    rows = {row["size"]: row["parameters"] for row in plan["growth"]}
+    assert rows["S"] == plan["parameters"]
+    assert [cost.resized(size, config).shape.kv_heads for size in cost.SIZES] == [2, 16, 20, 25, 32, 32]
+    capsys.readouterr()
+    assert main(["plan", "--kv-heads", "3"]) == 2
+    assert "heads 20 is not divisible by kv_heads 3" in capsys.readouterr().err
