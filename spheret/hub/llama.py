@@ -28,7 +28,12 @@ def why_not(config: GPTConfig, kind: str) -> str | None:
     """Returns the reason why a model is not a Llama or a Qwen3, or None if it is one."""
     if config.scheme != "pre-ln":
         return f"its scheme is {config.scheme}"
-    for name, wanted in (("positions", "rope"), ("mlp", "swiglu"), ("qk_norm", KINDS[kind][2]), ("head_bias", "none")):
+    for name, wanted in (
+        ("positions", "rope"),
+        ("mlp", "swiglu"),
+        ("qk_norm", KINDS[kind][2]),
+        ("head_bias", "none"),
+    ):
         if getattr(config, name) != wanted:
             return f"it has {name}={getattr(config, name)!r} in place of {wanted!r}"
     if getattr(config.build_scheme(), "norm", None) != "rmsnorm":

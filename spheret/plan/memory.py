@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spheret.connections import Scheme
+from spheret.connections import BranchShape, HeadNorm, Scheme
 from spheret.kernels import use
 from spheret.model.branches import activate, arrange, rotation
 from spheret.model.gpt import GPT, GPTConfig

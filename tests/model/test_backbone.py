@@ -8,7 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from small_models import TINY, randomize, tokens
-from transformers import GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 from transformers.models.granite.modeling_granite import GraniteRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
@@ -240,9 +247,9 @@ class TestInside:
                 assert kinds["layernorm"] in ({LayerNorm}, set()), name
             else:
                 assert kinds["layernorm"] == kinds["rmsnorm"], name
-        assert GPTConfig(norm="rmsnorm", scheme="pre-ln", scheme_options={"norm": "layernorm"}).build_scheme().norm == (
-            "layernorm"
-        )
+        assert GPTConfig(
+            norm="rmsnorm", scheme="pre-ln", scheme_options={"norm": "layernorm"}
+        ).build_scheme().norm == ("layernorm")
         # what the scheme's own source says stays the default
         assert GPTConfig(scheme="keel").build_scheme().norm == "rmsnorm"
 
@@ -269,7 +276,10 @@ class TestConfig:
             ({"positions": "rope", "width": 6, "heads": 2}, "turns pairs of entries, and a head of width/heads = 3"),
             ({"rope_base": 500.0}, "rope_base 500 is of positions = rope, and these are learned"),
             ({"positions": "rope", "rope_base": 0.0}, "rope_base must be above 0"),
-            ({"mlp": "swiglu", "activation": "gelu_tanh"}, "activation gelu_tanh is of mlp = gelu, and this is swiglu"),
+            (
+                {"mlp": "swiglu", "activation": "gelu_tanh"},
+                "activation gelu_tanh is of mlp = gelu, and this is swiglu",
+            ),
             ({"scheme": "ngpt", "qk_norm": True}, "qk_norm norms the queries and keys, and ngpt norms them itself"),
             ({"scheme": "hybridnorm", "qk_norm": True}, "hybridnorm norms them itself"),
             ({"scheme": "ngpt", "kv_heads": 1}, "kv_heads must be heads = 2, got 1"),

@@ -11,7 +11,18 @@ from train_helpers import train
 from spheret.runs.run import open_run
 from spheret.train import drill
 
-BACKBONE = ("--positions", "rope", "--mlp", "swiglu", "--norm", "rmsnorm", "--qk-norm", "--kv-heads", "1", "--no-bias")
+BACKBONE = (
+    "--positions",
+    "rope",
+    "--mlp",
+    "swiglu",
+    "--norm",
+    "rmsnorm",
+    "--qk-norm",
+    "--kv-heads",
+    "1",
+    "--no-bias",
+)
 WORDS = (*BACKBONE, "--set", "prores=4", "--checkpoint-every", "3", "--keep", "9", "--dropout", "0.1")
 
 
