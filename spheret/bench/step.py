@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from spheret.connections.parse import parse_schemes
 from spheret.kernels import use
-from spheret.model.gpt import GPT, PRESETS, GPTConfig
+from spheret.model.config import MODERN_KV_HEADS, PRESETS
+from spheret.model.gpt import GPT, GPTConfig
 from spheret.model.loss import has_bfloat16
 from spheret.optim import parameter_groups
 from spheret.plan.fits import check_training
@@ -27,6 +28,8 @@ from spheret.support.timing import WARM_UP, interleaved, progress
 from spheret.train.step_cost import share_parameters, training_step
 
 RIVAL = "transformers GPT-2"
+# rivals of the modern sizes, and their kind of export. Llama has no norms of queries and keys
+MODERN_RIVALS = {"transformers Llama": "llama", "transformers Qwen3": "qwen3"}
 # proj-spheretnorm with the reference backend, the paper's arithmetic, instead of our kernels
 PAPERS_CODE = "proj-spheretnorm, the paper's code"
 
@@ -53,8 +56,20 @@ def build_model(name: str, size: str, block: int, shared: GPT | None) -> GPT:
     return model
 
 
-def _rival(size: str, block: int) -> nn.Module:
+def rivals(size: str) -> tuple[str, ...]:
+    """The models of transformers that a size is compared with."""
+    return tuple(MODERN_RIVALS) if size in MODERN_KV_HEADS else (RIVAL,)
+
+
+def _rival(name: str, size: str, block: int) -> nn.Module:
     transformers = need("transformers", "hub")
+    if name in MODERN_RIVALS:
+        from spheret.hub import llama
+
+        kind = MODERN_RIVALS[name]
+        shape = GPTConfig.preset(size, scheme="pre-ln", block=block, qk_norm=kind == "qwen3")
+        rival: nn.Module = llama.fresh(shape, kind, use_cache=False).train()
+        return rival
     layers, heads, width = PRESETS[size]
     config = transformers.GPT2Config(
         vocab_size=50304, n_positions=block, n_embd=width, n_layer=layers, n_head=heads, activation_function="gelu",
@@ -64,7 +79,7 @@ def _rival(size: str, block: int) -> nn.Module:
 
 
 def compute_loss(name: str, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    if name == RIVAL:
+    if not isinstance(model, GPT):
         return nn.functional.cross_entropy(model(x).logits.flatten(0, 1), y.flatten())
     with use("reference" if name == PAPERS_CODE else None):
         return model(x, y)
@@ -81,7 +96,7 @@ def peak_bytes(name: str, size: str, tokens: int, block: int, precision: str, de
 
     On a GPU this is the memory of the tensors. On a CPU it is the memory of the process, which only Linux reports.
     """
-    model = (_rival(size, block) if name == RIVAL else build_model(name, size, block, None)).to(device)
+    model = (_rival(name, size, block) if name in rivals(size) else build_model(name, size, block, None)).to(device)
     optimizer = torch.optim.AdamW(parameter_groups(model, 0.1), lr=1e-4, betas=(0.9, 0.95), fused=True)
     x, y = (part.to(device) for part in random_batch(tokens, block))
     run = training_step(model, partial(compute_loss, name, model), optimizer, [(x, y)], precision)
@@ -114,7 +129,7 @@ def bench_step(
     """Time a full training step (forward, backward, clip, AdamW) of every scheme, interleaved in one process.
 
     Args:
-        size: S, M or L.
+        size: S, M or L, against transformers' GPT-2; or modern-S, modern-M or modern-L, against its Llama and Qwen3.
         tokens: tokens per step.
         block: tokens per sequence.
         schemes: paper (the paper's nine), all, or names separated by commas; scheme:option=value sets an option.
@@ -126,14 +141,14 @@ def bench_step(
     from rich.console import Console
     from rich.table import Table
 
-    if size not in PRESETS:
-        raise unknown("size", size, PRESETS)
+    if size not in PRESETS and size not in MODERN_KV_HEADS:
+        raise unknown("size", size, [*PRESETS, *MODERN_KV_HEADS])
     check_counts(block=block, tokens=tokens, repeats=repeats)
     check_output_file("--json", json)
     if tokens < block or tokens % block:
         raise ValueError(f"tokens must be a multiple of block, got {tokens} and {block}.")
     chosen = [":".join([choice.name, *choice.settings]) for choice in parse_schemes(schemes)]
-    names = [*dict.fromkeys(["pre-ln", *chosen]), PAPERS_CODE, RIVAL]
+    names = [*dict.fromkeys(["pre-ln", *chosen]), PAPERS_CODE, *rivals(size)]
     place = resolve_device(device)
     check_training(GPTConfig.preset(size, block=block), tokens, "float32", place)
     measured = precisions(place)
@@ -141,9 +156,11 @@ def bench_step(
     shared = build_model("pre-ln", size, block, None).to(place)
     models: dict[str, nn.Module] = {"pre-ln": shared}
     models |= {
-        name: build_model(name, size, block, shared).to(place) for name in names if name not in ("pre-ln", RIVAL)
+        name: build_model(name, size, block, shared).to(place)
+        for name in names
+        if name not in ("pre-ln", *rivals(size))
     }
-    models[RIVAL] = _rival(size, block).to(place)
+    models |= {name: _rival(name, size, block).to(place) for name in rivals(size)}
     # one optimiser for all models: it skips parameters that have no gradient
     all_models = nn.ModuleList(models.values())
     optimizer = torch.optim.AdamW(parameter_groups(all_models, 0.1), lr=1e-4, betas=(0.9, 0.95), fused=True)

@@ -1,7 +1,7 @@
 """Exports a `pre-ln` GPT on the backbone of Llama or Qwen3 as transformers' own model: the same weights, by name.
 
-Llama is `positions="rope"`, `mlp="swiglu"` and `norm="rmsnorm"`, with or without biases. Qwen3 also has `qk_norm`, and
-no biases.
+Llama is `positions="rope"`, `mlp="swiglu"` and `norm="rmsnorm"`, with or without biases. Qwen3 also has `qk_norm`,
+and no biases.
 """
 
 from __future__ import annotations
@@ -43,23 +43,17 @@ def why_not(config: GPTConfig, kind: str) -> str | None:
     return "it has biases" if kind == "qwen3" and config.bias else None
 
 
-def to_transformers(model: GPT, kind: str, **more: Any) -> Any:
-    """transformers' own Llama or Qwen3 with the weights of a GPT. `more` goes into its config.
+def fresh(config: GPTConfig, kind: str, **more: Any) -> Any:
+    """transformers' own Llama or Qwen3 of the shape of a GPT, with weights of its own. `more` goes into its config.
 
     Llama has dropout in attention only, so that of the embeddings and branches is left out.
     """
-    config, (config_class, model_class, _) = model.config, KINDS[kind]
     if reason := why_not(config, kind):
         raise ValueError(
-            f"a {kind} is pre-ln with rotary positions, SwiGLU and RMSNorm. This model is not one: {reason}. Export it "
-            "as spheret."
+            f"a {kind} is pre-ln with rotary positions, SwiGLU and RMSNorm. This model is not one: {reason}. "
+            "Export it as spheret."
         )
-    waiting = [c for b in model.each_block() for c in (b.attention_connection, b.mlp_connection) if not _is_warm(c)]
-    if waiting:
-        raise ValueError(
-            f"the branches of {len(waiting)} sublayers are still multiplied by less than 1 (prores), and {kind} has no "
-            "such factor: export a later checkpoint, or export it as spheret."
-        )
+    config_class, model_class, _ = KINDS[kind]
     shape = config.shape
     options: dict[str, Any] = {
         "vocab_size": config.vocab, "max_position_embeddings": config.block, "hidden_size": config.width,
@@ -69,7 +63,18 @@ def to_transformers(model: GPT, kind: str, **more: Any) -> Any:
         "attention_bias": config.bias, "attention_dropout": config.dropout, "tie_word_embeddings": True,
         "bos_token_id": None, "eos_token_id": None, **({"mlp_bias": config.bias} if kind == "llama" else {}), **more,
     }  # fmt: skip
-    exported = model_class(config_class(**options)).to(model.tokens.weight.device, model.tokens.weight.dtype)
+    return model_class(config_class(**options))
+
+
+def to_transformers(model: GPT, kind: str, **more: Any) -> Any:
+    """transformers' own Llama or Qwen3 with the weights of a GPT. `more` goes into its config."""
+    exported = fresh(model.config, kind, **more).to(model.tokens.weight.device, model.tokens.weight.dtype)
+    waiting = [c for b in model.each_block() for c in (b.attention_connection, b.mlp_connection) if not _is_warm(c)]
+    if waiting:
+        raise ValueError(
+            f"the branches of {len(waiting)} sublayers are still multiplied by less than 1 (prores), and {kind} has "
+            "no such factor: export a later checkpoint, or export it as spheret."
+        )
     with torch.no_grad():
         exported.model.load_state_dict({name: x.detach() for name, x in tensors(model)})
     exported.tie_weights()

@@ -29,7 +29,6 @@ from spheret.runs.run import Run, create_run, open_run
 from spheret.support.errors import shortened, unknown
 from spheret.support.files import check_output_directory, directory_written_whole
 
-
 # an import takes the first two
 EXPORTS = (*KINDS, *llama.KINDS)
 

@@ -345,8 +345,8 @@ def _check_warm_up(config: RunConfig) -> None:
     prores, layers, steps = config.model.scheme_options.get("prores"), config.model.layers, config.train.steps
     if prores is not None and prores * layers > steps:
         raise ValueError(
-            f"prores = {prores:g} warms up the branches of the last of {layers} blocks for {prores * layers:g} updates, "
-            f"beyond --steps {steps}: take at most {steps / layers:g}."
+            f"prores = {prores:g} warms up the branches of the last of {layers} blocks for {prores * layers:g} "
+            f"updates, beyond --steps {steps}: take at most {steps / layers:g}."
         )
 
 

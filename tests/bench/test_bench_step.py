@@ -5,7 +5,8 @@ import torch
 
 from spheret.bench import step as bench
 from spheret.cli import main
-from spheret.model.gpt import GPT, PRESETS
+from spheret.model.config import MODERN_KV_HEADS, PRESETS
+from spheret.model.gpt import GPT
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +42,21 @@ def test_memory_of_every_model_in_its_own_process(tmp_path, capsys, monkeypatch)
     names = ["pre-ln", "keel", bench.PAPERS_CODE, bench.RIVAL]
     assert calls == [(name, "T", 32, 16, "float32", "cpu") for name in names]
     assert "2.00" in capsys.readouterr().out
+
+
+def test_the_modern_backbone_against_llama_and_qwen3(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(bench, "has_bfloat16", lambda: False)
+    monkeypatch.setitem(PRESETS, "T", (1, 4, 16))
+    monkeypatch.setitem(MODERN_KV_HEADS, "modern-T", 2)
+    out = tmp_path / "step.json"
+    words = ["--size", "modern-T", "--tokens", "32", "--block", "16", "--schemes", "keel", "--repeats", "1"]
+    assert main(["bench", "step", *words, "--device", "cpu", "--no-memory", "--json", str(out)]) == 0
+    rows = json.loads(out.read_text())["table"]
+    assert [row["name"] for row in rows][-2:] == ["transformers Llama", "transformers Qwen3"]
+    ours = bench.build_model("pre-ln", "modern-T", 16, None)
+    counts = [sum(p.numel() for p in bench._rival(name, "modern-T", 16).parameters()) for name in bench.MODERN_RIVALS]
+    assert counts == [ours.parameter_count() - 2 * 4, ours.parameter_count()]
+    assert "transformers Llama" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["pre-ln", "p-spheretnorm:p=3", "rezero", "ngpt", bench.PAPERS_CODE])
