@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from spheret.bounds import inverse_softplus
 from spheret.connections.base import channels_last, check_dim
 from spheret.connections.bounded import Bounded, BoundedScalar
 from spheret.kernels import compute_dtype, normalize
+from spheret.support.autograd import needs_torch_ops, recorded, transformed
 from spheret.support.errors import unknown
 
 Device = torch.device | str | int | None
@@ -111,6 +112,40 @@ class LayerNorm(Norm):
         return F.layer_norm(x, (self.dim,), self.weight.to(x.dtype), bias, self.eps)
 
 
+def _rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return weight * x * _inverse_rms(x, eps)
+
+
+def _inverse_rms(x: Tensor, eps: float) -> Tensor:
+    return (x.square().mean(-1, keepdim=True) + eps).rsqrt()
+
+
+class _RMS(torch.autograd.Function):
+    """`_rms` that keeps its input and one number per row. autograd would keep weight x as well.
+
+    Every product and sum of the backward is autograd's own. x is given twice, because autograd adds its two gradients
+    to that of the residual path one after the other. So the gradients are the same, bit for bit.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, again: Tensor, weight: Tensor, eps: float) -> Tensor:
+        inverse, ctx.eps = _inverse_rms(x, eps), eps
+        ctx.save_for_backward(x, weight, inverse)
+        return (weight * x).mul_(inverse)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, inverse = ctx.saved_tensors
+        if needs_torch_ops(g):
+            # what is differentiated again depends on x
+            inverse = _inverse_rms(x, ctx.eps)
+        scaled = g * inverse
+        along = -0.5 * (g * (weight * x)).sum(-1, keepdim=True) * inverse.pow(3) / x.shape[-1]
+        of_mean, of_product = (along * (2 * x), scaled * weight) if ctx.needs_input_grad[0] else (None, None)
+        of_weight = (scaled * x).sum_to_size(weight.shape) if ctx.needs_input_grad[2] else None
+        return of_mean, of_product, of_weight, None
+
+
 class RMSNorm(Norm):
     """gain x / sqrt(mean x^2 + eps), gain 1 at the start. It has no bias; `bias` is ignored."""
 
@@ -131,7 +166,11 @@ class RMSNorm(Norm):
         nn.init.ones_(self.weight)
 
     def apply_wide(self, x: Tensor) -> Tensor:
-        return self.weight.to(x.dtype) * x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+        weight = self.weight.to(x.dtype)
+        recording = torch.is_grad_enabled() and type(x) is Tensor and not torch.compiler.is_compiling()
+        if recording and not transformed() and not recorded():
+            return _RMS.apply(x, x, weight, self.eps)
+        return _rms(x, weight, self.eps)
 
 
 NORMS: dict[str, Callable[[int, bool], Norm]] = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}

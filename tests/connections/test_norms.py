@@ -240,3 +240,31 @@ class TestConnectionAlone:
 def test_the_last_sublayer_is_not_beyond_the_stack(schedule):
     update = SpheretNorm(2, 6, 6, schedule=schedule)
     assert update.factor == pytest.approx(1 / math.sqrt(6) if schedule == "sqrt" else 1)
+
+
+class TestRMSNorm:
+    @pytest.mark.parametrize("shape", [(7, D), (2, 3, 5, D)])
+    def test_its_backward_is_autograds_bit_for_bit(self, shape):
+        norm = norms.RMSNorm(D)
+        torch.manual_seed(0)
+        with torch.no_grad():
+            norm.weight.normal_()
+
+        def plain(x):
+            return norm.weight * x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+
+        start, g = torch.randn(shape, requires_grad=True), torch.randn(shape)
+        results = []
+        for function in (norm, plain):
+            h = start * 3
+            # beside a residual path the gradient of h is a sum of three parts, in one order
+            out = 2 * h + function(h).sin()
+            results.append((out, *torch.autograd.grad(out, (start, norm.weight), g)))
+        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+    def test_it_keeps_its_input_and_one_number_per_row(self):
+        norm, x = norms.RMSNorm(D), torch.randn(50, D, requires_grad=True)
+        kept = {}
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.setdefault(t.data_ptr(), t), lambda t: t):
+            norm(x)
+        assert sum(t.numel() for t in kept.values()) == 50 * D + D + 50
