@@ -78,21 +78,23 @@ def _conditioning(records: list[Sublayer]) -> dict[str, Any]:
     device, width = records[0].h.device, records[0].h.shape[-1]
     positions = torch.arange(TOKENS, device=device) * TIME // TOKENS + TIME // TOKENS - 1
     G = torch.eye(width, dtype=torch.float64, device=device).expand(TOKENS, width, width)
-    second = G
+    # Jacobians of single sublayers: the second one and those of the last block
+    singles = []
     with differentiable():
         for s in records:
             h, x = s.h.detach(), s.branch_input.detach()
             detached = Sublayer(s.number, h, s.f.detach(), s.out.detach(), s.connection, s.branch, x)
             _, J = token_jacobians(detached, own_path(detached, positions), h[:, positions])
             # the first sublayer reads embeddings, which are so short that the norm's eps blurs what it removes
-            second = J if s.number == 2 else second
+            if s.number == 2 or 1 < s.number >= len(records) - 1:
+                singles.append(J)
             G = J @ G
             # only ratios matter, and a product of unit size cannot overflow
             G = G / torch.linalg.matrix_norm(G)[:, None, None]
     if not G.isfinite().all():
         return {"condition": None, "removed": 0}
     # a norm after the sum removes one or two directions in every update, and the same number in their product
-    single = torch.linalg.svdvals(torch.stack([second, J]))
+    single = torch.linalg.svdvals(torch.stack(singles))
     removed = int((single < _REMOVED * single[..., :1]).sum(-1).max())
     values = torch.linalg.svdvals(G)
     ratio = values[:, 0] / values[:, width - 1 - removed]
