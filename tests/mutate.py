@@ -36,7 +36,10 @@ from mutants import Mutant, Mutator, function_name
 
 ROOT = Path(__file__).parent.parent
 PAPER, BOUNDS, KERNELS = "test_paper.py", "test_bounds.py", ["kernels/test_closed.py", "kernels/test_retract.py"]
-ROOM = [f"connections/test_{name}.py" for name in ("baselines", "norms", "modules", "retraction_option", "schemes")]
+ROOM = [
+    f"connections/test_{name}.py"
+    for name in ("baselines", "rivals", "norms", "modules", "retraction_option", "schemes")
+]
 # the files of spheret/ that hold mathematics, and the tests that should notice a fault in them, the quick ones first
 TESTS = {
     "bounds.py": [BOUNDS],
@@ -45,9 +48,10 @@ TESTS = {
     "connections/base.py": ROOM,
     "connections/bounded.py": [BOUNDS],
     "connections/euclidean.py": ROOM,
-    "connections/ngpt.py": [*ROOM, "model/test_inside.py"],
+    "connections/ngpt.py": [*ROOM, "model/test_inside.py", "model/test_backbone.py"],
     "connections/norms.py": [*ROOM, PAPER],
     "connections/spherical.py": [*ROOM, PAPER, BOUNDS],
+    "model/branches.py": ["model/test_backbone.py", "model/test_inside.py"],
     "kernels/closed.py": [*KERNELS, "connections/test_norms.py"],
     "kernels/reference.py": KERNELS,
 }
