@@ -14,7 +14,7 @@ from spheret.bounds import inverse_softplus
 from spheret.connections.base import channels_last, check_dim
 from spheret.connections.bounded import Bounded, BoundedScalar
 from spheret.kernels import compute_dtype, normalize
-from spheret.support.autograd import needs_torch_ops, recorded, transformed
+from spheret.support.autograd import needs_torch_ops, plain_backward
 from spheret.support.errors import unknown
 
 Device = torch.device | str | int | None
@@ -167,10 +167,7 @@ class RMSNorm(Norm):
 
     def apply_wide(self, x: Tensor) -> Tensor:
         weight = self.weight.to(x.dtype)
-        recording = torch.is_grad_enabled() and type(x) is Tensor and not torch.compiler.is_compiling()
-        if recording and not transformed() and not recorded():
-            return _RMS.apply(x, x, weight, self.eps)
-        return _rms(x, weight, self.eps)
+        return _RMS.apply(x, x, weight, self.eps) if plain_backward(x) else _rms(x, weight, self.eps)
 
 
 NORMS: dict[str, Callable[[int, bool], Norm]] = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from spheret.connections import BranchShape, Scheme
 from spheret.model.config import ACTIVATIONS, GPTConfig
 from spheret.model.linear import Linear
+from spheret.support.autograd import needs_torch_ops, plain_backward
 
 
 class Cache:
@@ -147,9 +149,35 @@ class Attention(nn.Module):
         return F.dropout(y, self.dropout, self.training)
 
 
+class _SwiGLU(torch.autograd.Function):
+    """silu(gate) times the rest, from both side by side. It keeps them alone, and writes one gradient of both."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor) -> Tensor:
+        ctx.save_for_backward(hidden)
+        gate, rest = hidden.chunk(2, dim=-1)
+        return F.silu(gate).mul_(rest)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        (hidden,) = ctx.saved_tensors
+        gate, rest = hidden.chunk(2, dim=-1)
+        if needs_torch_ops(g):
+            share = gate.sigmoid()
+            slope = share * (1 + gate * (1 - share))
+            return torch.cat([g * rest * slope, g * F.silu(gate)], dim=-1)
+        out = torch.empty_like(hidden)
+        of_gate, of_rest = out.chunk(2, dim=-1)
+        torch.mul(g, F.silu(gate), out=of_rest)
+        torch.ops.aten.silu_backward.grad_input(g * rest, gate, grad_input=of_gate)
+        return out
+
+
 def activate(hidden: Tensor, kind: str, approximate: str = "none") -> Tensor:
     """The hidden layer of an MLP after its activation. kind: a word of MLPS. approximate: that of torch's GELU."""
     if kind == "swiglu":
+        if plain_backward(hidden):
+            return _SwiGLU.apply(hidden)
         gate, rest = hidden.chunk(2, dim=-1)
         return F.silu(gate) * rest
     if kind == "relu2":

@@ -254,8 +254,8 @@ def least_activations(config: GPTConfig, tokens: int, precision: str) -> Activat
     return Activations(
         connections=2 * config.layers * tokens * d * number,
         attention=config.layers * tokens * ((queries_keys_values + d) * number + FLOAT * config.heads),
-        # a gate, its activation, the rest and their product
-        mlp=config.layers * tokens * (4 if shape.gated else 2) * shape.hidden * number,
+        # before and after the activation, which halves it if it is gated
+        mlp=config.layers * tokens * (3 if shape.gated else 2) * shape.hidden * number,
         # token ids and targets, the final stream and its gradient, the gradient of the head, and rotary positions
         ends=tokens * (16 + 2 * FLOAT * d) + FLOAT * config.vocab * d + rotation_bytes(config, config.block),
         copies=0 if precision == "float32" else number * matrix_entries(config) * config.layers,

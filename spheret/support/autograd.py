@@ -34,6 +34,13 @@ def needs_torch_ops(g: torch.Tensor) -> bool:
     return torch.is_grad_enabled() or transformed() or torch._C._functorch.is_legacy_batchedtensor(g)
 
 
+def plain_backward(x: torch.Tensor) -> bool:
+    """Whether x goes through an eager forward pass that records a backward pass, and through nothing else."""
+    if not torch.is_grad_enabled() or type(x) is not torch.Tensor or torch.compiler.is_compiling():
+        return False
+    return not transformed() and not recorded()
+
+
 def constant_when_traced(function: Callable[[], bool]) -> Callable[[], bool]:
     """Make torch.compile call the function while it traces, and use the result as a constant.
 

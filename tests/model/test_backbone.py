@@ -23,7 +23,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from spheret import GPT, SCHEMES, GPTConfig
 from spheret.connections import LayerNorm, RMSNorm
 from spheret.hub.llama import tensors
-from spheret.model.branches import rotate, rotation
+from spheret.model.branches import activate, rotate, rotation
 
 LLAMA = {"positions": "rope", "mlp": "swiglu", "norm": "rmsnorm"}
 GROUPED = {**TINY, "heads": 4, "kv_heads": 2}
@@ -209,6 +209,23 @@ def plain_logits(model, x):
             u = F.gelu(u) if c.mlp == "gelu" else u.clamp(min=0) ** 2
         h = h + F.linear(u, mlp.output.weight, mlp.output.bias)
     return norm(h, model.final_norm) @ model.tokens.weight.T
+
+
+def test_the_gradients_of_swiglu():
+    hidden = torch.randn(3, 2, 10, dtype=torch.float64, requires_grad=True)
+    g = torch.randn(3, 2, 5, dtype=torch.float64)
+    gate, rest = hidden.chunk(2, dim=-1)
+    (truth,) = torch.autograd.grad(F.silu(gate) * rest, hidden, g)
+    out = activate(hidden, "swiglu")
+    torch.testing.assert_close(torch.autograd.grad(out, hidden, g)[0], truth, rtol=1e-12, atol=1e-14)
+
+    def function(x):
+        return activate(x, "swiglu")
+
+    assert torch.autograd.gradcheck(function, (hidden,), check_batched_grad=True, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(function, (hidden,))
+    with torch.no_grad():
+        assert torch.equal(function(hidden), out)
 
 
 class TestInside:
