@@ -101,6 +101,23 @@ class TestAgainstTransformers:
         # the keys and values of half the heads
         assert model.blocks[0].attention.qkv.weight.shape == (2 * 16, 16)
 
+    def test_its_blocks_keep_less_than_transformers(self):
+        """Also with the norms of queries and keys, which Llama does not have."""
+        kept = {}
+        for name in ("llama", "qwen3"):
+            for each in pair(name, torch.float32):
+                seen = {}
+                with torch.autograd.graph.saved_tensors_hooks(
+                    lambda t, seen=seen: seen.setdefault(t.untyped_storage().data_ptr(), t), lambda t: t
+                ):
+                    out = each.stream(tokens()) if isinstance(each, GPT) else each.model(tokens()).last_hidden_state
+                assert out.requires_grad
+                own = {p.untyped_storage().data_ptr() for p in each.parameters()}
+                sizes = (t.untyped_storage().nbytes() for place, t in seen.items() if place not in own)
+                kept[name, isinstance(each, GPT)] = sum(sizes)
+        assert kept["qwen3", True] < 0.95 * kept["llama", False]
+        assert kept["llama", True] < 0.9 * kept["llama", False] < kept["qwen3", False]
+
     def test_the_rotation_is_transformers_bit_for_bit(self):
         _, other = pair("llama", torch.float32)
         positions = torch.arange(1000)
