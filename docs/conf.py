@@ -1,7 +1,7 @@
 """The site of these pages. `make docs` builds it; CONTRIBUTING.md says how to extend it.
 
-The pages are plain Markdown, to be read without the site too. Their source directory is the root of the repository, so
-that a relative link means the same on the site as beside the files. Two pages get more on the site than their text:
+The pages are plain Markdown, to be read without the site too. Their source directory is the root of the repository,
+so that a relative link means the same on the site as beside the files. Two pages get more on the site than their text:
 the sections of docs/index.md become the navigation, and the names listed in docs/api.md get their docstrings.
 """
 
@@ -31,6 +31,7 @@ highlight_language = "text"
 
 # docstrings are plain text with `names`; a name that the reference holds becomes a link
 default_role = "py:obj"
+autodoc_inherit_docstrings = False
 add_module_names = False
 maximum_signature_line_length = 100
 napoleon_numpy_docstring = False

@@ -387,8 +387,8 @@ def angular(p: P) -> Retraction:
     The automatic cap is pi/4 for p > 1 and for a tensor, else None.
 
     Args:
-        p: a number between SMALLEST_P and LARGEST_P, or inf, or a tensor that broadcasts against the rows. A tensor is
-            learned: it receives a gradient, and its value is not checked.
+        p: a number between SMALLEST_P and LARGEST_P, or inf, or a tensor that broadcasts against the rows. A tensor
+            is learned: it receives a gradient, and its value is not checked.
     """
     if isinstance(p, Tensor):
         if not p.is_floating_point():

@@ -115,6 +115,7 @@ class Connection(nn.Module):
         return None
 
     def forward(self, h: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
+        """The next state of the stream h, given the branch as a function."""
         if isinstance(branch, Tensor):
             raise TypeError(
                 "a Connection takes h and the branch, a function, but got a tensor: call connection.write(h, f) "

@@ -37,7 +37,8 @@ def automatic_cap(retraction: Retraction, learned: bool) -> float | None:
 class SpheretNorm(Bounded):
     r"""One update of a spherical stream: h' = R_h(alpha P_h f), which has the norm of h. ::
 
-        alpha = lambda_l clamp(softplus(a), max 1)        |h'| = |h|,  angle(h, h') = theta(alpha |z|/|h|)
+        alpha = lambda_l clamp(softplus(a), max 1)
+        |h'| = |h|,  angle(h, h') = theta(alpha |z|/|h|)
 
     Args:
         dim: the width of the stream, at least 2.
@@ -135,12 +136,13 @@ class SpheretNorm(Bounded):
 
     @property
     def p(self) -> P:
-        """The retraction's p: a number, or the learned 1-element tensor."""
+        """The p of the retraction, as a number or as the learned 1-element tensor."""
         if self.raw_p is None:
             return self.retraction.p
         return torch.nn.functional.softplus(self.raw_p.to(compute_dtype(self.raw_p)))
 
     def forward(self, h: Tensor, f: Tensor) -> Tensor:
+        """The next state of the stream h, given the branch's output f of the same shape."""
         if not isinstance(f, Tensor) and callable(f):
             raise TypeError(
                 f"SpheretNorm takes h and the branch's output f, a tensor, but f is a function, {type(f).__name__}: "

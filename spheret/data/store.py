@@ -40,7 +40,7 @@ class Data:
 
     @property
     def padded_vocab_size(self) -> int:
-        """The rows of a model's embedding: the vocabulary size rounded up to a multiple of 64."""
+        """The rows of a model's embedding, which are the vocabulary size rounded up to a multiple of 64."""
         return tokenizers.padded(self.vocab_size)
 
     @property

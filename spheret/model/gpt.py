@@ -95,12 +95,7 @@ class GPTConfig:
 
     @classmethod
     def preset(cls, size: str, **changes: Any) -> GPTConfig:
-        """The paper's size S, M or L, with other options as given.
-
-        Args:
-            size: "S", "M" or "L".
-            changes: further options.
-        """
+        """The paper's size S, M or L, with other options as given."""
         if size not in PRESETS:
             raise unknown("size", size, PRESETS)
         layers, heads, width = PRESETS[size]
@@ -112,11 +107,7 @@ class GPTConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> GPTConfig:
-        """The config of such options. An unknown name is an error.
-
-        Args:
-            values: what `as_dict` returned.
-        """
+        """The config of what `as_dict` returned. An unknown name is an error."""
         known = [f.name for f in fields(cls)]
         for name in values:
             if name not in known:
