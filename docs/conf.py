@@ -1,8 +1,8 @@
 """The site of these pages. `make docs` builds it; CONTRIBUTING.md says how to extend it.
 
 The pages are plain Markdown, to be read without the site too. Their source directory is the root of the repository,
-so that a relative link means the same on the site as beside the files. Two pages get more on the site than their text:
-the sections of docs/index.md become the navigation, and the names listed in docs/api.md get their docstrings.
+so that a relative link means the same on the site as beside the files. Two pages get more on the site than their
+text: the sections of docs/index.md become the navigation, and the names in docs/api.md get their docstrings.
 """
 
 import inspect

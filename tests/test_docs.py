@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 import spheret
 from spheret import SCHEMES
@@ -71,6 +72,15 @@ def test_the_first_example_keeps_its_promise():
 def test_the_diff_of_the_tutorial_has_few_lines():
     diff = next(block for kind, block in BLOCK.findall((DOCS / "tutorial.md").read_text()) if kind == "diff")
     assert len([line for line in diff.splitlines() if line.startswith("+")]) <= 16
+
+
+def test_the_diff_of_the_tutorial_changes_nothing_but_the_connection():
+    before, after = (EXAMPLES[f"tutorial.md-{n}"].replace("loss = train(model)", "loss = 0") for n in (0, 1))
+    after = after.replace('scheme("proj-spheretnorm")', 'scheme("pre-ln", norm="rmsnorm")')
+    tokens = torch.arange(64)[None]
+    llama, again = (run(example)["model"](tokens) for example in (before, after))
+    # the two RMSNorms differ in their eps
+    assert (llama - again).norm() < 0.01 * llama.norm()
 
 
 def test_a_diff_that_does_not_fit_is_found():
