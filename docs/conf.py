@@ -28,6 +28,8 @@ exclude_patterns = [".*", "build", "dist", "runs", "spheret", "tests", "benchmar
 # as on GitHub: headings have anchors, and a code block without a language is plain text
 myst_heading_anchors = 4
 highlight_language = "text"
+# furo's own style shows removed and added lines of a diff alike
+pygments_style, pygments_dark_style = "default", "github-dark"
 
 # docstrings are plain text with `names`; a name that the reference holds becomes a link
 default_role = "py:obj"

@@ -67,16 +67,18 @@ def _beside_the_paper(ours: GroupAnswer) -> str:
         for row, scheme in ROWS.items()
     }
     lowest = [min(column) for column in zip(*paper.values(), strict=True)]
-    corpora = " | ".join(f"paper: {corpus}, {size}" for corpus in CORPORA.values() for size in SIZES)
-    lines = [f"| scheme | {corpora} | here |", "|---|" + "---:|" * (len(lowest) + 1)]
+    sizes = ", ".join(SIZES)
+    lines = [
+        f"| scheme | {' | '.join(f'paper: {corpus}, size {sizes}' for corpus in CORPORA.values())} | here |",
+        "|---|" + "---:|" * (len(CORPORA) + 1),
+    ]
     for label in (*paper, *(label for label in means if label not in paper)):
-        losses = paper.get(label)
-        cells = ["-"] * len(lowest)
-        if losses is not None:
-            cells = [f"**{x:.3f}**" if x == low else f"{x:.3f}" for x, low in zip(losses, lowest, strict=True)]
+        losses = zip(paper.get(label, ()), lowest, strict=False)
+        cells = [f"**{loss:.3f}**" if loss == low else f"{loss:.3f}" for loss, low in losses]
+        corpora = [", ".join(cells[i : i + len(SIZES)]) or "-" for i in range(0, len(lowest), len(SIZES))]
         here = f"{means[label]:.3f}" if label in means else reasons.get(label, "not run")
-        cells.append(f"**{here}**" if means.get(label) == min(means.values()) else here)
-        lines.append(f"| {label} | {' | '.join(cells)} |")
+        here = f"**{here}**" if means.get(label) == min(means.values()) else here
+        lines.append(f"| {label} | {' | '.join(corpora)} | {here} |")
     return "\n".join(lines) + "\n"
 
 
