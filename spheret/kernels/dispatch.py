@@ -257,8 +257,9 @@ def retract(
 ) -> Tensor:
     r"""Turn each row of h towards f on the sphere through h: the functional core. ::
 
-        c = <h,f>/<h,h>    z = f - c h    beta = alpha |z|/|h|    theta = min(theta(beta), max_angle)
-        out = cos(theta) h + |h| sin(theta) z/|z|                 so that |out| = |h|
+        c = <h,f>/<h,h>    z = f - c h    beta = alpha |z|/|h|
+        theta = min(theta(beta), max_angle)
+        out = cos(theta) h + |h| sin(theta) z/|z|    so that |out| = |h|
 
     Args:
         h: the stream, (..., d) of any floating dtype, d >= 2.
