@@ -8,14 +8,11 @@ text: the sections of docs/index.md become the navigation, and the names in docs
 import inspect
 import pkgutil
 import re
-from pathlib import Path
 
 from sphinx.application import Sphinx
 
 import spheret
 from spheret.report.explore import explorer_page
-
-ROOT = Path(__file__).parent.parent
 
 project = "spheret"
 version = release = spheret.__version__
