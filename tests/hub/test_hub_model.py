@@ -80,7 +80,7 @@ class TestEveryScheme:
     def test_saved_and_loaded(self, name, tmp_path):
         model = wrapped(name, head_bias="zero")
         model.save_pretrained(tmp_path)
-        assert {p.suffix for p in tmp_path.iterdir()} == {".json", ".safetensors"}
+        assert {p.suffix for p in tmp_path.iterdir()} == {".json", ".safetensors", ".py"}
         assert isinstance(AutoConfig.from_pretrained(tmp_path), SpheretConfig)
         twin = AutoModelForCausalLM.from_pretrained(tmp_path)
         assert twin.config.model() == model.model.config
