@@ -32,7 +32,7 @@ class TaskRecord(Record):
 
 
 class EvalRecord(Record):
-    """eval.json: the zero-shot results of one checkpoint."""
+    """eval.json: the zero-shot results of one checkpoint. eval_fewshot.json: those with examples in the prompts."""
 
     run: str
     step: Count
@@ -45,6 +45,8 @@ class EvalRecord(Record):
     tasks: dict[str, TaskRecord]
     requests: Count
     truncated: Count
+    # examples before each question
+    num_fewshot: Count = 0
     format: str = "spheret-eval"
     version: int = 1
 
