@@ -215,8 +215,8 @@ def set_examples(name: str, task: Any, count: int | None) -> None:
     # lm_eval would ignore the count in both cases, and only warn
     if own == 0 or task.OUTPUT_TYPE == "loglikelihood_rolling":
         raise ValueError(
-            f"--num-fewshot {count} is not for {name}, which has no examples: leave it out of --tasks, or evaluate it "
-            f"without --num-fewshot."
+            f"--num-fewshot {count} is not for {name}, which has no examples: leave it out of --tasks, or evaluate "
+            f"it without --num-fewshot."
         )
     # the question itself is no example
     if (most := len(list(task.fewshot_docs())) - 1) < count:

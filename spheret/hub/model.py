@@ -156,8 +156,9 @@ class SpheretPreTrainedModel(PreTrainedModel):
         )
         attentions = self.config.output_attentions if output_attentions is None else output_attentions
         states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        recorded = True if attentions else states
         outputs = self._stream(
-            tokens, past_key_values, position_ids, mask, output_hidden_states=True if attentions else states
+            tokens, past_key_values, position_ids, mask, output_hidden_states=recorded, return_dict=True
         )
         outputs.past_key_values = past_key_values if use_cache else None
         if attentions:
