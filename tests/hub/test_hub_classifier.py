@@ -115,7 +115,7 @@ class TestSaved:
         SpheretForCausalLM.of(tiny("proj-spheretnorm")).save_pretrained(tmp_path)
         model = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=50)
         assert model.score.weight.shape == (50, 16)
-        assert float(model.score.weight.std()) == pytest.approx(0.02, rel=0.1)
+        assert model.score.weight.std().item() == pytest.approx(0.02, rel=0.1)
 
 
 class TestTraining:
