@@ -235,7 +235,12 @@ def load_tasks(
     if data is not None:
         write_definitions(data, names, scratch)
         return manager(include_path=str(scratch), include_defaults=False).load(names)
-    known = manager() if include_path is None else manager(include_path=str(include_path))
+    if include_path is not None:
+        # reading lm_eval's thousands of definitions takes seconds, and own tasks need none of them
+        own = manager(include_path=str(include_path), include_defaults=False)
+        known = own if set(names) <= set(own.all_subtasks) else manager(include_path=str(include_path))
+    else:
+        known = manager()
     for name in names:
         if name not in known.all_tasks:
             raise unknown_task(name, known.all_tasks)
