@@ -27,10 +27,9 @@ def attention_weights(gpt: GPT, states: Sequence[Tensor], cache: Any, mask: Tens
         if cache is not None:
             k = cache.layers[index].keys
         scores = q @ k.mT / math.sqrt(q.shape[-1])
+        allowed = mask
         if mask is None and q.shape[2] > 1:
             allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=h.device).tril()
-        else:
-            allowed = mask
         if allowed is not None and allowed.dtype == torch.bool:
             # a row of padding attends to nothing: the lowest number gives it equal weights, where -inf gives NaN
             scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)

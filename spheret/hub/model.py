@@ -126,8 +126,8 @@ class SpheretPreTrainedModel(PreTrainedModel):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         **_: Any,
-    ) -> BaseModelOutputWithPast:
-        """The stream after the exit, (batch, time, width), and what else is asked for.
+    ) -> Any:
+        """A BaseModelOutputWithPast: the stream after the exit, (batch, time, width), and what else is asked for.
 
         attention_mask: (batch, keys), 0 at padding. Rows may be padded on either side.
         inputs_embeds: (batch, time, width), instead of input_ids.
@@ -146,7 +146,7 @@ class SpheretPreTrainedModel(PreTrainedModel):
             raise ValueError(f"{past + tokens.shape[1]} tokens do not fit the context of {self.config.block}.")
         if position_ids is None:
             position_ids = _positions(tokens, attention_mask, past)
-        mask = create_causal_mask(
+        mask: Any = create_causal_mask(
             config=self.config,
             # only its shape, dtype and device are used
             inputs_embeds=self.model.tokens.weight.new_empty(()).expand(*tokens.shape[:2], self.config.width),
@@ -237,7 +237,7 @@ class SpheretForSequenceClassification(SpheretPreTrainedModel):
     _own_parameters = ("score.weight",)
 
     def add_head(self) -> None:
-        self.num_labels = self.config.num_labels
+        self.num_labels: int = self.config.num_labels or 0
         weight = self.model.tokens.weight
         self.score = nn.Linear(
             self.config.width, self.num_labels, bias=False, device=weight.device, dtype=weight.dtype
