@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from spheret import __version__
 from spheret.evaluate import eval_json
@@ -133,7 +134,7 @@ def evaluate(
         run=opened.name,
         step=checkpoint.step,
         limit=limit,
-        num_fewshot=num_fewshot or 0,
+        num_fewshot=num_fewshot or UNSET,
         precision=precision,
         device=str(lm.device),
         batch_size=lm.batch_size or "auto",
@@ -173,7 +174,7 @@ def answer(
         bars.enable_progress_bar()
 
 
-def files_of(num_fewshot: int) -> tuple[str, str]:
+def files_of(num_fewshot: int | UnsetType) -> tuple[str, str]:
     """The names of the results and of the samples of an evaluation with so many examples."""
     return (EVAL_FEWSHOT, EVAL_FEWSHOT_SAMPLES) if num_fewshot else (EVAL, EVAL_SAMPLES)
 

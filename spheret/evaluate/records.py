@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from msgspec import UNSET, UnsetType
+
 from spheret.support.documents import Count, Document, Lines, NonNegative, Positive, Record, Sha256, Text
 
 # null stands for NaN and infinity, which JSON does not have
@@ -45,8 +47,8 @@ class EvalRecord(Record):
     tasks: dict[str, TaskRecord]
     requests: Count
     truncated: Count
-    # examples before each question
-    num_fewshot: Count = 0
+    # examples before each question; unset in eval.json
+    num_fewshot: Positive | UnsetType = UNSET
     format: str = "spheret-eval"
     version: int = 1
 

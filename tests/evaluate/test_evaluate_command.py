@@ -123,7 +123,8 @@ class TestExamples:
         assert evaluated(run, "--tasks", "piqa", "--num-fewshot", "2") == zero
         assert "run, step 0, 2 examples" in capsys.readouterr().out
         few = read(run.path, fewshot=True)
-        assert (few.num_fewshot, zero.num_fewshot) == (2, 0)
+        assert few.num_fewshot == 2
+        assert not zero.num_fewshot
         assert few.tasks["piqa"].requests == zero.tasks["piqa"].requests
         # the prompts differ
         assert few.tasks["piqa"].hash != zero.tasks["piqa"].hash
