@@ -90,7 +90,7 @@ class TestCard:
         assert str(trained.config.data.path) not in card
         seen = 4 * trained.config.train.tokens_per_update
         assert f"saw {seen:,} tokens" in card
-        assert f"{trained.config.data.tokens['train']:,} tokens for training" in card
+        assert f"{trained.config.data.tokens['train']:,} tokens in the split `train` and" in card
 
     def test_its_snippet_loads_it(self, trained, tmp_path):
         for kind in ("spheret", "gpt2"):
