@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -59,7 +59,7 @@ class SpheretPreTrainedModel(PreTrainedModel):
         """Add what a class has beside the GPT: here nothing."""
 
     @classmethod
-    def of(cls, model: GPT, **more: Any) -> Any:
+    def of(cls, model: GPT, **more: Any) -> Self:
         """Wrap this model. Its parameters are shared, not copied. `more` goes into the SpheretConfig."""
         return cls(SpheretConfig.of(model.config, **more), model)
 
