@@ -118,7 +118,7 @@ class TestExamples:
 
     def test_they_have_files_of_their_own(self, tmp_path, capsys):
         run = make_run(tmp_path / "run")
-        zero = evaluated(run, "--tasks", "piqa,sciq")
+        zero = evaluated(run, "--tasks", "piqa")
         capsys.readouterr()
         assert evaluated(run, "--tasks", "piqa", "--num-fewshot", "2") == zero
         assert "run, step 0, 2 examples" in capsys.readouterr().out
@@ -131,10 +131,9 @@ class TestExamples:
         # tasks are added under the same number of examples, and another number replaces them
         evaluated(run, "--tasks", "sciq", "--num-fewshot", "2")
         assert set(read(run.path, fewshot=True).tasks) == {"piqa", "sciq"}
-        evaluated(run, "--tasks", "sciq", "--num-fewshot", "1")
+        assert evaluated(run, "--tasks", "sciq", "--num-fewshot", "1") == zero
         assert set(read(run.path, fewshot=True).tasks) == {"sciq"}
         assert {path.name for path in run.path.iterdir() if path.is_file()} <= set(RUN_FILES)
-        assert evaluated(run, "--tasks", "piqa", "--num-fewshot", "0").tasks["piqa"] == zero.tasks["piqa"]
 
     def test_a_task_of_ones_own(self, tmp_path):
         run = make_run(tmp_path / "run")

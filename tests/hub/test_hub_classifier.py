@@ -132,7 +132,7 @@ class TestTraining:
         ids[:, -1] = torch.arange(12) % 3 + 1
         rows = [{"input_ids": row, "attention_mask": row * 0 + 1, "labels": int(row[-1]) - 1} for row in ids]
         arguments = TrainingArguments(
-            output_dir=str(tmp_path), max_steps=30, per_device_train_batch_size=12, learning_rate=3e-2, report_to=[],
+            output_dir=str(tmp_path), max_steps=15, per_device_train_batch_size=12, learning_rate=3e-2, report_to=[],
             use_cpu=True, save_strategy="no", disable_tqdm=True, lr_scheduler_type="constant",
         )  # fmt: skip
         Trainer(adapted, arguments, train_dataset=rows).train()
