@@ -54,7 +54,7 @@ BASES = (
     Base("train", (), ("--out", "out/run", "--scheme", "pre-dyt", "--data", "data", *TINY, "--no-tensorboard")),
     Base("sample", ("run",), ("--tokens", "2")),
     Base("eval", ("run",), ("--tasks", "piqa", "--data", str(fuzz.ROWS), "--limit", "1"),
-         r"run/eval(_samples)?\.jsonl?"),
+         r"run/eval(_fewshot)?(_samples)?\.jsonl?"),
     Base("certify", ("run",), ("--tokens", "1", "--sequence", "1", "--out", "out/certificate")),
     Base("certify", (), ("--schemes", "pre-ln", "--layers", "1,2", "--width", "8", "--out", "out/initialisation")),
     Base("inspect", ("run",), ("--windows", "1", "--out", "out/inspect")),

@@ -16,6 +16,7 @@ assert (pathlib.Path(spheret.__file__).parent / "report" / "page.html.jinja").ex
 for name in ("html.jinja", "css", "js"):
     assert (pathlib.Path(spheret.__file__).parent / "report" / f"explorer.{{name}}").exists()
 assert (pathlib.Path(spheret.__file__).parent / "race" / "stage.sbatch.jinja").exists()
+assert (pathlib.Path(spheret.__file__).parent / "hub" / "card.md.jinja").exists()
 assert (pathlib.Path(spheret.__file__).parent / "study" / "connections.toml").exists()
 h = torch.randn(8, 16, requires_grad=True)
 with use("native"):

@@ -312,14 +312,18 @@ class GPT(Constrained):
         self.scheme.constrain(*([w for w in weights if held is None or id(w) in held] for weights in both))
 
     def _check(self, tokens: Tensor, positions: Tensor | None, past: int) -> None:
-        if tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32):
-            raise ValueError(f"tokens must be (batch, time) integers, got {tuple(tokens.shape)} {tokens.dtype}.")
+        embedded = tokens.is_floating_point() and tokens.dim() == 3 and tokens.shape[-1] == self.config.width
+        if not embedded and (tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32)):
+            raise ValueError(
+                f"tokens must be (batch, time) integers, or embeddings (batch, time, {self.config.width}), got "
+                f"{tuple(tokens.shape)} {tokens.dtype}."
+            )
         if not 0 < tokens.shape[1] + past <= self.config.block:
             raise ValueError(f"between 1 and block = {self.config.block} tokens fit, got {tokens.shape[1] + past}.")
         # reading the values would make a GPU wait, and a graph cannot hold it
         if torch.compiler.is_compiling() or recorded() or tokens.device.type != "cpu" or not tokens.numel():
             return
-        low, high = (int(x) for x in tokens.aminmax())
+        low, high = (0, 0) if embedded else (int(x) for x in tokens.aminmax())
         if low < 0 or high >= self.config.vocab:
             bad = low if low < 0 else high
             raise ValueError(f"token {bad} lies outside the vocabulary of {self.config.vocab}.")
@@ -336,7 +340,7 @@ class GPT(Constrained):
         """The stream after the last sublayer and the exit, (batch, time, width).
 
         Args:
-            tokens: (batch, time) integers.
+            tokens: (batch, time) ids, or (batch, time, width) embeddings that stand for those of tokens.
             cache: keys and values of earlier tokens, to which those of these tokens are appended.
             positions: (batch or 1, time); by default the positions that follow the cache.
             mask: (batch or 1, 1, time, keys), either boolean (True where a token attends) or added to the scores; by
@@ -349,7 +353,7 @@ class GPT(Constrained):
             positions = torch.arange(past, past + time, device=tokens.device)
             if past and time > 1 and mask is None:
                 mask = torch.ones(time, past + time, dtype=torch.bool, device=tokens.device).tril(past)
-        h = self.tokens(tokens) + self.positions(positions)
+        h = (tokens if tokens.is_floating_point() else self.tokens(tokens)) + self.positions(positions)
         h = self.entry_norm(F.dropout(h, self.config.dropout, self.training))
         for index, block in enumerate(self.blocks):
             if cache is not None:
