@@ -15,13 +15,20 @@ if TYPE_CHECKING:
 
 # ink and grid on white; a dark page replaces them and the palette by its own colours
 INK, GRID = "#222222", "#d0d0d0"
-# found by search: protanopes and deuteranopes can tell any two apart as well; (on white, on black)
+# one pair per scheme of the paper, (on white, on the dark page), in the order of SCHEMES. Found by a search, so that
+# protanopes and deuteranopes can tell any two apart as well: tests/report/search_palette.py
 PALETTE = (
-    ("#112255", "#9988ff"), ("#dd88aa", "#cc7788"), ("#00bb66", "#44ff77"), ("#55aaff", "#88ccff"),
-    ("#551111", "#dd0033"), ("#aaaa00", "#ffff00"), ("#bb0000", "#ff8811"), ("#cc22aa", "#cc0099"),
-    ("#221199", "#9911ff"), ("#006655", "#77ffdd"),
+    ("#023da9", "#8bb8ff"), ("#872e1d", "#ffb4ad"), ("#899a65", "#ece45a"), ("#1d9ba9", "#89e9e6"),
+    ("#734064", "#b080ab"), ("#017958", "#0a8d6f"), ("#f73397", "#fd3170"), ("#a56100", "#f57403"),
+    ("#8a67fb", "#7f6bfe"),
 )  # fmt: skip
-DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
+# what a figure fills the cell of a failed run with: colours on which white letters can be read
+COLLAPSED, DIVERGED = PALETTE[7][0], PALETTE[1][0]
+DASHES: tuple[Any, ...] = (
+    "-", (0, (5, 2)), (0, (6, 2, 1.5, 2)), (0, (1.5, 1.5)), (0, (10, 3)), (0, (6, 2, 1.5, 2, 1.5, 2)),
+)  # fmt: skip
+# the SpheretNorms are a family: their dashes differ too, for print without colour
+OWN_DASHES = {"cay-spheretnorm": 1, "p-spheretnorm": 2}
 STYLE: Any = {
     "svg.hashsalt": "spheret",
     "svg.fonttype": "none",
@@ -65,16 +72,31 @@ def line_styles(group: RunGroup) -> dict[str, tuple[str, Any]]:
 
 
 def scheme_styles(schemes: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
-    """The colour and dashes of each label, by its scheme, which has the same colour in every figure."""
-    order, styles = list(SCHEMES), {}
-    uses: dict[int, int] = {}
-    for label, scheme in schemes.items():
-        index = order.index(scheme) if scheme in order else len(order)
-        colour = index % len(PALETTE)
-        # schemes that share a colour, and variants of one scheme, differ in their dashes
-        styles[label] = PALETTE[colour][0], DASHES[uses.get(colour, 0) % len(DASHES)]
-        uses[colour] = uses.get(colour, 0) + 1
+    """The colour and dashes of each label, by its scheme, which has the same ones in every figure.
+
+    The schemes that are not the paper's share its colours and have other dashes. So have variants of one scheme: the
+    first has the scheme's dashes, the others take the next that are free.
+    """
+    places = {label: _place(scheme) for label, scheme in schemes.items()}
+    taken = set(places.values())
+    styles, first = {}, set()
+    for label, (colour, dash) in places.items():
+        if (colour, dash) in first:
+            choices = [(dash + more) % len(DASHES) for more in range(1, len(DASHES))]
+            dash = next((each for each in choices if (colour, each) not in taken), dash)
+            taken.add((colour, dash))
+        first.add((colour, dash))
+        styles[label] = PALETTE[colour][0], DASHES[dash]
     return styles
+
+
+def _place(scheme: str) -> tuple[int, int]:
+    """The indices of a scheme in PALETTE and DASHES."""
+    order = list(SCHEMES)
+    # a scheme of the user's own comes after ours
+    index = order.index(scheme) if scheme in order else len(order)
+    lap, colour = divmod(index, len(PALETTE))
+    return colour, (OWN_DASHES.get(order[colour], 0) + lap) % len(DASHES)
 
 
 def render(name: str, caption: str, figure: Figure) -> Drawing:
