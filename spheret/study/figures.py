@@ -12,18 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from spheret.connections.line_styles import scheme_styles
 from spheret.report.blocks import mean_interval
-from spheret.report.figure_style import (
-    COLLAPSED,
-    DIVERGED,
-    GRID,
-    INK,
-    STYLE,
-    Drawing,
-    axes_grid,
-    render,
-    scheme_styles,
-)
+from spheret.support.figure_style import COLLAPSED, DIVERGED, GRID, INK, Drawing, axes_grid, own_style, render
 from spheret.study.answers import Entry, GroupAnswer, sound
 from spheret.study.ladders import Climb, Ladder
 
@@ -47,11 +38,9 @@ def slug(name: str) -> str:
 
 def draw(answers: Sequence[GroupAnswer], ladders: Sequence[Ladder]) -> list[Drawing]:
     """Every figure that the rows have numbers for, in the order of the plan."""
-    import matplotlib
-
     drawings = []
     for name, caption, function in _figures(answers, ladders):
-        with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE}):
+        with own_style():
             figure = function()
             if figure is not None:
                 drawings.append(render(name, caption, figure))

@@ -360,7 +360,7 @@ def test_no_matplotlibrc_decides_how_a_figure_is_drawn():
     """One in the current directory could ask for LaTeX, which would run with the preamble that it gives."""
     import matplotlib
 
-    panels = {"a": {"b": ([1.0, 2.0], [1.0, 2.0])}}
-    plain = figures.lines("title", panels, "x")
+    panels = [figures.Panel("a", "x", "y", "a rise.", {"b": ([1.0, 2.0], [1.0, 2.0])})]
+    plain = figures.lines("title", panels, {"b": "pre-ln"})
     with matplotlib.rc_context({"text.usetex": True, "text.latex.preamble": r"\undefined", "font.size": 20}):
-        assert figures.lines("title", panels, "x") == plain
+        assert figures.lines("title", panels, {"b": "pre-ln"}) == plain
