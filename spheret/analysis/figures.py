@@ -84,7 +84,8 @@ def _count_ticks(axes: Axes) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    if min(place for line in axes.lines for place in line.get_xdata()) >= 1:
+    lines: Sequence[Any] = axes.lines
+    if min(place for line in lines for place in line.get_xdata()) >= 1:
         # there is no sublayer 0
         axes.set_xlim(left=max(axes.get_xlim()[0], 0.5))
 
@@ -101,7 +102,8 @@ def _doubling_ticks(axes: Axes, places: Sequence[float]) -> None:
 
 def _log_scale(axes: Axes) -> None:
     """A logarithmic vertical axis, if there is something to show on it."""
-    if any(value > 0 for line in axes.lines for value in line.get_ydata()):
+    lines: Sequence[Any] = axes.lines
+    if any(value > 0 for line in lines for value in line.get_ydata()):
         axes.set_yscale("log")
         plain_log(axes.yaxis)
 

@@ -171,8 +171,8 @@ def compare(schemes: str, layers: str, width: int, directory: Path, device: torc
         )
         for key, (title, y, look_for) in PANELS.items()
     ]  # fmt: skip
-    schemes = {choice.label: choice.name for choice in choices}
-    figure = figures.lines(f"Untrained models of width {width}, by depth", panels, schemes)
+    names_of_schemes = {choice.label: choice.name for choice in choices}
+    figure = figures.lines(f"Untrained models of width {width}, by depth", panels, names_of_schemes)
     files.write_atomically(directory / FIGURE, figure)
     print(f"Wrote {directory / FILE} and {FIGURE}.")
     return 0

@@ -12,6 +12,7 @@ import torch
 from spheret.analysis import figures
 from spheret.analysis.achievement import inactive_sentence
 from spheret.analysis.dynamics import dynamics, gradients
+from spheret.analysis.failure import failure_of
 from spheret.analysis.inputs import float64_device, open_data, validation_windows
 from spheret.analysis.sublayers import check_finite
 from spheret.data import Data
@@ -97,7 +98,7 @@ QUANTITIES = {
 PANELS = {
     "norm": (
         "How long the stream's vectors are", "|h|",
-        "growth over depth. In Pre-LN the stream grows, so that late sublayers count for less. On the sphere it is flat.",
+        "growth over depth, which makes late sublayers count for less, as in Pre-LN. On the sphere it is flat.",
         True,
     ),
     "angle": (
@@ -241,6 +242,10 @@ def inspect_command(
     for label, record in zip(labels(records), records, strict=True):
         if record["inactive"]:
             print(f"{label}: {inactive_sentence(record)}")
+    for label, one in zip(labels(records), opened, strict=True):
+        failure = failure_of(one)
+        if failure is not None:
+            print(f"{label}: {failure.sentence}\n{failure.what_to_try}")
     print(f"Wrote {directory / INSPECT} and {INSPECT_FIGURE}.")
     return 0
 

@@ -101,7 +101,8 @@ def _name_lines(axes: Axes, x: str, y: str) -> None:
     """
     from matplotlib.lines import Line2D
 
-    handles, labels = axes.get_legend_handles_labels()
+    labels = axes.get_legend_handles_labels()[1]
+    handles: Sequence[Any] = axes.get_legend_handles_labels()[0]
     # the share of the height that a name needs
     gap = 0.052
     few = len(labels) * gap <= 1 and max(map(len, labels)) <= 34

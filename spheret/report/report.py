@@ -9,6 +9,7 @@ from pathlib import Path
 
 from spheret.report import sections
 from spheret.report.certificates import certificates_section
+from spheret.report.diverged import failures_section
 from spheret.report.figure_style import Drawing
 from spheret.report.learning_rates import learning_rates_section
 from spheret.report.output import contents, refuse_other_files, write_files
@@ -24,6 +25,7 @@ FIGURE_NAME = re.compile(rf"({'|'.join(FIGURES)})(-.+)?\.(svg|png|pgf)")
 # the sections of one group, in the order of the page
 SECTIONS: tuple[Callable[[RunGroup], Section | None], ...] = (
     sections.summary_section,
+    failures_section,
     sections.results_section,
     learning_rates_section,
     sections.comparisons_section,

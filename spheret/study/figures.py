@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from spheret.connections.line_styles import scheme_styles
 from spheret.report.blocks import mean_interval
-from spheret.support.figure_style import COLLAPSED, DIVERGED, GRID, INK, Drawing, axes_grid, own_style, render
 from spheret.study.answers import Entry, GroupAnswer, sound
 from spheret.study.ladders import Climb, Ladder
+from spheret.support.figure_style import COLLAPSED, DIVERGED, GRID, INK, Drawing, axes_grid, own_style, render
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

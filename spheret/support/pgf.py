@@ -14,8 +14,7 @@ from spheret.support.latex import escape_latex
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-HEADER = r"""%% \usepackage{pgf} in the preamble, then \input{this file}. \resizebox{\linewidth}{!}{\input{...}} fits it.
-"""
+HEADER = "% \\usepackage{pgf} in the preamble, then \\input{this file}\n"
 
 
 def to_pgf(figure: Figure) -> str | None:
@@ -38,7 +37,9 @@ def to_pgf(figure: Figure) -> str | None:
     file = io.StringIO()
     size = f"{figure.get_figwidth():f}in}}{{{figure.get_figheight():f}in"
     file.write(f"{HEADER}\\begingroup\n\\makeatletter\n\\begin{{pgfpicture}}\n")
-    file.write(f"\\pgfpathrectangle{{\\pgfpointorigin}}{{\\pgfqpoint{{{size}}}}}\n\\pgfusepath{{use as bounding box}}\n")
+    file.write(
+        f"\\pgfpathrectangle{{\\pgfpointorigin}}{{\\pgfqpoint{{{size}}}}}\n\\pgfusepath{{use as bounding box}}\n"
+    )
     # no font of this machine is named in the file
     with matplotlib.rc_context({"pgf.rcfonts": False}):
         figure.draw(Renderer(figure, file))
