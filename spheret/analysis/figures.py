@@ -43,13 +43,21 @@ class Panel:
     doubling: bool = False
 
 
-def _grid(count: int, title: str) -> tuple[Figure, list[Axes]]:
-    """Axes for so many panels, in up to three columns; four are a square."""
+def _grid(count: int, title: str, legend_rows: int = 0) -> tuple[Figure, list[Axes]]:
+    """Axes for so many panels, in up to three columns; four are a square. Below them is room for a legend."""
     columns = 2 if count == 4 else min(3, count)
     rows = -(-count // columns)
-    figure, grid = axes_grid(rows, columns, size=(4.7 * columns, 0.5 + 3.7 * rows))
-    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.1)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=13, weight="bold")
+    # inches of a plot and of what is around it. A layout that measures all texts takes as long as the drawing
+    plot_width, plot_height, left, between, above, below = 3.9, 2.4, 0.85, 1.05, 0.45, 0.98
+    head, foot = 0.15 + 0.25 * len(title.split("\n")), 0.08 + 0.2 * legend_rows
+    width = left + columns * plot_width + (columns - 1) * between + 0.2
+    height = head + rows * (above + plot_height + below) + foot
+    figure, grid = axes_grid(rows, columns, size=(width, height), layout=None)
+    figure.subplots_adjust(
+        left=left / width, right=1 - 0.2 / width, wspace=between / plot_width, hspace=(above + below) / plot_height,
+        top=1 - (head + above) / height, bottom=(below + foot) / height,
+    )  # fmt: skip
+    figure.suptitle(title, x=0.15 / width, y=1 - 0.12 / height, ha="left", va="top", fontsize=13, weight="bold")
     axes = list(grid.flat)
     for empty in axes[count:]:
         empty.remove()
@@ -70,7 +78,7 @@ def _line(axes: Axes, x: Sequence[float], y: Sequence[float | None], label: str 
 
 def _describe(axes: Axes, title: str, x: str, y: str, look_for: str) -> None:
     """The title, the names of the axes, and the sentence below the panel."""
-    axes.set_title("\n".join(textwrap.wrap(title, 40)), loc="left", fontsize=11, weight="bold")
+    axes.set_title("\n".join(textwrap.wrap(title, 42)), loc="left", fontsize=11, weight="bold")
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.annotate(
@@ -169,11 +177,11 @@ def _stretches(single: Axes, product: Axes, part: dict[str, Any]) -> None:
         products = [row["product_m_min"] or None for row in depth]
         _line(product, numbers, products, "paper: prod m (absent: 0)", **_LOWER, **lower)
     _describe(
-        single, "How much each sublayer stretches a small change", "sublayer", "factor",
+        single, "How much each sublayer stretches a change", "sublayer", "factor",
         "both lines near 1. Above 1 a sublayer makes small changes larger, near 0 it forgets them.",
     )  # fmt: skip
     _describe(
-        product, "The same for all sublayers up to this one", "sublayer", "factor",
+        product, "The same for all sublayers so far", "sublayer", "factor",
         "flat lines. A steady rise or fall means that gradients explode or vanish with depth.",
     )  # fmt: skip
     for axes in (single, product):
@@ -200,7 +208,7 @@ def _sums(sums: Axes, last: Axes, part: dict[str, Any]) -> None:
     lambdas = [row["lambda_squared"] or None for row in dyadic]
     _line(last, starts, lambdas, "lambda^2 from m to 2m", **_SECOND, linestyle=(0, (5, 2)))
     _describe(
-        last, "How much the stream still turns deeper down", "m (sublayers m to 2m are added up)", "sum",
+        last, "How much the stream turns deeper down", "m (sublayers m to 2m are added up)", "sum",
         "a fall: later sublayers turn the stream less, so that the sum A stays finite at any depth.",
     )  # fmt: skip
     _doubling_ticks(last, starts)
@@ -232,7 +240,8 @@ def lines(title: str, panels: Sequence[Panel], schemes: Mapping[str, str]) -> by
     shown = [panel for panel in panels if any(value is not None for _, y in panel.series.values() for value in y)]
     with own_style():
         styles = scheme_styles(schemes)
-        figure, grid = _grid(len(shown), title)
+        columns = min(6, max(1, 120 // (6 + max(map(len, schemes)))))
+        figure, grid = _grid(len(shown), title, -(-len(schemes) // columns) if len(schemes) > 1 else 0)
         for axes, panel in zip(grid, shown, strict=True):
             for name, (x, y) in panel.series.items():
                 colour, dash = styles[name]
@@ -246,6 +255,5 @@ def lines(title: str, panels: Sequence[Panel], schemes: Mapping[str, str]) -> by
                 _log_scale(axes)
         if len(schemes) > 1:
             handles, labels = grid[0].get_legend_handles_labels()
-            columns = min(5, max(1, 110 // max(map(len, labels))))
-            figure.legend(handles, labels, loc="outside lower left", ncols=columns, handlelength=2.6)
+            figure.legend(handles, labels, loc="lower left", ncols=columns, handlelength=2.6)
         return _png(figure)

@@ -104,15 +104,15 @@ def _conditioning(records: list[Sublayer]) -> dict[str, Any]:
 # key in a row: title of its panel, its vertical axis, and what to look for
 PANELS = {
     "norm": (
-        "How much the stream grows from entry to end", "|h| at the end / at the entry",
+        "How much the stream grows with depth", "|h| at the end / at the entry",
         "a flat line near 1. Growth with depth makes late layers count for less.",
     ),
     "gradient": (
-        "How much the gradient changes on its way back", "|gradient| at the entry / at the end",
+        "How much the gradient grows on its way", "|gradient| at the entry / at the end",
         "a flat line near 1. A rise explodes and a fall vanishes in deeper models.",
     ),
     "condition": (
-        "How unevenly the whole model treats directions", "condition number",
+        "How unevenly directions are treated", "condition number",
         "a flat line. Above 1e7 float32 loses a direction, and a line ends where it cannot be measured.",
     ),
 }  # fmt: skip

@@ -106,7 +106,7 @@ PANELS = {
         "late sublayers near 0, which change little, and single ones that turn far more than the others.", False,
     ),
     "update_cosine": (
-        "Does an update continue the previous one?", "cosine",
+        "Does an update continue the last one?", "cosine",
         "0 is a new direction. Near 1 a sublayer repeats the one before, below 0 it undoes it.", False,
     ),
     "token_cosine": (
@@ -122,7 +122,7 @@ PANELS = {
         "values in the hundreds: a few massive activations then carry the stream.", True,
     ),
     "sink": (
-        "How much attention goes to the first token", "share of attention",
+        "How much attention the first token gets", "share of attention",
         "values near 1: these heads rest on the first token and read little else.", False,
     ),
     "removal": (
@@ -130,11 +130,11 @@ PANELS = {
         "sublayers near 0, which the model does not need, and single ones on which all depends.", False,
     ),
     "gradient": (
-        "How strongly each sublayer's weights learn", "gradient norm",
+        "How strongly each sublayer learns", "gradient norm",
         "a slope over depth: one end of the model then learns faster than the other.", True,
     ),
     "initial_gradient": (
-        "The same before training", "gradient norm",
+        "The same gradient before training", "gradient norm",
         "a steep slope: gradients vanish or explode with depth from the start.", True,
     ),
 }  # fmt: skip
@@ -297,7 +297,7 @@ def figure(records: list[dict[str, Any]]) -> bytes:
     ]
     panels.append(
         figures.Panel(
-            "Gradient of the first sublayer over that of the last", "step", "ratio of gradient norms",
+            "Gradient: first sublayer over the last", "step", "ratio of gradient norms",
             "a line near 1. Far from 1 one end of the model learned much faster during training.",
             {name: _gradient_ratios(record) for name, record in named.items()}, log=True,
         )

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from spheret.support.pgf import to_pgf
 
@@ -90,11 +90,15 @@ def render(name: str, caption: str, figure: Figure, pgf: bool = False) -> Drawin
 
 
 def axes_grid(
-    rows: int = 1, columns: int = 1, size: tuple[float, float] = (6.4, 4.8), **shared: Any
+    rows: int = 1,
+    columns: int = 1,
+    size: tuple[float, float] = (6.4, 4.8),
+    layout: Literal["constrained"] | None = "constrained",
+    **shared: Any,
 ) -> tuple[Figure, Any]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=size, layout=layout)
     return figure, figure.subplots(rows, columns, squeeze=False, **shared)
 
 
