@@ -2,7 +2,8 @@
 
     python docs/figures/build.py
 
-The angles are those of the library's retractions. The SVG follows the reader's light or dark setting; the PNG is light.
+The angles are those of the library's retractions. The SVG follows the reader's light or dark setting. The PNG is
+light.
 """
 
 from __future__ import annotations

@@ -31,7 +31,10 @@ Series = tuple[Sequence[float], Sequence[float | None]]
 
 @dataclass(frozen=True)
 class Panel:
-    """One quantity: its title, its axes, what to look for, and one line per name. `counts`: x are whole numbers."""
+    """One quantity: its title, its axes, what to look for, and one line per name.
+
+    x are whole numbers: sublayers, layers or steps. `doubling`: doubling is one step of the horizontal axis.
+    """
 
     title: str
     x: str
@@ -39,7 +42,6 @@ class Panel:
     look_for: str
     series: Mapping[str, Series]
     log: bool = False
-    counts: bool = True
     doubling: bool = False
 
 
@@ -237,23 +239,28 @@ def lines(title: str, panels: Sequence[Panel], schemes: Mapping[str, str]) -> by
 
     schemes: the scheme of every name, which gives the line its colour.
     """
-    shown = [panel for panel in panels if any(value is not None for _, y in panel.series.values() for value in y)]
     with own_style():
-        styles = scheme_styles(schemes)
-        columns = min(6, max(1, 120 // (6 + max(map(len, schemes)))))
-        figure, grid = _grid(len(shown), title, -(-len(schemes) // columns) if len(schemes) > 1 else 0)
-        for axes, panel in zip(grid, shown, strict=True):
-            for name, (x, y) in panel.series.items():
-                colour, dash = styles[name]
-                _line(axes, x, y, name, color=colour, linestyle=dash)
-            _describe(axes, panel.title, panel.x, panel.y, panel.look_for)
-            if panel.doubling:
-                _doubling_ticks(axes, [place for x, _ in panel.series.values() for place in x])
-            elif panel.counts:
-                _count_ticks(axes)
-            if panel.log:
-                _log_scale(axes)
-        if len(schemes) > 1:
-            handles, labels = grid[0].get_legend_handles_labels()
-            figure.legend(handles, labels, loc="lower left", ncols=columns, handlelength=2.6)
-        return _png(figure)
+        return _png(lines_figure(title, panels, schemes))
+
+
+def lines_figure(title: str, panels: Sequence[Panel], schemes: Mapping[str, str]) -> Figure:
+    """The figure of `lines`, in the style that is set."""
+    shown = [panel for panel in panels if any(value is not None for _, y in panel.series.values() for value in y)]
+    styles = scheme_styles(schemes)
+    columns = min(6, max(1, 120 // (6 + max(map(len, schemes)))))
+    figure, grid = _grid(len(shown), title, -(-len(schemes) // columns) if len(schemes) > 1 else 0)
+    for axes, panel in zip(grid, shown, strict=True):
+        for name, (x, y) in panel.series.items():
+            colour, dash = styles[name]
+            _line(axes, x, y, name, color=colour, linestyle=dash)
+        _describe(axes, panel.title, panel.x, panel.y, panel.look_for)
+        if panel.doubling:
+            _doubling_ticks(axes, [place for x, _ in panel.series.values() for place in x])
+        else:
+            _count_ticks(axes)
+        if panel.log:
+            _log_scale(axes)
+    if len(schemes) > 1:
+        handles, labels = grid[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="lower left", ncols=columns, handlelength=2.6)
+    return figure

@@ -116,7 +116,7 @@ def _name_lines(axes: Axes, x: str, y: str) -> None:
     led = {line: x > 0.7 and -0.01 <= y <= 1.01 for line, (x, y) in ends.items()}
     order = sorted(handles, key=lambda line: (not led[line], ends[line][1] if led[line] else 0))
     wanted = [min(max(ends[line][1], 0.0), 1.0) if led[line] else 1.0 for line in order]
-    for line, place in zip(order, _spread(wanted, gap), strict=True):
+    for line, place in zip(order, spread(wanted, gap), strict=True):
         pieces = [Line2D([1.04, 1.105], [place, place])]
         pieces[0].update_from(line)
         if led[line]:
@@ -128,7 +128,7 @@ def _name_lines(axes: Axes, x: str, y: str) -> None:
         axes.text(1.12, place, line.get_label(), transform=axes.transAxes, va="center", fontsize=9)
 
 
-def _spread(wanted: Sequence[float], gap: float) -> list[float]:
+def spread(wanted: Sequence[float], gap: float) -> list[float]:
     """Places near the wanted ones, which ascend, at least a gap apart and from 0 to 1."""
     places = list(wanted)
     # groups of neighbours that are too close spread around their mean

@@ -1,13 +1,19 @@
 """Figures: what they show, which lines, and in which colours."""
 
+import json
+import re
+from itertools import pairwise
+
 import pytest
 from report_helpers import write_run
 
 from spheret.connections import PAPER_SCHEMES, SCHEMES
 from spheret.report.figure_style import line_styles, scheme_styles
 from spheret.report.page import inline_svg
-from spheret.report.plots import FIGURES, draw
+from spheret.report.plots import FIGURES, by_loss, draw, spread
 from spheret.report.results import read_group
+from spheret.support.figure_style import own_style, render
+from spheret.support.latex import escape_latex
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +53,19 @@ def test_a_scheme_looks_the_same_beside_any_other():
     assert scheme_styles({"mine": "mine"})["mine"] not in every.values()
 
 
-def test_figures(group):
-    drawings = {drawing.name: drawing for drawing in draw(group)}
+@pytest.fixture(scope="module")
+def drawings(group):
+    return {drawing.name: drawing for drawing in draw(group)}
+
+
+def test_figures(group, drawings):
     # one learning rate makes no bowl
     assert set(drawings) == set(FIGURES) - {"bowls"}
     colour = line_styles(group)["proj-spheretnorm"][0]
     for name in ("validation", "training", "time", "gradients", "differences"):
         assert colour in drawings[name].svg
+    # a heat map is an image, which PGF has no lines for
+    assert {name for name in drawings if drawings[name].pgf is None} == {"angle", "alpha", "norm", "cosine"}
     for drawing in drawings.values():
         assert drawing.png.startswith(b"\x89PNG")
         # axis labels have units
@@ -91,11 +103,56 @@ def test_a_run_that_diverged_does_not_set_the_scale(tmp_path):
             assert lines[0].get_xdata()[-1] == 20
 
 
-def test_on_the_page_colours_are_variables_and_ids_are_unique(group):
-    drawing = draw(group)[0]
-    inline = inline_svg(drawing)
+def test_on_the_page_colours_are_variables_and_ids_are_unique(group, drawings):
+    inline = inline_svg(drawings["validation"])
     assert line_styles(group)["pre-ln"][0] not in inline
     assert "var(--line-0)" in inline
     assert 'id="validation-figure_1"' in inline
     ids = [part.split('"')[0] for part in inline.split(' id="')[1:]]
     assert len(ids) == len(set(ids))
+
+
+def test_the_best_comes_first(tmp_path):
+    for name, quality in (("pre-ln", 0.1), ("keel", 0.3), ("post-ln", 0.2)):
+        write_run(tmp_path / name, name, steps=20, eval_every=5, quality=quality)
+    write_run(tmp_path / "hot", "geonorm", steps=20, eval_every=5, quality=1.0, diverged_finite=10)
+    group = read_group([tmp_path])
+    assert by_loss(group) == ["keel", "post-ln", "pre-ln", "geonorm"]
+    (axes,) = FIGURES["validation"][1](group).axes
+    names = ["keel", "post-ln", "pre-ln", "geonorm (x: diverged)"]
+    assert axes.get_legend_handles_labels()[1] == names
+    # the names stand beside the lines, the best at the bottom
+    heights = {text.get_text(): text.get_position()[1] for text in axes.texts}
+    assert sorted(heights, key=heights.get) == names
+
+
+@pytest.mark.parametrize("wanted", [[0.0] * 5, [1.0] * 9, [0.1, 0.11, 0.5, 0.52, 0.53, 1.0], [0.3]])
+def test_names_do_not_overlap(wanted):
+    places = spread(wanted, 0.1)
+    assert min([after - before for before, after in pairwise(places)], default=1) >= 0.1 - 1e-9
+    assert -1e-9 <= places[0] <= places[-1] <= 1 + 1e-9
+
+
+def test_no_panel_is_empty(tmp_path):
+    calm = write_run(tmp_path / "calm", steps=20)
+    assert len(FIGURES["gradients"][1](read_group([calm])).axes) == 1
+    lines = [json.loads(line) | {"spikes": 1} for line in (calm / "metrics.jsonl").read_text().splitlines()]
+    (calm / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert len(FIGURES["gradients"][1](read_group([calm])).axes) == 2
+
+
+def test_pgf_is_whole_and_its_texts_are_text(tmp_path):
+    nasty = r"$\input{x}$ 100% a_b #1 & ~^"
+    write_run(tmp_path / "a", steps=20)
+    write_run(tmp_path / "b", steps=20, train={"init_from": nasty})
+    with own_style():
+        text = render("validation", "", FIGURES["validation"][1](read_group([tmp_path])), pgf=True).pgf
+    assert escape_latex(nasty) in text
+    assert nasty not in text
+    body = re.sub(r"\\[\\{}%]", "", text)
+    assert body.count("{") == body.count("}")
+    for name in ("pgfpicture", "pgfscope"):
+        assert text.count(f"\\begin{{{name}}}") == text.count(f"\\end{{{name}}}") > 0
+    # coordinates are in the picture, and no file of this machine is named
+    assert max(float(x) for x in re.findall(r"pgfqpoint\{(-?[\d.]+)in\}", text)) < 20
+    assert "/" not in re.sub(r"%.*|training loss.*", "", text)
