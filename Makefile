@@ -51,9 +51,10 @@ drill: env
 slurm: env
 	$(BIN)/python -m pytest -m slurm tests/race
 
-# the figures and tables of docs/results, from its results.jsonl
+# the figures and tables of docs/results, from its results.jsonl, and the picture of docs/mathematics.md
 results: env
 	$(BIN)/python docs/results/build.py
+	$(BIN)/python docs/figures/build.py
 
 # FILES="retractions.py kernels/closed.py" chooses files; tests/mutate.py lists them all
 mutate: env

@@ -29,6 +29,7 @@ def contents(title: str, sections: Sequence[Section], drawings: Sequence[Drawing
         **{name: write(page_tables).encode() for name, write in TABLES.items()},
         **{f"{FIGURES}/{drawing.name}.svg": drawing.svg.encode() for drawing in drawings},
         **{f"{FIGURES}/{drawing.name}.png": drawing.png for drawing in drawings},
+        **{f"{FIGURES}/{drawing.name}.pgf": drawing.pgf.encode() for drawing in drawings if drawing.pgf is not None},
         # written last: if the page exists, the other files do too
         PAGE: page(title, sections, drawings).encode(),
     }

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from spheret.report import sections
 from spheret.report.certificates import certificates_section
+from spheret.report.diverged import failures_section
 from spheret.report.figure_style import Drawing
 from spheret.report.learning_rates import learning_rates_section
 from spheret.report.output import contents, refuse_other_files, write_files
@@ -20,10 +21,11 @@ from spheret.report.zero_shot import zero_shot_section
 
 TITLE = "Deep connections compared"
 # with several groups a figure's name ends in that of its group
-FIGURE_NAME = re.compile(rf"({'|'.join(FIGURES)})(-.+)?\.(svg|png)")
+FIGURE_NAME = re.compile(rf"({'|'.join(FIGURES)})(-.+)?\.(svg|png|pgf)")
 # the sections of one group, in the order of the page
 SECTIONS: tuple[Callable[[RunGroup], Section | None], ...] = (
     sections.summary_section,
+    failures_section,
     sections.results_section,
     learning_rates_section,
     sections.comparisons_section,
@@ -95,7 +97,7 @@ def write_report(groups: Sequence[RunGroup], directory: Path) -> Path:
 
 
 def report_command(runs: tuple[str, ...] = (), /, out: str = "report") -> int:
-    """Compare runs: one self-contained page, tables in Markdown, CSV and LaTeX, figures in SVG and PNG.
+    """Compare runs: one self-contained page, tables in Markdown, CSV and LaTeX, figures in SVG, PNG and PGF.
 
     Runs are compared only with runs on the same data and, of the paper's sizes, of the same size.
 

@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from spheret.support.latex import escape_latex
+
 # ranks of a number in its column; as in the paper, the best is bold and the second best underlined
 BEST, SECOND = 1, 2
 
@@ -87,33 +89,22 @@ def to_markdown(tables: Iterable[Table]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-_LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "\u00b1": r"$\pm$", "\u2212": r"$-$", "|": r"\textbar{}",
-}  # fmt: skip
-
-
-def _escape_latex(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
-
-
 def to_latex(tables: Iterable[Table]) -> str:
     """LaTeX tables. They need \\usepackage{booktabs}."""
     parts = []
     for table in tables:
         body = [
-            " & ".join(_styled(c, _escape_latex, r"\textbf{%s}", r"\underline{%s}") for c in row) + r" \\"
+            " & ".join(_styled(c, escape_latex, r"\textbf{%s}", r"\underline{%s}") for c in row) + r" \\"
             for row in table.rows
         ]
         lines = [
             r"\begin{table}[t]",
             r"\centering",
-            rf"\caption{{{_escape_latex(' '.join([table.caption + '.', *table.notes]))}}}",
+            rf"\caption{{{escape_latex(' '.join([table.caption + '.', *table.notes]))}}}",
             rf"\label{{tab:{table.name}}}",
             rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}",
             r"\toprule",
-            " & ".join(map(_escape_latex, table.columns)) + r" \\",
+            " & ".join(map(escape_latex, table.columns)) + r" \\",
             r"\midrule",
             *body,
             r"\bottomrule",
