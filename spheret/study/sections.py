@@ -64,7 +64,7 @@ def _answer_section(answer: GroupAnswer, first: bool) -> Section:
     figures = [f"{name}-answer"] if answer.group.part.seeds else [f"{name}-collapse"]
     paragraphs = [answer_sentence(answer), *(limits(answer) if answer.rows else [])]
     title = f"The answer: {answer.group.title}" if first else answer.group.title
-    return Section(f"answer-{name}", title, paragraphs, (), figures)
+    return Section(f"answer-{name}", title, paragraphs, (), figures, opening=first)
 
 
 def _losses_section(answers: Sequence[GroupAnswer]) -> Section | None:
