@@ -201,6 +201,8 @@ def _differences_table(group: RunGroup) -> Table | None:
     # an option that some schemes lack is shown if those that have it differ
     keys = [key for key in dict.fromkeys(key for row in rows.values() for key in row)
             if len({row[key] for row in rows.values() if key in row}) > 1]  # fmt: skip
+    if not keys:
+        return None
     cells = [
         [TableCell(label, href=_file_link(group, group.contestants[label][0], CONFIG))]
         + [TableCell(row.get(key, "-")) for key in keys]
