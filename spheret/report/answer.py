@@ -94,6 +94,4 @@ def _behind(comparison: Comparison | None) -> tuple[TableCell, TableCell]:
 def answer_section(group: RunGroup) -> Section:
     compared = comparisons(group)
     paragraphs = [text for text in (headline(group), conclusion(group, compared)) if text]
-    return Section(
-        "answer", "The answer", paragraphs, [ranking_table(group, compared)], ["validation"], opening=True
-    )
+    return Section("answer", "The answer", paragraphs, [ranking_table(group, compared)], ["validation"], opening=True)

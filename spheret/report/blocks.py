@@ -265,9 +265,9 @@ def smallest_seen(layout: Layout, power: float = 0.8, level: float = 0.05) -> fl
 
 @lru_cache(maxsize=64)
 def detectable(degrees: float, pairs: int, power: float = 0.8, level: float = 0.05) -> float:
-    """The smallest true difference of one of some pairs that a t-test finds with this probability, in standard errors.
+    """The smallest true difference of a pair that its t-test finds with this probability, in standard errors.
 
-    The p-value must fall below level/pairs, the first and strictest of Holm's steps. So the true power is at least
+    pairs: how many are tested together. The p-value must fall below level/pairs, the first and strictest of Holm's steps. So the true power is at least
     `power`. The distribution is the noncentral t, taken exactly.
     """
     from scipy import optimize, stats

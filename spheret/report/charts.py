@@ -13,8 +13,8 @@ from spheret.report.figure_style import PALETTE, line_styles
 from spheret.report.results import Result, RunGroup
 from spheret.report.statistics import mean_and_deviation
 
-# as plain data: x, y: the names of the axes; xs: every list of places, each once; series: one per contestant, with its
-# lines; range: of y at first; window: over how many points a line is averaged at first; digits: of y; log: whether y is
+# x, y: the names of the axes. xs: every list of places, each once. series: one per contestant, with its lines.
+# range: of y at first. window: over how many points a line is averaged at first. digits: of y. log: the scale of y.
 Chart = dict[str, Any]
 Points = tuple[list[float], list[float]]
 
@@ -65,7 +65,9 @@ def _losses(x: Callable[[Result, dict[str, Any]], float | None]) -> Callable[[Re
     """The validation losses of a run over x."""
 
     def points(run: Result) -> Points:
-        known = [(at, line["val_loss"]) for line in _healthy(run, run.evaluations) if (at := x(run, line)) is not None]
+        known = [
+            (at, line["val_loss"]) for line in _healthy(run, run.evaluations) if (at := x(run, line)) is not None
+        ]
         stride = max(1, -(-len(known) // MOST_POINTS))
         # counted from the end, so that the last one stays
         kept = known[::-1][::stride][::-1]

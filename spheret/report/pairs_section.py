@@ -55,9 +55,7 @@ def _words(group: RunGroup, compared: Sequence[Comparison]) -> list[str]:
 
 
 def _compared_labels(group: RunGroup, compared: Sequence[Comparison]) -> list[str]:
-    with_interval = {
-        label for each in compared if each.interval is not None for label in (each.first, each.second)
-    }
+    with_interval = {label for each in compared if each.interval is not None for label in (each.first, each.second)}
     return [label for label in group.contestants if label in with_interval]
 
 
@@ -66,12 +64,10 @@ def _matrix(group: RunGroup, compared: Sequence[Comparison]) -> Table | None:
     labels = _compared_labels(group, compared)
     if not labels:
         return None
-    rows = [
-        [TableCell(first), *(_cell(between(compared, first, second)) for second in labels)] for first in labels
-    ]
+    rows = [[TableCell(first), *(_cell(between(compared, first, second)) for second in labels)] for first in labels]
     notes = [
-        "The validation loss of the row minus that of the column, in nats per token: below 0 the row is better. Point "
-        "at a cell for its 95% interval and its source.",
+        "The validation loss of the row minus that of the column, in nats per token: below 0 the row is better. "
+        "Point at a cell for its 95% interval and its source.",
         *_noise_notes({comparison.noise for comparison in compared}),
     ]
     if not group.one_seed:
@@ -115,9 +111,7 @@ def _verdicts(compared: Sequence[Comparison]) -> Table:
         difference = interval_cell = p = TableCell("-")
         if interval is not None:
             interval_cell = TableCell(interval.text, source=comparison.source)
-            difference = TableCell(
-                f"{interval.estimate:+.4f}", interval.estimate, f"estimate of {comparison.source}"
-            )
+            difference = TableCell(f"{interval.estimate:+.4f}", interval.estimate, f"estimate of {comparison.source}")
         if comparison.p is not None:
             p = TableCell(_p_text(comparison.p), source=f"holm of the p-values of all pairs: {comparison.source}")
         rows.append(

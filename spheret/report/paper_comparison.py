@@ -226,4 +226,6 @@ def paper_section(groups: Sequence[RunGroup]) -> Section:
         paragraphs.append(
             f'No run of this report has a scheme, size and corpus of the paper, so every cell "here" is "{NOT_RUN}".'
         )
-    return Section("paper", "Comparison with the paper", [*paragraphs, *FOOTNOTES], tables, folded=not here.candidates)
+    return Section(
+        "paper", "Comparison with the paper", [*paragraphs, *FOOTNOTES], tables, folded=not here.candidates
+    )

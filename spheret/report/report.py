@@ -10,8 +10,8 @@ from pathlib import Path
 from spheret.report import sections
 from spheret.report.answer import answer_section
 from spheret.report.certificates import certificates_section
-from spheret.report.figure_style import Drawing, line_styles
 from spheret.report.charts import Chart, charts
+from spheret.report.figure_style import Drawing, line_styles
 from spheret.report.learning_rates import learning_rates_section
 from spheret.report.links import run_places
 from spheret.report.output import contents, refuse_other_files, write_files

@@ -26,7 +26,7 @@ def samples_section(group: RunGroup) -> Section | None:
     if not quotes:
         return None
     how = "; ".join(
-        f"{f'prompt {prompt!r}' if prompt else 'no prompt'}, {tokens} tokens, temperature {temperature:g}, seed {seed}"
+        f"{repr(prompt) if prompt else 'no'} prompt, {tokens} tokens, temperature {temperature:g}, seed {seed}"
         for prompt, tokens, temperature, seed in sorted(settings)
     )
     words = (

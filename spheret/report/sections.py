@@ -209,8 +209,8 @@ def _differences_table(group: RunGroup) -> Table | None:
         for label, row in rows.items()
     ]
     notes = [
-        "Settings and options of the schemes that are not the same for all, defaults included. A dash: the scheme has "
-        "no such option. All else is the same and stands in the table of settings."
+        "Settings and options of the schemes that are not the same for all, defaults included. A dash: the scheme "
+        "has no such option. All else is the same and stands in the table of settings."
     ]
     return Table("contestants", "What differs between the contestants", ["contestant", *keys], cells, notes)
 
@@ -376,8 +376,8 @@ def provenance_section(group: RunGroup) -> Section:
     ]
     if group.places:
         paragraphs.append(
-            "A run leads to its directory, a state to the metrics of the run or to the log of a training that failed, "
-            "and in the second table a run leads to its config."
+            "A run leads to its directory, a state to the metrics of the run or to the log of a training that failed. "
+            "In the second table a run leads to its config."
         )
     machines = {tuple(_as_text(getattr(e, key)) for key in ("processor", "gpu", "threads")) for e in environments}
     if len(machines) > 1:

@@ -267,7 +267,7 @@ def _pairs_section(answers: Sequence[GroupAnswer]) -> Section | None:
                 f"The {MOST} lowest of {len(answer.compared)}; p counts all {len(answer.pairs):,} pairs of them."
             )
         columns = ["pair", "difference", "95% interval", "p", "verdict"]
-        tables.append(Table(f"pairs-{name}", f"{answer.group.title}: pairs", columns, rows, notes))
+        tables.append(Table(f"pairs-{name}", f"{answer.group.title}: pairs", columns, rows, notes, folded=True))
         figures.append(f"{name}-pairs")
     return Section("pairs", "Every pair", (), tables, figures) if tables else None
 

@@ -449,6 +449,10 @@ class TestStringsOfARun:
         page = Page(text)
         # the three scripts of every page, and the numbers of its charts
         assert page.tags.count("script") == 4
+        data = re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.DOTALL).group(1)
+        assert not re.search("[<>&]", data)
+        labels = {series["label"] for chart in json.loads(data).values() for series in chart["series"]}
+        assert f"pre-ln, init_from={self.NASTY}" in labels
         assert "b" not in [tag for tag in page.tags if tag == "c"]
         assert any(self.NASTY in word for word in page.words)
         assert f"pre-ln, init_from={self.NASTY}" in [row[0] for row in page.tables["results"]]

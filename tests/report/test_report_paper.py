@@ -60,6 +60,8 @@ class TestBothCorpora:
     def test_the_page_says_that_there_are_two(self, both):
         page = html.unescape((both / "report" / "report.html").read_text())
         assert "The runs form 2 groups: fineweb-edu, gpt2; openwebtext, gpt2." in page
+        # something was run beside the paper's tables, so they are open
+        assert not re.search(r'<section id="paper">\s*<details>', page)
         identifiers = re.findall(r'\bid="([^"]*)"', page)
         assert len(identifiers) == len(set(identifiers))
         targets = re.findall(r'<a href="#([^"]*)"', page)

@@ -11,7 +11,6 @@ from spheret.report.results import read_groups
 from spheret.report.verdicts import comparisons
 
 
-
 def rows(group, compared):
     return [[cell.text for cell in row] for row in ranking_table(group, compared).rows]
 
