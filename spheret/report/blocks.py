@@ -267,8 +267,8 @@ def smallest_seen(layout: Layout, power: float = 0.8, level: float = 0.05) -> fl
 def detectable(degrees: float, pairs: int, power: float = 0.8, level: float = 0.05) -> float:
     """The smallest true difference of a pair that its t-test finds with this probability, in standard errors.
 
-    pairs: how many are tested together. The p-value must fall below level/pairs, the first and strictest of Holm's steps. So the true power is at least
-    `power`. The distribution is the noncentral t, taken exactly.
+    pairs: how many are tested together. The p-value must fall below level/pairs, the first and strictest of Holm's
+    steps. So the true power is at least `power`. The distribution is the noncentral t, taken exactly.
     """
     from scipy import optimize, stats
 

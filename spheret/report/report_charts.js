@@ -152,7 +152,7 @@
       grid: { stroke: () => variable("--faint"), width: 1 } };
     const options = {
       width: live.clientWidth, height: height(), legend: { show: false }, series: drawn, bands, padding: [8, 12, 0, 0],
-      focus: { alpha: 0.25 },
+      focus: { alpha: 0.35 },
       scales: {
         x: { time: false },
         y: chart.log ? { distr: 3 } : {

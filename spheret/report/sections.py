@@ -376,7 +376,7 @@ def provenance_section(group: RunGroup) -> Section:
     ]
     if group.places:
         paragraphs.append(
-            "A run leads to its directory, a state to the metrics of the run or to the log of a training that failed. "
+            "A run leads to its directory, and its state to its metrics, or to the log of a training that failed. "
             "In the second table a run leads to its config."
         )
     machines = {tuple(_as_text(getattr(e, key)) for key in ("processor", "gpu", "threads")) for e in environments}

@@ -132,7 +132,8 @@ class Browser:
         """Scroll an element into view. Returns the middle of it."""
         middle = self.evaluate(
             f"(e => {{ e.scrollIntoView({{block: 'center', behavior: 'instant'}});"
-            f"const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2] }})(document.querySelector({json.dumps(selector)}))"
+            f"const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2] }})"
+            f"(document.querySelector({json.dumps(selector)}))"
         )
         self.painted()
         return middle

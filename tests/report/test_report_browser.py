@@ -220,20 +220,26 @@ class TestControls:
     def test_print(self, visit):
         visit.click("#theme")
         assert visit.pdf().startswith(b"%PDF")
+        # a sheet of A4
+        visit.call("Emulation.setDeviceMetricsOverride", width=794, height=1123, deviceScaleFactor=1, mobile=False)
         visit.call("Emulation.setEmulatedMedia", media="print", features=[])
         seen = visit.evaluate(
             "({back: getComputedStyle(document.body).backgroundColor,"
             "live: document.querySelector('.live').offsetHeight,"
             "picture: document.querySelector('#figure-validation .static svg').getBoundingClientRect().height,"
             "folded: document.querySelector('#table-environments').getBoundingClientRect().height,"
+            "width: document.documentElement.scrollWidth,"
             "controls: ['nav', '#theme'].map(s => document.querySelector(s).offsetHeight)})"
         )
         visit.call("Emulation.setEmulatedMedia", media="", features=[])
+        visit.call("Emulation.setDeviceMetricsOverride", width=1280, height=800, deviceScaleFactor=1, mobile=False)
         visit.click("#theme")
         assert seen["back"] == "rgb(255, 255, 255)"
         assert (seen["live"], seen["controls"]) == (0, [0, 0])
         assert seen["picture"] > 100
         assert seen["folded"] > 100
+        # a browser shrinks all of a page that is wider than the sheet
+        assert seen["width"] == 794
 
 
 def test_on_a_phone_every_row_is_a_card(browser, page):
