@@ -77,7 +77,8 @@ def ranking_table(group: RunGroup, compared: Sequence[Comparison]) -> Table:
         columns.append("ms per step")
     unranked = [label for label, runs in group.contestants.items() if final_loss(runs) is None]
     notes = ["Val loss is in nats per token; below is better. The interval is that of the difference to the best."]
-    return ranked(Table("ranking", "The ranking", columns, rows, notes), ["val loss"], unranked)
+    table = Table("ranking", "The ranking", columns, rows, notes).without_empty_columns
+    return ranked(table, [column for column in table.columns if column == "val loss"], unranked)
 
 
 def _behind(comparison: Comparison | None) -> tuple[TableCell, TableCell]:

@@ -57,6 +57,13 @@ class Table:
         """For each column, whether it holds text and no number."""
         return [all(row[i].value is None for row in self.rows) for i in range(len(self.columns))]
 
+    @property
+    def without_empty_columns(self) -> Table:
+        """The same table without the columns that hold a dash in every row."""
+        kept = [i for i in range(len(self.columns)) if not i or any(row[i].text != "-" for row in self.rows)]
+        rows = [[row[i] for i in kept] for row in self.rows]
+        return replace(self, columns=[self.columns[i] for i in kept], rows=rows)
+
 
 def ranked(table: Table, columns: Iterable[str], excluded: Iterable[str] = (), largest: bool = False) -> Table:
     """The same table with the best and second-best number of these columns marked.
