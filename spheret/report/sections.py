@@ -340,7 +340,13 @@ def stream_section(group: RunGroup) -> Section:
         "At a bound is the number of learned scalars that lie at an end of their interval.",
     ]
     table = Table("stream", "The stream", ["contestant", *_STREAM, "at a bound"], rows, notes)
-    return Section("stream", "Inside the model", (), [table.without_empty_columns], ["gradients", "angle", "alpha", "norm", "cosine"])
+    return Section(
+        "stream",
+        "Inside the model",
+        (),
+        [table.without_empty_columns],
+        ["gradients", "angle", "alpha", "norm", "cosine"],
+    )
 
 
 def provenance_section(group: RunGroup) -> Section:
