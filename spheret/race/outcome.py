@@ -18,14 +18,14 @@ def print_outcome(groups: Sequence[RunGroup]) -> None:
     for group in groups:
         compared = comparisons(group)
         ranking = ranking_table(group, compared)
-        # the page says elsewhere at which rate all were trained
-        one_rate = [] if group.bowls else [f"{group.results[0].rate:g}"]
         name, *numbers = ranking.columns
         table = Table()
-        for column in ("", name, *(["lr"] if one_rate else []), *numbers):
+        for column in ("", name, *([] if group.bowls else ["lr"]), *numbers):
             table.add_column(column, justify="left" if column == name else "right", no_wrap=True)
         for place, (label, *cells) in enumerate(ranking.rows, start=1):
-            table.add_row(str(place), label.text, *one_rate, *(cell.text for cell in cells))
+            # the table of the page leaves out a rate that all share
+            rate = [] if group.bowls else [f"{group.contestants[label.text][0].rate:g}"]
+            table.add_row(str(place), label.text, *rate, *(cell.text for cell in cells))
         console = Console()
         print_whole(console, table)
         console.print(conclusion(group, compared), highlight=False, soft_wrap=True, markup=False)

@@ -25,15 +25,15 @@ class RunSample(Record):
     version: int = 1
 
     def write(self, run: Path) -> None:
-        SAMPLES.write(run / SAMPLE, self)
+        RUN_SAMPLES.write(run / SAMPLE, self)
 
 
-SAMPLES = Document(RunSample, "train", "delete it, and run the same spheret train again to have a new one")
+RUN_SAMPLES = Document(RunSample, "train", "delete it, and run the same spheret train again to have a new one")
 
 
 def read_run_sample(run: Path) -> RunSample | None:
     """The sample in a run directory, or None if there is none, as in a run that has not ended."""
     try:
-        return SAMPLES.read(run / SAMPLE)
+        return RUN_SAMPLES.read(run / SAMPLE)
     except FileNotFoundError:
         return None
