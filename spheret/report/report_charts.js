@@ -103,10 +103,14 @@
         button.setAttribute("aria-pressed", on);
         drawn.forEach((each, place) => { if (each.owner === owner) u.setSeries(place, { show: on }); });
       });
+      const column = drawn.findIndex((each) => each.owner === owner);
+      // under the mouse a name brings its curve forward
+      button.addEventListener("mouseenter", () => u.setSeries(column, { focus: true }));
+      button.addEventListener("mouseleave", () => u.setSeries(null, { focus: true }));
       const item = element("li");
       item.append(button);
       legend.append(item);
-      return { value, column: drawn.findIndex((each) => each.owner === owner) };
+      return { value, column };
     });
 
     // beside each name stands the value under the cursor, or the last one
