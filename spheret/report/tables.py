@@ -18,28 +18,53 @@ BEST, SECOND = 1, 2
 
 @dataclass(frozen=True)
 class TableCell:
-    """The text that is shown, the unrounded number, and the source of the number."""
+    """The text that is shown, the unrounded number, and the source of the number.
+
+    The rest is for the page alone. note: small print after the text. hint: shown with the source. tone: the class of
+    a coloured cell. href: where the text leads.
+    """
 
     text: str
     value: float | None = None
     source: str = ""
     rank: int = 0
+    note: str = ""
+    hint: str = ""
+    tone: str = ""
+    href: str = ""
+
+    @property
+    def title(self) -> str:
+        """What is shown when a reader points at the cell."""
+        return "\n".join(text for text in (self.hint, self.source) if text)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Named columns and rows of cells. The first cell of a row is its name."""
+    """Named columns and rows of cells. The first cell of a row is its name.
+
+    A folded table is closed on the page until the reader opens it. kind: the class of a table with a look of its own.
+    """
 
     name: str
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[TableCell]]
     notes: Sequence[str] = field(default_factory=tuple)
+    folded: bool = False
+    kind: str = ""
 
     @property
     def text_columns(self) -> list[bool]:
         """For each column, whether it holds text and no number."""
         return [all(row[i].value is None for row in self.rows) for i in range(len(self.columns))]
+
+    @property
+    def without_empty_columns(self) -> Table:
+        """The same table without the columns that hold a dash in every row."""
+        kept = [i for i in range(len(self.columns)) if not i or any(row[i].text != "-" for row in self.rows)]
+        rows = [[row[i] for i in kept] for row in self.rows]
+        return replace(self, columns=[self.columns[i] for i in kept], rows=rows)
 
 
 def ranked(table: Table, columns: Iterable[str], excluded: Iterable[str] = (), largest: bool = False) -> Table:
