@@ -38,7 +38,8 @@ def conclusion(group: RunGroup, compared: Sequence[Comparison]) -> str:
     if group.one_seed:
         return (
             f"One seed shows a collapse, a divergence or a large gap, and cannot tell which of two close losses is "
-            f"lower: no pair has a winner; repeat with --seeds 5, or {NEXT}."
+            "lower: no pair has a winner, and the intervals hold the noise of the validation text alone; repeat "
+            f"with --seeds 5, or {NEXT}."
         )
     edges = group.edge_contestants
     untuned = f", and the best rate of {', '.join(edges)} may lie beyond those tried" if edges else ""
@@ -77,6 +78,8 @@ def ranking_table(group: RunGroup, compared: Sequence[Comparison]) -> Table:
         columns.append("ms per step")
     unranked = [label for label, runs in group.contestants.items() if final_loss(runs) is None]
     notes = ["Val loss is in nats per token; below is better. The interval is that of the difference to the best."]
+    if group.one_seed:
+        notes.append("With one seed an interval holds the noise of the validation text alone, not that of the seed.")
     table = Table("ranking", "The ranking", columns, rows, notes).without_empty_columns
     return ranked(table, [column for column in table.columns if column == "val loss"], unranked)
 

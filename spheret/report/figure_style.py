@@ -6,9 +6,6 @@ from typing import Any
 
 from spheret.connections.line_styles import scheme_styles
 from spheret.report.results import RunGroup
-from spheret.support.figure_style import DASHES, GRID, INK, PALETTE, Drawing
-
-__all__ = ["DASHES", "GRID", "INK", "PALETTE", "Drawing", "line_styles", "scheme_styles"]
 
 
 def line_styles(group: RunGroup) -> dict[str, tuple[str, Any]]:

@@ -34,18 +34,6 @@ def draw(group: RunGroup) -> list[Drawing]:
 Curve = tuple[Sequence[float], Sequence[float]]
 
 
-def by_loss(group: RunGroup) -> list[str]:
-    """The contestants, the lowest final loss first. Those without one, or with a run that diverged, come last."""
-
-    def place(label: str) -> tuple[bool, float]:
-        results = group.contestants[label]
-        losses = [result.val_loss.value for result in results if result.val_loss is not None]
-        failed = not losses or any(result.diverged is not None for result in results)
-        return failed, math.fsum(losses) / len(losses) if losses else math.inf
-
-    return sorted(group.contestants, key=place)
-
-
 def _draw_curves(group: RunGroup, axes: Axes, curve: Callable[[Result], Curve]) -> list[Curve]:
     """Draw one line per contestant: the mean over its seeds, with the range shaded and a cross where a run diverged.
 
@@ -55,7 +43,7 @@ def _draw_curves(group: RunGroup, axes: Axes, curve: Callable[[Result], Curve]) 
     diverged: list[Curve] = []
     styles = line_styles(group)
     # the first is the best: it is drawn last, above the others
-    for order, label in enumerate(by_loss(group)):
+    for order, label in enumerate(group.contestants):
         colour, dash = styles[label]
         above = 3 - order / len(styles)
         lines = [(result, curve(result)) for result in group.contestants[label]]
@@ -304,7 +292,7 @@ def bowls(group: RunGroup) -> Figure | None:
     # a loss after a collapse is far above the others: its line leaves the panel
     in_scale: list[float] = []
     styles = line_styles(group)
-    for label in by_loss(group):
+    for label in group.contestants:
         (colour, dash), bowl = styles[label], group.bowls[label]
         for rate, runs in bowl.runs.items():
             if failure := _failure(runs):
@@ -351,7 +339,7 @@ def _heat_map(key: str, unit: str, logarithmic: bool = False) -> Callable[[RunGr
         from matplotlib.colors import LogNorm, Normalize
 
         panels = []
-        for label in by_loss(group):
+        for label in group.contestants:
             lines = [line for line in group.contestants[label][0].evaluations if line.get("sublayers")]
             grid = [[_number(sublayer.get(key)) for sublayer in line["sublayers"]] for line in lines]
             if grid and np.isfinite(np.array(grid)).any():

@@ -7,7 +7,7 @@ import pytest
 from colour_difference import PUBLISHED, VISION, ciede2000, contrast, least_difference, lightness
 
 from spheret.connections import PAPER_SCHEMES
-from spheret.report.figure_style import PALETTE
+from spheret.support.figure_style import PALETTE
 
 # the dark one is the page's
 PAGES = {"white": (0, "#ffffff"), "dark": (1, "#15181c")}

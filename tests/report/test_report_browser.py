@@ -8,9 +8,9 @@ import pytest
 from report_helpers import cell, write_run
 
 from spheret.connections import PAPER_SCHEMES
-from spheret.report.figure_style import Drawing
 from spheret.report.report import report, report_files
 from spheret.report.results import read_groups
+from spheret.support.figure_style import Drawing
 
 pytestmark = pytest.mark.skipif(
     headless.find() is None,

@@ -8,9 +8,10 @@ import pytest
 from report_helpers import write_run
 
 from spheret.connections import PAPER_SCHEMES, SCHEMES
-from spheret.report.figure_style import line_styles, scheme_styles
+from spheret.connections.line_styles import scheme_styles
+from spheret.report.figure_style import line_styles
 from spheret.report.page import inline_svg
-from spheret.report.plots import FIGURES, by_loss, draw, spread
+from spheret.report.plots import FIGURES, draw, spread
 from spheret.report.results import read_group
 from spheret.support.figure_style import own_style, render
 from spheret.support.latex import escape_latex
@@ -117,7 +118,7 @@ def test_the_best_comes_first(tmp_path):
         write_run(tmp_path / name, name, steps=20, eval_every=5, quality=quality)
     write_run(tmp_path / "hot", "geonorm", steps=20, eval_every=5, quality=1.0, diverged_finite=10)
     group = read_group([tmp_path])
-    assert by_loss(group) == ["keel", "post-ln", "pre-ln", "geonorm"]
+    assert list(group.contestants) == ["keel", "post-ln", "pre-ln", "geonorm"]
     (axes,) = FIGURES["validation"][1](group).axes
     names = ["keel", "post-ln", "pre-ln", "geonorm (x: diverged)"]
     assert axes.get_legend_handles_labels()[1] == names

@@ -7,7 +7,7 @@ import shutil
 import pytest
 from report_helpers import cell, cells, recompute, write_run, write_tables
 
-from spheret.report.plots import FIGURES, by_loss
+from spheret.report.plots import FIGURES
 from spheret.report.report import report
 from spheret.report.results import read_group
 from spheret.report.sections import ONE_SEED
@@ -140,7 +140,7 @@ class TestFigure:
         assert lower.get_xscale() == "log"
         assert [tick.get_text() for tick in lower.get_xticklabels()] == ["0.001", "0.002", "0.004"]
         chosen = [line for line in lower.lines if line.get_marker() == "o" and len(line.get_xdata())]
-        assert [line.get_xdata()[0] for line in chosen] == [CHOSEN[label] for label in by_loss(group)]
+        assert [line.get_xdata()[0] for line in chosen] == [CHOSEN[label] for label in group.contestants]
         # one row for the only contestant that failed: a cross where it diverged, a triangle where it collapsed
         marks = {line.get_xdata()[0]: line.get_marker() for line in upper.lines}
         assert marks == {0.001: "x", 0.004: "^"}

@@ -10,12 +10,12 @@ from report_helpers import cell, cells, write_run, write_tables
 
 from spheret.report.blocks import detectable, layout, smallest_seen
 from spheret.report.charts import MOST_POINTS, charts
-from spheret.report.figure_style import PALETTE, Drawing
 from spheret.report.page import FOLDER, page
 from spheret.report.report import report_files
 from spheret.report.results import read_group, read_groups
 from spheret.report.statistics import mean_and_deviation
 from spheret.report.verdicts import between, comparisons
+from spheret.support.figure_style import PALETTE, Drawing
 
 SCHEMES = {"pre-ln": 0.0, "post-ln": 0.001, "keel": 0.6, "proj-spheretnorm": 0.9}
 
