@@ -20,7 +20,7 @@ from torch import Tensor
 
 from spheret.kernels import compute_dtype
 from spheret.retractions import P, Retraction
-from spheret.support.autograd import recorded, traced_transforms, transformed
+from spheret.support.autograd import recorded, transformed
 
 # the share of a retraction's largest angle that a row's own step size is asked to reach. At the largest angle itself
 # the step size would be infinite
@@ -81,7 +81,8 @@ def exact_delta(x: Tensor, h: Tensor, f: Tensor, radius: Tensor) -> tuple[Tensor
 
     All rows are in one dtype, float32 or float64.
     """
-    if recorded() or (traced_transforms() if torch.compiler.is_compiling() else transformed()):
+    # torch.compile fuses the plain ops by itself
+    if torch.compiler.is_compiling() or recorded() or transformed():
         return _delta(x, h, f, radius)
     return _ExactDelta.apply(x, h, f, radius)
 

@@ -204,13 +204,14 @@ class Step(Position):
                 "the conversion. Before the annealing has ended, a layer needs the lengths that the layers before it "
                 "carry: call the whole model, or revert it."
             )
-        if not torch.is_grad_enabled() and x.requires_grad and self.stage != 1:
+        if self.training and not torch.is_grad_enabled() and x.requires_grad and self.stage != 1:
             raise RuntimeError(
                 "reentrant gradient checkpointing loses the lengths that a converted model carries between its layers: "
                 'take gradient_checkpointing_kwargs={"use_reentrant": False}, or anneal to 1 first.'
             )
         rows = _rows(x, self.channel_dim)
-        flow.seen, flow.owner = x, self
+        # what a pass that was cut short left behind goes, too
+        flow.seen, flow.owner, flow.parts = x, self, None
         if self.stage == 0:
             if self.first:
                 flow.ratio, flow.shown, flow.wide = None, x, rows
