@@ -76,7 +76,8 @@ def _reads_direction(modules: dict[str, nn.Module], readers: list[Reader]) -> bo
 
 def _like(modules: dict[str, nn.Module], residual: Residual) -> torch.Tensor:
     """A parameter near the residual, whose device and dtype the new parameters take."""
-    for name in (*(part.module for part in (*residual.readers, *residual.ends)), residual.host, ""):
+    near = [reader.module for reader in residual.readers] + [end.module for end in residual.ends]
+    for name in (*near, residual.host, ""):
         for parameter in modules[name].parameters():
             if parameter.is_floating_point():
                 return parameter
@@ -124,7 +125,8 @@ def detach(model: nn.Module) -> None:
         for hooks, number in _own_hooks(module):
             del hooks[number]
             module._forward_pre_hooks_with_kwargs.pop(number, None)
-        if NAME in module._modules and any(isinstance(m, Position) for m in module._modules[NAME].modules()):
+        added = module._modules.get(NAME)
+        if added is not None and any(isinstance(place, Position) for place in added.modules()):
             del module._modules[NAME]
         if _NESTED in module.__dict__:
             module.use_nested_tensor = module.__dict__.pop(_NESTED)

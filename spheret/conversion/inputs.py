@@ -32,12 +32,12 @@ def example_inputs(model: nn.Module) -> Any:
         length = min(_TOKENS, most or _TOKENS)
         return torch.randint(vocab, (_BATCH, length), generator=generator).to(parameter.device)
 
-    inputs = _transformers(model, rows, tokens)
+    inputs: Any = _transformers(model, rows, tokens)
     inputs = _torch_layers(model, rows) if inputs is None else inputs
     if inputs is None and isinstance(cfg := getattr(model, "pretrained_cfg", None), Mapping) and "input_size" in cfg:
         # timm
         inputs = (rows(_BATCH, *cfg["input_size"]),)
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     if inputs is None and hasattr(config, "vocab") and hasattr(config, "block"):
         # spheret.GPT
         inputs = (tokens(config.vocab, config.block),)

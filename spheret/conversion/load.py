@@ -33,7 +33,9 @@ def load(directory: str | Path, example_inputs: Any = None, **options: Any) -> n
     if architecture is None:
         raise ValueError(f"transformers has no class {config.architectures}, which the config in {directory} names.")
     # transformers would report the step sizes as unexpected
-    quiet = type(architecture.__name__, (architecture,), {"_keys_to_ignore_on_load_unexpected": [rf"\b{NAME}\."]})
+    quiet: Any = type(
+        architecture.__name__, (architecture,), {"_keys_to_ignore_on_load_unexpected": [rf"\b{NAME}\."]}
+    )
     model: nn.Module = quiet.from_pretrained(directory, config=config, **options)
     model.__class__ = architecture
     # the start only says how the step sizes were found; they are read from the file

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from spheret.bounds import inverse_softplus
-from spheret.connections import SCHEMES, Spherical
-from spheret.connections import scheme as make_scheme
 from spheret.conversion import attach as attaching
+from spheret.conversion.checks import Start, check_model, spherical_scheme
 from spheret.conversion.fit import Observations, fitted_alpha, fitted_radius
 from spheret.conversion.inputs import call
 from spheret.conversion.inputs import example_inputs as made_inputs
@@ -23,22 +22,9 @@ from spheret.conversion.schedule import anneal
 from spheret.conversion.steps import Step
 from spheret.conversion.trace import watch
 from spheret.retractions import Retraction
-from spheret.support.errors import unknown
 
-Start = Literal["exact", "calibrated", "plain"]
 Model = TypeVar("Model", bound=nn.Module)
 
-# options of a spherical scheme that a converted model has no place for, with the only value that is allowed
-_FIXED = {
-    "inner_norm": (False, "the model keeps the norms before its branches"),
-    "final_norm": (True, "the model keeps its own last norm"),
-    "entry_norm": (True, "a converted stream needs the radius of the entry's ScaleNorm"),
-    "bias": (True, "the model keeps its own norms"),
-    "output_init": ("scaled", "the model keeps its weights"),
-}
-# where softplus(a) starts in its interval (0, 1] unless asked otherwise. The unit makes up for it, and the step size
-# can both fall and double
-_ALPHA_SHARE = 0.5
 # how far an output may be from the original's at t = 0, by the largest output. It tells a wrong plan from rounding
 _TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
 
@@ -66,17 +52,15 @@ def convert(
     model: any module with residual sums h + f: a transformers, torch or timm model, or one of your own.
     scheme, options: a spherical scheme of SCHEMES and its options.
     start: "exact" computes what the original computes, and `conversion.anneal` leads from there to the scheme;
-        "calibrated" is the scheme with radius and step sizes fitted to the original; "plain" is the scheme's own start.
+        "calibrated" is the scheme with radius and step sizes fitted to the original; "plain" is the scheme as it is.
     example_inputs: a tensor, a tuple of arguments or a dict of keyword arguments for the trial forward pass. Random
         ones are made for transformers, torch and timm models.
     batches: inputs like `example_inputs`, on which radius and step sizes are fitted; by default the example alone.
 
     Raises ConversionError, and leaves the model as it was, if the model has a residual of an unknown kind.
     """
-    if start not in get_args(Start):
-        raise unknown("start", start, get_args(Start))
-    chosen = _spherical(scheme, start, options)
-    _check(model)
+    chosen = spherical_scheme(scheme, start, options)
+    check_model(model)
     inputs = made_inputs(model) if example_inputs is None else example_inputs
     training = {module: module.training for module in model.modules()}
     try:
@@ -91,15 +75,15 @@ def convert(
             named = _plain_options(options)
             model.__dict__[attaching.RECORD] = Record(scheme, named, start)
             if hasattr(getattr(model, "config", None), "to_dict"):
-                setattr(model.config, attaching.NAME, {"scheme": scheme, "start": start, "options": named})  # type: ignore[arg-type]
+                setattr(model.config, attaching.NAME, {"scheme": scheme, "start": start, "options": named})
         except BaseException:
             attaching.detach(model)
             raise
     finally:
         for module, mode in training.items():
             module.training = mode
-    for step in (step for steps in stacks.values() for step in steps):
-        step.train(model.training)
+    for position in attaching.positions(model):
+        position.train(model.training)
     examples = "the example alone" if batches is None else "the given batches"
     examples = "random inputs: give batches" if batches is None and example_inputs is None else examples
     return model, _report(model, scheme, start, plan, stacks, observations, difference, examples)
@@ -111,56 +95,6 @@ def revert(model: Model) -> Model:
         raise ValueError(f"this {type(model).__name__} is not converted, so there is nothing to revert.")
     attaching.detach(model)
     return model
-
-
-def _spherical(name: str, start: Start, options: dict[str, Any]) -> Spherical:
-    if start != "plain" and "alpha" not in options:
-        options = {**options, "alpha": _ALPHA_SHARE}
-    chosen = make_scheme(name, **({} if not _is_spherical(name) else options))
-    if not isinstance(chosen, Spherical):
-        spherical = ", ".join(other for other in SCHEMES if _is_spherical(other))
-        raise ValueError(f"convert puts the stream on a sphere, which {name} does not: take one of {spherical}.")
-    for option, (allowed, why) in _FIXED.items():
-        if getattr(chosen, option) != allowed:
-            raise ValueError(f"{option} = {getattr(chosen, option)!r} does not fit a conversion: {why}.")
-    return chosen
-
-
-def _is_spherical(name: str) -> bool:
-    return name in SCHEMES and isinstance(SCHEMES[name](), Spherical)
-
-
-def _check(model: nn.Module) -> None:
-    """Refuse what cannot be converted, each with its own sentence."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"convert takes a torch module, got {type(model).__name__}.")
-    if attaching.steps(model):
-        raise ConversionError(
-            "this model is converted already: call spheret.revert(model) before converting it anew."
-        )
-    if torch.is_inference_mode_enabled() or any(p.is_inference() for p in model.parameters()):
-        raise ConversionError(
-            "the model was made, or convert was called, under torch.inference_mode(), whose tensors cannot be trained: "
-            "build and convert the model outside of it."
-        )
-    if getattr(model, "is_quantized", False) or any(_is_quantised(module) for module in model.modules()):
-        raise ConversionError(
-            "the model has quantised linear layers, whose rounded outputs no retraction reproduces: convert the model "
-            "before it is quantised."
-        )
-    if not any(p.is_floating_point() for p in model.parameters()):
-        raise ConversionError(f"{type(model).__name__} has no parameters, so it has no residual branches.")
-    if any(p.is_meta for p in model.parameters()):
-        raise ConversionError("the model's weights are on the meta device: load them before converting it.")
-
-
-def _is_quantised(module: nn.Module) -> bool:
-    words = (type(module).__module__ + "." + type(module).__name__).lower()
-    return (
-        "quantized" in words
-        or "bitsandbytes" in words
-        or any(not p.is_floating_point() for p in module.parameters(recurse=False))
-    )
 
 
 def _planned(model: nn.Module, inputs: Any, made: bool) -> tuple[Plan, list[Tensor]]:
@@ -190,6 +124,12 @@ def _outputs(output: Any) -> list[Tensor]:
     return [x for part in output for x in _outputs(part)] if isinstance(output, (tuple, list)) else []
 
 
+def _gap(x: Tensor, y: Tensor) -> float:
+    """The largest difference by the largest |x|."""
+    x, y = x.detach().cpu().double(), y.detach().cpu().double()
+    return float((x - y).abs().max() / x.abs().max().clamp(min=1e-30)) if x.numel() else 0.0
+
+
 def _verified(
     model: nn.Module, inputs: Any, before: list[Tensor], batches: Iterable[Any] | None
 ) -> tuple[Observations, float]:
@@ -213,8 +153,8 @@ def _verified(
         difference = max(difference, gap)
         if not gap <= _TOLERANCES.get(x.dtype, 1e-3):
             raise ConversionError(
-                f"at the exact start the converted {type(model).__name__} differs from the original by {gap:.1e} of its "
-                "largest output: a part of the model reads the stream in a way that no hook sees. It was reverted."
+                f"at the exact start the converted {type(model).__name__} differs from the original by {gap:.1e} of "
+                "its largest output: a part of the model reads the stream in a way that no hook sees. It was reverted."
             )
     if batches is not None:
         # the example only checks; the batches count

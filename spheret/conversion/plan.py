@@ -23,6 +23,7 @@ class End:
     index: int | None
     factor: float
     time: int  # when it was called
+    makers: tuple[str, ...]  # every module that returned this tensor: the last one may be a dropout in eval mode
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def _end_of(trace: Trace, key: Key, path: tuple[str, ...], before: int) -> list[
     """The modules whose outputs make up a branch's output; None if something else does."""
     made = [m for m in trace.made.get(key, []) if m.module not in path and m.time < before]
     if made:
-        return [End(made[-1].module, made[-1].index, 1.0, made[-1].time)]
+        return [End(made[-1].module, made[-1].index, 1.0, made[-1].time, tuple(m.module for m in made))]
     if key in trace.products:
         factor, source = trace.products[key]
         ends = _end_of(trace, source, path, before)
@@ -180,7 +181,7 @@ def make_plan(model: nn.Module, trace: Trace) -> Plan:
                 )
             _check_dropout(trace, branch, ends, addition, where)
             ends = sorted(ends, key=lambda end: end.time)
-            named = [modules[part.module] for part in (*ends, *readers)]
+            named = [modules[end.module] for end in ends] + [modules[read.module] for read in readers]
             channel_dim = _channel_dim(trace, stream, named)
             residual = Residual(
                 ends=ends,
@@ -206,6 +207,7 @@ def make_plan(model: nn.Module, trace: Trace) -> Plan:
                 why = "a sum of two modules' outputs, of which none is a stream that a branch reads"
                 others[addition.result] = (f"{host}, {addition.place}", why)
     left = list(others.values())
+    left += _bare_layers(trace, residuals, {host for host, _ in (entry[0].split(", ", 1) for entry in left)})
     residuals = _in_stacks(residuals, left)
     _split_widths(residuals)
     _check_shared(trace, residuals)
@@ -216,9 +218,18 @@ def _check_dropout(trace: Trace, branch: Key, ends: list[End], addition: Additio
     p, time = trace.dropouts.get(branch, (0.0, 0))
     if p > 0 and max(end.time for end in ends) < time < addition.time:
         raise ConversionError(
-            f"unknown residual in {where}: the function dropout with p = {p:g} stands between the branch's last module "
-            "and the addition, where no hook reaches. Set this dropout to 0 in the model, and convert again."
+            f"unknown residual in {where}: the function dropout with p = {p:g} stands between the branch's last "
+            "module and the addition, where no hook reaches. Set this dropout to 0 in the model, and convert again."
         )
+
+
+def _bare_layers(trace: Trace, residuals: list[Residual], known: set[str]) -> list[tuple[str, str]]:
+    """Layers that ran beside layers with residuals, and have none."""
+    with_residuals = {layer_of(residual.name) for residual in residuals}
+    stacks = {stack_of(layer) for layer in with_residuals if layer}
+    names = [name for name in trace.calls if layer_of(name) == name and name and stack_of(name) in stacks]
+    bare = [name for name in names if name not in with_residuals | {layer_of(host) for host in known}]
+    return [(name, "the layer has no residual sum h + f") for name in bare]
 
 
 def _in_stacks(residuals: list[Residual], left: list[tuple[str, str]]) -> list[Residual]:
@@ -252,7 +263,7 @@ def _check_shared(trace: Trace, residuals: list[Residual]) -> None:
         if twice:
             raise ConversionError(
                 f"{residual.host} (the branch that ends in {residual.name}) runs more than once in one forward pass: "
-                "blocks that share their weights cannot have step sizes of their own, so such a model is not converted."
+                "blocks that share their weights cannot have step sizes of their own, so the model is not converted."
             )
         places.add((residual.host, residual.place))
         reading.update(reader.module for reader in residual.readers)
@@ -290,7 +301,7 @@ def _chains(trace: Trace, residuals: list[Residual], modules: dict[str, nn.Modul
 
 def _kind(residual: Residual, chain: Chain, modules: dict[str, nn.Module]) -> str:
     before = all(is_norm(modules[reader.module]) for reader in residual.readers)
-    behind = is_norm(modules[residual.ends[-1].module])
+    behind = any(is_norm(modules[name]) for name in residual.ends[-1].makers)
     single = len(chain.residuals) == 1 and chain.leaving and is_norm(modules[chain.leaving[0].module])
     if single and not before:
         return "post-norm"

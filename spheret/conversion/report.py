@@ -48,7 +48,7 @@ class ConversionReport:
             "",
         ]
         head = ("sublayer", "end of the branch", "reads the stream", "kind", "alpha", "angle", "> pi/2", "> reach")
-        rows = [head]
+        rows: list[tuple[str, ...]] = [head]
         for row in self.converted:
             shares = [f"{count / max(row.rows, 1):.2%}" for count in (row.beyond_half_turn, row.beyond_reach)]
             readers = ", ".join(name.rsplit(".", 1)[-1] for name in row.readers)

@@ -82,7 +82,7 @@ def trainer_callback(steps: int, wait: int = 0) -> TrainerCallback:
     """
     transformers = need("transformers", "hub")
 
-    class AnnealingCallback(transformers.TrainerCallback):  # type: ignore[name-defined, misc]
+    class AnnealingCallback(transformers.TrainerCallback):  # type: ignore[name-defined]
         """Moves the position t of a converted model."""
 
         schedule: Annealing | None = None

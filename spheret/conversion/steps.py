@@ -206,8 +206,8 @@ class Step(Position):
             )
         if self.training and not torch.is_grad_enabled() and x.requires_grad and self.stage != 1:
             raise RuntimeError(
-                "reentrant gradient checkpointing loses the lengths that a converted model carries between its layers: "
-                'take gradient_checkpointing_kwargs={"use_reentrant": False}, or anneal to 1 first.'
+                "reentrant gradient checkpointing loses the lengths that a converted model carries between its "
+                'layers: take gradient_checkpointing_kwargs={"use_reentrant": False}, or anneal to 1 first.'
             )
         rows = _rows(x, self.channel_dim)
         # what a pass that was cut short left behind goes, too
@@ -216,6 +216,7 @@ class Step(Position):
             if self.first:
                 flow.ratio, flow.shown, flow.wide = None, x, rows
                 return flow
+            assert flow.ratio is not None
             wide = rows.to(compute_dtype(rows)) * flow.ratio
             flow.wide, flow.shown = wide, _channels(wide.to(x.dtype), self.channel_dim)
             return flow
@@ -244,7 +245,8 @@ class Step(Position):
 
     def delta(self, flow: Flow) -> Tensor:
         """u' - x, in the dtype of the sum."""
-        assert flow.seen is not None and flow.parts is not None
+        assert flow.seen is not None
+        assert flow.parts is not None
         x, f = _rows(flow.seen, self.channel_dim), _rows(flow.parts, self.channel_dim)
         kept, wide = torch.promote_types(x.dtype, f.dtype), compute_dtype(x, f)
         ratio: Tensor | None

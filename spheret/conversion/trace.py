@@ -86,7 +86,8 @@ def _is_rows(x: Any) -> bool:
 class _Watch(TorchFunctionMode):
     def __init__(self, trace: Trace):
         super().__init__()
-        self.trace, self.path, self.time = trace, [], 0
+        self.trace, self.time = trace, 0
+        self.path: list[str] = []
 
     def note(self, x: Tensor) -> Key:
         # the trace keeps each tensor alive, so that no identity is used twice
