@@ -27,7 +27,10 @@ def test_the_outputs_are_those_of_the_original_and_come_back_to_the_bit(name):
             assert same is model
             assert position(model) == 0
             after = output(model, inputs)
-            assert float((after - before).abs().max()) <= tolerance * max(1.0, float(before.abs().max())), (eps, dtype)
+            assert float((after - before).abs().max()) <= tolerance * max(1.0, float(before.abs().max())), (
+                eps,
+                dtype,
+            )
             assert {row.kind for row in report.converted} == {KINDS[name]}
             assert len(report.converted) == NUMBERS.get(name, 2 * LAYERS)
             # the hooks are what makes it so: without the lengths the outputs are others
@@ -80,14 +83,16 @@ def test_the_stream_is_on_one_sphere_at_every_t(name):
 
 
 def _sums(model, inputs):
-    """The stream after each residual sum: what the next sublayer or the reader at the end is given, before its hook."""
+    """The stream after each residual sum: what the next reader is given, before its hook."""
     from spheret.conversion.steps import Leave, ReadHook, Step
 
     sums, handles = [], []
     radii = {id(step.channel): float(step.radius.detach()) for step in steps(model)}
 
     def watch(module, args, kwargs, hook):
-        sums.append((radii[id(hook.place.channel)], args[hook.where] if isinstance(hook.where, int) else kwargs[hook.where]))
+        sums.append(
+            (radii[id(hook.place.channel)], args[hook.where] if isinstance(hook.where, int) else kwargs[hook.where])
+        )
 
     for module in list(model.modules()):
         for bound in list(module._forward_pre_hooks.values()):

@@ -34,7 +34,7 @@ def gradients(model, ids):
 
 def test_generation_with_and_without_cache(converted):
     original, model, ids = converted
-    options = dict(max_new_tokens=6, do_sample=False, eos_token_id=None)
+    options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
     anneal(model, 0.0)
     assert torch.equal(model.generate(ids, **options), original.generate(ids, **options))
     for t in STAGES:
