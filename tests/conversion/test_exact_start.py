@@ -162,3 +162,32 @@ def test_after_a_few_hundred_steps_of_training_too(name):
         assert float((after - before).abs().max()) < 1e-4 * max(1.0, float(before.abs().max()))
         spheret.revert(model)
         assert torch.equal(output(model, {"input_ids": ids}), before)
+
+
+SPHERICAL = [name for name in spheret.SCHEMES if isinstance(spheret.scheme(name), spheret.connections.Spherical)]
+
+
+@pytest.mark.parametrize("name", SPHERICAL)
+@pytest.mark.parametrize("options", [{}, {"max_angle": 0.3, "schedule": "harmonic"}, {"learnable_p": True, "p": 0.7}])
+def test_every_spherical_scheme_starts_exactly_and_ends_as_itself(name, options):
+    model = build("llama", torch.float64)
+    inputs = example("llama", model)
+    with torch.no_grad():
+        before = output(model, inputs)
+        _, report = spheret.convert(model, name, example_inputs=inputs, **options)
+        assert torch.allclose(output(model, inputs), before, atol=1e-9)
+        # a way that leaves no gap at either end
+        for end, near in ((0.0, 1e-9), (1.0, 1 - 1e-9)):
+            anneal(model, end)
+            there = output(model, inputs)
+            anneal(model, near)
+            assert torch.allclose(output(model, inputs), there, atol=1e-6)
+    anneal(model, 0.6)
+    output(model, inputs).square().mean().backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+    anneal(model, 1.0)
+    for number, step in enumerate(steps(model), start=1):
+        own = spheret.scheme(name, **options).connect(32, number, 4).retraction_step()
+        mine = step.connection.retraction_step()
+        assert (mine.factor, mine.max_angle, mine.schedule) == (own.factor, own.max_angle, own.schedule)
+        assert float(step.alpha.detach()) == pytest.approx(report.converted[number - 1].alpha)
