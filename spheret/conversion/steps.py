@@ -19,7 +19,8 @@ The position t of the annealing decides which of three ways is taken:
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -110,6 +111,16 @@ class Channel:
             self.carried[x] = flow.ratio, flow.radius
 
 
+class Passage(NamedTuple):
+    """What one residual sum did, as rows (..., dim): the channels are last."""
+
+    stream: Tensor  # before the sum: on the sphere, but raw at the first sum of a stream
+    branch: Tensor  # f
+    after: Tensor  # the stream after the sum, on the sphere
+    ratio: Tensor | None  # rho before the sum; None at t = 1 and at the first sum of a stream at t = 0
+    next_ratio: Tensor | None  # rho after it; None at t = 1
+
+
 class Position(nn.Module):
     """A place on the stream, with the position t of the annealing."""
 
@@ -179,7 +190,7 @@ class Step(Position):
         # transformers' Trainer does not decay what has _norm in its name
         self.entry_norm = enter if owns_enter else None
         self.first, self.factors = first, factors
-        self.observations: Any = None
+        self.watcher: Callable[[Step, Passage], None] | None = None
 
     @property
     def radius(self) -> Tensor:
@@ -193,11 +204,12 @@ class Step(Position):
         assert alpha is not None
         return alpha.to(self.unit.device) * self.unit.to(alpha.dtype)
 
-    def _radius(self, flow: Flow) -> Tensor:
+    def _radius(self, flow: Flow, like: Tensor) -> Tensor:
         """R, which one forward pass computes once."""
         if flow.radius is None:
             flow.radius = self.radius
-        return flow.radius
+        # a model may be spread over several devices
+        return flow.radius.to(like.device)
 
     def meet(self, x: Tensor) -> Flow:
         """The readers' view of the stream x, which is raw at the first step of a stream and on the sphere later."""
@@ -216,6 +228,7 @@ class Step(Position):
                 'layers: take gradient_checkpointing_kwargs={"use_reentrant": False}, or anneal to 1 first.'
             )
         rows = _rows(x, self.channel_dim)
+        flow.ratio = None if flow.ratio is None else flow.ratio.to(x.device)
         # what a pass that was cut short left behind goes, too
         flow.seen, flow.owner, flow.parts = x, self, None
         if self.stage == 0:
@@ -227,7 +240,7 @@ class Step(Position):
             flow.wide, flow.shown = wide, _channels(wide.to(x.dtype), self.channel_dim)
             return flow
         if self.first and self.stage != 1:
-            rows, flow.ratio = identity.on_sphere(rows, self._radius(flow))
+            rows, flow.ratio = identity.on_sphere(rows, self._radius(flow, x))
         elif self.first:
             rows = self._enter[0](rows)
         ratio = self.shown_ratio(flow.ratio)
@@ -258,9 +271,7 @@ class Step(Position):
         ratio: Tensor | None
         if self.stage == 0:
             assert flow.wide is not None
-            radius = identity.with_unused(self._radius(flow).to(wide), self.connection.parameters())
-            if self.observations is not None:
-                self.observations.add(self, x, f, flow)
+            radius = identity.with_unused(self._radius(flow, x).to(wide), self.connection.parameters())
             delta, ratio = identity.exact_delta(x.to(wide), flow.wide.to(wide), f.to(wide), radius)
         else:
             assert flow.rows is not None
@@ -277,7 +288,7 @@ class Step(Position):
                     flow.rows.to(wide),
                     f.to(wide),
                     flow.ratio.to(wide),
-                    self._radius(flow).to(wide),
+                    self._radius(flow, x).to(wide),
                     self.alpha.to(wide),
                     self.t.to(wide),
                     step.retraction,
@@ -285,6 +296,8 @@ class Step(Position):
                     step.max_angle,
                 )
             delta = turned - x.to(wide)
+        if self.watcher is not None:
+            self.watcher(self, Passage(x, f, x + delta, flow.ratio, ratio))
         # only the ratio goes on to the next sublayer
         flow.owner = flow.seen = flow.shown = flow.rows = flow.wide = flow.parts = None
         flow.ratio = ratio
@@ -308,7 +321,8 @@ class Leave(Position):
                 "the end of a converted model was called without its layers, so the lengths of the rows are unknown: "
                 "call the whole model, or revert it."
             )
-        ratio = None if flow.ratio is None and self.stage != 1 else self.shown_ratio(flow.ratio)
+        carried = None if flow.ratio is None else flow.ratio.to(x.device)
+        ratio = None if carried is None and self.stage != 1 else self.shown_ratio(carried)
         rows = _rows(x, self.channel_dim)
         flow.seen, flow.owner = x, self
         flow.shown = x if ratio is None else _channels(identity.lengthened(rows, ratio), self.channel_dim)
