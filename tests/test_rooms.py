@@ -17,7 +17,7 @@ FLOORS = [
     ["retractions", "schedules", "bounds"],
     ["kernels"],
     ["connections"],
-    ["optim"],
+    ["optim", "conversion"],
     ["model"],
     ["data"],
     ["runs"],
