@@ -1,14 +1,25 @@
-"""AdamW, weight decay and gradient clipping for a model with connections."""
+"""AdamW and Muon, their groups of parameters, and gradient clipping for a model with connections."""
 
 from __future__ import annotations
 
 import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from spheret.connections import Bounded
+from spheret.support.errors import unknown
+from spheret.support.sharding import like, local, whole
+
+OPTIMIZERS = ("adamw", "muon")
+# AdamW's epsilon
+EPSILON = 1e-8
+# modules whose weight maps the stream to logits
+_HEADS = ("head", "lm_head")
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -18,13 +29,75 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     neutral value for them. Every learnable scalar of this library is a 1-element vector. So nanoGPT's rule applies:
     parameters of two or more dimensions decay. Shared parameters appear once. Frozen parameters are left out.
     """
-    if not weight_decay >= 0:
-        raise ValueError(f"weight_decay must be at least 0, got {weight_decay}.")
+    _check_decay(weight_decay)
     parameters = [p for p in model.parameters() if p.requires_grad]
     return [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": float(weight_decay)},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
+
+
+def _check_decay(weight_decay: float) -> None:
+    if not weight_decay >= 0:
+        raise ValueError(f"weight_decay must be at least 0, got {weight_decay}.")
+
+
+def hidden_matrices(model: nn.Module) -> dict[Tensor, tuple[int, ...]]:
+    """The weights of the hidden linear layers, each with the heights of the matrices that are stacked in it.
+
+    Embeddings, a head, and weights that they share are none. A layer whose weight holds several matrices one above
+    the other, as that of q, k and v does, says so in its attribute `parts`.
+    """
+    outer = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    hidden: dict[Tensor, tuple[int, ...]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            if name.rpartition(".")[2] in _HEADS:
+                outer.add(module.weight)
+            else:
+                hidden[module.weight] = tuple(getattr(module, "parts", ())) or (module.out_features,)
+    return {weight: heights for weight, heights in hidden.items() if weight not in outer}
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The factors of one parameter on the learning rate, the weight decay and AdamW's epsilon."""
+
+    lr: float = 1.0
+    weight_decay: float = 1.0
+    epsilon: float = 1.0
+
+
+def optimizer_groups(
+    model: nn.Module, weight_decay: float, optimizer: str = "adamw", factors: Mapping[str, Factors] | None = None
+) -> list[dict[str, Any]]:
+    """The groups of an optimiser of OPTIMIZERS. Parameters with the same rules share a group.
+
+    What decays is as in `parameter_groups`. factors: by the names of parameters; all are 1 where there is no entry.
+    Each group has `lr_factor`, by which the learning rate is multiplied, and `heights`: None for AdamW; for Muon the
+    heights of the matrices that are stacked in its weights.
+    """
+    _check_decay(weight_decay)
+    hidden = hidden_matrices(model) if optimizer == "muon" else {}
+    same: dict[tuple[bool, tuple[int, ...] | None, Factors], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            factor = (factors or {}).get(name, Factors())
+            same.setdefault((parameter.dim() >= 2, hidden.get(parameter), factor), []).append(parameter)
+    return [
+        {
+            "params": parameters,
+            "weight_decay": float(weight_decay) * factor.weight_decay if decays else 0.0,
+            "lr_factor": factor.lr,
+            "eps": EPSILON * factor.epsilon,
+            "heights": heights,
+        }
+        for (decays, heights, factor), parameters in same.items()
+    ]
+
+
+# torch keeps a step out of compiled graphs, and imports dynamo for it
+_adamw_step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 
 
 class AdamW(torch.optim.AdamW):
@@ -36,7 +109,136 @@ class AdamW(torch.optim.AdamW):
     add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
     zero_grad = inspect.unwrap(torch.optim.AdamW.zero_grad)
     # the first optimiser that is made puts the hooks of a step around it again
-    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+    step = _adamw_step
+
+    def state_names(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        """The tensors that the optimiser keeps for each parameter of a group after a step."""
+        return "exp_avg", "exp_avg_sq", "step"
+
+
+# the quintic of Keller Jordan's Muon, which torch.optim.Muon has too: steps, coefficients, and the least norm
+_STEPS, _QUINTIC, _LEAST_NORM = 5, (3.4445, -4.7750, 2.0315), 1e-7
+
+
+def orthogonalized(matrix: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """U V' of a matrix U S V', roughly: five Newton-Schulz steps put its singular values between 0.5 and 1.5.
+
+    The operations are those of torch.optim.Muon, in the dtype that suits the device: bfloat16 on a GPU that has it.
+    A CPU without bfloat16 arithmetic takes 70 times as long for it as for float32.
+    """
+    if dtype is None:
+        dtype = matrix.dtype
+        if matrix.device.type == "cuda" and torch.cuda.is_bf16_supported():
+            dtype = torch.bfloat16
+    a, b, c = _QUINTIC
+    tall = matrix.shape[0] > matrix.shape[1]
+    x = (matrix.T if tall else matrix).to(dtype)
+    x = x / x.norm().clamp(min=_LEAST_NORM)
+    for _ in range(_STEPS):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.T if tall else x
+
+
+def newton_schulz_flops(rows: int, columns: int) -> int:
+    """FLOP of the matrix products of `orthogonalized`."""
+    short, long = sorted((rows, columns))
+    return _STEPS * 2 * short * short * (2 * long + short)
+
+
+# how the orthogonal update is scaled for a matrix of this height and width: the names are torch.optim.Muon's
+SCALES: dict[str, Callable[[int, int], float]] = {
+    # Keller Jordan's: the same change of the outputs whatever the height
+    "original": lambda rows, columns: math.sqrt(max(1, rows / columns)),
+    # arXiv 2502.16982: entries as large as those of an AdamW update, so that both share learning rate and decay
+    "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
+}
+
+
+class Muon(AdamW):
+    """Muon for the groups that have `heights`, AdamW for all others, in one optimiser with one state.
+
+    A step on a matrix w with gradient g, as in torch.optim.Muon with Nesterov momentum:
+
+        m <- 0.95 m + 0.05 g        w <- (1 - lr decay) w - lr scale orthogonalized(0.05 g + 0.95 m)
+
+    A weight that holds several matrices is cut into them first. A sharded update is gathered: every process
+    orthogonalizes the whole matrix and keeps its own rows.
+
+    groups: as `optimizer_groups` returns them. scale: a name of SCALES.
+    """
+
+    momentum: float = 0.95
+
+    def __init__(self, groups: Iterable[dict[str, Any]], scale: str = "match_rms_adamw", **options: Any) -> None:
+        if scale not in SCALES:
+            raise unknown("scale", scale, SCALES)
+        self.scale = SCALES[scale]
+        super().__init__(groups, **options)
+
+    def state_names(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        return super().state_names(group) if group["heights"] is None else ("momentum_buffer",)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        groups = self.param_groups
+        for group in groups:
+            if group["heights"] is not None:
+                for weight in group["params"]:
+                    if weight.grad is not None:
+                        self._update(weight, group)
+        try:
+            self.param_groups = [group for group in groups if group["heights"] is None]
+            _adamw_step(self)
+        finally:
+            self.param_groups = groups
+        return loss
+
+    def _update(self, weight: Tensor, group: Mapping[str, Any]) -> None:
+        assert weight.grad is not None
+        state = self.state[weight]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(weight.grad, memory_format=torch.preserve_format)
+        momentum = state["momentum_buffer"]
+        momentum.lerp_(weight.grad, 1 - self.momentum)
+        matrices = whole(weight.grad.lerp(momentum, self.momentum)).split(group["heights"])
+        scales = [self.scale(*matrix.shape) for matrix in matrices]
+        # relative to the first one, so that matrices of one shape need no product
+        pieces = [
+            orthogonalized(matrix) if scale == scales[0] else orthogonalized(matrix) * (scale / scales[0])
+            for matrix, scale in zip(matrices, scales, strict=True)
+        ]
+        update = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        own = local(weight)
+        own.mul_(1 - group["lr"] * group["weight_decay"])
+        own.add_(local(like(update, weight)), alpha=-group["lr"] * scales[0])
+
+
+def build_optimizer(
+    model: nn.Module,
+    optimizer: str,
+    lr: float,
+    weight_decay: float,
+    betas: tuple[float, float],
+    device: torch.device,
+    factors: Mapping[str, Factors] | None = None,
+) -> AdamW:
+    """The optimiser of OPTIMIZERS for a model on a device."""
+    if optimizer not in OPTIMIZERS:
+        raise unknown("optimizer", optimizer, OPTIMIZERS)
+    groups = optimizer_groups(model, weight_decay, optimizer, factors)
+    kind = Muon if optimizer == "muon" else AdamW
+    return kind(groups, lr=lr, betas=betas, fused=device.type in ("cpu", "cuda"))
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate of every group: `lr` times the group's own factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group["lr_factor"]
 
 
 def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:

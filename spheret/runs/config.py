@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -19,7 +19,9 @@ import msgspec
 from spheret.connections import PAPER_SCHEMES
 from spheret.connections.parse import INFINITY
 from spheret.model.gpt import GPTConfig
-from spheret.runs.recipes import defaults, paper_model
+from spheret.optim import OPTIMIZERS
+from spheret.runs.lr_schedules import LR_SCHEDULES, Course, learning_rate
+from spheret.runs.recipes import default_heads, defaults, paper_model
 from spheret.support import files
 from spheret.support.documents import DECODE_ERRORS, MOST_BYTES, explain
 from spheret.support.errors import shortened, unknown
@@ -29,6 +31,13 @@ if TYPE_CHECKING:
     from spheret.data import Data
 
 PRECISIONS = ("float32", "bf16")
+# the rules for other widths and depths, with the sizes of the base model that each needs
+PARAMETRIZATIONS: dict[str, tuple[str, ...]] = {
+    "standard": (),
+    "mup": ("base_width", "base_heads"),
+    "completep": ("base_width", "base_layers", "base_heads"),
+}
+BASE_SIZES = ("base_width", "base_layers", "base_heads")
 # what to do when the loss diverges without becoming NaN
 ON_DIVERGENCE = ("alarm", "stop")
 # settings that may change when a run continues: they change no update, except for its last bits
@@ -40,6 +49,13 @@ FREE = frozenset({
 BOOKKEEPING = frozenset({
     "seed", "eval_every", "eval_windows", "checkpoint_every", "keep", "certify_every", "on_divergence",
 })  # fmt: skip
+
+# settings that came later: a file without them is of a run that had their defaults
+LATER = {
+    "train": frozenset({
+        "optimizer", "matrix_lr", "embedding_lr", "lr_schedule", "decay_steps", "parametrization", *BASE_SIZES,
+    }),
+}  # fmt: skip
 
 # what was given, by section; "size" chooses the recipe
 Given = Mapping[str, Any]
@@ -67,6 +83,7 @@ class TrainConfig:
     """The optimisation. With a GPTConfig and the data it determines every update.
 
     An update sees `tokens_per_update` tokens: batch_size x block x accumulation x processes.
+    A learning rate of None is `lr`. base_width, base_layers, base_heads: the shape for which the settings were tuned.
     """
 
     steps: int
@@ -84,12 +101,23 @@ class TrainConfig:
     compile: bool = False
     keep: int = 2
     init_from: str | None = None
+    optimizer: str = "adamw"
+    matrix_lr: float | None = None
+    embedding_lr: float | None = None
+    lr_schedule: str = "cosine"
+    decay_steps: int = 0
+    parametrization: str = "standard"
+    base_width: int | None = None
+    base_layers: int | None = None
+    base_heads: int | None = None
 
     def __post_init__(self) -> None:
         _check_least(self, 1, ("steps", "batch_size", "tokens_per_update", "checkpoint_every", "keep"))
-        _check_least(self, 0, ("warmup",))
-        if not (0 < self.lr < math.inf):
-            raise ValueError(f"--lr must be above 0, got {self.lr}.")
+        _check_least(self, 0, ("warmup", "decay_steps"))
+        for name in ("lr", "matrix_lr", "embedding_lr"):
+            value = getattr(self, name)
+            if value is not None and not (0 < value < math.inf):
+                raise ValueError(f"{_flag(name)} must be above 0, got {value}.")
         if not 0 <= self.min_lr <= self.lr:
             raise ValueError(f"--min-lr must lie between 0 and --lr {self.lr}, got {self.min_lr}.")
         if self.warmup > self.steps:
@@ -104,6 +132,46 @@ class TrainConfig:
             raise ValueError(f"--seed must lie between 0 and 2^63 - 1, got {self.seed}.")
         if self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
+        if self.optimizer not in OPTIMIZERS:
+            raise unknown("optimizer", self.optimizer, OPTIMIZERS)
+        self._check_schedule()
+        self._check_parametrization()
+
+    def _check_schedule(self) -> None:
+        if self.lr_schedule not in LR_SCHEDULES:
+            raise unknown("lr_schedule", self.lr_schedule, LR_SCHEDULES)
+        if self.lr_schedule != "wsd" and self.decay_steps:
+            raise ValueError(f"--decay-steps {self.decay_steps} belongs to --lr-schedule wsd: leave it out.")
+        if self.lr_schedule == "wsd" and not 1 <= self.decay_steps <= max(1, self.steps - self.warmup):
+            raise ValueError(
+                f"--decay-steps must lie between 1 and {max(1, self.steps - self.warmup)}, the updates after the "
+                f"warm-up, got {self.decay_steps}."
+            )
+
+    def _check_parametrization(self) -> None:
+        """Each parametrization needs its base sizes, and takes no others."""
+        if self.parametrization not in PARAMETRIZATIONS:
+            raise unknown("parametrization", self.parametrization, PARAMETRIZATIONS)
+        needed = PARAMETRIZATIONS[self.parametrization]
+        for name in BASE_SIZES:
+            value = getattr(self, name)
+            if value is None and name in needed:
+                raise ValueError(
+                    f"--parametrization {self.parametrization} needs {_flag(name)}: the {name.removeprefix('base_')} "
+                    f"of the model for which --lr was tuned."
+                )
+            if value is not None and name not in needed:
+                raise ValueError(
+                    f"{_flag(name)} {value} has no meaning with --parametrization {self.parametrization}: "
+                    f"leave it out."
+                )
+            if value is not None:
+                check_count(_flag(name), value, 1)
+        if self.base_width is not None and self.base_heads is not None and self.base_width % self.base_heads:
+            raise ValueError(
+                f"--base-width {self.base_width} is not divisible by --base-heads {self.base_heads}: give the heads "
+                f"of the model for which --lr was tuned."
+            )
 
     def accumulation(self, block: int, world_size: int = 1) -> int:
         """How many micro-batches make an update, on each of `world_size` processes."""
@@ -119,12 +187,9 @@ class TrainConfig:
         return self.tokens_per_update // unit
 
     def lr_at(self, step: int) -> float:
-        """The learning rate of update `step`, counted from 1: linear warm-up, then a cosine to min_lr (nanoGPT's)."""
-        done = step - 1
-        if done < self.warmup:
-            return self.lr * step / (self.warmup + 1)
-        ratio = (done - self.warmup) / max(1, self.steps - self.warmup)
-        return self.min_lr + 0.5 * (1 + math.cos(math.pi * ratio)) * (self.lr - self.min_lr)
+        """The learning rate of update `step`, counted from 1."""
+        course = Course(self.lr, self.min_lr, self.warmup, self.steps, self.decay_steps)
+        return learning_rate(self.lr_schedule, course, step)
 
 
 @dataclass(frozen=True)
@@ -242,7 +307,8 @@ def check_section(path: Path, section: str, values: Any, whole: bool = False) ->
     for name in values:
         if name not in types:
             raise unknown(f"setting in {path}, [{section}]:", name, types)
-    missing = [name for name in types if name not in values] if whole else []
+    optional = LATER.get(section, frozenset())
+    missing = [name for name in types if name not in values and name not in optional] if whole else []
     if missing:
         raise ValueError(f"{section}.{missing[0]} in {path} is missing: copy it back, or start again.")
     settings = {name: _setting(path, f"{section}.{name}", value, types[name]) for name, value in values.items()}
@@ -312,7 +378,7 @@ def complete(
             f"--data is needed: text, a directory made by spheret prepare, or one of {', '.join(CORPORA)}."
         )
     steps, tenth = train["steps"], max(1, train["steps"] // 10)
-    model.setdefault("heads", max(4, model["width"] // 64))
+    model.setdefault("heads", default_heads(model["width"]))
     model.setdefault("vocab", padded_vocab_size)
     if vocab_size is not None and model["vocab"] < vocab_size:
         raise ValueError(
@@ -320,9 +386,15 @@ def complete(
             f"{vocab_size}."
         )
     train.setdefault("tokens_per_update", train["batch_size"] * model["block"] * world_size)
-    train.setdefault("min_lr", train["lr"] / 10)
+    warm_stable_decay = train.get("lr_schedule") == "wsd"
+    # the schedule's source decays to 0
+    train.setdefault("min_lr", 0.0 if warm_stable_decay else train["lr"] / 10)
     # the paper's 2,000 belong to its 50,000 steps; a shorter trial warms up for a tenth
     train.setdefault("warmup", 2000 if size is not None and steps > 2000 else min(2000, steps // 10))
+    if warm_stable_decay:
+        train.setdefault("decay_steps", max(1, min(steps // 5, steps - train["warmup"])))
+    if train.get("base_width") is not None and "base_heads" in PARAMETRIZATIONS.get(train.get("parametrization"), ()):
+        train.setdefault("base_heads", default_heads(train["base_width"]))
     train.setdefault("checkpoint_every", tenth if size is None else min(tenth, 1000))
     train.setdefault("precision", "bf16" if device == "cuda" else "float32")
     evaluation.setdefault("eval_every", tenth if size is None else min(tenth, 500))
@@ -347,7 +419,15 @@ def changed_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> Ite
     for section in SECTIONS:
         if section == "data":
             continue
-        old, new = before.get(section) or {}, after.get(section) or {}
+        old, new = _with_later(section, before.get(section)), _with_later(section, after.get(section))
         for name in dict.fromkeys([*new, *old]):
             if name not in FREE and old.get(name) != new.get(name):
                 yield name, old.get(name), new.get(name)
+
+
+def _with_later(section: str, settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The settings with the defaults of those that came later."""
+    if not settings:
+        return {}
+    later = {each.name: each.default for each in fields(SECTIONS[section]) if each.name in LATER.get(section, ())}
+    return {**later, **settings}
