@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import product
 
 from spheret.model.gpt import PRESETS, GPTConfig
-from spheret.plan import memory
 from spheret.optim import newton_schulz_flops
+from spheret.plan import memory
 from spheret.plan.memory import FLOAT, PRECISIONS
 from spheret.support.errors import unknown
 from spheret.support.ranges import divisors, nearest

@@ -146,11 +146,9 @@ def _size(vector: Tensor) -> float:
 
 def _vectors_of(model: GPT, config: TrainConfig) -> dict[str, float]:
     """How large the scalars, gains and biases of the same model start at the base width, by name."""
-    assert config.base_width is not None and config.base_heads is not None
+    width, heads = _base(config)
     # vocabulary and block change no start
-    shape = replace(
-        model.config, width=config.base_width, heads=config.base_heads, vocab=2, block=1, head_bias="none"
-    )
+    shape = replace(model.config, width=width, heads=heads, vocab=2, block=1, head_bias="none")
     with torch.random.fork_rng(devices=[]):
         base = GPT(shape)
     return {name: _size(parameter) for name, parameter in base.named_parameters() if parameter.dim() < 2}
@@ -165,13 +163,13 @@ def parametrize(model: GPT, config: TrainConfig) -> dict[str, Factors]:
     factors: dict[str, Factors] = {}
     if config.parametrization != "standard":
         rules = Rules(model, config)
-        for name, parameter in rules.named.items():
-            rule = rules.of[parameter]
-            # a base model keeps every bit
-            if rule.start * rule.carried != 1:
-                parameter.mul_(rule.start * rule.carried)
-            factors[name] = rule.factors()
-        model.constrain()
+        scaled = {parameter: rule.start * rule.carried for parameter, rule in rules.of.items()}
+        for parameter, factor in scaled.items():
+            parameter.mul_(factor)
+        # a base model keeps every bit
+        if any(factor != 1 for factor in scaled.values()):
+            model.constrain()
+        factors = {name: rules.of[parameter].factors() for name, parameter in rules.named.items()}
     hidden = hidden_matrices(model)
     for name, parameter in model.named_parameters():
         own = config.matrix_lr if parameter in hidden else config.embedding_lr if parameter.dim() >= 2 else None
