@@ -20,7 +20,8 @@ from spheret.connections import PAPER_SCHEMES
 from spheret.connections.parse import INFINITY
 from spheret.model.gpt import GPTConfig
 from spheret.optim import OPTIMIZERS
-from spheret.runs.lr_schedules import LR_SCHEDULES, Course, learning_rate
+from spheret.runs.base_sizes import BASE_SIZES, PARAMETRIZATIONS, check_base_sizes
+from spheret.runs.lr_schedules import Course, check_schedule, learning_rate
 from spheret.runs.recipes import default_heads, defaults, paper_model
 from spheret.support import files
 from spheret.support.documents import DECODE_ERRORS, MOST_BYTES, explain
@@ -31,13 +32,6 @@ if TYPE_CHECKING:
     from spheret.data import Data
 
 PRECISIONS = ("float32", "bf16")
-# the rules for other widths and depths, with the sizes of the base model that each needs
-PARAMETRIZATIONS: dict[str, tuple[str, ...]] = {
-    "standard": (),
-    "mup": ("base_width", "base_heads"),
-    "completep": ("base_width", "base_layers", "base_heads"),
-}
-BASE_SIZES = ("base_width", "base_layers", "base_heads")
 # what to do when the loss diverges without becoming NaN
 ON_DIVERGENCE = ("alarm", "stop")
 # settings that may change when a run continues: they change no update, except for its last bits
@@ -134,44 +128,8 @@ class TrainConfig:
             raise unknown("precision", self.precision, PRECISIONS)
         if self.optimizer not in OPTIMIZERS:
             raise unknown("optimizer", self.optimizer, OPTIMIZERS)
-        self._check_schedule()
-        self._check_parametrization()
-
-    def _check_schedule(self) -> None:
-        if self.lr_schedule not in LR_SCHEDULES:
-            raise unknown("lr_schedule", self.lr_schedule, LR_SCHEDULES)
-        if self.lr_schedule != "wsd" and self.decay_steps:
-            raise ValueError(f"--decay-steps {self.decay_steps} belongs to --lr-schedule wsd: leave it out.")
-        if self.lr_schedule == "wsd" and not 1 <= self.decay_steps <= max(1, self.steps - self.warmup):
-            raise ValueError(
-                f"--decay-steps must lie between 1 and {max(1, self.steps - self.warmup)}, the updates after the "
-                f"warm-up, got {self.decay_steps}."
-            )
-
-    def _check_parametrization(self) -> None:
-        """Each parametrization needs its base sizes, and takes no others."""
-        if self.parametrization not in PARAMETRIZATIONS:
-            raise unknown("parametrization", self.parametrization, PARAMETRIZATIONS)
-        needed = PARAMETRIZATIONS[self.parametrization]
-        for name in BASE_SIZES:
-            value = getattr(self, name)
-            if value is None and name in needed:
-                raise ValueError(
-                    f"--parametrization {self.parametrization} needs {_flag(name)}: the {name.removeprefix('base_')} "
-                    f"of the model for which --lr was tuned."
-                )
-            if value is not None and name not in needed:
-                raise ValueError(
-                    f"{_flag(name)} {value} has no meaning with --parametrization {self.parametrization}: "
-                    f"leave it out."
-                )
-            if value is not None:
-                check_count(_flag(name), value, 1)
-        if self.base_width is not None and self.base_heads is not None and self.base_width % self.base_heads:
-            raise ValueError(
-                f"--base-width {self.base_width} is not divisible by --base-heads {self.base_heads}: give the heads "
-                f"of the model for which --lr was tuned."
-            )
+        check_schedule(self.lr_schedule, self._course())
+        check_base_sizes(self.parametrization, {name: getattr(self, name) for name in BASE_SIZES})
 
     def accumulation(self, block: int, world_size: int = 1) -> int:
         """How many micro-batches make an update, on each of `world_size` processes."""
@@ -188,8 +146,10 @@ class TrainConfig:
 
     def lr_at(self, step: int) -> float:
         """The learning rate of update `step`, counted from 1."""
-        course = Course(self.lr, self.min_lr, self.warmup, self.steps, self.decay_steps)
-        return learning_rate(self.lr_schedule, course, step)
+        return learning_rate(self.lr_schedule, self._course(), step)
+
+    def _course(self) -> Course:
+        return Course(self.lr, self.min_lr, self.warmup, self.steps, self.decay_steps)
 
 
 @dataclass(frozen=True)
@@ -233,6 +193,16 @@ class RunConfig:
     def as_dict(self) -> dict[str, Any]:
         """Plain data, as config.json and config files have it: lists for tuples, and the word inf for infinity."""
         return {section: section_as_dict(getattr(self, section)) for section in SECTIONS}
+
+    def identity(self) -> dict[str, Any]:
+        """`as_dict` without the settings that came later, where they have their defaults.
+
+        So a run has the same identity as before there were such settings.
+        """
+        return {
+            section: {name: value for name, value in values.items() if _later(section).get(name, ...) != value}
+            for section, values in self.as_dict().items()
+        }
 
 
 def section_as_dict(section: Any) -> dict[str, Any]:
@@ -425,9 +395,10 @@ def changed_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> Ite
                 yield name, old.get(name), new.get(name)
 
 
+def _later(section: str) -> dict[str, Any]:
+    """The settings of a section that came later, with their defaults."""
+    return {each.name: each.default for each in fields(SECTIONS[section]) if each.name in LATER.get(section, ())}
+
+
 def _with_later(section: str, settings: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The settings with the defaults of those that came later."""
-    if not settings:
-        return {}
-    later = {each.name: each.default for each in fields(SECTIONS[section]) if each.name in LATER.get(section, ())}
-    return {**later, **settings}
+    return {**_later(section), **settings} if settings else {}

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from spheret.support.errors import unknown
+
 
 class Course(NamedTuple):
     """What a schedule needs to know. `decay_steps`: the last updates, over which `wsd` decays."""
@@ -31,6 +33,17 @@ def wsd(course: Course, done: int) -> float:
 
 # the learning rate after the warm-up, from the number of updates that are done
 LR_SCHEDULES: dict[str, Callable[[Course, int], float]] = {"cosine": cosine, "wsd": wsd}
+
+
+def check_schedule(schedule: str, course: Course) -> None:
+    """Raise unless there is such a schedule, with as many updates of decay as it can have."""
+    if schedule not in LR_SCHEDULES:
+        raise unknown("lr_schedule", schedule, LR_SCHEDULES)
+    decay, most = course.decay_steps, max(1, course.steps - course.warmup)
+    if schedule != "wsd" and decay:
+        raise ValueError(f"--decay-steps {decay} belongs to --lr-schedule wsd: leave it out.")
+    if schedule == "wsd" and not 1 <= decay <= most:
+        raise ValueError(f"--decay-steps must lie between 1 and {most}, the updates after the warm-up, got {decay}.")
 
 
 def learning_rate(schedule: str, course: Course, step: int) -> float:

@@ -12,7 +12,7 @@ from spheret.connections.parse import parse_schemes
 from spheret.optim import OPTIMIZERS
 from spheret.plan.fits import check_training
 from spheret.report.figure_style import PALETTE, STYLE, Drawing, axes_grid, render
-from spheret.runs.config import PARAMETRIZATIONS
+from spheret.runs.base_sizes import PARAMETRIZATIONS
 from spheret.study.coordinates import LOGITS, Coordinates, Setting, as_dict, powers, sweep, verdict
 from spheret.support import files
 from spheret.support.errors import unknown

@@ -18,7 +18,8 @@ from spheret.connections.parse import SchemeChoice
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.model.probes import Sublayer, probe
 from spheret.optim import build_optimizer, set_learning_rate
-from spheret.runs.config import PARAMETRIZATIONS, TrainConfig
+from spheret.runs.base_sizes import PARAMETRIZATIONS
+from spheret.runs.config import TrainConfig
 from spheret.runs.recipes import default_heads
 from spheret.train.parametrization import parametrize
 
