@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,10 +126,7 @@ def orthogonalized(matrix: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     The operations are those of torch.optim.Muon, in the dtype that suits the device: bfloat16 on a GPU that has it.
     A CPU without bfloat16 arithmetic takes 70 times as long for it as for float32.
     """
-    if dtype is None:
-        dtype = matrix.dtype
-        if matrix.device.type == "cuda" and torch.cuda.is_bf16_supported():
-            dtype = torch.bfloat16
+    dtype = dtype or _orthogonal_dtype(matrix)
     a, b, c = _QUINTIC
     tall = matrix.shape[0] > matrix.shape[1]
     x = (matrix.T if tall else matrix).to(dtype)
@@ -138,6 +135,11 @@ def orthogonalized(matrix: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.T if tall else x
+
+
+def _orthogonal_dtype(matrix: Tensor) -> torch.dtype:
+    in_bfloat16 = matrix.device.type == "cuda" and torch.cuda.is_bf16_supported()
+    return torch.bfloat16 if in_bfloat16 else matrix.dtype
 
 
 def newton_schulz_flops(rows: int, columns: int) -> int:
@@ -162,18 +164,26 @@ class Muon(AdamW):
 
         m <- 0.95 m + 0.05 g        w <- (1 - lr decay) w - lr scale orthogonalized(0.05 g + 0.95 m)
 
-    A weight that holds several matrices is cut into them first. A sharded update is gathered: every process
-    orthogonalizes the whole matrix and keeps its own rows.
+    A weight that holds several matrices is cut into them first. Several processes, with the same or with sharded
+    gradients, share the work: each weight is orthogonalized, whole, by one of them, which sends it to the others.
 
     groups: as `optimizer_groups` returns them. scale: a name of SCALES.
+    rank, size: of this process among those that share the work, which are all of torch's default group.
     """
 
     momentum: float = 0.95
 
-    def __init__(self, groups: Iterable[dict[str, Any]], scale: str = "match_rms_adamw", **options: Any) -> None:
+    def __init__(
+        self,
+        groups: Iterable[dict[str, Any]],
+        scale: str = "match_rms_adamw",
+        rank: int = 0,
+        size: int = 1,
+        **options: Any,
+    ) -> None:
         if scale not in SCALES:
             raise unknown("scale", scale, SCALES)
-        self.scale = SCALES[scale]
+        self.scale, self.rank, self.size = SCALES[scale], rank, size
         super().__init__(groups, **options)
 
     def state_names(self, group: Mapping[str, Any]) -> tuple[str, ...]:
@@ -186,11 +196,13 @@ class Muon(AdamW):
             with torch.enable_grad():
                 loss = closure()
         groups = self.param_groups
-        for group in groups:
-            if group["heights"] is not None:
-                for weight in group["params"]:
-                    if weight.grad is not None:
-                        self._update(weight, group)
+        self._update([
+            (weight, group)
+            for group in groups
+            if group["heights"] is not None
+            for weight in group["params"]
+            if weight.grad is not None
+        ])  # fmt: skip
         try:
             self.param_groups = [group for group in groups if group["heights"] is None]
             _adamw_step(self)
@@ -198,24 +210,58 @@ class Muon(AdamW):
             self.param_groups = groups
         return loss
 
-    def _update(self, weight: Tensor, group: Mapping[str, Any]) -> None:
+    def _update(self, weights: list[tuple[Tensor, dict[str, Any]]]) -> None:
+        work = [
+            sum(newton_schulz_flops(rows, weight.shape[1]) for rows in group["heights"]) for weight, group in weights
+        ]
+        owners, mine = shared_out(work, self.size), {}
+        for number, (weight, group) in enumerate(weights):
+            # shards are gathered by all together
+            direction = whole(self._direction(weight))
+            if owners[number] == self.rank:
+                mine[number] = self._orthogonal(direction, group["heights"])
+            if self.size == 1:
+                self._apply(weight, group, mine.pop(number))
+        for number, (weight, group) in enumerate(weights) if self.size > 1 else ():
+            update = mine.pop(number, None)
+            if update is None:
+                update = torch.empty(weight.shape, dtype=_orthogonal_dtype(weight), device=weight.device)
+            torch.distributed.broadcast(update, src=owners[number])
+            self._apply(weight, group, update)
+
+    def _direction(self, weight: Tensor) -> Tensor:
+        """The gradient with Nesterov momentum."""
         assert weight.grad is not None
         state = self.state[weight]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(weight.grad, memory_format=torch.preserve_format)
-        momentum = state["momentum_buffer"]
-        momentum.lerp_(weight.grad, 1 - self.momentum)
-        matrices = whole(weight.grad.lerp(momentum, self.momentum)).split(group["heights"])
+        state["momentum_buffer"].lerp_(weight.grad, 1 - self.momentum)
+        return weight.grad.lerp(state["momentum_buffer"], self.momentum)
+
+    def _orthogonal(self, direction: Tensor, heights: tuple[int, ...]) -> Tensor:
+        """Every matrix of a weight orthogonalized, and scaled in relation to the first one."""
+        matrices = direction.split(heights)
         scales = [self.scale(*matrix.shape) for matrix in matrices]
-        # relative to the first one, so that matrices of one shape need no product
         pieces = [
             orthogonalized(matrix) if scale == scales[0] else orthogonalized(matrix) * (scale / scales[0])
             for matrix, scale in zip(matrices, scales, strict=True)
         ]
-        update = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        return pieces[0].contiguous() if len(pieces) == 1 else torch.cat(pieces)
+
+    def _apply(self, weight: Tensor, group: Mapping[str, Any], update: Tensor) -> None:
         own = local(weight)
         own.mul_(1 - group["lr"] * group["weight_decay"])
-        own.add_(local(like(update, weight)), alpha=-group["lr"] * scales[0])
+        scale = self.scale(group["heights"][0], weight.shape[1])
+        own.add_(local(like(update, weight)), alpha=-group["lr"] * scale)
+
+
+def shared_out(work: Sequence[int], size: int) -> list[int]:
+    """Who of `size` processes does each piece of work: the largest first, each to the one that has least to do."""
+    load, owners = [0] * size, [0] * len(work)
+    for number in sorted(range(len(work)), key=lambda number: -work[number]):
+        owners[number] = load.index(min(load))
+        load[owners[number]] += work[number]
+    return owners
 
 
 def build_optimizer(
@@ -226,13 +272,15 @@ def build_optimizer(
     betas: tuple[float, float],
     device: torch.device,
     factors: Mapping[str, Factors] | None = None,
+    rank: int = 0,
+    size: int = 1,
 ) -> AdamW:
-    """The optimiser of OPTIMIZERS for a model on a device."""
+    """The optimiser of OPTIMIZERS for a model on a device. rank, size: as in `Muon`."""
     if optimizer not in OPTIMIZERS:
         raise unknown("optimizer", optimizer, OPTIMIZERS)
     groups = optimizer_groups(model, weight_decay, optimizer, factors)
-    kind = Muon if optimizer == "muon" else AdamW
-    return kind(groups, lr=lr, betas=betas, fused=device.type in ("cpu", "cuda"))
+    options: dict[str, Any] = {"lr": lr, "betas": betas, "fused": device.type in ("cpu", "cuda")}
+    return Muon(groups, rank=rank, size=size, **options) if optimizer == "muon" else AdamW(groups, **options)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -21,6 +21,7 @@ from spheret.optim import (
     orthogonalized,
     parameter_groups,
     set_learning_rate,
+    shared_out,
 )
 
 TINY = {"layers": 2, "heads": 2, "width": 16, "block": 16, "vocab": 64}
@@ -195,6 +196,16 @@ def test_flops_of_newton_schulz_are_what_torch_counts(shape):
     with FlopCounterMode(display=False) as counter:
         orthogonalized(torch.randn(shape))
     assert newton_schulz_flops(*shape) == counter.get_total_flops()
+
+
+def test_processes_share_the_work_out_evenly():
+    work = [30, 10, 30, 30] * 3
+    for size in (1, 2, 3, 8):
+        owners = shared_out(work, size)
+        load = [sum(each for each, owner in zip(work, owners, strict=True) if owner == rank) for rank in range(size)]
+        assert sum(load) == sum(work)
+        assert max(load) - min(load) <= 30
+    assert shared_out([], 4) == []
 
 
 def test_an_unknown_optimiser_names_the_known_ones():

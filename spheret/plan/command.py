@@ -92,10 +92,9 @@ def _numbers(setup: Setup, steps: int) -> dict[str, Any]:
     return {
         "bytes": cost.bytes_held(setup),
         "fits": cost.fits(setup),
-        "flops": setup.gpus * (
-            setup.accumulation * cost.step_flops(setup.config, setup.tokens, setup.recompute)
-            + cost.optimizer_flops(setup.config, setup.optimizer)
-        ),
+        "flops": setup.accumulation * setup.gpus
+        * cost.step_flops(setup.config, setup.tokens, setup.recompute)
+        + cost.optimizer_flops(setup.config, setup.optimizer),
         "sent": cost.bytes_sent(setup),
         "compute_seconds": cost.compute_seconds(setup),
         "network_seconds": cost.network_seconds(setup),
@@ -248,5 +247,5 @@ def _assumptions(setup: Setup) -> list[str]:
         f"memory: a GPU is full at {cost.USABLE:.0%}. Weights, gradients and moments are float32. Activations are "
         "what autograd keeps, with flash attention. DDP has PyTorch's buckets. FSDP gathers two branches at a time.",
         "FLOP: matrix products, with attention as a full square; the backward counts twice the forward. Those of "
-        "Muon are counted: every GPU orthogonalizes all hidden matrices.",
+        "Muon are counted. The GPUs share its matrices out.",
     ]

@@ -148,23 +148,24 @@ def optimizer_flops(config: GPTConfig, optimizer: str) -> int:
 def bytes_sent(setup: Setup) -> dict[str, float]:
     """Bytes that each GPU sends per update, with ring algorithms."""
     shape, rest = memory.shape(setup.config), (setup.gpus - 1) / setup.gpus
+    # Muon's processes share the matrices out, and send each other the updates in bfloat16
+    hidden = sum(rows * columns for rows, columns in shape.matrices) if setup.optimizer == "muon" else 0
+    updates = {"broadcast": 2 * rest * hidden} if hidden else {}
     if setup.parallel == "ddp":
-        return {"all-reduced": 2 * rest * FLOAT * shape.parameters}
+        return {"all-reduced": 2 * rest * FLOAT * shape.parameters, **updates}
     root = FLOAT * (shape.parameters - shape.branches)
     branches = PRECISIONS[setup.precision] * shape.branches
-    # Muon gathers the update of every hidden matrix
-    updates = FLOAT * sum(r * c for r, c in shape.matrices) if setup.optimizer == "muon" else 0
     # branches are freed after the forward and gathered again for the backward
     return {
-        "gathered": rest * (setup.accumulation * (root + 2 * branches) + updates),
+        "gathered": rest * (setup.accumulation * (root + 2 * branches) + FLOAT * hidden),
         "reduce-scattered": rest * FLOAT * shape.parameters,
+        **updates,
     }
 
 
 def compute_seconds(setup: Setup) -> float:
     rate = getattr(setup.gpu, setup.precision) * setup.utilisation
-    # every GPU orthogonalizes all matrices
-    update = optimizer_flops(setup.config, setup.optimizer)
+    update = optimizer_flops(setup.config, setup.optimizer) / setup.gpus
     return (setup.accumulation * step_flops(setup.config, setup.tokens, setup.recompute) + update) / rate
 
 

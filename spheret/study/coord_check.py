@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from spheret.support.threads import few_threads
 
 RESULT, FIGURE = "coord-check.json", "coord-check.png"
 TITLES = {"states": "size of the state, over the entry's", "updates": "change by the updates"}
-SIZES = {"width": "width", "layers": "layers"}
+# an axis shows at least this factor between its ends
+LEAST_SPAN = 10
 
 
 def coord_check(
@@ -109,12 +111,14 @@ def _described(setting: Setting) -> dict[str, Any]:
     return {**vars(setting), "choice": setting.choice.label}
 
 
-def draw(sentence: str, rows: dict[str, Sequence[Coordinates]]) -> Drawing:
+def draw(sentence: str, rows: Mapping[str, Sequence[Coordinates]]) -> Drawing:
     """States and updates, over widths and over depths, one line per place along the depth."""
     import matplotlib
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
     with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE}):
-        figure, grid = axes_grid(2, 2, (9.6, 7.2))
+        # one scale for both sizes, so that what is flat looks flat
+        figure, grid = axes_grid(2, 2, (9.6, 7.2), sharey="col")
         for axes_row, (size, measured) in zip(grid, rows.items(), strict=True):
             sizes = [getattr(row, size) for row in measured]
             for axes, (part, title) in zip(axes_row, TITLES.items(), strict=True):
@@ -122,9 +126,17 @@ def draw(sentence: str, rows: dict[str, Sequence[Coordinates]]) -> Drawing:
                     values = [getattr(row, part)[name] for row in measured]
                     dashes = "--" if name == LOGITS else "-"
                     axes.loglog(sizes, values, dashes, marker="o", color=PALETTE[number][0], label=name)
-                axes.set_xlabel(SIZES[size])
-                axes.set_title(title)
-                axes.set_xticks(sizes, labels=map(str, sizes), minor=False)
-                axes.minorticks_off()
-        grid[0][1].legend(title="of the depth", ncols=2)
+                axes.set(xlabel=size, title=title)
+                axes.set_xticks(sizes, labels=map(str, sizes))
+                axes.xaxis.set_minor_locator(NullLocator())
+                axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                # plain numbers: this style does not read matplotlib's powers
+                axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+                axes.yaxis.set_minor_formatter(NullFormatter())
+        for axes in grid[0]:
+            low, high = axes.get_ylim()
+            widen = max(1.0, math.sqrt(LEAST_SPAN * low / high))
+            axes.set_ylim(low / widen, high * widen)
+        lines, labels = grid[0][1].get_legend_handles_labels()
+        figure.legend(lines, labels, loc="outside lower center", ncols=len(labels), title="place along the depth")
         return render("coord-check", sentence, figure)

@@ -7,7 +7,7 @@ they grow or shrink as a power of it. (The coordinate check of arXiv 2203.03466,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,9 @@ LOGITS = "logits"
 VOCAB = 64
 # a power of the size that counts as none: an update then changes by less than a fifth when the size doubles
 FLAT = 0.25
+
+# the power of each state and of each update, by "states" and "updates" and the place
+Powers = dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Setting:
         )  # fmt: skip
 
     def training(self, seed: int) -> TrainConfig:
-        sizes = {
+        sizes: dict[str, Any] = {
             "base_width": self.base_width, "base_layers": self.base_layers,
             "base_heads": default_heads(self.base_width),
         }  # fmt: skip
@@ -168,7 +171,7 @@ def power(sizes: Sequence[float], values: Sequence[float]) -> float:
     return along / math.fsum((a - mean_x) ** 2 for a in x)
 
 
-def powers(rows: Sequence[Coordinates], size: str) -> dict[str, dict[str, float]]:
+def powers(rows: Sequence[Coordinates], size: str) -> Powers:
     """The power of the size, "width" or "layers", with which every state and every update changes.
 
     It is that of the larger half of the sizes: the smallest models are far from the limit of large ones, which is
@@ -182,7 +185,7 @@ def powers(rows: Sequence[Coordinates], size: str) -> dict[str, dict[str, float]
     }
 
 
-def worst(found: dict[str, dict[str, float]]) -> tuple[str, float]:
+def worst(found: Powers) -> tuple[str, float]:
     """What changes most with the size. An update may neither grow nor shrink; a state may only not grow."""
     named = {f"the update of the {_place(name)}": value for name, value in found["updates"].items()}
     named |= {f"the {_place(name)}": max(0.0, value) for name, value in found["states"].items()}
@@ -195,11 +198,11 @@ def _place(name: str) -> str:
     return name if name == LOGITS else f"state at {name} of the depth"
 
 
-def is_flat(found: dict[str, dict[str, float]]) -> bool:
+def is_flat(found: Powers) -> bool:
     return abs(worst(found)[1]) <= FLAT
 
 
-def verdict(setting: Setting, by_size: dict[str, tuple[Sequence[Coordinates], dict[str, dict[str, float]]]]) -> str:
+def verdict(setting: Setting, by_size: Mapping[str, tuple[Sequence[Coordinates], Powers]]) -> str:
     """One sentence: for which sizes the updates do not depend on the size, and what depends on it most."""
     parts = []
     for size, (rows, found) in by_size.items():
@@ -212,7 +215,7 @@ def verdict(setting: Setting, by_size: dict[str, tuple[Sequence[Coordinates], di
     return f"{who}: {'; '.join(parts)}."
 
 
-def as_dict(rows: Sequence[Coordinates], found: dict[str, dict[str, float]]) -> dict[str, Any]:
+def as_dict(rows: Sequence[Coordinates], found: Powers) -> dict[str, Any]:
     """Plain data for JSON, which has no number for NaN."""
     numbers = [
         {"width": row.width, "layers": row.layers, "states": _plain(row.states), "updates": _plain(row.updates)}

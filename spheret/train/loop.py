@@ -99,7 +99,15 @@ class Trainer:
         if config.compile:
             self._loss = torch.compile(self._loss)
         self.optimizer = build_optimizer(
-            self.model, config.optimizer, config.lr, config.weight_decay, config.betas, world.device, factors
+            self.model,
+            config.optimizer,
+            config.lr,
+            config.weight_decay,
+            config.betas,
+            world.device,
+            factors,
+            world.rank,
+            world.size,
         )
         self._named = dict(self.model.named_parameters())
         self._look_every = evaluation.eval_every or max(LEAST_LOOK_EVERY, config.steps // 10)
