@@ -363,7 +363,8 @@ def complete(
     train.setdefault("warmup", 2000 if size is not None and steps > 2000 else min(2000, steps // 10))
     if warm_stable_decay:
         train.setdefault("decay_steps", max(1, min(steps // 5, steps - train["warmup"])))
-    if train.get("base_width") is not None and "base_heads" in PARAMETRIZATIONS.get(train.get("parametrization"), ()):
+    needed = PARAMETRIZATIONS.get(train.get("parametrization", ""), ())
+    if train.get("base_width") is not None and "base_heads" in needed:
         train.setdefault("base_heads", default_heads(train["base_width"]))
     train.setdefault("checkpoint_every", tenth if size is None else min(tenth, 1000))
     train.setdefault("precision", "bf16" if device == "cuda" else "float32")
