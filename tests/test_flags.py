@@ -133,6 +133,14 @@ BAD = [
         ["train", "--parametrization", "mup", "--base-width", "50"],
         "--base-width 50 is not divisible by --base-heads 4",
     ),
+    (
+        ["train", "--scheme", "keel", "--parametrization", "completep", "--base-width", "64", "--base-layers", "2"],
+        "keel has a rule of its own for that",
+    ),
+    (
+        ["train", "--scheme", "rezero", "--parametrization", "mup", "--base-width", "64"],
+        "needs a norm before the head",
+    ),
     (["coord-check", "--widths", "32"], "--widths must be at least two different positive numbers"),
     (["coord-check", "--widths", "32,3200000000"], "needs at least"),
     (["coord-check", "--scheme", "pre-ln,post-ln"], "--scheme takes one scheme, got 2"),

@@ -20,7 +20,7 @@ from spheret.connections import PAPER_SCHEMES
 from spheret.connections.parse import INFINITY
 from spheret.model.gpt import GPTConfig
 from spheret.optim import OPTIMIZERS
-from spheret.runs.base_sizes import BASE_SIZES, PARAMETRIZATIONS, check_base_sizes
+from spheret.runs.base_sizes import BASE_SIZES, PARAMETRIZATIONS, check_base_sizes, check_scheme
 from spheret.runs.lr_schedules import Course, check_schedule, learning_rate
 from spheret.runs.recipes import default_heads, defaults, paper_model
 from spheret.support import files
@@ -179,6 +179,9 @@ class RunConfig:
     data: DataConfig
     train: TrainConfig
     evaluation: EvaluationConfig
+
+    def __post_init__(self) -> None:
+        check_scheme(self.train.parametrization, self.model)
 
     def accumulation(self, world_size: int = 1) -> int:
         """How many micro-batches make an update, on each of `world_size` processes."""

@@ -13,7 +13,7 @@ from spheret.connections.parse import parse_schemes
 from spheret.optim import OPTIMIZERS
 from spheret.plan.fits import check_training
 from spheret.report.figure_style import PALETTE, STYLE, Drawing, axes_grid, render
-from spheret.runs.base_sizes import PARAMETRIZATIONS
+from spheret.runs.base_sizes import PARAMETRIZATIONS, check_scheme
 from spheret.study.coordinates import LOGITS, Coordinates, Setting, as_dict, powers, sweep, verdict
 from spheret.support import files
 from spheret.support.errors import unknown
@@ -78,7 +78,7 @@ def coord_check(
     sizes = {"width": [(width, deep[0]) for width in wide], "layers": [(wide[0], depth) for depth in deep]}
     for width, depth in (sizes["width"][-1], sizes["layers"][-1]):
         # the smallest first: it has the scheme's own errors
-        setting.shape(wide[0], deep[0])
+        check_scheme(parametrization, setting.shape(wide[0], deep[0]))
         check_training(setting.shape(width, depth), batch_size * block, "float32", torch.device("cpu"))
     total, done = seeds * (len(wide) + len(deep)), 0
 

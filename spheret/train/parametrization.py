@@ -15,11 +15,11 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from spheret.connections.norms import Norm
 from spheret.model.gpt import GPT, initial_std
 from spheret.optim import Factors, hidden_matrices
+from spheret.runs.base_sizes import check_scheme, readout_gains
 from spheret.runs.config import TrainConfig
 
 
@@ -46,6 +46,7 @@ class Rules:
     """The rules of every parameter of a model, by the identity of the parameter."""
 
     def __init__(self, model: GPT, config: TrainConfig) -> None:
+        check_scheme(config.parametrization, model.config)
         self.model, self.config = model, config
         self.named = dict(model.named_parameters())
         self.of: dict[Tensor, Rule] = {parameter: Rule() for parameter in self.named.values()}
@@ -75,22 +76,9 @@ class Rules:
                 here, there = _size(parameter), base.get(name, 0.0)
                 rule.lr = here / there if here and there else 1.0
         if not unit:
-            for parameter in self._readout():
+            last = list(model.each_block())[-1].mlp_connection
+            for parameter in readout_gains(model.final_norm, last):
                 self.of[parameter].carried /= ratio
-
-    def _readout(self) -> list[nn.Parameter]:
-        """The gain, and the bias if there is one, of the norm that the head reads."""
-        last = list(self.model.each_block())[-1].mlp_connection
-        norms = [self.model.final_norm, getattr(last, "outer_norm", None)]
-        norm = next((each for each in norms if isinstance(each, Norm)), None)
-        gains = [] if norm is None else [getattr(norm, name, None) for name in ("weight", "bias", "g")]
-        if not any(gain is not None for gain in gains):
-            raise ValueError(
-                f"--parametrization {self.config.parametrization} needs a norm before the head, to carry the width's "
-                f"factor on the logits, and {self.model.config.scheme} with these options has none: take another "
-                f"scheme, or --parametrization standard."
-            )
-        return [gain for gain in gains if gain is not None]
 
     def _heads(self, base_dim: int) -> None:
         """Attention scores divided by the width of a head instead of its square root.
@@ -113,11 +101,9 @@ class Rules:
         """Every branch times the base depth's sum of steps over the sum of this depth: base_layers / layers."""
         scheme, layers = self.model.scheme, self.model.config.layers
         sums = scheme.step_sum(2 * base_layers), scheme.step_sum(2 * layers)
-        if sums[0] is None or sums[1] is None:
-            raise ValueError(
-                f"--parametrization completep scales branches by the depth, and {self.model.config.scheme} has a "
-                f"rule of its own for that: take --parametrization mup, or another scheme."
-            )
+        # `check_scheme` has refused schemes without them
+        assert sums[0] is not None
+        assert sums[1] is not None
         factor = sums[0] / sums[1]
         start = scheme.initialisation(2 * base_layers).output / scheme.initialisation(2 * layers).output
         for block in self.model.each_block():
