@@ -31,6 +31,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("spheret.report.report:report_command", "compare runs: a page, tables and figures"),
     "explore": ("spheret.report.explore:explore_command", "try retractions, caps and schedules by hand, on one page"),
     "reproduce": ("spheret.race.reproduce:reproduce", "run the paper's recipe: one cell of its tables, or all 48"),
+    "coord-check": (
+        "spheret.study.coord_check:coord_check",
+        "check that a learning rate fits other widths and depths",
+    ),
     "plan": ("spheret.plan.command:plan_command", "estimate memory, FLOPs, traffic and hours before a run"),
     "export": ("spheret.hub.command:export_command", "write a run as files that transformers loads"),
     "import": ("spheret.hub.command:import_command", "make a run of a model that transformers has saved"),

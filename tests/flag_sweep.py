@@ -64,6 +64,8 @@ BASES = (
                            "--data", "nowhere")),
     Base("reproduce", (), ("--dataset", "openwebtext", "--size", "S", "--scheme", "keel", "--out", "out/paper",
                            "--dry-run")),
+    Base("coord-check", (), ("--widths", "8,16", "--layers", "1,2", "--steps", "1", "--seeds", "1", "--batch-size",
+                             "1", "--block", "4", "--out", "out/coordinates")),
     Base("plan"),
     Base("export", ("run",), ("--out", "out/exported")),
     Base("import", ("exported",), ("--out", "out/imported")),

@@ -110,6 +110,13 @@ class Connection(nn.Module):
         """The step size, a 1-element tensor; None for a connection without one."""
         return None
 
+    def branch_gains(self) -> list[nn.Parameter]:
+        """The parameters that alone decide how far the branch moves the stream, where its output is normalised.
+
+        Empty if the output's own length decides, which the last layer of the branch sets.
+        """
+        return []
+
     def retraction_step(self) -> RetractionStep | None:
         """The parameters of the update if it is a retraction of the sphere, else None. Certificates need them."""
         return None
@@ -193,6 +200,18 @@ class Scheme:
     def initialisation(self, num_sublayers: int) -> Initialisation:
         """nanoGPT's: weights that write to the stream start smaller by sqrt(num_sublayers)."""
         return Initialisation(output=1 / math.sqrt(num_sublayers))
+
+    @property
+    def unit_weights(self) -> bool:
+        """Whether `constrain` keeps the vectors that face the stream, and so the stream too, at length 1."""
+        return False
+
+    def step_sum(self, num_sublayers: int) -> float | None:
+        """The sum of the fixed factors on the branches of a stack, by which the depth rule divides.
+
+        None for a scheme with a depth rule of its own.
+        """
+        return float(num_sublayers)
 
     def constrain(self, reading: Iterable[Tensor], writing: Iterable[Tensor]) -> None:
         """Called before the first optimiser step and after each one.

@@ -58,6 +58,10 @@ class NormedConnection(Connection):
         wide = h.to(dtype) if self.scale == 1 else self.scale * h.to(dtype)
         return self.outer_norm(wide + self.output_norm(f.to(dtype))).to(h.dtype)
 
+    def branch_gains(self) -> list[nn.Parameter]:
+        # a gain without a norm is a factor beside that of the branch's last layer
+        return list(self.output_norm.parameters()) if isinstance(self.output_norm, Norm) else []
+
 
 @dataclass(frozen=True)
 class Residual(Scheme):
@@ -143,6 +147,9 @@ class DeepNorm(PostLN):
         small = (4 * num_sublayers) ** -0.25
         return Initialisation(output=small, value=small, hidden=small)
 
+    def step_sum(self, num_sublayers: int) -> float | None:
+        return None
+
 
 @dataclass(frozen=True)
 class Keel(PostLN):
@@ -163,6 +170,9 @@ class Keel(PostLN):
             outer_norm=None if sublayer == 1 else self.build_norm(dim),
             scale=1.0 if sublayer <= 2 else float(num_sublayers),
         )
+
+    def step_sum(self, num_sublayers: int) -> float | None:
+        return None
 
 
 class ScaledNorm(nn.Module):
@@ -189,6 +199,9 @@ class LNScaling(Residual):
 
     def initialisation(self, num_sublayers: int) -> Initialisation:
         return Initialisation(output=1.0)
+
+    def step_sum(self, num_sublayers: int) -> float | None:
+        return None
 
 
 @dataclass(frozen=True)
@@ -306,6 +319,9 @@ class ReZero(Scheme):
         shared = Borrowed(attention.output_norm)
         return attention, NormedConnection(dim, 2 * block, 2 * num_blocks, output_norm=shared)
 
+    def step_sum(self, num_sublayers: int) -> float | None:
+        return None
+
 
 @dataclass(frozen=True)
 class LayerScale(Residual):
@@ -319,6 +335,9 @@ class LayerScale(Residual):
         return NormedConnection(
             dim, sublayer, num_sublayers, inner_norm=self.build_norm(dim), output_norm=Gain(dim, start)
         )
+
+    def step_sum(self, num_sublayers: int) -> float | None:
+        return None
 
 
 class OrthogonalConnection(NormedConnection):

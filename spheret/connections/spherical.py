@@ -277,14 +277,22 @@ class Spherical(Scheme):
         # building one sublayer here checks all other options before a model is built
         self._update(2, 1, 2)
 
-    def _update(self, dim: int, sublayer: int, num_sublayers: int) -> SpheretNorm:
+    def _counted(self, sublayer: int, num_sublayers: int) -> tuple[int, int]:
+        """The index and the number of updates, as the schedule counts them."""
         check_sublayer(sublayer, num_sublayers)
-        if self.index == "block":
-            sublayer, num_sublayers = (sublayer + 1) // 2, (num_sublayers + 1) // 2
+        return (
+            (sublayer, num_sublayers) if self.index == "sublayer" else ((sublayer + 1) // 2, (num_sublayers + 1) // 2)
+        )
+
+    def step_sum(self, num_sublayers: int) -> float | None:
+        """The sum of lambda_l. Its growth with depth is that of the schedule: a constant one has num_sublayers."""
+        counted = (self._counted(sublayer, num_sublayers) for sublayer in range(1, num_sublayers + 1))
+        return math.fsum(factor(self.schedule, *each) for each in counted)
+
+    def _update(self, dim: int, sublayer: int, num_sublayers: int) -> SpheretNorm:
         return SpheretNorm(
             dim,
-            sublayer,
-            num_sublayers,
+            *self._counted(sublayer, num_sublayers),
             # one of the two is given
             retraction=self.p if self.retraction is None else self.retraction,  # type: ignore[arg-type]
             schedule=self.schedule,

@@ -32,6 +32,11 @@ HIDDEN = 4
 PRESETS = {"S": (12, 12, 768), "M": (24, 16, 1024), "L": (36, 20, 1280)}
 
 
+def initial_std(width: int) -> float:
+    """The standard deviation of new weights before a scheme's factors: 0.02, and more for widths below 768."""
+    return 0.02 * math.sqrt(max(1.0, 768 / width))
+
+
 @dataclass(frozen=True)
 class GPTConfig:
     """All options of the model. `as_dict` and `from_dict` convert them to and from JSON.
@@ -152,6 +157,7 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.dropout = config.heads, config.dropout
         self.qkv = Linear(config.width, 3 * config.width, bias=config.bias)
+        self.qkv.parts = (config.width,) * 3
         self.qkv_norm = qkv_norm
         self.output = Linear(config.width, config.width, bias=config.bias)
 
@@ -262,7 +268,7 @@ class GPT(Constrained):
         The draws are the same for every scheme. Then the factors of the scheme's `initialisation` and its constraint
         are applied.
         """
-        std = 0.02 * math.sqrt(max(1.0, 768 / self.config.width))
+        std = initial_std(self.config.width)
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=std)

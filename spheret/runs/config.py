@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -19,7 +19,10 @@ import msgspec
 from spheret.connections import PAPER_SCHEMES
 from spheret.connections.parse import INFINITY
 from spheret.model.gpt import GPTConfig
-from spheret.runs.recipes import defaults, paper_model
+from spheret.optim import OPTIMIZERS
+from spheret.runs.base_sizes import BASE_SIZES, PARAMETRIZATIONS, check_base_sizes, check_scheme
+from spheret.runs.lr_schedules import Course, check_schedule, learning_rate
+from spheret.runs.recipes import default_heads, defaults, paper_model
 from spheret.support import files
 from spheret.support.documents import DECODE_ERRORS, MOST_BYTES, explain
 from spheret.support.errors import shortened, unknown
@@ -40,6 +43,13 @@ FREE = frozenset({
 BOOKKEEPING = frozenset({
     "seed", "eval_every", "eval_windows", "checkpoint_every", "keep", "certify_every", "on_divergence",
 })  # fmt: skip
+
+# settings that came later: a file without them is of a run that had their defaults
+LATER = {
+    "train": frozenset({
+        "optimizer", "matrix_lr", "embedding_lr", "lr_schedule", "decay_steps", "parametrization", *BASE_SIZES,
+    }),
+}  # fmt: skip
 
 # what was given, by section; "size" chooses the recipe
 Given = Mapping[str, Any]
@@ -67,6 +77,7 @@ class TrainConfig:
     """The optimisation. With a GPTConfig and the data it determines every update.
 
     An update sees `tokens_per_update` tokens: batch_size x block x accumulation x processes.
+    A learning rate of None is `lr`. base_width, base_layers, base_heads: the shape for which the settings were tuned.
     """
 
     steps: int
@@ -84,12 +95,23 @@ class TrainConfig:
     compile: bool = False
     keep: int = 2
     init_from: str | None = None
+    optimizer: str = "adamw"
+    matrix_lr: float | None = None
+    embedding_lr: float | None = None
+    lr_schedule: str = "cosine"
+    decay_steps: int = 0
+    parametrization: str = "standard"
+    base_width: int | None = None
+    base_layers: int | None = None
+    base_heads: int | None = None
 
     def __post_init__(self) -> None:
         _check_least(self, 1, ("steps", "batch_size", "tokens_per_update", "checkpoint_every", "keep"))
-        _check_least(self, 0, ("warmup",))
-        if not (0 < self.lr < math.inf):
-            raise ValueError(f"--lr must be above 0, got {self.lr}.")
+        _check_least(self, 0, ("warmup", "decay_steps"))
+        for name in ("lr", "matrix_lr", "embedding_lr"):
+            value = getattr(self, name)
+            if value is not None and not (0 < value < math.inf):
+                raise ValueError(f"{_flag(name)} must be above 0, got {value}.")
         if not 0 <= self.min_lr <= self.lr:
             raise ValueError(f"--min-lr must lie between 0 and --lr {self.lr}, got {self.min_lr}.")
         if self.warmup > self.steps:
@@ -104,6 +126,10 @@ class TrainConfig:
             raise ValueError(f"--seed must lie between 0 and 2^63 - 1, got {self.seed}.")
         if self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
+        if self.optimizer not in OPTIMIZERS:
+            raise unknown("optimizer", self.optimizer, OPTIMIZERS)
+        check_schedule(self.lr_schedule, self._course())
+        check_base_sizes(self.parametrization, {name: getattr(self, name) for name in BASE_SIZES})
 
     def accumulation(self, block: int, world_size: int = 1) -> int:
         """How many micro-batches make an update, on each of `world_size` processes."""
@@ -119,12 +145,11 @@ class TrainConfig:
         return self.tokens_per_update // unit
 
     def lr_at(self, step: int) -> float:
-        """The learning rate of update `step`, counted from 1: linear warm-up, then a cosine to min_lr (nanoGPT's)."""
-        done = step - 1
-        if done < self.warmup:
-            return self.lr * step / (self.warmup + 1)
-        ratio = (done - self.warmup) / max(1, self.steps - self.warmup)
-        return self.min_lr + 0.5 * (1 + math.cos(math.pi * ratio)) * (self.lr - self.min_lr)
+        """The learning rate of update `step`, counted from 1."""
+        return learning_rate(self.lr_schedule, self._course(), step)
+
+    def _course(self) -> Course:
+        return Course(self.lr, self.min_lr, self.warmup, self.steps, self.decay_steps)
 
 
 @dataclass(frozen=True)
@@ -155,6 +180,9 @@ class RunConfig:
     train: TrainConfig
     evaluation: EvaluationConfig
 
+    def __post_init__(self) -> None:
+        check_scheme(self.train.parametrization, self.model)
+
     def accumulation(self, world_size: int = 1) -> int:
         """How many micro-batches make an update, on each of `world_size` processes."""
         return self.train.accumulation(self.model.block, world_size)
@@ -168,6 +196,16 @@ class RunConfig:
     def as_dict(self) -> dict[str, Any]:
         """Plain data, as config.json and config files have it: lists for tuples, and the word inf for infinity."""
         return {section: section_as_dict(getattr(self, section)) for section in SECTIONS}
+
+    def identity(self) -> dict[str, Any]:
+        """`as_dict` without the settings that came later, where they have their defaults.
+
+        So a run has the same identity as before there were such settings.
+        """
+        return {
+            section: {name: value for name, value in values.items() if _later(section).get(name, ...) != value}
+            for section, values in self.as_dict().items()
+        }
 
 
 def section_as_dict(section: Any) -> dict[str, Any]:
@@ -242,7 +280,8 @@ def check_section(path: Path, section: str, values: Any, whole: bool = False) ->
     for name in values:
         if name not in types:
             raise unknown(f"setting in {path}, [{section}]:", name, types)
-    missing = [name for name in types if name not in values] if whole else []
+    optional = LATER.get(section, frozenset())
+    missing = [name for name in types if name not in values and name not in optional] if whole else []
     if missing:
         raise ValueError(f"{section}.{missing[0]} in {path} is missing: copy it back, or start again.")
     settings = {name: _setting(path, f"{section}.{name}", value, types[name]) for name, value in values.items()}
@@ -312,7 +351,7 @@ def complete(
             f"--data is needed: text, a directory made by spheret prepare, or one of {', '.join(CORPORA)}."
         )
     steps, tenth = train["steps"], max(1, train["steps"] // 10)
-    model.setdefault("heads", max(4, model["width"] // 64))
+    model.setdefault("heads", default_heads(model["width"]))
     model.setdefault("vocab", padded_vocab_size)
     if vocab_size is not None and model["vocab"] < vocab_size:
         raise ValueError(
@@ -320,9 +359,16 @@ def complete(
             f"{vocab_size}."
         )
     train.setdefault("tokens_per_update", train["batch_size"] * model["block"] * world_size)
-    train.setdefault("min_lr", train["lr"] / 10)
+    warm_stable_decay = train.get("lr_schedule") == "wsd"
+    # the schedule's source decays to 0
+    train.setdefault("min_lr", 0.0 if warm_stable_decay else train["lr"] / 10)
     # the paper's 2,000 belong to its 50,000 steps; a shorter trial warms up for a tenth
     train.setdefault("warmup", 2000 if size is not None and steps > 2000 else min(2000, steps // 10))
+    if warm_stable_decay:
+        train.setdefault("decay_steps", max(1, min(steps // 5, steps - train["warmup"])))
+    needed = PARAMETRIZATIONS.get(train.get("parametrization", ""), ())
+    if train.get("base_width") is not None and "base_heads" in needed:
+        train.setdefault("base_heads", default_heads(train["base_width"]))
     train.setdefault("checkpoint_every", tenth if size is None else min(tenth, 1000))
     train.setdefault("precision", "bf16" if device == "cuda" else "float32")
     evaluation.setdefault("eval_every", tenth if size is None else min(tenth, 500))
@@ -347,7 +393,16 @@ def changed_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> Ite
     for section in SECTIONS:
         if section == "data":
             continue
-        old, new = before.get(section) or {}, after.get(section) or {}
+        old, new = _with_later(section, before.get(section)), _with_later(section, after.get(section))
         for name in dict.fromkeys([*new, *old]):
             if name not in FREE and old.get(name) != new.get(name):
                 yield name, old.get(name), new.get(name)
+
+
+def _later(section: str) -> dict[str, Any]:
+    """The settings of a section that came later, with their defaults."""
+    return {each.name: each.default for each in fields(SECTIONS[section]) if each.name in LATER.get(section, ())}
+
+
+def _with_later(section: str, settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {**_later(section), **settings} if settings else {}

@@ -137,7 +137,7 @@ class Laboratory:
             data = self.data(group)
             given = self._given(group, self._contestants[key.group, key.contestant], key.rate, key.seed)
             config = complete(given, self.device, 1, data.vocab_size, data.padded_vocab_size)
-            settings = {name: values for name, values in config.as_dict().items() if name != "data"}
+            settings = {name: values for name, values in config.identity().items() if name != "data"}
             settings |= {"data": _content(data), "device": self.device, "threads": self.threads}
             digest = hashlib.sha256(files.dump(settings)).hexdigest()[:12]
             self._names[key] = f"{config.model.scheme}-lr{key.rate:g}-seed{key.seed}-{digest}", config
