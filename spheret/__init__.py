@@ -16,14 +16,18 @@ _HOMES = {
     "Bounded": "spheret.connections",
     "Connection": "spheret.connections",
     "GPTConfig": "spheret.model.gpt",
+    "Residual": "spheret.conversion",
     "Retraction": "spheret.retractions",
     "ScaleNorm": "spheret.connections",
     "Scheme": "spheret.connections",
     "SpheretNorm": "spheret.connections",
     "angular": "spheret.retractions",
+    "convert": "spheret.conversion",
     "kernels": "spheret.kernels",
     "parameter_groups": "spheret.optim",
+    "residual_stack": "spheret.conversion",
     "retract": "spheret.kernels",
+    "revert": "spheret.conversion",
     "scheme": "spheret.connections",
 }
 __all__ = ["__version__", *_HOMES]
@@ -39,6 +43,10 @@ if TYPE_CHECKING:
     from spheret.connections import Scheme as Scheme
     from spheret.connections import SpheretNorm as SpheretNorm
     from spheret.connections import scheme as scheme
+    from spheret.conversion import Residual as Residual
+    from spheret.conversion import convert as convert
+    from spheret.conversion import residual_stack as residual_stack
+    from spheret.conversion import revert as revert
     from spheret.kernels import retract as retract
     from spheret.model.gpt import GPT as GPT
     from spheret.model.gpt import GPTConfig as GPTConfig

@@ -42,7 +42,7 @@ FILES = ("missing", "empty", "truncated", "flipped", "grown", "directory", "link
 COMMANDS: dict[str, tuple[Sequence[str], str]] = {
     "train --resume": (
         ("train", "--out", "run", "--resume", "--threads", "1", "--no-tensorboard", "--quiet"),
-        rf"run/metrics\.jsonl|run/checkpoints(/step-6.*)?|{NEWEST}.*",
+        rf"run/(metrics\.jsonl|sample\.json)|run/checkpoints(/step-6.*)?|{NEWEST}.*",
     ),
     "train --init-from": (
         ("train", *NEW, "--scheme", "proj-spheretnorm", "--init-from", "run"),
@@ -61,7 +61,7 @@ COMMANDS: dict[str, tuple[Sequence[str], str]] = {
     "race": (
         ("race", "--out", "race", "--schemes", "proj-spheretnorm", "--data", "data", *TINY, "--steps", "2", "--jobs",
          "1", "--lr", "3e-3"),
-        rf"race/report.*|race/configs.*|race/.*\.log|{RACED}/(step_cost\.json|metrics\.jsonl|checkpoints.*)",
+        rf"race/report.*|race/configs.*|race/.*\.log|{RACED}/((step_cost|sample)\.json|metrics\.jsonl|checkpoints.*)",
     ),
     "prepare": (("prepare", "texts", "--out", "data", "--tokenizer", "bpe:300", "--val-fraction", "0.2"), ""),
     "prepare --verify": (("prepare", "texts", "--out", "data", "--verify"), ""),
@@ -87,6 +87,7 @@ DOCUMENTS: dict[str, tuple[str, ...]] = {
     "run/eval_samples.jsonl": ("report", "eval"),
     "run/certificate.json": ("report",),
     "run/inspect.json": ("inspect",),
+    "run/sample.json": ("report",),
     f"{RACED}/step_cost.json": ("race",),
     f"{RACED}/config.json": ("race",),
     f"{RACED}/metrics.jsonl": ("race",),
@@ -108,7 +109,10 @@ FOLDERS: dict[str, tuple[str, ...]] = {
 # files that the clock changes
 UNSTABLE = re.compile(r"metrics\.jsonl|config\.json|state\.json|manifest\.json")
 # what a report shows as it stands
-UNGUARDED = (("run/certificate.json", "missing"), ("run/eval.json", "missing"), ("run/config.json", "flipped"))
+UNGUARDED = (
+    ("run/certificate.json", "missing"), ("run/eval.json", "missing"), ("run/config.json", "flipped"),
+    ("run/sample.json", "missing"), ("run/sample.json", "flipped"),
+)  # fmt: skip
 # documents whose content is compared with a hash or a copy: if a command takes one, its output is as before
 GUARDED = (f"{NEWEST}/state.json", f"{NEWEST}/manifest.json", "data/manifest.json")
 

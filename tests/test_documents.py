@@ -47,6 +47,7 @@ from spheret.race.slurm import STAGES, StageRecord, SubmittedJob
 from spheret.runs.metrics import LINES
 from spheret.runs.records import MANIFESTS, STATES
 from spheret.runs.run import open_run, section_as_dict
+from spheret.runs.run_sample import RUN_SAMPLES, RunSample
 from spheret.runs.step_cost import COSTS, StepCost
 from spheret.study.laboratory import STUDY_COSTS, CostsRecord, GroupCost
 from spheret.study.rows import STUDY_ROWS, Row, write_rows
@@ -136,6 +137,7 @@ def records():
     )  # fmt: skip
     yield "inspect", INSPECTIONS, InspectRecord(runs=[inspected])
     yield "step cost", COSTS, StepCost.of("keel", {"pre-ln": 0.08, "keel": 0.09}, 7, "cpu", {"threads": 1})
+    yield "run sample", RUN_SAMPLES, RunSample("a text", "", 1337, 0.8, 128, 40)
     jobs = [SubmittedJob(name="keel-1337", step=40)]
     yield "slurm stage", STAGES, StageRecord(stage=1, array="17", next="18", jobs=jobs, given_up=False)
     cost = GroupCost(seconds={"keel": 0.1}, rounds=7, machine={"threads": 1})
@@ -184,7 +186,7 @@ def cases(run, prepared, tmp_path_factory):
 
 NAMES = (
     "config", "state", "checkpoint", "metrics", "data", "progress", "progress of a stream", "eval", "rows", "race",
-    "samples", "inspect", "step cost", "certificate",
+    "samples", "inspect", "step cost", "run sample", "certificate",
     "slurm stage", "study costs", "study rows",
 )  # fmt: skip
 
@@ -193,7 +195,7 @@ def test_every_document_has_a_case(cases):
     assert tuple(sorted(cases)) == tuple(sorted(NAMES))
     sources = "".join(path.read_text() for path in Path(spheret.__file__).parent.rglob("*.py"))
     known = {"RUNS", "STATES", "MANIFESTS", "LINES", "PROGRESSES", "EVALS", "ROWS", "RACES", "SAMPLES", "INSPECTIONS"}
-    known |= {"COSTS", "CERTIFICATES", "STAGES", "STUDY_COSTS", "STUDY_ROWS"}
+    known |= {"COSTS", "CERTIFICATES", "STAGES", "STUDY_COSTS", "STUDY_ROWS", "RUN_SAMPLES"}
     assert set(re.findall(r"^(\w+) = (?:Document|Lines)\(", sources, re.MULTILINE)) == known
 
 

@@ -12,10 +12,12 @@ import pathlib, torch, spheret
 from spheret.kernels import chosen, use
 assert pathlib.Path(spheret.__file__).is_relative_to(pathlib.Path({prefix!r})), spheret.__file__
 assert (pathlib.Path(spheret.__file__).parent / "py.typed").exists()
-assert (pathlib.Path(spheret.__file__).parent / "report" / "page.html.jinja").exists()
-for name in ("html.jinja", "css", "js"):
-    assert (pathlib.Path(spheret.__file__).parent / "report" / f"explorer.{{name}}").exists()
+for name in ("page.html.jinja", "page_parts.html.jinja", "report.css", "report.js", "report_charts.js",
+             "vendor/uPlot.iife.min.js", "vendor/uPlot.min.css", "vendor/uPlot.LICENSE", "explorer.html.jinja",
+             "explorer.css", "explorer.js"):
+    assert (pathlib.Path(spheret.__file__).parent / "report" / name).exists(), name
 assert (pathlib.Path(spheret.__file__).parent / "race" / "stage.sbatch.jinja").exists()
+assert (pathlib.Path(spheret.__file__).parent / "hub" / "card.md.jinja").exists()
 assert (pathlib.Path(spheret.__file__).parent / "study" / "connections.toml").exists()
 h = torch.randn(8, 16, requires_grad=True)
 with use("native"):

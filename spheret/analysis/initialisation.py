@@ -103,6 +103,23 @@ def _conditioning(records: list[Sublayer]) -> dict[str, Any]:
     return {"condition": finite(float(ratio.max())) if resolved.all() else None, "removed": removed}
 
 
+# key in a row: title of its panel, its vertical axis, and what to look for
+PANELS = {
+    "norm": (
+        "How much the stream grows with depth", "|h| at the end / at the entry",
+        "a flat line near 1. Growth with depth makes late layers count for less.",
+    ),
+    "gradient": (
+        "How much the gradient grows on its way", "|gradient| at the entry / at the end",
+        "a flat line near 1. A rise explodes and a fall vanishes in deeper models.",
+    ),
+    "condition": (
+        "How unevenly directions are treated", "condition number",
+        "a flat line. Above 1e7 float32 loses a direction, and a line ends where it cannot be measured.",
+    ),
+}  # fmt: skip
+
+
 def goes_deep(row: dict[str, Any]) -> bool:
     """Whether norm and gradient change by less than FACTOR, and the condition number stays below float32's limit."""
     return all(row[name] is not None and 1 / FACTOR < row[name] < FACTOR for name in ("norm", "gradient")) and bool(
@@ -148,15 +165,16 @@ def compare(schemes: str, layers: str, width: int, directory: Path, device: torc
     _print_table(names, depths, rows, width)
     directory.mkdir(parents=True, exist_ok=True)
     files.write_atomically(directory / FILE, files.dump({"width": width, "tokens": TOKENS, "rows": rows}))
-    panels: dict[str, dict[str, figures.Series]] = {
-        quantity: {name: (depths, [row[key] for row in rows if row["scheme"] == name]) for name in names}
-        for quantity, key in (
-            ("|h| at the end over |h| at the entry", "norm"),
-            ("|gradient| at the entry over that at the end", "gradient"),
-            ("condition number", "condition"),
+    panels = [
+        figures.Panel(
+            title, "layers", y, look_for,
+            {name: (depths, [row[key] for row in rows if row["scheme"] == name]) for name in names},
+            log=True, doubling=True,
         )
-    }
-    figure = figures.lines(f"untrained models, width {width}", panels, "blocks", log=tuple(panels), logx=True)
+        for key, (title, y, look_for) in PANELS.items()
+    ]  # fmt: skip
+    names_of_schemes = {choice.label: choice.name for choice in choices}
+    figure = figures.lines(f"Untrained models of width {width}, by depth", panels, names_of_schemes)
     files.write_atomically(directory / FIGURE, figure)
     print(f"Wrote {directory / FILE} and {FIGURE}.")
     return 0

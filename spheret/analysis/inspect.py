@@ -12,6 +12,7 @@ import torch
 from spheret.analysis import figures
 from spheret.analysis.achievement import inactive_sentence
 from spheret.analysis.dynamics import dynamics, gradients
+from spheret.analysis.failure import failure_of
 from spheret.analysis.inputs import float64_device, open_data, validation_windows
 from spheret.analysis.sublayers import check_finite
 from spheret.data import Data
@@ -93,9 +94,50 @@ QUANTITIES = {
     "gradient": "|gradient|",
     "initial_gradient": "untrained",
 }
-# panels of the figure that are named otherwise than in the table
-GRADIENT_PANEL, UNTRAINED_PANEL = "|gradient| of weights", "|gradient| of weights before training"
-TRAINING_PANEL = "|gradient|, first over last sublayer, by step"
+# key in a sublayer's record: title of its panel, its vertical axis, what to look for, and whether it is logarithmic
+PANELS = {
+    "norm": (
+        "How long the stream's vectors are", "|h|",
+        "growth over depth, which makes late sublayers count for less, as in Pre-LN. On the sphere it is flat.",
+        True,
+    ),
+    "angle": (
+        "How far each sublayer turns the stream", "angle (radians)",
+        "late sublayers near 0, which change little, and single ones that turn far more than the others.", False,
+    ),
+    "update_cosine": (
+        "Does an update continue the last one?", "cosine",
+        "0 is a new direction. Near 1 a sublayer repeats the one before, below 0 it undoes it.", False,
+    ),
+    "token_cosine": (
+        "Are the tokens still different?", "mean cosine between tokens",
+        "a rise to 1: there the states of all tokens have collapsed into one.", False,
+    ),
+    "effective_rank": (
+        "How many directions the tokens use", "effective rank",
+        "a fall towards 1, which is collapse too.", False,
+    ),
+    "massive": (
+        "Largest activation over the median one", "max / median",
+        "values in the hundreds: a few massive activations then carry the stream.", True,
+    ),
+    "sink": (
+        "How much attention the first token gets", "share of attention",
+        "values near 1: these heads rest on the first token and read little else.", False,
+    ),
+    "removal": (
+        "How much the loss needs each sublayer", "rise of the loss without it (nats)",
+        "sublayers near 0, which the model does not need, and single ones on which all depends.", False,
+    ),
+    "gradient": (
+        "How strongly each sublayer learns", "gradient norm",
+        "a slope over depth: one end of the model then learns faster than the other.", True,
+    ),
+    "initial_gradient": (
+        "The same gradient before training", "gradient norm",
+        "a steep slope: gradients vanish or explode with depth from the start.", True,
+    ),
+}  # fmt: skip
 MEANINGS = """\
 max/median: largest activation over the median activation.
 sink: attention to the first token.
@@ -200,6 +242,10 @@ def inspect_command(
     for label, record in zip(labels(records), records, strict=True):
         if record["inactive"]:
             print(f"{label}: {inactive_sentence(record)}")
+    for label, one in zip(labels(records), opened, strict=True):
+        failure = failure_of(one)
+        if failure is not None:
+            print(f"{label}: {failure.sentence}\n{failure.what_to_try}")
     print(f"Wrote {directory / INSPECT} and {INSPECT_FIGURE}.")
     return 0
 
@@ -242,23 +288,37 @@ def _text(sublayer: dict[str, Any] | None, key: str) -> str:
 
 def figure(records: list[dict[str, Any]]) -> bytes:
     """One panel per quantity with one line per run, and gradients of the first and last sublayer during training."""
-    named = list(zip(labels(records), records, strict=True))
-    titles = {**QUANTITIES, "gradient": GRADIENT_PANEL, "initial_gradient": UNTRAINED_PANEL}
-    panels: dict[str, dict[str, figures.Series]] = {
-        title: {label: _series(record["sublayers"], key) for label, record in named} for key, title in titles.items()
-    }
-    for label, record in named:
-        # metrics.jsonl has null in place of NaN and infinity
-        lines = [line for line in record["training"] if None not in (line["gradients"][0], line["gradients"][-1])]
-        ratios = [line["gradients"][0] / max(line["gradients"][-1], 1e-30) for line in lines]
-        panels.setdefault(TRAINING_PANEL, {})[label] = [line["step"] for line in lines], ratios
-        distances = record["angular_distance"]
-        panels.setdefault("angle to the last state, over pi", {})[label] = (
-            list(range(len(distances))),
-            [row[-1] for row in distances],
+    named = dict(zip(labels(records), records, strict=True))
+    panels = [
+        figures.Panel(
+            title, "sublayer", y, look_for, {name: _series(r["sublayers"], key) for name, r in named.items()}, log
         )
-    log = ("|h|", "max/median", GRADIENT_PANEL, UNTRAINED_PANEL, TRAINING_PANEL)
-    return figures.lines(" and ".join(labels(records)), panels, "sublayer", log=log)
+        for key, (title, y, look_for, log) in PANELS.items()
+    ]
+    panels.append(
+        figures.Panel(
+            "Gradient: first sublayer over the last", "step", "ratio of gradient norms",
+            "a line near 1. Far from 1 one end of the model learned much faster during training.",
+            {name: _gradient_ratios(record) for name, record in named.items()}, log=True,
+        )
+    )  # fmt: skip
+    distances = {name: [row[-1] for row in record["angular_distance"]] for name, record in named.items()}
+    panels.append(
+        figures.Panel(
+            "How far each state is from the last one", "sublayers so far", "angle / pi",
+            "a flat end: the last sublayers change little of what the head reads.",
+            {name: (list(range(len(values))), values) for name, values in distances.items()},
+        )
+    )  # fmt: skip
+    title = f"Inside {' and '.join(named)}, sublayer by sublayer"
+    return figures.lines(title, panels, {name: record["scheme"] for name, record in named.items()})
+
+
+def _gradient_ratios(record: dict[str, Any]) -> figures.Series:
+    # metrics.jsonl has null in place of NaN and infinity
+    lines = [line for line in record["training"] if None not in (line["gradients"][0], line["gradients"][-1])]
+    ratios = [line["gradients"][0] / max(line["gradients"][-1], 1e-30) for line in lines]
+    return [line["step"] for line in lines], ratios
 
 
 def _series(sublayers: list[dict[str, Any]], key: str) -> figures.Series:

@@ -92,12 +92,17 @@ class BranchWarmup(nn.Module):
 
 
 class Connection(nn.Module):
-    """How one residual branch joins the stream: `read` gives the branch its input, `write` joins its output.
+    """How one residual branch joins the stream: `read` gives the branch its input, `write` joins its output. ::
 
         h' = write(h, branch(read(h)))
 
     A new connection overrides `read` (by default the stream itself) and `join`. Both compute in float32 or
     better and return the stream's dtype. `join` passes what the branch adds to the stream through `warmed`.
+
+    Args:
+        dim: the width of the stream, at least 2.
+        sublayer: the 1-based index of the sublayer.
+        num_sublayers: the number of sublayers, two per block.
     """
 
     def __init__(self, dim: int, sublayer: int = 1, num_sublayers: int | None = None):
@@ -132,7 +137,10 @@ class Connection(nn.Module):
     def angle(self, h: Tensor, f: Tensor, out: Tensor | None = None) -> Tensor:
         """The angle between h and the next state, (...), in radians.
 
-        out: the next state, if it is already known. It saves the call of `write`.
+        Args:
+            h: the stream, (..., dim).
+            f: the branch's output.
+            out: the next state, if it is already known. It saves the call of `write`.
         """
         return angle_between(h, self.write(h, f) if out is None else out)
 
@@ -141,11 +149,19 @@ class Connection(nn.Module):
         """The step size, a 1-element tensor; None for a connection without one."""
         return None
 
+    def branch_gains(self) -> list[nn.Parameter]:
+        """The parameters that alone decide how far the branch moves the stream, where its output is normalised.
+
+        Empty if the output's own length decides, which the last layer of the branch sets.
+        """
+        return []
+
     def retraction_step(self) -> RetractionStep | None:
         """The parameters of the update if it is a retraction of the sphere, else None. Certificates need them."""
         return None
 
     def forward(self, h: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
+        """The next state of the stream h, given the branch as a function."""
         if isinstance(branch, Tensor):
             raise TypeError(
                 "a Connection takes h and the branch, a function, but got a tensor: call connection.write(h, f) "
@@ -196,6 +212,9 @@ class Scheme:
 
     A scheme is a frozen record of its options. `sublayer` is the 1-based sublayer: a block's attention is odd, its
     MLP even. `num_sublayers` is the number of sublayers, two per block.
+
+    Args:
+        name: the row of SCHEMES that it was built from, for reports. A subclass adds its options.
     """
 
     name: str = field(default="", kw_only=True)
@@ -256,8 +275,22 @@ class Scheme:
         """nanoGPT's: weights that write to the stream start smaller by sqrt(num_sublayers)."""
         return Initialisation(output=1 / math.sqrt(num_sublayers))
 
+    @property
+    def unit_weights(self) -> bool:
+        """Whether `constrain` keeps the vectors that face the stream, and so the stream too, at length 1."""
+        return False
+
+    def step_sum(self, num_sublayers: int) -> float | None:
+        """The sum of the fixed factors on the branches of a stack, by which the depth rule divides.
+
+        None for a scheme with a depth rule of its own.
+        """
+        return float(num_sublayers)
+
     def constrain(self, reading: Iterable[Tensor], writing: Iterable[Tensor]) -> None:
         """Called before the first optimiser step and after each one.
 
-        reading, writing: the (out, in) weights that read from the stream, and those that write to it.
+        Args:
+            reading: the (out, in) weights that read from the stream.
+            writing: the (out, in) weights that write to it.
         """

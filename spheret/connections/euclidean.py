@@ -63,6 +63,10 @@ class NormedConnection(Connection):
         added = added if self.branch_scale == 1 else self.branch_scale * added
         return self.outer_norm(wide + added).to(h.dtype)
 
+    def branch_gains(self) -> list[nn.Parameter]:
+        # a gain without a norm is a factor beside that of the branch's last layer
+        return list(self.output_norm.parameters()) if isinstance(self.output_norm, Norm) else []
+
 
 @dataclass(frozen=True)
 class Residual(Scheme):
@@ -148,6 +152,9 @@ class DeepNorm(PostLN):
         small = (4 * num_sublayers) ** -0.25
         return Initialisation(output=small, value=small, hidden=small)
 
+    def step_sum(self, num_sublayers: int) -> float | None:
+        return None
+
 
 @dataclass(frozen=True)
 class Keel(PostLN):
@@ -168,6 +175,9 @@ class Keel(PostLN):
             outer_norm=None if sublayer == 1 else self.build_norm(dim),
             scale=1.0 if sublayer <= 2 else float(num_sublayers),
         )
+
+    def step_sum(self, num_sublayers: int) -> float | None:
+        return None
 
 
 class ScaledNorm(nn.Module):
@@ -194,6 +204,9 @@ class LNScaling(Residual):
 
     def initialisation(self, num_sublayers: int) -> Initialisation:
         return Initialisation(output=1.0)
+
+    def step_sum(self, num_sublayers: int) -> float | None:
+        return None
 
 
 @dataclass(frozen=True)
@@ -311,6 +324,9 @@ class ReZero(Scheme):
         shared = Borrowed(attention.output_norm)
         return attention, NormedConnection(dim, 2 * block, 2 * num_blocks, output_norm=shared)
 
+    def step_sum(self, num_sublayers: int) -> float | None:
+        return None
+
 
 @dataclass(frozen=True)
 class LayerScale(Residual):
@@ -324,6 +340,9 @@ class LayerScale(Residual):
         return NormedConnection(
             dim, sublayer, num_sublayers, inner_norm=self.build_norm(dim), output_norm=Gain(dim, start)
         )
+
+    def step_sum(self, num_sublayers: int) -> float | None:
+        return None
 
 
 class OrthogonalConnection(NormedConnection):
@@ -368,6 +387,9 @@ class Beam(Residual):
             scale=math.sqrt((k - 1) / k),
             branch_scale=1 / math.sqrt(k),
         )
+
+    def step_sum(self, num_sublayers: int) -> float | None:
+        return None
 
 
 @dataclass(frozen=True)
@@ -415,3 +437,6 @@ class ResidualMultiplier(PreLN):
         return NormedConnection(
             dim, sublayer, num_sublayers, inner_norm=self.build_norm(dim), branch_scale=self.multiplier
         )
+
+    def step_sum(self, num_sublayers: int) -> float | None:
+        return self.multiplier * num_sublayers

@@ -57,6 +57,9 @@ class NGPTConnection(Connection):
     def join(self, h: Tensor, f: Tensor) -> Tensor:
         return self.norm(h, f, self.warmed)
 
+    def branch_gains(self) -> list[nn.Parameter]:
+        return [self.norm.a]
+
 
 class QueryKeyNorm(nn.Module):
     """s norm(q) and s norm(k) per head, with one learned vector s in R^d for both. v is not changed.
@@ -139,6 +142,10 @@ class NGPT(Scheme):
 
     def logit_gain(self, dim: int, vocab: int) -> nn.Module | None:
         return Gain(vocab, 1 / math.sqrt(dim), fixed=math.sqrt(dim)) if self.inner_scales else None
+
+    @property
+    def unit_weights(self) -> bool:
+        return self.normalize_weights
 
     @torch.no_grad()
     def constrain(self, reading: Iterable[Tensor], writing: Iterable[Tensor]) -> None:

@@ -11,7 +11,7 @@ import msgspec
 
 from spheret.evaluate.records import AGAIN, EVALS, SAMPLES, EvalRecord
 from spheret.evaluate.tasks import ACCURACIES, PAPER_COLUMNS
-from spheret.runs.layout import EVAL, EVAL_SAMPLES
+from spheret.runs.layout import EVAL, EVAL_FEWSHOT, EVAL_SAMPLES
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -69,12 +69,13 @@ def summary(metric: str, values: Sequence[Any]) -> dict[str, float | None]:
     return {"value": value, "stderr": error}
 
 
-def read(run: str | Path) -> EvalRecord:
-    """The eval.json of a run directory."""
+def read(run: str | Path, fewshot: bool = False) -> EvalRecord:
+    """The eval.json of a run directory, or its eval_fewshot.json."""
     try:
-        return EVALS.read(Path(run) / EVAL)
+        return EVALS.read(Path(run) / (EVAL_FEWSHOT if fewshot else EVAL))
     except FileNotFoundError:
-        raise FileNotFoundError(f"{run} has not been evaluated: run spheret eval {run}.") from None
+        flag = " --num-fewshot N" if fewshot else ""
+        raise FileNotFoundError(f"{run} has not been evaluated: run spheret eval {run}{flag}.") from None
 
 
 def samples(run: str | Path) -> dict[str, dict[str, dict[str, Any]]]:

@@ -19,6 +19,8 @@ from spheret.support.machine import resolve_device
 from spheret.support.meter import Meter
 from spheret.support.ranges import check_count
 
+# registers lm_eval's own models. lm_eval itself does so only if no model is registered yet
+need("lm_eval.models", "eval")
 TemplateLM: Any = need("lm_eval.api.model", "eval").TemplateLM
 register_model = need("lm_eval.api.registry", "eval").register_model
 _lm_eval_utils = need("lm_eval.utils", "eval")

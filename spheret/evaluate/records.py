@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from msgspec import UNSET, UnsetType
+
 from spheret.support.documents import Count, Document, Lines, NonNegative, Positive, Record, Sha256, Text
 
 # null stands for NaN and infinity, which JSON does not have
@@ -32,7 +34,7 @@ class TaskRecord(Record):
 
 
 class EvalRecord(Record):
-    """eval.json: the zero-shot results of one checkpoint."""
+    """eval.json: the zero-shot results of one checkpoint. eval_fewshot.json: those with examples in the prompts."""
 
     run: str
     step: Count
@@ -45,6 +47,8 @@ class EvalRecord(Record):
     tasks: dict[str, TaskRecord]
     requests: Count
     truncated: Count
+    # examples before each question; unset in eval.json
+    num_fewshot: Positive | UnsetType = UNSET
     format: str = "spheret-eval"
     version: int = 1
 

@@ -164,7 +164,7 @@ def write_definitions(directory: Path, names: Iterable[str], out: Path) -> None:
     bundled = Path(need("lm_eval.tasks", "eval").__file__ or "").parent
     for name in names:
         task = TASKS[name]
-        # JSON is valid YAML. the other splits only supply few-shot examples, and evaluation is zero-shot
+        # JSON is valid YAML. the other splits only supply few-shot examples, which then come from the same rows
         definition = {
             "include": str(bundled / task.definition),
             "task": name,
@@ -190,16 +190,57 @@ def parse_tasks(text: str) -> list[str]:
     return list(dict.fromkeys(filter(None, names)))
 
 
-def load_tasks(names: list[str], data: Path | None, scratch: Path) -> dict[str, Any]:
+def check_include_path(include_path: Path | None, data: Path | None) -> None:
+    """Raise unless the directory of own definitions exists and may be used with `--data`."""
+    if include_path is None:
+        return
+    if not include_path.is_dir():
+        raise FileNotFoundError(
+            f"--include-path {include_path} is no directory: give one that holds task definitions."
+        )
+    if data is not None:
+        raise ValueError(
+            "--include-path and --data do not go together, because --data holds the rows of the paper's tasks: "
+            "evaluate your own tasks in a second command, which adds them to the results."
+        )
+
+
+def set_examples(name: str, task: Any, count: int | None) -> None:
+    """Set how many examples precede each question of a task: `count`, or the task's own number for None."""
+    own = task.get_config("num_fewshot")
+    task.set_config(key="num_fewshot", value=count if count is not None else own or 0)
+    task.set_fewshot_seed(seed=1234)
+    if not count:
+        return
+    # lm_eval would ignore the count in both cases, and only warn
+    if own == 0 or task.OUTPUT_TYPE == "loglikelihood_rolling":
+        raise ValueError(
+            f"--num-fewshot {count} is not for {name}, which has no examples: leave it out of --tasks, or evaluate "
+            f"it without --num-fewshot."
+        )
+    # the question itself is no example
+    if (most := len(list(task.fewshot_docs())) - 1) < count:
+        raise ValueError(f"--num-fewshot {count} is too many for {name}: its rows hold at most {most} examples.")
+
+
+def load_tasks(
+    names: list[str], data: Path | None, scratch: Path, include_path: Path | None = None
+) -> dict[str, Any]:
     """lm_eval's tasks of these names, on the local rows in `data` if it is given.
 
     scratch: an empty directory for the definitions of tasks on local rows.
+    include_path: a directory of further definitions.
     """
     manager = need("lm_eval.tasks", "eval").TaskManager
     if data is not None:
         write_definitions(data, names, scratch)
         return manager(include_path=str(scratch), include_defaults=False).load(names)
-    known = manager()
+    if include_path is not None:
+        # reading lm_eval's thousands of definitions takes seconds, and own tasks need none of them
+        own = manager(include_path=str(include_path), include_defaults=False)
+        known = own if set(names) <= set(own.all_subtasks) else manager(include_path=str(include_path))
+    else:
+        known = manager()
     for name in names:
         if name not in known.all_tasks:
             raise unknown_task(name, known.all_tasks)

@@ -1,12 +1,34 @@
-"""A GPT as a transformers model. Importing this module registers it with transformers' Auto classes."""
+"""A GPT as a transformers model. Importing this module registers it with transformers' Auto classes.
+
+Without transformers the import works, so that `spheret export --help` does. Every name is an error with the pip
+command then.
+"""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from typing import Any
+
 from spheret.support.errors import need
 
-need("transformers", "hub")
+__all__ = [
+    "SpheretConfig",
+    "SpheretForCausalLM",
+    "SpheretForSequenceClassification",
+    "SpheretModel",
+    "from_gpt2",
+    "to_gpt2",
+]
 
-from spheret.hub.gpt2 import from_gpt2, to_gpt2  # noqa: E402
-from spheret.hub.model import SpheretConfig, SpheretForCausalLM  # noqa: E402
+if find_spec("transformers") is None:
 
-__all__ = ["SpheretConfig", "SpheretForCausalLM", "from_gpt2", "to_gpt2"]
+    def __getattr__(name: str) -> Any:
+        if name in __all__:
+            need("transformers", "hub")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+else:
+    need("transformers", "hub")
+    from spheret.hub.config import SpheretConfig
+    from spheret.hub.gpt2 import from_gpt2, to_gpt2
+    from spheret.hub.model import SpheretForCausalLM, SpheretForSequenceClassification, SpheretModel

@@ -1,4 +1,7 @@
-"""Conversion between transformers' GPT-2 and a `pre-ln` GPT: the same weights under other names, bit for bit."""
+"""Conversion between transformers' GPT-2 and a `pre-ln` GPT: the same weights under other names, bit for bit.
+
+GPT-2 has no bias of the logits. `folded_head` puts one into an untied head and the final norm.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,10 @@ LINEARS = {
     "mlp.c_fc": "mlp.hidden",
     "mlp.c_proj": "mlp.output",
 }
+# a fold of the head bias that changes a logit by more than so many rounding errors of the largest one is refused
+MOST_ROUNDINGS = 64
+# means of c / g that a fold may choose, see `folded_head`
+MEANS = (-4.0, -1.0, -0.25, 0.25, 1.0, 4.0)
 NORMS = {"ln_1": "attention_connection.inner_norm", "ln_2": "mlp_connection.inner_norm"}
 
 
@@ -47,7 +54,9 @@ def names(layers: int) -> dict[str, tuple[str, bool]]:
 def config_of(config: GPT2Config) -> GPTConfig:
     for name, value in REQUIRED.items():
         if getattr(config, name) != value:
-            raise ValueError(f"this GPT-2 has {name} = {getattr(config, name)}, and only {value} is supported.")
+            folded = name == "tie_word_embeddings" and getattr(config, "spheret_tokenizer", None) is not None
+            hint = " Its head holds a folded head bias: import the export of kind spheret." if folded else ""
+            raise ValueError(f"this GPT-2 has {name} = {getattr(config, name)}, and only {value} is supported.{hint}")
     if config.n_inner not in (None, 4 * config.n_embd):
         raise ValueError(
             f"this GPT-2 has n_inner = {config.n_inner}, and only 4 n_embd = {4 * config.n_embd} is supported."
@@ -105,23 +114,66 @@ def why_not_gpt2(config: GPTConfig) -> str | None:
         k: v for k, v in config.scheme_options.items() if (k, v) not in (("norm", "layernorm"), ("bias", True))
     }:
         return f"its scheme has {changed}"
-    if not config.bias:
-        return "it has no biases"
-    return None if config.head_bias == "none" else f"it has head_bias={config.head_bias!r}"
+    return None if config.bias else "it has no biases"
+
+
+def folded_head(model: GPT) -> tuple[Tensor, Tensor]:
+    """The head and the bias of the final norm that make a GPT-2 of this model, whose logits have a bias b.
+
+    The final norm returns y = g * n + c, where the entries of n sum to 0. So v = 1/g gives v . y = sum(c / g) = k,
+    the same number for every token. A head W + u v^T adds k u to the logits. Moving c by s g moves k by s times the
+    width, and the logits by s W g. So u = (b - s W g) / k gives the bias exactly, for any s with k != 0; s is chosen
+    for small rounding errors. All is computed in float64, and the results have the model's dtype.
+    """
+    assert model.head_bias is not None, "a model without a head bias needs no other head"
+    dtype = model.tokens.weight.dtype
+    weight, bias = model.tokens.weight.detach().double(), model.head_bias.detach().double()
+    gain, shift = (model.get_parameter(f"final_norm.{part}").detach().double() for part in ("weight", "bias"))
+    refusal = ValueError(
+        f"GPT-2 has no bias of the logits, and this model's bias cannot be folded into its weights: a gain of its "
+        f"final norm is {float(gain.abs().min()):.1e}, too near 0. Export it as spheret."
+    )
+    if not gain.all():
+        raise refusal
+    inverse, product = gain.reciprocal(), weight @ gain
+    mean = float((shift * inverse).mean())
+
+    def rounding(step: float) -> float:
+        """The rounding errors of the folded bias, in units of the dtype's."""
+        total = (1 + (shift * inverse + step).abs()).mean() / abs(mean + step)
+        return float(total * (bias - step * product).abs().max() + abs(step) * product.abs().max())
+
+    step = min([*(k - mean for k in MEANS), *([0.0] if mean else [])], key=rounding)
+    update = (bias - step * product) / (len(gain) * (mean + step))
+    head, moved = torch.addr(weight, update, inverse).to(dtype), (shift + step * gain).to(dtype)
+    # the error at streams like those of the model, compared with the largest logit
+    generator = torch.Generator(weight.device).manual_seed(0)
+    normed = torch.randn(16, len(gain), generator=generator, device=weight.device, dtype=torch.float64)
+    normed = (normed - normed.mean(1, keepdim=True)) / normed.std(1, keepdim=True, correction=0)
+    logits = (gain * normed + shift) @ weight.T + bias
+    folded = (gain.to(dtype) * normed.to(dtype) + moved) @ head.T
+    error = (folded - logits).abs().max() / logits.abs().max().clamp(min=1)
+    if not error <= MOST_ROUNDINGS * torch.finfo(dtype).eps:
+        raise refusal
+    return head, moved
 
 
 def to_gpt2(model: GPT, **more: Any) -> GPT2LMHeadModel:
-    """transformers' own GPT-2 with the weights of a `pre-ln` GPT. `more` goes into its GPT2Config."""
+    """transformers' own GPT-2 with the weights of a `pre-ln` GPT. `more` goes into its GPT2Config.
+
+    A head bias is folded into the weights (`folded_head`). The GPT-2 then has `tie_word_embeddings=False`.
+    """
     config = model.config
     if reason := why_not_gpt2(config):
         raise ValueError(f"a stock GPT-2 is pre-ln with biases and LayerNorm. This model is not one: {reason}.")
+    folded = model.head_bias is not None and bool(model.head_bias.any())
     activation = next(gpt2_name for gpt2_name, name in ACTIVATIONS.items() if name == config.activation)
     dropout = config.dropout
     options: dict[str, Any] = {
         "vocab_size": config.vocab, "n_positions": config.block, "n_embd": config.width, "n_layer": config.layers,
         "n_head": config.heads, "activation_function": activation,
         "resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": dropout,
-        "bos_token_id": None, "eos_token_id": None, **more,
+        "bos_token_id": None, "eos_token_id": None, "tie_word_embeddings": not folded, **more,
     }  # fmt: skip
     gpt2: Any = GPT2LMHeadModel(GPT2Config(**options))
     gpt2 = gpt2.to(model.tokens.weight.device, model.tokens.weight.dtype)
@@ -129,5 +181,11 @@ def to_gpt2(model: GPT, **more: Any) -> GPT2LMHeadModel:
     gpt2.transformer.load_state_dict(
         {gpt2_name: _copy(state[name], turned) for gpt2_name, (name, turned) in names(config.layers).items()}
     )
-    gpt2.tie_weights()
+    if folded:
+        head, norm_bias = folded_head(model)
+        with torch.no_grad():
+            gpt2.lm_head.weight.copy_(head)
+            gpt2.transformer.ln_f.bias.copy_(norm_bias)
+    else:
+        gpt2.tie_weights()
     return gpt2.eval()

@@ -1,67 +1,43 @@
-"""`SpheretConfig` and `SpheretForCausalLM`: a GPT that transformers can load, save, train and generate with."""
+"""A GPT that transformers can load, save, train and generate with: alone, as a language model, as a classifier."""
 
 from __future__ import annotations
 
-from dataclasses import field, fields, make_dataclass, replace
-from typing import Any, get_type_hints
+from dataclasses import replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, GenerationMixin, PreTrainedConfig
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    DynamicCache,
+    GenerationMixin,
+)
 from transformers.masking_utils import create_causal_mask
-from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
+    CausalLMOutputWithPast,
+    SequenceClassifierOutputWithPast,
+)
 from transformers.modeling_utils import PreTrainedModel
+from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
-from spheret.model.gpt import GPT, Block, GPTConfig
+from spheret.hub.attentions import attention_weights
+from spheret.hub.config import SpheretConfig
+from spheret.model.gpt import GPT, Block
 
-OPTIONS = [option.name for option in fields(GPTConfig)]
-_TYPES = get_type_hints(GPTConfig)
-# a dataclass with every field of GPTConfig and its default. GPTConfig itself cannot be a base class: it is frozen,
-# and transformers sets the attributes of a config
-_Options: Any = make_dataclass(
-    "_Options",
-    [
-        (option.name, _TYPES[option.name], field(default=option.default, default_factory=option.default_factory))
-        for option in fields(GPTConfig)
-    ],
-)
+# how a head that the checkpoint lacks is drawn, as in transformers' GPT-2
+HEAD_STD = 0.02
 
 
-class SpheretConfig(PreTrainedConfig, _Options):
-    """The options of `GPTConfig` as a transformers config. `attribute_map` gives some of them a second name.
+class SpheretPreTrainedModel(PreTrainedModel):
+    """A GPT with the masks, caches and outputs of transformers. `model` is the GPT itself.
 
-    spheret_tokenizer: the description of the run's tokenizer, which `spheret import` reads.
+    The classes below share the names of the GPT's tensors, so that each loads what another has saved.
     """
-
-    model_type = "spheret"
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
-    attribute_map = {  # noqa: RUF012
-        "num_hidden_layers": "layers",
-        "num_attention_heads": "heads",
-        "hidden_size": "width",
-        "max_position_embeddings": "block",
-        "vocab_size": "vocab",
-    }
-
-    use_cache: bool = True
-    tie_word_embeddings: bool = True
-    bos_token_id: int | None = None
-    eos_token_id: int | None = None
-    spheret_tokenizer: dict[str, Any] | None = None
-
-    def model(self) -> GPTConfig:
-        """The config of the `spheret.GPT` inside."""
-        return GPTConfig(**{name: getattr(self, name) for name in OPTIONS})
-
-    @classmethod
-    def of(cls, config: GPTConfig, **more: Any) -> SpheretConfig:
-        """From the config of a `spheret.GPT`, and further attributes of a transformers config."""
-        return cls(**config.as_dict(), **more)
-
-
-class SpheretForCausalLM(PreTrainedModel, GenerationMixin):
-    """A GPT with the masks, caches and outputs of transformers. It adds no parameter; `model` is the GPT itself."""
 
     config_class = SpheretConfig
     base_model_prefix = "model"
@@ -70,16 +46,26 @@ class SpheretForCausalLM(PreTrainedModel, GenerationMixin):
     _can_compile_fullgraph = True
     _no_split_modules = ["Block"]  # noqa: RUF012
     _can_record_outputs = {"hidden_states": Block}  # noqa: RUF012
+    # parameters beside the GPT's, which a checkpoint of another class lacks
+    _own_parameters: tuple[str, ...] = ()
 
     def __init__(self, config: SpheretConfig, model: GPT | None = None):
         super().__init__(config)
         self.model = GPT(config.model()) if model is None else model
+        self.add_head()
         self.post_init()
 
+    def add_head(self) -> None:
+        """Add what a class has beside the GPT: here nothing."""
+
     @classmethod
-    def of(cls, model: GPT, **more: Any) -> SpheretForCausalLM:
-        """Wrap this model. Its parameters are shared, not copied."""
+    def of(cls, model: GPT, **more: Any) -> Self:
+        """Wrap this model. Its parameters are shared, not copied. `more` goes into the SpheretConfig."""
         return cls(SpheretConfig.of(model.config, **more), model)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """Does nothing. `SpheretConfig.save_pretrained` writes the file that finds this class."""
 
     def _init_weights(self, module: nn.Module) -> None:
         """Does nothing: the GPT has initialised its own weights."""
@@ -87,10 +73,11 @@ class SpheretForCausalLM(PreTrainedModel, GenerationMixin):
     def _initialize_missing_keys(self, is_quantized: bool) -> None:
         # a parameter that the checkpoint lacks would keep uninitialised memory
         missing = [name for name, p in self.named_parameters() if not getattr(p, "_is_hf_initialized", False)]
-        if missing and not is_quantized:
-            raise ValueError(
-                f"the checkpoint has no {', '.join(missing[:3])} ({len(missing)} missing): export it again."
-            )
+        lost = [name for name in missing if name not in self._own_parameters]
+        if lost and not is_quantized:
+            raise ValueError(f"the checkpoint has no {', '.join(lost[:3])} ({len(lost)} missing): export it again.")
+        for name in set(missing) & set(self._own_parameters):
+            nn.init.normal_(self.get_parameter(name), std=HEAD_STD)
 
     @property
     def gradient_checkpointing(self) -> bool:
@@ -128,47 +115,186 @@ class SpheretForCausalLM(PreTrainedModel, GenerationMixin):
             self.model.head_bias = nn.Parameter(grown.clone())
         return embeddings
 
-    @capture_outputs(tie_last_hidden_states=False)
-    def forward(
+    def base_outputs(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        **_: Any,
+    ) -> Any:
+        """A BaseModelOutputWithPast: the stream after the exit, (batch, time, width), and what else is asked for.
+
+        attention_mask: (batch, keys), 0 at padding. Rows may be padded on either side.
+        inputs_embeds: (batch, time, width), instead of input_ids.
+        output_hidden_states: the stream before the first block, after each block but the last, and after the exit.
+        output_attentions: the attention weights of every layer.
+        """
+        tokens = input_ids if inputs_embeds is None else inputs_embeds
+        if tokens is None or (input_ids is not None and inputs_embeds is not None):
+            given = "neither" if tokens is None else "both"
+            raise ValueError(f"the model takes input_ids or inputs_embeds, got {given}: give one of them.")
+        use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        if isinstance(past, int) and past + tokens.shape[1] > self.config.block:
+            raise ValueError(f"{past + tokens.shape[1]} tokens do not fit the context of {self.config.block}.")
+        if position_ids is None:
+            position_ids = _positions(tokens, attention_mask, past)
+        mask: Any = create_causal_mask(
+            config=self.config,
+            # only its shape, dtype and device are used
+            inputs_embeds=self.model.tokens.weight.new_empty(()).expand(*tokens.shape[:2], self.config.width),
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            position_ids=position_ids,
+        )
+        attentions = self.config.output_attentions if output_attentions is None else output_attentions
+        states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        recorded = True if attentions else states
+        outputs = self._stream(
+            tokens, past_key_values, position_ids, mask, output_hidden_states=recorded, return_dict=True
+        )
+        outputs.past_key_values = past_key_values if use_cache else None
+        if attentions:
+            outputs.attentions = attention_weights(self.model, outputs.hidden_states[:-1], past_key_values, mask, position_ids)
+        if not states:
+            outputs.hidden_states = None
+        return outputs
+
+    # replaces the last hidden state by `last_hidden_state`, as transformers' language models do
+    @capture_outputs
+    def _stream(
+        self, tokens: Tensor, cache: Any, positions: Tensor, mask: Tensor | None, **_: Any
+    ) -> BaseModelOutputWithPast:
+        return BaseModelOutputWithPast(last_hidden_state=self.model.stream(tokens, cache, positions, mask))
+
+
+class SpheretModel(SpheretPreTrainedModel):
+    """The GPT without its head, as transformers' AutoModel: tokens to the stream after the exit."""
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **options: Any,
+    ) -> BaseModelOutputWithPast:
+        """Returns `last_hidden_state`, (batch, time, width). The options are those of `base_outputs`."""
+        return self.base_outputs(
+            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, **options
+        )
+
+
+class SpheretForCausalLM(SpheretPreTrainedModel, GenerationMixin):
+    """A language model, as transformers' AutoModelForCausalLM. It adds no parameter to the GPT."""
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         **options: Any,
     ) -> CausalLMOutputWithPast:
-        """input_ids (batch, time) to logits (batch, time, vocab), and the mean loss if labels are given.
+        """Returns logits (batch, time, vocab), and the mean loss if labels are given.
 
-        attention_mask: (batch, keys), 0 at padding. Rows may be padded on either side.
-        labels: (batch, time), the input ids themselves; they are shifted here.
-        output_hidden_states: return the stream before the first block and after each block.
+        labels: (batch, time), the input ids themselves; they are shifted here. Labels of -100 are left out.
+        options: those of `base_outputs`; and `num_items_in_batch`, by which the summed loss is then divided.
         """
-        use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
-        past = 0 if past_key_values is None else past_key_values.get_seq_length()
-        if isinstance(past, int) and past + input_ids.shape[1] > self.config.block:
-            raise ValueError(f"{past + input_ids.shape[1]} tokens do not fit the context of {self.config.block}.")
-        if position_ids is None:
-            position_ids = _positions(input_ids, attention_mask, past)
-        mask = create_causal_mask(
-            config=self.config,
-            # only its shape, dtype and device are used
-            inputs_embeds=self.model.tokens.weight.new_empty(()).expand(*input_ids.shape, self.config.width),
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            position_ids=position_ids,
+        outputs = self.base_outputs(
+            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, **options
         )
-        h = self.model.stream(input_ids, past_key_values, position_ids, mask)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.model.logits(h[:, kept])
+        logits = self.model.logits(outputs.last_hidden_state[:, kept])
         loss = None if labels is None else self.loss_function(logits, labels, vocab_size=self.config.vocab, **options)
         return CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=past_key_values if use_cache else None
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
         )
+
+
+class SpheretForSequenceClassification(SpheretPreTrainedModel):
+    """A classifier of texts: a linear head at the last token that is not padding, as in transformers' GPT-2."""
+
+    _own_parameters = ("score.weight",)
+
+    def add_head(self) -> None:
+        self.num_labels: int = self.config.num_labels or 0
+        weight = self.model.tokens.weight
+        self.score = nn.Linear(
+            self.config.width, self.num_labels, bias=False, device=weight.device, dtype=weight.dtype
+        )
+        nn.init.normal_(self.score.weight, std=HEAD_STD)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        **options: Any,
+    ) -> SequenceClassifierOutputWithPast:
+        """Returns logits (batch, num_labels), and the loss of `config.problem_type` if labels are given.
+
+        labels: (batch,) numbers of classes, or targets of a regression, or (batch, num_labels) zeros and ones.
+        """
+        outputs = self.base_outputs(
+            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, **options
+        )
+        h = outputs.last_hidden_state
+        last = self._last(h, input_ids, attention_mask)
+        logits = self.score(h[torch.arange(len(h), device=h.device), last])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=self.config)
+        return SequenceClassifierOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+    def _last(self, h: Tensor, ids: Tensor | None, mask: Tensor | None) -> Tensor:
+        """The index of each row's last token that is not padding, (batch,).
+
+        Padding is what has `config.pad_token_id`. Without that, or without ids, it is where the mask is 0.
+        """
+        batch, time = h.shape[:2]
+        if ids is not None and self.config.pad_token_id is not None:
+            real = ids != self.config.pad_token_id
+        elif mask is not None and mask.dim() == 2:
+            real = mask[:, -time:] != 0
+        elif batch == 1:
+            real = torch.ones(batch, time, dtype=torch.bool, device=h.device)
+        else:
+            raise ValueError(
+                f"{batch} rows may be padded, and nothing says where: give an attention_mask, or set "
+                f"config.pad_token_id."
+            )
+        return (torch.arange(time, device=h.device) * real.to(h.device)).argmax(-1)
 
 
 def _positions(tokens: Tensor, mask: Tensor | None, past: int | Tensor) -> Tensor:
@@ -179,4 +305,6 @@ def _positions(tokens: Tensor, mask: Tensor | None, past: int | Tensor) -> Tenso
 
 
 AutoConfig.register("spheret", SpheretConfig)
+AutoModel.register(SpheretConfig, SpheretModel)
 AutoModelForCausalLM.register(SpheretConfig, SpheretForCausalLM)
+AutoModelForSequenceClassification.register(SpheretConfig, SpheretForSequenceClassification)

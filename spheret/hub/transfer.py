@@ -1,4 +1,4 @@
-"""`spheret export` writes a run as files that transformers loads. `spheret import` makes a run of such files."""
+"""An export writes a run as files that transformers loads. An import makes a run of such files."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import torch
 import transformers
-import tyro
 from torch import Tensor
 from transformers import GPT2Config
 
@@ -21,38 +20,18 @@ from spheret.data.shards import TOKENIZER, read_tokenizer
 from spheret.data.tokenizers import JSONTokenizer, Tokenizer, describe
 from spheret.data.tokenizers import load as load_tokenizer
 from spheret.hub import gpt2, llama
-from spheret.hub.model import SpheretConfig, SpheretForCausalLM
+from spheret.hub.card import write_card
+from spheret.hub.config import SpheretConfig
+from spheret.hub.model import SpheretForCausalLM
 from spheret.hub.source import CONFIG, KINDS, Source
 from spheret.hub.tokenizer_files import BUILT, is_gpt2, write_tokenizer
 from spheret.model.gpt import GPT, GPTConfig
-from spheret.runs.run import Run, create_run, open_run
+from spheret.runs.run import Run, create_run
 from spheret.support.errors import shortened, unknown
 from spheret.support.files import check_output_directory, directory_written_whole
 
 # an import takes the first two
 EXPORTS = (*KINDS, *llama.KINDS)
-
-
-def export_command(
-    run: str,
-    /,
-    out: Path,
-    kind: Annotated[str, tyro.conf.arg(name="as")] = "spheret",
-    step: int | None = None,
-) -> int:
-    """Write a run's model and tokenizer as safetensors and JSON that transformers loads.
-
-    Args:
-        run: the run directory.
-        out: the directory to write; it must be new or empty.
-        kind: spheret (AutoModelForCausalLM loads it after `import spheret.hub`), or gpt2, llama or qwen3 (a stock
-            model that transformers loads without spheret; the run's scheme must be pre-ln, on that backbone).
-        step: the checkpoint's step; the newest by default.
-    """
-    directory = export(open_run(run), out, kind, step)
-    first = "import spheret.hub, then " if kind == "spheret" else ""
-    print(f"{directory}: {first}load it with AutoModelForCausalLM.from_pretrained")
-    return 0
 
 
 def export(run: Run, out: str | Path, kind: str = "spheret", step: int | None = None) -> Path:
@@ -64,14 +43,17 @@ def export(run: Run, out: str | Path, kind: str = "spheret", step: int | None = 
         raise ValueError("--out is the current directory, and an export makes a new one: give another.")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise FileExistsError(f"{target} exists and is not empty: give a new directory.")
-    model, tokenizer = run.model(step), run.tokenizer()
+    (model, saved), tokenizer = run.load(step), run.tokenizer()
     described, end = describe(tokenizer), tokenizer.end_of_text
-    more = {"bos_token_id": end, "eos_token_id": end, "spheret_tokenizer": msgspec.to_builtins(described)}
+    # the tokenizer pads with the end of text
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end)
+    more = {**ids, "spheret_tokenizer": msgspec.to_builtins(described)}
     exported = _exported(model, kind, more)
     with directory_written_whole(target) as partial:
         with _quietly():
             exported.save_pretrained(partial)
         write_tokenizer(partial, described, tokenizer.file, model.config.block)
+        write_card(partial, run, saved, model, kind, folded=not exported.config.tie_word_embeddings)
     return target
 
 
@@ -80,21 +62,6 @@ def _exported(model: GPT, kind: str, more: dict[str, Any]) -> Any:
     if kind in llama.KINDS:
         return llama.to_transformers(model, kind, **more)
     return gpt2.to_gpt2(model, **more) if kind == "gpt2" else SpheretForCausalLM.of(model, **more)
-
-
-def import_command(source: str, /, out: Path, tokenizer: str | None = None) -> int:
-    """Make a run directory of a model that transformers saved: an export of spheret, or a GPT-2.
-
-    Args:
-        source: the directory, its .safetensors file, or a name on the Hugging Face hub.
-        out: the run directory to write.
-        tokenizer: gpt2, bytes or a path to a tokenizer.json. By default the tokenizer beside the weights, or gpt2 if
-            there is none and the vocabulary has GPT-2's size.
-    """
-    run = import_(source, out, tokenizer)
-    config = run.model_config
-    print(f"{run.path}: {config.layers} layers, {config.scheme}, tokenizer {run.tokenizer().name}")
-    return 0
 
 
 def import_(source: str | Path, out: str | Path, tokenizer: str | None = None) -> Run:

@@ -104,7 +104,9 @@ class Attention(nn.Module):
         shape = config.shape
         self.shape, self.heads, self.dropout = shape, config.heads, config.dropout
         self.rope_base = config.rope_base if config.positions == "rope" else None
-        self.qkv = Linear(shape.dim, (shape.heads + 2 * shape.kv_heads) * shape.head_dim, bias=config.bias)
+        heights = tuple(heads * shape.head_dim for heads in (shape.heads, shape.kv_heads, shape.kv_heads))
+        self.qkv = Linear(shape.dim, sum(heights), bias=config.bias)
+        self.qkv.parts = heights
         self.qkv_norm = qkv_norm
         self.output = Linear(config.width, config.width, bias=config.bias)
 
@@ -195,7 +197,9 @@ class MLP(nn.Module):
         super().__init__()
         shape = config.shape
         self.kind, self.approximate, self.dropout = config.mlp, ACTIVATIONS[config.activation], config.dropout
-        self.hidden = Linear(config.width, (2 if shape.gated else 1) * shape.hidden, bias=config.bias)
+        heights = (shape.hidden,) * (2 if shape.gated else 1)
+        self.hidden = Linear(config.width, sum(heights), bias=config.bias)
+        self.hidden.parts = heights
         self.hidden_norm = hidden_norm
         self.output = Linear(shape.hidden, config.width, bias=config.bias)
 

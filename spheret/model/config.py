@@ -38,20 +38,27 @@ MODERN: dict[str, Any] = {
 class GPTConfig:
     """All options of the model. `as_dict` and `from_dict` convert them to and from JSON.
 
-    layers: the number of blocks. Each has two sublayers, attention and an MLP.
-    block: the longest sequence in tokens.
-    bias: whether the linear layers have a bias, and the scheme's norms too unless `scheme_options` sets theirs.
-    activation: of an MLP "gelu". "gelu" is nanoGPT's, "gelu_tanh" that of GPT-2 in transformers.
-    head_bias: the bias of the logits. "none" is the paper's, "zero" starts at 0, and "unigram" starts at the log
-        frequencies that `GPT(config, counts)` computes.
-    recompute: keep only the input of each block for the backward pass, and compute the rest again.
-    positions: "learned" embeddings, or "rope", which turns pairs of entries of queries and keys as Llama does.
-    rope_base: the base of the angles of "rope".
-    mlp: "gelu"; "swiglu", silu(gate) times the rest as in Llama; or "relu2", the square of a ReLU.
-    norm: what the scheme's norms are, "layernorm" or "rmsnorm", if its definition leaves it open and `scheme_options`
-        does not set it. None takes the scheme's own.
-    qk_norm: an RMSNorm of queries and one of keys, per head, as in Qwen3.
-    kv_heads: the heads of keys and values; each serves heads/kv_heads heads of queries. None is as many as heads.
+    Args:
+        layers: the number of blocks. Each has two sublayers, attention and an MLP.
+        heads: the attention heads of a block; they divide the width.
+        width: the width of the stream.
+        block: the longest sequence in tokens.
+        vocab: the rows of the embedding.
+        bias: whether the linear layers have a bias, and the scheme's norms too unless `scheme_options` sets theirs.
+        dropout: of branches, embedding and attention.
+        scheme: a name of SCHEMES.
+        scheme_options: options for `spheret.scheme`.
+        activation: of an MLP "gelu". "gelu" is nanoGPT's, "gelu_tanh" that of GPT-2 in transformers.
+        head_bias: the bias of the logits. "none" is the paper's, "zero" starts at 0, and "unigram" starts at the log
+            frequencies that `GPT(config, counts)` computes.
+        recompute: keep only the input of each block for the backward pass, and compute the rest again.
+        positions: "learned" embeddings, or "rope", which turns pairs of entries of queries and keys as Llama does.
+        rope_base: the base of the angles of "rope".
+        mlp: "gelu"; "swiglu", silu(gate) times the rest as in Llama; or "relu2", the square of a ReLU.
+        norm: what the scheme's norms are, "layernorm" or "rmsnorm", if its definition leaves it open and
+            `scheme_options` does not set it. None takes the scheme's own.
+        qk_norm: an RMSNorm of queries and one of keys, per head, as in Qwen3.
+        kv_heads: the heads of keys and values; each serves heads/kv_heads heads of queries. None is as many as heads.
     """
 
     layers: int = 12
@@ -168,11 +175,13 @@ class GPTConfig:
         return cls(**{"layers": layers, "heads": heads, "width": width, **modern, **changes})
 
     def as_dict(self) -> dict[str, Any]:
+        """All options, as JSON can hold them, except for those that were added later and have their defaults."""
         values = without_later_defaults(type(self), asdict(self))
         return {**values, "scheme_options": json_options(self.scheme_options)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> GPTConfig:
+        """The config of what `as_dict` returned. An unknown name is an error."""
         known = [f.name for f in fields(cls)]
         for name in values:
             if name not in known:

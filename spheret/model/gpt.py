@@ -19,13 +19,20 @@ from spheret.model.loss import cross_entropy, token_losses
 from spheret.model.sampling import check_prompt, choose, left_padded
 from spheret.support.autograd import recorded
 
-__all__ = ["GPT", "MLP", "PRESETS", "Attention", "Block", "Cache", "GPTConfig"]
+__all__ = ["GPT", "MLP", "PRESETS", "Attention", "Block", "Cache", "GPTConfig", "initial_std"]
+
+
+def initial_std(width: int) -> float:
+    """The standard deviation of new weights before a scheme's factors: 0.02, and more for widths below 768."""
+    return 0.02 * math.sqrt(max(1.0, 768 / width))
 
 
 class GPT(Constrained):
     """Maps tokens (batch, time) to logits (batch, time, vocab); with targets it returns their mean loss.
 
-    counts: how often each token occurs, for `head_bias="unigram"`. Without counts that bias starts at 0.
+    Args:
+        config: the options.
+        counts: how often each token occurs, for `head_bias="unigram"`. Without counts that bias starts at 0.
     """
 
     def __init__(self, config: GPTConfig, counts: Tensor | None = None):
@@ -63,7 +70,7 @@ class GPT(Constrained):
         The draws are the same for every scheme. Then the factors of the scheme's `initialisation` and its constraint
         are applied.
         """
-        std = 0.02 * math.sqrt(max(1.0, 768 / self.config.width))
+        std = initial_std(self.config.width)
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=std)
@@ -124,14 +131,18 @@ class GPT(Constrained):
         self.scheme.constrain(*([w for w in weights if held is None or id(w) in held] for weights in both))
 
     def _check(self, tokens: Tensor, positions: Tensor | None, past: int) -> None:
-        if tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32):
-            raise ValueError(f"tokens must be (batch, time) integers, got {tuple(tokens.shape)} {tokens.dtype}.")
+        embedded = tokens.is_floating_point() and tokens.dim() == 3 and tokens.shape[-1] == self.config.width
+        if not embedded and (tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32)):
+            raise ValueError(
+                f"tokens must be (batch, time) integers, or embeddings (batch, time, {self.config.width}), got "
+                f"{tuple(tokens.shape)} {tokens.dtype}."
+            )
         if not 0 < tokens.shape[1] + past <= self.config.block:
             raise ValueError(f"between 1 and block = {self.config.block} tokens fit, got {tokens.shape[1] + past}.")
         # reading the values would make a GPU wait, and a graph cannot hold it
         if torch.compiler.is_compiling() or recorded() or tokens.device.type != "cpu" or not tokens.numel():
             return
-        low, high = (int(x) for x in tokens.aminmax())
+        low, high = (0, 0) if embedded else (int(x) for x in tokens.aminmax())
         if low < 0 or high >= self.config.vocab:
             bad = low if low < 0 else high
             raise ValueError(f"token {bad} lies outside the vocabulary of {self.config.vocab}.")
@@ -147,9 +158,12 @@ class GPT(Constrained):
     ) -> Tensor:
         """The stream after the last sublayer and the exit, (batch, time, width).
 
-        positions: (batch or 1, time); by default the positions that follow the cache.
-        mask: (batch or 1, 1, time, keys), either boolean (True where a token attends) or added to the scores; by
-            default a token attends to itself and to the tokens before it.
+        Args:
+            tokens: (batch, time) ids, or (batch, time, width) embeddings that stand for those of tokens.
+            cache: keys and values of earlier tokens, to which those of these tokens are appended.
+            positions: (batch or 1, time); by default the positions that follow the cache.
+            mask: (batch or 1, 1, time, keys), either boolean (True where a token attends) or added to the scores; by
+                default a token attends to itself and to the tokens before it.
         """
         past = 0 if cache is None or positions is not None else cache.get_seq_length()
         self._check(tokens, positions, past)
@@ -158,7 +172,7 @@ class GPT(Constrained):
             positions = torch.arange(past, past + time, device=tokens.device)
             if past and time > 1 and mask is None:
                 mask = torch.ones(time, past + time, dtype=torch.bool, device=tokens.device).tril(past)
-        h = self.tokens(tokens)
+        h = tokens if tokens.is_floating_point() else self.tokens(tokens)
         if self.positions is not None:
             h = h + self.positions(positions)
         h = self.entry_norm(F.dropout(h, self.config.dropout, self.training))
@@ -212,11 +226,17 @@ class GPT(Constrained):
     ) -> Tensor:
         """The given tokens (batch, time) followed by `new` generated ones.
 
-        temperature: 0 takes the likeliest token.
-        top_k, top_p: sample among the k likeliest tokens, or among the fewest that hold probability p.
-        padding: (batch,), the number of entries at the left of each row that are padding.
-        vocab: choose only ids below it, for embeddings with more rows than the tokenizer has tokens.
-        until: a function of all tokens so far; generation stops when it returns True.
+        Args:
+            tokens: the prompts, (batch, time) integers.
+            new: how many tokens to add.
+            temperature: 0 takes the likeliest token.
+            top_k: sample among the k likeliest tokens.
+            top_p: sample among the fewest tokens that hold probability p.
+            seed: of the choices; None takes torch's own generator.
+            cached: keep keys and values. The result is the same without, and slower.
+            padding: (batch,), the number of entries at the left of each row that are padding.
+            vocab: choose only ids below it, for embeddings with more rows than the tokenizer has tokens.
+            until: a function of all tokens so far; generation stops when it returns True.
 
         Beyond `block` tokens the model sees the last `block` of them, as in nanoGPT. Their positions count from 0, so
         the cache is of no use after such a shift, and each step computes the whole window again.

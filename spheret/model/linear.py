@@ -29,7 +29,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """y = W x + b."""
+    """y = W x + b.
+
+    parts: the heights of the matrices that W holds one above the other, such as those of q, k and v; empty for one.
+        An optimiser that looks at a whole matrix takes each of them by itself.
+    """
+
+    parts: tuple[int, ...] = ()
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)

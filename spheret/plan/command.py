@@ -9,6 +9,7 @@ from typing import Any
 # tyro reads annotations from the module
 import tyro
 
+from spheret.optim import OPTIMIZERS
 from spheret.plan import cost, memory
 from spheret.plan.cost import GPUS, PARALLEL, SIZES, Setup
 from spheret.runs.flags import HELP, section_flags
@@ -38,6 +39,7 @@ def plan_command(
     precision: str = "bf16",
     utilisation: float = 0.35,
     network_gbit: float = 400.0,
+    optimizer: str = "adamw",
     json: Path | None = None,
 ) -> int:
     """Estimate the memory, computation, traffic and time of a training run, and how they grow.
@@ -57,8 +59,11 @@ def plan_command(
         precision: float32, or bf16 (autocast).
         utilisation: the share of the peak rate that a step reaches. It is an assumption; nothing is measured.
         network_gbit: gigabits per second and GPU between nodes.
+        optimizer: adamw, or muon for the hidden matrices.
         json: also write the numbers here.
     """
+    if optimizer not in OPTIMIZERS:
+        raise unknown("optimizer", optimizer, OPTIMIZERS)
     if gpu not in GPUS:
         raise unknown("gpu", gpu, GPUS)
     if parallel not in PARALLEL:
@@ -76,11 +81,12 @@ def plan_command(
     batch, accumulation = cost.split(tokens_per_update // block, gpus, batch_size)
     network = network_gbit * 1e9 / 8
     setup = Setup(
-        config, GPUS[gpu], gpus, parallel, batch, accumulation, precision, False, utilisation, network
+        config, GPUS[gpu], gpus, parallel, batch, accumulation, precision, False, utilisation, network, optimizer
     )  # fmt: skip
     recomputing = replace(setup, recompute=True)
     result = {
         "size": size, "gpus": gpus, "gpu": gpu, "parallel": parallel, "scheme": scheme, "precision": precision,
+        "optimizer": optimizer,
         "batch_size": batch, "accumulation": accumulation, "tokens_per_update": tokens_per_update, "steps": steps,
         "parameters": memory.shape(config).parameters,
         "plain": _numbers(setup, steps), "recompute": _numbers(recomputing, steps), "saved": _saved(setup),
@@ -97,7 +103,8 @@ def _numbers(setup: Setup, steps: int) -> dict[str, Any]:
         "bytes": cost.bytes_held(setup),
         "fits": cost.fits(setup),
         "flops": setup.accumulation * setup.gpus
-        * cost.step_flops(setup.config, setup.tokens, setup.recompute),
+        * cost.step_flops(setup.config, setup.tokens, setup.recompute)
+        + cost.optimizer_flops(setup.config, setup.optimizer),
         "sent": cost.bytes_sent(setup),
         "compute_seconds": cost.compute_seconds(setup),
         "network_seconds": cost.network_seconds(setup),
@@ -123,8 +130,9 @@ def _growth(setup: Setup, batch_size: int, steps: int) -> list[dict[str, Any]]:
             # every GPU needs at least one sequence, so the update grows if it has fewer sequences than GPUs
             sequences = max(gpus, sequences - sequences % gpus)
             best = cost.choose(
-                config, setup.gpu, gpus, sequences, batch_size, setup.precision, setup.utilisation, setup.network
-            )
+                config, setup.gpu, gpus, sequences, batch_size, setup.precision, setup.utilisation, setup.network,
+                setup.optimizer,
+            )  # fmt: skip
             row: dict[str, Any] = {
                 "size": size, "parameters": memory.shape(config).parameters, "gpus": gpus,
                 "tokens_per_update": sequences * config.block,
@@ -199,14 +207,16 @@ def _say(console: Any) -> Any:
 
 
 def _when_fsdp(result: dict[str, Any], setup: Setup) -> str:
-    # weights, gradients, two moments and buckets
-    most = cost.USABLE * setup.gpu.memory / (5 * memory.FLOAT)
+    # weights, gradients and buckets, and the optimiser's moments
+    held = 3 * memory.FLOAT + memory.optimizer_bytes(setup.config, setup.optimizer) / result["parameters"]
+    most = cost.USABLE * setup.gpu.memory / held
     rule = (
-        f"DDP holds 20 bytes per parameter on every GPU, so this GPU needs FSDP above {most / 1e9:.1f} B parameters"
+        f"DDP holds {held:.0f} bytes per parameter on every GPU, so this GPU needs FSDP above {most / 1e9:.1f} B "
+        f"parameters"
     )
     best = cost.choose(
         setup.config, setup.gpu, setup.gpus, setup.tokens_per_update // setup.config.block, setup.batch,
-        setup.precision, setup.utilisation, setup.network,
+        setup.precision, setup.utilisation, setup.network, setup.optimizer,
     )  # fmt: skip
     if best is None:
         return f"{rule}. Here nothing fits: use more GPUs, or GPUs with more memory."
@@ -246,5 +256,6 @@ def _assumptions(setup: Setup) -> list[str]:
         "sending: ring algorithms without latency. DDP's overlaps with the last backward, FSDP's with all computing.",
         f"memory: a GPU is full at {cost.USABLE:.0%}. Weights, gradients and moments are float32. Activations are "
         "what autograd keeps, with flash attention. DDP has PyTorch's buckets. FSDP gathers two branches at a time.",
-        "FLOP: matrix products, with attention as a full square; the backward counts twice the forward.",
+        "FLOP: matrix products, with attention as a full square; the backward counts twice the forward. Those of "
+        "Muon are counted. The GPUs share its matrices out.",
     ]

@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 from spheret.model.config import MODERN_KV_HEADS, PRESETS, GPTConfig
+from spheret.optim import newton_schulz_flops
 from spheret.plan import memory
 from spheret.plan.memory import FLOAT, PRECISIONS
 from spheret.support.errors import unknown
@@ -72,6 +73,7 @@ class Setup:
     recompute: bool
     utilisation: float
     network: float  # between nodes, bytes per second and GPU
+    optimizer: str = "adamw"
 
     @property
     def tokens(self) -> int:
@@ -91,7 +93,7 @@ def bytes_held(setup: Setup) -> dict[str, float]:
     gradient whole.
     """
     config, precision = setup.config, setup.precision
-    weights, optimizer = memory.weights_bytes(config), memory.optimizer_bytes(config)
+    weights, optimizer = memory.weights_bytes(config), memory.optimizer_bytes(config, setup.optimizer)
     # FSDP gathers weights in autocast's dtype, so autocast makes no copies
     activations = memory.peak(config, setup.tokens, precision, setup.recompute, copies=setup.parallel == "ddp")
     if setup.parallel == "ddp":
@@ -137,23 +139,35 @@ def step_flops(config: GPTConfig, tokens: int, recompute: bool = False) -> int:
     return 3 * (blocks + head) + (blocks if recompute else 0)
 
 
+def optimizer_flops(config: GPTConfig, optimizer: str) -> int:
+    """FLOP of the matrix products of one update. AdamW has none; Muon orthogonalizes every hidden matrix."""
+    if optimizer != "muon":
+        return 0
+    return sum(newton_schulz_flops(rows, columns) for rows, columns in memory.shape(config).matrices)
+
+
 def bytes_sent(setup: Setup) -> dict[str, float]:
     """Bytes that each GPU sends per update, with ring algorithms."""
     shape, rest = memory.shape(setup.config), (setup.gpus - 1) / setup.gpus
+    # Muon's processes share the matrices out, and send each other the updates in bfloat16
+    hidden = sum(rows * columns for rows, columns in shape.matrices) if setup.optimizer == "muon" else 0
+    updates = {"broadcast": 2 * rest * hidden} if hidden else {}
     if setup.parallel == "ddp":
-        return {"all-reduced": 2 * rest * FLOAT * shape.parameters}
+        return {"all-reduced": 2 * rest * FLOAT * shape.parameters, **updates}
     root = FLOAT * (shape.parameters - shape.branches)
     branches = PRECISIONS[setup.precision] * shape.branches
     # branches are freed after the forward and gathered again for the backward
     return {
-        "gathered": rest * setup.accumulation * (root + 2 * branches),
+        "gathered": rest * (setup.accumulation * (root + 2 * branches) + FLOAT * hidden),
         "reduce-scattered": rest * FLOAT * shape.parameters,
+        **updates,
     }
 
 
 def compute_seconds(setup: Setup) -> float:
     rate = getattr(setup.gpu, setup.precision) * setup.utilisation
-    return setup.accumulation * step_flops(setup.config, setup.tokens, setup.recompute) / rate
+    update = optimizer_flops(setup.config, setup.optimizer) / setup.gpus
+    return (setup.accumulation * step_flops(setup.config, setup.tokens, setup.recompute) + update) / rate
 
 
 def network_seconds(setup: Setup) -> float:
@@ -180,11 +194,11 @@ def _modes(sequences: int, gpus: int, batch_size: int) -> Iterator[tuple[str, bo
 
 def choose(
     config: GPTConfig, gpu: GPU, gpus: int, sequences: int, batch_size: int, precision: str, utilisation: float,
-    network: float,
+    network: float, optimizer: str = "adamw",
 ) -> Setup | None:  # fmt: skip
     """The fastest DDP setup that fits, else the fastest FSDP setup that fits, else None."""
     setups = [
-        Setup(config, gpu, gpus, parallel, batch, accumulation, precision, recompute, utilisation, network)
+        Setup(config, gpu, gpus, parallel, batch, accumulation, precision, recompute, utilisation, network, optimizer)
         for parallel, recompute, batch, accumulation in _modes(sequences, gpus, batch_size)
     ]
     fitting = [setup for setup in setups if fits(setup)]

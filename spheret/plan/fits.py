@@ -20,15 +20,19 @@ def least_parameters(config: GPTConfig) -> int:
     return memory.matrix_entries(config) * config.layers + (config.vocab + positions) * config.width
 
 
-def least_training_bytes(config: GPTConfig, tokens: int, precision: str, shards: int = 1) -> float:
+def least_training_bytes(
+    config: GPTConfig, tokens: int, precision: str, shards: int = 1, optimizer: str = "adamw"
+) -> float:
     """A lower bound of what training on micro-batches of `tokens` tokens holds at once, whatever the scheme.
 
     shards: the number of processes among which FSDP divides weights, gradients and moments.
     """
     kept = memory.least_activations(config, tokens, precision)
     workspace = memory.loss_workspace(config, tokens, precision)
-    # weights, gradients and AdamW's two moments
+    # weights, gradients and AdamW's two moments, or Muon's one moment of a matrix
     held = 4 * FLOAT * least_parameters(config) / shards
+    if optimizer == "muon":
+        held -= FLOAT * memory.matrix_entries(config) * config.layers / shards
     if not config.recompute:
         return held + kept.total + workspace
     block = (kept.connections + kept.attention + kept.mlp + kept.copies) / config.layers
@@ -37,13 +41,19 @@ def least_training_bytes(config: GPTConfig, tokens: int, precision: str, shards:
 
 
 def check_training(
-    config: GPTConfig, tokens: int, precision: str, device: torch.device, shards: int = 1, remedy: str = ""
+    config: GPTConfig,
+    tokens: int,
+    precision: str,
+    device: torch.device,
+    shards: int = 1,
+    remedy: str = "",
+    optimizer: str = "adamw",
 ) -> None:
     """Raise if training cannot fit into the memory of the device.
 
     tokens: those of one micro-batch of one process. remedy: what else helps, beside a smaller model or batch.
     """
-    needed = least_training_bytes(config, tokens, precision, shards)
+    needed = least_training_bytes(config, tokens, precision, shards, optimizer)
     model = f"{config.layers:,} layers of width {config.width:,}, and {tokens:,} tokens at once,"
     check_bytes(needed, device, f"training {model}", f"take a smaller model, batch or block{remedy}")
 
@@ -55,7 +65,8 @@ def check_run(config: RunConfig, device: torch.device, ignore: bool, shards: int
     """
     if not ignore:
         tokens = config.train.batch_size * config.model.block
-        check_training(config.model, tokens, config.train.precision, device, shards, IGNORE_MEMORY)
+        train = config.train
+        check_training(config.model, tokens, train.precision, device, shards, IGNORE_MEMORY, train.optimizer)
 
 
 def check_generating(config: GPTConfig, rows: int, tokens: int, device: torch.device) -> None:

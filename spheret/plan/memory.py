@@ -21,6 +21,7 @@ from spheret.kernels import use
 from spheret.model.branches import activate, arrange, rotation
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.model.loss import ROWS
+from spheret.optim import hidden_matrices
 
 # bytes per number inside a branch; the stream, the weights and the optimiser are float32 in both precisions
 PRECISIONS = {"float32": 4, "bf16": 2}
@@ -30,12 +31,17 @@ FLOAT = 4
 
 @dataclass(frozen=True)
 class Shape:
-    """Counts of a model: its parameters, their tensors, the parameters in all branches and in the largest branch."""
+    """Counts of a model: its parameters, their tensors, the parameters in all branches and in the largest branch.
+
+    matrices: rows and columns of every matrix that Muon orthogonalizes. hidden: the tensors that hold them.
+    """
 
     parameters: int
     tensors: int
     branches: int
     largest_branch: int
+    matrices: tuple[tuple[int, int], ...]
+    hidden: int
 
 
 @lru_cache(maxsize=64)
@@ -44,7 +50,10 @@ def _shape(config: str) -> Shape:
         model = GPT(GPTConfig.from_dict(json.loads(config)))
     branches = [branch for block in model.each_block() for branch in (block.attention, block.mlp)]
     sizes = [sum(p.numel() for p in branch.parameters()) for branch in branches]
-    return Shape(model.parameter_count(), len(list(model.parameters())), sum(sizes), max(sizes))
+    hidden = hidden_matrices(model)
+    matrices = tuple((rows, weight.shape[1]) for weight, heights in hidden.items() for rows in heights)
+    tensors = len(list(model.parameters()))
+    return Shape(model.parameter_count(), tensors, sum(sizes), max(sizes), matrices, len(hidden))
 
 
 def shape(config: GPTConfig) -> Shape:
@@ -55,9 +64,12 @@ def weights_bytes(config: GPTConfig) -> int:
     return FLOAT * shape(config).parameters
 
 
-def optimizer_bytes(config: GPTConfig) -> int:
-    """AdamW's two moments, and one step count per tensor."""
-    return 2 * FLOAT * shape(config).parameters + FLOAT * shape(config).tensors
+def optimizer_bytes(config: GPTConfig, optimizer: str = "adamw") -> int:
+    """AdamW's two moments, and one step count per tensor. Muon keeps one moment of a hidden matrix, and no count."""
+    counts = shape(config)
+    adamw = 2 * FLOAT * counts.parameters + FLOAT * counts.tensors
+    muon = FLOAT * sum(rows * columns for rows, columns in counts.matrices) + FLOAT * counts.hidden
+    return adamw - muon if optimizer == "muon" else adamw
 
 
 def autograd_keeps(run: Callable[[], Tensor], parameters: list[nn.Parameter]) -> int:

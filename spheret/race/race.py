@@ -144,8 +144,7 @@ def _rates(where: Where, shared: Given) -> list[float]:
 
 def _shared_settings(config: RunConfig, rates: Sequence[float], shared: Given) -> dict[str, Any]:
     """What all runs of a race have in common, by name. Several rates are one setting, which they share."""
-    document = config.as_dict()
-    names = {name: value for section in document.values() for name, value in section.items()}
+    names = {name: value for section in config.as_dict().values() for name, value in section.items()}
     settings = {name: value for name, value in names.items() if name not in ("scheme", "scheme_options", "seed")}
     if len(rates) > 1:
         settings["lr"] = list(rates)

@@ -256,26 +256,34 @@ def mean_interval(layout: Layout, contestant: str, level: float = LEVEL) -> tupl
 def smallest_seen(layout: Layout, power: float = 0.8, level: float = 0.05) -> float:
     """The smallest true difference of one pair whose better contestant would be named with this probability.
 
-    The p-value must fall below level/number of pairs, the first and strictest of Holm's steps. So the true power is
-    at least `power`. The distribution is the noncentral t, taken exactly. The layout's deviation is taken for the
-    true one.
+    The layout's deviation is taken for the true one.
+    """
+    count = len(layout.contestants)
+    error = layout.deviation * math.sqrt(2 / len(layout.seeds))
+    return detectable(layout.degrees, count * (count - 1) // 2, power, level) * error
+
+
+@lru_cache(maxsize=64)
+def detectable(degrees: float, pairs: int, power: float = 0.8, level: float = 0.05) -> float:
+    """The smallest true difference of a pair that its t-test finds with this probability, in standard errors.
+
+    pairs: how many are tested together. The p-value must fall below level/pairs, the first and strictest of Holm's
+    steps. So the true power is at least `power`. The distribution is the noncentral t, taken exactly.
     """
     from scipy import optimize, stats
 
-    count = len(layout.contestants)
-    strictest = level / (count * (count - 1) / 2)
+    strictest = level / pairs
     if not strictest / 2 < power < 1:
         raise ValueError(f"power is {power}: it must lie between {strictest / 2:.3g}, which chance gives, and 1.")
-    threshold = quantile(1 - strictest, layout.degrees)
+    threshold = quantile(1 - strictest, degrees)
 
     def excess(shift: float) -> float:
-        return float(stats.nct.sf(threshold, layout.degrees, shift)) - power
+        return float(stats.nct.sf(threshold, degrees, shift)) - power
 
     upper = 1.0
     while excess(upper) < 0:
         upper *= 2
-    shift = float(optimize.brentq(excess, 0.0, upper, xtol=1e-12))
-    return shift * layout.deviation * math.sqrt(2 / len(layout.seeds))
+    return float(optimize.brentq(excess, 0.0, upper, xtol=1e-12))
 
 
 def noise_floor(first: Sequence[float], second: Sequence[float], level: float = LEVEL) -> Interval:

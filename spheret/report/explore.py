@@ -26,6 +26,7 @@ from spheret.retractions import RETRACTIONS, Retraction, angular
 from spheret.runs.run import Run, open_run
 from spheret.schedules import SCHEDULES, factor
 from spheret.support import files
+from spheret.support.figure_style import PALETTE
 from spheret.support.ranges import check_counts
 
 FOLDER = Path(__file__).parent
@@ -38,9 +39,20 @@ LARGEST_BETA = BIN_EDGES[-1]
 P_POSITIONS = 600
 # the depths of the budget, in layers of two sublayers
 LAYERS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
+# the places of the rows' colours in PALETTE: the first four rows have those of their schemes in all figures
+COLOUR_ORDER = (6, 7, 8, 5, 0, 1, 3, 4, 2)
 # of an interpolated angle, in radians
 _ERROR = 1e-8
 _DIGITS = 12
+
+
+def _colours() -> str:
+    """The colours of the page's lines as CSS variables, for light and dark."""
+    light, dark = (
+        " ".join(f"--c{index}: {PALETTE[place][page]};" for index, place in enumerate(COLOUR_ORDER))
+        for page in (0, 1)
+    )
+    return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
 
 
 def _angles(row: Retraction, beta: Tensor) -> Tensor:
@@ -140,7 +152,7 @@ def explorer_page(runs: Sequence[RunSteps] = ()) -> bytes:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     page = environment.get_template(TEMPLATE).render(
         data=explorer_data(runs),
-        style=Markup((FOLDER / STYLE).read_text()),
+        style=Markup(_colours() + (FOLDER / STYLE).read_text()),
         script=Markup(script),
         script_hash=Markup(f"'sha256-{digest}'"),
     )

@@ -50,7 +50,7 @@ function read() {
   settings.alpha = Number($("alpha").value);
   settings.contestants = data.retractions.map((row, index) => ({
     name: row.name, formula: row.formula, cap: capOf(row.cap), angle: beta => theta(row, beta),
-    colour: `var(--c${index % 8})`, dashed: index >= 8,
+    colour: `var(--c${index % 9})`, dashed: index >= 9,
   }));
   settings.contestants.push({
     name: `p = ${number(p)}`, formula: "p arctan(beta/p)", cap: capOf(familyCap(position)),
@@ -349,7 +349,7 @@ function drawBudget() {
     const factors = schedule.factors[settings.layers];
     let sum = 0;
     const angles = factors.map(factor => sum += capped(one, factor * settings.eta));
-    return { name: schedule.name, colour: `var(--c${index % 8})`, dashed: index >= 8, angles, factor: factors.reduce((a, b) => a + b, 0) };
+    return { name: schedule.name, colour: `var(--c${index % 9})`, dashed: index >= 9, angles, factor: factors.reduce((a, b) => a + b, 0) };
   });
   const largest = Math.max(...sums.map(s => s.angles[count - 1])) * DEGREES * 1.05 || 1;
   const { X, Y } = plot(svg, 250, { from: 0, to: count, ticks: ticks(count, 6) },

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from spheret.report import tables
-from spheret.report.figure_style import Drawing
+from spheret.report.charts import Chart
 from spheret.report.page import page
 from spheret.report.sections import Section
+from spheret.support.figure_style import Drawing
 from spheret.support.files import write_atomically
 
 PAGE = "report.html"
@@ -22,15 +24,25 @@ MARKS = {
 TABLES = {"tables.md": tables.to_markdown, "tables.csv": tables.to_csv, "tables.tex": tables.to_latex}
 
 
-def contents(title: str, sections: Sequence[Section], drawings: Sequence[Drawing]) -> dict[str, bytes]:
-    """The content of every file of a report, by file name."""
+def contents(
+    title: str,
+    sections: Sequence[Section],
+    drawings: Sequence[Drawing],
+    charts: Mapping[str, Chart] | None = None,
+    styles: Mapping[str, tuple[str, Any]] | None = None,
+) -> dict[str, bytes]:
+    """The content of every file of a report, by file name.
+
+    charts: the numbers behind interactive figures, by the name of the figure. styles: the line of each contestant.
+    """
     page_tables = [table for section in sections for table in section.tables]
     return {
         **{name: write(page_tables).encode() for name, write in TABLES.items()},
         **{f"{FIGURES}/{drawing.name}.svg": drawing.svg.encode() for drawing in drawings},
         **{f"{FIGURES}/{drawing.name}.png": drawing.png for drawing in drawings},
+        **{f"{FIGURES}/{drawing.name}.pgf": drawing.pgf.encode() for drawing in drawings if drawing.pgf is not None},
         # written last: if the page exists, the other files do too
-        PAGE: page(title, sections, drawings).encode(),
+        PAGE: page(title, sections, drawings, charts or {}, styles or {}).encode(),
     }
 
 

@@ -59,7 +59,8 @@ class RunsBesideThePaper:
                     candidate = Candidate(runs, list(dict.fromkeys(found)))
                     self.candidates.setdefault(recipe, []).append(candidate)
         for candidates in self.candidates.values():
-            candidates.sort(key=lambda candidate: len(candidate.departures))
+            # by name and rate among equals: by the order of the group the best loss would be picked
+            candidates.sort(key=lambda each: (len(each.departures), each.runs[0].label, each.runs[0].rate))
 
     def rows(self, corpus: str, sizes: Sequence[str] = SIZES) -> list[tuple[str, str | None]]:
         """The rows of a table: the paper's, and below each the other readings that were run."""
@@ -225,4 +226,6 @@ def paper_section(groups: Sequence[RunGroup]) -> Section:
         paragraphs.append(
             f'No run of this report has a scheme, size and corpus of the paper, so every cell "here" is "{NOT_RUN}".'
         )
-    return Section("paper", "Comparison with the paper", [*paragraphs, *FOOTNOTES], tables, folded=True)
+    return Section(
+        "paper", "Comparison with the paper", [*paragraphs, *FOOTNOTES], tables, folded=not here.candidates
+    )

@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from spheret.report.figure_style import INK, STYLE, Drawing, axes_grid, line_styles, render
+from spheret.report.figure_style import line_styles
 from spheret.report.results import Result, RunGroup
 from spheret.report.verdicts import comparisons
+from spheret.support.figure_style import INK, Drawing, axes_grid, own_style, plain_log, render
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,14 +22,12 @@ SHARED_MACHINE = "as each run took it: runs that shared a machine slowed each ot
 
 def draw(group: RunGroup) -> list[Drawing]:
     """Every figure that the runs have numbers for."""
-    import matplotlib
-
     drawings = []
     for name, (caption, function) in FIGURES.items():
-        with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE}):
+        with own_style():
             figure = function(group)
             if figure is not None:
-                drawings.append(render(name, caption, figure))
+                drawings.append(render(name, caption, figure, pgf=True))
     return drawings
 
 
@@ -42,7 +41,11 @@ def _draw_curves(group: RunGroup, axes: Axes, curve: Callable[[Result], Curve]) 
     """
     normal: list[Curve] = []
     diverged: list[Curve] = []
-    for label, (colour, dash) in line_styles(group).items():
+    styles = line_styles(group)
+    # the first is the best: it is drawn last, above the others
+    for order, label in enumerate(group.contestants):
+        colour, dash = styles[label]
+        above = 3 - order / len(styles)
         lines = [(result, curve(result)) for result in group.contestants[label]]
         lines = [(result, points) for result, points in lines if points[0]]
         if not lines:
@@ -51,13 +54,14 @@ def _draw_curves(group: RunGroup, axes: Axes, curve: Callable[[Result], Curve]) 
             (normal if result.diverged is None else diverged).append(points)
         name = label if all(result.diverged is None for result, _ in lines) else f"{label} (x: diverged)"
         xs = lines[0][1][0]
+        style: Any = {"color": colour, "linestyle": dash, "zorder": above}
         if len(lines) > 1 and all(list(points[0]) == list(xs) for _, points in lines):
             columns = list(zip(*(points[1] for _, points in lines), strict=True))
-            axes.plot(xs, [math.fsum(c) / len(c) for c in columns], color=colour, linestyle=dash, label=name)
+            axes.plot(xs, [math.fsum(c) / len(c) for c in columns], label=name, **style)
             axes.fill_between(xs, list(map(min, columns)), list(map(max, columns)), color=colour, alpha=0.2, lw=0)
         else:
             for index, (_, (x, y)) in enumerate(lines):
-                axes.plot(x, y, color=colour, linestyle=dash, label=None if index else name)
+                axes.plot(x, y, label=None if index else name, **style)
         for result, (x, y) in lines:
             if result.diverged is not None:
                 axes.plot(x[-1:], y[-1:], color=colour, marker="x", markersize=9, markeredgewidth=2.5, zorder=5)
@@ -76,6 +80,59 @@ def _finish(axes: Axes, x: str, y: str, legend: bool = True) -> None:
         handles, labels = axes.get_legend_handles_labels()
         columns = 3 if max(map(len, labels)) <= 20 else 2 if max(map(len, labels)) <= 34 else 1
         axes.figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=2.2)
+
+
+def _name_lines(axes: Axes, x: str, y: str) -> None:
+    """Label the axes, and write the names beside the ends of the lines; below the plot if they are many or long.
+
+    A thin line leads from the end of a curve to its name. The names of curves that end early are at the top.
+    """
+    from matplotlib.lines import Line2D
+
+    labels = axes.get_legend_handles_labels()[1]
+    handles: Sequence[Any] = axes.get_legend_handles_labels()[0]
+    # the share of the height that a name needs
+    gap = 0.052
+    few = len(labels) * gap <= 1 and max(map(len, labels)) <= 34
+    _finish(axes, x, y, legend=not few)
+    if not few:
+        return
+    axes.set_xlim(right=max(line.get_xdata()[-1] for line in handles))
+    # where each curve ends, as shares of the width and height
+    to_share = axes.transData + axes.transAxes.inverted()
+    ends = {line: to_share.transform((line.get_xdata()[-1], line.get_ydata()[-1])) for line in handles}
+    led = {line: x > 0.7 and -0.01 <= y <= 1.01 for line, (x, y) in ends.items()}
+    order = sorted(handles, key=lambda line: (not led[line], ends[line][1] if led[line] else 0))
+    wanted = [min(max(ends[line][1], 0.0), 1.0) if led[line] else 1.0 for line in order]
+    for line, place in zip(order, spread(wanted, gap), strict=True):
+        pieces = [Line2D([1.04, 1.105], [place, place])]
+        pieces[0].update_from(line)
+        if led[line]:
+            x_end, y_end = ends[line]
+            pieces.append(Line2D([x_end, 1.04], [y_end, place], color=line.get_color(), linewidth=0.7))
+        for piece in pieces:
+            piece.set(transform=axes.transAxes, clip_on=False, label="")
+            axes.add_artist(piece)
+        axes.text(1.12, place, line.get_label(), transform=axes.transAxes, va="center", fontsize=9)
+
+
+def spread(wanted: Sequence[float], gap: float) -> list[float]:
+    """Places near the wanted ones, which ascend, at least a gap apart and from 0 to 1."""
+    places = list(wanted)
+    # groups of neighbours that are too close spread around their mean
+    for _ in range(len(places)):
+        blocks: list[list[float]] = []
+        for place in places:
+            if blocks and place < blocks[-1][-1] + gap - 1e-9:
+                blocks[-1].append(place)
+            else:
+                blocks.append([place])
+        places = []
+        for block in blocks:
+            half = gap * (len(block) - 1) / 2
+            middle = min(max(math.fsum(block) / len(block), half), 1 - half)
+            places += [middle - half + gap * index for index in range(len(block))]
+    return places
 
 
 def _thinned(xs: Sequence[float], ys: Sequence[float]) -> Curve:
@@ -128,7 +185,7 @@ def validation(group: RunGroup) -> Figure | None:
     if not curves:
         return None
     _loss_limits(axes, curves)
-    _finish(axes, "step", "validation loss (nats per token)")
+    _name_lines(axes, "step", "validation loss (nats per token)")
     return figure
 
 
@@ -140,7 +197,7 @@ def training(group: RunGroup) -> Figure | None:
     if not curves:
         return None
     _loss_limits(axes, curves)
-    _finish(axes, "step", f"training loss (nats per token{_mean_of(window, ', ')})")
+    _name_lines(axes, "step", f"training loss (nats per token{_mean_of(window, ', ')})")
     return figure
 
 
@@ -160,37 +217,28 @@ def wall_time(group: RunGroup) -> Figure | None:
         return None
     _loss_limits(axes, curves)
     measured = "steps x seconds per step, measured side by side" if group.side_by_side else SHARED_MACHINE
-    _finish(axes, f"training time (seconds)\n{measured}", "validation loss (nats per token)")
+    _name_lines(axes, f"training time (seconds)\n{measured}", "validation loss (nats per token)")
     return figure
 
 
 def gradients(group: RunGroup) -> Figure | None:
     window = _smoothing_window(group)
-    figure, grid = axes_grid(2, size=(6.4, 6.0), sharex=True)
-    upper, lower = grid[:, 0]
+    # without a spike there is nothing to show below the norm
+    spikes = any(line.get("spikes") for result in group.results for line in result.steps)
+    figure, grid = axes_grid(2 if spikes else 1, size=(6.4, 6.0 if spikes else 4.8), sharex=True)
+    upper, lower = grid[0, 0], grid[-1, 0]
     if not _draw_curves(group, upper, lambda r: _averaged(r, "grad_norm", window)):
         return None
     upper.set_yscale("log")
-    _plain_log(upper.yaxis)
+    plain_log(upper.yaxis)
     _finish(upper, "", "gradient norm" + _mean_of(window, "\n"))
-    _draw_curves(group, lower, lambda r: _averaged(r, "spikes", 1))
-    lower.yaxis.get_major_locator().set_params(integer=True)
-    lower.set_ylim(0, max(1, lower.get_ylim()[1]))
-    _finish(lower, "step", "loss spikes so far", legend=False)
+    if spikes:
+        _draw_curves(group, lower, lambda r: _averaged(r, "spikes", 1))
+        lower.yaxis.get_major_locator().set_params(integer=True)
+        lower.set_ylim(0, lower.get_ylim()[1])
+        lower.set_ylabel("loss spikes so far")
+    lower.set_xlabel("step")
     return figure
-
-
-def _plain(value: float, _: int | None) -> str:
-    return f"{value:g}"
-
-
-def _plain_log(axis: Any) -> None:
-    """Put ticks at 1, 2 and 5 of each decade, in plain digits: powers need math text, which is off for labels."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.set_major_formatter(FuncFormatter(_plain))
-    axis.set_minor_formatter(NullFormatter())
 
 
 def differences(group: RunGroup) -> Figure | None:
@@ -210,6 +258,7 @@ def differences(group: RunGroup) -> Figure | None:
             rows.append((label, sign * interval.estimate, ends, comparison.noise))
     if not rows:
         return None
+    rows.sort(key=lambda row: row[1])
     figure, grid = axes_grid(size=(6.4, 1.4 + 0.32 * len(rows)))
     axes = grid[0, 0]
     for y, (label, estimate, (low, high), _) in enumerate(rows):
@@ -234,15 +283,17 @@ def bowls(group: RunGroup) -> Figure | None:
     from matplotlib.lines import Line2D
 
     failed = [label for label, bowl in group.bowls.items() if any(map(_failure, bowl.runs.values()))]
-    height = 0.3 + 0.16 * len(failed)
+    height = 0.3 + 0.16 * len(failed) if failed else 0.0
+    ratios = (height, 4.4) if failed else (1,)
     figure, grid = axes_grid(
-        2, size=(6.4, 4.8 + height), sharex=True, height_ratios=(height, 4.4), gridspec_kw={"hspace": 0.02}
+        len(ratios), size=(6.4, 4.8 + height), sharex=True, height_ratios=ratios, gridspec_kw={"hspace": 0.02}
     )
-    upper, lower = grid[:, 0]
+    upper, lower = grid[0, 0], grid[-1, 0]
     # a loss after a collapse is far above the others: its line leaves the panel
     in_scale: list[float] = []
-    for label, (colour, dash) in line_styles(group).items():
-        bowl = group.bowls[label]
+    styles = line_styles(group)
+    for label in group.contestants:
+        (colour, dash), bowl = styles[label], group.bowls[label]
         for rate, runs in bowl.runs.items():
             if failure := _failure(runs):
                 upper.plot([rate], [failed.index(label)], marker=failure[0], color=colour, linestyle="", markersize=6)
@@ -259,11 +310,11 @@ def bowls(group: RunGroup) -> Figure | None:
     lower.set_xscale("log")
     lower.set_xticks(group.rates, [f"{rate:g}" for rate in group.rates])
     lower.set_xticks([], minor=True)
-    upper.set_ylim(len(failed), -1)
-    upper.set_yticks([])
-    upper.grid(axis="y", visible=False)
-    upper.set_ylabel("failed")
-    upper.set_visible(bool(failed))
+    if failed:
+        upper.set_ylim(len(failed), -1)
+        upper.set_yticks([])
+        upper.grid(axis="y", visible=False)
+        upper.set_ylabel("failed")
     _finish(lower, "learning rate (log scale)", "validation loss (nats per token)")
     return figure
 
@@ -288,8 +339,8 @@ def _heat_map(key: str, unit: str, logarithmic: bool = False) -> Callable[[RunGr
         from matplotlib.colors import LogNorm, Normalize
 
         panels = []
-        for label, results in group.contestants.items():
-            lines = [line for line in results[0].evaluations if line.get("sublayers")]
+        for label in group.contestants:
+            lines = [line for line in group.contestants[label][0].evaluations if line.get("sublayers")]
             grid = [[_number(sublayer.get(key)) for sublayer in line["sublayers"]] for line in lines]
             if grid and np.isfinite(np.array(grid)).any():
                 panels.append((label, [line["step"] for line in lines], np.array(grid).T))
@@ -299,6 +350,10 @@ def _heat_map(key: str, unit: str, logarithmic: bool = False) -> Callable[[RunGr
         positive = finite[finite > 0]
         in_range = positive if logarithmic and len(positive) else finite
         low, high = in_range.min(), in_range.max()
+        # a few values far above the others would make all others look alike
+        most = np.quantile(in_range, 0.98)
+        cut = not logarithmic and high > low + 1.5 * (most - low) > low
+        high = most if cut else high
         scale = LogNorm if logarithmic and len(positive) and low < high else Normalize
         norm = scale(low, high if high > low else low + max(abs(low), 1) * 1e-6)
         columns = min(3, len(panels))
@@ -315,9 +370,9 @@ def _heat_map(key: str, unit: str, logarithmic: bool = False) -> Callable[[RunGr
             axis.set_visible(False)
         figure.supxlabel("step (one column per evaluation)", fontsize=10)
         figure.supylabel("sublayer", fontsize=10)
-        bar = figure.colorbar(mesh, ax=axes, label=unit, pad=0.02)
+        bar = figure.colorbar(mesh, ax=axes, label=unit, pad=0.02, extend="max" if cut else "neither")
         if scale is LogNorm:
-            _plain_log(bar.ax.yaxis)
+            plain_log(bar.ax.yaxis)
         return figure
 
     return function
@@ -330,10 +385,10 @@ def _number(value: Any) -> float:
 # name of the file: (caption, function that draws it)
 FIGURES: dict[str, tuple[str, Callable[[RunGroup], Any]]] = {
     "validation": ("Validation loss by step (val_loss)", validation),
-    "training": ("Training loss by step (loss, moving average)", training),
+    "training": ("Training loss by step (loss; the axis says if it is a mean of several steps)", training),
     "time": ("Validation loss by training time (val_loss; the axis names the source of the time)", wall_time),
     "bowls": ("Validation loss by learning rate (val_loss of the last step, mean over seeds)", bowls),
-    "gradients": ("Gradient norm and loss spikes by step (grad_norm, spikes)", gradients),
+    "gradients": ("Gradient norm by step, and loss spikes if there were any (grad_norm, spikes)", gradients),
     "differences": (
         "Validation loss of each contestant minus that of a reference (val_documents, or val_loss by seed)",
         differences,

@@ -8,25 +8,35 @@ from dataclasses import replace
 from pathlib import Path
 
 from spheret.report import sections
+from spheret.report.answer import answer_section
 from spheret.report.certificates import certificates_section
-from spheret.report.figure_style import Drawing
+from spheret.report.charts import Chart, charts
+from spheret.report.diverged import failures_section
+from spheret.report.figure_style import line_styles
 from spheret.report.learning_rates import learning_rates_section
+from spheret.report.links import run_places
 from spheret.report.output import contents, refuse_other_files, write_files
+from spheret.report.pairs_section import comparisons_section
 from spheret.report.paper_comparison import paper_section
 from spheret.report.plots import FIGURES, draw
 from spheret.report.results import RunGroup, read_groups
+from spheret.report.samples import samples_section
 from spheret.report.sections import Section
 from spheret.report.zero_shot import zero_shot_section
+from spheret.support.figure_style import Drawing
 
 TITLE = "Deep connections compared"
 # with several groups a figure's name ends in that of its group
-FIGURE_NAME = re.compile(rf"({'|'.join(FIGURES)})(-.+)?\.(svg|png)")
+FIGURE_NAME = re.compile(rf"({'|'.join(FIGURES)})(-.+)?\.(svg|png|pgf)")
 # the sections of one group, in the order of the page
 SECTIONS: tuple[Callable[[RunGroup], Section | None], ...] = (
+    answer_section,
     sections.summary_section,
+    failures_section,
     sections.results_section,
     learning_rates_section,
-    sections.comparisons_section,
+    comparisons_section,
+    samples_section,
     sections.stream_section,
     zero_shot_section,
     certificates_section,
@@ -72,12 +82,29 @@ def drawings_of(groups: Sequence[RunGroup]) -> list[Drawing]:
     ]
 
 
-def report_files(groups: Sequence[RunGroup], drawings: Sequence[Drawing] | None = None) -> dict[str, bytes]:
-    """The content of every file of a report, by file name. drawings: by default those of the groups."""
+def charts_of(groups: Sequence[RunGroup]) -> dict[str, Chart]:
+    """The numbers behind the interactive figures of every group, by the name of the figure."""
+    if len(groups) == 1:
+        return charts(groups[0])
+    return {name + _suffix(group): chart for group in groups for name, chart in charts(group).items()}
+
+
+def report_files(
+    groups: Sequence[RunGroup], drawings: Sequence[Drawing] | None = None, directory: Path | None = None
+) -> dict[str, bytes]:
+    """The content of every file of a report, by file name.
+
+    drawings: by default those of the groups. directory: where the report will be; without it the page links no run.
+    """
+    if directory is not None:
+        runs = [(result.name, result.run) for group in groups for results in group.by_rate for result in results]
+        places = run_places(runs, directory)
+        groups = [replace(group, places=places) for group in groups]
     # before the figures, which take longer: a damaged document is found at once
     page_sections = sections_of(groups)
     drawings = drawings_of(groups) if drawings is None else drawings
-    return contents(TITLE, page_sections, drawings)
+    styles = {label: style for group in groups for label, style in line_styles(group).items()}
+    return contents(TITLE, page_sections, drawings, charts_of(groups), styles)
 
 
 def report(runs: Sequence[str | Path], out: str | Path) -> Path:
@@ -91,11 +118,11 @@ def report(runs: Sequence[str | Path], out: str | Path) -> Path:
 def write_report(groups: Sequence[RunGroup], directory: Path) -> Path:
     """Write the report of runs that were read. Returns the path of the page."""
     refuse_other_files(directory, FIGURE_NAME)
-    return write_files(directory, report_files(groups), FIGURE_NAME)
+    return write_files(directory, report_files(groups, directory=directory), FIGURE_NAME)
 
 
 def report_command(runs: tuple[str, ...] = (), /, out: str = "report") -> int:
-    """Compare runs: one self-contained page, tables in Markdown, CSV and LaTeX, figures in SVG and PNG.
+    """Compare runs: one self-contained page, tables in Markdown, CSV and LaTeX, figures in SVG, PNG and PGF.
 
     Runs are compared only with runs on the same data and, of the paper's sizes, of the same size.
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from spheret.connections import SCHEMES
 from spheret.model.gpt import PRESETS
+from spheret.report.links import Place
+from spheret.report.statistics import mean_and_deviation
 from spheret.runs.config import BOOKKEEPING
 from spheret.runs.layout import CONFIG, STEP_COST
 from spheret.runs.run import Run, RunDocument, open_run
@@ -185,6 +187,18 @@ class Bowl:
         return [*["lower"] * (self.best == min(tried)), *["upper"] * (self.best == max(tried))]
 
 
+def final_loss(runs: Sequence[Result]) -> float | None:
+    """The mean final validation loss of a contestant; None if a run of it diverged or is not finished."""
+    losses = [run.val_loss.value for run in runs if run.finished and run.val_loss is not None]
+    return mean_and_deviation(losses)[0] if losses and len(losses) == len(runs) else None
+
+
+def _place(runs: Sequence[Result]) -> tuple[bool, bool, float]:
+    """Where a contestant stands: by its loss, then those that are not finished, then those that diverged."""
+    loss = final_loss(runs)
+    return loss is None, any(run.diverged is not None for run in runs), 0.0 if loss is None else loss
+
+
 def _healthy_steps(run: Result) -> int:
     return run.step if run.diverged is None else run.diverged[0]
 
@@ -196,16 +210,18 @@ class RunGroup:
     A contestant is a scheme with its options, and with every other setting that differs between the runs. If the runs
     differ in their learning rate alone, the rate is no part of a contestant: each is reported at its best rate.
 
-    contestants: the runs that are reported.
+    contestants: the runs that are reported, the lowest loss first.
     differing: names of the settings that are not the same in all runs.
     name: the corpus and the tokenizer, and what else tells the groups of a report apart.
     bowls: all runs of each contestant by their learning rate; empty if the rate is the same or part of a contestant.
+    places: where runs lie as seen from the page, by their names; a run without a place has no link.
     """
 
     contestants: dict[str, list[Result]]
     differing: list[str]
     name: str
     bowls: dict[str, Bowl] = field(default_factory=dict)
+    places: Mapping[str, Place] = field(default_factory=dict)
 
     @property
     def results(self) -> list[Result]:
@@ -341,7 +357,9 @@ def _group(runs: Sequence[Run], names: dict[Path, str], name: str) -> RunGroup:
     _refuse_different_windows(results)
     bowls = {label: Bowl(runs) for label, runs in contestants.items()}
     reported = {label: bowl.runs[bowl.reported] for label, bowl in bowls.items()}
-    return RunGroup(reported, differing, name, bowls if tuned else {})
+    order = sorted(reported, key=lambda label: _place(reported[label]))
+    tuned_bowls = {label: bowls[label] for label in order} if tuned else {}
+    return RunGroup({label: reported[label] for label in order}, differing, name, tuned_bowls)
 
 
 def _differ_in_rate_alone(runs: Sequence[Run], differing: Sequence[str]) -> bool:

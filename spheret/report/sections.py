@@ -4,28 +4,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
 import msgspec
 
+from spheret.connections import scheme
 from spheret.report.results import WINDOW, Bowl, Number, Result, RunGroup, corpus_name
 from spheret.report.statistics import mean_and_deviation
 from spheret.report.tables import Table, TableCell, ranked
-from spheret.report.verdicts import EVALUATION_NOISE, FALSE_WINNER, comparisons
+from spheret.report.verdicts import EVALUATION_NOISE
+from spheret.runs.layout import CONFIG, METRICS
+
+
+@dataclass(frozen=True)
+class Quote:
+    """A text that is shown as it stands, under a name. source: where it is from."""
+
+    name: str
+    text: str
+    source: str
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with paragraphs, tables and figures. A folded section is closed until the reader opens it."""
+    """A heading with paragraphs, tables, figures and quotes.
+
+    A folded section is closed until the reader opens it. An opening section is a first screen: its paragraphs are
+    set large, and its figure and its table stand side by side.
+    """
 
     name: str
     title: str
     paragraphs: Sequence[str] = field(default_factory=tuple)
     tables: Sequence[Table] = field(default_factory=tuple)
     figures: Sequence[str] = field(default_factory=tuple)
+    quotes: Sequence[Quote] = field(default_factory=tuple)
     folded: bool = False
+    opening: bool = False
 
 
 def format_loss(value: float) -> str:
@@ -163,7 +180,50 @@ def summary_section(group: RunGroup) -> Section:
     else:
         definition += " A contestant is a scheme with its options."
     paragraphs = [opening, definition, *tuning, _describe_seeds(group), *_warnings(group)]
-    return Section("summary", "What was run", paragraphs)
+    table = _differences_table(group)
+    return Section("summary", "What was run", paragraphs, [] if table is None else [table])
+
+
+def _differences_table(group: RunGroup) -> Table | None:
+    """What sets the contestants apart: settings, and options of the schemes with their defaults."""
+    if len(group.contestants) < 2:
+        return None
+    rows: dict[str, dict[str, str]] = {}
+    for label, (first, *_) in group.contestants.items():
+        config = first.run.config
+        built = scheme(config.model.scheme, **config.model.scheme_options)
+        options = {option.name: getattr(built, option.name) for option in fields(built) if option.name != "name"}
+        settings = {**config.settings("model"), **config.settings("train")}
+        # with bowls, min_lr is the same part of every lr
+        differing = ["lr"] if group.bowls else group.differing
+        rows[label] = {key: _as_text(settings.get(key)) for key in differing}
+        rows[label] |= {name: _as_text(value) for name, value in options.items() if name not in rows[label]}
+    # an option that some schemes lack is shown if those that have it differ
+    keys = [key for key in dict.fromkeys(key for row in rows.values() for key in row)
+            if len({row[key] for row in rows.values() if key in row}) > 1]  # fmt: skip
+    if not keys:
+        return None
+    cells = [
+        [TableCell(label, href=_file_link(group, group.contestants[label][0], CONFIG))]
+        + [TableCell(row.get(key, "-")) for key in keys]
+        for label, row in rows.items()
+    ]
+    notes = [
+        "Settings and options of the schemes that are not the same for all, defaults included. A dash: the scheme "
+        "has no such option. All else is the same and stands in the table of settings."
+    ]
+    return Table("contestants", "What differs between the contestants", ["contestant", *keys], cells, notes)
+
+
+def _file_link(group: RunGroup, result: Result, name: str) -> str:
+    place = group.places.get(result.name)
+    return "" if place is None else place.folder + name
+
+
+def _log_link(group: RunGroup, result: Result) -> str:
+    """The log beside the run, which stays if a training fails, or else its metrics."""
+    place = group.places.get(result.name)
+    return "" if place is None else place.log or place.folder + METRICS
 
 
 def results_section(group: RunGroup) -> Section:
@@ -219,59 +279,7 @@ def results_section(group: RunGroup) -> Section:
         )
     table = Table("results", f"Loss and perplexity{', one seed' * group.one_seed}", columns, rows, notes)
     table = ranked(table, ("train loss", "val loss", "perplexity"), excluded=unranked)
-    return Section("results", "Loss and perplexity", (), [table], ["validation", "training", "time"])
-
-
-def comparisons_section(group: RunGroup) -> Section:
-    compared = comparisons(group)
-    if not compared:
-        return Section("comparisons", "Comparisons", ["There is one contestant, so there is nothing to compare."])
-    rows = []
-    for comparison in compared:
-        interval = comparison.interval
-        difference_cell = interval_cell = TableCell("-")
-        if interval is not None:
-            text = (
-                "none: one document" if math.isinf(interval.high) else f"{interval.low:+.4f} to {interval.high:+.4f}"
-            )
-            interval_cell = TableCell(text, source=comparison.source)
-            difference_cell = TableCell(
-                f"{interval.estimate:+.4f}", interval.estimate, f"estimate of {comparison.source}"
-            )
-        rows.append(
-            [
-                TableCell(f"{comparison.first} - {comparison.second}"),
-                difference_cell,
-                interval_cell,
-                TableCell(comparison.noise or "-"),
-                TableCell(comparison.verdict),
-            ]
-        )
-    notes = [
-        "The difference is the validation loss of the first contestant minus that of the second, in nats per token. "
-        "Below 0 the first is better. Differences are paired over the same validation documents or the same seeds.",
-        *_noise_notes({comparison.noise for comparison in compared}),
-        f"A contestant wins only with several seeds and a p-value below {FALSE_WINNER} after Holm's correction for "
-        f"all {len(compared)} comparisons.",
-    ]
-    columns = ["pair", "difference", "95% interval", "interval covers", "verdict"]
-    table = Table("comparisons", "One verdict per pair of contestants", columns, rows, notes)
-    return Section("comparisons", "Comparisons", (), [table], ["differences"])
-
-
-def _noise_notes(noises: set[str]) -> list[str]:
-    notes = []
-    if EVALUATION_NOISE in noises:
-        notes.append(
-            f"{EVALUATION_NOISE.capitalize()}: the interval covers how the difference would change with other "
-            "documents of the same kind. It does not cover what another seed would change."
-        )
-    if noises - {EVALUATION_NOISE, ""}:
-        notes.append(
-            "Seeds: the interval covers how the difference would change with other seeds, on the same validation "
-            "documents."
-        )
-    return notes
+    return Section("results", "Loss and perplexity", (), [table], ["training", "time"])
 
 
 def _format_with(specification: str, value: float) -> str:
@@ -332,7 +340,13 @@ def stream_section(group: RunGroup) -> Section:
         "At a bound is the number of learned scalars that lie at an end of their interval.",
     ]
     table = Table("stream", "The stream", ["contestant", *_STREAM, "at a bound"], rows, notes)
-    return Section("stream", "Inside the model", (), [table], ["gradients", "angle", "alpha", "norm", "cosine"])
+    return Section(
+        "stream",
+        "Inside the model",
+        (),
+        [table.without_empty_columns],
+        ["gradients", "angle", "alpha", "norm", "cosine"],
+    )
 
 
 def provenance_section(group: RunGroup) -> Section:
@@ -341,21 +355,24 @@ def provenance_section(group: RunGroup) -> Section:
     columns = ["run", "contestant", *rate, "seed", "train loss", "val loss", "perplexity", "state"]
     rows = [
         [
-            TableCell(result.name),
+            TableCell(result.name, href=_file_link(group, result, "")),
             TableCell(result.label),
             *([TableCell(f"{result.rate:g}", result.rate, result.rate_source)] if group.bowls else []),
             TableCell(str(result.seed)),
             number_cell([result.train_loss], format_loss),
             number_cell([result.val_loss], format_loss),
             number_cell([perplexity(result.val_loss)], format_perplexity),
-            TableCell(result.state),
+            TableCell(result.state, href=_log_link(group, result)),
         ]
         for result in every
     ]
     keys = ["commit", "spheret", "torch", "python", "processor", "gpu", "threads", "started", "command"]
     environments = [result.run.config.environment for result in every]
     environment_rows = [
-        [TableCell(result.name), *(TableCell(_as_text(getattr(environment, key))) for key in keys)]
+        [
+            TableCell(result.name, href=_file_link(group, result, CONFIG)),
+            *(TableCell(_as_text(getattr(environment, key))) for key in keys),
+        ]
         for result, environment in zip(every, environments, strict=True)
     ]
     paragraphs = [
@@ -363,14 +380,19 @@ def provenance_section(group: RunGroup) -> Section:
         "in the line of that step in RUN/metrics.jsonl. RUN[FIRST..LAST].KEY are the values in all lines from FIRST "
         "to LAST."
     ]
+    if group.places:
+        paragraphs.append(
+            "A run leads to its directory, and its state to its metrics, or to the log of a training that failed. "
+            "In the second table a run leads to its config."
+        )
     machines = {tuple(_as_text(getattr(e, key)) for key in ("processor", "gpu", "threads")) for e in environments}
     if len(machines) > 1:
         paragraphs.append(
             "The runs did not all have the same processor, GPU and number of threads: do not compare their times."
         )
     tables = [
-        Table("runs", "Every run", columns, rows),
-        Table("environments", "How each run was made", ["run", *keys], environment_rows),
+        Table("runs", "Every run", columns, rows, folded=True),
+        Table("environments", "How each run was made", ["run", *keys], environment_rows, folded=True),
         _settings_table(group),
     ]
     return Section("provenance", "Provenance", paragraphs, tables)
@@ -391,7 +413,7 @@ def _settings_table(group: RunGroup) -> Table:
         [TableCell(key), TableCell("differs" if key.partition(".")[2] in group.differing else _as_text(value))]
         for key, value in sorted({**data, **model, **train}.items())
     ]
-    return Table("settings", "Settings of all runs", ["setting", "value"], rows)
+    return Table("settings", "Settings of all runs", ["setting", "value"], rows, folded=True)
 
 
 def _as_text(value: Any) -> str:

@@ -21,6 +21,16 @@ class Interval:
     degrees: float
     p: float
 
+    @property
+    def text(self) -> str:
+        """The ends, for a table."""
+        return "none: one document" if math.isinf(self.high) else f"{self.low:+.4f} to {self.high:+.4f}"
+
+    @property
+    def mirrored(self) -> Interval:
+        """The interval of the difference the other way round."""
+        return Interval(-self.estimate, -self.high, -self.low, self.degrees, self.p)
+
 
 @lru_cache(maxsize=1024)
 def quantile(level: float, degrees: float) -> float:

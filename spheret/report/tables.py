@@ -10,34 +10,61 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from spheret.support.latex import escape_latex
+
 # ranks of a number in its column; as in the paper, the best is bold and the second best underlined
 BEST, SECOND = 1, 2
 
 
 @dataclass(frozen=True)
 class TableCell:
-    """The text that is shown, the unrounded number, and the source of the number."""
+    """The text that is shown, the unrounded number, and the source of the number.
+
+    The rest is for the page alone. note: small print after the text. hint: shown with the source. tone: the class of
+    a coloured cell. href: where the text leads.
+    """
 
     text: str
     value: float | None = None
     source: str = ""
     rank: int = 0
+    note: str = ""
+    hint: str = ""
+    tone: str = ""
+    href: str = ""
+
+    @property
+    def title(self) -> str:
+        """What is shown when a reader points at the cell."""
+        return "\n".join(text for text in (self.hint, self.source) if text)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Named columns and rows of cells. The first cell of a row is its name."""
+    """Named columns and rows of cells. The first cell of a row is its name.
+
+    A folded table is closed on the page until the reader opens it. kind: the class of a table with a look of its own.
+    """
 
     name: str
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[TableCell]]
     notes: Sequence[str] = field(default_factory=tuple)
+    folded: bool = False
+    kind: str = ""
 
     @property
     def text_columns(self) -> list[bool]:
         """For each column, whether it holds text and no number."""
         return [all(row[i].value is None for row in self.rows) for i in range(len(self.columns))]
+
+    @property
+    def without_empty_columns(self) -> Table:
+        """The same table without the columns that hold a dash in every row."""
+        kept = [i for i in range(len(self.columns)) if not i or any(row[i].text != "-" for row in self.rows)]
+        rows = [[row[i] for i in kept] for row in self.rows]
+        return replace(self, columns=[self.columns[i] for i in kept], rows=rows)
 
 
 def ranked(table: Table, columns: Iterable[str], excluded: Iterable[str] = (), largest: bool = False) -> Table:
@@ -87,33 +114,22 @@ def to_markdown(tables: Iterable[Table]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-_LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "\u00b1": r"$\pm$", "\u2212": r"$-$", "|": r"\textbar{}",
-}  # fmt: skip
-
-
-def _escape_latex(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
-
-
 def to_latex(tables: Iterable[Table]) -> str:
     """LaTeX tables. They need \\usepackage{booktabs}."""
     parts = []
     for table in tables:
         body = [
-            " & ".join(_styled(c, _escape_latex, r"\textbf{%s}", r"\underline{%s}") for c in row) + r" \\"
+            " & ".join(_styled(c, escape_latex, r"\textbf{%s}", r"\underline{%s}") for c in row) + r" \\"
             for row in table.rows
         ]
         lines = [
             r"\begin{table}[t]",
             r"\centering",
-            rf"\caption{{{_escape_latex(' '.join([table.caption + '.', *table.notes]))}}}",
+            rf"\caption{{{escape_latex(' '.join([table.caption + '.', *table.notes]))}}}",
             rf"\label{{tab:{table.name}}}",
             rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}",
             r"\toprule",
-            " & ".join(map(_escape_latex, table.columns)) + r" \\",
+            " & ".join(map(escape_latex, table.columns)) + r" \\",
             r"\midrule",
             *body,
             r"\bottomrule",

@@ -6,8 +6,9 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+from spheret.report.blocks import detectable
 from spheret.report.results import Result, RunGroup
-from spheret.report.statistics import Interval, holm, over_documents, over_seeds
+from spheret.report.statistics import LEVEL, Interval, holm, over_documents, over_seeds, quantile
 
 EVALUATION_NOISE = "evaluation noise only"
 # the largest probability of one or more false winners in a report
@@ -19,6 +20,8 @@ class Comparison:
     """Validation loss of the first contestant minus that of the second.
 
     If there is no interval, `verdict` gives the reason.
+    p: the p-value after Holm's correction over all pairs; None with one seed.
+    smallest: the smallest true difference that would have been seen with a probability of 80%; None with one seed.
     """
 
     first: str
@@ -28,6 +31,10 @@ class Comparison:
     # the source of noise that the interval covers
     noise: str = ""
     source: str = ""
+    # of the difference the other way round
+    reversed_source: str = ""
+    p: float | None = None
+    smallest: float | None = None
 
 
 def comparisons(group: RunGroup) -> list[Comparison]:
@@ -41,8 +48,36 @@ def comparisons(group: RunGroup) -> list[Comparison]:
     adjusted = holm(list(over_several_seeds.values()))
     at_an_edge = set(group.edge_contestants)
     for index, p in zip(over_several_seeds, adjusted, strict=True):
-        compared[index] = replace(compared[index], verdict=_verdict(compared[index], p, at_an_edge))
+        verdict = _verdict(compared[index], p, at_an_edge)
+        smallest = _smallest(compared[index].interval, len(over_several_seeds))
+        compared[index] = replace(compared[index], verdict=verdict, p=p, smallest=smallest)
     return compared
+
+
+def _smallest(interval: Interval | None, pairs: int) -> float | None:
+    """The smallest true difference of a pair that its paired t-test would have shown with a probability of 80%."""
+    if interval is None or interval.degrees < 1:
+        return None
+    error = (interval.high - interval.estimate) / quantile(LEVEL, interval.degrees)
+    return detectable(interval.degrees, pairs) * error
+
+
+def between(compared: Sequence[Comparison], first: str, second: str) -> Comparison | None:
+    """The comparison of two contestants, as the loss of the first minus that of the second."""
+    for comparison in compared:
+        if (comparison.first, comparison.second) == (first, second):
+            return comparison
+        if (comparison.second, comparison.first) == (first, second):
+            interval = comparison.interval
+            return replace(
+                comparison,
+                first=first,
+                second=second,
+                interval=None if interval is None else interval.mirrored,
+                source=comparison.reversed_source,
+                reversed_source=comparison.source,
+            )
+    return None
 
 
 def _verdict(comparison: Comparison, p: float, at_an_edge: Set[str]) -> str:
@@ -93,11 +128,21 @@ def compare(first_runs: Sequence[Result], second_runs: Sequence[Result]) -> Comp
         interval,
         EVALUATION_NOISE,
         f"over_documents({', '.join(sources)})",
+        f"over_documents({', '.join(reversed(sources))})",
     )
 
 
 def _compare_over_seeds(first: str, second: str, shared: Sequence[tuple[Result, Result]]) -> Comparison:
     losses = [(a.val_loss, b.val_loss) for a, b in shared]
-    differences = [a.value - b.value for a, b in losses if a is not None and b is not None]
-    terms = ", ".join(f"{a.source} - {b.source}" for a, b in losses if a is not None and b is not None)
-    return Comparison(first, second, "", over_seeds(differences), f"{len(shared)} seeds", f"over_seeds({terms})")
+    known = [(a, b) for a, b in losses if a is not None and b is not None]
+    terms = ", ".join(f"{a.source} - {b.source}" for a, b in known)
+    reversed_terms = ", ".join(f"{b.source} - {a.source}" for a, b in known)
+    return Comparison(
+        first,
+        second,
+        "",
+        over_seeds([a.value - b.value for a, b in known]),
+        f"{len(shared)} seeds",
+        f"over_seeds({terms})",
+        f"over_seeds({reversed_terms})",
+    )

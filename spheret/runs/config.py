@@ -19,12 +19,15 @@ import msgspec
 from spheret.connections import PAPER_SCHEMES
 from spheret.connections.parse import INFINITY
 from spheret.model.gpt import GPTConfig
-from spheret.runs.recipes import defaults, paper_model
+from spheret.optim import OPTIMIZERS
+from spheret.runs.base_sizes import BASE_SIZES, PARAMETRIZATIONS, check_base_sizes, check_scheme
+from spheret.runs.lr_schedules import Course, check_schedule, learning_rate
+from spheret.runs.recipes import default_heads, defaults, paper_model
 from spheret.support import files
 from spheret.support.documents import DECODE_ERRORS, MOST_BYTES, explain
 from spheret.support.errors import shortened, unknown
 from spheret.support.ranges import check_count
-from spheret.support.settings import later_settings, without_later_defaults
+from spheret.support.settings import later, later_settings, without_later_defaults
 
 if TYPE_CHECKING:
     from spheret.data import Data
@@ -68,6 +71,7 @@ class TrainConfig:
     """The optimisation. With a GPTConfig and the data it determines every update.
 
     An update sees `tokens_per_update` tokens: batch_size x block x accumulation x processes.
+    A learning rate of None is `lr`. base_width, base_layers, base_heads: the shape for which the settings were tuned.
     """
 
     steps: int
@@ -85,12 +89,23 @@ class TrainConfig:
     compile: bool = False
     keep: int = 2
     init_from: str | None = None
+    optimizer: str = later("adamw")
+    matrix_lr: float | None = later(None)
+    embedding_lr: float | None = later(None)
+    lr_schedule: str = later("cosine")
+    decay_steps: int = later(0)
+    parametrization: str = later("standard")
+    base_width: int | None = later(None)
+    base_layers: int | None = later(None)
+    base_heads: int | None = later(None)
 
     def __post_init__(self) -> None:
         _check_least(self, 1, ("steps", "batch_size", "tokens_per_update", "checkpoint_every", "keep"))
-        _check_least(self, 0, ("warmup",))
-        if not (0 < self.lr < math.inf):
-            raise ValueError(f"--lr must be above 0, got {self.lr}.")
+        _check_least(self, 0, ("warmup", "decay_steps"))
+        for name in ("lr", "matrix_lr", "embedding_lr"):
+            value = getattr(self, name)
+            if value is not None and not (0 < value < math.inf):
+                raise ValueError(f"{_flag(name)} must be above 0, got {value}.")
         if not 0 <= self.min_lr <= self.lr:
             raise ValueError(f"--min-lr must lie between 0 and --lr {self.lr}, got {self.min_lr}.")
         if self.warmup > self.steps:
@@ -105,6 +120,10 @@ class TrainConfig:
             raise ValueError(f"--seed must lie between 0 and 2^63 - 1, got {self.seed}.")
         if self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
+        if self.optimizer not in OPTIMIZERS:
+            raise unknown("optimizer", self.optimizer, OPTIMIZERS)
+        check_schedule(self.lr_schedule, self._course())
+        check_base_sizes(self.parametrization, {name: getattr(self, name) for name in BASE_SIZES})
 
     def accumulation(self, block: int, world_size: int = 1) -> int:
         """How many micro-batches make an update, on each of `world_size` processes."""
@@ -120,12 +139,11 @@ class TrainConfig:
         return self.tokens_per_update // unit
 
     def lr_at(self, step: int) -> float:
-        """The learning rate of update `step`, counted from 1: linear warm-up, then a cosine to min_lr (nanoGPT's)."""
-        done = step - 1
-        if done < self.warmup:
-            return self.lr * step / (self.warmup + 1)
-        ratio = (done - self.warmup) / max(1, self.steps - self.warmup)
-        return self.min_lr + 0.5 * (1 + math.cos(math.pi * ratio)) * (self.lr - self.min_lr)
+        """The learning rate of update `step`, counted from 1."""
+        return learning_rate(self.lr_schedule, self._course(), step)
+
+    def _course(self) -> Course:
+        return Course(self.lr, self.min_lr, self.warmup, self.steps, self.decay_steps)
 
 
 @dataclass(frozen=True)
@@ -156,6 +174,9 @@ class RunConfig:
     train: TrainConfig
     evaluation: EvaluationConfig
 
+    def __post_init__(self) -> None:
+        check_scheme(self.train.parametrization, self.model)
+
     def accumulation(self, world_size: int = 1) -> int:
         """How many micro-batches make an update, on each of `world_size` processes."""
         return self.train.accumulation(self.model.block, world_size)
@@ -167,7 +188,11 @@ class RunConfig:
         return self if self.data.path in CORPORA else replace(self, data=DataConfig(str(data.path.absolute())))
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, as config.json and config files have it: lists for tuples, and the word inf for infinity."""
+        """Plain data, as config.json and config files have it: lists for tuples, and the word inf for infinity.
+
+        Settings that were added later are left out where they have their defaults, so that a run which uses none of
+        them is described as before there were such settings.
+        """
         return {section: section_as_dict(getattr(self, section)) for section in SECTIONS}
 
 
@@ -315,7 +340,7 @@ def complete(
             f"--data is needed: text, a directory made by spheret prepare, or one of {', '.join(CORPORA)}."
         )
     steps, tenth = train["steps"], max(1, train["steps"] // 10)
-    model.setdefault("heads", max(4, model["width"] // 64))
+    model.setdefault("heads", default_heads(model["width"]))
     model.setdefault("vocab", padded_vocab_size)
     if vocab_size is not None and model["vocab"] < vocab_size:
         raise ValueError(
@@ -323,9 +348,16 @@ def complete(
             f"{vocab_size}."
         )
     train.setdefault("tokens_per_update", train["batch_size"] * model["block"] * world_size)
-    train.setdefault("min_lr", train["lr"] / 10)
+    warm_stable_decay = train.get("lr_schedule") == "wsd"
+    # the schedule's source decays to 0
+    train.setdefault("min_lr", 0.0 if warm_stable_decay else train["lr"] / 10)
     # the paper's 2,000 belong to its 50,000 steps; a shorter trial warms up for a tenth
     train.setdefault("warmup", 2000 if size is not None and steps > 2000 else min(2000, steps // 10))
+    if warm_stable_decay:
+        train.setdefault("decay_steps", max(1, min(steps // 5, steps - train["warmup"])))
+    needed = PARAMETRIZATIONS.get(train.get("parametrization", ""), ())
+    if train.get("base_width") is not None and "base_heads" in needed:
+        train.setdefault("base_heads", default_heads(train["base_width"]))
     train.setdefault("checkpoint_every", tenth if size is None else min(tenth, 1000))
     train.setdefault("precision", "bf16" if device == "cuda" else "float32")
     evaluation.setdefault("eval_every", tenth if size is None else min(tenth, 500))
@@ -361,7 +393,11 @@ def changed_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> Ite
     for section in SECTIONS:
         if section == "data":
             continue
-        old, new = before.get(section) or {}, after.get(section) or {}
+        old, new = _with_later(section, before.get(section)), _with_later(section, after.get(section))
         for name in dict.fromkeys([*new, *old]):
             if name not in FREE and old.get(name) != new.get(name):
                 yield name, old.get(name), new.get(name)
+
+
+def _with_later(section: str, settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {**later_settings(SECTIONS[section]), **settings} if settings else {}

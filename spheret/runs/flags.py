@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
-from typing import Annotated, Any, TypedDict, get_type_hints
+from typing import Annotated, Any, TypedDict, get_args, get_type_hints
 
 import tyro
 
@@ -44,9 +44,18 @@ HELP: dict[str, dict[str, str]] = {
         "batch_size": "Sequences per process and micro-batch.",
         "tokens_per_update": "Tokens per update, over all micro-batches and processes.",
         "lr": "Highest learning rate.",
-        "min_lr": "Learning rate at the end of the cosine.",
+        "min_lr": "Learning rate at the end of the schedule.",
         "warmup": "Updates of linear warm-up.",
         "checkpoint_every": "Updates between checkpoints.",
+        "lr_schedule": "Shape after the warm-up: cosine, or wsd (stable, then a decay over --decay-steps).",
+        "decay_steps": "Updates of the decay at the end, with --lr-schedule wsd.",
+        "optimizer": "adamw, or muon for the hidden matrices and AdamW for the rest.",
+        "matrix_lr": "Highest learning rate of the hidden matrices.",
+        "embedding_lr": "Highest learning rate of the embeddings, and of the head that shares their weight.",
+        "parametrization": "Rules that carry --lr over from a base model: standard (none), mup or completep.",
+        "base_width": "Width of the model for which --lr was tuned, with mup and completep.",
+        "base_layers": "Blocks of the model for which --lr was tuned, with completep.",
+        "base_heads": "Heads of the model for which --lr was tuned.",
         "weight_decay": "Weight decay of matrices; scalars, gains and biases do not decay.",
         "betas": "AdamW's betas.",
         "clip": "Largest gradient norm; inf never clips.",
@@ -71,7 +80,13 @@ DERIVED = {
     "norm": "the scheme's own",
     "kv_heads": "as many as --heads",
     "tokens_per_update": "batch-size x block x processes",
-    "min_lr": "a tenth of --lr",
+    "min_lr": "a tenth of --lr; 0 with wsd",
+    "matrix_lr": "--lr",
+    "embedding_lr": "--lr",
+    "decay_steps": "a fifth of --steps with wsd",
+    "base_width": "none: needed by mup and completep",
+    "base_layers": "none: needed by completep",
+    "base_heads": "one per 64 columns of --base-width, at least 4",
     "warmup": "a tenth of --steps, at most 2000",
     "checkpoint_every": "a tenth of --steps",
     "precision": "bf16 on CUDA, else float32",
@@ -131,7 +146,7 @@ def section_flags(
         if name in without:
             continue
         # None stands for a setting that is not given
-        kind = next((kind for kind in (str, int) if hints[name] == (kind | None)), hints[name])
+        kind = next((part for part in get_args(hints[name]) if hints[name] == (part | None)), hints[name])
         hint = _default(section, name, recipe, sized)
         flag = "data" if name == "path" else name.replace("_", "-")
         entries[name] = Annotated[kind, tyro.conf.arg(name=flag, help=text, help_behavior_hint=hint)]

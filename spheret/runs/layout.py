@@ -9,6 +9,8 @@ METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 TENSORBOARD = "tensorboard"
 LOCK = "run.lock"
+# written when the training has ended
+SAMPLE = "sample.json"
 
 # in checkpoints/step-N/
 MODEL = "model.safetensors"
@@ -19,6 +21,8 @@ MANIFEST = "manifest.json"
 # what later stages add
 EVAL = "eval.json"
 EVAL_SAMPLES = "eval_samples.jsonl"
+EVAL_FEWSHOT = "eval_fewshot.json"
+EVAL_FEWSHOT_SAMPLES = "eval_fewshot_samples.jsonl"
 CERTIFICATE = "certificate.json"
 CERTIFICATE_FIGURE = "certificate.png"
 INSPECT = "inspect.json"
@@ -27,6 +31,6 @@ STEP_COST = "step_cost.json"
 
 # everything a run may hold; `--force` removes these and nothing else, the config last: without it this is no run
 RUN_FILES = (
-    METRICS, CHECKPOINTS, TOKENIZER, TENSORBOARD, EVAL, EVAL_SAMPLES, CERTIFICATE, CERTIFICATE_FIGURE, INSPECT,
-    INSPECT_FIGURE, STEP_COST, CONFIG,
+    METRICS, CHECKPOINTS, TOKENIZER, TENSORBOARD, EVAL, EVAL_SAMPLES, EVAL_FEWSHOT, EVAL_FEWSHOT_SAMPLES, CERTIFICATE,
+    CERTIFICATE_FIGURE, INSPECT, INSPECT_FIGURE, STEP_COST, SAMPLE, CONFIG,
 )  # fmt: skip

@@ -70,7 +70,8 @@ def study(
     Run the same command again to go on: what is done is not done twice. A report can be written at any moment.
 
     Args:
-        plan: A TOML file: contestants, learning rates, seeds, sizes. docs/lab.md lists its keys.
+        plan: A TOML file: contestants, learning rates, seeds, sizes. docs/lab.md lists its keys. Or the name of a
+            plan that comes with spheret: connections, transfer or transfer-more.
     """
     _check(where)
     asked = read_plan(plan)

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from spheret.connections.line_styles import scheme_styles
 from spheret.report.blocks import mean_interval
-from spheret.report.figure_style import GRID, INK, PALETTE, STYLE, Drawing, axes_grid, render, scheme_styles
 from spheret.study.answers import Entry, GroupAnswer, sound
 from spheret.study.ladders import Climb, Ladder
+from spheret.support.figure_style import COLLAPSED, DIVERGED, GRID, INK, Drawing, axes_grid, own_style, render
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,11 +38,9 @@ def slug(name: str) -> str:
 
 def draw(answers: Sequence[GroupAnswer], ladders: Sequence[Ladder]) -> list[Drawing]:
     """Every figure that the rows have numbers for, in the order of the plan."""
-    import matplotlib
-
     drawings = []
     for name, caption, function in _figures(answers, ladders):
-        with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE}):
+        with own_style():
             figure = function()
             if figure is not None:
                 drawings.append(render(name, caption, figure))
@@ -399,7 +398,7 @@ def _collapse(answer: GroupAnswer) -> Figure | None:
                 axes.text(x, i, f"{losses[i, x]:.2f}", color=ON_CELL, **centred)
             elif failed:
                 state = "no loss" if failed[0].state == "finished" else failed[0].state
-                colour = PALETTE[6][0] if state == "collapsed" else PALETTE[4][0]
+                colour = COLLAPSED if state == "collapsed" else DIVERGED
                 axes.fill_between([x - 0.5, x + 0.5], i - 0.5, i + 0.5, lw=0, zorder=2, color=colour)
                 share = f" {len(failed)}/{len(runs)}" if len(runs) > 1 else ""
                 axes.text(x, i, state + share, color=PAPER, weight="bold", **centred)

@@ -24,7 +24,9 @@ from spheret.support import files
 from spheret.support.documents import MOST_BYTES, Positive, Record, explain
 from spheret.support.errors import unknown
 
-OURS = Path(__file__).parent / "connections.toml"
+# the plans that come with the library, by name
+PLANS = {path.stem: path for path in sorted(Path(__file__).parent.glob("*.toml"))}
+OURS = PLANS["connections"]
 # what a study varies by itself
 OWN = ("scheme", "scheme_options", "seed", "lr", "min_lr", "init_from")
 # no plan of ours comes near this
@@ -142,12 +144,16 @@ class Plan:
 
 
 def read_plan(path: Path) -> Plan:
-    """Read a plan. Whatever is wrong with it is one sentence that names the place."""
+    """Read a plan: a file, or a name of PLANS. Whatever is wrong with it is one sentence that names the place."""
+    # a file of the user's own comes first
+    path = PLANS.get(str(path), path) if not path.exists() else path
     try:
         text = files.read_regular(path, MOST_BYTES, follow=True)
         record = msgspec.convert(tomllib.loads(text.decode()), PlanRecord)
     except FileNotFoundError:
-        raise FileNotFoundError(f"no plan at {path}: give a TOML file as in docs/lab.md.") from None
+        raise FileNotFoundError(
+            f"no plan at {path}: give a TOML file as in docs/lab.md, or one of {', '.join(PLANS)}."
+        ) from None
     except (files.NotRegular, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is no plan ({error}): give a TOML file as in docs/lab.md.") from None
     except msgspec.ValidationError as error:

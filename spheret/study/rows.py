@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from spheret.model.monitor import ENTROPY_MARGIN
-from spheret.plan.cost import step_flops
+from spheret.plan.cost import optimizer_flops, step_flops
 from spheret.runs.layout import CONFIG
 from spheret.runs.run import Run, open_run
 from spheret.support import files
@@ -114,7 +114,7 @@ def row_of(directory: Path, key: Key) -> Row | None:
         train_loss=None if stopped or not tail else math.fsum(tail) / len(tail),
         steps=steps,
         tokens=steps * tokens,
-        flops=steps * step_flops(model, tokens),
+        flops=steps * (step_flops(model, tokens) + optimizer_flops(model, train.optimizer)),
         seconds=max((line["seconds"] for line in lines if line.get("seconds") is not None), default=0.0),
         curve=[(line["step"], line["val_loss"]) for line in lines if "val_loss" in line],
         run=directory.name,

@@ -64,7 +64,7 @@ def _answer_section(answer: GroupAnswer, first: bool) -> Section:
     figures = [f"{name}-answer"] if answer.group.part.seeds else [f"{name}-collapse"]
     paragraphs = [answer_sentence(answer), *(limits(answer) if answer.rows else [])]
     title = f"The answer: {answer.group.title}" if first else answer.group.title
-    return Section(f"answer-{name}", title, paragraphs, (), figures)
+    return Section(f"answer-{name}", title, paragraphs, (), figures, opening=first)
 
 
 def _losses_section(answers: Sequence[GroupAnswer]) -> Section | None:
@@ -267,7 +267,7 @@ def _pairs_section(answers: Sequence[GroupAnswer]) -> Section | None:
                 f"The {MOST} lowest of {len(answer.compared)}; p counts all {len(answer.pairs):,} pairs of them."
             )
         columns = ["pair", "difference", "95% interval", "p", "verdict"]
-        tables.append(Table(f"pairs-{name}", f"{answer.group.title}: pairs", columns, rows, notes))
+        tables.append(Table(f"pairs-{name}", f"{answer.group.title}: pairs", columns, rows, notes, folded=True))
         figures.append(f"{name}-pairs")
     return Section("pairs", "Every pair", (), tables, figures) if tables else None
 

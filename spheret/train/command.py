@@ -24,7 +24,7 @@ from spheret.runs.checkpoint import Checkpoint
 from spheret.runs.config import Given, RunConfig, complete, differences, merge, read_config
 from spheret.runs.directory import check_space, claimed, existing, explained
 from spheret.runs.flags import given, section_flags, shown
-from spheret.runs.layout import CHECKPOINTS, METRICS
+from spheret.runs.layout import CHECKPOINTS, METRICS, SAMPLE
 from spheret.runs.metrics import consecutive
 from spheret.runs.records import Environment, RunRecord
 from spheret.runs.run import Run, describe_data, manifest_sha256, open_run, write_config
@@ -34,6 +34,7 @@ from spheret.support.exit_codes import FINISHED
 from spheret.support.threads import check_threads, most_threads
 from spheret.train.distributed import Group, World, join
 from spheret.train.loop import Observer, Trainer
+from spheret.train.sample import write_ending_sample
 
 ModelFlags = section_flags("model", sized=True)
 DataFlags = section_flags("data", sized=True)
@@ -237,12 +238,23 @@ def _train(world: World, where: Where, settings: Given) -> int:
             if world.is_main:
                 for _ in consecutive(path / METRICS, trainer.step):
                     pass
+                if not (path / SAMPLE).exists():
+                    _write_sample(path, trainer, data, world)
                 _print(f"{path} is finished: {config.train.steps} steps.")
             return FINISHED
         code = trainer.fit()
+        if code == FINISHED and world.is_main:
+            _write_sample(path, trainer, data, world)
         if code == FINISHED and not where.quiet and world.is_main:
             _conclude(path, trainer)
         return code
+
+
+def _write_sample(path: Path, trainer: Trainer, data: Data, world: World) -> None:
+    """Write a short text of the trained model into the run."""
+    # no process has all weights of a model that is sharded
+    if not (isinstance(world, Group) and world.parallel == "fsdp"):
+        write_ending_sample(path, trainer.model, data.tokenizer(), trainer.step)
 
 
 def _print(text: str) -> None:
@@ -284,7 +296,19 @@ def _conclude(path: Path, trainer: Trainer) -> None:
     loss = f"loss {trainer.loss:.4f}" if trainer.loss is not None else "done"
     val = "" if trainer.val_loss is None else f", val {trainer.val_loss:.4f}"
     place = shlex.quote(str(path))
-    print(f"{loss}{val} after {trainer.step:,} steps, in {path}: spheret sample {place}, spheret report {place}")
+    end = f"{loss}{val} after {trainer.step:,} steps, in {path}{_judgement(trainer)}"
+    print(f"{end}: spheret sample {place}, spheret report {place}")
+
+
+def _judgement(trainer: Trainer) -> str:
+    """What a user must know who reads only the loss."""
+    end = trainer.loss if trainer.val_loss is None else trainer.val_loss
+    frequencies = trainer.divergence.unigram_entropy
+    if trainer.divergence.step is not None:
+        return f" (it diverged at step {trainer.divergence.step:,}: the report says where it began and what to try)"
+    if end is not None and frequencies is not None and end >= frequencies:
+        return f" (nothing learned yet: token frequencies alone give {frequencies:.4f})"
+    return ""
 
 
 def rewrite(words: Sequence[str]) -> list[str]:

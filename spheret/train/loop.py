@@ -18,7 +18,7 @@ from spheret import kernels
 from spheret.data import Data, Validation
 from spheret.model.gpt import GPT
 from spheret.model.monitor import gradient_norms, look
-from spheret.optim import AdamW, clip_gradients, parameter_groups
+from spheret.optim import build_optimizer, clip_gradients, set_learning_rate
 from spheret.runs import checkpoint
 from spheret.runs.checkpoint import Checkpoint
 from spheret.runs.config import EvaluationConfig, TrainConfig, section_as_dict
@@ -33,6 +33,7 @@ from spheret.support.sharding import like, local, whole
 from spheret.train.distributed import World, check_random_state, random_state, set_random_state
 from spheret.train.divergence import Divergence
 from spheret.train.guards import NonFinite, Watch, check_weights, find_non_finite, finite
+from spheret.train.parametrization import parametrize
 
 # without evaluations the sublayers are measured this seldom, or ten times per run, for the divergence guard
 LEAST_LOOK_EVERY = 100
@@ -92,14 +93,21 @@ class Trainer:
                 self._validation = data.validation(block, config.batch_size, evaluation.eval_windows)
             except ValueError as error:
                 raise ValueError(f"{error} Or train without validation: --eval-every 0.") from None
+        # before the weights are sharded
+        factors = parametrize(self.model, config)
         self._loss = world.wrap(self.model, config.precision == "bf16")
         if config.compile:
             self._loss = torch.compile(self._loss)
-        self.optimizer = AdamW(
-            parameter_groups(self.model, config.weight_decay),
-            lr=config.lr,
-            betas=config.betas,
-            fused=world.device.type in ("cpu", "cuda"),
+        self.optimizer = build_optimizer(
+            self.model,
+            config.optimizer,
+            config.lr,
+            config.weight_decay,
+            config.betas,
+            world.device,
+            factors,
+            world.rank,
+            world.size,
         )
         self._named = dict(self.model.named_parameters())
         self._look_every = evaluation.eval_every or max(LEAST_LOOK_EVERY, config.steps // 10)
@@ -160,8 +168,7 @@ class Trainer:
         # the update clears the gradients
         looking = diverged or step == 1 or self._due(step, self._look_every)
         self._gradient_norms = gradient_norms(self.model) if looking else None
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        set_learning_rate(self.optimizer, lr)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step = step
@@ -379,9 +386,10 @@ class Trainer:
     def forms(self) -> dict[str, dict[str, Form]]:
         """The forms of the tensors of a checkpoint, which `tensors` returns after an update."""
         optimizer: dict[str, Form] = {}
+        group_of = {parameter: group for group in self.optimizer.param_groups for parameter in group["params"]}
         for name, parameter in self._named.items():
-            optimizer |= {f"{name}.{key}": form(parameter) for key in ("exp_avg", "exp_avg_sq")}
-            optimizer[f"{name}.step"] = ("F32", ())
+            for key in self.optimizer.state_names(group_of[parameter]):
+                optimizer[f"{name}.{key}"] = ("F32", ()) if key == "step" else form(parameter)
         return {MODEL: {name: form(tensor) for name, tensor in self.model.state_dict().items()}, OPTIMIZER: optimizer}
 
     @torch.no_grad()

@@ -1,13 +1,30 @@
-"""`spheret sample`: text from the model of a run."""
+"""Text from the model of a run: `spheret sample`, and the short text that every training ends with."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
+from spheret.data import Tokenizer
+from spheret.model.gpt import GPT
 from spheret.plan.fits import check_generating
 from spheret.runs.run import open_run
+from spheret.runs.run_sample import RunSample
 from spheret.support.machine import resolve_device
 from spheret.support.ranges import check_counts
+
+# of the text that a training ends with, at most
+TOKENS = 128
+TEMPERATURE, SEED = 0.8, 1337
+
+
+def write_ending_sample(path: Path, model: GPT, tokenizer: Tokenizer, step: int) -> None:
+    """Write sample.json: a text of at most one block that begins a new document. No random state of torch changes."""
+    tokens = min(TOKENS, model.config.block)
+    start = torch.tensor([[tokenizer.end_of_text]], device=model.tokens.weight.device)
+    ids = model.generate(start, tokens, TEMPERATURE, seed=SEED, vocab=tokenizer.vocab_size)[0, 1:].tolist()
+    RunSample(tokenizer.decode(ids), "", SEED, TEMPERATURE, tokens, step).write(path)
 
 
 def sample(

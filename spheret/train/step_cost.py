@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from spheret.data import Data
 from spheret.model.gpt import GPT
-from spheret.optim import AdamW, parameter_groups
+from spheret.optim import AdamW, build_optimizer
 from spheret.runs.config import RunConfig
 from spheret.support.allocator import keep_freed_memory
 from spheret.support.timing import interleaved
@@ -59,7 +59,7 @@ def measure_step_costs(
 ) -> tuple[dict[str, float], int]:
     """The median seconds of an update under each config, and how many updates of each were timed.
 
-    The configs differ in their scheme alone. All models share their matrices and one optimiser.
+    The configs differ in their schemes and optimisers alone. All models share their matrices and their optimisers.
     """
     keep_freed_memory()
     before = torch.get_num_threads()
@@ -86,12 +86,18 @@ def _steps(configs: Mapping[str, RunConfig], data: Data, device: torch.device) -
         if models:
             share_parameters(model, next(iter(models.values())))
         models[name] = model
-    # one optimiser for all models: it skips parameters that have no gradient. Its small steps change no time
-    groups = parameter_groups(nn.ModuleList(models.values()), train.weight_decay)
-    optimizer = AdamW(groups, lr=1e-6, betas=train.betas, fused=device.type in ("cpu", "cuda"))
+    # one optimiser of each kind: it skips parameters that have no gradient. Its small steps change no time
+    every, optimizers = nn.ModuleList(models.values()), dict[str, AdamW]()
+    for kind in {config.train.optimizer: None for config in configs.values()}:
+        optimizers[kind] = build_optimizer(every, kind, 1e-6, train.weight_decay, train.betas, device)
     return {
         name: training_step(
-            model, torch.compile(model) if train.compile else model, optimizer, batches, train.precision, train.clip
+            model,
+            torch.compile(model) if train.compile else model,
+            optimizers[configs[name].train.optimizer],
+            batches,
+            train.precision,
+            train.clip,
         )
         for name, model in models.items()
     }

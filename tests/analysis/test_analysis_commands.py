@@ -360,7 +360,32 @@ def test_no_matplotlibrc_decides_how_a_figure_is_drawn():
     """One in the current directory could ask for LaTeX, which would run with the preamble that it gives."""
     import matplotlib
 
-    panels = {"a": {"b": ([1.0, 2.0], [1.0, 2.0])}}
-    plain = figures.lines("title", panels, "x")
+    panels = [figures.Panel("a", "x", "y", "a rise.", {"b": ([1.0, 2.0], [1.0, 2.0])})]
+    plain = figures.lines("title", panels, {"b": "pre-ln"})
     with matplotlib.rc_context({"text.usetex": True, "text.latex.preamble": r"\undefined", "font.size": 20}):
-        assert figures.lines("title", panels, "x") == plain
+        assert figures.lines("title", panels, {"b": "pre-ln"}) == plain
+
+
+def test_panels_say_what_to_look_for():
+    """Whole numbers as ticks, one sentence per panel, no panel without a number, the colour of the scheme."""
+    from spheret.analysis.inspect import PANELS, QUANTITIES
+    from spheret.connections.line_styles import scheme_styles
+    from spheret.support.figure_style import own_style
+
+    assert PANELS.keys() == QUANTITIES.keys()
+    known = {"a": ([1, 2, 3, 4], [1.0, 2.0, None, 8.0]), "b": ([1, 2], [3.0, 5.0])}
+    panels = [figures.Panel(title, "sublayer", y, look, known, log) for title, y, look, log in PANELS.values()]
+    panels.append(figures.Panel("empty", "sublayer", "y", "nothing.", {"a": ([], []), "b": ([1], [None])}))
+    schemes = {"a": "pre-ln", "b": "proj-spheretnorm"}
+    with own_style():
+        figure = figures.lines_figure("title", panels, schemes)
+        assert len(figure.axes) == len(PANELS)
+        for axes, (title, _, look_for, log) in zip(figure.axes, PANELS.values(), strict=True):
+            assert axes.get_title(loc="left").replace("\n", " ") == title
+            (note,) = axes.texts
+            assert note.get_text().replace("\n", " ") == f"Look for: {look_for}"
+            low, high = axes.get_xlim()
+            assert {tick for tick in axes.get_xticks() if low <= tick <= high} == {1, 2, 3, 4}
+            assert axes.get_yscale() == ("log" if log else "linear")
+            colours = [line.get_color() for line in axes.lines]
+            assert colours == [colour for colour, _ in scheme_styles(schemes).values()]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_evaluate_lm import own_task
 
 from spheret import GPT, GPTConfig
 from spheret.cli import main
@@ -15,6 +16,7 @@ from spheret.data.tokenizers import load as load_tokenizer
 from spheret.evaluate import PAPER_COLUMNS, TASKS, compare, read, table
 from spheret.evaluate.eval_json import samples
 from spheret.evaluate.tasks import MANIFEST, check_data, prefetch
+from spheret.runs.layout import RUN_FILES
 from spheret.runs.run import create_run
 
 ROWS = Path(__file__).parent / "rows"
@@ -109,6 +111,61 @@ def test_two_runs_on_the_same_documents(tmp_path):
     evaluated(second, "--limit", "2")
     with pytest.raises(ValueError, match="different documents of arc_challenge"):
         compare(first.path, second.path)
+
+
+class TestExamples:
+    """`--num-fewshot` and `--include-path`."""
+
+    def test_they_have_files_of_their_own(self, tmp_path, capsys):
+        run = make_run(tmp_path / "run")
+        zero = evaluated(run, "--tasks", "piqa")
+        capsys.readouterr()
+        assert evaluated(run, "--tasks", "piqa", "--num-fewshot", "2") == zero
+        assert "run, step 0, 2 examples" in capsys.readouterr().out
+        few = read(run.path, fewshot=True)
+        assert few.num_fewshot == 2
+        assert not zero.num_fewshot
+        assert few.tasks["piqa"].requests == zero.tasks["piqa"].requests
+        # the prompts differ
+        assert few.tasks["piqa"].hash != zero.tasks["piqa"].hash
+        # tasks are added under the same number of examples, and another number replaces them
+        evaluated(run, "--tasks", "sciq", "--num-fewshot", "2")
+        assert set(read(run.path, fewshot=True).tasks) == {"piqa", "sciq"}
+        assert evaluated(run, "--tasks", "sciq", "--num-fewshot", "1") == zero
+        assert set(read(run.path, fewshot=True).tasks) == {"sciq"}
+        assert {path.name for path in run.path.iterdir() if path.is_file()} <= set(RUN_FILES)
+
+    def test_a_task_of_ones_own(self, tmp_path):
+        run = make_run(tmp_path / "run")
+        rows = own_task(tmp_path)
+        words = ["eval", str(run.path), "--tasks", "openings", "--include-path", str(tmp_path / "tasks")]
+        assert main(words) == 0
+        assert read(run.path).tasks["openings"].documents == len(rows)
+        assert main([*words, "--num-fewshot", "2"]) == 0
+        assert read(run.path, fewshot=True).tasks["openings"].requests == 2 * len(rows)
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["--num-fewshot", "3", "--tasks", "sciq"], "is too many for sciq: its rows hold at most 2 examples"),
+            (["--num-fewshot", "1", "--tasks", "sciq,wikitext"], "not for wikitext, which has no examples"),
+            (["--num-fewshot", "-1"], "--num-fewshot must be at least 0, got -1"),
+            (["--include-path", "{}/none"], "--include-path {}/none is no directory"),
+            (["--include-path", "{}"], "--include-path and --data do not go together"),
+        ],
+    )
+    def test_bad_input(self, words, message, tmp_path, capsys):
+        run = make_run(tmp_path / "run")
+        given = [word.format(tmp_path) for word in words]
+        assert main(["eval", str(run.path), "--data", str(ROWS), *given]) == 2
+        error = capsys.readouterr().err
+        assert message.format(tmp_path) in error
+        assert error.count("\n") == 1
+        assert not (run.path / "eval_fewshot.json").exists()
+
+    def test_nothing_was_evaluated(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match=r"run spheret eval .* --num-fewshot N"):
+            read(make_run(tmp_path / "run").path, fewshot=True)
 
 
 def test_long_documents_are_cut_and_counted(tmp_path, capsys):

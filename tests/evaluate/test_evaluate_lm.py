@@ -147,43 +147,57 @@ class TestBadInput:
             SpheretLM(**{"model": small_gpt(), "tokenizer": load_tokenizer("bytes"), **options})
 
 
-def test_lm_evals_own_command_line(tmp_path):
-    """A task of our own file, our run, lm_eval's parser, tables and result files."""
-    tokenizer = load_tokenizer("bytes")
-    create_run(tmp_path / "run", small_gpt(block=64).float(), describe(tokenizer))
-    (tmp_path / "tasks").mkdir()
+def own_task(path):
+    """Write rows, and lm_eval's definition of a task on them. Returns the rows."""
+    (path / "tasks").mkdir()
     rows = [
         {"q": "We the", "a": [" People", " Senate"], "gold": 0},
         {"q": "Fellow", "a": [" men", " citizens"], "gold": 1},
+        {"q": "Mr.", "a": [" Speaker", " President"], "gold": 0},
     ]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     definition = {
         "task": "openings", "dataset_path": "json", "dataset_name": None, "output_type": "multiple_choice",
-        "dataset_kwargs": {"data_files": {"test": f"{tmp_path}/rows.jsonl"}, "cache_dir": f"{tmp_path}/cache"},
+        "dataset_kwargs": {"data_files": {"test": f"{path}/rows.jsonl"}, "cache_dir": f"{path}/cache"},
         "test_split": "test", "doc_to_text": "{{q}}", "doc_to_choice": "{{a}}", "doc_to_target": "gold",
         "metric_list": [{"metric": "acc"}],
     }  # fmt: skip
-    (tmp_path / "tasks" / "openings.yaml").write_text(json.dumps(definition))
-    words = ["run", "--model", "spheret", "--model_args", f"run={tmp_path / 'run'}", "--tasks", "openings"]
-    words += [
-        "--include_path",
-        str(tmp_path / "tasks"),
-        "--batch_size",
-        "2",
-        "--output_path",
-        str(tmp_path),
-    ]
+    (path / "tasks" / "openings.yaml").write_text(json.dumps(definition))
+    return rows
+
+
+def evaluated_by_lm_eval(path, model, shots):
+    """The scores that lm_eval's own function gives for one of its models, by its name."""
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_path=str(path / "tasks"), include_defaults=False)
+    results = simple_evaluate(model, f"run={path / 'run'}", ["openings"], shots, task_manager=manager, device="cpu")
+    return [float(answer[0]) for line in results["samples"]["openings"] for answer in line["filtered_resps"]]
+
+
+def test_lm_evals_own_command_line(tmp_path):
+    """A task of our own file. Our command line gives the export to lm_eval's own model, and few-shot prompts."""
+    from spheret.hub.transfer import export
+
+    run = create_run(tmp_path / "run", small_gpt(block=64).float(), describe(load_tokenizer("bytes")))
+    export(run, tmp_path / "hub")
+    rows = own_task(tmp_path)
+    words = ["run", "--model", "hf", "--model_args", f"pretrained={tmp_path / 'hub'},trust_remote_code=True"]
+    words += ["--tasks", "openings", "--include_path", str(tmp_path / "tasks"), "--num_fewshot", "1", "--log_samples"]
     done = subprocess.run(
-        [sys.executable, "-m", "spheret.evaluate", *words],
-        capture_output=True, text=True, check=False, timeout=300, env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        [sys.executable, "-m", "spheret.evaluate", *words, "--device", "cpu", "--output_path", str(tmp_path / "out")],
+        capture_output=True, text=True, check=False, timeout=300,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path / "modules")},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    (written,) = tmp_path.rglob("results_*.json")
-    accuracy = json.loads(written.read_text())["results"]["openings"]["acc,none"]
-    lm = SpheretLM(run=str(tmp_path / "run"))
-    right = sum(
-        max(range(2), key=lambda i: answers[i][0]) == row["gold"]
-        for row in rows
-        for answers in [lm.loglikelihood([ask(row["q"], answer) for answer in (" " + a for a in row["a"])])]
-    )
-    assert accuracy == right / 2
+    (results,), (samples,) = ((tmp_path / "out").rglob(f"{kind}_*") for kind in ("results", "samples"))
+    assert json.loads(results.read_text())["n-shot"]["openings"] == 1
+    lines = [json.loads(line) for line in samples.read_text().splitlines()]
+    stock = [float(answer[0]) for line in lines for answer in line["filtered_resps"]]
+    zero, one = (evaluated_by_lm_eval(tmp_path, "spheret", shots) for shots in (0, 1))
+    lm = SpheretLM(run=str(run.path))
+    truth = [lm.loglikelihood([ask(row["q"], " " + answer)])[0][0] for row in rows for answer in row["a"]]
+    assert zero == pytest.approx(truth, rel=1e-5)
+    assert one == pytest.approx(stock, rel=1e-5)
+    assert one != pytest.approx(zero, rel=1e-2)

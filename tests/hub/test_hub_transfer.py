@@ -181,7 +181,6 @@ class TestGPT2:
             ({"scheme": "peri-ln"}, "its scheme is peri-ln"),
             ({"scheme_options": {"norm": "rmsnorm"}}, "its scheme has"),
             ({"bias": False}, "no biases"),
-            ({"head_bias": "zero"}, "head_bias"),
         ],
     )
     def test_models_that_are_not_a_gpt2(self, tmp_path, changes, reason):

@@ -42,6 +42,15 @@ def test_several_tokens_after_a_cache():
     assert cache.length == 12
 
 
+def test_embeddings_stand_for_tokens():
+    model, x = small_model(), tokens(2, 12)
+    cache = Cache(model.config, 2, x.device, torch.float64)
+    parts = [model.stream(model.tokens(x[:, :5]), cache), model.stream(x[:, 5:], cache)]
+    torch.testing.assert_close(torch.cat(parts, 1), model.stream(x))
+    with pytest.raises(ValueError, match=r"or embeddings \(batch, time, \d+\), got \(2, 12, 3\)"):
+        model.stream(model.tokens(x)[..., :3])
+
+
 def test_ids_beyond_the_vocabulary_and_an_early_end():
     model = small_model()
     with torch.no_grad():

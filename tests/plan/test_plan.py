@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from spheret import GPT, SCHEMES, GPTConfig, parameter_groups
 from spheret.cli import main
+from spheret.optim import build_optimizer
 from spheret.plan import cost, fits, memory
 from spheret.plan.cost import GPUS, Setup
 
@@ -126,6 +127,13 @@ def test_weights_gradients_and_moments_exactly(scheme):
         assert memory.weights_bytes(model.config) == held(p.grad for p in model.parameters())
         state = (x for entry in optimizer.state.values() for x in entry.values())
         assert memory.optimizer_bytes(model.config) == held(state)
+        muon = build_optimizer(model, "muon", 1e-3, 0.1, (0.9, 0.95), torch.device("cpu"))
+        with FlopCounterMode(display=False) as counter:
+            muon.step()
+        assert cost.optimizer_flops(model.config, "muon") == counter.get_total_flops()
+        state = (x for entry in muon.state.values() for x in entry.values())
+        assert memory.optimizer_bytes(model.config, "muon") == held(state)
+        assert cost.optimizer_flops(model.config, "adamw") == 0
 
 
 @pytest.mark.parametrize("recompute", [False, True])

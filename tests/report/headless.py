@@ -80,12 +80,20 @@ class Browser:
             self._events.append(answer)
 
     def evaluate(self, expression):
-        return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+        """The value of an expression; of a promise, what it becomes."""
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        return answer["result"].get("value")
 
-    def open(self, url, width, scheme="light"):
+    def painted(self):
+        """Wait until the page was painted twice, so that what was done shows."""
+        self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done())))")
+
+    def open(self, url, width, scheme="light", height=900):
         """Load a page. Returns (console errors, requested addresses)."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        # without motion, an element is where it was when it is clicked
+        features = {"prefers-color-scheme": scheme, "prefers-reduced-motion": "reduce"}
+        self.call("Emulation.setEmulatedMedia", features=[{"name": k, "value": v} for k, v in features.items()])
         self._events.clear()
         self.call("Page.navigate", url=url)
         deadline = time.monotonic() + 60
@@ -94,7 +102,10 @@ class Browser:
         # wait for late events
         time.sleep(0.3)
         self.evaluate("1")
-        return self._errors(), [
+        return self._errors(), self._requests()
+
+    def _requests(self):
+        return [
             event["params"]["request"]["url"]
             for event in self._events
             if event.get("method") == "Network.requestWillBeSent"
@@ -111,6 +122,37 @@ class Browser:
             if method == "Log.entryAdded":
                 errors.append(parameters["entry"]["text"])
         return errors
+
+    def since(self):
+        """The console errors and requests since the page was opened."""
+        self.evaluate("1")
+        return self._errors(), self._requests()
+
+    def centre(self, selector):
+        """Scroll an element into view. Returns the middle of it."""
+        middle = self.evaluate(
+            f"(e => {{ e.scrollIntoView({{block: 'center', behavior: 'instant'}});"
+            f"const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2] }})"
+            f"(document.querySelector({json.dumps(selector)}))"
+        )
+        self.painted()
+        return middle
+
+    def move(self, x, y):
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def click(self, selector):
+        x, y = self.centre(selector)
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def press(self, key, selector=None):
+        """Press a key, after the focus was put on an element."""
+        if selector is not None:
+            self.evaluate(f"document.querySelector({json.dumps(selector)}).focus()")
+        more = {"text": "\r", "windowsVirtualKeyCode": 13} if key == "Enter" else {}
+        for kind in ("keyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, **more)
 
     def trace(self, act):
         """Act while the browser keeps a record of its work. Returns the processor time of each task, in seconds."""
@@ -130,6 +172,10 @@ class Browser:
         # the clock of the thread, because other processes may take the core for a while
         return [event["tdur"] / 1e6 for event in events if event["name"].endswith("::RunTask") and "tdur" in event]
 
-    def screenshot(self):
-        """The whole page as PNG."""
-        return base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"])
+    def screenshot(self, whole=True):
+        """The page as PNG: the whole of it, or what the window shows."""
+        return base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=whole)["data"])
+
+    def pdf(self):
+        """The page as it is printed."""
+        return base64.b64decode(self.call("Page.printToPDF", printBackground=False)["data"])

@@ -18,6 +18,7 @@ from spheret.report.results import read_groups
 from spheret.report.statistics import mean_and_deviation, over_documents, over_seeds
 from spheret.runs.layout import EVAL, EVAL_SAMPLES
 from spheret.runs.paper_runs import PaperRun
+from spheret.runs.run_sample import RunSample
 from spheret.runs.step_cost import StepCost
 
 DOCUMENTS = [700, 1200, 300, 2500, 900, 640]
@@ -42,12 +43,13 @@ def write_run(
     environment: dict | None = None,
     eval_every: int = 20,
     step_costs: dict[str, float] | None = None,
+    sample: str | None = None,
 ) -> Path:
     """Write a run directory and return its path.
 
     quality: subtracted from every loss. until: the last step. diverged: the step at which the run stopped.
     diverged_finite: the step at which its loss was found to be far too high; it went on.
-    step_costs: the seconds of a step of every scheme, as a race measures them.
+    step_costs: the seconds of a step of every scheme, as a race measures them. sample: the text of sample.json.
     """
     rng = np.random.default_rng([seed, *scheme_name.encode()])
     path.mkdir(parents=True)
@@ -125,6 +127,8 @@ def write_run(
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if step_costs is not None:
         StepCost.of(scheme_name, step_costs, 7, "cpu", {"threads": 1}).write(path)
+    if sample is not None:
+        RunSample(sample, "", 1337, 0.8, 128, last).write(path)
     return path
 
 

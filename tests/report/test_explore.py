@@ -12,9 +12,19 @@ from new_retraction import NAME, register
 from spheret import RETRACTIONS, SCHEDULES, retract
 from spheret.analysis.step_lengths import BIN_EDGES, RunSteps, SublayerSteps
 from spheret.cli import main
-from spheret.report.explore import LARGEST_BETA, LAYERS, P_POSITIONS, angle_pieces, explorer_data, explorer_page
+from spheret.connections.line_styles import scheme_styles
+from spheret.report.explore import (
+    COLOUR_ORDER,
+    LARGEST_BETA,
+    LAYERS,
+    P_POSITIONS,
+    angle_pieces,
+    explorer_data,
+    explorer_page,
+)
 from spheret.retractions import Retraction, angular
 from spheret.schedules import factor
+from spheret.support.figure_style import PALETTE
 
 in_browser = pytest.mark.skipif(
     headless.find() is None,
@@ -334,3 +344,12 @@ class TestFile:
     def test_data_without_a_run(self, tmp_path, capsys):
         assert main(["explore", "--data", "sotu", "--out", str(tmp_path / "e.html")]) == 2
         assert "no run was given" in capsys.readouterr().err
+
+
+def test_a_retraction_has_the_colour_of_its_scheme():
+    """The rows of the page come in the order of RETRACTIONS, and its colours in COLOUR_ORDER."""
+    rows = ("proj-spheretnorm", "cay-spheretnorm", "p-spheretnorm", "geonorm")
+    styles = scheme_styles({name: name for name in rows})
+    assert [PALETTE[place][0] for place in COLOUR_ORDER[:4]] == [styles[name][0] for name in rows]
+    assert list(RETRACTIONS)[:4] == ["projection", "cayley", "angular", "exponential"]
+    assert sorted(COLOUR_ORDER) == list(range(len(PALETTE)))

@@ -60,6 +60,8 @@ class TestBothCorpora:
     def test_the_page_says_that_there_are_two(self, both):
         page = html.unescape((both / "report" / "report.html").read_text())
         assert "The runs form 2 groups: fineweb-edu, gpt2; openwebtext, gpt2." in page
+        # something was run beside the paper's tables, so they are open
+        assert not re.search(r'<section id="paper">\s*<details>', page)
         identifiers = re.findall(r'\bid="([^"]*)"', page)
         assert len(identifiers) == len(set(identifiers))
         targets = re.findall(r'<a href="#([^"]*)"', page)
@@ -108,7 +110,7 @@ class TestSizes:
         assert [group.name for group in groups] == [f"openwebtext, gpt2, size {size}" for size in "SML"]
         for group in groups:
             # learning rates differ between sizes only, so no label needs them
-            assert list(group.contestants) == ["pre-ln", "proj-spheretnorm (exact_clamp=true)"]
+            assert set(group.contestants) == {"pre-ln", "proj-spheretnorm (exact_clamp=true)"}
             assert group.differing == []
         write_tables([tmp_path / "runs"], tmp_path / "report")
         for size in "SML":

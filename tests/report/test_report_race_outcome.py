@@ -1,11 +1,19 @@
 """What a race prints at its end, from runs with numbers of a formula."""
 
+import re
+
 import pytest
 from report_helpers import write_run
 
-from spheret.race.outcome import conclusion, print_outcome, ranking, rows
+from spheret.race.outcome import print_outcome
+from spheret.report.answer import conclusion, headline, ranking_table
 from spheret.report.results import read_groups
 from spheret.report.verdicts import comparisons
+
+
+def rows(group, compared):
+    return [[cell.text for cell in row] for row in ranking_table(group, compared).rows]
+
 
 QUALITIES = {"keel": 0.0, "pre-ln": 0.5, "proj-spheretnorm": 1.0}
 
@@ -21,12 +29,19 @@ def outcome(tmp_path, seeds, **more):
 
 def test_the_best_comes_first_with_its_distance_to_the_others(tmp_path, capsys, monkeypatch):
     group, compared = outcome(tmp_path, 5)
-    assert ranking(group) == ["proj-spheretnorm", "pre-ln", "keel"]
-    first, second, _ = table = rows(group, compared)
-    assert first[4:6] == ["-", "-"]
-    low, high = map(float, second[5].split(" to "))
-    assert low <= float(second[4]) <= high
-    assert float(second[4]) == pytest.approx(0.5, abs=0.3)
+    assert list(group.contestants) == ["proj-spheretnorm", "pre-ln", "keel"]
+    first, second, third = table = rows(group, compared)
+    assert first[2:4] == ["-", "-"]
+    low, high = map(float, second[3].split(" to "))
+    assert low <= float(second[2]) <= high
+    assert float(second[2]) == pytest.approx(0.5, abs=0.3)
+    # the sentence of the page has the numbers of the table
+    losses = [float(row[1].split()[0]) for row in table]
+    found = [float(number) for number in re.findall(r"\d\.\d{3}", headline(group))]
+    assert found == pytest.approx([losses[0], losses[1] - losses[0], losses[2] - losses[0]], abs=0.0011)
+    assert headline(group).startswith(f"{first[0]} has the lowest validation loss")
+    assert f"The next, {second[0]}, is" in headline(group)
+    assert f"the last, {third[0]}," in headline(group)
     assert conclusion(group, compared).startswith(
         "proj-spheretnorm is better than every other contestant on these seeds"
     )
@@ -41,13 +56,14 @@ def test_the_best_comes_first_with_its_distance_to_the_others(tmp_path, capsys, 
 
 def test_one_seed_has_no_winner(tmp_path):
     sentence = conclusion(*outcome(tmp_path, 1))
-    assert "no pair has a winner; repeat with --seeds 5, or `spheret study PLAN.toml`" in sentence
+    assert "no pair has a winner" in sentence
+    assert "the noise of the validation text alone; repeat with --seeds 5, or `spheret study PLAN.toml`" in sentence
 
 
 def test_a_diverged_contestant_comes_last(tmp_path):
     group, compared = outcome(tmp_path, 1, **{"proj-spheretnorm": {"diverged": 30}})
-    assert ranking(group) == ["pre-ln", "keel", "proj-spheretnorm"]
-    assert rows(group, compared)[-1][3:6] == ["diverged", "-", "-"]
+    assert list(group.contestants) == ["pre-ln", "keel", "proj-spheretnorm"]
+    assert rows(group, compared)[-1][1:4] == ["diverged", "-", "-"]
 
 
 def test_equal_contestants_and_none_that_finished(tmp_path):
@@ -59,3 +75,4 @@ def test_equal_contestants_and_none_that_finished(tmp_path):
     write_run(tmp_path / "one" / "keel-1", "keel", diverged=30)
     (group,) = read_groups([tmp_path / "one"])
     assert "nothing can be concluded: take lower rates with --lr" in conclusion(group, comparisons(group))
+    assert headline(group) == ""

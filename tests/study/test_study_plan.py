@@ -8,7 +8,8 @@ import pytest
 from study_helpers import TWO, plan_of, written
 
 from spheret.connections import PAPER_SCHEMES
-from spheret.study.plan import OURS, PartRecord, read_plan
+from spheret.study.laboratory import Laboratory
+from spheret.study.plan import OURS, PLANS, PartRecord, read_plan
 
 
 def test_products_are_contestants(tmp_path):
@@ -51,6 +52,18 @@ def test_every_part_comes_before_any_ladder(tmp_path):
     assert plan.groups[4].given["model"] == {"layers": 36, "width": 128}
     assert plan.below(plan.groups[4]) == plan.groups[2]
     assert plan.below(plan.groups[0]) is None
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_plan_that_comes_with_the_library_can_be_run_by_its_name(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan = read_plan(Path(name))
+    assert plan == read_plan(PLANS[name])
+    Laboratory(plan, tmp_path / "study").check()
+    # a file of that name comes first
+    Path(name).write_text("")
+    with pytest.raises(ValueError, match="is no plan of a study"):
+        read_plan(Path(name))
 
 
 def test_rates_lie_on_one_grid(tmp_path):

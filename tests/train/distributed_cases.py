@@ -22,6 +22,11 @@ SCHEMES = {name: (name, {}) for name in PAPER_SCHEMES} | {
     # the sublayers of a block share a scalar
     "rezero": ("rezero", {}),
 }
+# Newton-Schulz needs whole matrices, and the rules start from whole weights
+MUON = {
+    "optimizer": "muon", "lr_schedule": "wsd", "decay_steps": 2, "parametrization": "completep", "base_width": 8,
+    "base_layers": 1, "base_heads": 2,
+}  # fmt: skip
 
 
 def config(**changes):
@@ -46,6 +51,7 @@ def every_scheme(data, out, world):
         for case in SCHEMES:
             assert make(out / world.parallel / case, data, case, world).fit() == 0
         assert make(out / world.parallel / "bf16", data, "proj-spheretnorm", world, precision="bf16").fit() == 0
+        assert make(out / world.parallel / "muon", data, "proj-spheretnorm", world, **MUON).fit() == 0
 
 
 def one_sided(data, out, world):

@@ -74,6 +74,19 @@ def test_two_processes_are_one(parallel, case, together, prepared, tmp_path):
         assert torch.allclose(moments[0][name], tensor, atol=1e-6), name
 
 
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_two_processes_are_one_with_muon(parallel, together, prepared, tmp_path):
+    cases.alone(tmp_path, open_data(prepared), "proj-spheretnorm", **cases.MUON)
+    path = together / parallel / "muon"
+    assert losses(path) == pytest.approx(losses(tmp_path), rel=1e-6)
+    assert_close(final(path), final(tmp_path), 2e-6)
+    moments = [dict(checkpoint.newest(p / "checkpoints").optimizer()) for p in (path, tmp_path)]
+    assert moments[0].keys() == moments[1].keys()
+    assert "blocks.0.mlp.hidden.weight.momentum_buffer" in moments[0]
+    for name, tensor in moments[1].items():
+        assert torch.allclose(moments[0][name], tensor, atol=1e-6), name
+
+
 @pytest.mark.parametrize("name", SCHEMES)
 def test_every_parameter_has_a_gradient_in_every_step(name):
     # DDP waits for each of them: one that is unused would hang or end the run

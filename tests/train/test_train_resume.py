@@ -61,6 +61,33 @@ def test_metrics_ahead_of_the_checkpoint_are_right(run, finished):
     assert [line["step"] for line in first if "backend" in line] == [1]
 
 
+@pytest.mark.parametrize("scheme", ["proj-spheretnorm", "ngpt"])
+def test_muon_and_its_schedule_continue_bit_for_bit(scheme, prepared, tmp_path):
+    words = (
+        "--optimizer", "muon", "--lr-schedule", "wsd", "--matrix-lr", "2e-3", "--parametrization", "completep",
+        "--base-width", "8", "--base-layers", "1",
+    )  # fmt: skip
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert train(whole, prepared, *WORDS, *words, scheme=scheme, steps=6) == 0
+    shutil.copytree(whole, broken)
+    for step in (4, 6):
+        shutil.rmtree(broken / "checkpoints" / f"step-{step}")
+    assert resume(broken) == 0
+    for name in (MODEL, OPTIMIZER):
+        first, second = (open_run(out).checkpoint().path / name for out in (whole, broken))
+        assert first.read_bytes() == second.read_bytes()
+    saved = dict(open_run(whole).checkpoint().optimizer())
+    kept = {name.rpartition(".")[2] for name in saved if ".mlp.output.weight." in name}
+    assert kept == {"momentum_buffer"}
+    assert {name.rpartition(".")[2] for name in saved if name.startswith("tokens.")} == {
+        "exp_avg",
+        "exp_avg_sq",
+        "step",
+    }
+    # warm-up 0, stable to step 5, and the one update of decay begins at the full rate
+    assert {line["lr"] for line in open_run(whole).metrics()} == {1e-3}
+
+
 @pytest.mark.parametrize("left", [slice(0, 3), slice(0, 0), slice(1, None)], ids=["end", "all", "start"])
 def test_a_gap_in_the_metrics_is_refused(left, run, finished, tmp_path, capsys):
     shutil.copytree(finished, tmp_path / "whole")

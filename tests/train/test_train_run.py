@@ -20,11 +20,14 @@ from spheret.connections import PAPER_SCHEMES, SCHEMES
 from spheret.data import open_data
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.runs.config import EvaluationConfig, TrainConfig
+from spheret.runs.layout import SAMPLE
 from spheret.runs.metrics import TIMING, Tracker
 from spheret.runs.run import open_run
+from spheret.runs.run_sample import read_run_sample
 from spheret.train import drill
 from spheret.train.distributed import World
 from spheret.train.loop import Trainer
+from spheret.train.sample import write_ending_sample
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +55,8 @@ def test_it_starts_with_three_lines_and_ends_with_one(prepared, tmp_path, capsys
     assert run == f"run: 2 steps of 128 tokens in 1 micro-batch, cpu, 1 thread, into {out}"
     last = open_run(out).metrics()[-1]
     losses = f"loss {last['loss']:.4f}, val {last['val_loss']:.4f} after 2 steps, in {out}"
-    assert end == f"{losses}: spheret sample '{out}', spheret report '{out}'"
+    learned = f"nothing learned yet: token frequencies alone give {open_run(out).config.data.unigram_entropy:.4f}"
+    assert end == f"{losses} ({learned}): spheret sample '{out}', spheret report '{out}'"
     # the same command again has nothing to do
     assert main([*asked, "--out", str(out)]) == 0
     again = capsys.readouterr()
@@ -399,6 +403,32 @@ def test_sampling(unbroken, capsys):
     assert main(["sample", str(unbroken), "--tokens", "5", "--temperature", "0"]) == 0
     assert main(["sample", str(unbroken / "nowhere")]) == 2
     assert "no run directory" in capsys.readouterr().err
+
+
+def test_a_training_ends_with_a_sample(unbroken, capsys):
+    sample = read_run_sample(unbroken)
+    block = json.loads((unbroken / "config.json").read_text())["model"]["block"]
+    assert (sample.step, sample.prompt, sample.tokens) == (12, "", min(128, block))
+    # spheret sample gives the same text from the checkpoint, so the model was that of the last step
+    words = ["--tokens", str(sample.tokens), "--temperature", str(sample.temperature), "--seed", str(sample.seed)]
+    assert main(["sample", str(unbroken), *words, "--device", "cpu"]) == 0
+    assert capsys.readouterr().out == sample.text + "\n"
+
+
+def test_a_sample_that_is_gone_is_written_again(unbroken, tmp_path, capsys):
+    out = tmp_path / "run"
+    shutil.copytree(unbroken, out)
+    (out / SAMPLE).unlink()
+    before = torch.random.get_rng_state()
+    model = open_run(out).model()
+    write_ending_sample(tmp_path, model, open_run(out).tokenizer(), 12)
+    # it takes no number from the generator of the training
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert main(["train", "--out", str(out), "--resume", "--quiet"]) == 0
+    assert (out / SAMPLE).read_bytes() == (unbroken / SAMPLE).read_bytes() == (tmp_path / SAMPLE).read_bytes()
+    (out / SAMPLE).write_text("{")
+    assert main(["report", str(out), "--out", str(tmp_path / "report")]) == 2
+    assert "delete it, and run the same spheret train again" in capsys.readouterr().err
 
 
 @pytest.mark.slow

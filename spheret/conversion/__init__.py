@@ -1,0 +1,27 @@
+"""Other people's models: `convert` puts their residual stream on a sphere, `revert` takes it off again."""
+
+from spheret.conversion.attach import steps, watched
+from spheret.conversion.load import load
+from spheret.conversion.model import convert, revert
+from spheret.conversion.plan import ConversionError
+from spheret.conversion.report import ConversionReport, ConvertedSublayer
+from spheret.conversion.schedule import Annealing, anneal, position, trainer_callback
+from spheret.conversion.wrap import Residual, ResidualStack, residual_stack
+
+__all__ = [
+    "Annealing",
+    "ConversionError",
+    "ConversionReport",
+    "ConvertedSublayer",
+    "Residual",
+    "ResidualStack",
+    "anneal",
+    "convert",
+    "load",
+    "position",
+    "residual_stack",
+    "revert",
+    "steps",
+    "trainer_callback",
+    "watched",
+]

@@ -1,0 +1,344 @@
+"""From a trace to a plan: the residuals of a model, in order, with their readers, ends and streams."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from torch import nn
+
+from spheret.conversion.trace import Addition, Key, Made, Read, Trace, Where
+
+
+class ConversionError(ValueError):
+    """A model cannot be converted. Nothing of it was changed."""
+
+
+@dataclass(frozen=True)
+class End:
+    """A module that ends a branch: its output, or an index of it, times `factor` is added to the stream."""
+
+    module: str
+    index: int | None
+    factor: float
+    time: int  # when it was called
+    makers: tuple[str, ...]  # every module that returned this tensor: the last one may be a dropout in eval mode
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A module that reads the stream, and the argument in which it does."""
+
+    module: str
+    where: Where
+    time: int
+
+
+@dataclass
+class Residual:
+    """One addition h + f."""
+
+    ends: list[End]
+    readers: list[Reader]
+    host: str  # the module whose code adds
+    path: tuple[str, ...]
+    # the outermost module that is called with h and adds inside; recomputation starts there
+    container: Reader | None
+    stack: str
+    dim: int
+    channel_dim: int
+    place: str
+    stream: Key
+    result: Key
+    # the host's attribute for a dropout behind the branch, and its value
+    dropout: tuple[str, float] | None = None
+    kind: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.ends[-1].module
+
+
+@dataclass
+class Chain:
+    """Residuals that follow each other on one stream, and the modules that read the stream where it leaves."""
+
+    residuals: list[Residual]
+    leaving: list[Reader] = field(default_factory=list)
+    # the module whose output is the stream, if no module reads it there
+    last: Made | None = None
+
+
+@dataclass
+class Plan:
+    chains: list[Chain]
+    left: list[tuple[str, str]]  # what was not converted: its place, and why
+
+    def stacks(self) -> dict[str, list[Residual]]:
+        """The residuals of each stack of layers, in order."""
+        stacks: dict[str, list[Residual]] = {}
+        for chain in self.chains:
+            for residual in chain.residuals:
+                stacks.setdefault(residual.stack, []).append(residual)
+        return stacks
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module is a LayerNorm or an RMSNorm under any name: it reads the direction of its input alone."""
+    name = type(module).__name__.lower()
+    other = any(word in name for word in ("batch", "group", "instance"))
+    return "norm" in name and not other and not list(module.children())
+
+
+def layer_of(name: str) -> str:
+    """The name of the layer that a module stands in: all up to the first number. Empty if there is none."""
+    found = re.match(r"(?:.*?\.)?\d+(?=\.|$)", name)
+    return found[0] if found else ""
+
+
+def stack_of(name: str) -> str:
+    """The name of the list of layers that a module stands in: all before the first number. Empty if there is none."""
+    layer = layer_of(name)
+    return layer.rpartition(".")[0] or "layers" if layer else ""
+
+
+def _outermost(reads: list[Read]) -> list[Read]:
+    names = {read.module for read in reads}
+    return [read for read in reads if not names.intersection(read.path)]
+
+
+def _end_of(trace: Trace, key: Key, path: tuple[str, ...], before: int) -> list[End] | None:
+    """The modules whose outputs make up a branch's output; None if something else does."""
+    made = [m for m in trace.made.get(key, []) if m.module not in path and m.time < before]
+    if made:
+        return [End(made[-1].module, made[-1].index, 1.0, made[-1].time, tuple(m.module for m in made))]
+    if key in trace.products:
+        factor, source = trace.products[key]
+        ends = _end_of(trace, source, path, before)
+        return ends and [replace(end, factor=end.factor * factor) for end in ends]
+    for addition in trace.additions:
+        if addition.result == key and addition.time < before and addition.path == path:
+            parts = [_end_of(trace, side, path, addition.time) for side in (addition.first, addition.second)]
+            return parts[0] + parts[1] if parts[0] and parts[1] else None
+    return None
+
+
+def _readers(trace: Trace, stream: Key, addition: Addition) -> tuple[list[Read], list[Read]]:
+    """Who was called with the stream before it was added to: the modules that read it, and those that also add."""
+    # a dropout in eval mode returns the very tensor that it was given
+    passing = {made.module for made in trace.made.get(stream, [])}
+    reads = [r for r in trace.reads.get(stream, []) if r.time < addition.time and r.module not in passing]
+    containers = [read for read in reads if read.module in addition.path]
+    # a module that is called with the stream elsewhere, e.g. rotary embeddings, does not start a branch
+    inside = containers[0].module if containers else None
+    layer = layer_of(addition.path[-1]) if addition.path else ""
+    readers = [r for r in reads if r.module not in addition.path]
+    return _outermost([r for r in readers if inside in r.path or layer_of(r.module) == layer]), containers
+
+
+def _channel_dim(trace: Trace, stream: Key, modules: Iterable[nn.Module]) -> int:
+    """1 for images (N, C, H, W) whose branch is convolutional, else the last dimension."""
+    shape = trace.tensors[stream].shape
+    if len(shape) == 4:
+        for module in modules:
+            for part in module.modules():
+                width = getattr(part, "in_channels", getattr(part, "num_features", None))
+                if isinstance(part, (nn.Conv2d, nn.BatchNorm2d)) and width == shape[1]:
+                    return 1
+    return -1
+
+
+def make_plan(model: nn.Module, trace: Trace) -> Plan:
+    """The residuals of the traced model. Raises ConversionError if one is of an unknown kind."""
+    modules = dict(model.named_modules())
+    residuals: list[Residual] = []
+    by_result: dict[Key, Residual] = {}
+    # sums that are no residuals. One that turns out to be the sum of two branches is taken out again
+    others: dict[Key, tuple[str, str]] = {}
+    for addition in trace.additions:
+        host = addition.path[-1] if addition.path else ""
+        previous = by_result.get(addition.first) or by_result.get(addition.second)
+        for stream, branch in ((addition.first, addition.second), (addition.second, addition.first)):
+            ends = _end_of(trace, branch, addition.path, addition.time)
+            if (
+                previous is not None
+                and previous.result == stream
+                and ends
+                and not _readers(trace, stream, addition)[0]
+            ):
+                # h + f + g: the second sum continues the first, because nobody reads the stream between them
+                previous.ends = sorted([*previous.ends, *ends], key=lambda end: end.time)
+                del by_result[previous.result]
+                previous.result = addition.result
+                by_result[addition.result] = previous
+                break
+            readers, containers = _readers(trace, stream, addition)
+            if not readers or (ends and max(end.time for end in ends) < min(read.time for read in readers)):
+                continue
+            where = f"{host or type(model).__name__} ({type(modules[host]).__name__}), {addition.place}"
+            if ends is None:
+                raise ConversionError(
+                    f"unknown residual in {where}: the stream is added to something that no module returns, so "
+                    "no hook can take its place. Nothing was changed."
+                )
+            dropout = _dropout(trace, branch, ends, addition, modules[host], where)
+            ends = sorted(ends, key=lambda end: end.time)
+            named = [modules[end.module] for end in ends] + [modules[read.module] for read in readers]
+            channel_dim = _channel_dim(trace, stream, named)
+            residual = Residual(
+                ends=ends,
+                readers=[Reader(read.module, read.where, read.time) for read in readers],
+                host=host,
+                path=addition.path,
+                container=Reader(containers[0].module, containers[0].where, containers[0].time)
+                if containers
+                else None,
+                stack=stack_of(ends[-1].module),
+                dim=trace.tensors[stream].shape[channel_dim],
+                channel_dim=channel_dim,
+                place=addition.place,
+                stream=stream,
+                result=addition.result,
+                dropout=dropout,
+            )
+            others.pop(branch, None)
+            residuals.append(residual)
+            by_result[addition.result] = residual
+            break
+        else:
+            if all(trace.made.get(side) for side in (addition.first, addition.second)) and stack_of(host):
+                why = "a sum of two modules' outputs, of which none is a stream that a branch reads"
+                others[addition.result] = (f"{host}, {addition.place}", why)
+    left = list(others.values())
+    left += _bare_layers(trace, residuals, {place.partition(",")[0] for place, _ in left}, modules)
+    residuals = _in_stacks(residuals, left)
+    _split_widths(residuals)
+    _check_shared(trace, residuals)
+    _check_dropouts(trace, residuals)
+    return Plan(_chains(trace, residuals, modules), left)
+
+
+def _dropout(
+    trace: Trace, branch: Key, ends: list[End], addition: Addition, host: nn.Module, where: str
+) -> tuple[str, float] | None:
+    """The function dropout between the branch's last module and the sum: the host's attribute for it, and its value.
+
+    The step takes it over, because the host would drop out what the hook returns.
+    """
+    start = max(end.time for end in ends)
+    calls = [d for d in trace.dropouts if d.result == branch and start < d.time < addition.time and d.p > 0]
+    if not calls:
+        return None
+    p = calls[0].p
+    names = [name for name, value in vars(host).items() if "drop" in name and isinstance(value, float) and value == p]
+    if len(calls) != 1 or len(names) != 1:
+        raise ConversionError(
+            f"unknown residual in {where}: the function dropout with p = {p:g} stands between the branch's last "
+            "module and the addition, where no hook reaches, and the layer has no single attribute for it. Set this "
+            "dropout to 0 in the model, and convert again."
+        )
+    return names[0], p
+
+
+def _check_dropouts(trace: Trace, residuals: list[Residual]) -> None:
+    """Refuse a host whose dropout attribute may serve other dropouts than those behind its branches."""
+    for residual in residuals:
+        if residual.dropout is not None:
+            name, p = residual.dropout
+            own = [r for r in residuals if r.host == residual.host and r.dropout == residual.dropout]
+            if sum(d.host == residual.host and d.p == p for d in trace.dropouts) != len(own):
+                raise ConversionError(
+                    f"{residual.host} drops out more than its branches' outputs with p = {p:g}, so its attribute "
+                    f"{name} cannot be taken over. Set this dropout to 0 in the model, and convert again."
+                )
+
+
+def _bare_layers(
+    trace: Trace, residuals: list[Residual], known: set[str], modules: dict[str, nn.Module]
+) -> list[tuple[str, str]]:
+    """Layers that ran beside layers with residuals and have none. A lone norm or dropout is no layer."""
+    with_residuals = {layer_of(residual.name) for residual in residuals}
+    stacks = {stack_of(layer) for layer in with_residuals if layer}
+    names = [name for name in trace.calls if name and layer_of(name) == name and stack_of(name) in stacks]
+    accounted = with_residuals | {layer_of(host) for host in known}
+    bare = [name for name in names if name not in accounted and list(modules[name].children())]
+    return [(name, "the layer has no residual sum h + f") for name in bare]
+
+
+def _in_stacks(residuals: list[Residual], left: list[tuple[str, str]]) -> list[Residual]:
+    """Leave residuals outside of all stacks of layers as they are, unless there are no others."""
+    if not any(residual.stack for residual in residuals):
+        return residuals
+    for residual in residuals:
+        if not residual.stack:
+            left.append((f"{residual.name}, {residual.place}", "stands outside of the stacks of layers"))
+    return [residual for residual in residuals if residual.stack]
+
+
+def _split_widths(residuals: list[Residual]) -> None:
+    """A list of layers whose width changes is one stack per width."""
+    widths = {(residual.stack, residual.dim, residual.channel_dim) for residual in residuals}
+    for residual in residuals:
+        if sum(stack == residual.stack for stack, _, _ in widths) > 1:
+            residual.stack = f"{residual.stack} of width {residual.dim}"
+
+
+def _check_shared(trace: Trace, residuals: list[Residual]) -> None:
+    """Refuse blocks that run more than once in one forward pass, and modules whose calls hooks cannot tell apart."""
+    places: set[tuple[str, str]] = set()
+    reading: set[str] = set()
+    for residual in residuals:
+        twice = (residual.host, residual.place) in places
+        twice = twice or any(reader.module in reading for reader in residual.readers)
+        start = min(reader.time for reader in residual.readers)
+        for end in residual.ends:
+            twice = twice or sum(start < time <= end.time for time in trace.calls[end.module]) > 1
+        if twice:
+            raise ConversionError(
+                f"{residual.host} (the branch that ends in {residual.name}) runs more than once in one forward pass: "
+                "blocks that share their weights cannot have step sizes of their own, so the model is not converted."
+            )
+        places.add((residual.host, residual.place))
+        reading.update(reader.module for reader in residual.readers)
+
+
+def _chains(trace: Trace, residuals: list[Residual], modules: dict[str, nn.Module]) -> list[Chain]:
+    chains: list[Chain] = []
+    ending: dict[Key, Chain] = {}
+    for residual in residuals:
+        chain = ending.pop(residual.stream, None)
+        if chain is None:
+            chain = Chain([])
+            chains.append(chain)
+        else:
+            # a stream may pass from one list of layers to the next: it keeps its radius
+            residual.stack = chain.residuals[0].stack
+        chain.residuals.append(residual)
+        ending[residual.result] = chain
+    for chain in chains:
+        last = chain.residuals[-1]
+        made = trace.made.get(last.result, [])
+        passing = {*last.path, *(m.module for m in made)}
+        reads = [read for read in trace.reads.get(last.result, []) if read.module not in passing]
+        chain.leaving = [Reader(read.module, read.where, read.time) for read in _outermost(reads)]
+        chain.last = next(iter(made), None)
+        if not chain.leaving and chain.last is None:
+            raise ConversionError(
+                f"the stream after {last.name} ({last.place}) is neither read nor returned by a module, so it cannot "
+                "be given its length back. Nothing was changed."
+            )
+        for residual in chain.residuals:
+            residual.kind = _kind(residual, chain, modules)
+    return chains
+
+
+def _kind(residual: Residual, chain: Chain, modules: dict[str, nn.Module]) -> str:
+    before = all(is_norm(modules[reader.module]) for reader in residual.readers)
+    behind = any(is_norm(modules[name]) for name in residual.ends[-1].makers)
+    single = len(chain.residuals) == 1 and chain.leaving and is_norm(modules[chain.leaving[0].module])
+    if single and not before:
+        return "post-norm"
+    return {(True, True): "norms around", (True, False): "pre-norm", (False, True): "norm behind"}.get(
+        (before, behind), "no norm"
+    )

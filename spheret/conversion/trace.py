@@ -1,0 +1,186 @@
+"""One trial forward pass, watched: which modules read the stream, which module ends each branch, and where they meet.
+
+The residual additions of a model stand in its code, not in its module tree. So the trial notes every tensor that a
+module reads or returns and every addition of two tensors, by the tensor's identity. An addition whose one side was
+read by a module before, and whose other side is what a module returned, is a residual: h + f.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+# a tensor object and its version, because relu(inplace=True) returns the object that it was given
+Key = tuple[int, int]
+# where a module takes a tensor: the index of an argument, or the name of a keyword
+Where = int | str
+
+_ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
+_PRODUCTS = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
+
+
+@dataclass(frozen=True)
+class Read:
+    """A module was called with a tensor."""
+
+    module: str
+    where: Where
+    path: tuple[str, ...]  # the modules that were running, outermost first
+    time: int
+
+
+@dataclass(frozen=True)
+class Made:
+    """A module returned a tensor, as its output or at an index of it."""
+
+    module: str
+    index: int | None
+    time: int
+
+
+@dataclass(frozen=True)
+class Addition:
+    """first + second, in the forward of the last module of `path`."""
+
+    first: Key
+    second: Key
+    result: Key
+    path: tuple[str, ...]
+    place: str  # the file and line of the code
+    time: int
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """A call of the function dropout in the code of a module."""
+
+    result: Key
+    p: float
+    host: str
+    time: int
+
+
+@dataclass
+class Trace:
+    """What the trial saw."""
+
+    tensors: dict[Key, Tensor] = field(default_factory=dict)
+    reads: dict[Key, list[Read]] = field(default_factory=lambda: defaultdict(list))
+    made: dict[Key, list[Made]] = field(default_factory=lambda: defaultdict(list))
+    additions: list[Addition] = field(default_factory=list)
+    # products with a number: the factor and the tensor that it multiplied
+    products: dict[Key, tuple[float, Key]] = field(default_factory=dict)
+    dropouts: list[Dropout] = field(default_factory=list)
+    # when each module returned
+    calls: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+
+
+def _key(x: Tensor) -> Key:
+    return id(x), x._version
+
+
+def _is_rows(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point() and x.dim() >= 2 and not isinstance(x, nn.Parameter)
+
+
+class _Watch(TorchFunctionMode):
+    def __init__(self, trace: Trace):
+        super().__init__()
+        self.trace, self.time = trace, 0
+        self.path: list[str] = []
+
+    def note(self, x: Tensor) -> Key:
+        # the trace keeps each tensor alive, so that no identity is used twice
+        key = _key(x)
+        self.trace.tensors[key] = x
+        return key
+
+    def tick(self) -> int:
+        self.time += 1
+        return self.time
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function in _ADDITIONS and len(args) == 2 and _is_rows(args[0]) and _is_rows(args[1]):
+            return self._addition(function, args, kwargs)
+        out = function(*args, **kwargs)
+        if function in _PRODUCTS and len(args) == 2:
+            factor, x = args if _is_rows(args[1]) else reversed(args)
+            if isinstance(factor, (int, float)) and _is_rows(x):
+                self.trace.products[self.note(out)] = (float(factor), self.note(x))
+        elif function is torch.nn.functional.dropout and _is_rows(out):
+            p = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
+            host = self.path[-1] if self.path else ""
+            self.trace.dropouts.append(Dropout(self.note(out), float(p), host, self.tick()))
+        return out
+
+    def _addition(self, function: Any, args: Any, kwargs: Any) -> Any:
+        first, second = (self.note(x) for x in args)
+        same = args[0].shape == args[1].shape and not kwargs
+        out = function(*args, **kwargs)
+        if same and isinstance(out, Tensor):
+            place = _place()
+            path = tuple(self.path)
+            self.trace.additions.append(Addition(first, second, self.note(out), path, place, self.tick()))
+        return out
+
+    def before(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            time, path = self.tick(), tuple(self.path)
+            for where, x in [*enumerate(args), *kwargs.items()]:
+                if _is_rows(x):
+                    self.trace.reads[self.note(x)].append(Read(name, where, path, time))
+            self.path.append(name)
+
+        return hook
+
+    def after(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            self.path.pop()
+            time = self.tick()
+            self.trace.calls[name].append(time)
+            parts = list(enumerate(output)) if isinstance(output, (tuple, list)) else [(None, output)]
+            for index, x in parts:
+                if _is_rows(x):
+                    self.trace.made[self.note(x)].append(Made(name, index, time))
+
+        return hook
+
+
+def _place() -> str:
+    """The file and line of the code that adds, outside of torch and of this room."""
+    here, torch_home = str(Path(__file__).parent), str(Path(torch.__file__).parent)
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_back is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(here) and not (name.startswith(torch_home) and "/nn/modules/" not in name):
+            line = linecache.getline(name, frame.f_lineno).strip()
+            return f"{Path(name).name}:{frame.f_lineno} ({line})"
+        frame = frame.f_back
+    return "unknown code"
+
+
+def watch(model: nn.Module, call: Callable[[], Any]) -> tuple[Trace, Any]:
+    """Run `call`, which calls the model, and return what was seen and what it returned."""
+    trace = Trace()
+    mode = _Watch(trace)
+    handles = []
+    try:
+        for name, module in model.named_modules():
+            handles.append(module.register_forward_pre_hook(mode.before(name), with_kwargs=True))
+            handles.append(module.register_forward_hook(mode.after(name)))
+        with torch.no_grad(), mode:
+            output = call()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return trace, output

@@ -1,0 +1,98 @@
+"""The model card of an export: README.md, made from the run's config.json and the checkpoint's state.json."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from huggingface_hub import ModelCardData
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from spheret import __version__
+from spheret.hub.config import CODE
+from spheret.model.gpt import GPT
+from spheret.runs.checkpoint import Checkpoint
+from spheret.runs.run import Run
+from spheret.support.errors import shortened
+
+CARD = "README.md"
+TEMPLATE = "card.md.jinja"
+# settings that name places on the machine of the run
+_PLACES = {"data": ("path",), "train": ("init_from",)}
+_LONGEST = 300
+
+
+def code(text: str) -> str:
+    """A text of any content as a Markdown code span, in which nothing is markup, a link or HTML."""
+    # invisible letters and ends of lines could leave the span, or show its letters in another order
+    text = shortened("".join(letter if letter.isprintable() else " " for letter in text).strip(), _LONGEST)
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    # Markdown takes one blank at each end away, if the text has others
+    return f"{fence} {text} {fence}" if "`" in text or not text else f"{fence}{text}{fence}"
+
+
+def write_card(directory: Path, run: Run, saved: Checkpoint, model: GPT, kind: str, folded: bool) -> None:
+    """Write README.md of an export.
+
+    kind: "spheret" or "gpt2". folded: whether a head bias was folded into the weights.
+    """
+    config, scheme = run.config, model.scheme
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["code"] = code
+    training = saved.state.training
+    text = environment.get_template(TEMPLATE).render(
+        metadata=_metadata(kind, model.config.scheme),
+        name=run.name,
+        kind=kind,
+        folded=folded,
+        code_file=CODE.name,
+        spheret=__version__,
+        parameters=model.parameter_count(),
+        model=model.config,
+        formula=(inspect.getdoc(type(scheme)) or "").splitlines()[0].rstrip("."),
+        source=scheme.source,
+        trained=config.train is not None,
+        imported=_place(config.environment.imported),
+        train=config.train,
+        evaluation=config.evaluation,
+        step=saved.step,
+        val_loss=saved.state.val_loss,
+        best=None if training is None else training.best,
+        corpus=config.data.corpus,
+        tokens=config.data.tokens,
+        unigram_entropy=config.data.unigram_entropy,
+        tokenizer=config.data.tokenizer,
+        settings=_settings(run),
+    )
+    (directory / CARD).write_text(text, encoding="utf-8")
+
+
+def _metadata(kind: str, scheme: str) -> str:
+    """The YAML that the hub reads. It holds nothing that a user wrote."""
+    own = [] if kind == "gpt2" else ["custom_code"]
+    data = ModelCardData(library_name="transformers", pipeline_tag="text-generation", tags=["spheret", scheme, *own])
+    return data.to_yaml().strip()
+
+
+def _place(imported: str | None) -> str | None:
+    """The source of an import: a name on the hub, or the last part of a path."""
+    return imported if imported is None or not Path(imported).is_absolute() else Path(imported).name
+
+
+def _settings(run: Run) -> str:
+    """Every setting as JSON in ASCII. A line of it begins with a bracket, a blank or a quote, and ends no code."""
+    sections: dict[str, Any] = msgspec.to_builtins(run.config.as_dict())
+    for section, names in _PLACES.items():
+        for name in names:
+            sections[section].pop(name, None)
+    return json.dumps(sections, indent=1)

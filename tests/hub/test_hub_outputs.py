@@ -1,0 +1,182 @@
+"""Inputs and outputs of transformers' models: embeddings, hidden states, attentions, tuples and labels."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hub_helpers import tiny, tokens
+
+from spheret import SCHEMES
+from spheret.hub import SpheretForCausalLM, SpheretForSequenceClassification, SpheretModel, to_gpt2
+
+CLASSES = (SpheretModel, SpheretForCausalLM, SpheretForSequenceClassification)
+
+
+def wrapped(scheme, **changes):
+    return SpheretForCausalLM.of(tiny(scheme, **changes)).eval()
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """A pre-ln model and transformers' GPT-2 with the same weights, in float64."""
+    model = tiny("pre-ln", activation="gelu_tanh").double()
+    gpt2 = to_gpt2(model)
+    gpt2.set_attn_implementation("eager")
+    return SpheretForCausalLM.of(model).eval(), gpt2
+
+
+def padded(batch=3, time=8):
+    """Ids, and a mask that pads the first row on the left and the last on the right."""
+    mask = torch.ones(batch, time, dtype=torch.long)
+    mask[0, :3], mask[-1, -2:] = 0, 0
+    return tokens(batch, time), mask
+
+
+class TestEmbeddings:
+    @pytest.mark.parametrize("name", SCHEMES)
+    def test_they_stand_for_tokens(self, name):
+        model = wrapped(name)
+        ids, mask = padded()
+        embeddings = model.get_input_embeddings()(ids)
+        given = model(inputs_embeds=embeddings, attention_mask=mask, labels=ids)
+        truth = model(ids, attention_mask=mask, labels=ids)
+        assert torch.equal(given.logits, truth.logits)
+        assert torch.equal(given.loss, truth.loss)
+
+    @pytest.mark.parametrize("how", [{"num_beams": 1}, {"num_beams": 2}, {"use_cache": False}])
+    def test_generation_starts_from_them(self, how):
+        model = wrapped("proj-spheretnorm").double()
+        ids, mask = padded()
+        mask[-1] = 1
+        options = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, **how}
+        generated = model.generate(inputs_embeds=model.get_input_embeddings()(ids), **options)
+        # as in transformers, the new tokens alone
+        assert torch.equal(generated, model.generate(ids, **options)[:, 8:])
+
+    def test_a_gradient_reaches_them(self):
+        model = wrapped("proj-spheretnorm")
+        embeddings = model.get_input_embeddings()(tokens(1, 6)).detach().requires_grad_()
+        model(inputs_embeds=embeddings, labels=tokens(1, 6)).loss.backward()
+        # nothing comes after the last
+        assert embeddings.grad[:, :-1].abs().sum(-1).min() > 0
+
+    @pytest.mark.parametrize("kind", CLASSES)
+    def test_one_of_both(self, kind):
+        model = kind.of(tiny("pre-ln"))
+        with pytest.raises(ValueError, match="takes input_ids or inputs_embeds, got neither"):
+            model()
+        with pytest.raises(ValueError, match="takes input_ids or inputs_embeds, got both"):
+            model(tokens(1, 4), inputs_embeds=torch.zeros(1, 4, 16))
+        with pytest.raises(ValueError, match=r"embeddings \(batch, time, 16\), got \(1, 4, 8\)"):
+            model(inputs_embeds=torch.zeros(1, 4, 8))
+
+
+class TestStates:
+    def test_those_of_gpt2(self, pair):
+        ids, mask = padded()
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        options = {"attention_mask": mask, "output_hidden_states": True, "output_attentions": True}
+        ours, gpt2 = pair[0](ids, **options), pair[1](ids, position_ids=positions, **options)
+        assert len(ours.hidden_states) == len(gpt2.hidden_states) == 3
+        real = mask.bool()
+        for own, truth in zip(ours.hidden_states, gpt2.hidden_states, strict=True):
+            torch.testing.assert_close(own[real], truth[real])
+        for own, truth in zip(ours.attentions, gpt2.attentions, strict=True):
+            torch.testing.assert_close(own.transpose(1, 2)[real], truth.transpose(1, 2)[real])
+
+    @pytest.mark.parametrize("kind", CLASSES)
+    def test_every_class_gives_them(self, kind):
+        gpt = tiny("proj-spheretnorm")
+        model, ids = kind.of(gpt).eval(), tokens(1, 6)
+        outputs = model(ids, output_hidden_states=True, output_attentions=True)
+        # the last is the stream that the head reads
+        torch.testing.assert_close(outputs.hidden_states[-1], gpt.stream(ids))
+        assert [a.shape for a in outputs.attentions] == [(1, 2, 6, 6)] * 2
+        plain = model(ids)
+        assert plain.hidden_states is None
+        assert plain.attentions is None
+        assert model(ids, output_attentions=True).hidden_states is None
+        only = model(ids, output_hidden_states=True)
+        assert only.attentions is None
+        assert torch.equal(only.hidden_states[1], outputs.hidden_states[1])
+
+    @pytest.mark.parametrize("name", SCHEMES)
+    def test_attentions_are_what_the_layers_use(self, name):
+        """The values, weighted and projected, are the output of the attention."""
+        model = wrapped(name).double()
+        seen = []
+        for block in model.model.blocks:
+            block.attention.register_forward_hook(lambda module, args, y: seen.append((module, args[0], y)))
+        ids, mask = padded()
+        weights = model(ids, attention_mask=mask, output_attentions=True).attentions
+        for (attention, x, y), weight in zip(seen, weights, strict=True):
+            torch.testing.assert_close(weight.sum(-1), torch.ones_like(weight[..., 0]))
+            values = attention.queries_keys_values(x)[2]
+            rebuilt = attention.output((weight @ values).transpose(1, 2).reshape(x.shape))
+            torch.testing.assert_close(rebuilt[mask.bool()], y[mask.bool()])
+
+    @pytest.mark.parametrize("cache", ["dynamic", "static"])
+    def test_attentions_of_generation(self, cache):
+        model = wrapped("proj-spheretnorm").double()
+        options = {"max_new_tokens": 4, "do_sample": False, "return_dict_in_generate": True}
+        options |= {
+            "output_attentions": True,
+            "output_hidden_states": True,
+            "attention_mask": torch.ones(2, 5).long(),
+        }
+        if cache == "static":
+            options |= {"cache_implementation": "static", "disable_compile": True}
+        generated = model.generate(tokens(2, 5), **options)
+        whole = model(generated.sequences[:, :-1], output_attentions=True, output_hidden_states=True)
+        for step, (weights, states) in enumerate(zip(generated.attentions, generated.hidden_states, strict=True)):
+            rows, keys = (slice(0, 5), 5) if step == 0 else (slice(4 + step, 5 + step), 5 + step)
+            torch.testing.assert_close(weights[1][..., :keys], whole.attentions[1][:, :, rows, :keys])
+            torch.testing.assert_close(states[1], whole.hidden_states[1][:, rows])
+
+    def test_asked_for_by_the_config(self, tmp_path):
+        wrapped("pre-ln").save_pretrained(tmp_path)
+        loaded = SpheretForCausalLM.from_pretrained(tmp_path, output_attentions=True, output_hidden_states=True)
+        outputs = loaded(tokens(1, 4))
+        assert (len(outputs.attentions), len(outputs.hidden_states)) == (2, 3)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_a_tuple_instead_of_a_record(kind):
+    model, ids = kind.of(tiny("proj-spheretnorm")).eval(), tokens(1, 6)
+    record, plain = model(ids, use_cache=False), model(ids, use_cache=False, return_dict=False)
+    assert type(plain) is tuple
+    assert [torch.equal(a, b) for a, b in zip(plain, record.to_tuple(), strict=True)] == [True]
+    model.config.return_dict = False
+    assert type(model(ids)) is tuple
+
+
+class TestLabels:
+    def test_minus_100_is_left_out(self):
+        model = wrapped("proj-spheretnorm")
+        ids = tokens(2, 8)
+        labels = ids.masked_fill(torch.arange(8) < 4, -100)
+        truth = F.cross_entropy(model(ids).logits[:, 3:-1].flatten(0, 1), ids[:, 4:].flatten())
+        torch.testing.assert_close(model(ids, labels=labels).loss, truth)
+
+    def test_the_sum_over_a_given_number(self):
+        model, ids = wrapped("proj-spheretnorm"), tokens(2, 8)
+        mean = model(ids, labels=ids).loss
+        torch.testing.assert_close(model(ids, labels=ids, num_items_in_batch=56).loss, mean * 14 / 56)
+
+    def test_accumulated_gradients_are_those_of_one_batch(self, tmp_path):
+        """Trainer divides by the labels of all micro-batches, although they have different numbers of them."""
+        from transformers import Trainer, TrainingArguments
+
+        rows = [{"input_ids": row, "labels": row.clone()} for row in tokens(4, 16)]
+        for row, kept in zip(rows, (16, 3, 8, 5), strict=True):
+            row["labels"][kept:] = -100
+        losses = []
+        for size, accumulation in ((4, 1), (1, 4)):
+            arguments = TrainingArguments(
+                output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=size, report_to=[], use_cpu=True,
+                gradient_accumulation_steps=accumulation, logging_steps=1, save_strategy="no", disable_tqdm=True,
+                learning_rate=1e-2,
+            )  # fmt: skip
+            trainer = Trainer(wrapped("proj-spheretnorm").train(), arguments, train_dataset=rows)
+            trainer.train()
+            losses.append([line["loss"] for line in trainer.state.log_history if "loss" in line])
+        assert losses[0] == pytest.approx(losses[1], rel=1e-4)

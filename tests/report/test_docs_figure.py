@@ -1,0 +1,42 @@
+"""docs/figures: the picture of the pipeline and the geometry is what its script draws."""
+
+import importlib.util
+import math
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+FIGURES = Path(__file__).parents[2] / "docs" / "figures"
+
+
+@pytest.fixture(scope="module")
+def build():
+    spec = importlib.util.spec_from_file_location("build_figures", FIGURES / "build.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_it_is_what_the_script_draws(build):
+    files = build.files()
+    (svg,) = (path for path in files if path.suffix == ".svg")
+    assert svg.read_bytes() == files[svg], "run python docs/figures/build.py"
+    assert all(path.exists() for path in files)
+    text = files[svg].decode()
+    ElementTree.fromstring(text)
+    # no colour of the drawing is left that a dark page would not replace
+    assert {light for light, _ in build.THEMES} >= set(build.re.findall(r": (#[0-9a-f]{6})", text))
+    assert "prefers-color-scheme:dark" in text
+
+
+def test_its_angles_are_those_of_the_formulas(build):
+    beta, angles = build.BETA, build.angles()
+    assert angles == pytest.approx(
+        {
+            "p-spheretnorm": 0.5 * math.atan(2 * beta),
+            "proj-spheretnorm": math.atan(beta),
+            "cay-spheretnorm": 2 * math.atan(beta / 2),
+            "geonorm": beta,
+        }
+    )
