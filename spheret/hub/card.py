@@ -21,6 +21,8 @@ from spheret.support.errors import shortened
 
 CARD = "README.md"
 TEMPLATE = "card.md.jinja"
+# the kinds of export that transformers loads without spheret, as a reader knows them
+STOCK = {"gpt2": "GPT-2", "llama": "Llama", "qwen3": "Qwen3"}
 # settings that name places on the machine of the run
 _PLACES = {"data": ("path",), "train": ("init_from",)}
 _LONGEST = 300
@@ -38,7 +40,7 @@ def code(text: str) -> str:
 def write_card(directory: Path, run: Run, saved: Checkpoint, model: GPT, kind: str, folded: bool) -> None:
     """Write README.md of an export.
 
-    kind: "spheret" or "gpt2". folded: whether a head bias was folded into the weights.
+    kind: "spheret", or a key of STOCK. folded: whether a head bias was folded into the weights.
     """
     config, scheme = run.config, model.scheme
     environment = Environment(
@@ -53,7 +55,7 @@ def write_card(directory: Path, run: Run, saved: Checkpoint, model: GPT, kind: s
     text = environment.get_template(TEMPLATE).render(
         metadata=_metadata(kind, model.config.scheme),
         name=run.name,
-        kind=kind,
+        stock=STOCK.get(kind),
         folded=folded,
         code_file=CODE.name,
         spheret=__version__,
@@ -79,7 +81,7 @@ def write_card(directory: Path, run: Run, saved: Checkpoint, model: GPT, kind: s
 
 def _metadata(kind: str, scheme: str) -> str:
     """The YAML that the hub reads. It holds nothing that a user wrote."""
-    own = [] if kind == "gpt2" else ["custom_code"]
+    own = [] if kind in STOCK else ["custom_code"]
     data = ModelCardData(library_name="transformers", pipeline_tag="text-generation", tags=["spheret", scheme, *own])
     return data.to_yaml().strip()
 

@@ -162,7 +162,8 @@ class SpheretPreTrainedModel(PreTrainedModel):
         )
         outputs.past_key_values = past_key_values if use_cache else None
         if attentions:
-            outputs.attentions = attention_weights(self.model, outputs.hidden_states[:-1], past_key_values, mask, position_ids)
+            hidden = outputs.hidden_states[:-1]
+            outputs.attentions = attention_weights(self.model, hidden, past_key_values, mask, position_ids)
         if not states:
             outputs.hidden_states = None
         return outputs

@@ -76,7 +76,15 @@ def check_scheme(parametrization: str, model: GPTConfig) -> None:
             f"logits, and {model.scheme} with these options has none: take another scheme, or --parametrization "
             f"standard."
         )
-    if "base_layers" in PARAMETRIZATIONS[parametrization] and scheme.step_sum(2 * model.layers) is None:
+    if "base_layers" not in PARAMETRIZATIONS[parametrization]:
+        return
+    if scheme.prores is not None:
+        raise ValueError(
+            f"--parametrization {parametrization} carries settings over to another depth, and prores = "
+            f"{scheme.prores:g} warms up a deeper model for more updates: leave prores out, or take "
+            f"--parametrization mup."
+        )
+    if scheme.step_sum(2 * model.layers) is None:
         raise ValueError(
             f"--parametrization {parametrization} scales branches by the depth, and {model.scheme} has a rule of its "
             f"own for that: take --parametrization mup, or another scheme."

@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from spheret.connections import HeadNorm
+from spheret.model.config import ROPE_BASE
 from spheret.model.gpt import GPT, initial_std
 from spheret.optim import Factors, hidden_matrices
 from spheret.runs.base_sizes import check_scheme, readout_gains
@@ -84,15 +86,16 @@ class Rules:
         """Attention scores divided by the width of a head instead of its square root.
 
         Queries, keys and values carry the factor's root each, because they share one weight. The output projection
-        takes it from the values again.
+        takes it from the values again. Norms of queries and keys have gains, which carry it in place of the weight.
         """
-        dim = self.model.config.width // self.model.config.heads
-        root = (base_dim / dim) ** 0.25
-        if self.model.scheme.unit_weights:
-            return
+        root = (base_dim / self.model.config.shape.head_dim) ** 0.25
         for block in self.model.each_block():
-            # normalised queries and keys carry nothing
-            if block.attention.qkv_norm is None:
+            inside = block.attention.qkv_norm
+            if isinstance(inside, HeadNorm):
+                for parameter in (*inside.q_norm.parameters(), *inside.k_norm.parameters()):
+                    self.of[parameter].carried *= root
+            # nGPT's queries and keys carry nothing
+            elif inside is None and not self.model.scheme.unit_weights:
                 for parameter in block.attention.qkv.parameters():
                     self.of[parameter].carried *= root
                 self.of[block.attention.output.weight].carried /= root
@@ -133,8 +136,9 @@ def _size(vector: Tensor) -> float:
 def _vectors_of(model: GPT, config: TrainConfig) -> dict[str, float]:
     """How large the scalars, gains and biases of the same model start at the base width, by name."""
     width, heads = _base(config)
-    # vocabulary and block change no start
-    shape = replace(model.config, width=width, heads=heads, vocab=2, block=1, head_bias="none")
+    # these options change no start, and rotary positions and grouped heads may not fit the base's heads
+    free = {"vocab": 2, "block": 1, "head_bias": "none", "positions": "learned", "rope_base": ROPE_BASE}
+    shape = replace(model.config, width=width, heads=heads, kv_heads=None, **free)
     with torch.random.fork_rng(devices=[]):
         base = GPT(shape)
     return {name: _size(parameter) for name, parameter in base.named_parameters() if parameter.dim() < 2}
