@@ -17,6 +17,7 @@ from spheret.data import Data
 from spheret.foreign.decoder import ForeignDecoder
 from spheret.foreign.saved import BLOCK, SavedModel, is_saved_model
 from spheret.runs.run import Run, open_run
+from spheret.support.errors import shortened
 from spheret.support.machine import machine
 from spheret.support.meter import Meter
 from spheret.support.threads import few_threads
@@ -25,6 +26,8 @@ from spheret.support.threads import few_threads
 _JACOBIAN_BLOCK = 64
 # how many logits one forward pass of a certificate may hold
 _LOGITS = 1 << 27
+# what torch says of operations without a forward derivative or without a rule for many directions at once
+_NOT_FORWARD = ("functorch", "forward AD", "vmap")
 
 
 def open_run_or_model(path: str) -> Run | SavedModel:
@@ -120,10 +123,18 @@ def certify_saved(
         meter.show(f"{done // count} of {tokens} tokens", done / (count * tokens))
 
     with few_threads(decoder.width), Meter("certify", quiet) as meter:
-        document = certificate.certify(
-            decoder, ids, tokens, sequence, exact=decoder.width <= DENSE, tick=tick, text=text,
-            unigram_entropy=unigram_entropy(source),
-        )  # fmt: skip
+        try:
+            document = certificate.certify(
+                decoder, ids, tokens, sequence, exact=decoder.width <= DENSE, tick=tick, text=text,
+                unigram_entropy=unigram_entropy(source),
+            )  # fmt: skip
+        except (RuntimeError, NotImplementedError) as error:
+            if not any(word in str(error) for word in _NOT_FORWARD):
+                raise
+            raise ValueError(
+                f"{type(decoder.model).__name__} holds an operation of which torch has no forward derivative "
+                f"({shortened(str(error), 120)}), so it cannot be certified: spheret inspect takes it."
+            ) from None
     return {
         **document,
         "run": saved.name,

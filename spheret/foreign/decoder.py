@@ -65,7 +65,8 @@ class _Done(Exception):
 class ForeignDecoder:
     """A decoder of transformers, converted or not, in evaluation mode.
 
-    A model that is converted and not annealed yet computes what the original computes, so its conversion is taken
+    The model is changed in place. Its dropouts, which are off, are taken out: one that ends two branches would hide
+    which of them has ended. A model that is converted and not annealed yet computes what the original computes, so its conversion is taken
     back, in place, and the original's stream is what is seen.
     """
 
@@ -77,6 +78,7 @@ class ForeignDecoder:
         steps = {name: x for name, x in model.state_dict().items() if ".spheret." in f".{name}"}
         if self.position is not None:
             conversion.revert(model)
+        _take_out_dropouts(model)
         self.structure = find_structure(model)
         self.modules, self.branches = self.structure.modules, self.structure.branches
         configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
@@ -349,21 +351,27 @@ class ForeignDecoder:
 
         return both
 
+    @torch.no_grad()
     def _agrees(self, s: ForeignSublayer, fast: Both, positions: Tensor) -> bool:
-        """Whether the fast way has the true value and derivative at the last position, along a random direction."""
-        last = positions[-1:]
+        """Whether the fast way is right: its values, its derivative at the last position, and that no tokens mix.
+
+        Derivatives are compared along random directions, along which two that differ agree with probability 0.
+        """
         generator = torch.Generator(s.h.device).manual_seed(s.number)
-        shape, options = (1, len(positions), s.h.shape[-1]), {"dtype": s.h.dtype, "device": s.h.device}
-        direction = torch.randn(shape, generator=generator, **options)
+        options: dict[str, Any] = {"generator": generator, "dtype": s.h.dtype, "device": s.h.device}
+        x, last = s.h[:, positions], positions[-1:]
+        direction = torch.randn(x.shape, **options)
+        # where no tokens mix, a factor per token comes out as it went in
+        factors = 1 + torch.rand((1, len(positions), 1), **options)
         alone = torch.zeros_like(s.h)
         alone[:, last] = direction[:, -1:]
-        with torch.no_grad():
-            try:
-                here = torch.func.jvp(lambda x: fast(x)[0], (s.h[:, positions],), (direction,))
-            except (RuntimeError, TypeError):
-                return False
-            true = torch.func.jvp(lambda x: self._replayed(s, x), (s.h,), (alone,))
-        pairs = [(a[:, -1], b[:, last][:, 0]) for a, b in zip(here, true, strict=True)]
+        true = torch.func.jvp(lambda x: self._replayed(s, x), (s.h,), (alone,))[1][:, last]
+        try:
+            value, slope = torch.func.jvp(lambda x: fast(x)[0], (x,), (direction,))
+            scaled = torch.func.jvp(lambda x: fast(x)[0], (x,), (factors * direction,))[1]
+        except (RuntimeError, TypeError):
+            return False
+        pairs = ((value, s.f[:, positions]), (slope[:, -1:], true), (scaled, factors * slope))
         return all(bool((a - b).norm() <= _ROUNDING * b.norm()) for a, b in pairs)
 
 
@@ -434,6 +442,18 @@ class _Probe:
 
     def last(self, place: int | None) -> Callable[..., None]:
         return lambda module, args, output: self._finish(_part(output, place))
+
+
+def _take_out_dropouts(model: nn.Module) -> None:
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is nn.Dropout and not isinstance(module, (nn.Sequential, nn.ModuleList)):
+                delattr(module, name)
+                setattr(module, name, _as_it_is)
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
 
 
 def _taken(args: tuple[Any, ...], kwargs: dict[str, Any], where: Where) -> Tensor:

@@ -62,7 +62,7 @@ class Branch:
     residual: Residual
     # the smallest module that is called and holds the readers and the ends of the branch
     root: str
-    # which of the root's outputs, or of a module's inside it, are attention weights
+    # the module that returns attention weights, and where in its output
     weights: tuple[str, int] | None
     parameters: list[nn.Parameter]
     kind: str
@@ -190,7 +190,8 @@ def _attention_weights(trace: Trace, inside: set[str]) -> tuple[str, int] | None
 
 
 def _kind(classes: Iterable[str]) -> str:
-    words = " ".join(classes).lower()
-    attention = "attention" in words or "attn" in words
-    mlp = any(word in words for word in ("mlp", "moe", "expert", "feedforward", "ffn"))
+    words = [name.lower() for name in classes]
+    attention = any("attention" in word or "attn" in word for word in words)
+    # Qwen3MoeAttention is no mixture of experts
+    mlp = any(word.endswith(("mlp", "moe", "moeblock", "experts", "feedforward", "ffn")) for word in words)
     return ("parallel" if mlp else "attention") if attention else "mlp"
