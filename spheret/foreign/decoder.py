@@ -144,7 +144,7 @@ class ForeignDecoder:
         other[:, -1] = (ids[:, -1] + 1) % (int(ids.max()) + 1)
         with torch.no_grad():
             first, second = (self._logits(x)[:, :-1].double() for x in (ids, other))
-        if not float((first - second).abs().max()) <= 1e-3 * float(first.abs().max()):
+        if not float((first - second).abs().max()) <= 1e-5 * float(first.abs().max()):
             raise ValueError(
                 f"in {type(self.model).__name__} a token sees later tokens, so it is no decoder: this takes models "
                 "that predict the next token."
@@ -216,7 +216,10 @@ class ForeignDecoder:
                 handle = self.modules[leaving.module].register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
             else:
                 assert last is not None
-                handle = self.modules[last[0]].register_forward_hook(watch.last(last[1]), prepend=True)
+                # a conversion's hook there lengthens the state; a norm there may be removed
+                handle = self.modules[last[0]].register_forward_hook(
+                    watch.last(last[1]), prepend=not self.structure.is_post_norm
+                )
             stack.callback(handle.remove)
             yield
 
@@ -465,4 +468,7 @@ def _part(output: Any, index: int | None) -> Tensor:
 
 
 def _put(output: Any, index: int | None, x: Tensor) -> Any:
-    return x if index is None else (*output[:index], x, *output[index + 1 :])
+    if index is None:
+        return x
+    parts = [*output[:index], x, *output[index + 1 :]]
+    return parts if isinstance(output, list) else tuple(parts)
