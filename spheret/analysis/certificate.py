@@ -48,8 +48,8 @@ SCOPE = (
 )
 # of a model that is not a GPT of spheret
 MEASURED_SCOPE = (
-    "it is measured in float64, not proven: at the tokens examined, for the stream between its entry and its exit, by "
-    "automatic differentiation of the model's own code, in which every step that asks for float32 was taken in float64"
+    "it is measured in float64, not proven: at the tokens examined, for the stream between its entry and its exit, "
+    "by automatic differentiation of the model's own code, with float64 wherever that code asks for float32"
 )
 
 

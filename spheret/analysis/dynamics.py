@@ -97,9 +97,7 @@ def gradients(model: GPT | Decoder, x: Tensor, y: Tensor) -> dict[str, list[floa
 
 
 @torch.no_grad()
-def dynamics(
-    model: GPT | Decoder, x: Tensor, y: Tensor, tick: Callable[[], object] = lambda: None
-) -> dict[str, Any]:
+def dynamics(model: GPT | Decoder, x: Tensor, y: Tensor, tick: Callable[[], object] = lambda: None) -> dict[str, Any]:
     """All measurements of this module on windows x with targets y, (windows, time), as plain data.
 
     The model must be in evaluation mode.

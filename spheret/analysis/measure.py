@@ -11,10 +11,10 @@ from torch import Tensor
 
 from spheret.analysis import enclosed_jacobians, jacobians
 from spheret.analysis.balls import NotEnclosed
+from spheret.analysis.decoders import Both, Decoder
 from spheret.analysis.enclosed_jacobians import Balls
 from spheret.analysis.enclosures import Chain, Enclosure, Matrices, singular_values
 from spheret.analysis.singular_values import Extremes, Product, lanczos
-from spheret.analysis.decoders import Both, Decoder
 from spheret.analysis.sublayers import (
     decoder_of,
     differentiable,

@@ -106,8 +106,8 @@ def certify_saved(
     decoder, source = _open(saved, data, torch.float64, device, quiet)
     if decoder.position not in (None, 0.0, 1.0):
         raise ValueError(
-            f"{saved.path} was saved in the middle of its annealing, at t = {decoder.position:g}, where its lengths are "
-            "no part of its stream: anneal it to 1, or revert it. spheret inspect takes it as it is."
+            f"{saved.path} was saved in the middle of its annealing, at t = {decoder.position:g}, where the lengths "
+            "of the states go beside the stream: anneal it to 1, or revert it. spheret inspect takes it as it is."
         )
     block = _block(decoder)
     ids, targets = validation_windows(source, min(block, _JACOBIAN_BLOCK), tokens)

@@ -1,10 +1,9 @@
-"""Someone else's decoder, with what the analysis of a model needs: its states, its loss, and its parts as functions."""
+"""Someone else's decoder, with what an analysis needs: its states, its loss, and its sublayers as functions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,48 +13,16 @@ from spheret import conversion
 from spheret.connections import Connection
 from spheret.conversion.trace import Where
 from spheret.foreign.arithmetic import Float64, attention_on_own_paths
+from spheret.foreign.probe import Call, ForeignSublayer, Probe, part_of, put, taken
 from spheret.foreign.structure import Branch, ConvertedStep, find_structure, trial_tokens
 from spheret.model.probes import Sublayer
 
 # the largest relative difference between two ways to one derivative, in float64
 _ROUNDING = 1e-9
-NOT_PROVEN = "measured in float64, not proven: ball arithmetic has rules for spheret's own layers alone"
-
-Call = tuple[tuple[Any, ...], dict[str, Any]]
+# how many copies of a window run at once where every token needs its own
+_COPIES = 8
 # x -> (f, out): the branch's output and the next state
 Both = Callable[[Tensor], tuple[Tensor, Tensor]]
-
-
-@dataclass
-class ForeignSublayer(Sublayer):
-    """A sublayer of someone else's decoder. `branch` is its `Branch`.
-
-    call: the arguments with which the branch's root was called, if they were asked for.
-    weights: attention weights, there only while `see` of `probe` runs.
-    """
-
-    call: Call | None = None
-    weights: Tensor | None = None
-
-    @property
-    def kind(self) -> str:
-        return self.branch.kind
-
-    @property
-    def attention(self) -> Tensor | None:
-        return self.weights
-
-    @property
-    def mixes_tokens(self) -> bool:
-        return self.branch.mixes_tokens
-
-    @property
-    def not_proven(self) -> str:
-        return NOT_PROVEN
-
-    def rows(self, count: int) -> int:
-        # a branch always runs on the whole window
-        return self.h.shape[1]
 
 
 class _Done(Exception):
@@ -66,8 +33,8 @@ class ForeignDecoder:
     """A decoder of transformers, converted or not, in evaluation mode.
 
     The model is changed in place. Its dropouts, which are off, are taken out: one that ends two branches would hide
-    which of them has ended. A model that is converted and not annealed yet computes what the original computes, so its conversion is taken
-    back, in place, and the original's stream is what is seen.
+    which of them has ended. A model that is converted and not annealed yet computes what the original computes. So
+    its conversion is taken back, and the original's stream is what is seen.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -189,7 +156,7 @@ class ForeignDecoder:
 
         record: keep the arguments of every branch, so that it can be run again.
         """
-        watch = _Probe(self.branches, see)
+        watch = Probe(self.branches, see)
         with ExitStack() as stack:
             for index, branch in enumerate(self.branches):
                 first = min(branch.residual.readers, key=lambda reader: reader.time)
@@ -230,8 +197,6 @@ class ForeignDecoder:
             self.run(tokens)
         return sublayers
 
-    states = record
-
     @contextmanager
     def removed(self, sublayer: int) -> Iterator[None]:
         """Within the block, this sublayer (counted from 1) passes the stream on unchanged."""
@@ -240,7 +205,7 @@ class ForeignDecoder:
         with ExitStack() as stack:
 
             def start(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                seen[:] = [_taken(args, kwargs, first.where)]
+                seen[:] = [taken(args, kwargs, first.where)]
 
             def stop(index: int | None, is_last: bool) -> Callable[..., Any]:
                 def hook(module: nn.Module, args: Any, output: Any) -> Any:
@@ -249,7 +214,7 @@ class ForeignDecoder:
                         return None
                     if is_last and norm is None:
                         seen.clear()
-                    return _put(output, index, torch.zeros_like(_part(output, index)))
+                    return put(output, index, torch.zeros_like(part_of(output, index)))
 
                 return hook
 
@@ -273,7 +238,7 @@ class ForeignDecoder:
     # derivatives
 
     def _replayed(self, s: ForeignSublayer, x: Tensor) -> Tensor:
-        """The branch's output f for the states x (1, time, width), with the other arguments of its layer as they were."""
+        """The branch's output f for the states x (1, time, width). Its layer's other arguments are as they were."""
         branch: Branch = s.branch
         assert s.call is not None
         parts: list[Tensor] = []
@@ -294,7 +259,7 @@ class ForeignDecoder:
         def end(index: int | None, factor: float) -> Callable[..., None]:
             def hook(module: nn.Module, args: Any, output: Any) -> None:
                 if started:
-                    parts.append(_part(output, index) * factor if factor != 1 else _part(output, index))
+                    parts.append(part_of(output, index) * factor if factor != 1 else part_of(output, index))
                     if len(parts) == len(branch.residual.ends):
                         raise _Done
 
@@ -343,13 +308,14 @@ class ForeignDecoder:
 
     def _slow_path(self, s: ForeignSublayer, positions: Tensor) -> Both:
         places = torch.arange(s.h.shape[1], device=s.h.device)
+        s.copies = _COPIES
 
         def one(x: Tensor, position: Tensor) -> Tensor:
             f = self._replayed(s, torch.where((places == position)[:, None], x, s.h))
             return torch.where((places == position)[:, None], f[0], 0.0).sum(0)
 
         def both(x: Tensor) -> tuple[Tensor, Tensor]:
-            f = torch.vmap(one, chunk_size=8)(x[0], positions)[None]
+            f = torch.vmap(one, chunk_size=_COPIES)(x[0], positions)[None]
             return f, s.connection.write(x, f)
 
         return both
@@ -370,81 +336,12 @@ class ForeignDecoder:
         alone[:, last] = direction[:, -1:]
         true = torch.func.jvp(lambda x: self._replayed(s, x), (s.h,), (alone,))[1][:, last]
         try:
-            value, slope = torch.func.jvp(lambda x: fast(x)[0], (x,), (direction,))
+            value, slope = torch.func.jvp(lambda x: fast(x)[0], (x,), (direction,))[:2]
             scaled = torch.func.jvp(lambda x: fast(x)[0], (x,), (factors * direction,))[1]
         except (RuntimeError, TypeError):
             return False
         pairs = ((value, s.f[:, positions]), (slope[:, -1:], true), (scaled, factors * slope))
         return all(bool((a - b).norm() <= _ROUNDING * b.norm()) for a, b in pairs)
-
-
-class _Probe:
-    """The hooks of `probe`, and what one forward pass has shown so far."""
-
-    def __init__(self, branches: list[Branch], see: Callable[[Sublayer], object]) -> None:
-        self.branches, self.see = branches, see
-        self.current: int | None = None
-        self.h: Tensor | None = None
-        self.parts: list[Tensor] = []
-        self.attention: Tensor | None = None
-        self.calls: dict[int, Call] = {}
-
-    def _finish(self, out: Tensor) -> None:
-        if self.current is None:
-            return
-        assert self.h is not None
-        branch = self.branches[self.current]
-        f = sum(self.parts[1:], self.parts[0])
-        s = ForeignSublayer(
-            self.current + 1, self.h, f, out, branch.connection, branch, self.h, self.calls.pop(self.current, None),
-            self.attention,
-        )  # fmt: skip
-        self.current, self.parts, self.attention = None, [], None
-        self.see(s)
-        s.weights = None
-
-    def state(self, index: int, where: Where) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            h = _taken(args, kwargs, where)
-            step = self.branches[index].step
-            if step is not None:
-                # the conversion's own hook ran before: its readers may see another length than the stream has
-                flow = step.channel.flow()
-                assert flow is not None
-                assert flow.rows is not None
-                h = flow.rows
-            self._finish(h)
-            self.current, self.h = index, h
-
-        return hook
-
-    def end(self, index: int, place: int | None, factor: float) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            # one dropout may end several branches
-            if self.current == index:
-                part = _part(output, place)
-                self.parts.append(part if factor == 1 else part * factor)
-
-        return hook
-
-    def weights(self, index: int, place: int) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if self.current == index and isinstance(output[place], Tensor):
-                self.attention = output[place]
-
-        return hook
-
-    def call(self, index: int) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self.calls[index] = args, kwargs
-
-        return hook
-
-    def leave(self, where: Where) -> Callable[..., None]:
-        return lambda module, args, kwargs: self._finish(_taken(args, kwargs, where))
-
-    def last(self, place: int | None) -> Callable[..., None]:
-        return lambda module, args, output: self._finish(_part(output, place))
 
 
 def _take_out_dropouts(model: nn.Module) -> None:
@@ -457,18 +354,3 @@ def _take_out_dropouts(model: nn.Module) -> None:
 
 def _as_it_is(x: Tensor) -> Tensor:
     return x
-
-
-def _taken(args: tuple[Any, ...], kwargs: dict[str, Any], where: Where) -> Tensor:
-    return kwargs[where] if isinstance(where, str) else args[where]
-
-
-def _part(output: Any, index: int | None) -> Tensor:
-    return output if index is None else output[index]
-
-
-def _put(output: Any, index: int | None, x: Tensor) -> Any:
-    if index is None:
-        return x
-    parts = [*output[:index], x, *output[index + 1 :]]
-    return parts if isinstance(output, list) else tuple(parts)

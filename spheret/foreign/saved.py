@@ -111,8 +111,8 @@ class SavedModel:
             )
         pickle = _first(path, _PICKLES)
         raise ValueError(
-            f"{path} has no {WEIGHTS}{f', only {pickle.name}' if pickle else ''}: pickles and other formats are never "
-            "read. Save the model with save_pretrained, which writes safetensors."
+            f"{path} has no {WEIGHTS}{f', only {pickle.name}' if pickle else ''}: pickles and other formats are "
+            "never read. Save the model with save_pretrained, which writes safetensors."
         )
 
     def _check_config(self) -> None:
@@ -124,7 +124,9 @@ class SavedModel:
                 "float32, float16 or bfloat16."
             )
         if self.config.get("is_encoder_decoder"):
-            raise ValueError(f"{self.path} is an encoder with a decoder ({self.kind}), and this takes decoders alone.")
+            raise ValueError(
+                f"{self.path} is an encoder with a decoder ({self.kind}), and this takes decoders alone."
+            )
 
     def _check_weights(self) -> None:
         """Refuse weights outside of the directory, and anything but safetensors."""

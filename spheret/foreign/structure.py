@@ -154,7 +154,9 @@ def _branch(
     if post is not None:
         inside.append(post.leaving[0].module)
     parameters = {id(p): p for name in inside for p in modules[name].parameters()}
-    connection = Connection(residual.dim) if post is None else NormedSum(residual.dim, modules[post.leaving[0].module])
+    connection = (
+        Connection(residual.dim) if post is None else NormedSum(residual.dim, modules[post.leaving[0].module])
+    )
     config: Any = model.config
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     return Branch(
@@ -169,7 +171,9 @@ def _branch(
 
 
 def _root(trace: Trace, residual: Residual) -> str:
-    names = [reader.module.split(".") for reader in residual.readers] + [end.module.split(".") for end in residual.ends]
+    names = [reader.module.split(".") for reader in residual.readers] + [
+        end.module.split(".") for end in residual.ends
+    ]
     shared = 0
     while all(len(name) > shared + 1 and name[shared] == names[0][shared] for name in names):
         shared += 1

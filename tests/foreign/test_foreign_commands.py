@@ -62,7 +62,9 @@ def test_our_gpt_and_its_export_as_gpt2_have_the_same_dynamics(folder):
 def test_our_gpt_and_its_export_as_gpt2_have_the_same_certificate(folder, capsys, tmp_path):
     ours = certify_run(open_run(folder / "run"), tokens=4, sequence=3, data="sotu")
     # random weights have learned nothing
-    assert main(["certify", str(folder / "exported"), "--tokens", "4", "--sequence", "3", "--out", str(tmp_path)]) == 1
+    assert (
+        main(["certify", str(folder / "exported"), "--tokens", "4", "--sequence", "3", "--out", str(tmp_path)]) == 1
+    )
     printed = " ".join(capsys.readouterr().out.split())
     assert "exported, GPT2LMHeadModel: 4 tokens on their own paths" in printed
     assert "of which 4 measured only (measured in float64, not proven" in printed
@@ -103,7 +105,7 @@ def test_converted_models(folder):
         assert record["scheme"].startswith("proj-spheretnorm")
         norms = [row["norm"] for row in record["sublayers"]]
         assert norms == pytest.approx([record["entry_norm"]] * 4, rel=1e-5)
-    with pytest.raises(ValueError, match="in the middle of its annealing, at t = 0.5"):
+    with pytest.raises(ValueError, match=r"in the middle of its annealing, at t = 0\.5"):
         certify_saved(SavedModel(folder / "half"))
     document = certify_saved(SavedModel(folder / "turned"), tokens=2, sequence=0)
     assert document["scheme"] == "proj-spheretnorm"
@@ -129,7 +131,10 @@ def test_text_and_prepared_data(folder, tmp_path):
 def test_another_tokenizer_at_the_same_path_is_another_corpus(folder, tmp_path):
     path = tmp_path / "tokenizer.json"
     corpus, places = resolve("sotu"), set()
-    for content in ((folder / "llama" / "tokenizer.json").read_bytes(), load_tokenizer("bpe:260", ["one two one two"]).file):
+    for content in (
+        (folder / "llama" / "tokenizer.json").read_bytes(),
+        load_tokenizer("bpe:260", ["one two one two"]).file,
+    ):
         path.write_bytes(content)
         places.add(cache_path(corpus, str(path), 0.05))
     assert len(places) == 2
@@ -144,7 +149,9 @@ def test_the_tokens_in_front_of_a_text(folder, tmp_path):
     for path in (folder / "llama").iterdir():
         (directory / path.name).write_bytes(path.read_bytes())
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    tokenizer.post_processor = processors.TemplateProcessing("<|endoftext|> $A", special_tokens=[("<|endoftext|>", 256)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        "<|endoftext|> $A", special_tokens=[("<|endoftext|>", 256)]
+    )
     tokenizer.save(str(directory / "tokenizer.json"))
     assert SavedModel(folder / "llama").first_tokens == []
     saved = SavedModel(directory)
@@ -201,7 +208,10 @@ class TestRefused:
         return directory
 
     def test_a_model_that_needs_its_own_code(self, folder, capsys, tmp_path):
-        config = {"model_type": "own", "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}}
+        config = {
+            "model_type": "own",
+            "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"},
+        }
         model = self.with_tokenizer(folder, tmp_path / "model", config, WEIGHTS)
         (model / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
         assert "Code of a model's own is never run" in self.refused(model, capsys)
@@ -237,7 +247,9 @@ class TestRefused:
         assert "NaN or infinity in transformer.h.1.mlp.c_fc.weight" in self.refused(tmp_path / "model", capsys)
 
     def test_a_tokenizer_of_more_tokens(self, capsys, tmp_path):
-        save(t.LlamaForCausalLM(t.LlamaConfig(**{**GROUPED, "vocab_size": 99, "eos_token_id": 1})), tmp_path / "model")
+        save(
+            t.LlamaForCausalLM(t.LlamaConfig(**{**GROUPED, "vocab_size": 99, "eos_token_id": 1})), tmp_path / "model"
+        )
         assert "has 257 tokens and the model's embedding has 99 rows" in self.refused(tmp_path / "model", capsys)
 
     def test_words_that_do_not_fit(self, folder, capsys, tmp_path):

@@ -172,5 +172,5 @@ def test_an_encoder_is_refused():
 
 
 def test_a_certificate_needs_float64():
-    with pytest.raises(ValueError, match="load it with dtype=torch.float64"):
+    with pytest.raises(ValueError, match=r"load it with dtype=torch\.float64"):
         certificate.certify(ForeignDecoder(build("llama")), IDS, tokens=2, sequence=0)
