@@ -263,6 +263,8 @@ def table(part: dict[str, Any]) -> list[list[str]]:
     for row in part["sublayers"]:
         proven = row["proven"] or {}
         ratio = row["sigma_max"] / row["sigma_min"] if row["sigma_min"] else None
+        # the worst token's, if it was kept
+        ratio = row.get("condition", ratio)
         rows.append(
             [
                 str(row["sublayer"]),

@@ -58,16 +58,15 @@ def certify_command(
     place = float64_device(device)
     check_counts(tokens=tokens, width=width)
     check_counts(0, sequence=sequence, step=step)
+    # asked before anything is opened; a saved model is not written to
+    if out or run is None or not is_saved_model(run):
+        directory = Path(out or run or "runs/initialisation").expanduser()
+        files.check_output_directory("--out" if out else "the run", directory)
     if schemes is not None:
         from spheret.analysis.initialisation import compare
 
-        directory = Path(out or "runs/initialisation").expanduser()
-        files.check_output_directory("--out" if out else "the output", directory)
         return compare(schemes, layers, width, directory, place)
     assert run is not None
-    # a file in place of a run is said to be one before it is opened
-    if not out and not is_saved_model(run):
-        files.check_output_directory("the run", Path(run).expanduser())
     opened = open_run_or_model(run)
     directory = output_directory("certify", opened, out)
     files.check_output_directory("--out" if out else "the output", directory)

@@ -75,6 +75,8 @@ class SublayerRecord(Record):
     radius_max: Number | UnsetType = UNSET
     # in someone else's model, the name of the module that ends the branch
     module: str | UnsetType = UNSET
+    # measured, where nothing is proven; null is infinity
+    condition: NonNegative | UnsetType | None = UNSET
 
     def __post_init__(self) -> None:
         _together(self, ("Delta_max", "delta_max", "m_min", "m_exact_min", "tokens_with_m"))

@@ -96,6 +96,8 @@ def _sublayer(numbers: Numbers, norm_method: str, reason: str | None) -> dict[st
             "m_exact_min": float(numbers["m_exact"].min()),
             "tokens_with_m": int((m > _LEAST).sum()),
         }
+    if row["proven"] is None:
+        row["condition"] = finite(float((numbers["sigma_max"] / numbers["sigma_min"]).max()))
     row["verdict"], row["why"] = judge(row, reason)
     row["paper"], row["paper_why"] = judge_paper(row, norm_method)
     return {**row, "loose": looseness(row)}

@@ -32,9 +32,10 @@ class _Done(Exception):
 class ForeignDecoder:
     """A decoder of transformers, converted or not, in evaluation mode.
 
-    The model is changed in place. Its dropouts, which are off, are taken out: one that ends two branches would hide
-    which of them has ended. A model that is converted and not annealed yet computes what the original computes. So
-    its conversion is taken back, and the original's stream is what is seen.
+    The model is changed in place. Attention and experts become transformers' "eager" ones. Its dropouts, which are
+    off, are taken out: one that ends two branches would hide which of them has ended. A model that is converted and
+    not annealed yet computes what the original computes. So its conversion is taken back, and the original's stream
+    is what is seen.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -46,10 +47,13 @@ class ForeignDecoder:
         if self.position is not None:
             conversion.revert(model)
         _take_out_dropouts(model)
+        configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
+        self._configs: list[Any] = list(configs.values())
+        for config in self._configs:
+            # fast kernels have no forward derivative, or take no float64
+            config._attn_implementation = config._experts_implementation = "eager"
         self.structure = find_structure(model)
         self.modules, self.branches = self.structure.modules, self.structure.branches
-        configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
-        self._configs = list(configs.values())
         self._check_causal()
         self._measure_mixing()
         if self.position:

@@ -185,8 +185,6 @@ class SavedModel:
         options = {
             "dtype": dtype,
             "attn_implementation": "eager",
-            # grouped kernels take no float64
-            "experts_implementation": "eager",
             "local_files_only": True,
             "trust_remote_code": False,
             "use_safetensors": True,

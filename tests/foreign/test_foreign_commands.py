@@ -78,6 +78,9 @@ def test_our_gpt_and_its_export_as_gpt2_have_the_same_certificate(folder, capsys
                     assert a[key] == pytest.approx(b[key], rel=1e-8)
                 assert b["proven"] is None
     assert theirs["own_path"]["sublayers"][1]["module"] == "transformer.h.0.mlp"
+    # that of the worst token, which is at most the ratio over all tokens
+    for a, b in zip(ours["own_path"]["sublayers"], theirs["own_path"]["sublayers"], strict=True):
+        assert b["condition"] == pytest.approx(a["proven"]["condition"][0], rel=1e-6)
     assert theirs["model"] == "GPT2LMHeadModel"
 
 
