@@ -347,7 +347,9 @@ def _depth_sentence(part: dict[str, Any]) -> str:
     last, lost = part["depth"][-1], part["lost"]
     proven = last["proven"]
     if proven is None or "violated" in part["verdicts"]:
-        condition = "beyond float64" if last["condition"] is None else f"about {last['condition']:.3g}, measured"
+        # Lanczos finds sigma_max from below and sigma_min from above
+        about = "about" if part["singular_values"] == "svd" else "at least"
+        condition = "beyond float64" if last["condition"] is None else f"{about} {last['condition']:.3g}, measured"
     elif proven["condition"][1] is None:
         condition = f"at least {proven['condition'][0]:.3g}, proven"
     else:

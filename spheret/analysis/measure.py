@@ -123,7 +123,10 @@ def _measure(updates: list[_Update], exact: bool, tick: Callable[[], object]) ->
                 numbers, J, reason = _dense(update)
                 product = dict(chain.times(J, numbers["max_high"])._asdict())
             else:
-                reason = f"its Jacobian has more than {DENSE} rows, and only smaller ones are enclosed"
+                reason = (
+                    update.s.not_proven
+                    or f"its Jacobian has more than {DENSE} rows, and only smaller ones are enclosed"
+                )
                 free.append(_products(update, out=True))
                 numbers = _matrix_free(update, *free[-1], exact)
                 # a product costs one pass per factor: after 1, 2, 4, ... and all sublayers, the total stays linear

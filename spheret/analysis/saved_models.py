@@ -45,7 +45,8 @@ def output_directory(command: str, opened: Run | SavedModel, out: str | None) ->
 def _block(decoder: ForeignDecoder) -> int:
     config: Any = decoder.model.config
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    return min(BLOCK, getattr(text, "max_position_embeddings", None) or BLOCK)
+    longest = getattr(text, "max_position_embeddings", None)
+    return min(BLOCK, longest) if isinstance(longest, int) and longest > 0 else BLOCK
 
 
 def _open(

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from spheret import conversion
@@ -77,7 +78,7 @@ class SavedModel:
         self.path = Path(path).expanduser()
         self._check_files()
         self.config = _read_json(self.path / CONFIG)
-        self.kind = self.config.get("model_type")
+        self.kind = str(self.config.get("model_type"))
         self._check_config()
 
     @property
@@ -129,10 +130,26 @@ class SavedModel:
             )
 
     def _check_weights(self) -> None:
-        """Refuse weights outside of the directory, and anything but safetensors."""
+        """Refuse weights outside of the directory, anything but safetensors, and layers that no weights are for."""
+        tensors = 0
+        for path in self._parts():
+            check_regular(path, _REMEDY, follow=True)
+            try:
+                with safe_open(path, "pt") as reader:
+                    tensors += len(reader.keys())
+            except (SafetensorError, OSError) as error:
+                raise ValueError(f"{path} is damaged ({shortened(str(error))}): {_REMEDY}.") from None
+        for key in ("num_hidden_layers", "n_layer", "num_layers", "n_layers"):
+            layers = self.config.get(key)
+            if isinstance(layers, int) and layers > tensors:
+                raise ValueError(
+                    f"{self.path / CONFIG} has {key} = {layers}, and the weights are {tensors} tensors: {_REMEDY}."
+                )
+
+    def _parts(self) -> list[Path]:
+        """The files that hold the weights: one, or those that the index names."""
         if (self.path / WEIGHTS).exists():
-            check_regular(self.path / WEIGHTS, _REMEDY, follow=True)
-            return
+            return [self.path / WEIGHTS]
         names = _read_json(self.path / INDEX).get("weight_map")
         if not isinstance(names, dict) or not names:
             raise ValueError(f"{self.path / INDEX} is damaged, it has no weight_map: {_REMEDY}.")
@@ -144,7 +161,7 @@ class SavedModel:
                 )
             if not (self.path / name).exists():
                 raise FileNotFoundError(f"{self.path} has no {name}, which its {INDEX} names: copy the whole model.")
-            check_regular(self.path / name, _REMEDY, follow=True)
+        return [self.path / name for name in dict.fromkeys(names.values())]
 
     def load(self, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> nn.Module:
         """The model in evaluation mode, with attention in plain torch operations. No code of the directory runs."""
@@ -153,15 +170,16 @@ class SavedModel:
         kinds = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         if self.kind not in transformers.CONFIG_MAPPING:
             raise ValueError(
-                f"{self.path} is a {self.kind!r}, which transformers {transformers.__version__} does not know. Code "
-                "of a model's own is never run."
+                f"{self.path} is a {shortened(repr(self.kind))}, which transformers {transformers.__version__} does "
+                "not know. Code of a model's own is never run."
             )
-        names = self.config.get("architectures") or [kinds.get(self.kind)]
+        named = self.config.get("architectures")
+        name = str(named[0]) if isinstance(named, list) and named else self.kind
         # BERT and its kin have a causal head too, which their saved encoders do not use
-        if self.kind not in kinds or "ForMaskedLM" in str(names[0]) or "ForSequence" in str(names[0]):
+        if self.kind not in kinds or "ForMaskedLM" in name or "ForSequence" in name:
             raise ValueError(
-                f"{self.path} is a {names[0] or self.kind}, which does not predict the next token: this takes "
-                "decoders with a language model's head (ForCausalLM, LMHeadModel)."
+                f"{self.path} is a {shortened(name)}, which does not predict the next token: this takes decoders "
+                "with a language model's head (ForCausalLM, LMHeadModel)."
             )
         with quiet(transformers):
             try:
@@ -211,14 +229,14 @@ class SavedModel:
                 f"{self.path} has no {TOKENIZER}: save the model's tokenizer beside it "
                 "(AutoTokenizer.from_pretrained(...).save_pretrained)."
             )
-        content = read_tokenizer(path.resolve())
+        content = read_tokenizer(path)
         tokenizer = JSONTokenizer(content, str(path))
         return ByteTokenizer() if _is_bytes(content) else tokenizer
 
     @cached_property
     def first_tokens(self) -> list[int]:
         """What the tokenizer puts in front of every text, e.g. Gemma's <bos>."""
-        library = need("tokenizers", "data").Tokenizer.from_buffer(read_tokenizer((self.path / TOKENIZER).resolve()))
+        library = need("tokenizers", "data").Tokenizer.from_buffer(read_tokenizer(self.path / TOKENIZER))
         library.no_padding()
         marked, plain = (library.encode("a", add_special_tokens=special).ids for special in (True, False))
         found = next((i for i in range(len(marked)) if marked[i : i + len(plain)] == plain), 0)

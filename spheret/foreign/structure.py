@@ -16,6 +16,7 @@ from spheret.conversion.steps import Step
 from spheret.conversion.trace import Trace, watch
 from spheret.foreign.arithmetic import Float64
 from spheret.kernels import compute_dtype, retract_unchecked
+from spheret.support.errors import shortened
 
 # the trial's batch and length; no model has heads or channels of such a number
 _BATCH, _TIME = 1, 13
@@ -106,7 +107,14 @@ def find_structure(model: nn.Module) -> Structure:
     """The sublayers of an unconverted decoder. What has no single stream is an error."""
     name = type(model).__name__
     ids = trial_tokens(model)
-    trace, _ = watch(model, lambda: model(input_ids=ids, use_cache=False))
+    try:
+        trace, _ = watch(model, lambda: model(input_ids=ids, use_cache=False))
+    # the code is not ours, so that any exception may come
+    except Exception as error:
+        raise ValueError(
+            f"a trial forward pass of {name} on {_TIME} tokens failed ({shortened(str(error), 200)}): its "
+            "config.json does not fit its weights."
+        ) from None
     try:
         chains = make_plan(model, trace).chains
     except ConversionError as error:

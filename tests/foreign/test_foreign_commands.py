@@ -217,12 +217,14 @@ class TestRefused:
         }
         model = self.with_tokenizer(folder, tmp_path / "model", config, WEIGHTS)
         (model / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+        (model / WEIGHTS).write_bytes((folder / "llama" / WEIGHTS).read_bytes())
         assert "Code of a model's own is never run" in self.refused(model, capsys)
         assert not (tmp_path / "ran").exists()
 
     def test_an_encoder(self, folder, capsys, tmp_path):
         config = {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
         model = self.with_tokenizer(folder, tmp_path / "model", config, WEIGHTS)
+        (model / WEIGHTS).write_bytes((folder / "llama" / WEIGHTS).read_bytes())
         assert "is a BertForMaskedLM, which does not predict the next token" in self.refused(model, capsys)
 
     @pytest.mark.parametrize("part", ["pytorch_model.bin", "../llama/model.safetensors", 3])
@@ -233,7 +235,18 @@ class TestRefused:
 
     def test_weights_that_are_none(self, folder, capsys, tmp_path):
         model = self.with_tokenizer(folder, tmp_path / "model", {**LLAMA, **SIZE}, WEIGHTS)
-        assert "transformers cannot load" in self.refused(model, capsys)
+        assert "model.safetensors is damaged" in self.refused(model, capsys)
+
+    def test_a_config_that_does_not_fit(self, folder, capsys, tmp_path):
+        config = json.loads((folder / "exported" / "config.json").read_text())
+        for name, change, sentence in (
+            ("wide", {"n_embd": 24}, "transformers cannot load"),
+            ("deep", {"n_layer": 1 << 40}, "has n_layer = 1099511627776, and the weights are"),
+            ("many", {"n_head": -1}, "a trial forward pass of GPT2LMHeadModel on 13 tokens failed"),
+        ):
+            model = self.with_tokenizer(folder, tmp_path / name, {**config, **change})
+            (model / WEIGHTS).write_bytes((folder / "exported" / WEIGHTS).read_bytes())
+            assert sentence in self.refused(model, capsys)
 
     def test_weights_that_are_missing(self, capsys, tmp_path):
         with quiet(t):
