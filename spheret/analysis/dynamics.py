@@ -98,9 +98,13 @@ def gradients(model: GPT | Decoder, x: Tensor, y: Tensor) -> dict[str, list[floa
 
 @torch.no_grad()
 def dynamics(model: GPT | Decoder, x: Tensor, y: Tensor, tick: Callable[[], object] = lambda: None) -> dict[str, Any]:
-    """All measurements of this module on windows x with targets y, (windows, time), as plain data.
+    """All measurements of this module on some windows, as plain data.
 
-    The model must be in evaluation mode.
+    Args:
+        model: a GPT in evaluation mode, or a `Decoder`.
+        x: the tokens, (windows, time).
+        y: their targets, one token later.
+        tick: called after every sublayer that was removed.
     """
     decoder = decoder_of(model)
     records: list[Sublayer] = []

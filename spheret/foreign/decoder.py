@@ -36,6 +36,9 @@ class ForeignDecoder:
     off, are taken out: one that ends two branches would hide which of them has ended. A model that is converted and
     not annealed yet computes what the original computes. So its conversion is taken back, and the original's stream
     is what is seen.
+
+    Args:
+        model: a causal language model of transformers.
     """
 
     def __init__(self, model: nn.Module) -> None:
