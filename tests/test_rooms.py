@@ -20,7 +20,7 @@ FLOORS = [
     ["optim", "conversion"],
     ["model"],
     ["data"],
-    ["runs"],
+    ["runs", "foreign"],
     ["analysis", "evaluate", "hub", "plan"],
     ["train"],
     ["report"],

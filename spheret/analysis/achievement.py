@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spheret.analysis.decoders import Decoder
 from spheret.analysis.sublayers import is_inactive, moved
-from spheret.model.gpt import GPT
 from spheret.model.monitor import ENTROPY_MARGIN, mean_cosine
-from spheret.model.probes import Sublayer, probe
+from spheret.model.probes import Sublayer
 
 
 @torch.no_grad()
-def achievement(model: GPT, x: Tensor, y: Tensor, unigram_entropy: float | None) -> dict[str, Any]:
+def achievement(model: Decoder, x: Tensor, y: Tensor, unigram_entropy: float | None) -> dict[str, Any]:
     """The loss on inputs x with targets y, (windows, time), and what every sublayer does to the stream there.
 
     unigram_entropy: the loss of token frequencies alone, in nats; None if it is not known.
@@ -31,7 +31,7 @@ def achievement(model: GPT, x: Tensor, y: Tensor, unigram_entropy: float | None)
         sublayers.append({**row, "inactive": is_inactive(share)})
         cosine = mean_cosine(s.out)
 
-    with probe(model, see):
+    with model.probe(see):
         loss = float(model.token_losses(x, y).double().mean())
     learned = None if unigram_entropy is None else bool(loss < (1 - ENTROPY_MARGIN) * unigram_entropy)
     return {

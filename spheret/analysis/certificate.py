@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from spheret.analysis import achievement
+from spheret.analysis.decoders import Decoder
 from spheret.analysis.measure import ROUNDING, Tick, measure_sequence, measure_tokens
 from spheret.analysis.midpoint_radius import ULPS
 from spheret.analysis.records import CERTIFICATES, CertificateRecord
@@ -36,7 +37,7 @@ from spheret.analysis.sublayer_verdicts import (
     judge_paper,
     part_of,
 )
-from spheret.analysis.sublayers import check_finite, float64_twin
+from spheret.analysis.sublayers import OwnDecoder, check_finite, float64_twin
 from spheret.model.gpt import GPT
 from spheret.runs.layout import CERTIFICATE
 
@@ -45,10 +46,15 @@ SCOPE = (
     "stored weights define in exact arithmetic, at the states that a float64 copy of the model has there; it assumes "
     f"IEEE double arithmetic, and exp, erf, tanh, sin, cos, asin and atan to {ULPS} units in the last place"
 )
+# of a model that is not a GPT of spheret
+MEASURED_SCOPE = (
+    "it is measured in float64, not proven: at the tokens examined, for the stream between its entry and its exit, "
+    "by automatic differentiation of the model's own code, with float64 wherever that code asks for float32"
+)
 
 
 def certify(
-    model: GPT,
+    model: GPT | Decoder,
     ids: Tensor,
     tokens: int = 64,
     sequence: int = 8,
@@ -60,7 +66,7 @@ def certify(
     """The certificate of a model at some tokens, as plain data.
 
     Args:
-        model: a GPT. A float64 copy is examined.
+        model: a GPT, of which a float64 copy is examined, or a `Decoder` that is in float64 already.
         ids: (windows, time) tokens.
         tokens: how many of them are examined, spread over the fewest windows that hold them.
         sequence: how many tokens at the start of the first window are examined together as one point; 0 for none.
@@ -74,8 +80,7 @@ def certify(
         raise ValueError(f"tokens must be at least 1 and sequence at least 0, got {tokens} and {sequence}.")
     if tokens > ids.numel():
         raise ValueError(f"{tokens:,} tokens were asked for, but ids holds {ids.numel():,}: ask for fewer.")
-    twin = float64_twin(model)
-    check_finite(twin, "the model")
+    twin = _in_float64(model)
     ids = ids.to(next(twin.parameters()).device)
     time = min(sequence, ids.shape[1])
     own_path = part_of(twin, measure_tokens(twin, spread(ids, tokens), exact, tick))
@@ -87,13 +92,23 @@ def certify(
     return {
         "format": CERTIFICATES.format,
         "version": CERTIFICATES.version,
-        "scope": SCOPE,
-        "scheme": model.config.scheme,
+        "scope": SCOPE if isinstance(model, GPT) else MEASURED_SCOPE,
+        "scheme": twin.scheme,
         "achieves": achievement.achievement(twin, x.to(ids.device), y.to(ids.device), unigram_entropy),
         "tokens": tokens,
         "own_path": own_path,
         "sequence": together,
     }
+
+
+def _in_float64(model: GPT | Decoder) -> Decoder:
+    if isinstance(model, GPT):
+        twin = float64_twin(model)
+        check_finite(twin, "the model")
+        return OwnDecoder(twin)
+    if next(model.parameters()).dtype != torch.float64:
+        raise ValueError("a decoder is certified in float64: load it with dtype=torch.float64.")
+    return model
 
 
 def is_success(certificate: dict[str, Any]) -> bool:
@@ -248,6 +263,8 @@ def table(part: dict[str, Any]) -> list[list[str]]:
     for row in part["sublayers"]:
         proven = row["proven"] or {}
         ratio = row["sigma_max"] / row["sigma_min"] if row["sigma_min"] else None
+        # the worst token's, if it was kept
+        ratio = row.get("condition", ratio)
         rows.append(
             [
                 str(row["sublayer"]),
@@ -330,7 +347,9 @@ def _depth_sentence(part: dict[str, Any]) -> str:
     last, lost = part["depth"][-1], part["lost"]
     proven = last["proven"]
     if proven is None or "violated" in part["verdicts"]:
-        condition = "beyond float64" if last["condition"] is None else f"about {last['condition']:.3g}, measured"
+        # Lanczos finds sigma_max from below and sigma_min from above
+        about = "about" if part["singular_values"] == "svd" else "at least"
+        condition = "beyond float64" if last["condition"] is None else f"{about} {last['condition']:.3g}, measured"
     elif proven["condition"][1] is None:
         condition = f"at least {proven['condition'][0]:.3g}, proven"
     else:

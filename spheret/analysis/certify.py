@@ -9,9 +9,11 @@ from typing import Any
 
 from spheret.analysis import certificate, figures
 from spheret.analysis.inputs import float64_device, loss_windows, open_data, unigram_entropy, validation_windows
+from spheret.analysis.saved_models import certify_saved, open_run_or_model, output_directory
 from spheret.analysis.sublayers import check_finite
+from spheret.foreign.saved import is_saved_model
 from spheret.runs.layout import CERTIFICATE, CERTIFICATE_FIGURE
-from spheret.runs.run import Run, open_run
+from spheret.runs.run import Run
 from spheret.support import files
 from spheret.support.machine import machine
 from spheret.support.meter import Meter
@@ -32,37 +34,48 @@ def certify_command(
     device: str = "cpu",
     out: str | None = None,
 ) -> int:
-    """Certify the stability of a run's checkpoint; with --schemes, measure untrained models instead.
+    """Certify the stability of a model; with --schemes, measure untrained models instead.
 
     The exit code is 1 if the model predicts no better than token frequencies, if a sublayer is inactive, or if a
     bound is contradicted.
 
     Args:
-        run: a run directory; certificate.json and certificate.png are written into it.
-        step: the step of the checkpoint; by default the newest.
+        run: a run directory, into which certificate.json and certificate.png are written, or a saved transformers
+            decoder, of which everything is measured and nothing proven.
+        step: the step of a run's checkpoint; by default the newest.
         tokens: how many tokens of the validation split are examined.
         sequence: how many tokens are also examined together as one sequence; 0 for none.
-        data: other data: a prepared directory, or the name of a corpus.
+        data: other data: a prepared directory, the name of a corpus, or text; for a saved model the default is sotu.
         schemes: instead of a run: "all", "paper", or names separated by commas; scheme:option=value sets an option.
         layers: with --schemes, the depths in blocks: 4..512 doubles from 4 to 512; 4,6,8 is a list.
         width: with --schemes, the width of the stream.
         device: cpu or cuda; cpu is the default because the work is float64 arithmetic on small matrices.
-        out: another directory to write to; with --schemes the default is runs/initialisation.
+        out: another directory to write to; the default is runs/initialisation with --schemes, and runs/certify-NAME
+            for a saved model.
     """
     if (run is None) == (schemes is None):
-        raise ValueError("give a run directory, or --schemes NAMES for untrained models: one of the two.")
+        raise ValueError("give a run or a saved model, or --schemes NAMES for untrained models: one of the two.")
     place = float64_device(device)
     check_counts(tokens=tokens, width=width)
     check_counts(0, sequence=sequence, step=step)
-    directory = Path(out or run or "runs/initialisation").expanduser()
-    files.check_output_directory("--out" if out else "the run", directory)
+    # asked before anything is opened; a saved model is not written to
+    if out or run is None or not is_saved_model(run):
+        directory = Path(out or run or "runs/initialisation").expanduser()
+        files.check_output_directory("--out" if out else "the run", directory)
     if schemes is not None:
         from spheret.analysis.initialisation import compare
 
         return compare(schemes, layers, width, directory, place)
     assert run is not None
-    opened = open_run(run)
-    document = certify_run(opened, step, tokens, sequence, data, device, quiet=False)
+    opened = open_run_or_model(run)
+    directory = output_directory("certify", opened, out)
+    files.check_output_directory("--out" if out else "the output", directory)
+    if isinstance(opened, Run):
+        document = certify_run(opened, step, tokens, sequence, data, device, quiet=False)
+    elif step is not None:
+        raise ValueError(f"--step is a checkpoint of a run, and {run} holds one model: leave --step out.")
+    else:
+        document = certify_saved(opened, tokens, sequence, data, device, quiet=False)
     directory.mkdir(parents=True, exist_ok=True)
     certificate.write(directory / CERTIFICATE, document)
     files.write_atomically(directory / CERTIFICATE_FIGURE, figures.certificate(document))
@@ -125,7 +138,8 @@ def show(document: dict[str, Any]) -> None:
     parts = [(f"{document['tokens']} tokens on their own paths; each number is the worst token's", own_path)]
     parts += [] if sequence is None else [(f"{sequence['tokens']} tokens as one sequence", sequence)]
     for title, part in parts:
-        table = Table(title=f"{document['run']}, step {document['checkpoint']}: {title}", title_justify="left")
+        origin = f"step {document['checkpoint']}" if "checkpoint" in document else document["model"]
+        table = Table(title=f"{document['run']}, {origin}: {title}", title_justify="left")
         for column in certificate.COLUMNS:
             table.add_column(column, justify="left" if column in ("branch", "verdict", "paper") else "right")
         for row in certificate.table(part):

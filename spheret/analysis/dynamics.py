@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from spheret.analysis.sublayers import is_inactive, moved
+from spheret.analysis.decoders import Decoder
+from spheret.analysis.sublayers import decoder_of, is_inactive, moved
 from spheret.connections import angle_between
 from spheret.model.gpt import GPT
-from spheret.model.monitor import gradient_norms, mean_cosine
-from spheret.model.probes import Sublayer, probe
+from spheret.model.monitor import mean_cosine
+from spheret.model.probes import Sublayer
 
 
 def massive(states: Tensor) -> float:
@@ -51,55 +51,45 @@ def consecutive(states: list[Tensor]) -> list[float | None]:
     return [None, *(float(torch.nn.functional.cosine_similarity(a, b, dim=-1).mean()) for a, b in pairs)]
 
 
-@contextmanager
-def removed(model: GPT, sublayer: int) -> Iterator[None]:
-    """Within the block, this sublayer (counted from 1) passes the stream on unchanged."""
-    block = list(model.each_block())[(sublayer - 1) // 2]
-    connection = block.attention_connection if sublayer % 2 else block.mlp_connection
-    handle = connection.register_forward_hook(lambda module, args, out: args[0])
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
 @torch.no_grad()
-def loss_of(model: GPT, x: Tensor, y: Tensor) -> float:
+def loss_of(model: Decoder, x: Tensor, y: Tensor) -> float:
     return float(model.token_losses(x, y).double().mean())
 
 
-def removals(model: GPT, x: Tensor, y: Tensor, tick: Callable[[], object] = lambda: None) -> list[float]:
+def removals(model: GPT | Decoder, x: Tensor, y: Tensor, tick: Callable[[], object] = lambda: None) -> list[float]:
     """By how much the loss rises when one sublayer is removed, for each sublayer.
 
     Values near 0 mean that the sublayer does nothing: the curse of depth.
     """
-    whole = loss_of(model, x, y)
+    decoder = decoder_of(model)
+    whole = loss_of(decoder, x, y)
     rises = []
-    for sublayer in range(1, 2 * model.config.layers + 1):
-        with removed(model, sublayer):
-            rises.append(loss_of(model, x, y) - whole)
+    for sublayer in range(1, len(decoder.kinds) + 1):
+        with decoder.removed(sublayer):
+            rises.append(loss_of(decoder, x, y) - whole)
         tick()
     return rises
 
 
-def gradients(model: GPT, x: Tensor, y: Tensor) -> dict[str, list[float]]:
+def gradients(model: GPT | Decoder, x: Tensor, y: Tensor) -> dict[str, list[float]]:
     """Norms of the loss's gradient with respect to each sublayer's weights, and to the stream before it.
 
     The model's own gradients do not change.
     """
-    kept = [(p, p.grad, p.requires_grad) for p in model.parameters()]
+    decoder = decoder_of(model)
+    kept = [(p, p.grad, p.requires_grad) for p in decoder.parameters()]
     records: list[Sublayer] = []
     try:
         for p, _, _ in kept:
             p.grad = None
             p.requires_grad_(True)
-        with torch.enable_grad(), probe(model, records.append):
-            loss = model(x, y)
+        with torch.enable_grad(), decoder.probe(records.append):
+            loss = decoder.loss(x, y)
             for s in records:
                 s.h.retain_grad()
             loss.backward()
         stream = [float(s.h.grad.double().norm()) if s.h.grad is not None else math.nan for s in records]
-        return {"weights": gradient_norms(model), "stream": stream}
+        return {"weights": decoder.gradient_norms(), "stream": stream}
     finally:
         for p, grad, requires_grad in kept:
             p.grad = grad
@@ -107,26 +97,37 @@ def gradients(model: GPT, x: Tensor, y: Tensor) -> dict[str, list[float]]:
 
 
 @torch.no_grad()
-def dynamics(model: GPT, x: Tensor, y: Tensor, tick: Callable[[], object] = lambda: None) -> dict[str, Any]:
-    """All measurements of this module on windows x with targets y, (windows, time), as plain data.
+def dynamics(model: GPT | Decoder, x: Tensor, y: Tensor, tick: Callable[[], object] = lambda: None) -> dict[str, Any]:
+    """All measurements of this module on some windows, as plain data.
 
-    The model must be in evaluation mode.
+    Args:
+        model: a GPT in evaluation mode, or a `Decoder`.
+        x: the tokens, (windows, time).
+        y: their targets, one token later.
+        tick: called after every sublayer that was removed.
     """
+    decoder = decoder_of(model)
     records: list[Sublayer] = []
-    with probe(model, records.append):
-        loss = loss_of(model, x, y)
+    sinks: list[list[float] | None] = []
+
+    def see(s: Sublayer) -> None:
+        records.append(s)
+        # attention weights are large, and gone after this call
+        weights = s.attention
+        sinks.append(None if weights is None else sink(weights))
+
+    with decoder.probe(see):
+        loss = loss_of(decoder, x, y)
     states = [records[0].h, *(s.out for s in records)]
-    slopes = gradients(model, x, y)
-    cosines, rises = consecutive(states), removals(model, x, y, tick)
+    slopes = gradients(decoder, x, y)
+    cosines, rises = consecutive(states), removals(decoder, x, y, tick)
     sublayers = []
     for index, s in enumerate(records):
-        share = moved(s)
-        weights = s.attention
-        heads = None if weights is None else sink(weights)
+        share, heads = moved(s), sinks[index]
         sublayers.append(
             {
                 "sublayer": s.number,
-                "branch": "mlp" if weights is None else "attention",
+                "branch": s.kind,
                 "norm": float(s.out.double().norm(dim=-1).mean()),
                 "massive": massive(s.out),
                 "angle": float(angle_between(s.h, s.out).mean()),

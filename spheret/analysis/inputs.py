@@ -36,11 +36,11 @@ def open_data(run: Run, name: str | None) -> Data:
 _LOSS_TOKENS = 4096
 
 
-def loss_windows(data: Data, block: int) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of about 4,096 tokens of the validation split, for a loss."""
+def loss_windows(data: Data, block: int, most: int = _LOSS_TOKENS) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of about 4,096 tokens of the validation split, or of `most` if that is less, for a loss."""
     available = data.tokens("val")
     time = max(1, min(block, available - 1))
-    return validation_windows(data, block, min(_LOSS_TOKENS, (available - 1) // time * time))
+    return validation_windows(data, block, min(_LOSS_TOKENS, most, (available - 1) // time * time))
 
 
 def unigram_entropy(data: Data) -> float:

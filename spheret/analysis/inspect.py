@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import torch
+from msgspec import UNSET, UnsetType
 
 from spheret.analysis import figures
 from spheret.analysis.achievement import inactive_sentence
 from spheret.analysis.dynamics import dynamics, gradients
 from spheret.analysis.failure import failure_of
 from spheret.analysis.inputs import float64_device, open_data, validation_windows
+from spheret.analysis.records import BranchKind
+from spheret.analysis.saved_models import inspect_saved, open_run_or_model, output_directory
 from spheret.analysis.sublayers import check_finite
 from spheret.data import Data
 from spheret.model.gpt import GPT
 from spheret.runs.layout import INSPECT, INSPECT_FIGURE
-from spheret.runs.run import Run, manifest_sha256, open_run
+from spheret.runs.run import Run, manifest_sha256
 from spheret.support import files
 from spheret.support.documents import Count, Document, Positive, Record
 from spheret.support.meter import Meter
@@ -32,7 +35,7 @@ class InspectedSublayer(Record):
     """What one sublayer does, for the meanings of the numbers see `dynamics`."""
 
     sublayer: Positive
-    branch: Literal["attention", "mlp"]
+    branch: BranchKind
     norm: Number
     massive: Number
     angle: Number
@@ -47,6 +50,8 @@ class InspectedSublayer(Record):
     gradient: Number
     stream_gradient: Number
     initial_gradient: Number
+    # in someone else's model, the name of the module that ends the branch
+    module: str | UnsetType = UNSET
 
 
 class TrainingGradients(Record):
@@ -57,11 +62,11 @@ class TrainingGradients(Record):
 
 
 class InspectedRun(Record):
-    """What `inspect_run` returned."""
+    """What `inspect_run` or `inspect_saved` returned. Someone else's model has a class and no checkpoint."""
 
     run: str
     scheme: str
-    checkpoint: Count
+    checkpoint: Count | None
     windows: Positive
     loss: Number
     entry_norm: Number
@@ -70,6 +75,7 @@ class InspectedRun(Record):
     inactive: list[Positive]
     angular_distance: list[list[Number]]
     training: list[TrainingGradients]
+    model: str | UnsetType = UNSET
 
 
 class InspectRecord(Record):
@@ -216,24 +222,32 @@ def inspect_command(
     device: str = "cpu",
     out: str | None = None,
 ) -> int:
-    """Print and plot the dynamics of a run's stream, or of two runs side by side.
+    """Print and plot the dynamics of a model's stream, or of two models side by side.
 
     Args:
-        run: a run directory; inspect.json and inspect.png are written into it.
-        other: a second run to compare with the first.
-        step: the step of the checkpoint; by default the newest.
+        run: a run directory, into which inspect.json and inspect.png are written, or a saved transformers decoder.
+        other: a second run or saved model to compare with the first.
+        step: the step of a run's checkpoint; by default the newest.
         windows: how many windows of the validation split are examined.
-        data: other data: a prepared directory, or the name of a corpus.
+        data: other data: a prepared directory, the name of a corpus, or text; for a saved model the default is sotu.
         device: cpu or cuda; cpu is the default because norms, ranks and angles are taken in float64.
-        out: another directory to write to.
+        out: another directory to write to; for a saved model the default is runs/inspect-NAME.
     """
     check_counts(windows=windows)
     check_counts(0, step=step)
     if out:
         files.check_output_directory("--out", Path(out).expanduser())
-    opened = [open_run(path) for path in (run, other) if path is not None]
-    records = [inspect_run(one, step, windows, data, device, quiet=False) for one in opened]
-    directory = Path(out).expanduser() if out else opened[0].path
+    opened = [open_run_or_model(path) for path in (run, other) if path is not None]
+    if step is not None and not any(isinstance(one, Run) for one in opened):
+        raise ValueError(f"--step is a checkpoint of a run, and {run} holds one model: leave --step out.")
+    directory = output_directory("inspect", opened[0], out)
+    files.check_output_directory("--out" if out else "the output", directory)
+    records = [
+        inspect_run(one, step, windows, data, device, quiet=False)
+        if isinstance(one, Run)
+        else inspect_saved(one, windows, data, device, quiet=False)
+        for one in opened
+    ]
     directory.mkdir(parents=True, exist_ok=True)
     INSPECTIONS.write(directory / INSPECT, InspectRecord(runs=msgspec.convert(records, list[InspectedRun])))
     files.write_atomically(directory / INSPECT_FIGURE, figure(records))
@@ -243,7 +257,7 @@ def inspect_command(
         if record["inactive"]:
             print(f"{label}: {inactive_sentence(record)}")
     for label, one in zip(labels(records), opened, strict=True):
-        failure = failure_of(one)
+        failure = failure_of(one) if isinstance(one, Run) else None
         if failure is not None:
             print(f"{label}: {failure.sentence}\n{failure.what_to_try}")
     print(f"Wrote {directory / INSPECT} and {INSPECT_FIGURE}.")
@@ -262,7 +276,7 @@ def show(records: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     titles = [
-        f"{label}, {record['scheme']}, step {record['checkpoint']}: loss {record['loss']:.4f}"
+        f"{label}, {record['scheme']}, {_origin(record)}: loss {record['loss']:.4f}"
         for label, record in zip(labels(records), records, strict=True)
     ]
     table = Table(title=" | ".join(titles), title_justify="left")
@@ -274,12 +288,18 @@ def show(records: list[dict[str, Any]]) -> None:
     for index in range(max(map(len, lists))):
         rows = [sublayers[index] if index < len(sublayers) else None for sublayers in lists]
         cells = [_cell([_text(row, key) for row in rows]) for key in QUANTITIES]
-        table.add_row(str(index + 1), "mlp" if index % 2 else "attention", *cells)
+        table.add_row(str(index + 1), _cell([row["branch"] for row in rows if row is not None]), *cells)
     Console(width=None if sys.stdout.isatty() else 140 + 80 * (len(records) - 1)).print(table)
 
 
+def _origin(record: dict[str, Any]) -> str:
+    return record["model"] if record["checkpoint"] is None else f"step {record['checkpoint']}"
+
+
 def _cell(texts: list[str]) -> str:
-    return "-" if set(texts) == {"-"} else " | ".join(texts)
+    """The texts of both models, or one if it says the same: the kind of a branch, or that there is nothing."""
+    same = len(set(texts)) == 1 and not any(character.isdigit() for character in texts[0])
+    return texts[0] if same else " | ".join(texts)
 
 
 def _text(sublayer: dict[str, Any] | None, key: str) -> str:

@@ -11,22 +11,20 @@ from torch import Tensor
 
 from spheret.analysis import enclosed_jacobians, jacobians
 from spheret.analysis.balls import NotEnclosed
+from spheret.analysis.decoders import Both, Decoder
 from spheret.analysis.enclosed_jacobians import Balls
 from spheret.analysis.enclosures import Chain, Enclosure, Matrices, singular_values
 from spheret.analysis.singular_values import Extremes, Product, lanczos
 from spheret.analysis.sublayers import (
-    Both,
-    branch_name,
+    decoder_of,
     differentiable,
     frobenius,
     is_spherical,
     moved,
-    own_path,
     sequence_jacobians,
     states,
     token_jacobians,
     turn_arguments,
-    whole_sequence,
 )
 from spheret.model.gpt import GPT
 from spheret.model.probes import Sublayer
@@ -71,7 +69,10 @@ class _Update(NamedTuple):
 
 
 def measure_tokens(
-    model: GPT, windows: list[tuple[Tensor, Tensor]], exact: bool = True, tick: Tick = lambda tokens: None
+    model: GPT | Decoder,
+    windows: list[tuple[Tensor, Tensor]],
+    exact: bool = True,
+    tick: Tick = lambda tokens: None,
 ) -> Measured:
     """Measure tokens on their own paths, with a model in float64.
 
@@ -80,25 +81,28 @@ def measure_tokens(
     tick: called after every update with the number of tokens that were measured.
     """
     groups: list[Measured] = []
+    decoder = decoder_of(model)
     for tokens, positions in windows:
-        records = states(model, tokens)
-        width = model.config.width
+        records = states(decoder, tokens)
+        width = decoder.width
         # matrices of the tokens, and the attention of each to all before it
         size = max(1, _NUMBERS // (width * max(width, tokens.shape[1]))) if width <= DENSE else 16
         for part in positions.split(size):
             updates = [
-                _Update(s, own_path(s, part), s.h[:, part], s.f[:, part], s.angle[0, part], False, part)
+                _Update(s, decoder.own_path(s, part), s.h[:, part], s.f[:, part], s.angle[0, part], False, part)
                 for s in records
             ]
             groups.append(_measure(updates, exact, partial(tick, len(part))))
     return _joined(groups)
 
 
-def measure_sequence(model: GPT, tokens: Tensor, exact: bool = True) -> Measured:
+def measure_sequence(model: GPT | Decoder, tokens: Tensor, exact: bool = True) -> Measured:
     """Measure all tokens (1, time) as one point in time * width dimensions: every number is a (1,) tensor."""
     everywhere = torch.arange(tokens.shape[1], device=tokens.device)
+    decoder = decoder_of(model)
     updates = [
-        _Update(s, whole_sequence(s), s.h, s.f, s.angle.amax()[None], True, everywhere) for s in states(model, tokens)
+        _Update(s, decoder.whole_sequence(s), s.h, s.f, s.angle.amax()[None], True, everywhere)
+        for s in states(decoder, tokens)
     ]
     return _measure(updates, exact, lambda: None)
 
@@ -119,7 +123,10 @@ def _measure(updates: list[_Update], exact: bool, tick: Callable[[], object]) ->
                 numbers, J, reason = _dense(update)
                 product = dict(chain.times(J, numbers["max_high"])._asdict())
             else:
-                reason = f"its Jacobian has more than {DENSE} rows, and only smaller ones are enclosed"
+                reason = (
+                    update.s.not_proven
+                    or f"its Jacobian has more than {DENSE} rows, and only smaller ones are enclosed"
+                )
                 free.append(_products(update, out=True))
                 numbers = _matrix_free(update, *free[-1], exact)
                 # a product costs one pass per factor: after 1, 2, 4, ... and all sublayers, the total stays linear
@@ -134,8 +141,8 @@ def _measure(updates: list[_Update], exact: bool, tick: Callable[[], object]) ->
 
 def _dense(update: _Update) -> tuple[Numbers, Matrices, str | None]:
     """The numbers and J of an update whose matrices are small enough to form, and why J has no proven error."""
-    # an MLP does not mix rows, so the Jacobian of a sequence is block diagonal
-    blocks = update.sequence and branch_name(update.s) == "mlp"
+    # where tokens do not mix, the Jacobian of a sequence is block diagonal
+    blocks = update.sequence and not update.s.mixes_tokens
     reason = None
     try:
         A, J = _enclosed(update, blocks)
@@ -161,6 +168,8 @@ def _dense(update: _Update) -> tuple[Numbers, Matrices, str | None]:
 
 
 def _enclosed(update: _Update, blocks: bool) -> Balls:
+    if update.s.not_proven is not None:
+        raise NotEnclosed(update.s.not_proven)
     if update.sequence and not blocks:
         return enclosed_jacobians.sequence_balls(update.s)
     return enclosed_jacobians.token_balls(update.s, update.positions)

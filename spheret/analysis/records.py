@@ -13,6 +13,8 @@ from spheret.support.documents import Count, Document, NonNegative, Positive, Re
 Number = float | None
 Verdict = Literal["proven", "at most", "measured only", "inactive", "violated"]
 PaperVerdict = Literal["holds", "trivial", "does not apply"]
+# a "parallel" branch holds an attention and an MLP, "other" mixes tokens without attention
+BranchKind = Literal["attention", "mlp", "parallel", "other"]
 
 
 class ProvenRecord(Record):
@@ -41,7 +43,7 @@ class SublayerRecord(Record):
     """One sublayer, each quantity at its worst token. Keys that do not apply are absent."""
 
     sublayer: Positive
-    branch: Literal["attention", "mlp"]
+    branch: BranchKind
     angle_median: float
     angle_max: float
     # how far the branch moves the stream, as a share of its length
@@ -71,6 +73,10 @@ class SublayerRecord(Record):
     error_max: Number | UnsetType = UNSET
     residual_max_max: Number | UnsetType = UNSET
     radius_max: Number | UnsetType = UNSET
+    # in someone else's model, the name of the module that ends the branch
+    module: str | UnsetType = UNSET
+    # measured, where nothing is proven; null is infinity
+    condition: NonNegative | UnsetType | None = UNSET
 
     def __post_init__(self) -> None:
         _together(self, ("Delta_max", "delta_max", "m_min", "m_exact_min", "tokens_with_m"))
@@ -208,7 +214,11 @@ class AchievementRecord(Record):
 
 
 class CertificateRecord(Record):
-    """certificate.json. The last keys are absent if the model does not come from a run."""
+    """certificate.json. The last keys are absent if the model does not come from a file.
+
+    run: the name of the run, or of the directory of someone else's model, which has no `checkpoint`.
+    model: of someone else's model, its class in transformers.
+    """
 
     scope: Text
     scheme: Text
@@ -217,6 +227,7 @@ class CertificateRecord(Record):
     own_path: PartRecord
     sequence: PartRecord | None
     run: str | UnsetType = UNSET
+    model: str | UnsetType = UNSET
     checkpoint: Count | UnsetType = UNSET
     data: str | UnsetType = UNSET
     seconds: NonNegative | UnsetType = UNSET

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from spheret.analysis.inputs import float64_device, open_data, validation_windows
-from spheret.analysis.sublayers import branch_name, check_finite
+from spheret.analysis.sublayers import check_finite
 from spheret.kernels.closed import dots
 from spheret.model.probes import Sublayer, probe
 from spheret.runs.run import Run
@@ -69,7 +69,7 @@ def _measure(s: Sublayer) -> SublayerSteps:
     median = float(beta.median())
     return SublayerSteps(
         s.number,
-        branch_name(s),
+        s.kind,
         None if step is None else step.retraction.name,
         None if step is None else float(step.alpha),
         # a number that JSON has

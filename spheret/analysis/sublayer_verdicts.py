@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from spheret.analysis import depth, enclosures
+from spheret.analysis.decoders import Decoder
 from spheret.analysis.enclosures import Enclosure
 from spheret.analysis.measure import ROUNDING, Measured, Numbers
 from spheret.analysis.sublayers import is_inactive
-from spheret.model.gpt import GPT
 
 VERDICTS = ("proven", "at most", "measured only", "inactive", "violated")
 HOLDS, TRIVIAL, DOES_NOT_APPLY = "holds", "trivial", "does not apply"
@@ -25,14 +25,15 @@ _DIFFERENCE = 1e-8
 LOST = 1 / torch.finfo(torch.float32).eps
 
 
-def part_of(model: GPT, measured: Measured) -> dict[str, Any]:
+def part_of(model: Decoder, measured: Measured) -> dict[str, Any]:
     """Sublayers, depth and budgets, either of tokens on their own paths or of one whole sequence."""
-    connections = [c for block in model.each_block() for c in (block.attention_connection, block.mlp_connection)]
-    steps = [connection.retraction_step() for connection in connections]
+    steps = [connection.retraction_step() for connection in model.connections]
     rows = []
-    records = zip(steps, measured.updates, measured.not_enclosed, strict=True)
-    for number, (step, numbers, reason) in enumerate(records, start=1):
-        row: dict[str, Any] = {"sublayer": number, "branch": "mlp" if number % 2 == 0 else "attention"}
+    records = zip(steps, model.kinds, model.names, measured.updates, measured.not_enclosed, strict=True)
+    for number, (step, kind, name, numbers, reason) in enumerate(records, start=1):
+        row: dict[str, Any] = {"sublayer": number, "branch": kind}
+        if name is not None:
+            row["module"] = name
         if step is not None:
             row |= {"alpha": float(step.alpha), "lambda": step.factor}
         rows.append({**row, **_sublayer(numbers, measured.norm_method, reason)})
@@ -95,6 +96,8 @@ def _sublayer(numbers: Numbers, norm_method: str, reason: str | None) -> dict[st
             "m_exact_min": float(numbers["m_exact"].min()),
             "tokens_with_m": int((m > _LEAST).sum()),
         }
+    if row["proven"] is None:
+        row["condition"] = finite(float((numbers["sigma_max"] / numbers["sigma_min"]).max()))
     row["verdict"], row["why"] = judge(row, reason)
     row["paper"], row["paper_why"] = judge_paper(row, norm_method)
     return {**row, "loose": looseness(row)}

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from spheret.analysis.decoders import Both, Decoder
+from spheret.connections import Connection
 from spheret.model.gpt import GPT, Attention
+from spheret.model.monitor import gradient_norms
 from spheret.model.probes import Sublayer, probe
 from spheret.support.sharding import whole
 
-# x -> (f, out): the branch's output and the next state
-Both = Callable[[Tensor], tuple[Tensor, Tensor]]
 # the largest size of one batch of directional derivatives, in numbers
 _NUMBERS = 1 << 22
 
@@ -45,11 +46,9 @@ def check_finite(model: GPT, what: str) -> None:
 
 
 @torch.no_grad()
-def states(model: GPT, tokens: Tensor) -> list[Sublayer]:
+def states(model: GPT | Decoder, tokens: Tensor) -> list[Sublayer]:
     """One record per sublayer, from one forward pass over tokens (1, time)."""
-    sublayers: list[Sublayer] = []
-    with probe(model, sublayers.append):
-        model.stream(tokens)
+    sublayers = decoder_of(model).record(tokens)
     for s in sublayers:
         if not s.out.isfinite().all():
             raise ValueError(f"the stream is not finite after sublayer {s.number}: there is nothing to certify.")
@@ -58,9 +57,71 @@ def states(model: GPT, tokens: Tensor) -> list[Sublayer]:
     return sublayers
 
 
-def branch_name(s: Sublayer) -> str:
-    """attention or mlp."""
-    return "attention" if isinstance(s.branch, Attention) else "mlp"
+class OwnDecoder:
+    """A GPT as a `Decoder`."""
+
+    def __init__(self, model: GPT) -> None:
+        self.model = model
+
+    @property
+    def scheme(self) -> str:
+        return self.model.config.scheme
+
+    @property
+    def width(self) -> int:
+        return self.model.config.width
+
+    @property
+    def kinds(self) -> list[str]:
+        return ["attention", "mlp"] * self.model.config.layers
+
+    @property
+    def names(self) -> list[None]:
+        return [None] * (2 * self.model.config.layers)
+
+    @property
+    def connections(self) -> list[Connection]:
+        return [c for block in self.model.each_block() for c in (block.attention_connection, block.mlp_connection)]
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        return self.model.parameters()
+
+    def probe(self, see: Callable[[Sublayer], object]) -> AbstractContextManager[None]:
+        return probe(self.model, see)
+
+    def record(self, tokens: Tensor) -> list[Sublayer]:
+        sublayers: list[Sublayer] = []
+        with probe(self.model, sublayers.append):
+            self.model.stream(tokens)
+        return sublayers
+
+    def token_losses(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.model.token_losses(x, y)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.model(x, y)
+
+    @contextmanager
+    def removed(self, sublayer: int) -> Iterator[None]:
+        handle = self.connections[sublayer - 1].register_forward_hook(lambda module, args, out: args[0])
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def gradient_norms(self) -> list[float]:
+        return gradient_norms(self.model)
+
+    def own_path(self, s: Sublayer, positions: Tensor) -> Both:
+        return own_path(s, positions)
+
+    def whole_sequence(self, s: Sublayer) -> Both:
+        return whole_sequence(s)
+
+
+def decoder_of(model: GPT | Decoder) -> Decoder:
+    """The model as a `Decoder`."""
+    return OwnDecoder(model) if isinstance(model, GPT) else model
 
 
 def is_spherical(s: Sublayer) -> bool:
@@ -148,9 +209,7 @@ def differentiable() -> Iterator[None]:
 def chunk_size(s: Sublayer, rows: int) -> int:
     """The number of directions per batch that keeps the intermediate values of `rows` tokens below `_NUMBERS`."""
     width, time = s.h.shape[-1], s.h.shape[1]
-    return max(
-        1, _NUMBERS // (rows * max(8 * width, (s.branch.heads if branch_name(s) == "attention" else 0) * time))
-    )
+    return max(1, _NUMBERS // (s.rows(rows) * max(8 * width, s.heads * time)))
 
 
 def token_jacobians(s: Sublayer, both: Both, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from analysis_helpers import config, trained, windows
 
 from spheret import GPT, SCHEMES
 from spheret.analysis import dynamics as d
+from spheret.analysis.sublayers import decoder_of
 from spheret.connections import angle_between
 from spheret.model.probes import probe
 
@@ -53,7 +54,7 @@ class TestRemoval:
         model = trained("pre-ln")
         x, _ = windows()
         seen = []
-        with torch.no_grad(), d.removed(model, 3), probe(model, lambda s: seen.append((s.h, s.out))):
+        with torch.no_grad(), decoder_of(model).removed(3), probe(model, lambda s: seen.append((s.h, s.out))):
             model.stream(x)
         whole = []
         with torch.no_grad(), probe(model, lambda s: whole.append((s.h, s.out))):

@@ -1,0 +1,1 @@
+"""Models that transformers has saved: opened without running anything of theirs, followed, and differentiated."""
