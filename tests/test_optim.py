@@ -135,6 +135,18 @@ def test_bfloat16_is_torchs_own():
     assert values.max() < 1.5
 
 
+def test_every_matrix_of_a_modern_backbone_goes_to_muon_by_itself():
+    model = GPT(GPTConfig.preset("modern-S", layers=1, heads=4, kv_heads=2, width=32, block=8, vocab=16))
+    names = {weight: name.removeprefix("blocks.0.") for name, weight in model.named_parameters()}
+    assert {names[weight]: heights for weight, heights in hidden_matrices(model).items()} == {
+        "attention.qkv.weight": (32, 16, 16),
+        "attention.output.weight": (32,),
+        "mlp.hidden.weight": (96, 96),
+        "mlp.output.weight": (32,),
+    }
+    assert all(sum(heights) == len(weight) for weight, heights in hidden_matrices(model).items())
+
+
 def test_hidden_matrices_go_to_muon_and_all_else_to_adamw():
     model = a_model()
     names = {parameter: name for name, parameter in model.named_parameters()}

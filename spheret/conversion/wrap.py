@@ -97,6 +97,11 @@ def residual_stack(
     if isinstance(scheme, Scheme) and options:
         raise ValueError(f"options go with the name of a scheme, got {', '.join(options)} beside a Scheme.")
     chosen = scheme if isinstance(scheme, Scheme) else make_scheme(scheme, **options)
+    if chosen.prores is not None:
+        raise ValueError(
+            f"prores = {chosen.prores:g} counts the updates of a GPT's own training, and a stack of branches has "
+            f"none: leave it out."
+        )
     dim = _width(branches) if dim is None else dim
     layers = [
         Residual(branch, chosen.connect(dim, number, len(branches)), channel_dim)

@@ -3,12 +3,18 @@
 import pytest
 import torch
 from hub_helpers import tiny, tokens
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, Qwen3ForCausalLM
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    LlamaForCausalLM,
+    Qwen3ForCausalLM,
+)
 
-import spheret.hub  # noqa: F401
 from spheret.cli import main
 from spheret.data.tokenizers import describe
 from spheret.data.tokenizers import load as load_tokenizer
+from spheret.hub import SpheretForCausalLM
 from spheret.hub.llama import to_transformers
 from spheret.hub.transfer import export, import_
 from spheret.runs.run import create_run
@@ -37,6 +43,8 @@ def test_an_export_computes_what_the_run_does(kind, changes, tmp_path, capsys):
     assert "AutoModelForCausalLM" in capsys.readouterr().out
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "hub")
     assert isinstance(loaded, CLASSES.get(kind, torch.nn.Module))
+    card = (tmp_path / "hub" / "README.md").read_text()
+    assert ("spheret[hub]" in card, f"as a stock {kind.capitalize()}" in card) == (kind == "spheret", kind in CLASSES)
     truth = model(tokens())
     assert (loaded(tokens()).logits - truth).abs().max() <= 1e-5 * truth.abs().max()
     prompt = tokens(2, 5)
@@ -80,3 +88,71 @@ def test_a_branch_that_is_still_warming_up_is_refused():
     model.at_update(19)
     with pytest.raises(ValueError, match="the branches of 2 sublayers are still multiplied by less than 1"):
         to_transformers(model, "llama")
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """A model of Qwen3's backbone, and transformers' own with the same weights, in float64."""
+    model = tiny("pre-ln", **BACKBONE, qk_norm=True, bias=False).double()
+    theirs = to_transformers(model, "qwen3")
+    theirs.set_attn_implementation("eager")
+    return SpheretForCausalLM.of(model).eval(), theirs
+
+
+def padded_on_the_left(time=8):
+    mask = torch.ones(2, time, dtype=torch.long)
+    mask[0, :3] = 0
+    return tokens(2, time), mask
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_hidden_states_and_attentions_are_theirs(pair, padded):
+    ids, mask = padded_on_the_left()
+    options = {"output_attentions": True, "output_hidden_states": True}
+    if padded:
+        # transformers counts positions of padded rows in generation only
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        options |= {"attention_mask": mask}
+    ours, theirs = pair[0](ids, **options), pair[1](ids, **options, **({"position_ids": positions} if padded else {}))
+    real = mask.bool() if padded else torch.ones_like(mask).bool()
+    for own, truth in zip(ours.hidden_states, theirs.hidden_states, strict=True):
+        torch.testing.assert_close(own[real], truth[real], rtol=1e-5, atol=1e-6)
+    for own, truth in zip(ours.attentions, theirs.attentions, strict=True):
+        torch.testing.assert_close(own.transpose(1, 2)[real], truth.transpose(1, 2)[real], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"use_cache": False}, {"cache_implementation": "static"}, {"num_beams": 2}], ids=str
+)
+def test_generation_from_padded_rows_is_theirs(pair, how):
+    ids, mask = padded_on_the_left()
+    options = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    generated = pair[0].generate(ids, **options, **how)
+    beams = {"num_beams": how["num_beams"]} if "num_beams" in how else {}
+    assert torch.equal(generated, pair[1].generate(ids, **options, **beams))
+    embedded = pair[0].generate(inputs_embeds=pair[0].get_input_embeddings()(ids), **options, **how)
+    assert torch.equal(embedded, generated[:, 8:])
+    # a row alone, without its padding
+    if not how:
+        alone = pair[0].generate(ids[:1, 3:], max_new_tokens=6, do_sample=False, pad_token_id=0)
+        assert torch.equal(alone[0, 5:], generated[0, 8:])
+
+
+def test_attentions_of_generated_tokens(pair):
+    ids, mask = padded_on_the_left()
+    options = {"attention_mask": mask, "max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
+    generated = pair[0].generate(ids, **options, output_attentions=True, return_dict_in_generate=True)
+    whole_mask = torch.cat([mask, mask.new_ones(2, 3)], -1)
+    whole = pair[0](generated.sequences, attention_mask=whole_mask, output_attentions=True).attentions
+    for step, weights in enumerate(generated.attentions[1:], start=8):
+        for own, truth in zip(weights, whole, strict=True):
+            torch.testing.assert_close(own[:, :, 0], truth[:, :, step, : step + 1])
+
+
+def test_a_model_and_a_classifier_load_it(pair, tmp_path):
+    pair[0].save_pretrained(tmp_path)
+    ids, mask = padded_on_the_left()
+    base = AutoModel.from_pretrained(tmp_path, dtype=torch.float64)
+    assert torch.equal(base(ids, attention_mask=mask).last_hidden_state, pair[0].base_outputs(ids, mask)[0])
+    classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3, pad_token_id=0)
+    assert classifier(ids, attention_mask=mask).logits.shape == (2, 3)

@@ -25,7 +25,7 @@ REFUSED = {
     "mup": {"rezero": "norm before the head"},
     "completep": {
         "rezero": "norm before the head",
-        **dict.fromkeys(("deepnorm", "keel", "lns", "layerscale"), "a rule of its own"),
+        **dict.fromkeys(("deepnorm", "keel", "lns", "layerscale", "beam"), "a rule of its own"),
     },
 }
 
@@ -72,6 +72,20 @@ def test_a_scheme_without_a_norm_before_the_head_is_refused():
         parametrize(new(LARGE, "proj-spheretnorm", final_norm=False), config("mup"))
 
 
+def test_a_warm_up_that_grows_with_the_depth_is_refused_for_the_depth_alone():
+    with pytest.raises(ValueError, match="prores = 2 warms up a deeper model for more updates"):
+        parametrize(new(LARGE, prores=2.0), config("completep"))
+    assert parametrize(new(LARGE, prores=2.0), config("mup")) == parametrize(new(LARGE), config("mup"))
+
+
+@pytest.mark.parametrize("parametrization", SIZES)
+def test_heads_that_do_not_fit_the_base(parametrization):
+    # the base has one head of 16 entries; this model has 6 heads, of which 3 share a head of keys
+    shape = {**LARGE, "width": 48, "heads": 6, **MODERN, "kv_heads": 2}
+    asked = config(parametrization, base_heads=1)
+    assert parametrize(new(shape), asked)["blocks.0.attention.qkv_norm.q_norm.weight"].lr == pytest.approx(2**0.25)
+
+
 def test_learning_rates_of_groups():
     factors = parametrize(new(BASE), config(matrix_lr=2e-2, embedding_lr=5e-3))
     assert factors["blocks.0.mlp.hidden.weight"] == Factors(2.0)
@@ -103,22 +117,31 @@ EXPLICIT = {
     "post-ln": (LAST_LAYER, 0.5),
     "peri-ln": (OUTPUT_NORM, 0.5),
     "proj-spheretnorm": (LAST_LAYER, SQRT_SUMS),
+    "res-post": (OUTPUT_NORM, 0.5),
+    # queries, keys and values are normed
+    "hybridnorm": (LAST_LAYER, 0.5),
 }
+# a backbone with matrices of other heights, and gains between the projection and the scores
+MODERN = {"positions": "rope", "mlp": "swiglu", "norm": "rmsnorm", "qk_norm": True, "kv_heads": 1, "bias": False}
+CASES = [*((scheme, {}) for scheme in EXPLICIT), ("pre-ln", MODERN), ("proj-spheretnorm", MODERN)]
 
 
-def with_multipliers(scheme, stack):
+def with_multipliers(scheme, backbone, stack):
     """A large model with CompleteP's factors in its forward pass, as its authors write them."""
     branches, depth = EXPLICIT[scheme]
-    model = new(LARGE, scheme).double()
+    model = new({**LARGE, **backbone}, scheme).double()
     for block in model.each_block():
         for module in branches(block):
             stack.enter_context(module.register_forward_hook(lambda module, args, y: depth * y))
 
         # scores divided by the width of a head, which is twice the base's
         def scores(module, args, y):
+            if isinstance(y, tuple):
+                return math.sqrt(0.5) * y[0], *y[1:]
             return torch.cat([math.sqrt(0.5) * y[..., :32], y[..., 32:]], -1)
 
-        stack.enter_context(block.attention.qkv.register_forward_hook(scores))
+        attention = block.attention
+        stack.enter_context((attention.qkv_norm or attention.qkv).register_forward_hook(scores))
     last = model.blocks[-1].mlp_connection.outer_norm if scheme == "post-ln" else model.final_norm
     stack.enter_context(last.register_forward_hook(lambda module, args, y: 0.5 * y))
     hidden = hidden_matrices(model)
@@ -164,17 +187,17 @@ def losses_of(model, optimizer):
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize("scheme", EXPLICIT)
-def test_weights_that_carry_the_factors_train_as_factors_do(scheme, optimizer, monkeypatch):
+@pytest.mark.parametrize(("scheme", "backbone"), CASES)
+def test_weights_that_carry_the_factors_train_as_factors_do(scheme, backbone, optimizer, monkeypatch):
     # as large as the gradients, so that a wrong factor on it shows
     monkeypatch.setattr(optim_module, "EPSILON", 1e-3)
-    model, asked = new(LARGE, scheme), config("completep", optimizer=optimizer)
+    model, asked = new({**LARGE, **backbone}, scheme), config("completep", optimizer=optimizer)
     factors = parametrize(model.double(), asked)
     ours = build_optimizer(model, optimizer, 1e-2, 0.1, (0.9, 0.95), torch.device("cpu"), factors)
     set_learning_rate(ours, 1e-2)
     carried = losses_of(model, ours)
     with ExitStack() as stack:
-        reference, depth = with_multipliers(scheme, stack)
+        reference, depth = with_multipliers(scheme, backbone, stack)
         kind = Muon if optimizer == "muon" else AdamW
         theirs = kind(reference_groups(reference, depth, optimizer, scheme), lr=1e-2, betas=(0.9, 0.95))
         explicit = losses_of(reference, theirs)
