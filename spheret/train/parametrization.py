@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -137,7 +138,13 @@ def _vectors_of(model: GPT, config: TrainConfig) -> dict[str, float]:
     """How large the scalars, gains and biases of the same model start at the base width, by name."""
     width, heads = _base(config)
     # these options change no start, and rotary positions and grouped heads may not fit the base's heads
-    free = {"vocab": 2, "block": 1, "head_bias": "none", "positions": "learned", "rope_base": ROPE_BASE}
+    free: dict[str, Any] = {
+        "vocab": 2,
+        "block": 1,
+        "head_bias": "none",
+        "positions": "learned",
+        "rope_base": ROPE_BASE,
+    }
     shape = replace(model.config, width=width, heads=heads, kv_heads=None, **free)
     with torch.random.fork_rng(devices=[]):
         base = GPT(shape)
