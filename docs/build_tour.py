@@ -46,7 +46,10 @@ def executed(path: Path = NOTEBOOK) -> nbformat.NotebookNode:
             notebook,
             kernel_manager_class=OwnKernel,
             config=connection,
+            # long enough for a busy machine: a late output would be lost
             timeout=300,
+            startup_timeout=300,
+            iopub_timeout=60,
             record_timing=False,
             resources={"metadata": {"path": place}},
         )
