@@ -4,7 +4,7 @@ EXTRAS := dev,triton,hub,corpus,gpt2,data,eval,track,docs
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: race study results env test test-all drill slurm mutate lint format check clean
+.PHONY: race study results env docs test test-all drill slurm mutate lint format check clean
 
 # the main job needs no more than the library and its corpus
 race: .venv/.race
@@ -26,7 +26,17 @@ env: .venv/.ready
 	$(INSTALL) -e ".[$(EXTRAS)]"
 # apart: a torchvision that was built for another torch, as beside a CPU build, breaks every import of transformers
 	$(INSTALL) --upgrade --no-deps --target .venv/timm timm torchvision
-	touch $@ .venv/.race
+	touch $@ .venv/.race .venv/.docs
+
+# the site of docs/, in build/site. A warning is an error: a broken link, a missing picture, a page that nothing lists
+docs: .venv/.docs
+	$(BIN)/python -m sphinx --fresh-env --write-all --fail-on-warning --keep-going --quiet -c docs -d build/doctrees . build/site
+	@echo build/site/index.html
+
+.venv/.docs: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(INSTALL) -e ".[docs]"
+	touch $@
 
 test: env
 	$(BIN)/python -m pytest -n 2 --dist loadfile
@@ -58,7 +68,7 @@ format: env
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-check: lint test
+check: lint test docs
 
 clean:
 	rm -rf .venv build dist *.egg-info

@@ -17,6 +17,10 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     Decay would pull the step sizes a_l, the radius gamma, a learned p, gains and biases towards 0, which is not a
     neutral value for them. Every learnable scalar of this library is a 1-element vector. So nanoGPT's rule applies:
     parameters of two or more dimensions decay. Shared parameters appear once. Frozen parameters are left out.
+
+    Args:
+        model: any module.
+        weight_decay: that of the matrices, at least 0.
     """
     if not weight_decay >= 0:
         raise ValueError(f"weight_decay must be at least 0, got {weight_decay}.")
@@ -45,6 +49,10 @@ def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
     A gradient that would push a bounded scalar beyond its bound is set to 0 first. The bound would take that push
     back after the step, so it counts neither in the norm nor in the optimiser's moments. Call this when the gradients
     are complete: summed over all micro-batches and processes.
+
+    Args:
+        model: any module.
+        max_norm: the largest norm that is kept.
     """
     for module in model.modules():
         if isinstance(module, Bounded):

@@ -34,22 +34,22 @@ TensorPair = tuple[Tensor, Tensor]
 class Retraction:
     """A retraction of the sphere, as functions of the squared step w = beta^2.
 
-    | field | meaning |
-    |---|---|
-    | `formula` | theta as text |
-    | `theta(beta, p)` | the angle of a step beta; an odd function with slope 1 at 0 |
-    | `coefficients(w, p)` | a(w), b(w) |
-    | `derivatives(w, p)` | da/dw, db/dw |
-    | `cubic` | k in theta = beta + k beta^3 + O(beta^5) |
-    | `largest_angle` | the supremum of theta |
-    | `cap` | the angle that `max_angle="auto"` stands for; None for no cap |
-    | `largest_step` | theta is defined below this step; from there on it stays at `largest_angle` |
-    | `p` | the parameter of the angular family; NaN for a retraction outside it |
-    | `p_derivatives(w, p)` | da/dp, db/dp; None if p cannot be learned |
-    | `kind` | the name by which the native and Triton kernels know this formula; empty if none has code for it |
-    | `angle_function` | the function that `from_angle` was given; None for every other retraction |
-
     A retraction of your own needs only its angle: see `Retraction.from_angle`.
+
+    Args:
+        name: what it is called.
+        formula: theta as text.
+        theta: the angle of a step, a function of (beta, p): odd, with slope 1 at beta = 0.
+        coefficients: a(w) and b(w), a function of (w, p).
+        derivatives: da/dw and db/dw, a function of (w, p).
+        cubic: k in theta = beta + k beta^3 + O(beta^5).
+        largest_angle: the supremum of theta.
+        cap: the angle that `max_angle="auto"` stands for; None for no cap.
+        largest_step: theta is defined below this step; from there on it stays at `largest_angle`.
+        p: the parameter of the angular family; NaN for a retraction outside it.
+        p_derivatives: da/dp and db/dp, a function of (w, p); None if p cannot be learned.
+        kind: the name by which the native and Triton kernels know this formula; empty if none has code for it.
+        angle_function: the function that `from_angle` was given; None for every other retraction.
     """
 
     name: str
@@ -136,9 +136,12 @@ class Retraction:
         Autograd supplies every derivative. The retraction runs on the `reference` and `closed` backends. The native
         and Triton kernels have no code for it, and choosing one of them is an error.
 
-        largest_angle: the supremum of theta.
-        largest_step: theta is defined below this step; from there on the angle stays at `largest_angle`.
-        cap: the automatic cap; "auto" is pi/4 where `largest_angle` exceeds pi/2, else None.
+        Args:
+            theta: the angle, a function of a tensor of steps.
+            name: what it is called; None takes the name of the function.
+            largest_angle: the supremum of theta.
+            largest_step: theta is defined below this step; from there on the angle stays at `largest_angle`.
+            cap: the automatic cap; "auto" is pi/4 where `largest_angle` exceeds pi/2, else None.
         """
         label = name or str(getattr(theta, "__name__", "custom"))
         slope, cubic = _taylor(theta, label)
@@ -381,9 +384,11 @@ SMALLEST_P, LARGEST_P = 1e-6, 1e6
 def angular(p: P) -> Retraction:
     """theta = p arctan(beta/p): 1 is the projection, 2 the Cayley transform, inf the exponential map.
 
-    `p` is a number between SMALLEST_P and LARGEST_P, or inf, or a tensor that broadcasts against the rows. A tensor
-    is learned: it receives a gradient, and its value is not checked. The automatic cap is pi/4 for p > 1 and for a
-    tensor, else None.
+    The automatic cap is pi/4 for p > 1 and for a tensor, else None.
+
+    Args:
+        p: a number between SMALLEST_P and LARGEST_P, or inf, or a tensor that broadcasts against the rows. A tensor
+            is learned: it receives a gradient, and its value is not checked.
     """
     if isinstance(p, Tensor):
         if not p.is_floating_point():

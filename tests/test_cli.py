@@ -91,15 +91,16 @@ def shell(words):
     return subprocess.run(["/bin/bash", "-c", line], capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("words", ["--help", "--version", "bench", "plan", "plan --help"])
+@pytest.mark.parametrize("words", ["--help", "--version", "bench", "retractions", "plan --help"])
 def test_a_full_disk_under_the_output_is_one_sentence(words):
     done = shell(f"spheret {words} > /dev/full")
     assert done.returncode == 2
-    prog, remedy = "spheret plan" if "plan" in words else "spheret", "Mend that, and run the same command again."
+    prog = {"plan --help": "spheret plan", "retractions": "spheret retractions"}.get(words, "spheret")
+    remedy = "Mend that, and run the same command again."
     assert done.stderr == f"{prog}: the system says: No space left on device. {remedy}\n"
 
 
-@pytest.mark.parametrize("words", ["--help", "plan --help", "plan"])
+@pytest.mark.parametrize("words", ["--help", "plan --help", "retractions"])
 def test_a_reader_that_reads_one_line_is_no_error(words):
     done = shell(f"spheret {words} | head -1; exit ${{PIPESTATUS[0]}}")
     assert done.returncode in (0, 141)
@@ -107,7 +108,7 @@ def test_a_reader_that_reads_one_line_is_no_error(words):
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("words", ["--help", "plan --help", "plan"])
+@pytest.mark.parametrize("words", ["--help", "plan --help", "retractions"])
 def test_an_output_that_was_closed_is_no_error(words):
     done = shell(f"spheret {words} >&-")
     assert done.returncode == 0, done.stderr

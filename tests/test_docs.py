@@ -1,41 +1,203 @@
-"""Every python example in README and docs runs, in its own process-like namespace, and prints what it likes."""
+"""The pages of README and docs: examples run, commands parse, links lead somewhere, the reference is complete."""
 
+import ast
+import importlib
+import inspect
+import pkgutil
 import re
+import shlex
+from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
+import spheret
 from spheret import SCHEMES
+from spheret.cli import COMMANDS
+from spheret.support.parsing import parse
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-EXAMPLES = [
-    pytest.param(block, id=f"{page.name}-{number}")
-    for page in PAGES
-    for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
-]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+BLOCK = re.compile(r"```(python|diff)\n(.*?)```", re.DOTALL)
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_example_runs(example, tmp_path, monkeypatch):
+def changed(source, diff):
+    """A text with the parts of a diff applied. A part begins with @@, and its old lines occur once in the text."""
+    for part in re.split(r"^@@.*\n", diff, flags=re.MULTILINE)[1:]:
+        old, new = (
+            "".join(f"{line[1:]}\n" for line in part.splitlines() if line[:1] in marks)
+            for marks in ((" ", "-", ""), (" ", "+", ""))
+        )
+        assert source.count(old) == 1, f"these lines are not once in the example before:\n{old}"
+        source = source.replace(old, new)
+    return source
+
+
+def examples(page):
+    """Every python block of a page. A diff block stands for the python block before it, with the diff applied."""
+    python = None
+    for kind, block in BLOCK.findall(page.read_text()):
+        python = block if kind == "python" else changed(python, block)
+        yield python
+
+
+EXAMPLES = {f"{page.name}-{number}": example for page in PAGES for number, example in enumerate(examples(page))}
+
+
+def run(example):
+    namespace = {"__name__": "example"}
+    exec(compile(example, "example", "exec"), namespace)
+    return namespace
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example_runs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SPHERET_CACHE", str(tmp_path / "cache"))
-    exec(compile(example, "example", "exec"), {"__name__": "example"})
+    namespace = run(EXAMPLES[name])
+    if name.startswith("tutorial"):
+        # the tutorial says what its models reach
+        assert namespace.get("loss", 0) < 2.6
+        assert namespace.get("accuracy", 1) >= 0.9
 
 
 def test_the_first_example_keeps_its_promise():
-    namespace = {}
-    exec(EXAMPLES[0].values[0], namespace)
-    lengths = namespace["h"].norm(dim=-1)
+    lengths = run(EXAMPLES["README.md-0"])["h"].norm(dim=-1)
     assert lengths.tolist() == pytest.approx([8.0] * 8, rel=1e-5)
 
 
+def test_the_diff_of_the_tutorial_has_few_lines():
+    diff = next(block for kind, block in BLOCK.findall((DOCS / "tutorial.md").read_text()) if kind == "diff")
+    assert len([line for line in diff.splitlines() if line.startswith("+")]) <= 16
+
+
+def test_the_diff_of_the_tutorial_changes_nothing_but_the_connection():
+    before, after = (EXAMPLES[f"tutorial.md-{n}"].replace("loss = train(model)", "loss = 0") for n in (0, 1))
+    after = after.replace('scheme("proj-spheretnorm")', 'scheme("pre-ln", norm="rmsnorm")')
+    tokens = torch.arange(64)[None]
+    llama, again = (run(example)["model"](tokens) for example in (before, after))
+    # the two RMSNorms differ in their eps
+    assert (llama - again).norm() < 0.01 * llama.norm()
+
+
+def test_a_diff_that_does_not_fit_is_found():
+    assert changed("a\nb\n", "@@\n a\n-b\n+c\n") == "a\nc\n"
+    with pytest.raises(AssertionError, match="not once"):
+        changed("a\nb\n", "@@\n-x\n+c\n")
+
+
 def test_every_scheme_is_documented():
-    table = (ROOT / "docs" / "methods.md").read_text()
+    table = (DOCS / "methods.md").read_text()
     assert [name for name in SCHEMES if f"| `{name}` |" not in table] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def commands():
+    """The commands of all indented blocks, as words. A line may go on after a backslash."""
+    lines = {
+        line
+        for page in PAGES
+        for line in re.findall(r"^    spheret .*", re.sub(r" \\\n\s*", " ", page.read_text()), re.MULTILINE)
+    }
+    every = (shlex.split(line, comments=True)[1:] for line in sorted(lines))
+    return [words for words in every if words and "..." not in words]
+
+
+def test_every_command_parses():
+    for words in commands():
+        size = next((n for n in (2, 1) if " ".join(words[:n]) in COMMANDS), None)
+        assert size, f"no such command: {words}"
+        module, _, function = COMMANDS[" ".join(words[:size])][0].partition(":")
+        loaded = importlib.import_module(module)
+        rest = getattr(loaded, "rewrite", list)(words[size:])
+        # raises if a flag is unknown; what it returns would run the command
+        parse(getattr(loaded, function), "spheret", rest)
+
+
+def anchors(page):
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
-    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text())
-    assert [t for t in targets if not t.startswith("http") and not (page.parent / t).exists()] == []
+    # what stands in code is no link
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"(?<!`)(`+)(?!`)[^\n]*?(?<!`)\1(?!`)", "", text)
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", text):
+        if target.startswith("http"):
+            continue
+        path = page.parent / target if target else page
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path), f"{target}#{anchor}"
+
+
+def test_every_page_is_in_the_navigation():
+    listed = re.findall(r"^- \[[^\]]+\]\(([^)]+)\)", (DOCS / "index.md").read_text(), re.MULTILINE)
+    assert len(listed) == len(set(listed))
+    assert {(DOCS / page).resolve() for page in listed} == {
+        page.resolve() for page in (*DOCS.rglob("*.md"), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md")
+    } - {DOCS / "index.md"}
+
+
+def test_every_picture_is_shown():
+    shown = {
+        (page.parent / path).resolve()
+        for page in PAGES
+        for path in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", page.read_text())
+    }
+    pictures = [path for path in DOCS.rglob("figures/**/*") if path.is_file()]
+    # docs/gallery.md is the place for one that no other page needs
+    assert [str(path) for path in pictures if path.resolve() not in shown] == []
+
+
+def sentences():
+    """Every text of the code. What is filled in is \0."""
+    for path in (ROOT / "spheret").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(part.value if isinstance(part, ast.Constant) else "\0" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_troubleshooting_quotes_real_messages():
+    rows = re.findall(r"^\| ([^|]*`[^|]*) \|", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE)
+    quoted = [message for row in rows for message in re.findall(r"`([^`]+)`", row)]
+    assert len(quoted) > 30
+    code = list(sentences())
+
+    def said(message):
+        parts = [part.strip() for part in message.split("...") if part.strip()]
+        return any(all(part in text for part in parts) for text in code)
+
+    assert [message for message in quoted if not said(message)] == []
+
+
+@cache
+def reference():
+    """The names that the API page lists."""
+    return re.findall(r"^- `([\w.]+)`: ", (DOCS / "api.md").read_text(), re.MULTILINE)
+
+
+def test_every_public_name_is_in_the_reference():
+    assert {f"spheret.{name}" for name in spheret.__all__} - {"spheret.__version__"} <= set(reference())
+
+
+@pytest.mark.parametrize("name", reference())
+def test_the_reference_explains_every_argument(name):
+    found = pkgutil.resolve_name(name)
+    if not callable(found):
+        return
+    text = inspect.getdoc(found)
+    assert text.endswith((".", "::")) or "Args:" in text
+    if is_dataclass(found):
+        arguments = [field.name for field in fields(found)]
+    else:
+        arguments = list(inspect.signature(found).parameters)
+    explained = re.findall(r"^    (\w+): ", text.partition("Args:\n")[2], re.MULTILINE)
+    assert [argument for argument in arguments if argument not in explained] == []

@@ -1,4 +1,4 @@
-"""The house: imports go one way, rooms keep their private names, and README's map names every room."""
+"""The house: imports go one way, rooms keep their private names, and the map names every room."""
 
 import ast
 import re
@@ -98,8 +98,8 @@ def test_no_room_touches_the_private_names_of_another(path):
             assert not re.match(r"_[^_]", node.attr), f"{node.value.id}.{node.attr}"
 
 
-def test_the_map_of_the_readme_names_every_room():
-    text = (ROOT / "README.md").read_text()
+def test_the_map_names_every_room():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
     named = set(re.findall(r"^      (\w+)(?:\.py|/)", text, re.MULTILINE))
     assert named == rooms() | {"__init__"}
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from spheret.report.paper_numbers import CORPORA, LOSSES, ROWS, SIZES
 from spheret.report.tables import to_markdown
 from spheret.study.answers import GroupAnswer, group_answers
 from spheret.study.ladders import ladders
@@ -20,7 +21,7 @@ from spheret.study.sections import sections_of
 from spheret.study.words import answer_sentence, limits
 
 HERE = Path(__file__).parent
-PAGES = (HERE / "README.md", HERE.parents[1] / "README.md")
+PAGES = (HERE / "README.md", HERE.parent / "which-connection.md", HERE.parents[1] / "README.md")
 MARKED = re.compile(r"(?P<begin><!-- (?P<kind>\w+) (?P<name>[\w.-]+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 
 
@@ -37,6 +38,7 @@ def marked_parts() -> dict[tuple[str, str], str]:
             # the heading is the page's own
             parts["table", table.name] = to_markdown([table]).split("\n\n", 1)[1]
     parts["summary", "warm-up"] = _warm_ups({answer.group.name: answer for answer in answers})
+    parts["summary", "paper"] = _beside_the_paper(next(answer for answer in answers if answer.group.name == "nine"))
     count = len({row.run for row in rows.values()})
     hours = sum({row.run: row.seconds for row in rows.values()}.values()) / 3600
     parts["receipt", "runs"] = f"{count} runs, {hours:.1f} hours of training on one core each.\n"
@@ -56,6 +58,30 @@ def _warm_ups(answers: Mapping[str, GroupAnswer]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _beside_the_paper(ours: GroupAnswer) -> str:
+    """The paper's validation losses and the means of a part of ours, as a table. Bold is the lowest of a column."""
+    means = {} if ours.layout is None else ours.layout.means
+    reasons = {entry.label: entry.reason for entry in ours.entries}
+    paper = {
+        scheme: [float(LOSSES[row, corpus, size].val) for corpus in CORPORA for size in SIZES]
+        for row, scheme in ROWS.items()
+    }
+    lowest = [min(column) for column in zip(*paper.values(), strict=True)]
+    sizes = ", ".join(SIZES)
+    lines = [
+        f"| scheme | {' | '.join(f'paper: {corpus}, size {sizes}' for corpus in CORPORA.values())} | here |",
+        "|---|" + "---:|" * (len(CORPORA) + 1),
+    ]
+    for label in (*paper, *(label for label in means if label not in paper)):
+        losses = zip(paper.get(label, ()), lowest, strict=False)
+        cells = [f"**{loss:.3f}**" if loss == low else f"{loss:.3f}" for loss, low in losses]
+        corpora = [", ".join(cells[i : i + len(SIZES)]) or "-" for i in range(0, len(lowest), len(SIZES))]
+        here = f"{means[label]:.3f}" if label in means else reasons.get(label, "not run")
+        here = f"**{here}**" if means.get(label) == min(means.values()) else here
+        lines.append(f"| {label} | {' | '.join(corpora)} | {here} |")
+    return "\n".join(lines) + "\n"
+
+
 def filled(text: str, parts: dict[tuple[str, str], str]) -> str:
     """A page with its marked parts written anew."""
 
@@ -71,6 +97,8 @@ def filled(text: str, parts: dict[tuple[str, str], str]) -> str:
 def files() -> dict[Path, bytes]:
     """The content of every file that follows from the results."""
     made = result_files(read_plan(OURS), read_rows(HERE / "results.jsonl"))
+    # a study's tables have no title of their own
+    made["tables.md"] = b"# All tables of the study\n\n" + made["tables.md"]
     written = {HERE / ("figures" if name.endswith(".svg") else "") / name: data for name, data in made.items()}
     parts = marked_parts()
     return written | {page: filled(page.read_text(), parts).encode() for page in PAGES}

@@ -59,13 +59,16 @@ def certify(
 ) -> dict[str, Any]:
     """The certificate of a model at some tokens, as plain data.
 
-    ids: (windows, time). `tokens` of them are examined, spread over the fewest windows that hold them.
-    sequence: how many tokens at the start of the first window are examined together as one point; 0 for none.
-    exact: whether |B| must be an upper bound even where that is slow.
-    tick: called with the number of tokens of every update that was measured.
-    text: inputs and targets, (windows, time), on which the loss is measured; by default each token of ids is
-        predicted from the ones before it.
-    unigram_entropy: the loss of token frequencies alone, with which the model's loss is compared.
+    Args:
+        model: a GPT. A float64 copy is examined.
+        ids: (windows, time) tokens.
+        tokens: how many of them are examined, spread over the fewest windows that hold them.
+        sequence: how many tokens at the start of the first window are examined together as one point; 0 for none.
+        exact: whether the norm of B must be an upper bound even where that is slow.
+        tick: called with the number of tokens of every update that was measured.
+        text: inputs and targets, (windows, time), on which the loss is measured; by default each token of ids is
+            predicted from the ones before it.
+        unigram_entropy: the loss of token frequencies alone, with which the model's loss is compared.
     """
     if tokens < 1 or sequence < 0:
         raise ValueError(f"tokens must be at least 1 and sequence at least 0, got {tokens} and {sequence}.")
@@ -110,7 +113,11 @@ def spread(ids: Tensor, tokens: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def verify(certificate: dict[str, Any]) -> list[str]:
-    """Every contradiction in a certificate: a bound that a number breaks, or a verdict that does not follow."""
+    """Every contradiction in a certificate: a bound that a number breaks, or a verdict that does not follow.
+
+    Args:
+        certificate: what `certify` returned, or what was read from a file.
+    """
     contradictions = []
     for name in ("own_path", "sequence"):
         part = certificate.get(name)
@@ -287,7 +294,11 @@ def interval_text(interval: list[float | None] | None, value: float | None) -> s
 
 
 def summary(certificate: dict[str, Any]) -> list[str]:
-    """A few sentences: what the model achieves, what is proven of its sublayers and of all of them together."""
+    """A few sentences: what the model achieves, what is proven of its sublayers and of all of them together.
+
+    Args:
+        certificate: what `certify` returned.
+    """
     parts = [(f"{certificate['tokens']} tokens", certificate["own_path"])]
     sequence = certificate["sequence"]
     if sequence is not None:

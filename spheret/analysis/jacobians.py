@@ -82,8 +82,13 @@ def turn(
 ) -> Turn:
     """The plane and the angle by which each row of h (..., d) turns towards f.
 
-    alpha: a number, or one number per row with last dimension 1.
-    p: used in place of the retraction's own p, for a learned p.
+    Args:
+        h: the states.
+        f: the branch's outputs.
+        alpha: a number, or one number per row with last dimension 1.
+        retraction: as in `spheret.retract`.
+        max_angle: as in `spheret.retract`.
+        p: used in place of the retraction's own p, for a learned p.
     """
     row = as_retraction(retraction)
     check_rows(h, f)
@@ -122,7 +127,12 @@ def _with_slope(theta: Callable[[Tensor], Tensor], beta: Tensor) -> tuple[Tensor
 
 
 def closed_form(t: Turn, A: Tensor) -> Parts:
-    """Q, E and B of the turn t, from A = DF(h), (..., d, d)."""
+    """Q, E and B of an update, whose sum Q + E is its Jacobian.
+
+    Args:
+        t: the turn.
+        A: the Jacobian of the branch at h, (..., d, d).
+    """
     u, v = t.u[..., None], t.v[..., None]
     eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     B = A - _lift(t.c) * eye
@@ -141,7 +151,12 @@ def _lift(x: Tensor) -> Tensor:
 
 
 def bounds(t: Turn, norm: Tensor) -> Bounds:
-    """The bounds of each row, from the norm of its own B or an upper bound on it, (...)."""
+    """The bounds of each row.
+
+    Args:
+        t: the turns.
+        norm: the norm of each row's own B, or an upper bound on it, (...).
+    """
     return _bounds(t.alpha.abs(), t.gain.abs(), t.slope.abs(), t.beta, t.eta, t.theta.cos().abs(), norm)
 
 

@@ -93,6 +93,10 @@ def scheme(name: str, /, **options: Any) -> Scheme:
     """The scheme of that name with these options: `scheme("p-spheretnorm", p=0.3, schedule="constant")`.
 
     An option must have the type that the scheme's class declares for it.
+
+    Args:
+        name: a row of SCHEMES.
+        options: the options of that scheme; `spheret schemes` lists them.
     """
     if name not in SCHEMES:
         raise unknown("scheme", name, SCHEMES, OTHER_NAMES)

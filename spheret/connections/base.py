@@ -64,12 +64,17 @@ class RetractionStep(NamedTuple):
 
 
 class Connection(nn.Module):
-    """How one residual branch joins the stream: `read` gives the branch its input, `write` joins its output.
+    """How one residual branch joins the stream: `read` gives the branch its input, `write` joins its output. ::
 
         h' = write(h, branch(read(h)))
 
     A new connection overrides `read` (by default the stream itself) and `join`. Both compute in float32 or
     better and return the stream's dtype.
+
+    Args:
+        dim: the width of the stream, at least 2.
+        sublayer: the 1-based index of the sublayer.
+        num_sublayers: the number of sublayers, two per block.
     """
 
     def __init__(self, dim: int, sublayer: int = 1, num_sublayers: int | None = None):
@@ -93,7 +98,10 @@ class Connection(nn.Module):
     def angle(self, h: Tensor, f: Tensor, out: Tensor | None = None) -> Tensor:
         """The angle between h and the next state, (...), in radians.
 
-        out: the next state, if it is already known. It saves the call of `write`.
+        Args:
+            h: the stream, (..., dim).
+            f: the branch's output.
+            out: the next state, if it is already known. It saves the call of `write`.
         """
         return angle_between(h, self.write(h, f) if out is None else out)
 
@@ -107,6 +115,7 @@ class Connection(nn.Module):
         return None
 
     def forward(self, h: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
+        """The next state of the stream h, given the branch as a function."""
         if isinstance(branch, Tensor):
             raise TypeError(
                 "a Connection takes h and the branch, a function, but got a tensor: call connection.write(h, f) "
@@ -135,6 +144,9 @@ class Scheme:
 
     A scheme is a frozen record of its options. `sublayer` is the 1-based sublayer: a block's attention is odd, its
     MLP even. `num_sublayers` is the number of sublayers, two per block.
+
+    Args:
+        name: the row of SCHEMES that it was built from, for reports. A subclass adds its options.
     """
 
     name: str = field(default="", kw_only=True)
@@ -185,5 +197,7 @@ class Scheme:
     def constrain(self, reading: Iterable[Tensor], writing: Iterable[Tensor]) -> None:
         """Called before the first optimiser step and after each one.
 
-        reading, writing: the (out, in) weights that read from the stream, and those that write to it.
+        Args:
+            reading: the (out, in) weights that read from the stream.
+            writing: the (out, in) weights that write to it.
         """

@@ -46,7 +46,7 @@ _LIVING: weakref.WeakValueDictionary[int, Bounded] = weakref.WeakValueDictionary
 class Bounded(nn.Module):
     """A module with learnable scalars that are kept in an interval.
 
-    A subclass lists its scalars in `bounded_scalars` and computes their values with `bounded_softplus`:
+    A subclass lists its scalars in `bounded_scalars` and computes their values with `bounded_softplus`::
 
         class Gate(spheret.Bounded):
             def __init__(self):
@@ -62,8 +62,13 @@ class Bounded(nn.Module):
     Then torch's optimisers keep the parameter in its interval, and the training metrics list the scalars that are on
     a bound. Gradients add up over micro-batches and processes as those of any parameter do.
 
-    exact_clamp: use torch.clamp, whose gradient is 0 beyond the bound (see spheret.bounds). Its parameters are left
-        where the optimiser puts them.
+    Args:
+        args: passed on to the next base class, as are `options`.
+        options: see `args`.
+
+    Attributes:
+        exact_clamp: use torch.clamp, whose gradient is 0 beyond the bound (see spheret.bounds). The parameters are
+            then left where the optimiser puts them.
     """
 
     exact_clamp: bool = False
@@ -82,7 +87,14 @@ class Bounded(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} must define bounded_scalars.")
 
     def bounded_softplus(self, x: Tensor, low: float, high: float, scale: float = 1.0) -> Tensor:
-        """scale clamp(softplus(x), low, high) in float32 or better."""
+        """scale clamp(softplus(x), low, high) in float32 or better.
+
+        Args:
+            x: the parameter.
+            low: the lower bound of the value, before the scale.
+            high: the upper bound.
+            scale: a fixed factor.
+        """
         return bounded_softplus(x, low, high, self.exact_clamp, scale)
 
     def project_scalars(self) -> None:

@@ -249,16 +249,20 @@ def check_radius(radius: float | Literal["sqrt"], dim: int | None = None) -> Non
 
 
 class ScaleNorm(Norm, Bounded):
-    r"""The modified ScaleNorm at the entry of a spherical stream: h = R h/|h|.
+    r"""The modified ScaleNorm at the entry of a spherical stream: `h = R h/|h|`.
 
     Paper: Eq. 11 (modified ScaleNorm).
 
     The radius R = clamp(softplus(gamma), 1, sqrt d) is learned. It chooses the sphere on which all later spherical
     connections stay. A row of zeros stays zero.
 
-    exact_clamp: use the paper's torch.clamp, whose gradient is 0 beyond the bound (see spheret.bounds).
-    channel_dim: the dimension that holds the rows' `dim` entries. (N, C, H, W) has channel_dim=1.
-    radius: where R starts: "sqrt" for the paper's sqrt d, or a number from 1 to sqrt d.
+    Args:
+        dim: the width of the stream, d.
+        exact_clamp: use the paper's torch.clamp, whose gradient is 0 beyond the bound (see spheret.bounds).
+        channel_dim: the dimension that holds the rows' `dim` entries. (N, C, H, W) has channel_dim=1.
+        device: where the parameter is made.
+        dtype: the dtype of the parameter.
+        radius: where R starts: "sqrt" for the paper's sqrt d, or a number from 1 to sqrt d.
     """
 
     def __init__(

@@ -35,21 +35,25 @@ def automatic_cap(retraction: Retraction, learned: bool) -> float | None:
 
 
 class SpheretNorm(Bounded):
-    r"""One update of a spherical stream: h' = R_h(alpha P_h f), which has the norm of h.
+    r"""One update of a spherical stream: h' = R_h(alpha P_h f), which has the norm of h. ::
 
-        alpha = lambda_l clamp(softplus(a), max 1)        |h'| = |h|,  angle(h, h') = theta(alpha |z|/|h|)
+        alpha = lambda_l clamp(softplus(a), max 1)
+        |h'| = |h|,  angle(h, h') = theta(alpha |z|/|h|)
 
-    dim: the width of the stream, at least 2.
-    sublayer: the 1-based index of the sublayer.
-    num_sublayers: the number of sublayers, two per block. Only the linear schedules need it.
-    retraction: as in `spheret.retract`.
-    schedule: a name of SCHEDULES. It gives lambda_l.
-    max_angle: radians, None, or "auto" for the retraction's own cap.
-    learnable_p: p becomes softplus of a 1-element parameter that starts at the retraction's own p.
-    exact_clamp: use the paper's torch.clamp, whose gradient is 0 beyond the bound (see spheret.bounds).
-    channel_dim: the dimension of h and f that holds the `dim` entries of a row. (N, C, H, W) has channel_dim=1.
-    learnable_alpha: False fixes the step size at its start. The module then has no parameter a.
-    alpha: where softplus(a) starts, in (0, 1]. The step size starts at lambda_l times it.
+    Args:
+        dim: the width of the stream, at least 2.
+        sublayer: the 1-based index of the sublayer.
+        num_sublayers: the number of sublayers, two per block. Only the linear schedules need it.
+        retraction: as in `spheret.retract`.
+        schedule: a name of SCHEDULES. It gives lambda_l.
+        max_angle: radians, None, or "auto" for the retraction's own cap.
+        learnable_p: p becomes softplus of a 1-element parameter that starts at the retraction's own p.
+        exact_clamp: use the paper's torch.clamp, whose gradient is 0 beyond the bound (see spheret.bounds).
+        channel_dim: the dimension of h and f that holds the `dim` entries of a row. (N, C, H, W) has channel_dim=1.
+        device: where the parameters are made.
+        dtype: the dtype of the parameters. The update is computed in float32 or better in any case.
+        learnable_alpha: False fixes the step size at its start. The module then has no parameter a.
+        alpha: where softplus(a) starts, in (0, 1]. The step size starts at lambda_l times it.
 
     A row of zeros stays zero. A row with NaN becomes NaN. Paper: Definition 4 (p-SpheretNorm) and
     Section 4.2.
@@ -132,12 +136,13 @@ class SpheretNorm(Bounded):
 
     @property
     def p(self) -> P:
-        """The retraction's p: a number, or the learned 1-element tensor."""
+        """The p of the retraction, as a number or as the learned 1-element tensor."""
         if self.raw_p is None:
             return self.retraction.p
         return torch.nn.functional.softplus(self.raw_p.to(compute_dtype(self.raw_p)))
 
     def forward(self, h: Tensor, f: Tensor) -> Tensor:
+        """The next state of the stream h, given the branch's output f of the same shape."""
         if not isinstance(f, Tensor) and callable(f):
             raise TypeError(
                 f"SpheretNorm takes h and the branch's output f, a tensor, but f is a function, {type(f).__name__}: "
@@ -153,7 +158,12 @@ class SpheretNorm(Bounded):
         return channels_last(h, self.dim, self.channel_dim), channels_last(f, self.dim, self.channel_dim)
 
     def angle(self, h: Tensor, f: Tensor) -> Tensor:
-        """The angle between h and the next state in radians, at least 0. Its shape is h's without `channel_dim`."""
+        """The angle between h and the next state in radians, at least 0. Its shape is h's without `channel_dim`.
+
+        Args:
+            h: the stream.
+            f: the branch's output.
+        """
         if self.channel_dim != -1:
             h, f = self._channels_last(h, f)
         check_rows(h, f, self.dim)

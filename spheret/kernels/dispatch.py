@@ -101,6 +101,9 @@ class use:
     """Fix the backend: `use("closed")` from here on, `with use("closed"):` inside a block.
 
     `use(None)` gives the choice back to the library.
+
+    Args:
+        name: a name of BACKENDS, or None.
     """
 
     def __init__(self, name: str | None):
@@ -136,7 +139,13 @@ def serving() -> Iterator[set[str]]:
 
 
 def chosen(h: Tensor, f: Tensor, retraction: str | float | Retraction = "projection") -> str:
-    """The name of the backend that `retract` takes for such a call."""
+    """The name of the backend that `retract` takes for such a call.
+
+    Args:
+        h: the stream.
+        f: the branch's output.
+        retraction: as in `spheret.retract`.
+    """
     row = as_retraction(retraction)
     return _choose(h, f, row, row.p)
 
@@ -246,16 +255,23 @@ def retract(
     retraction: str | float | Tensor | Retraction | Callable[[Tensor], Tensor] = "projection",
     max_angle: float | None = None,
 ) -> Tensor:
-    r"""Turn each row of h towards f on the sphere through h: the functional core.
+    r"""Turn each row of h towards f on the sphere through h: the functional core. ::
 
-        c = <h,f>/<h,h>    z = f - c h    beta = alpha |z|/|h|    theta = min(theta(beta), max_angle)
-        out = cos(theta) h + |h| sin(theta) z/|z|                 so that |out| = |h|
+        c = <h,f>/<h,h>    z = f - c h    beta = alpha |z|/|h|
+        theta = min(theta(beta), max_angle)
+        out = cos(theta) h + |h| sin(theta) z/|z|    so that |out| = |h|
 
-    h, f: (..., d) of any floating dtypes, d >= 2. The result is computed in float32 or better and has h's dtype.
-    alpha: a number, or a tensor that broadcasts against the rows with last dimension 1. A tensor gets a gradient.
-    retraction: a name of RETRACTIONS, a number p > 0 (inf is the exponential map), a tensor p to learn,
-        a Retraction, or a function theta(beta).
-    max_angle: the largest turn in radians, in (0, pi]; None for no limit.
+    Args:
+        h: the stream, (..., d) of any floating dtype, d >= 2.
+        f: the branch's output, of the shape of h.
+        alpha: the step size, a number, or a tensor that broadcasts against the rows with last dimension 1. A tensor
+            gets a gradient.
+        retraction: a name of RETRACTIONS, a number p > 0 (inf is the exponential map), a tensor p to learn,
+            a Retraction, or a function theta(beta).
+        max_angle: the largest turn in radians, in (0, pi]; None for no limit.
+
+    Returns:
+        The next state, computed in float32 or better, in the dtype of h.
 
     A row of zeros in h has no direction. It stays zero, its gradient passes through unchanged, and the gradient of f
     is 0 there. In float32 every row of norm below about 1e-22 counts as zero, because squares underflow. NaN in a row

@@ -36,13 +36,20 @@ PRESETS = {"S": (12, 12, 768), "M": (24, 16, 1024), "L": (36, 20, 1280)}
 class GPTConfig:
     """All options of the model. `as_dict` and `from_dict` convert them to and from JSON.
 
-    layers: the number of blocks. Each has two sublayers, attention and an MLP.
-    block: the longest sequence in tokens.
-    bias: whether the linear layers have a bias, and the scheme's norms too unless `scheme_options` sets theirs.
-    activation: "gelu" is nanoGPT's, "gelu_tanh" that of GPT-2 in transformers.
-    head_bias: the bias of the logits. "none" is the paper's, "zero" starts at 0, and "unigram" starts at the log
-        frequencies that `GPT(config, counts)` computes.
-    recompute: keep only the input of each block for the backward pass, and compute the rest again.
+    Args:
+        layers: the number of blocks. Each has two sublayers, attention and an MLP.
+        heads: the attention heads of a block; they divide the width.
+        width: the width of the stream.
+        block: the longest sequence in tokens.
+        vocab: the rows of the embedding.
+        bias: whether the linear layers have a bias, and the scheme's norms too unless `scheme_options` sets theirs.
+        dropout: of branches, embedding and attention.
+        scheme: a name of SCHEMES.
+        scheme_options: options for `spheret.scheme`.
+        activation: "gelu" is nanoGPT's, "gelu_tanh" that of GPT-2 in transformers.
+        head_bias: the bias of the logits. "none" is the paper's, "zero" starts at 0, and "unigram" starts at the log
+            frequencies that `GPT(config, counts)` computes.
+        recompute: keep only the input of each block for the backward pass, and compute the rest again.
     """
 
     layers: int = 12
@@ -95,10 +102,12 @@ class GPTConfig:
         return cls(**{"layers": layers, "heads": heads, "width": width, **changes})
 
     def as_dict(self) -> dict[str, Any]:
+        """All options, as JSON can hold them."""
         return {**asdict(self), "scheme_options": json_options(self.scheme_options)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> GPTConfig:
+        """The config of what `as_dict` returned. An unknown name is an error."""
         known = [f.name for f in fields(cls)]
         for name in values:
             if name not in known:
@@ -213,7 +222,9 @@ class Block(nn.Module):
 class GPT(Constrained):
     """Maps tokens (batch, time) to logits (batch, time, vocab); with targets it returns their mean loss.
 
-    counts: how often each token occurs, for `head_bias="unigram"`. Without counts that bias starts at 0.
+    Args:
+        config: the options.
+        counts: how often each token occurs, for `head_bias="unigram"`. Without counts that bias starts at 0.
     """
 
     def __init__(self, config: GPTConfig, counts: Tensor | None = None):
@@ -324,9 +335,12 @@ class GPT(Constrained):
     ) -> Tensor:
         """The stream after the last sublayer and the exit, (batch, time, width).
 
-        positions: (batch or 1, time); by default the positions that follow the cache.
-        mask: (batch or 1, 1, time, keys), either boolean (True where a token attends) or added to the scores; by
-            default a token attends to itself and to the tokens before it.
+        Args:
+            tokens: (batch, time) integers.
+            cache: keys and values of earlier tokens, to which those of these tokens are appended.
+            positions: (batch or 1, time); by default the positions that follow the cache.
+            mask: (batch or 1, 1, time, keys), either boolean (True where a token attends) or added to the scores; by
+                default a token attends to itself and to the tokens before it.
         """
         past = 0 if cache is None or positions is not None else cache.get_seq_length()
         self._check(tokens, positions, past)
@@ -384,11 +398,17 @@ class GPT(Constrained):
     ) -> Tensor:
         """The given tokens (batch, time) followed by `new` generated ones.
 
-        temperature: 0 takes the likeliest token.
-        top_k, top_p: sample among the k likeliest tokens, or among the fewest that hold probability p.
-        padding: (batch,), the number of entries at the left of each row that are padding.
-        vocab: choose only ids below it, for embeddings with more rows than the tokenizer has tokens.
-        until: a function of all tokens so far; generation stops when it returns True.
+        Args:
+            tokens: the prompts, (batch, time) integers.
+            new: how many tokens to add.
+            temperature: 0 takes the likeliest token.
+            top_k: sample among the k likeliest tokens.
+            top_p: sample among the fewest tokens that hold probability p.
+            seed: of the choices; None takes torch's own generator.
+            cached: keep keys and values. The result is the same without, and slower.
+            padding: (batch,), the number of entries at the left of each row that are padding.
+            vocab: choose only ids below it, for embeddings with more rows than the tokenizer has tokens.
+            until: a function of all tokens so far; generation stops when it returns True.
 
         Beyond `block` tokens the model sees the last `block` of them, as in nanoGPT. Positions are learned, so the
         cache is of no use after such a shift, and each step computes the whole window again.

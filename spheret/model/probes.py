@@ -17,8 +17,14 @@ from spheret.model.gpt import GPT, Attention
 class Sublayer:
     """One sublayer of one forward pass.
 
-    number: the 1-based sublayer.
-    h, f, out: the state, the branch's output and the next state, all (..., width).
+    Args:
+        number: the 1-based sublayer.
+        h: the state, (..., width).
+        f: the branch's output.
+        out: the next state.
+        connection: the connection of the sublayer.
+        branch: the attention or the MLP.
+        branch_input: what the branch read.
     """
 
     number: int
@@ -46,6 +52,10 @@ def probe(model: GPT, see: Callable[[Sublayer], object]) -> Iterator[None]:
 
     With `recompute` a backward pass inside the block runs the sublayers again, and `see` is called again. During
     cached generation a branch receives only the new tokens, so the attention weights cover only those.
+
+    Args:
+        model: the GPT to look into.
+        see: called with the `Sublayer`.
     """
     handles = []
     number = 0

@@ -60,7 +60,12 @@ class RunDocument:
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory that `spheret train` wrote. It is only read here."""
+    """A run directory that `spheret train` wrote. It is only read here. `open_run` makes one.
+
+    Args:
+        path: the directory.
+        config: what its config.json holds.
+    """
 
     path: Path
     config: RunDocument
@@ -129,7 +134,9 @@ class Run:
     def load(self, step: int | None = None, device: str | torch.device = "cpu") -> tuple[GPT, Checkpoint]:
         """The model with a checkpoint's weights, for evaluation, and the checkpoint.
 
-        Without a step it is the newest whose weights fit the model.
+        Args:
+            step: that of the checkpoint; None takes the newest whose weights fit the model.
+            device: where the model goes.
         """
         with torch.random.fork_rng(devices=[]):
             model = GPT(self.model_config)
@@ -170,7 +177,11 @@ def manifest_sha256(data: Data) -> str:
 
 
 def open_run(path: str | Path) -> Run:
-    """Open a run directory and check its config. Weights are not read."""
+    """Open a run directory and check its config. Weights are not read.
+
+    Args:
+        path: the directory.
+    """
     directory = Path(path).expanduser()
     hint = "make one with spheret train --out RUN"
     if not directory.is_dir():

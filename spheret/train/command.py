@@ -284,7 +284,19 @@ def _conclude(path: Path, trainer: Trainer) -> None:
     loss = f"loss {trainer.loss:.4f}" if trainer.loss is not None else "done"
     val = "" if trainer.val_loss is None else f", val {trainer.val_loss:.4f}"
     place = shlex.quote(str(path))
-    print(f"{loss}{val} after {trainer.step:,} steps, in {path}: spheret sample {place}, spheret report {place}")
+    end = f"{loss}{val} after {trainer.step:,} steps, in {path}{_judgement(trainer)}"
+    print(f"{end}: spheret sample {place}, spheret report {place}")
+
+
+def _judgement(trainer: Trainer) -> str:
+    """What a user must know who reads only the loss."""
+    end = trainer.loss if trainer.val_loss is None else trainer.val_loss
+    frequencies = trainer.divergence.unigram_entropy
+    if trainer.divergence.step is not None:
+        return f" (it diverged at step {trainer.divergence.step:,}: the report says where it began and what to try)"
+    if end is not None and frequencies is not None and end >= frequencies:
+        return f" (nothing learned yet: token frequencies alone give {frequencies:.4f})"
+    return ""
 
 
 def rewrite(words: Sequence[str]) -> list[str]:

@@ -36,6 +36,7 @@ class Divergence:
 
     def __init__(self, unigram_entropy: float | None, vocab: int, warmup: int, steps: int) -> None:
         self._name = "unigram entropy" if unigram_entropy is not None else "loss of a uniform guess"
+        self.unigram_entropy = unigram_entropy
         self._level = math.log(vocab) if unigram_entropy is None else unigram_entropy
         self._warmup, self._steps = warmup, steps
         self._patience = max(PATIENCE, round(PATIENCE_SHARE * steps))

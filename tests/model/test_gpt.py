@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from spheret import GPT, SCHEMES, GPTConfig, connections, parameter_groups, scheme
+from spheret import GPT, PAPER_SCHEMES, SCHEMES, GPTConfig, connections, parameter_groups, scheme
 from spheret.connections.euclidean import NormedConnection, Residual
 from spheret.data import prepare
 from spheret.model.gpt import Attention
@@ -392,7 +392,10 @@ def batch(data, size, block, generator):
     return windows[:, :-1], windows[:, 1:]
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+# the test after this one trains every scheme in the quick suite
+@pytest.mark.parametrize(
+    "name", [name if name in PAPER_SCHEMES else pytest.param(name, marks=pytest.mark.slow) for name in SCHEMES]
+)
 def test_every_scheme_learns(name, text):
     train, val = text
     config = GPTConfig(layers=4, heads=4, width=64, block=64, vocab=257, scheme=name, head_bias="unigram")

@@ -237,7 +237,7 @@ def undisturbed(tmp_path_factory):
     "number",
     [
         pytest.param(signal.SIGKILL, id="kill -9"),
-        pytest.param(signal.SIGINT, id="Ctrl-C"),
+        pytest.param(signal.SIGINT, id="Ctrl-C", marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, id="kill", marks=pytest.mark.slow),
     ],
 )
@@ -281,7 +281,9 @@ def test_two_races_in_one_directory(tmp_path, capsys):
     assert race(*LONG, "--out", out) == 2
     assert "another race is running" in capsys.readouterr().err
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    output = process.communicate(timeout=60)[1].decode()
+    assert process.returncode == 130
+    assert "Run the same command again to go on." in output
 
 
 def test_a_training_that_fails_ends_the_race_with_its_sentence(tmp_path, capsys, monkeypatch):

@@ -7,8 +7,10 @@ from collections import deque
 import msgspec
 import pytest
 import torch
+from train_helpers import TINY as RUN_SIZES
 from train_helpers import metrics, train
 
+from spheret.cli import main
 from spheret.connections import PAPER_SCHEMES, SCHEMES, scheme
 from spheret.model.gpt import GPT, MLP, Attention, GPTConfig
 from spheret.model.monitor import look, mean_cosine, on_bound
@@ -325,6 +327,14 @@ def test_a_run_that_diverges_without_nan_is_recorded_and_goes_on(diverging):
     assert lines[step - 1]["loss"] > 30
     assert "the unigram entropy" in text
     assert "moved most since step 1" in text
+
+
+def test_the_last_line_of_a_run_says_that_it_diverged(diverging, prepared, tmp_path, capsys):
+    sizes = [word for word in RUN_SIZES if word != "--quiet"]
+    asked = ["train", "--scheme", "pre-ln", "--data", str(prepared), "--steps", "16", *sizes, *HOT]
+    assert main([*asked, "--eval-every", "0", "--out", str(tmp_path / "run")]) == 0
+    step, _ = divergence_of(diverging)
+    assert f"(it diverged at step {step}: the report says" in capsys.readouterr().out.splitlines()[-1]
 
 
 @pytest.mark.parametrize("every", ["0", "2"])
