@@ -34,6 +34,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("spheret.plan.command:plan_command", "estimate memory, FLOPs, traffic and hours before a run"),
     "export": ("spheret.hub.transfer:export_command", "write a run as files that transformers loads"),
     "import": ("spheret.hub.transfer:import_command", "make a run of a model that transformers has saved"),
+    "convert": (
+        "spheret.finetune.command:convert_command",
+        "put a trained model's stream on a sphere, and measure what that costs; resumable",
+    ),
     "schemes": ("spheret.catalogue:schemes", "list every scheme: formula, options, source"),
     "retractions": ("spheret.catalogue:retractions", "list every retraction: angle, cubic term, backends"),
     "doctor": ("spheret.doctor:doctor", "check versions, devices and backends; --crash-drill"),
