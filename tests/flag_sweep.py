@@ -67,6 +67,8 @@ BASES = (
     Base("plan"),
     Base("export", ("run",), ("--out", "out/exported")),
     Base("import", ("exported",), ("--out", "out/imported")),
+    Base("convert", ("run",), ("--data", "data", "--out", "out/converted", "--steps", "1", "--batch-size", "1",
+                               "--block", "8", "--eval-windows", "1", "--threads", "1", "--quiet")),
     Base("schemes"),
     Base("retractions"),
     Base("doctor"),

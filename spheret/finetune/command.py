@@ -293,8 +293,8 @@ def _measured_starts(subject: Subject, data: Data, settings: Settings, device: t
             for row in report.converted
         ],
         left=list(report.left),
-        control=Arm(),
-        converted=Arm(),
+        control=Arm([], []),
+        converted=Arm([], []),
         finished=False,
         environment=Environment(**machine.machine(), device=device.type),
     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import msgspec
-
 from spheret.runs.records import Environment
 from spheret.support.documents import Count, Document, Fraction, NonNegative, Positive, Record, Sha256, Text
 
@@ -56,8 +54,8 @@ class Evaluation(Record):
 class Arm(Record):
     """One fine-tuning: the training loss of each step, and the evaluations."""
 
-    losses: list[Number] = msgspec.field(default_factory=list)
-    evaluations: list[Evaluation] = msgspec.field(default_factory=list)
+    losses: list[Number]
+    evaluations: list[Evaluation]
 
     @property
     def last(self) -> Number:
