@@ -9,7 +9,7 @@ from torch import nn
 
 from spheret.connections import SCHEMES, Spherical
 from spheret.connections import scheme as make_scheme
-from spheret.conversion.attach import steps
+from spheret.conversion.attach import NAME, steps
 from spheret.conversion.plan import ConversionError
 from spheret.support.errors import unknown
 
@@ -55,6 +55,11 @@ def check_model(model: nn.Module) -> None:
     if steps(model):
         raise ConversionError(
             "this model is converted already: call spheret.revert(model) before converting it anew."
+        )
+    if getattr(getattr(model, "config", None), NAME, None) is not None:
+        raise ConversionError(
+            "this model was saved after a conversion, and transformers has left out its step sizes: load it with "
+            "spheret.conversion.load(directory)."
         )
     if torch.is_inference_mode_enabled() or any(p.is_inference() for p in model.parameters()):
         raise ConversionError(

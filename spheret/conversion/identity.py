@@ -180,7 +180,9 @@ def blended(
     theta = (theta if cap is None else theta.clamp(max=cap)) + (1 - t) * own.excess
     still = turned.size <= torch.finfo(theta.dtype).tiny
     sine = torch.where(still, step, radius * torch.sin(theta) / torch.where(still, 1.0, turned.size))
-    return torch.cos(theta) * u + sine * turned.z, turned.ratio
+    out = torch.cos(theta) * u + sine * turned.z
+    # where f is nearly parallel to u, what rounding left in z is not orthogonal to u
+    return out * (radius * _inverse(norm(out))), turned.ratio
 
 
 def slope(row: Retraction, p: P, beta: Tensor) -> Tensor:

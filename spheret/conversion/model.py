@@ -109,7 +109,7 @@ def _planned(model: nn.Module, inputs: Any, made: bool) -> tuple[Plan, list[Tens
     plan = make_plan(model, trace)
     if not plan.chains:
         raise ConversionError(
-            f"{type(model).__name__} has no residual sums h + f of a stream and a module's output: nothing to convert."
+            f"{type(model).__name__} has no residual sum h + f of a stream and a module's output: nothing to convert."
         )
     return plan, _outputs(output)
 
@@ -154,7 +154,7 @@ def _verified(
         if not gap <= _TOLERANCES.get(x.dtype, 1e-3):
             raise ConversionError(
                 f"at the exact start the converted {type(model).__name__} differs from the original by {gap:.1e} of "
-                "its largest output: a part of the model reads the stream in a way that no hook sees. It was reverted."
+                "its largest output: a part of the model reads the stream where no hook sees it. It was reverted."
             )
     if batches is not None:
         # the example only checks; the batches count

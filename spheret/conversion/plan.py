@@ -207,7 +207,7 @@ def make_plan(model: nn.Module, trace: Trace) -> Plan:
                 why = "a sum of two modules' outputs, of which none is a stream that a branch reads"
                 others[addition.result] = (f"{host}, {addition.place}", why)
     left = list(others.values())
-    left += _bare_layers(trace, residuals, {host for host, _ in (entry[0].split(", ", 1) for entry in left)})
+    left += _bare_layers(trace, residuals, {place.partition(",")[0] for place, _ in left}, modules)
     residuals = _in_stacks(residuals, left)
     _split_widths(residuals)
     _check_shared(trace, residuals)
@@ -223,12 +223,15 @@ def _check_dropout(trace: Trace, branch: Key, ends: list[End], addition: Additio
         )
 
 
-def _bare_layers(trace: Trace, residuals: list[Residual], known: set[str]) -> list[tuple[str, str]]:
-    """Layers that ran beside layers with residuals, and have none."""
+def _bare_layers(
+    trace: Trace, residuals: list[Residual], known: set[str], modules: dict[str, nn.Module]
+) -> list[tuple[str, str]]:
+    """Layers that ran beside layers with residuals and have none. A lone norm or dropout is no layer."""
     with_residuals = {layer_of(residual.name) for residual in residuals}
     stacks = {stack_of(layer) for layer in with_residuals if layer}
-    names = [name for name in trace.calls if layer_of(name) == name and name and stack_of(name) in stacks]
-    bare = [name for name in names if name not in with_residuals | {layer_of(host) for host in known}]
+    names = [name for name in trace.calls if name and layer_of(name) == name and stack_of(name) in stacks]
+    accounted = with_residuals | {layer_of(host) for host in known}
+    bare = [name for name in names if name not in accounted and list(modules[name].children())]
     return [(name, "the layer has no residual sum h + f") for name in bare]
 
 
