@@ -48,6 +48,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench eval": ("spheret.bench.eval:bench_eval", "time multiple-choice requests against lm_eval's hf model"),
     "bench train": ("spheret.bench.train:bench_train", "time the trainer's update against the bare step"),
     "bench data": ("spheret.bench.data:bench_data", "time prepare and the loader against the plain ways"),
+    "bench convert": (
+        "spheret.bench.convert:bench_convert",
+        "time a step of a Llama before and after its conversion",
+    ),
     "bench certify": ("spheret.bench.certify:bench_certify", "time a certificate against layers and tokens"),
 }
 

@@ -82,6 +82,8 @@ BASES = (
     Base("bench train", (), (*TINY[:-5], *BENCH)),
     Base("bench data", (), ("--block", "8", "--batch-size", "1", "--batches", "1", "--copies", "1", "--gigabytes",
                             "0.001", *BENCH)),
+    Base("bench convert", (), ("--layers", "1", "--heads", "1", "--width", "8", "--block", "8", "--batch-size", "1",
+                               *BENCH)),
     Base("bench certify", (), ("--width", "8", "--layers", "1", "2", "--tokens", "1", "2", *BENCH)),
 )  # fmt: skip
 PLAN = """

@@ -43,9 +43,9 @@ from spheret.support.ranges import check_above_zero, check_count, check_counts
 from spheret.support.threads import check_threads, most_threads
 
 # the share of the steps over which t moves from 0 to 1
-ANNEAL = 0.6
+ANNEAL = 0.3
 # the rate of step sizes and radius, by that of the weights: they are few, and start where a fit has put them
-ALPHA_RATE = 10.0
+ALPHA_RATE = 30.0
 # batches on which radius and step sizes are fitted
 FITTED = 4
 # weights, gradients and two moments in float32
@@ -60,11 +60,11 @@ def convert_command(
     data: str,
     out: str,
     steps: int = 300,
-    anneal: Annotated[int | None, shown("INT", "0.6 of the steps; 0 unless the start is exact")] = None,
+    anneal: Annotated[int | None, shown("INT", "0.3 of the steps; 0 unless the start is exact")] = None,
     scheme: str = "proj-spheretnorm",
     start: str = "exact",
     lr: float = 3e-4,
-    alpha_lr: Annotated[float | None, shown("FLOAT", "10 times --lr")] = None,
+    alpha_lr: Annotated[float | None, shown("FLOAT", "30 times --lr")] = None,
     batch_size: int = 8,
     block: Annotated[int | None, shown("INT", "256, or the model's limit if that is lower")] = None,
     seed: int = 0,
