@@ -71,7 +71,9 @@ def _hex(total: int) -> str:
 
 def cache_path(corpus: Corpus, tokenizer: str, val_fraction: float) -> Path:
     """Return the folder of a named corpus in the cache. Every revision, tokenizer and split has its own."""
-    parts = [corpus.name, corpus.revision, tokenizer, f"val{val_fraction:g}"]
+    # a tokenizer.json may change at its place, and another one may have its name
+    name = tokenizers.load(tokenizer).sha256[:16] if Path(tokenizer).suffix == ".json" else tokenizer
+    parts = [corpus.name, corpus.revision, name, f"val{val_fraction:g}"]
     return cache_directory() / "data" / re.sub(r"[^\w.=-]+", "_", "-".join(parts))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from pathlib import Path
@@ -262,6 +263,8 @@ def _measured_starts(subject: Subject, data: Data, settings: Settings, device: t
     )
     model = model.to(device)
     losses = {"original": validation_loss(model, data, settings, device)}
+    if not math.isfinite(losses["original"]):
+        raise ValueError(f"the loss of {subject.name} is not finite: the model is broken, give another.")
     reports = {}
     for start in get_args(Start):
         reports[start] = _convert(model, settings, data, device, start)

@@ -111,9 +111,16 @@ def _of_transformers(source: Source, given: str, choice: str | None) -> Subject:
         words = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
         try:
             with quietly():
-                return kind.from_pretrained(source.path, dtype=torch.float32, **words)
+                made, info = kind.from_pretrained(source.path, dtype=torch.float32, output_loading_info=True, **words)
         except Exception as error:
             raise _unusable(given, error) from None
+        # transformers only warns, and goes on with random numbers
+        if wrong := sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]])):
+            raise ValueError(
+                f"{given} lacks {shortened(wrong[0])}, or has it in another shape ({len(wrong)} in all): save the "
+                "whole model again."
+            )
+        return made
 
     return Subject(
         name=given,

@@ -15,6 +15,8 @@ from spheret.finetune.records import CONVERSIONS
 from spheret.finetune.source import open_subject
 from spheret.finetune.training import FineTuning, rate, validation_loss
 from spheret.hub.tokenizer_files import write_tokenizer
+from spheret.runs import tensors
+from spheret.runs.tensors import lazy_tensor
 from spheret.support.meter import Meter
 
 STEPS = 6
@@ -225,6 +227,19 @@ class TestBadInput:
         (copy / "adapter_config.json").unlink()
         (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
         assert "pickles are never read" in refused(model=copy)
+
+    def test_half_a_model(self, refused, llama, tmp_path):
+        copy = shutil.copytree(llama, tmp_path / "copy")
+        weights = tensors.read(copy / "model.safetensors")
+        name = next(name for name in weights if "down_proj" in name)
+        whole = [lazy_tensor(each, tensor) for each, tensor in weights.items()]
+        tensors.write(copy / "model.safetensors", [each for each in whole if each.name != name])
+        assert f"lacks {name}" in refused(model=copy)
+        weights[name].fill_(torch.nan)
+        tensors.write(copy / "model.safetensors", whole)
+        assert "is not finite" in refused(model=copy)
+        (copy / "model.safetensors").write_bytes(b"not a model")
+        assert "transformers does not load" in refused(model=copy)
 
     def test_a_model_of_another_kind(self, refused, data, tmp_path):
         sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
