@@ -248,7 +248,7 @@ def _work(
     return record
 
 
-def _convert(model: Any, settings: Settings, data: Data, device: torch.device, start: str) -> ConversionReport:
+def _convert(model: Any, settings: Settings, data: Data, device: torch.device, start: Start) -> ConversionReport:
     batches = calibration(data, settings, device, FITTED)
     options = options_from_json(settings.options)
     _, report = convert(model, settings.scheme, start, example_inputs=batches[0], batches=batches, **options)

@@ -42,7 +42,7 @@ def validation_loss(model: nn.Module, data: Data, settings: Settings, device: to
     """The mean loss of the same windows of the validation split for every model."""
     training = model.training
     model.eval()
-    total = count = 0
+    total, count = 0.0, 0
     for x, y, _ in data.validation(settings.block, settings.batch_size, settings.eval_windows):
         loss = next_token_loss(model, x.to(device), y.to(device))
         total, count = total + float(loss.double()) * len(x), count + len(x)
