@@ -1,6 +1,6 @@
 """Other people's models: `convert` puts their residual stream on a sphere, `revert` takes it off again."""
 
-from spheret.conversion.attach import steps
+from spheret.conversion.attach import steps, watched
 from spheret.conversion.load import load
 from spheret.conversion.model import convert, revert
 from spheret.conversion.plan import ConversionError
@@ -23,4 +23,5 @@ __all__ = [
     "revert",
     "steps",
     "trainer_callback",
+    "watched",
 ]

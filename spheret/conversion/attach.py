@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,11 +11,21 @@ from torch import nn
 
 from spheret.connections import ScaleNorm, Spherical
 from spheret.conversion.plan import Chain, Plan, Reader, Residual, is_norm
-from spheret.conversion.steps import HOOKS, Channel, JoinHook, LayerHook, Leave, OutputHook, Position, ReadHook, Step
+from spheret.conversion.steps import (
+    HOOKS,
+    Channel,
+    JoinHook,
+    LayerHook,
+    Leave,
+    OutputHook,
+    Passage,
+    Position,
+    ReadHook,
+    Step,
+)
 
-# the name of the steps in the module that hosts them, of the record on the model, and of the entry in its config
+# the name of the steps in the module that hosts them, and of the entry in the model's config
 NAME = "spheret"
-RECORD = "_spheret_conversion"
 # what a host keeps of torch's shortcuts for layers without hooks
 _NESTED = "_spheret_use_nested_tensor"
 
@@ -27,6 +38,19 @@ def positions(model: nn.Module) -> list[Position]:
 def steps(model: nn.Module) -> list[Step]:
     """The steps of a converted model, in order. A model that is not converted has none."""
     return [module for module in model.modules() if isinstance(module, Step)]
+
+
+@contextmanager
+def watched(model: nn.Module, watcher: Callable[[Step, Passage], None]) -> Iterator[None]:
+    """A context in which every residual sum of a converted model calls `watcher(step, passage)`."""
+    all_steps = steps(model)
+    try:
+        for step in all_steps:
+            step.watcher = watcher
+        yield
+    finally:
+        for step in all_steps:
+            step.watcher = None
 
 
 def attach(model: nn.Module, plan: Plan, scheme: Spherical) -> dict[str, list[Step]]:
@@ -130,7 +154,6 @@ def detach(model: nn.Module) -> None:
             del module._modules[NAME]
         if _NESTED in module.__dict__:
             module.use_nested_tensor = module.__dict__.pop(_NESTED)
-    model.__dict__.pop(RECORD, None)
     config = getattr(model, "config", None)
     if config is not None and NAME in getattr(config, "__dict__", {}):
         delattr(config, NAME)

@@ -17,7 +17,7 @@ from torch import Tensor
 from spheret.conversion import identity
 
 if TYPE_CHECKING:
-    from spheret.conversion.steps import Flow, Step
+    from spheret.conversion.steps import Passage, Step
 
 
 @dataclass
@@ -44,13 +44,14 @@ class Observations:
         self.sums: dict[int, Sums] = {}
 
     @torch.no_grad()
-    def add(self, step: Step, x: Tensor, f: Tensor, flow: Flow) -> None:
+    def add(self, step: Step, passage: Passage) -> None:
+        x, f = passage.stream, passage.branch
         wide = torch.float64 if x.device.type != "mps" else torch.float32
         radius = step.radius.detach().to(wide)
         u, ratio = identity.on_sphere(x.detach().to(wide), radius)
         if not step.first:
-            assert flow.ratio is not None
-            ratio = flow.ratio.detach().to(wide)
+            assert passage.ratio is not None
+            ratio = passage.ratio.detach().to(wide)
         live = (ratio > 0).squeeze(-1)
         u, ratio, f = u[live], ratio[live], f.detach().to(wide)[live]
         scheme_step = step.connection.retraction_step()

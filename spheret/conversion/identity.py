@@ -13,6 +13,7 @@ docs/convert.md derives it.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -33,9 +34,54 @@ def norm(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=compute_dtype(x))
 
 
+class _Lengthened(torch.autograd.Function):
+    """ratio u, whose gradient for the ratio needs no row of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, ratio: Tensor) -> Tensor:
+        ctx.save_for_backward(u, ratio)
+        return u * ratio
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        u, ratio = ctx.saved_tensors
+        return g * ratio, torch.linalg.vecdot(g, u).unsqueeze(-1).sum_to_size(ratio.shape)
+
+
+def _plain_ops() -> bool:
+    """Whether the formulas must run as torch ops. torch.compile fuses them by itself."""
+    return torch.compiler.is_compiling() or recorded() or transformed()
+
+
 def lengthened(u: Tensor, ratio: Tensor) -> Tensor:
     """ratio u in the dtype of u: the stream as its reader knows it."""
-    return u * ratio if u.dtype == ratio.dtype else (u.to(ratio.dtype) * ratio).to(u.dtype)
+    if u.dtype != ratio.dtype:
+        return (u.to(ratio.dtype) * ratio).to(u.dtype)
+    return u * ratio if _plain_ops() else _Lengthened.apply(u, ratio)
+
+
+class _WithUnused(torch.autograd.Function):
+    """A tensor, and a gradient of zeros for parameters that it does not depend on."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.parameters = parameters
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, ...]:
+        return g, *(torch.zeros_like(parameter) for parameter in ctx.parameters)
+
+
+def with_unused(x: Tensor, parameters: Iterable[Tensor]) -> Tensor:
+    """x itself, which gives each of the parameters a gradient, 0: DDP waits for the gradient of every parameter."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if not trained or not torch.is_grad_enabled():
+        return x
+    if _plain_ops():
+        # softplus of a parameter at -inf is 0, and 0 times it no NaN
+        return x + sum(0 * torch.nn.functional.softplus(parameter) for parameter in trained)
+    return _WithUnused.apply(x, *trained)
 
 
 def on_sphere(x: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,7 +98,7 @@ def _inverse(ratio: Tensor) -> Tensor:
 def _delta(x: Tensor, h: Tensor, f: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
     total = h + f
     ratio = norm(total) / radius
-    return torch.addcmul(-x, total, _inverse(ratio)), ratio
+    return total * _inverse(ratio) - x, ratio
 
 
 class _ExactDelta(torch.autograd.Function):
@@ -60,9 +106,11 @@ class _ExactDelta(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, h: Tensor, f: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
-        delta, ratio = _delta(x, h, f, radius)
+        total = h + f
+        ratio = norm(total) / radius
         ctx.save_for_backward(h, f, radius, ratio)
-        return delta, ratio
+        # in place: on CPUs, fresh memory costs more than the arithmetic
+        return total.mul_(_inverse(ratio)).sub_(x), ratio
 
     @staticmethod
     def backward(ctx: Any, g: Tensor, g_ratio: Tensor) -> tuple[Tensor | None, ...]:
@@ -71,7 +119,10 @@ class _ExactDelta(torch.autograd.Function):
         dot = torch.linalg.vecdot(g, total).unsqueeze(-1)
         # u' = total/ratio and ratio = |total|/R
         slope = (g_ratio - dot * inverse * inverse) * inverse / (radius * radius)
-        g_total = torch.addcmul(g * inverse, total, slope)
+        if torch.is_grad_enabled():
+            g_total = g * inverse + total * slope
+        else:
+            g_total = total.mul_(slope).addcmul_(g, inverse)
         g_radius = ((dot * inverse - g_ratio * ratio).sum() / radius).reshape(radius.shape)
         return -g, g_total, g_total, g_radius
 
@@ -81,10 +132,7 @@ def exact_delta(x: Tensor, h: Tensor, f: Tensor, radius: Tensor) -> tuple[Tensor
 
     All rows are in one dtype, float32 or float64.
     """
-    # torch.compile fuses the plain ops by itself
-    if torch.compiler.is_compiling() or recorded() or transformed():
-        return _delta(x, h, f, radius)
-    return _ExactDelta.apply(x, h, f, radius)
+    return _delta(x, h, f, radius) if _plain_ops() else _ExactDelta.apply(x, h, f, radius)
 
 
 class Turn(NamedTuple):
@@ -105,7 +153,7 @@ def turn(u: Tensor, f: Tensor, ratio: Tensor, radius: Tensor) -> Turn:
     """What the sum rho u + f does, for u of norm `radius`. All rows are in float32 or float64."""
     part = torch.linalg.vecdot(u, f).unsqueeze(-1) / radius
     z = f - u * (part / radius)
-    zz = (z * z).sum(-1, keepdim=True)
+    zz = torch.linalg.vecdot(z, z).unsqueeze(-1)
     # the square root has no finite gradient at 0
     size = torch.where(zz == 0, 0.0, torch.where(zz == 0, 1.0, zz).sqrt())
     along = ratio * radius + part

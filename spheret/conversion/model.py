@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -27,15 +26,6 @@ Model = TypeVar("Model", bound=nn.Module)
 
 # how far an output may be from the original's at t = 0, by the largest output. It tells a wrong plan from rounding
 _TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
-
-
-@dataclass(frozen=True)
-class Record:
-    """What a model was converted with."""
-
-    scheme: str
-    options: dict[str, Any]
-    start: Start
 
 
 def convert(
@@ -73,7 +63,6 @@ def convert(
             _set_leaves(model, observations, start)
             anneal(model, 0.0 if start == "exact" else 1.0)
             named = _plain_options(options)
-            model.__dict__[attaching.RECORD] = Record(scheme, named, start)
             if hasattr(getattr(model, "config", None), "to_dict"):
                 setattr(model.config, attaching.NAME, {"scheme": scheme, "start": start, "options": named})
         except BaseException:
@@ -136,10 +125,7 @@ def _verified(
     """Run the model at t = 0 on the example and the batches, and compare the example with the original."""
     anneal(model, 0.0)
     observations = Observations()
-    all_steps = attaching.steps(model)
-    for step in all_steps:
-        step.observations = observations
-    with torch.no_grad():
+    with attaching.watched(model, observations.add), torch.no_grad():
         after = _outputs(call(model, inputs))
     if len(after) != len(before) or any(x.shape != y.shape for x, y in zip(before, after, strict=True)):
         raise ConversionError("the converted model returns other outputs than the original. It was reverted.")
@@ -159,13 +145,11 @@ def _verified(
     if batches is not None:
         # the example only checks; the batches count
         observations.sums.clear()
-        with torch.no_grad():
+        with attaching.watched(model, observations.add), torch.no_grad():
             for batch in batches:
                 call(model, batch)
         if not observations.sums:
             raise ConversionError("batches is empty: give at least one batch, or leave it out.")
-    for step in all_steps:
-        step.observations = None
     return observations, difference
 
 

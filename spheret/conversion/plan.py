@@ -85,7 +85,8 @@ class Plan:
 def is_norm(module: nn.Module) -> bool:
     """Whether a module is a LayerNorm or an RMSNorm under any name: it reads the direction of its input alone."""
     name = type(module).__name__.lower()
-    return "norm" in name and "batch" not in name and "group" not in name and not list(module.children())
+    other = any(word in name for word in ("batch", "group", "instance"))
+    return "norm" in name and not other and not list(module.children())
 
 
 def layer_of(name: str) -> str:

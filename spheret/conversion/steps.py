@@ -19,7 +19,8 @@ The position t of the annealing decides which of three ways is taken:
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -54,10 +55,10 @@ def _channels(x: Tensor, channel_dim: int) -> Tensor:
 class Flow:
     """What one forward pass carries from one hook to the next."""
 
-    __slots__ = ("owner", "parts", "ratio", "rows", "seen", "shown", "wide")
+    __slots__ = ("owner", "parts", "radius", "ratio", "rows", "seen", "shown", "wide")
 
-    def __init__(self, ratio: Tensor | None = None):
-        self.ratio = ratio  # rho of the stream
+    def __init__(self, ratio: Tensor | None = None, radius: Tensor | None = None):
+        self.ratio, self.radius = ratio, radius  # rho and R of the stream
         self.owner: Position | None = None  # the place that has seen the stream last
         self.seen: Tensor | None = None  # the stream as the readers of this sublayer were given it, before the hook
         self.shown: Tensor | None = None  # and after it
@@ -70,12 +71,12 @@ class Channel:
     """The side channel of one stream: the flow of every forward pass that is under way.
 
     Recomputation under gradient checkpointing starts in the middle of the stream, after the forward pass has ended.
-    So each layer's input keeps its ratio, for as long as autograd keeps the input.
+    So each layer's input keeps what was carried to it, for as long as autograd keeps the input.
     """
 
     def __init__(self) -> None:
         self.flows: dict[int, Flow] = {}
-        self.ratios = WeakTensorKeyDictionary()
+        self.carried = WeakTensorKeyDictionary()
 
     # copies and pickles of a model start with an empty channel
     def __getstate__(self) -> dict[str, Any]:
@@ -100,14 +101,24 @@ class Channel:
         self.flows.pop(self._thread(), None)
 
     def enter_layer(self, x: Tensor) -> None:
-        """Take up the stream at a layer's input: remember its ratio, or find it again."""
+        """Take up the stream at a layer's input: remember what was carried to it, or find it again."""
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
-        ratio = self.ratios.get(x)
-        if ratio is not None:
-            self.flows[self._thread()] = Flow(ratio)
+        carried = self.carried.get(x)
+        if carried is not None:
+            self.flows[self._thread()] = Flow(*carried)
         elif (flow := self.flow()) is not None and flow.ratio is not None:
-            self.ratios[x] = flow.ratio
+            self.carried[x] = flow.ratio, flow.radius
+
+
+class Passage(NamedTuple):
+    """What one residual sum did, as rows (..., dim): the channels are last."""
+
+    stream: Tensor  # before the sum: on the sphere, but raw at the first sum of a stream
+    branch: Tensor  # f
+    after: Tensor  # the stream after the sum, on the sphere
+    ratio: Tensor | None  # rho before the sum; None at t = 1 and at the first sum of a stream at t = 0
+    next_ratio: Tensor | None  # rho after it; None at t = 1
 
 
 class Position(nn.Module):
@@ -179,7 +190,7 @@ class Step(Position):
         # transformers' Trainer does not decay what has _norm in its name
         self.entry_norm = enter if owns_enter else None
         self.first, self.factors = first, factors
-        self.observations: Any = None
+        self.watcher: Callable[[Step, Passage], None] | None = None
 
     @property
     def radius(self) -> Tensor:
@@ -192,6 +203,13 @@ class Step(Position):
         alpha = self.connection.alpha
         assert alpha is not None
         return alpha.to(self.unit.device) * self.unit.to(alpha.dtype)
+
+    def _radius(self, flow: Flow, like: Tensor) -> Tensor:
+        """R, which one forward pass computes once."""
+        if flow.radius is None:
+            flow.radius = self.radius
+        # a model may be spread over several devices
+        return flow.radius.to(like.device)
 
     def meet(self, x: Tensor) -> Flow:
         """The readers' view of the stream x, which is raw at the first step of a stream and on the sphere later."""
@@ -210,6 +228,7 @@ class Step(Position):
                 'layers: take gradient_checkpointing_kwargs={"use_reentrant": False}, or anneal to 1 first.'
             )
         rows = _rows(x, self.channel_dim)
+        flow.ratio = None if flow.ratio is None else flow.ratio.to(x.device)
         # what a pass that was cut short left behind goes, too
         flow.seen, flow.owner, flow.parts = x, self, None
         if self.stage == 0:
@@ -217,11 +236,11 @@ class Step(Position):
                 flow.ratio, flow.shown, flow.wide = None, x, rows
                 return flow
             assert flow.ratio is not None
-            wide = rows.to(compute_dtype(rows)) * flow.ratio
+            wide = identity.lengthened(rows.to(compute_dtype(rows, flow.ratio)), flow.ratio)
             flow.wide, flow.shown = wide, _channels(wide.to(x.dtype), self.channel_dim)
             return flow
         if self.first and self.stage != 1:
-            rows, flow.ratio = identity.on_sphere(rows, self.radius)
+            rows, flow.ratio = identity.on_sphere(rows, self._radius(flow, x))
         elif self.first:
             rows = self._enter[0](rows)
         ratio = self.shown_ratio(flow.ratio)
@@ -252,9 +271,7 @@ class Step(Position):
         ratio: Tensor | None
         if self.stage == 0:
             assert flow.wide is not None
-            radius = self._all_parameters(self.radius.to(wide))
-            if self.observations is not None:
-                self.observations.add(self, x, f, flow)
+            radius = identity.with_unused(self._radius(flow, x).to(wide), self.connection.parameters())
             delta, ratio = identity.exact_delta(x.to(wide), flow.wide.to(wide), f.to(wide), radius)
         else:
             assert flow.rows is not None
@@ -268,25 +285,23 @@ class Step(Position):
             else:
                 assert flow.ratio is not None
                 turned, ratio = identity.blended(
-                    flow.rows.to(wide), f.to(wide), flow.ratio.to(wide), self.radius.to(wide), self.alpha.to(wide),
-                    self.t.to(wide), step.retraction, step.p, step.max_angle,
-                )  # fmt: skip
+                    flow.rows.to(wide),
+                    f.to(wide),
+                    flow.ratio.to(wide),
+                    self._radius(flow, x).to(wide),
+                    self.alpha.to(wide),
+                    self.t.to(wide),
+                    step.retraction,
+                    step.p,
+                    step.max_angle,
+                )
             delta = turned - x.to(wide)
+        if self.watcher is not None:
+            self.watcher(self, Passage(x, f, x + delta, flow.ratio, ratio))
         # only the ratio goes on to the next sublayer
         flow.owner = flow.seen = flow.shown = flow.rows = flow.wide = flow.parts = None
         flow.ratio = ratio
         return _channels(delta.to(kept), self.channel_dim)
-
-    def _all_parameters(self, radius: Tensor) -> Tensor:
-        """The radius plus 0 times the step size and p, so that each has a gradient, 0, as DDP demands."""
-        if not torch.is_grad_enabled():
-            return radius
-        step = self.connection.retraction_step()
-        assert step is not None
-        for scalar in (step.alpha, step.p):
-            if isinstance(scalar, Tensor) and scalar.requires_grad:
-                radius = radius + 0 * scalar.to(radius.dtype)
-        return radius
 
 
 class Leave(Position):
@@ -306,7 +321,8 @@ class Leave(Position):
                 "the end of a converted model was called without its layers, so the lengths of the rows are unknown: "
                 "call the whole model, or revert it."
             )
-        ratio = None if flow.ratio is None and self.stage != 1 else self.shown_ratio(flow.ratio)
+        carried = None if flow.ratio is None else flow.ratio.to(x.device)
+        ratio = None if carried is None and self.stage != 1 else self.shown_ratio(carried)
         rows = _rows(x, self.channel_dim)
         flow.seen, flow.owner = x, self
         flow.shown = x if ratio is None else _channels(identity.lengthened(rows, ratio), self.channel_dim)

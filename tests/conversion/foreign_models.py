@@ -8,10 +8,10 @@ from torch import nn
 tf.logging.set_verbosity_error()
 
 VOCAB, WIDTH, LAYERS = 97, 32, 2
-COMMON = dict(
-    vocab_size=VOCAB, hidden_size=WIDTH, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=4,
-    max_position_embeddings=64, bos_token_id=0, eos_token_id=1, pad_token_id=0,
-)  # fmt: skip
+COMMON = {
+    "vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4, "max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0,
+}  # fmt: skip
 GROUPED = dict(COMMON, num_key_value_heads=2)
 
 
@@ -62,7 +62,13 @@ KINDS = {
     **dict.fromkeys(("bert", "post-norm encoder", "post-norm decoder layer"), "post-norm"),
     "olmo2": "norm behind",
 }
-NUMBERS = {"gpt-neox": LAYERS, "cohere": LAYERS, "t5": 5 * LAYERS, "decoder": 3 * LAYERS, "post-norm decoder layer": 3}
+NUMBERS = {
+    "gpt-neox": LAYERS,
+    "cohere": LAYERS,
+    "t5": 5 * LAYERS,
+    "decoder": 3 * LAYERS,
+    "post-norm decoder layer": 3,
+}
 
 
 def build(name, dtype=torch.float32, eps=None):

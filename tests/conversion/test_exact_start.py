@@ -27,7 +27,10 @@ def test_the_outputs_are_those_of_the_original_and_come_back_to_the_bit(name):
             assert same is model
             assert position(model) == 0
             after = output(model, inputs)
-            assert float((after - before).abs().max()) <= tolerance * max(1.0, float(before.abs().max())), (eps, dtype)
+            assert float((after - before).abs().max()) <= tolerance * max(1.0, float(before.abs().max())), (
+                eps,
+                dtype,
+            )
             assert {row.kind for row in report.converted} == {KINDS[name]}
             assert len(report.converted) == NUMBERS.get(name, 2 * LAYERS)
             # the hooks are what makes it so: without the lengths the outputs are others
@@ -80,14 +83,16 @@ def test_the_stream_is_on_one_sphere_at_every_t(name):
 
 
 def _sums(model, inputs):
-    """The stream after each residual sum: what the next sublayer or the reader at the end is given, before its hook."""
+    """The stream after each residual sum: what the next reader is given, before its hook."""
     from spheret.conversion.steps import Leave, ReadHook, Step
 
     sums, handles = [], []
     radii = {id(step.channel): float(step.radius.detach()) for step in steps(model)}
 
     def watch(module, args, kwargs, hook):
-        sums.append((radii[id(hook.place.channel)], args[hook.where] if isinstance(hook.where, int) else kwargs[hook.where]))
+        sums.append(
+            (radii[id(hook.place.channel)], args[hook.where] if isinstance(hook.where, int) else kwargs[hook.where])
+        )
 
     for module in list(model.modules()):
         for bound in list(module._forward_pre_hooks.values()):
@@ -148,7 +153,7 @@ def test_after_a_few_hundred_steps_of_training_too(name):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert float(loss) < 3.0
+    assert loss.item() < 3.0
     model.eval()
     with torch.no_grad():
         before = output(model, {"input_ids": ids})
@@ -157,3 +162,32 @@ def test_after_a_few_hundred_steps_of_training_too(name):
         assert float((after - before).abs().max()) < 1e-4 * max(1.0, float(before.abs().max()))
         spheret.revert(model)
         assert torch.equal(output(model, {"input_ids": ids}), before)
+
+
+SPHERICAL = [name for name in spheret.SCHEMES if isinstance(spheret.scheme(name), spheret.connections.Spherical)]
+
+
+@pytest.mark.parametrize("name", SPHERICAL)
+@pytest.mark.parametrize("options", [{}, {"max_angle": 0.3, "schedule": "harmonic"}, {"learnable_p": True, "p": 0.7}])
+def test_every_spherical_scheme_starts_exactly_and_ends_as_itself(name, options):
+    model = build("llama", torch.float64)
+    inputs = example("llama", model)
+    with torch.no_grad():
+        before = output(model, inputs)
+        _, report = spheret.convert(model, name, example_inputs=inputs, **options)
+        assert torch.allclose(output(model, inputs), before, atol=1e-9)
+        # a way that leaves no gap at either end
+        for end, near in ((0.0, 1e-9), (1.0, 1 - 1e-9)):
+            anneal(model, end)
+            there = output(model, inputs)
+            anneal(model, near)
+            assert torch.allclose(output(model, inputs), there, atol=1e-6)
+    anneal(model, 0.6)
+    output(model, inputs).square().mean().backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+    anneal(model, 1.0)
+    for number, step in enumerate(steps(model), start=1):
+        own = spheret.scheme(name, **options).connect(32, number, 4).retraction_step()
+        mine = step.connection.retraction_step()
+        assert (mine.factor, mine.max_angle, mine.schedule) == (own.factor, own.max_angle, own.schedule)
+        assert float(step.alpha.detach()) == pytest.approx(report.converted[number - 1].alpha)

@@ -1,4 +1,4 @@
-"""The identity between a residual sum and a retraction, and what lies between a row's own step and the learned one."""
+"""The identity between a residual sum and a retraction, and the way from a row's own step to the learned one."""
 
 import math
 
@@ -40,7 +40,10 @@ def test_the_sum_is_a_projection_retraction_with_a_step_size_per_row():
     assert torch.equal(parts.along.squeeze(-1) > 0, ahead)
     assert torch.allclose(parts.ratio, next_ratio, atol=1e-12)
     z = f - c * h
-    length = h.norm(dim=-1, keepdim=True) * ((1 + c) ** 2 + (z * z).sum(-1, keepdim=True) / (h * h).sum(-1, keepdim=True)).sqrt()
+    length = (
+        h.norm(dim=-1, keepdim=True)
+        * ((1 + c) ** 2 + (z * z).sum(-1, keepdim=True) / (h * h).sum(-1, keepdim=True)).sqrt()
+    )
     assert torch.allclose(RADIUS * next_ratio, length, atol=1e-12)
 
 

@@ -1,6 +1,7 @@
 """A converted model goes on to do what the original did: generate, save, checkpoint, compile, train."""
 
 import copy
+import itertools
 import threading
 
 import pytest
@@ -10,7 +11,7 @@ from foreign_models import build, example, output
 from torch import nn
 
 import spheret
-from spheret.conversion import Annealing, ConversionError, anneal, load, position, steps, trainer_callback
+from spheret.conversion import Annealing, ConversionError, anneal, load, position, steps, trainer_callback, watched
 
 STAGES = (0.0, 0.4, 1.0)
 
@@ -34,7 +35,7 @@ def gradients(model, ids):
 
 def test_generation_with_and_without_cache(converted):
     original, model, ids = converted
-    options = dict(max_new_tokens=6, do_sample=False, eos_token_id=None)
+    options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
     anneal(model, 0.0)
     assert torch.equal(model.generate(ids, **options), original.generate(ids, **options))
     for t in STAGES:
@@ -227,3 +228,33 @@ def test_a_schedule_moves_t_and_can_be_saved(converted):
     for t in (-0.1, 1.1, float("nan"), True):
         with pytest.raises(ValueError, match="from 0, the original, to 1"):
             anneal(model, t)
+
+
+def test_a_watcher_sees_every_sum(converted):
+    _, model, ids = converted
+    for t in STAGES:
+        anneal(model, t)
+        seen = []
+        with watched(model, lambda *both, seen=seen: seen.append(both)), torch.no_grad():
+            model(input_ids=ids)
+        assert [step for step, _ in seen] == steps(model)
+        for (_, before), (step, passage) in itertools.pairwise(seen):
+            assert torch.allclose(before.after, passage.stream, atol=1e-6)
+            assert passage.branch.shape == (3, 12, 32)
+            assert torch.allclose(passage.after.norm(dim=-1), step.radius.expand(3, 12), rtol=1e-5)
+            assert (passage.ratio is None) == (t == 1)
+        model(input_ids=ids)
+        assert len(seen) == len(steps(model))
+
+
+def test_padded_batches_of_torch_s_encoder():
+    layer = nn.TransformerEncoderLayer(32, 4, 48, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=True).eval()
+    x, padding = torch.randn(2, 5, 32), torch.zeros(2, 5, dtype=torch.bool)
+    padding[0, 3:] = True
+    with torch.no_grad():
+        before = encoder(x, src_key_padding_mask=padding)
+        spheret.convert(encoder)
+        assert torch.allclose(encoder(x, src_key_padding_mask=padding)[~padding], before[~padding], atol=1e-5)
+        spheret.revert(encoder)
+        assert torch.equal(encoder(x, src_key_padding_mask=padding), before)

@@ -125,13 +125,13 @@ def test_twice_and_not_at_all():
 def test_other_bad_input():
     model = network("plain")
     for arguments, sentence in [
-        (dict(scheme="pre-ln"), "pre-ln does not: take one of geonorm, proj-spheretnorm"),
-        (dict(scheme="spheret"), "Did you mean 'proj-spheretnorm'"),
-        (dict(start="exakt"), "Did you mean 'exact'"),
-        (dict(schedul="sqrt"), "unknown option of proj-spheretnorm"),
-        (dict(inner_norm=True), "the model keeps the norms before its branches"),
-        (dict(entry_norm=False), "needs the radius"),
-        (dict(batches=[]), "batches is empty"),
+        ({"scheme": "pre-ln"}, "pre-ln does not: take one of geonorm, proj-spheretnorm"),
+        ({"scheme": "spheret"}, "Did you mean 'proj-spheretnorm'"),
+        ({"start": "exakt"}, "Did you mean 'exact'"),
+        ({"schedul": "sqrt"}, "unknown option of proj-spheretnorm"),
+        ({"inner_norm": True}, "the model keeps the norms before its branches"),
+        ({"entry_norm": False}, "needs the radius"),
+        ({"batches": []}, "batches is empty"),
     ]:
         with pytest.raises(ValueError, match=sentence):
             spheret.convert(model, example_inputs=X, **arguments)

@@ -77,7 +77,7 @@ def results():
         ("vit", "pre-norm", 4, -1),
         ("vit with drops", "pre-norm", 4, -1),
         ("post-norm vit", "norm behind", 4, -1),
-        # blocks that change the width have a shortcut with weights of its own: six and five blocks, less three and four
+        # blocks that change the width have a shortcut with weights of its own, and are left
         ("resnet", "no norm", 3, 1),
         ("bottleneck", "no norm", 1, 1),
     ],
