@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from spheret.finetune.records import ConvertRecord, Number
-from spheret.report.figure_style import INK, PALETTE, STYLE, Drawing, axes_grid, render
+from spheret.report.figure_style import INK, PALETTE, STYLE, Drawing, axes_grid, plain_log, render
 from spheret.report.output import contents, refuse_other_files, write_files
 from spheret.report.sections import Section
 from spheret.report.tables import Table, TableCell
@@ -143,6 +145,10 @@ def _drawings(record: ConvertRecord) -> list[Drawing]:
         return [_losses(record), _step_sizes(record)]
 
 
+def _line(axes: Any, points: Sequence[tuple[float, float]], label: str, colour: str) -> None:
+    axes.plot([x for x, _ in points], [y for _, y in points], color=colour, marker="o", markersize=3, label=label)
+
+
 def _losses(record: ConvertRecord) -> Drawing:
     figure, grid = axes_grid(2, 1, sharex=True, height_ratios=(4, 1))
     (top,), (bottom,) = grid
@@ -151,13 +157,13 @@ def _losses(record: ConvertRecord) -> Drawing:
         ("converted", record.converted, _CONVERTED),
     ):
         points = [(each.step, each.loss) for each in arm.evaluations if each.loss is not None]
-        top.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=3, label=name) if points else None
+        _line(top, points, name, colour)
     if record.starts.original is not None:
         top.axhline(record.starts.original, color=INK, linewidth=1, linestyle=(0, (1.5, 1.5)), label="original")
     top.set_ylabel("validation loss")
     top.legend()
     moved = [(each.step, each.t) for each in record.converted.evaluations if each.t is not None]
-    bottom.plot(*zip(*moved, strict=True), color=_CONVERTED) if moved else None
+    bottom.plot([step for step, _ in moved], [t for _, t in moved], color=_CONVERTED)
     bottom.set_ylim(-0.05, 1.05)
     bottom.set_ylabel("t")
     bottom.set_xlabel("step")
@@ -174,8 +180,9 @@ def _step_sizes(record: ConvertRecord) -> Drawing:
     for label, key, colour in (("before", "alpha", _CONTROL), ("after", "alpha_after", _CONVERTED)):
         points = [(x, getattr(row, key)) for x, row in zip(numbers, record.sublayers, strict=True)]
         points = [point for point in points if point[1]]
-        axes.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=3, label=label) if points else None
+        _line(axes, points, label, colour)
     axes.set_yscale("log")
+    plain_log(axes.yaxis)
     axes.set_xlabel("residual")
     axes.set_ylabel("step size")
     axes.legend()

@@ -21,6 +21,7 @@ from spheret.hub.transfer import quietly
 from spheret.runs import layout
 from spheret.runs.records import RUNS
 from spheret.runs.run import open_run
+from spheret.support.documents import MOST_BYTES, read_bytes
 from spheret.support.errors import need, shortened
 
 # what else belongs to a tokenizer that transformers has saved
@@ -86,8 +87,11 @@ def _of_transformers(source: Source, given: str, choice: str | None) -> Subject:
         )
     if (source.path / "adapter_config.json").exists():
         raise ValueError(f"{given} is an adapter of PEFT: merge it into its model, save that, and convert it.")
-    # transformers' loader takes these files; here their names are checked
+    # transformers' loader takes these files, of any name and size; here they are checked
     parts = source.parts()
+    for name in ("generation_config.json", *_BESIDE):
+        if (path := source.file(name)) is not None:
+            read_bytes(path, MOST_BYTES, "save the model again", follow=True)
     try:
         config = transformers.AutoConfig.from_pretrained(source.path, local_files_only=True, trust_remote_code=False)
         kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]

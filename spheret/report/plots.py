@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from spheret.report.figure_style import INK, STYLE, Drawing, axes_grid, line_styles, render
+from spheret.report.figure_style import INK, STYLE, Drawing, axes_grid, line_styles, plain_log, render
 from spheret.report.results import Result, RunGroup
 from spheret.report.verdicts import comparisons
 
@@ -171,26 +171,13 @@ def gradients(group: RunGroup) -> Figure | None:
     if not _draw_curves(group, upper, lambda r: _averaged(r, "grad_norm", window)):
         return None
     upper.set_yscale("log")
-    _plain_log(upper.yaxis)
+    plain_log(upper.yaxis)
     _finish(upper, "", "gradient norm" + _mean_of(window, "\n"))
     _draw_curves(group, lower, lambda r: _averaged(r, "spikes", 1))
     lower.yaxis.get_major_locator().set_params(integer=True)
     lower.set_ylim(0, max(1, lower.get_ylim()[1]))
     _finish(lower, "step", "loss spikes so far", legend=False)
     return figure
-
-
-def _plain(value: float, _: int | None) -> str:
-    return f"{value:g}"
-
-
-def _plain_log(axis: Any) -> None:
-    """Put ticks at 1, 2 and 5 of each decade, in plain digits: powers need math text, which is off for labels."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.set_major_formatter(FuncFormatter(_plain))
-    axis.set_minor_formatter(NullFormatter())
 
 
 def differences(group: RunGroup) -> Figure | None:
@@ -317,7 +304,7 @@ def _heat_map(key: str, unit: str, logarithmic: bool = False) -> Callable[[RunGr
         figure.supylabel("sublayer", fontsize=10)
         bar = figure.colorbar(mesh, ax=axes, label=unit, pad=0.02)
         if scale is LogNorm:
-            _plain_log(bar.ax.yaxis)
+            plain_log(bar.ax.yaxis)
         return figure
 
     return function
