@@ -1,14 +1,12 @@
-"""The table and the figure of docs/convert-command.md, from what `spheret convert` has measured.
+"""Write the table and the figure of docs/convert-command.md, from what `spheret convert` has measured.
 
-    python benchmarks/convert_results.py benchmarks/convert docs/figures/convert.svg
+    python benchmarks/convert_results.py
 
-The folder has a convert.json for each model, seed and number of steps, named SHAPE-SEED-STEPS.json. The table goes to
-stdout as Markdown.
+benchmarks/convert/ has the convert.json of each model, seed and number of steps, named SHAPE-SEED-STEPS.json.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +16,10 @@ import matplotlib
 from spheret.finetune.records import CONVERSIONS, ConvertRecord
 from spheret.report.figure_style import INK, PALETTE, STYLE, axes_grid, render
 
+ROOT = Path(__file__).parent.parent
+FOLDER, FIGURE = ROOT / "benchmarks" / "convert", ROOT / "docs" / "figures" / "convert.svg"
+PAGE = ROOT / "docs" / "convert-command.md"
+BEGIN, END = "<!-- table -->\n", "<!-- end -->"
 Records = dict[tuple[str, int], list[ConvertRecord]]
 
 
@@ -83,14 +85,16 @@ def figure(records: Records, path: Path) -> None:
         path.write_text(render("convert", caption, drawn).svg)
 
 
+def page(text: str, records: Records) -> str:
+    """The text of the page with the table between its marks."""
+    before, _, rest = text.partition(BEGIN)
+    return before + BEGIN + table(records) + "\n" + END + rest.partition(END)[2]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("figure", type=Path)
-    words = parser.parse_args()
-    records = read(words.folder)
-    print(table(records))
-    figure(records, words.figure)
+    records = read(FOLDER)
+    PAGE.write_text(page(PAGE.read_text(), records))
+    figure(records, FIGURE)
 
 
 if __name__ == "__main__":

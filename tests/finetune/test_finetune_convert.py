@@ -1,7 +1,9 @@
 """`spheret convert`: same loss at the start, same batches for both models, and a kill changes no bit."""
 
 import json
+import runpy
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -191,6 +193,15 @@ def test_the_rate(converted):
     assert set(rates[4:61]) == {1.0}
     assert rates[60:] == sorted(rates[60:], reverse=True)
     assert 0.1 < rates[-1] < 0.13
+
+
+def test_the_page_has_what_was_measured():
+    """The table of the docs is the one that its script makes of benchmarks/convert/."""
+    script = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "convert_results.py"))
+    records = script["read"](script["FOLDER"])
+    assert records
+    assert all(record.finished for group in records.values() for record in group)
+    assert script["page"](script["PAGE"].read_text(), records) == script["PAGE"].read_text()
 
 
 class TestBadInput:
