@@ -28,6 +28,8 @@ from spheret.conversion.steps import (
 NAME = "spheret"
 # what a host keeps of torch's shortcuts for layers without hooks
 _NESTED = "_spheret_use_nested_tensor"
+# and of its dropouts that the steps have taken over
+_DROPOUTS = "_spheret_dropouts"
 
 
 def positions(model: nn.Module) -> list[Position]:
@@ -83,6 +85,11 @@ def attach(model: nn.Module, plan: Plan, scheme: Spherical) -> dict[str, list[St
                 like,
             )
             stacks[residual.stack].append(step)
+            if residual.dropout is not None:
+                name, step.dropout = residual.dropout
+                host = modules[residual.host]
+                host.__dict__.setdefault(_DROPOUTS, {})[name] = step.dropout
+                setattr(host, name, 0.0)
             _host(modules[residual.host], step)
             _hook(modules, residual, step)
         _leave(modules, chain, channel)
@@ -92,6 +99,14 @@ def attach(model: nn.Module, plan: Plan, scheme: Spherical) -> dict[str, list[St
             module.__dict__[_NESTED] = module.use_nested_tensor
             module.use_nested_tensor = False
     return stacks
+
+
+def follow_hosts(model: nn.Module) -> None:
+    """Put the steps into training or eval mode as the modules that host them."""
+    for module in list(model.modules()):
+        added = module._modules.get(NAME)
+        if added is not None:
+            added.train(module.training)
 
 
 def _reads_direction(modules: dict[str, nn.Module], readers: list[Reader]) -> bool:
@@ -111,7 +126,7 @@ def _like(modules: dict[str, nn.Module], residual: Residual) -> torch.Tensor:
 def _host(host: nn.Module, place: Position) -> None:
     if not hasattr(host, NAME):
         host.add_module(NAME, nn.ModuleList())
-    getattr(host, NAME).append(place)
+    getattr(host, NAME).append(place.train(host.training))
 
 
 def _hook(modules: dict[str, nn.Module], residual: Residual, step: Step) -> None:
@@ -152,6 +167,8 @@ def detach(model: nn.Module) -> None:
         added = module._modules.get(NAME)
         if added is not None and any(isinstance(place, Position) for place in added.modules()):
             del module._modules[NAME]
+        for name, p in module.__dict__.pop(_DROPOUTS, {}).items():
+            setattr(module, name, p)
         if _NESTED in module.__dict__:
             module.use_nested_tensor = module.__dict__.pop(_NESTED)
     config = getattr(model, "config", None)

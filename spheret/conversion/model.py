@@ -71,8 +71,7 @@ def convert(
     finally:
         for module, mode in training.items():
             module.training = mode
-    for position in attaching.positions(model):
-        position.train(model.training)
+    attaching.follow_hosts(model)
     examples = "the example alone" if batches is None else "the given batches"
     examples = "random inputs: give batches" if batches is None and example_inputs is None else examples
     return model, _report(model, scheme, start, plan, stacks, observations, difference, examples)
@@ -131,11 +130,7 @@ def _verified(
         raise ConversionError("the converted model returns other outputs than the original. It was reverted.")
     difference = 0.0
     for x, y in zip(before, after, strict=True):
-        gap = (
-            float((x.double() - y.double()).abs().max() / x.double().abs().max().clamp(min=1e-30))
-            if x.numel()
-            else 0.0
-        )
+        gap = _gap(x, y)
         difference = max(difference, gap)
         if not gap <= _TOLERANCES.get(x.dtype, 1e-3):
             raise ConversionError(

@@ -51,6 +51,8 @@ class Residual:
     place: str
     stream: Key
     result: Key
+    # the host's attribute for a dropout behind the branch, and its value
+    dropout: tuple[str, float] | None = None
     kind: str = ""
 
     @property
@@ -180,7 +182,7 @@ def make_plan(model: nn.Module, trace: Trace) -> Plan:
                     f"unknown residual in {where}: the stream is added to something that no module returns, so "
                     "no hook can take its place. Nothing was changed."
                 )
-            _check_dropout(trace, branch, ends, addition, where)
+            dropout = _dropout(trace, branch, ends, addition, modules[host], where)
             ends = sorted(ends, key=lambda end: end.time)
             named = [modules[end.module] for end in ends] + [modules[read.module] for read in readers]
             channel_dim = _channel_dim(trace, stream, named)
@@ -198,6 +200,7 @@ def make_plan(model: nn.Module, trace: Trace) -> Plan:
                 place=addition.place,
                 stream=stream,
                 result=addition.result,
+                dropout=dropout,
             )
             others.pop(branch, None)
             residuals.append(residual)
@@ -212,16 +215,43 @@ def make_plan(model: nn.Module, trace: Trace) -> Plan:
     residuals = _in_stacks(residuals, left)
     _split_widths(residuals)
     _check_shared(trace, residuals)
+    _check_dropouts(trace, residuals)
     return Plan(_chains(trace, residuals, modules), left)
 
 
-def _check_dropout(trace: Trace, branch: Key, ends: list[End], addition: Addition, where: str) -> None:
-    p, time = trace.dropouts.get(branch, (0.0, 0))
-    if p > 0 and max(end.time for end in ends) < time < addition.time:
+def _dropout(
+    trace: Trace, branch: Key, ends: list[End], addition: Addition, host: nn.Module, where: str
+) -> tuple[str, float] | None:
+    """The function dropout between the branch's last module and the sum: the host's attribute for it, and its value.
+
+    The step takes it over, because the host would drop out what the hook returns.
+    """
+    start = max(end.time for end in ends)
+    calls = [d for d in trace.dropouts if d.result == branch and start < d.time < addition.time and d.p > 0]
+    if not calls:
+        return None
+    p = calls[0].p
+    names = [name for name, value in vars(host).items() if "drop" in name and isinstance(value, float) and value == p]
+    if len(calls) != 1 or len(names) != 1:
         raise ConversionError(
             f"unknown residual in {where}: the function dropout with p = {p:g} stands between the branch's last "
-            "module and the addition, where no hook reaches. Set this dropout to 0 in the model, and convert again."
+            "module and the addition, where no hook reaches, and the layer has no single attribute for it. Set this "
+            "dropout to 0 in the model, and convert again."
         )
+    return names[0], p
+
+
+def _check_dropouts(trace: Trace, residuals: list[Residual]) -> None:
+    """Refuse a host whose dropout attribute may serve other dropouts than those behind its branches."""
+    for residual in residuals:
+        if residual.dropout is not None:
+            name, p = residual.dropout
+            own = [r for r in residuals if r.host == residual.host and r.dropout == residual.dropout]
+            if sum(d.host == residual.host and d.p == p for d in trace.dropouts) != len(own):
+                raise ConversionError(
+                    f"{residual.host} drops out more than its branches' outputs with p = {p:g}, so its attribute "
+                    f"{name} cannot be taken over. Set this dropout to 0 in the model, and convert again."
+                )
 
 
 def _bare_layers(

@@ -190,6 +190,8 @@ class Step(Position):
         # transformers' Trainer does not decay what has _norm in its name
         self.entry_norm = enter if owns_enter else None
         self.first, self.factors = first, factors
+        # of the branch's output, if the layer itself would do it behind the hook
+        self.dropout = 0.0
         self.watcher: Callable[[Step, Passage], None] | None = None
 
     @property
@@ -256,6 +258,8 @@ class Step(Position):
             return f
         factor = self.factors[number]
         scaled = f if factor == 1 else f * factor
+        if self.dropout > 0:
+            scaled = torch.nn.functional.dropout(scaled, self.dropout, self.training)
         flow.parts = scaled if flow.parts is None else flow.parts + scaled
         if number < len(self.factors) - 1:
             return torch.zeros_like(f)

@@ -59,6 +59,16 @@ class Addition:
     time: int
 
 
+@dataclass(frozen=True)
+class Dropout:
+    """A call of the function dropout in the code of a module."""
+
+    result: Key
+    p: float
+    host: str
+    time: int
+
+
 @dataclass
 class Trace:
     """What the trial saw."""
@@ -69,8 +79,7 @@ class Trace:
     additions: list[Addition] = field(default_factory=list)
     # products with a number: the factor and the tensor that it multiplied
     products: dict[Key, tuple[float, Key]] = field(default_factory=dict)
-    # calls of the function dropout outside of a module of its own: the probability and the time
-    dropouts: dict[Key, tuple[float, int]] = field(default_factory=dict)
+    dropouts: list[Dropout] = field(default_factory=list)
     # when each module returned
     calls: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
 
@@ -110,7 +119,8 @@ class _Watch(TorchFunctionMode):
                 self.trace.products[self.note(out)] = (float(factor), self.note(x))
         elif function is torch.nn.functional.dropout and _is_rows(out):
             p = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
-            self.trace.dropouts[self.note(out)] = (float(p), self.tick())
+            host = self.path[-1] if self.path else ""
+            self.trace.dropouts.append(Dropout(self.note(out), float(p), host, self.tick()))
         return out
 
     def _addition(self, function: Any, args: Any, kwargs: Any) -> Any:

@@ -38,9 +38,14 @@ DECODERS = {
     "granite": lambda: tf.GraniteForCausalLM(tf.GraniteConfig(**GROUPED, residual_multiplier=0.22)),
 }  # fmt: skip
 OTHERS = {
+    # the function dropout behind the branch
+    "bart": lambda: tf.BartForCausalLM(
+        tf.BartConfig(vocab_size=VOCAB, d_model=WIDTH, decoder_layers=LAYERS, decoder_attention_heads=4,
+                      decoder_ffn_dim=48, max_position_embeddings=64)
+    ),
     "vit": lambda: tf.ViTForImageClassification(
         tf.ViTConfig(hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=4, intermediate_size=48,
-                     image_size=16, patch_size=4)
+                     image_size=16, patch_size=4, hidden_dropout_prob=0.1)
     ),
     "bert": lambda: tf.BertForMaskedLM(tf.BertConfig(**COMMON)),
     "t5": lambda: tf.T5ForConditionalGeneration(
@@ -59,7 +64,7 @@ KINDS = {
     **dict.fromkeys(("gpt2", "llama", "qwen3", "mistral", "vit", "t5", "encoder", "decoder"), "pre-norm"),
     **dict.fromkeys(("gpt-neox", "cohere", "granite"), "pre-norm"),
     **dict.fromkeys(("gemma2", "gemma3"), "norms around"),
-    **dict.fromkeys(("bert", "post-norm encoder", "post-norm decoder layer"), "post-norm"),
+    **dict.fromkeys(("bart", "bert", "post-norm encoder", "post-norm decoder layer"), "post-norm"),
     "olmo2": "norm behind",
 }
 NUMBERS = {

@@ -196,7 +196,8 @@ def test_the_trainer_anneals_resumes_and_decays_only_matrices(converted, tmp_pat
 
 
 def test_adapters_of_peft(converted):
-    peft = pytest.importorskip("peft")
+    import peft
+
     original, model, ids = converted
     model = copy.deepcopy(model)
     anneal(model, 0.0)
@@ -207,6 +208,10 @@ def test_adapters_of_peft(converted):
         torch.manual_seed(0)
         adapted = peft.get_peft_model(model, config)
         assert torch.allclose(output(adapted, {"input_ids": ids}), truth, atol=1e-4)
+        # or the other way round, which also adapts modules that end a branch
+        torch.manual_seed(0)
+        again, _ = spheret.convert(peft.get_peft_model(copy.deepcopy(original), config))
+        assert torch.allclose(output(again, {"input_ids": ids}), truth, atol=1e-4)
     anneal(adapted, 0.5)
     loss_of(adapted, ids).backward()
     assert all(torch.isfinite(p.grad).all() for p in adapted.parameters() if p.requires_grad)
@@ -258,3 +263,22 @@ def test_padded_batches_of_torch_s_encoder():
         assert torch.allclose(encoder(x, src_key_padding_mask=padding)[~padding], before[~padding], atol=1e-5)
         spheret.revert(encoder)
         assert torch.equal(encoder(x, src_key_padding_mask=padding), before)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bart", "vit", "bert", "post-norm encoder"])
+def test_dropout_draws_the_numbers_of_the_original(name):
+    model = build(name).train()
+    inputs = example(name, model)
+    with torch.no_grad():
+        outputs = []
+        for convert in (False, True):
+            if convert:
+                spheret.convert(model)
+            torch.manual_seed(7)
+            outputs.append(output(model, inputs))
+        model.eval()
+        assert not torch.allclose(outputs[0], output(model, inputs), atol=1e-3)
+        assert torch.allclose(outputs[0], outputs[1], atol=1e-4)
+        spheret.revert(model.train())
+        torch.manual_seed(7)
+        assert torch.equal(output(model, inputs), outputs[0])
