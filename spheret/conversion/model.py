@@ -39,15 +39,18 @@ def convert(
 ) -> tuple[Model, ConversionReport]:
     """Put the residual stream of a model on a sphere, in place. Returns the model and a report.
 
-    model: any module with residual sums h + f: a transformers, torch or timm model, or one of your own.
-    scheme, options: a spherical scheme of SCHEMES and its options.
-    start: "exact" computes what the original computes, and `conversion.anneal` leads from there to the scheme;
-        "calibrated" is the scheme with radius and step sizes fitted to the original; "plain" is the scheme as it is.
-    example_inputs: a tensor, a tuple of arguments or a dict of keyword arguments for the trial forward pass. Random
-        ones are made for transformers, torch and timm models.
-    batches: inputs like `example_inputs`, on which radius and step sizes are fitted; by default the example alone.
-
     Raises ConversionError, and leaves the model as it was, if the model has a residual of an unknown kind.
+
+    Args:
+        model: any module with residual sums h + f: a transformers, torch or timm model, or one of your own.
+        scheme: the name of a spherical scheme in SCHEMES.
+        start: "exact" computes what the original computes, and `conversion.anneal` leads from there to the scheme;
+            "calibrated" is the scheme with radius and step sizes fitted to the original; "plain" is the scheme as it
+            is.
+        example_inputs: a tensor, a tuple of arguments or a dict of keyword arguments for the trial forward pass.
+            Random ones are made for transformers, torch and timm models.
+        batches: inputs like `example_inputs`, on which radius and step sizes are fitted; by default the example alone.
+        options: those of the scheme.
     """
     chosen = spherical_scheme(scheme, start, options)
     check_model(model)
@@ -78,7 +81,11 @@ def convert(
 
 
 def revert(model: Model) -> Model:
-    """Take a conversion back, in place: hooks, step sizes and config entry go, and the weights were never touched."""
+    """Take a conversion back, in place: hooks, step sizes and config entry go, and the weights were never touched.
+
+    Args:
+        model: a converted model.
+    """
     if not attaching.steps(model):
         raise ValueError(f"this {type(model).__name__} is not converted, so there is nothing to revert.")
     attaching.detach(model)

@@ -14,9 +14,10 @@ from spheret.connections import scheme as make_scheme
 class Residual(nn.Module):
     """A branch with its connection: h' = write(h, branch(read(h))).
 
-    branch: a module or function that maps the stream's shape to itself. Further arguments of `forward` go to it.
-    connection: a Connection, or a SpheretNorm.
-    channel_dim: the dimension that holds a row's entries. (N, C, H, W) has channel_dim=1.
+    Args:
+        branch: a module or function that maps the stream's shape to itself. Further arguments of `forward` go to it.
+        connection: a Connection, or a SpheretNorm.
+        channel_dim: the dimension that holds a row's entries. (N, C, H, W) has channel_dim=1.
     """
 
     def __init__(
@@ -83,10 +84,12 @@ def residual_stack(
 ) -> ResidualStack:
     """A network of these branches, joined by a scheme: entry, one connection per branch, exit.
 
-    branches: modules or functions that map the stream's shape to itself. Branch l is sublayer l.
-    scheme, options: a name of SCHEMES and its options, or a Scheme.
-    dim: the width of the stream; by default that of the first layer of the first branch that tells it.
-    channel_dim: the dimension that holds a row's entries. (N, C, H, W) has channel_dim=1.
+    Args:
+        branches: modules or functions that map the stream's shape to itself. Branch l is sublayer l.
+        scheme: a name of SCHEMES, or a Scheme.
+        dim: the width of the stream; by default that of the first layer of the first branch that tells it.
+        channel_dim: the dimension that holds a row's entries. (N, C, H, W) has channel_dim=1.
+        options: those of the scheme, if it is given by its name.
     """
     branches = list(branches)
     if not branches:
