@@ -49,7 +49,8 @@ def convert(
             is.
         example_inputs: a tensor, a tuple of arguments or a dict of keyword arguments for the trial forward pass.
             Random ones are made for transformers, torch and timm models.
-        batches: inputs like `example_inputs`, on which radius and step sizes are fitted; by default the example alone.
+        batches: inputs like `example_inputs`, on which radius and step sizes are fitted; by default the example
+            alone.
         options: those of the scheme.
     """
     chosen = spherical_scheme(scheme, start, options)
