@@ -97,10 +97,15 @@ def axes_grid(
     return figure, figure.subplots(rows, columns, squeeze=False, **shared)
 
 
+# a function with a name: figures are drawn by other processes, and a lambda cannot be sent there
+def _plain(value: float, _: int | None) -> str:
+    return f"{value:g}"
+
+
 def plain_log(axis: Any) -> None:
     """Put ticks at 1, 2 and 5 of each decade, in plain digits: powers need math text, which is off for labels."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_major_formatter(FuncFormatter(_plain))
     axis.set_minor_formatter(NullFormatter())
