@@ -47,7 +47,7 @@ def export(run: Run, out: str | Path, kind: str = "spheret", step: int | None = 
     more = {**ids, "spheret_tokenizer": msgspec.to_builtins(described)}
     exported: Any = gpt2.to_gpt2(model, **more) if kind == "gpt2" else SpheretForCausalLM.of(model, **more)
     with directory_written_whole(target) as partial:
-        with _quietly():
+        with quietly():
             exported.save_pretrained(partial)
         write_tokenizer(partial, described, tokenizer.file, model.config.block)
         write_card(partial, run, saved, model, kind, folded=not exported.config.tie_word_embeddings)
@@ -117,7 +117,7 @@ def _gpt2(source: Source) -> GPT:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Silence transformers' progress bars and its warnings."""
     log = transformers.utils.logging
     shown, level = log.is_progress_bar_enabled(), log.get_verbosity()
