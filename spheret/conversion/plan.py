@@ -309,16 +309,17 @@ def _split_widths(residuals: list[Residual]) -> None:
 
 def _check_shared(residuals: list[Residual]) -> None:
     """Refuse blocks that run more than once in one forward pass."""
-    places: set[tuple[str, str]] = set()
+    places: set[tuple[str, str, str]] = set()
     reading: set[str] = set()
     for residual in residuals:
-        twice = (residual.host, residual.place) in places
-        if twice or any(reader.module in reading for reader in residual.readers):
+        # the same code may add in a loop over modules of their own
+        place = residual.host, residual.place, residual.name
+        if place in places or any(reader.module in reading for reader in residual.readers):
             raise ConversionError(
                 f"{residual.host} (the branch that ends in {residual.name}) runs more than once in one forward pass: "
                 "blocks that share their weights cannot have step sizes of their own, so the model is not converted."
             )
-        places.add((residual.host, residual.place))
+        places.add(place)
         reading.update(reader.module for reader in residual.readers)
 
 

@@ -1,7 +1,7 @@
 """Which architectures of transformers `spheret.convert` converts exactly: each is built small, at random, and tried.
 
-`python tests/conversion/sweep.py --out FILE` tries all of them, each in a fork with little memory and little time, and
-writes one line of JSON per class. It goes on where an earlier run has stopped. `--count` only counts what FILE holds.
+`python tests/conversion/sweep.py --out FILE` tries all of them, each in a fork with little memory and little time. It
+writes a line of JSON per class, and goes on where an earlier run has stopped. `--count` only counts what FILE holds.
 """
 
 from __future__ import annotations
