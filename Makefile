@@ -4,7 +4,7 @@ EXTRAS := dev,triton,hub,corpus,gpt2,data,eval,track,docs
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: race study results env docs test test-all drill slurm mutate lint format check clean
+.PHONY: race study results tour env docs test test-all drill slurm mutate lint format check clean
 
 # the main job needs no more than the library and its corpus
 race: .venv/.race
@@ -55,6 +55,10 @@ slurm: env
 results: env
 	$(BIN)/python docs/results/build.py
 	$(BIN)/python docs/figures/build.py
+
+# docs/tour.ipynb with new outputs
+tour: env
+	$(BIN)/python docs/build_tour.py
 
 # FILES="retractions.py kernels/closed.py" chooses files; tests/mutate.py lists them all
 mutate: env

@@ -3,11 +3,14 @@
 The pages are plain Markdown, to be read without the site too. Their source directory is the root of the repository,
 so that a relative link means the same on the site as beside the files. Two pages get more on the site than their
 text: the sections of docs/index.md become the navigation, and the names in docs/api.md get their docstrings.
+A notebook is shown with the outputs that it holds. Nothing in it is run.
 """
 
 import inspect
+import json
 import pkgutil
 import re
+from typing import Any
 
 from sphinx.application import Sphinx
 
@@ -19,7 +22,8 @@ version = release = spheret.__version__
 copyright = "the authors of spheret, Apache-2.0"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
-include_patterns = ["docs/**.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+source_suffix = {".md": "markdown", ".ipynb": "markdown"}
+include_patterns = ["docs/**.md", "docs/**.ipynb", "CONTRIBUTING.md", "CHANGELOG.md"]
 exclude_patterns = [".*", "build", "dist", "runs", "spheret", "tests", "benchmarks"]
 
 # as on GitHub: headings have anchors, and a code block without a language is plain text
@@ -42,7 +46,7 @@ html_copy_source = False
 html_theme_options = {"navigation_with_keys": True}
 
 SECTION = re.compile(r"^## (.+?)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
-PAGE = re.compile(r"^- \[[^\]]+\]\(([^)]+)\.md\)", re.MULTILINE)
+PAGE = re.compile(r"^- \[[^\]]+\]\(([^)]+)\.(?:md|ipynb)\)", re.MULTILINE)
 NAME = re.compile(r"^- `([\w.]+)`: (.+)", re.MULTILINE)
 EXPLORER = re.compile(r"^!\[.*\]\(figures/explorer\.png\)$", re.MULTILINE)
 
@@ -80,7 +84,40 @@ def reference(page: str) -> str:
     return SECTION.sub(extended, page)
 
 
+def block(text: str, language: str = "text") -> str:
+    """A code block. Its fence is longer than any in the text."""
+    fence = "`" * max([3, *(len(ticks) + 1 for ticks in re.findall("`+", text))])
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
+
+
+def shown(output: dict[str, Any]) -> str:
+    """An output of a cell: a picture if it has one, otherwise its text."""
+    if "text" in output:
+        return block("".join(output["text"]))
+    data = output["data"]
+    if "image/png" in data:
+        # it stays within the page
+        alt = output["metadata"].get("image/png", {}).get("alt", "")
+        return f"![{alt}](data:image/png;base64,{''.join(data['image/png']).replace(chr(10), '')})"
+    return block("".join(data["text/plain"]))
+
+
+def notebook_page(name: str, text: str) -> str:
+    """A notebook as Markdown, with a link to the file behind its title."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else block(source, "python"))
+        parts += [shown(output) for output in cell.get("outputs", [])]
+    title, _, rest = parts[0].partition("\n")
+    link = f"This page is a notebook: {{download}}`{name} <{name}>`."
+    return "\n\n".join([title, link, rest.strip(), *parts[1:]]) + "\n"
+
+
 def extend(app: Sphinx, docname: str, source: list[str]) -> None:
+    path = app.env.doc2path(docname)
+    if path.suffix == ".ipynb":
+        source[0] = notebook_page(path.name, source[0])
     if docname == "docs/index":
         source[0] += navigation(source[0])
     if docname == "docs/api":

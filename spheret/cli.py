@@ -38,6 +38,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("spheret.plan.command:plan_command", "estimate memory, FLOPs, traffic and hours before a run"),
     "export": ("spheret.hub.command:export_command", "write a run as files that transformers loads"),
     "import": ("spheret.hub.command:import_command", "make a run of a model that transformers has saved"),
+    "convert": (
+        "spheret.finetune.command:convert_command",
+        "put a trained model's stream on a sphere, and measure what that costs; resumable",
+    ),
     "schemes": ("spheret.catalogue:schemes", "list every scheme: formula, options, source"),
     "retractions": ("spheret.catalogue:retractions", "list every retraction: angle, cubic term, backends"),
     "doctor": ("spheret.doctor:doctor", "check versions, devices and backends; --crash-drill"),
@@ -48,6 +52,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench eval": ("spheret.bench.eval:bench_eval", "time multiple-choice requests against lm_eval's hf model"),
     "bench train": ("spheret.bench.train:bench_train", "time the trainer's update against the bare step"),
     "bench data": ("spheret.bench.data:bench_data", "time prepare and the loader against the plain ways"),
+    "bench convert": (
+        "spheret.bench.convert:bench_convert",
+        "time a step of a Llama before and after its conversion",
+    ),
     "bench certify": ("spheret.bench.certify:bench_certify", "time a certificate against layers and tokens"),
 }
 

@@ -69,6 +69,8 @@ BASES = (
     Base("plan"),
     Base("export", ("run",), ("--out", "out/exported")),
     Base("import", ("exported",), ("--out", "out/imported")),
+    Base("convert", ("run",), ("--data", "data", "--out", "out/converted", "--steps", "1", "--batch-size", "1",
+                               "--block", "8", "--eval-windows", "1", "--threads", "1", "--quiet")),
     Base("schemes"),
     Base("retractions"),
     Base("doctor"),
@@ -82,6 +84,8 @@ BASES = (
     Base("bench train", (), (*TINY[:-5], *BENCH)),
     Base("bench data", (), ("--block", "8", "--batch-size", "1", "--batches", "1", "--copies", "1", "--gigabytes",
                             "0.001", *BENCH)),
+    Base("bench convert", (), ("--layers", "1", "--heads", "1", "--width", "8", "--block", "8", "--batch-size", "1",
+                               *BENCH)),
     Base("bench certify", (), ("--width", "8", "--layers", "1", "2", "--tokens", "1", "2", *BENCH)),
 )  # fmt: skip
 PLAN = """

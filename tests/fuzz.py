@@ -30,6 +30,10 @@ TINY = (
 )  # fmt: skip
 RECIPE = ("--steps", "6", "--eval-every", "2", "--checkpoint-every", "2", "--dropout", "0.1", "--keep", "3")
 NEW = ("--data", "data", *TINY, "--steps", "1", "--no-tensorboard", "--out", "out/new")
+CONVERT = (
+    "gpt2", "--data", "data", "--steps", "1", "--batch-size", "2", "--block", "16", "--eval-windows", "2",
+    "--threads", "1",
+)  # fmt: skip
 RACED = "race/proj-spheretnorm-1337"
 NEWEST = "run/checkpoints/step-4"
 
@@ -72,6 +76,8 @@ COMMANDS: dict[str, tuple[Sequence[str], str]] = {
     ),
     "import": (("import", "gpt2", "--out", "out/imported"), ""),
     "import back": (("import", "exported", "--out", "out/imported"), ""),
+    "convert": (("convert", *CONVERT, "--out", "out/converted"), ""),
+    "convert again": (("convert", *CONVERT, "--out", "converted"), r"converted/report/.*"),
 }  # fmt: skip
 OF_A_RUN = ("train --resume", "train --init-from", "report", "sample", "eval", "certify", "inspect", "export")
 OF_WEIGHTS = tuple(name for name in OF_A_RUN if name != "report")
@@ -94,8 +100,9 @@ DOCUMENTS: dict[str, tuple[str, ...]] = {
     "race/race.json": ("race",),
     "data/manifest.json": OF_DATA,
     "unfinished/progress.json": ("prepare again",),
-    "gpt2/config.json": ("import",),
+    "gpt2/config.json": ("import", "convert"),
     "exported/config.json": ("import back",),
+    "converted/convert.json": ("convert again",),
 }
 # each folder, and the commands that read in it
 FOLDERS: dict[str, tuple[str, ...]] = {
@@ -103,9 +110,12 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "race": ("race",),
     "data": OF_DATA,
     "unfinished": ("prepare again",),
-    "gpt2": ("import",),
+    "gpt2": ("import", "convert"),
     "exported": ("import back",),
+    "converted": ("convert again",),
 }
+# what takes longest to make
+LONG = ("race", "converted")
 # files that the clock changes
 UNSTABLE = re.compile(r"metrics\.jsonl|config\.json|state\.json|manifest\.json")
 # what a report shows as it stands
@@ -131,18 +141,18 @@ class Stage:
 
     run: after a kill between step 4 and step 6, with everything that later commands write.
     unbroken: the same run as it ends. race: a finished race of one scheme. data: finished. unfinished: after a kill.
-    exported: the run for transformers. gpt2: a GPT-2 as transformers saves it.
+    exported: the run for transformers. gpt2: a GPT-2 as transformers saves it. converted: what became of it.
     """
 
     def __init__(self, root: Path, race: bool) -> None:
-        """race: whether there is a race, which takes longest."""
+        """race: whether there are a race and a conversion, which take longest."""
         self.root, self.stage, self.pristine = root, root / "stage", root / "pristine"
         self.stage.mkdir()
         self.child = Child(self.stage, root)
         self._build(race)
         (self.stage / "out").mkdir()
         (self.stage / "elsewhere").mkdir()
-        for name in ("run", "data", "unfinished", "gpt2", "exported", *(("race",) if race else ())):
+        for name in ("run", "data", "unfinished", "gpt2", "exported", *(LONG if race else ())):
             (self.stage / name / "notes.txt").write_text("not of spheret\n")
         shutil.copytree(self.stage, self.pristine, symlinks=True)
         self.whole = snapshot(self.pristine)
@@ -183,6 +193,8 @@ class Stage:
             self._do(*COMMANDS[name][0])
         self._do("export", "run", "--out", "exported")
         self._save_a_gpt2()
+        if race:
+            self._do(*COMMANDS["convert again"][0])
 
     def _save_a_gpt2(self) -> None:
         from transformers import GPT2Config, GPT2LMHeadModel

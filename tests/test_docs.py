@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+import json
 import pkgutil
 import re
 import shlex
@@ -20,8 +21,16 @@ from spheret.support.parsing import parse
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md")), *sorted(DOCS.rglob("*.ipynb"))]
 BLOCK = re.compile(r"```(python|diff)\n(.*?)```", re.DOTALL)
+
+
+def text_of(page):
+    """The text of a page. Of a notebook it is that of its Markdown cells: tests/test_tour.py runs the others."""
+    if page.suffix == ".md":
+        return page.read_text()
+    cells = json.loads(page.read_text())["cells"]
+    return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
 
 
 def changed(source, diff):
@@ -39,7 +48,7 @@ def changed(source, diff):
 def examples(page):
     """Every python block of a page. A diff block stands for the python block before it, with the diff applied."""
     python = None
-    for kind, block in BLOCK.findall(page.read_text()):
+    for kind, block in BLOCK.findall(text_of(page)):
         python = block if kind == "python" else changed(python, block)
         yield python
 
@@ -99,7 +108,7 @@ def commands():
     lines = {
         line
         for page in PAGES
-        for line in re.findall(r"^    spheret .*", re.sub(r" \\\n\s*", " ", page.read_text()), re.MULTILINE)
+        for line in re.findall(r"^    spheret .*", re.sub(r" \\\n\s*", " ", text_of(page)), re.MULTILINE)
     }
     every = (shlex.split(line, comments=True)[1:] for line in sorted(lines))
     return [words for words in every if words and "..." not in words]
@@ -118,7 +127,7 @@ def test_every_command_parses():
 
 def anchors(page):
     """The anchors of a page's headings, as GitHub and the site make them."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^```.*?^```", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -126,7 +135,7 @@ def anchors(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     # what stands in code is no link
-    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^```.*?^```", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"(?<!`)(`+)(?!`)[^\n]*?(?<!`)\1(?!`)", "", text)
     for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", text):
         if target.startswith("http"):
@@ -139,16 +148,16 @@ def test_links_lead_somewhere(page):
 def test_every_page_is_in_the_navigation():
     listed = re.findall(r"^- \[[^\]]+\]\(([^)]+)\)", (DOCS / "index.md").read_text(), re.MULTILINE)
     assert len(listed) == len(set(listed))
-    assert {(DOCS / page).resolve() for page in listed} == {
-        page.resolve() for page in (*DOCS.rglob("*.md"), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md")
-    } - {DOCS / "index.md"}
+    # README.md is the front page of the repository, and index.md that of the site
+    pages = {*PAGES, ROOT / "CHANGELOG.md"} - {ROOT / "README.md", DOCS / "index.md"}
+    assert {(DOCS / page).resolve() for page in listed} == {page.resolve() for page in pages}
 
 
 def test_every_picture_is_shown():
     shown = {
         (page.parent / path).resolve()
         for page in PAGES
-        for path in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", page.read_text())
+        for path in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text_of(page))
     }
     pictures = [path for path in DOCS.rglob("figures/**/*") if path.suffix in (".png", ".svg")]
     # the same picture for places that show no SVG

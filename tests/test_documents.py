@@ -42,10 +42,19 @@ from spheret.evaluate.records import (
     SampleRecord,
     TaskRecord,
 )
+from spheret.finetune.records import (
+    CONVERSIONS,
+    Arm,
+    ConvertRecord,
+    Evaluation,
+    Settings,
+    Starts,
+    Sublayer,
+)
 from spheret.race.race import RACES, RaceRecord
 from spheret.race.slurm import STAGES, StageRecord, SubmittedJob
 from spheret.runs.metrics import LINES
-from spheret.runs.records import MANIFESTS, STATES
+from spheret.runs.records import MANIFESTS, STATES, Environment
 from spheret.runs.run import open_run, section_as_dict
 from spheret.runs.run_sample import RUN_SAMPLES, RunSample
 from spheret.runs.step_cost import COSTS, StepCost
@@ -98,6 +107,26 @@ def read_line(lines):
     return lambda path: plain(next(lines.read(path))[0])
 
 
+def conversion():
+    """A conversion after its control."""
+    settings = Settings(
+        model="llama", model_sha256=HASH, data="texts", manifest_sha256=HASH, scheme="proj-spheretnorm",
+        options={"radius": 4.0}, start="exact", steps=2, anneal=1, lr=3e-4, alpha_lr=3e-3, batch_size=8, block=32,
+        seed=0, eval_every=1, eval_windows=4,
+    )  # fmt: skip
+    sublayer = Sublayer(
+        name="layers.0.mlp", kind="pre-norm", stack="layers", sublayer=1, mean_angle=0.4, rows=64, beyond_half_turn=1,
+        beyond_reach=2, alpha=0.5, alpha_after=None, radius=4.0, radius_after=None,
+    )  # fmt: skip
+    control = Arm(losses=[1.5, 1.25], evaluations=[Evaluation(step=2, loss=1.5, t=None)])
+    return ConvertRecord(
+        settings=settings, architecture="LlamaForCausalLM", parameters=10, added_parameters=2, sublayers=[sublayer],
+        starts=Starts(original=1.5, exact=1.5, calibrated=2.5, plain=None), difference=1e-6, left=[("head", "why")],
+        control=control, converted=Arm(losses=[], evaluations=[]), finished=False,
+        environment=Environment(torch="2.13", threads=1),
+    )  # fmt: skip
+
+
 def records():
     """The documents that no command of a quick test writes."""
     tokenizer = describe(load("bytes"))
@@ -142,6 +171,7 @@ def records():
     yield "slurm stage", STAGES, StageRecord(stage=1, array="17", next="18", jobs=jobs, given_up=False)
     cost = GroupCost(seconds={"keel": 0.1}, rounds=7, machine={"threads": 1})
     yield "study costs", STUDY_COSTS, CostsRecord(groups={"nine": cost})
+    yield "convert", CONVERSIONS, conversion()
     yield "race", RACES, RaceRecord(settings={"lr": 0.1, "betas": [0.9, 0.95]})
 
 
@@ -187,7 +217,7 @@ def cases(run, prepared, tmp_path_factory):
 NAMES = (
     "config", "state", "checkpoint", "metrics", "data", "progress", "progress of a stream", "eval", "rows", "race",
     "samples", "inspect", "step cost", "run sample", "certificate",
-    "slurm stage", "study costs", "study rows",
+    "slurm stage", "convert", "study costs", "study rows",
 )  # fmt: skip
 
 
@@ -195,7 +225,7 @@ def test_every_document_has_a_case(cases):
     assert tuple(sorted(cases)) == tuple(sorted(NAMES))
     sources = "".join(path.read_text() for path in Path(spheret.__file__).parent.rglob("*.py"))
     known = {"RUNS", "STATES", "MANIFESTS", "LINES", "PROGRESSES", "EVALS", "ROWS", "RACES", "SAMPLES", "INSPECTIONS"}
-    known |= {"COSTS", "CERTIFICATES", "STAGES", "STUDY_COSTS", "STUDY_ROWS", "RUN_SAMPLES"}
+    known |= {"COSTS", "CERTIFICATES", "STAGES", "STUDY_COSTS", "STUDY_ROWS", "RUN_SAMPLES", "CONVERSIONS"}
     assert set(re.findall(r"^(\w+) = (?:Document|Lines)\(", sources, re.MULTILINE)) == known
 
 

@@ -28,6 +28,7 @@ PLAIN = {
     "certify": ["nowhere"],
     "inspect": ["nowhere"],
     "explore": ["nowhere"],
+    "convert": ["nowhere", "--data", "nowhere", "--out", "out"],
     "plan": [],
     "coord-check": [],
     "doctor": [],

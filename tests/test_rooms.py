@@ -24,7 +24,7 @@ FLOORS = [
     ["analysis", "evaluate", "hub", "plan"],
     ["train"],
     ["report"],
-    ["race"],
+    ["race", "finetune"],
     ["study"],
     ["bench"],
     ["doctor", "catalogue"],

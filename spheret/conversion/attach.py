@@ -136,7 +136,7 @@ def _hook(modules: dict[str, nn.Module], residual: Residual, step: Step) -> None
     for reader in residual.readers:
         modules[reader.module].register_forward_pre_hook(ReadHook(step, reader.where).hook, with_kwargs=True)
     for number, end in enumerate(residual.ends):
-        modules[end.module].register_forward_hook(JoinHook(step, number, end.index).hook)
+        modules[end.module].register_forward_hook(JoinHook(step, number, end.index, end.turn).hook)
 
 
 def _leave(modules: dict[str, nn.Module], chain: Chain, channel: Channel) -> None:

@@ -29,9 +29,12 @@ def load(directory: str | Path, example_inputs: Any = None, **options: Any) -> n
             f"the model in {directory} was not saved as a converted one: load it with transformers, and convert it."
         )
     delattr(config, NAME)
-    architecture = getattr(transformers, (config.architectures or ["?"])[0], None)
-    if architecture is None:
-        raise ValueError(f"transformers has no class {config.architectures}, which the config in {directory} names.")
+    name = (config.architectures or ["?"])[0]
+    # a class of its own, or one that was registered: `import spheret.hub` registers that of our runs
+    registered = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    architecture = getattr(transformers, name, registered)
+    if architecture is None or architecture.__name__ != name:
+        raise ValueError(f"transformers has no class {name}, which the config in {directory} names.")
     # transformers would report the step sizes as unexpected
     quiet: Any = type(
         architecture.__name__, (architecture,), {"_keys_to_ignore_on_load_unexpected": [rf"\b{NAME}\."]}

@@ -132,8 +132,14 @@ def _verified(
     """Run the model at t = 0 on the example and the batches, and compare the example with the original."""
     anneal(model, 0.0)
     observations = Observations()
-    with attaching.watched(model, observations.add), torch.no_grad():
-        after = _outputs(call(model, inputs))
+    try:
+        with attaching.watched(model, observations.add), torch.no_grad():
+            after = _outputs(call(model, inputs))
+    except Exception as error:
+        raise ConversionError(
+            f"the converted {type(model).__name__} fails on the inputs that the original takes, so its residual sums "
+            f"are of an unknown kind: {type(error).__name__}: {error} It was reverted."
+        ) from error
     if len(after) != len(before) or any(x.shape != y.shape for x, y in zip(before, after, strict=True)):
         raise ConversionError("the converted model returns other outputs than the original. It was reverted.")
     difference = 0.0

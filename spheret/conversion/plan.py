@@ -24,6 +24,8 @@ class End:
     factor: float
     time: int  # when it was called
     makers: tuple[str, ...]  # every module that returned this tensor: the last one may be a dropout in eval mode
+    # which of the module's calls in the branch it is, from 0, if there are several: one dropout may serve all places
+    turn: int | None = None
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,8 @@ def _readers(trace: Trace, stream: Key, addition: Addition) -> tuple[list[Read],
     inside = containers[0].module if containers else None
     layer = layer_of(addition.path[-1]) if addition.path else ""
     readers = [r for r in reads if r.module not in addition.path]
-    return _outermost([r for r in readers if inside in r.path or layer_of(r.module) == layer]), containers
+    near = [r for r in readers if inside in r.path or layer_of(r.module) == layer or r.path == addition.path]
+    return _outermost(near), containers
 
 
 def _channel_dim(trace: Trace, stream: Key, modules: Iterable[nn.Module]) -> int:
@@ -143,8 +146,9 @@ def _channel_dim(trace: Trace, stream: Key, modules: Iterable[nn.Module]) -> int
     if len(shape) == 4:
         for module in modules:
             for part in module.modules():
-                width = getattr(part, "in_channels", getattr(part, "num_features", None))
-                if isinstance(part, (nn.Conv2d, nn.BatchNorm2d)) and width == shape[1]:
+                names = ("in_channels", "num_features", "num_channels")
+                width = next((getattr(part, name) for name in names if hasattr(part, name)), None)
+                if isinstance(part, (nn.Conv2d, nn.BatchNorm2d, nn.GroupNorm)) and width == shape[1]:
                     return 1
     return -1
 
@@ -156,6 +160,8 @@ def make_plan(model: nn.Module, trace: Trace) -> Plan:
     by_result: dict[Key, Residual] = {}
     # sums that are no residuals. One that turns out to be the sum of two branches is taken out again
     others: dict[Key, tuple[str, str]] = {}
+    # unknown sums in code that belongs to no layer
+    outside: dict[str, ConversionError] = {}
     for addition in trace.additions:
         host = addition.path[-1] if addition.path else ""
         previous = by_result.get(addition.first) or by_result.get(addition.second)
@@ -176,16 +182,29 @@ def make_plan(model: nn.Module, trace: Trace) -> Plan:
             readers, containers = _readers(trace, stream, addition)
             if not readers or (ends and max(end.time for end in ends) < min(read.time for read in readers)):
                 continue
+            layer = layer_of(host)
+            if ends is None and all(layer_of(read.module) != layer for read in readers):
+                # e.g. a position bias that every layer is given: it is no stream of this layer
+                continue
             where = f"{host or type(model).__name__} ({type(modules[host]).__name__}), {addition.place}"
             if ends is None:
-                raise ConversionError(
+                refusal = ConversionError(
                     f"unknown residual in {where}: the stream is added to something that no module returns, so "
                     "no hook can take its place. Nothing was changed."
                 )
+                if layer:
+                    raise refusal
+                # e.g. an embedding and its positions, if the residuals stand in layers
+                outside[where] = refusal
+                continue
             dropout = _dropout(trace, branch, ends, addition, modules[host], where)
             ends = sorted(ends, key=lambda end: end.time)
             named = [modules[end.module] for end in ends] + [modules[read.module] for read in readers]
             channel_dim = _channel_dim(trace, stream, named)
+            if trace.tensors[stream].shape[channel_dim] < 2:
+                raise ConversionError(
+                    f"the stream in {where} has rows of one entry, which have no direction. Nothing was changed."
+                )
             residual = Residual(
                 ends=ends,
                 readers=[Reader(read.module, read.where, read.time) for read in readers],
@@ -210,11 +229,15 @@ def make_plan(model: nn.Module, trace: Trace) -> Plan:
             if all(trace.made.get(side) for side in (addition.first, addition.second)) and stack_of(host):
                 why = "a sum of two modules' outputs, of which none is a stream that a branch reads"
                 others[addition.result] = (f"{host}, {addition.place}", why)
+    if outside and not any(layer_of(residual.host) for residual in residuals):
+        raise next(iter(outside.values()))
     left = list(others.values())
+    left += [(where, "adds something that no module returns, outside of the layers") for where in outside]
     left += _bare_layers(trace, residuals, {place.partition(",")[0] for place, _ in left}, modules)
     residuals = _in_stacks(residuals, left)
     _split_widths(residuals)
-    _check_shared(trace, residuals)
+    _check_shared(residuals)
+    _tell_calls(trace, residuals)
     _check_dropouts(trace, residuals)
     return Plan(_chains(trace, residuals, modules), left)
 
@@ -284,23 +307,30 @@ def _split_widths(residuals: list[Residual]) -> None:
             residual.stack = f"{residual.stack} of width {residual.dim}"
 
 
-def _check_shared(trace: Trace, residuals: list[Residual]) -> None:
-    """Refuse blocks that run more than once in one forward pass, and modules whose calls hooks cannot tell apart."""
-    places: set[tuple[str, str]] = set()
+def _check_shared(residuals: list[Residual]) -> None:
+    """Refuse blocks that run more than once in one forward pass."""
+    places: set[tuple[str, str, str]] = set()
     reading: set[str] = set()
     for residual in residuals:
-        twice = (residual.host, residual.place) in places
-        twice = twice or any(reader.module in reading for reader in residual.readers)
-        start = min(reader.time for reader in residual.readers)
-        for end in residual.ends:
-            twice = twice or sum(start < time <= end.time for time in trace.calls[end.module]) > 1
-        if twice:
+        # the same code may add in a loop over modules of their own
+        place = residual.host, residual.place, residual.name
+        if place in places or any(reader.module in reading for reader in residual.readers):
             raise ConversionError(
                 f"{residual.host} (the branch that ends in {residual.name}) runs more than once in one forward pass: "
                 "blocks that share their weights cannot have step sizes of their own, so the model is not converted."
             )
-        places.add((residual.host, residual.place))
+        places.add(place)
         reading.update(reader.module for reader in residual.readers)
+
+
+def _tell_calls(trace: Trace, residuals: list[Residual]) -> None:
+    """Number the calls of a module that ends a branch and also runs elsewhere in it."""
+    for residual in residuals:
+        start, stop = min(reader.time for reader in residual.readers), residual.ends[-1].time
+        for number, end in enumerate(residual.ends):
+            calls = [time for time in trace.calls[end.module] if start < time <= stop]
+            if len(calls) > 1:
+                residual.ends[number] = replace(end, turn=calls.index(end.time))
 
 
 def _chains(trace: Trace, residuals: list[Residual], modules: dict[str, nn.Module]) -> list[Chain]:

@@ -52,10 +52,17 @@ def _channels(x: Tensor, channel_dim: int) -> Tensor:
     return x if channel_dim == -1 else x.movedim(-1, channel_dim)
 
 
+def _per_row(ratio: Tensor | None, rows: Tensor) -> Tensor | None:
+    """One number per row in the shape of the rows: a layer may flatten its tokens."""
+    if ratio is None or ratio.dim() == 1 or ratio.shape[:-1] == rows.shape[:-1]:
+        return ratio
+    return ratio.reshape(*rows.shape[:-1], 1)
+
+
 class Flow:
     """What one forward pass carries from one hook to the next."""
 
-    __slots__ = ("owner", "parts", "radius", "ratio", "rows", "seen", "shown", "wide")
+    __slots__ = ("calls", "owner", "parts", "radius", "ratio", "rows", "seen", "shown", "wide")
 
     def __init__(self, ratio: Tensor | None = None, radius: Tensor | None = None):
         self.ratio, self.radius = ratio, radius  # rho and R of the stream
@@ -65,6 +72,8 @@ class Flow:
         self.rows: Tensor | None = None  # u, with the channels last
         self.wide: Tensor | None = None  # h at t = 0
         self.parts: Tensor | None = None  # the outputs of the branches before the last one
+        # how often each module that ends a branch was called in it, by the branch's number, if that is more than once
+        self.calls: dict[int, int] = {}
 
 
 class Channel:
@@ -230,9 +239,9 @@ class Step(Position):
                 'layers: take gradient_checkpointing_kwargs={"use_reentrant": False}, or anneal to 1 first.'
             )
         rows = _rows(x, self.channel_dim)
-        flow.ratio = None if flow.ratio is None else flow.ratio.to(x.device)
+        flow.ratio = None if flow.ratio is None else _per_row(flow.ratio.to(x.device), rows)
         # what a pass that was cut short left behind goes, too
-        flow.seen, flow.owner, flow.parts = x, self, None
+        flow.seen, flow.owner, flow.parts, flow.calls = x, self, None, {}
         if self.stage == 0:
             if self.first:
                 flow.ratio, flow.shown, flow.wide = None, x, rows
@@ -260,7 +269,7 @@ class Step(Position):
         scaled = f if factor == 1 else f * factor
         if self.dropout > 0:
             scaled = torch.nn.functional.dropout(scaled, self.dropout, self.training)
-        flow.parts = scaled if flow.parts is None else flow.parts + scaled
+        flow.parts = scaled if flow.parts is None else flow.parts.reshape(scaled.shape) + scaled
         if number < len(self.factors) - 1:
             return torch.zeros_like(f)
         delta = self.delta(flow)
@@ -271,6 +280,10 @@ class Step(Position):
         assert flow.seen is not None
         assert flow.parts is not None
         x, f = _rows(flow.seen, self.channel_dim), _rows(flow.parts, self.channel_dim)
+        if x.shape != f.shape:
+            x, flow.ratio = x.reshape(f.shape), _per_row(flow.ratio, f)
+            flow.wide = None if flow.wide is None else flow.wide.reshape(f.shape)
+            flow.rows = None if flow.rows is None else flow.rows.reshape(f.shape)
         kept, wide = torch.promote_types(x.dtype, f.dtype), compute_dtype(x, f)
         ratio: Tensor | None
         if self.stage == 0:
@@ -328,6 +341,7 @@ class Leave(Position):
         carried = None if flow.ratio is None else flow.ratio.to(x.device)
         ratio = None if carried is None and self.stage != 1 else self.shown_ratio(carried)
         rows = _rows(x, self.channel_dim)
+        ratio = _per_row(ratio, rows)
         flow.seen, flow.owner = x, self
         flow.shown = x if ratio is None else _channels(identity.lengthened(rows, ratio), self.channel_dim)
         if self.readers == 1:
@@ -353,15 +367,26 @@ class ReadHook:
 class JoinHook:
     """The hook behind a module that ends a branch."""
 
-    def __init__(self, step: Step, number: int, index: int | None):
-        self.step, self.number, self.index = step, number, index
+    def __init__(self, step: Step, number: int, index: int | None, turn: int | None):
+        self.step, self.number, self.index, self.turn = step, number, index, turn
 
     def hook(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        if self.turn is not None and not self._is_turn():
+            return output
         if self.index is None:
             return self.step.part(output, self.number)
         joined = self.step.part(output[self.index], self.number)
         parts = [*output[: self.index], joined, *output[self.index + 1 :]]
         return type(output)(parts) if type(output) in (tuple, list) else tuple(parts)
+
+    def _is_turn(self) -> bool:
+        """Whether this call of a module that runs several times in the branch is the one that ends it."""
+        flow = self.step.channel.flow()
+        if flow is None or flow.owner is not self.step:
+            return False
+        done = flow.calls.get(self.number, 0)
+        flow.calls[self.number] = done + 1
+        return done == self.turn
 
 
 class LayerHook:

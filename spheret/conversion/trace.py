@@ -26,6 +26,16 @@ Where = int | str
 
 _ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
 _PRODUCTS = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
+_QUOTIENTS = {torch.div, Tensor.div, Tensor.__truediv__}
+_RESHAPES = {
+    Tensor.view,
+    Tensor.view_as,
+    Tensor.reshape,
+    Tensor.reshape_as,
+    Tensor.flatten,
+    torch.reshape,
+    torch.flatten,
+}
 
 
 @dataclass(frozen=True)
@@ -74,6 +84,8 @@ class Trace:
     """What the trial saw."""
 
     tensors: dict[Key, Tensor] = field(default_factory=dict)
+    # tensors that hold the rows of another one in the same order: they go by its key
+    reshaped: dict[Key, Key] = field(default_factory=dict)
     reads: dict[Key, list[Read]] = field(default_factory=lambda: defaultdict(list))
     made: dict[Key, list[Made]] = field(default_factory=lambda: defaultdict(list))
     additions: list[Addition] = field(default_factory=list)
@@ -92,6 +104,13 @@ def _is_rows(x: Any) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point() and x.dim() >= 2 and not isinstance(x, nn.Parameter)
 
 
+def _same_rows(x: Any, y: Any) -> bool:
+    """Whether y, which is x reshaped, has the rows of x. Images are left out: their channels are not last."""
+    if not (_is_rows(x) and _is_rows(y)) or x is y:
+        return False
+    return max(x.dim(), y.dim()) < 4 and x.shape[-1] == y.shape[-1]
+
+
 class _Watch(TorchFunctionMode):
     def __init__(self, trace: Trace):
         super().__init__()
@@ -101,8 +120,8 @@ class _Watch(TorchFunctionMode):
     def note(self, x: Tensor) -> Key:
         # the trace keeps each tensor alive, so that no identity is used twice
         key = _key(x)
-        self.trace.tensors[key] = x
-        return key
+        self.trace.tensors.setdefault(key, x)
+        return self.trace.reshaped.get(key, key)
 
     def tick(self) -> int:
         self.time += 1
@@ -117,6 +136,13 @@ class _Watch(TorchFunctionMode):
             factor, x = args if _is_rows(args[1]) else reversed(args)
             if isinstance(factor, (int, float)) and _is_rows(x):
                 self.trace.products[self.note(out)] = (float(factor), self.note(x))
+        elif function in _QUOTIENTS and len(args) == 2 and not kwargs and _is_rows(args[0]):
+            if isinstance(args[1], (int, float)):
+                self.trace.products[self.note(out)] = (1 / args[1], self.note(args[0]))
+        elif function in _RESHAPES and _same_rows(args[0], out):
+            source = self.note(args[0])
+            self.note(out)
+            self.trace.reshaped[_key(out)] = source
         elif function is torch.nn.functional.dropout and _is_rows(out):
             p = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
             host = self.path[-1] if self.path else ""

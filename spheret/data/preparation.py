@@ -70,13 +70,10 @@ def _hex(total: int) -> str:
 
 
 def cache_path(corpus: Corpus, tokenizer: str, val_fraction: float) -> Path:
-    """Return the folder of a named corpus in the cache. Every revision, tokenizer and split has its own.
-
-    The content of a tokenizer.json stands for it: another file may come to the same path.
-    """
-    own = Path(tokenizer).suffix == ".json" and Path(tokenizer).expanduser().is_file()
-    spec = tokenizers.load(tokenizer).sha256[:16] if own else tokenizer
-    parts = [corpus.name, corpus.revision, spec, f"val{val_fraction:g}"]
+    """Return the folder of a named corpus in the cache. Every revision, tokenizer and split has its own."""
+    # a tokenizer.json may change at its place, and another one may have its name
+    name = tokenizers.load(tokenizer).sha256[:16] if Path(tokenizer).suffix == ".json" else tokenizer
+    parts = [corpus.name, corpus.revision, name, f"val{val_fraction:g}"]
     return cache_directory() / "data" / re.sub(r"[^\w.=-]+", "_", "-".join(parts))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,8 @@ def _fetched(name: str) -> Path:
 class Source:
     """A directory that transformers has saved, or a name on the hub. Opening it reads its config.json alone."""
 
-    def __init__(self, source: str | Path) -> None:
+    def __init__(self, source: str | Path, kinds: Collection[str] | None = KINDS) -> None:
+        """kinds: the model types that are taken; None takes any."""
         path = Path(source).expanduser()
         if path.is_file():
             if path.name != WEIGHTS:
@@ -67,8 +68,8 @@ class Source:
         self.path = path
         self.config = self._json(CONFIG)
         self.kind = self.config.get("model_type")
-        if self.kind not in KINDS:
-            raise ValueError(f"{path} is a {self.kind}, and only {' and '.join(KINDS)} can be imported.")
+        if kinds is not None and self.kind not in kinds:
+            raise ValueError(f"{path} is a {self.kind}, and only {' and '.join(kinds)} can be imported.")
         if self.config.get("quantization_config") is not None:
             raise ValueError(f"{path} holds quantised weights: save the model in float32, float16 or bfloat16.")
 
@@ -103,7 +104,7 @@ class Source:
             raise ValueError(f"{path} is damaged, it holds no JSON object: save the model again.")
         return document
 
-    def _parts(self) -> list[Path]:
+    def parts(self) -> list[Path]:
         """The files that hold the weights: one, or those that the index names."""
         whole = self.file(WEIGHTS)
         if whole is not None:
@@ -129,7 +130,7 @@ class Source:
         return parts
 
     def _tensors(self) -> Iterator[tuple[Path, str, Tensor]]:
-        for path in self._parts():
+        for path in self.parts():
             # the links were judged where the file was found
             for name, tensor in tensors.each(path.resolve()):
                 if not _MASKS.search(name):

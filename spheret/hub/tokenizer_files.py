@@ -55,6 +55,33 @@ def is_gpt2(file: bytes) -> bool:
     return same and splits_like_gpt2(definition)
 
 
+def is_bytes(file: bytes) -> bool:
+    """Whether a tokenizer.json gives the ids of our `bytes`: its tokens are the bytes and the end of text."""
+    try:
+        definition = json.loads(file)
+        model, normalizer = definition["model"], definition["normalizer"]
+        before = definition["pre_tokenizer"]
+        return (
+            model["type"] == "BPE"
+            and not model["merges"]
+            and {letter: model["vocab"].get(letter) for letter in byte_letters().values()}
+            == {letter: byte for byte, letter in byte_letters().items()}
+            and set(model["vocab"]) <= {*byte_letters().values(), END_OF_TEXT}
+            and [(token["content"], token["id"]) for token in definition["added_tokens"]] == [(END_OF_TEXT, 256)]
+            and normalizer is None
+            and before["type"] == "ByteLevel"
+            and before["add_prefix_space"] is False
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        # JSONTokenizer says what is wrong with the file
+        return False
+
+
+def built_name(file: bytes) -> str | None:
+    """The name of the tokenizer without a file that gives the same ids as a tokenizer.json; None if there is none."""
+    return "bytes" if is_bytes(file) else "gpt2" if is_gpt2(file) else None
+
+
 def write_tokenizer(directory: Path, described: TokenizerRecord, file: bytes | None, block: int) -> None:
     """Write tokenizer.json and tokenizer_config.json for transformers.
 

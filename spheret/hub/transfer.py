@@ -50,7 +50,7 @@ def export(run: Run, out: str | Path, kind: str = "spheret", step: int | None = 
     more = {**ids, "spheret_tokenizer": msgspec.to_builtins(described)}
     exported = _exported(model, kind, more)
     with directory_written_whole(target) as partial:
-        with _quietly():
+        with quietly():
             exported.save_pretrained(partial)
         write_tokenizer(partial, described, tokenizer.file, model.config.block)
         write_card(partial, run, saved, model, kind, folded=not exported.config.tie_word_embeddings)
@@ -127,7 +127,7 @@ def _gpt2(source: Source) -> GPT:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Silence transformers' progress bars and its warnings."""
     log = transformers.utils.logging
     shown, level = log.is_progress_bar_enabled(), log.get_verbosity()

@@ -102,6 +102,11 @@ def axes_grid(
     return figure, figure.subplots(rows, columns, squeeze=False, **shared)
 
 
+# a function with a name: figures are drawn by other processes, and a lambda cannot be sent there
+def _plain(value: float, _: int | None) -> str:
+    return re.sub(r"e\+?(-?)0*", r"e\1", f"{value:g}")
+
+
 def plain_log(axis: Any) -> None:
     """Put ticks at 1, 2 and 5 of each decade, in plain digits: powers need math text, which is off for labels."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -110,5 +115,5 @@ def plain_log(axis: Any) -> None:
     # over many decades the powers of ten are enough
     wide = low <= 0 or high / low > 1e4
     axis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: re.sub(r"e\+?(-?)0*", r"e\1", f"{value:g}")))
+    axis.set_major_formatter(FuncFormatter(_plain))
     axis.set_minor_formatter(NullFormatter())

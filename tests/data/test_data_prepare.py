@@ -38,6 +38,7 @@ from spheret.data import (
     workers,
 )
 from spheret.data.corpora import Hub
+from spheret.data.preparation import cache_path
 from spheret.data.tokenizers import TOKENIZERS, load, stored
 from spheret.data.workspace import Workspace
 from spheret.support import files
@@ -600,6 +601,16 @@ def test_cached(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cached("sotu", "bytes").manifest == data.manifest
     # bytes are the default for sotu
     assert cached("sotu").path == cached().path == open_named("sotu", None, quiet=True).path == data.path
+
+
+def test_a_changed_tokenizer_file_is_another_place(cache: Path, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    content = load("bpe:300", ["we the people"]).file
+    assert content is not None
+    path.write_bytes(content)
+    before = cache_path(resolve("sotu"), str(path), 0.1)
+    path.write_bytes(content + b"\n")
+    assert cache_path(resolve("sotu"), str(path), 0.1) != before
 
 
 @pytest.mark.parametrize("name", CORPORA)

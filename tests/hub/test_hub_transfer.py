@@ -14,6 +14,7 @@ from spheret import SCHEMES
 from spheret.cli import main
 from spheret.data.tokenizers import describe
 from spheret.data.tokenizers import load as load_tokenizer
+from spheret.hub.tokenizer_files import built_name
 from spheret.hub.transfer import export, import_
 from spheret.runs.run import create_run, open_run
 
@@ -58,6 +59,10 @@ def test_the_tokenizer_goes_along(spec, tmp_path):
         tmp_path / "run", tiny("pre-ln", vocab=50304 if spec == "gpt2" else 320), spec, ["we the people"] * 9
     )
     exported = export(run, tmp_path / "hub")
+    # also after transformers has saved it again
+    AutoTokenizer.from_pretrained(exported).save_pretrained(tmp_path / "again")
+    for folder in (exported, tmp_path / "again"):
+        assert built_name((folder / "tokenizer.json").read_bytes()) == (None if spec == "bpe:300" else spec)
     tokenizer, loaded = run.tokenizer(), AutoTokenizer.from_pretrained(exported)
     for text in TEXTS:
         ids = tokenizer.encode(text).tolist()

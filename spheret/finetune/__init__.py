@@ -1,0 +1,1 @@
+"""`spheret convert`: fine-tune a converted model, and beside it the original."""

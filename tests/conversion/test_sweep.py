@@ -1,0 +1,48 @@
+"""A sample of transformers' architectures: each is converted exactly or refused in a sentence, never wrong."""
+
+import random
+
+import pytest
+import sweep
+from forked import surroundings
+
+CASES = sweep.cases()
+
+
+def outcomes(tmp_path, cases):
+    with surroundings(tmp_path):
+        sweep.prepare()
+        return {case.name: sweep.in_fork(case) for case in cases}
+
+
+def test_two_architectures(tmp_path):
+    ends = outcomes(tmp_path, [case for case in CASES if case.name in ("LlamaForCausalLM", "AlbertModel")])
+    assert ends["LlamaForCausalLM"]["end"] == "exact"
+    assert ends["LlamaForCausalLM"]["converted"] == 4
+    assert ends["AlbertModel"]["end"] == "refused"
+    assert "more than once in one forward pass" in ends["AlbertModel"]["why"]
+    assert sweep.count(list(ends.values())).startswith("causal: 1 tried: 1 exact\nbare: 1 tried: 1 refused\n")
+
+
+def test_what_ends_a_fork_is_an_outcome(tmp_path, monkeypatch):
+    case = sweep.Case("causal", "llama", "LlamaForCausalLM")
+    monkeypatch.setattr(sweep, "attempt", lambda case: bytearray(3 << 30))
+    assert outcomes(tmp_path, [case])[case.name]["end"] != "exact"
+
+
+def test_every_size_becomes_small():
+    inner = {"hidden_size": 4096, "layer_types": ["linear"] * 7 + ["full"], "image_token_id": 151655, "tie": True}
+    small = sweep.shrink({"text_config": inner, "num_hidden_layers": 1, "id2label": {0: "a"}, "depths": [3, 9]})
+    assert small["text_config"] == {
+        "hidden_size": 32, "layer_types": ["linear", "full"], "image_token_id": 96, "tie": True
+    }  # fmt: skip
+    assert small["num_hidden_layers"] == 1
+    assert small["depths"] == [1, 2]
+
+
+@pytest.mark.slow
+def test_sample_of_architectures(tmp_path):
+    ends = outcomes(tmp_path, random.Random(1).sample(CASES, 40))
+    bad = {name: row for name, row in ends.items() if row["end"] in ("crashed", "wrong")}
+    assert not bad
+    assert sum(row["end"] == "exact" for row in ends.values()) >= 15

@@ -1,0 +1,117 @@
+"""The tour in docs/tour.ipynb: every cell runs in a real kernel, and what it holds is what comes out."""
+
+import base64
+import importlib.util
+import json
+import re
+import struct
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parent.parent / "docs"
+NOTEBOOK = DOCS / "tour.ipynb"
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
+
+
+def loaded(name):
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def printed(cell):
+    """What a cell prints, on either stream."""
+    return "".join("".join(output["text"]) for output in cell["outputs"] if output["output_type"] == "stream")
+
+
+def pictures(cell):
+    """Every picture of a cell: its bytes and its alternative text."""
+    return [
+        (base64.b64decode("".join(output["data"]["image/png"])), output["metadata"]["image/png"]["alt"])
+        for output in cell["outputs"]
+        if "image/png" in output.get("data", {})
+    ]
+
+
+def size(png):
+    return struct.unpack(">II", png[16:24])
+
+
+def agree(old, new):
+    """Whether two texts have the same words, and numbers that differ by no more than training on another CPU does."""
+    if NUMBER.sub("#", old).split() != NUMBER.sub("#", new).split():
+        return False
+    first, second = ([float(number.replace(",", "")) for number in NUMBER.findall(text)] for text in (old, new))
+    return first == pytest.approx(second, rel=0.01, abs=0.02)
+
+
+@pytest.fixture(scope="module")
+def held():
+    return json.loads(NOTEBOOK.read_text())
+
+
+@pytest.fixture(scope="module")
+def fresh():
+    # raises if a cell fails
+    return loaded("build_tour").executed()
+
+
+def test_the_notebook_holds_what_comes_out(held, fresh):
+    for old, new in zip(code_cells(held), code_cells(fresh), strict=True):
+        assert agree(printed(old), printed(new)), f"{old['id']}: run make tour\n{printed(old)}\n{printed(new)}"
+        shapes = [[(size(png), alt) for png, alt in pictures(cell)] for cell in (old, new)]
+        assert shapes[0] == shapes[1], f"{old['id']}: run make tour"
+        assert old["execution_count"] == new["execution_count"], f"{old['id']}: run make tour"
+
+
+def test_a_run_leaves_no_trace_of_its_machine(held, fresh):
+    metadata = loaded("build_tour").METADATA
+    for notebook in (held, fresh):
+        assert notebook["metadata"] == metadata
+        for cell in notebook["cells"]:
+            assert cell["metadata"] == {}
+        for cell in code_cells(notebook):
+            assert [output.get("name") for output in cell["outputs"] if output.get("name") == "stderr"] == []
+            assert not re.search(r"(?:/[\w.-]+){2}", printed(cell)), printed(cell)
+
+
+def test_the_converted_llama_keeps_its_logits(fresh):
+    text = {cell["id"]: printed(cell) for cell in code_cells(fresh)}
+    assert "the same logits: True" in text["convert"]
+    assert "equal to the bit: True" in text["revert"]
+
+
+def test_the_notebook_is_small(held):
+    shown = [picture for cell in code_cells(held) for picture in pictures(cell)]
+    assert len(shown) >= 6
+    assert all(len(png) < 40_000 and alt for png, alt in shown)
+    assert NOTEBOOK.stat().st_size < 400_000
+
+
+def test_text_stands_before_every_cell(held):
+    kinds = [cell["cell_type"] for cell in held["cells"]]
+    assert all(before == "markdown" for before, kind in zip(["code", *kinds], kinds, strict=False) if kind == "code")
+
+
+def test_the_site_shows_the_whole_notebook(held):
+    page = loaded("conf").notebook_page("tour.ipynb", NOTEBOOK.read_text())
+    for cell in held["cells"]:
+        assert "".join(cell["source"]).partition("\n")[2].strip() in page
+    for cell in code_cells(held):
+        assert printed(cell).strip() in page
+        for png, alt in pictures(cell):
+            assert f"![{alt}](data:image/png;base64,{base64.b64encode(png).decode()})" in page
+
+
+def test_another_number_or_word_does_not_agree():
+    assert agree("loss 2.535 at t = 1", "loss 2.541 at t = 1")
+    assert not agree("loss 2.535 at t = 1", "loss 2.635 at t = 1")
+    assert not agree("equal: True", "equal: False")
+    assert not agree("11,634,963 bytes", "10,634,963 bytes")
+    assert not agree("loss 2.5", "loss nan")
