@@ -215,10 +215,10 @@ class Scheme:
 
     Args:
         name: the row of SCHEMES that it was built from, for reports. A subclass adds its options.
+        prores: ProRes, for any scheme: the branches of block b are multiplied by min(t/(prores b), 1) at update t.
     """
 
     name: str = field(default="", kw_only=True)
-    # ProRes, for any scheme: the branches of block b are multiplied by min(t/(prores b), 1) at update t
     prores: float | None = field(default=None, kw_only=True)
     # where the method comes from, in one line, for tables and reports
     source: ClassVar[str] = ""

@@ -63,6 +63,8 @@ def test_branches_may_take_more_arguments_and_be_functions():
 
 
 def test_bad_input():
+    with pytest.raises(ValueError, match="prores = 4 counts the updates"):
+        spheret.residual_stack([nn.Linear(8, 8)], prores=4.0)
     with pytest.raises(ValueError, match="at least one branch"):
         spheret.residual_stack([])
     with pytest.raises(ValueError, match="give dim"):
