@@ -272,5 +272,8 @@ def test_no_room_but_connections_names_a_method():
                 names = [alias.name for alias in node.names if alias.name in homes]
             elif isinstance(node, ast.Attribute):
                 names = [node.attr] if node.attr in methods else []
+            # a conversion always leads to a sphere; its Residual is a wrapper of its own
+            if path.is_relative_to(package / "conversion"):
+                names = [name for name in names if name not in ("SpheretNorm", "ScaleNorm", "Residual")]
             named += [f"{path.relative_to(package)}:{node.lineno} {name}" for name in names]
     assert named == []
