@@ -14,7 +14,7 @@ from spheret.connections import euclidean as flat
 from spheret.connections.base import Connection, Initialisation, RetractionStep, Scheme, angle_between
 from spheret.connections.bounded import Bounded, BoundedScalar
 from spheret.connections.ngpt import NGPT
-from spheret.connections.norms import LayerNorm, RMSNorm, ScaleNorm
+from spheret.connections.norms import LayerNorm, Norm, RMSNorm, ScaleNorm
 from spheret.connections.spherical import SpheretNorm, Spherical, SphericalConnection
 from spheret.retractions import Retraction
 from spheret.support.errors import unknown
@@ -28,6 +28,7 @@ __all__ = [
     "Connection",
     "Initialisation",
     "LayerNorm",
+    "Norm",
     "RMSNorm",
     "RetractionStep",
     "ScaleNorm",
