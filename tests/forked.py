@@ -151,11 +151,11 @@ def _figures_remembered(memory: Path, keep: bool) -> Iterator[None]:
     memory.mkdir(exist_ok=True)
 
     def remembered(draw: Callable[..., Any]) -> Callable[..., Any]:
-        def drawn(*arguments: Any) -> Any:
-            path = memory / _key(arguments)
+        def drawn(*arguments: Any, **options: Any) -> Any:
+            path = memory / _key((arguments, options))
             if path.exists():
                 return pickle.loads(path.read_bytes())
-            drawing = draw(*arguments)
+            drawing = draw(*arguments, **options)
             if keep:
                 path.write_bytes(pickle.dumps(drawing))
             return drawing

@@ -102,12 +102,12 @@ def _count_ticks(axes: Axes) -> None:
 
 def _doubling_ticks(axes: Axes, places: Sequence[float]) -> None:
     """A tick at every place, in plain digits, on an axis on which doubling is one step."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+    from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(sorted(set(places))))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
 def _log_scale(axes: Axes) -> None:

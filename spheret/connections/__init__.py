@@ -21,7 +21,7 @@ from spheret.connections.base import (
 )
 from spheret.connections.bounded import Bounded, BoundedScalar
 from spheret.connections.ngpt import NGPT
-from spheret.connections.norms import NORMS, HeadNorm, LayerNorm, RMSNorm, ScaleNorm
+from spheret.connections.norms import NORMS, HeadNorm, LayerNorm, Norm, RMSNorm, ScaleNorm
 from spheret.connections.spherical import SpheretNorm, Spherical, SphericalConnection
 from spheret.retractions import Retraction
 from spheret.support.errors import unknown
@@ -39,6 +39,7 @@ __all__ = [
     "HeadNorm",
     "Initialisation",
     "LayerNorm",
+    "Norm",
     "RMSNorm",
     "RetractionStep",
     "ScaleNorm",

@@ -14,10 +14,10 @@ import torch
 from spheret.data import Data, open_named
 from spheret.data.shards import MANIFEST, TOKENIZER, read_tokenizer
 from spheret.data.tokenizers import JSONTokenizer, Tokenizer, describe, load
+from spheret.foreign.saved import quietly
 from spheret.hub.model import SpheretForCausalLM
 from spheret.hub.source import CONFIG, Source
 from spheret.hub.tokenizer_files import built_name, write_tokenizer
-from spheret.hub.transfer import quietly
 from spheret.runs import layout
 from spheret.runs.records import RUNS
 from spheret.runs.run import open_run

@@ -48,7 +48,7 @@ def is_saved_model(path: str | Path) -> bool:
         return True
     if (directory / CONFIG).exists():
         try:
-            return "model_type" in _read_json(directory / CONFIG)
+            return "model_type" in read_json(directory / CONFIG)
         except (OSError, ValueError):
             # open_run says what is wrong with it
             return False
@@ -59,7 +59,8 @@ def _first(directory: Path, patterns: tuple[str, ...]) -> Path | None:
     return next((path for pattern in patterns for path in sorted(directory.glob(pattern))), None)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object that transformers has written."""
     try:
         document = json.loads(read_bytes(path, MOST_BYTES, _REMEDY, follow=True))
     except DamagedDocument:
@@ -77,7 +78,7 @@ class SavedModel:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser()
         self._check_files()
-        self.config = _read_json(self.path / CONFIG)
+        self.config = read_json(self.path / CONFIG)
         self.kind = str(self.config.get("model_type"))
         self._check_config()
 
@@ -150,7 +151,7 @@ class SavedModel:
         """The files that hold the weights: one, or those that the index names."""
         if (self.path / WEIGHTS).exists():
             return [self.path / WEIGHTS]
-        names = _read_json(self.path / INDEX).get("weight_map")
+        names = read_json(self.path / INDEX).get("weight_map")
         if not isinstance(names, dict) or not names:
             raise ValueError(f"{self.path / INDEX} is damaged, it has no weight_map: {_REMEDY}.")
         for name in dict.fromkeys(names.values()):
@@ -181,7 +182,7 @@ class SavedModel:
                 f"{self.path} is a {shortened(name)}, which does not predict the next token: this takes decoders "
                 "with a language model's head (ForCausalLM, LMHeadModel)."
             )
-        with quiet(transformers):
+        with quietly():
             try:
                 model = self._loaded(transformers, dtype)
             except (conversion.ConversionError, ImportError):
@@ -297,9 +298,9 @@ def _is_bytes(content: bytes) -> bool:
 
 
 @contextmanager
-def quiet(transformers: Any) -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Silence transformers' progress bars and its warnings."""
-    log = transformers.utils.logging
+    log = need("transformers", "hub").utils.logging
     shown, level = log.is_progress_bar_enabled(), log.get_verbosity()
     log.disable_progress_bar()
     log.set_verbosity_error()

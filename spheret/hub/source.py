@@ -6,7 +6,6 @@ to other directories, and it casts weights to the dtype that config.json names.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Collection, Iterator
@@ -17,9 +16,10 @@ import torch
 from torch import Tensor
 
 from spheret.data.shards import TOKENIZER
+from spheret.foreign.saved import read_json
 from spheret.runs import tensors
 from spheret.support.cache import cache_directory
-from spheret.support.documents import MOST_BYTES, DamagedDocument, check_regular, read_bytes
+from spheret.support.documents import check_regular
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 KINDS = ("spheret", "gpt2")
@@ -94,15 +94,7 @@ class Source:
         path = self.file(name)
         if path is None:
             raise FileNotFoundError(f"{self.path} has no {name}: point at a directory that transformers has saved.")
-        try:
-            document = json.loads(read_bytes(path, MOST_BYTES, _REMEDY, follow=True))
-        except DamagedDocument:
-            raise
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path} is damaged ({error}): {_REMEDY}.") from None
-        if not isinstance(document, dict):
-            raise ValueError(f"{path} is damaged, it holds no JSON object: save the model again.")
-        return document
+        return read_json(path)
 
     def parts(self) -> list[Path]:
         """The files that hold the weights: one, or those that the index names."""

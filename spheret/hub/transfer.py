@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
-import transformers
 from torch import Tensor
 from transformers import GPT2Config
 
@@ -19,6 +17,7 @@ from spheret import __version__
 from spheret.data.shards import TOKENIZER, read_tokenizer
 from spheret.data.tokenizers import JSONTokenizer, Tokenizer, describe
 from spheret.data.tokenizers import load as load_tokenizer
+from spheret.foreign.saved import quietly
 from spheret.hub import gpt2, llama
 from spheret.hub.card import write_card
 from spheret.hub.config import SpheretConfig
@@ -124,21 +123,6 @@ def _gpt2(source: Source) -> GPT:
     if head is not None:
         gpt2.check_head(head, found["wte.weight"])
     return gpt2.load(GPT(config), found)
-
-
-@contextmanager
-def quietly() -> Iterator[None]:
-    """Silence transformers' progress bars and its warnings."""
-    log = transformers.utils.logging
-    shown, level = log.is_progress_bar_enabled(), log.get_verbosity()
-    log.disable_progress_bar()
-    log.set_verbosity_error()
-    try:
-        yield
-    finally:
-        log.set_verbosity(level)
-        if shown:
-            log.enable_progress_bar()
 
 
 def _tokenizer(source: Source, choice: str | None, model: GPT) -> Tokenizer:

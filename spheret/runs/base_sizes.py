@@ -10,8 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from spheret.connections import Connection
-from spheret.connections.norms import Norm
+from spheret.connections import Connection, Norm
 from spheret.model.gpt import GPTConfig
 from spheret.support.errors import unknown
 from spheret.support.ranges import check_count

@@ -35,7 +35,7 @@ def test_a_tokens_own_path_and_its_proof(scheme, options):
         torch.testing.assert_close(out, s.out[:, positions])
         with sublayers.differentiable():
             A, J = sublayers.token_jacobians(s, both, x)
-            if sublayers.branch_name(s) == "attention":
+            if s.kind == "attention":
                 whole = sublayers.sequence_jacobians(s, sublayers.whole_sequence(s), s.h)[1]
                 blocks = whole.view(9, 16, 9, 16)[positions, :, positions]
                 torch.testing.assert_close(J, blocks)

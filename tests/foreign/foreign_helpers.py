@@ -4,7 +4,6 @@ import torch
 import transformers as t
 
 from spheret.data.tokenizers import describe, load
-from spheret.foreign.saved import quiet
 from spheret.hub.tokenizer_files import write_tokenizer
 
 SIZE = {
