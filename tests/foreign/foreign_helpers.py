@@ -4,6 +4,7 @@ import torch
 import transformers as t
 
 from spheret.data.tokenizers import describe, load
+from spheret.foreign.saved import quietly
 from spheret.hub.tokenizer_files import write_tokenizer
 
 SIZE = {
@@ -39,7 +40,7 @@ CONFIGS = {
 def build(name):
     """A model whose weights are far from their start, so that no gain, bias or length is trivial."""
     torch.manual_seed(0)
-    with quiet(t):
+    with quietly():
         model = t.AutoModelForCausalLM.from_config(CONFIGS[name]())
     with torch.no_grad():
         for p in model.parameters():
@@ -49,7 +50,7 @@ def build(name):
 
 def save(model, directory):
     """Write a model with its tokenizer."""
-    with quiet(t):
+    with quietly():
         model.save_pretrained(directory)
     write_tokenizer(directory, describe(load("bytes")), None, 32)
     return directory

@@ -19,7 +19,7 @@ from spheret.cli import main
 from spheret.data import cached, prepare, resolve
 from spheret.data.preparation import cache_path
 from spheret.data.tokenizers import load as load_tokenizer
-from spheret.foreign.saved import SavedModel, is_saved_model, quiet
+from spheret.foreign.saved import SavedModel, is_saved_model, quietly
 from spheret.hub.transfer import export
 from spheret.runs.run import create_run, open_run
 
@@ -249,7 +249,7 @@ class TestRefused:
             assert sentence in self.refused(model, capsys)
 
     def test_weights_that_are_missing(self, capsys, tmp_path):
-        with quiet(t):
+        with quietly():
             save(t.LlamaModel(t.LlamaConfig(**GROUPED)), tmp_path / "model")
         assert "it lacks lm_head.weight (1 in all), which would be random numbers" in self.refused(
             tmp_path / "model", capsys
