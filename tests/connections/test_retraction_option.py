@@ -55,7 +55,7 @@ def test_a_retraction_of_your_own():
         ({"p": 0.3, "retraction": "cayley"}, "give p or retraction, not both, got p = 0.3 and retraction = 'cayley'"),
         (
             {"p": "orthographic"},
-            "p of p-spheretnorm must be a number or none, got 'orthographic': a word goes into retraction, schedule or",
+            "p of p-spheretnorm must be a number or none, got 'orthographic': a word goes into retraction, schedule",
         ),
         ({"p": "cayley"}, "p of p-spheretnorm must be a number or none"),
         ({"retraction": "cayly"}, "Did you mean 'cayley'"),
