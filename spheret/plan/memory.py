@@ -20,7 +20,7 @@ from spheret.connections import BranchShape, HeadNorm, Scheme
 from spheret.kernels import use
 from spheret.model.branches import activate, arrange, rotation
 from spheret.model.gpt import GPT, GPTConfig
-from spheret.model.loss import ROWS
+from spheret.model.loss import training_rows
 from spheret.optim import hidden_matrices
 
 # bytes per number inside a branch; the stream, the weights and the optimiser are float32 in both precisions
@@ -297,9 +297,9 @@ def activations(config: GPTConfig, tokens: int, precision: str) -> Activations:
 
 def loss_workspace(config: GPTConfig, tokens: int, precision: str) -> float:
     """Bytes in use only while the loss is computed: a few chunks of logits, and two products as large as the head."""
-    number, rows = PRECISIONS[precision], min(tokens, ROWS)
+    number, rows = PRECISIONS[precision], min(tokens, training_rows(config.width))
     narrow = 0 if precision == "float32" else number
-    return rows * config.vocab * (3 * FLOAT + narrow) + config.vocab * config.width * (number + narrow)
+    return rows * config.vocab * (2 * FLOAT + narrow) + config.vocab * config.width * (number + narrow)
 
 
 def peak(config: GPTConfig, tokens: int, precision: str, recompute: bool, copies: bool = True) -> float:
