@@ -1,24 +1,17 @@
 """The tour in docs/tour.ipynb: every cell runs in a real kernel, and what it holds is what comes out."""
 
 import base64
-import importlib.util
 import json
 import re
 import struct
 from pathlib import Path
 
 import pytest
+from scripts import script
 
 DOCS = Path(__file__).parent.parent / "docs"
 NOTEBOOK = DOCS / "tour.ipynb"
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
-
-
-def loaded(name):
-    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def code_cells(notebook):
@@ -59,7 +52,7 @@ def held():
 @pytest.fixture(scope="module")
 def fresh():
     # raises if a cell fails
-    return loaded("build_tour").executed()
+    return script("docs/build_tour.py").executed()
 
 
 def test_the_notebook_holds_what_comes_out(held, fresh):
@@ -71,7 +64,7 @@ def test_the_notebook_holds_what_comes_out(held, fresh):
 
 
 def test_a_run_leaves_no_trace_of_its_machine(held, fresh):
-    metadata = loaded("build_tour").METADATA
+    metadata = script("docs/build_tour.py").METADATA
     for notebook in (held, fresh):
         assert notebook["metadata"] == metadata
         for cell in notebook["cells"]:
@@ -100,7 +93,7 @@ def test_text_stands_before_every_cell(held):
 
 
 def test_the_site_shows_the_whole_notebook(held):
-    page = loaded("conf").notebook_page("tour.ipynb", NOTEBOOK.read_text())
+    page = script("docs/conf.py").notebook_page("tour.ipynb", NOTEBOOK.read_text())
     for cell in held["cells"]:
         assert "".join(cell["source"]).partition("\n")[2].strip() in page
     for cell in code_cells(held):

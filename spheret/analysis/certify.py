@@ -104,14 +104,8 @@ def certify_run(
     ids, _ = validation_windows(source, model.config.block, tokens)
     text = loss_windows(source, model.config.block)
     sublayers = 2 * model.config.layers
-    done = 0
-
-    def tick(count: int) -> None:
-        nonlocal done
-        done += count
-        meter.show(f"{done // sublayers} of {tokens} tokens", done / (sublayers * tokens))
-
     with few_threads(model.config.width), Meter("certify", quiet) as meter:
+        tick = meter.counter(tokens, "tokens", parts=sublayers)
         document = certificate.certify(
             model, ids, tokens, sequence, tick=tick, text=text, unigram_entropy=unigram_entropy(source)
         )

@@ -171,15 +171,8 @@ def inspect_run(
     time = max(1, min(model.config.block, source.tokens("val") - 1))
     x, y = (ids.to(place) for ids in validation_windows(source, model.config.block, windows * time))
     sublayers = 2 * model.config.layers
-    done = 0
-
-    def tick() -> None:
-        nonlocal done
-        done += 1
-        meter.show(f"{done} of {sublayers} sublayers", done / sublayers)
-
     with Meter(f"inspect {run.name}", quiet) as meter:
-        measured = dynamics(model, x, y, tick)
+        measured = dynamics(model, x, y, meter.counter(sublayers, "sublayers"))
     untrained = initial(run, source)
     before = [None] * sublayers if untrained is None else gradients(untrained.to(place), x, y)["weights"]
     for record, gradient in zip(measured["sublayers"], before, strict=True):

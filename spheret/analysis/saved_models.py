@@ -71,16 +71,8 @@ def inspect_saved(
     block = _block(decoder)
     span = max(1, min(block, source.tokens("val") - 1))
     x, y = _on_device(saved, decoder, *validation_windows(source, block, windows * span))
-    count = len(decoder.kinds)
-    done = 0
-
-    def tick() -> None:
-        nonlocal done
-        done += 1
-        meter.show(f"{done} of {count} sublayers", done / count)
-
     with Meter(f"inspect {saved.name}", quiet) as meter:
-        measured = dynamics(decoder, x, y, tick)
+        measured = dynamics(decoder, x, y, meter.counter(len(decoder.kinds), "sublayers"))
     for record, name in zip(measured["sublayers"], decoder.names, strict=True):
         record |= {"initial_gradient": None, "module": name}
     return {
@@ -115,21 +107,14 @@ def certify_saved(
     ids, _ = _on_device(saved, decoder, ids, targets)
     most = max(block, _LOGITS // source.vocab_size)
     text = _on_device(saved, decoder, *loss_windows(source, block, most))
-    count = len(decoder.kinds)
-    done = 0
-
-    def tick(examined: int) -> None:
-        nonlocal done
-        done += examined
-        meter.show(f"{done // count} of {tokens} tokens", done / (count * tokens))
-
     with few_threads(decoder.width), Meter("certify", quiet) as meter:
+        tick = meter.counter(tokens, "tokens", parts=len(decoder.kinds))
         try:
             document = certificate.certify(
                 decoder, ids, tokens, sequence, exact=decoder.width <= DENSE, tick=tick, text=text,
                 unigram_entropy=unigram_entropy(source),
             )  # fmt: skip
-        except (RuntimeError, NotImplementedError) as error:
+        except RuntimeError as error:
             if not any(word in str(error) for word in _NOT_FORWARD):
                 raise
             raise ValueError(

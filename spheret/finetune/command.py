@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -15,6 +16,7 @@ import tyro
 from spheret.connections.parse import json_options, options_from_json, parse_options
 from spheret.conversion import ConversionReport, convert, revert, steps
 from spheret.conversion.checks import Start, spherical_scheme
+from spheret.conversion.report import ConvertedSublayer
 from spheret.data import Data
 from spheret.finetune.records import (
     CONTROL,
@@ -278,29 +280,19 @@ def _measured_starts(subject: Subject, data: Data, settings: Settings, device: t
         added_parameters=report.added_parameters,
         starts=Starts(**losses),
         difference=report.difference,
-        sublayers=[
-            Sublayer(
-                name=row.name,
-                kind=row.kind,
-                stack=row.stack,
-                sublayer=row.sublayer,
-                mean_angle=row.mean_angle,
-                rows=row.rows,
-                beyond_half_turn=row.beyond_half_turn,
-                beyond_reach=row.beyond_reach,
-                alpha=row.alpha,
-                alpha_after=None,
-                radius=row.radius,
-                radius_after=None,
-            )
-            for row in report.converted
-        ],
+        sublayers=[_untrained(row) for row in report.converted],
         left=list(report.left),
         control=Arm([], []),
         converted=Arm([], []),
         finished=False,
         environment=Environment(**machine.machine(), device=device.type),
     )
+
+
+def _untrained(row: ConvertedSublayer) -> Sublayer:
+    fields = asdict(row)
+    del fields["readers"]
+    return Sublayer(**fields, alpha_after=None, radius_after=None)
 
 
 def _save_model(model: Any, subject: Subject, path: Path) -> None:

@@ -1,12 +1,11 @@
 """`spheret convert`: same loss at the start, same batches for both models, and a kill changes no bit."""
 
 import json
-import runpy
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
+from scripts import script
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
 from spheret import conversion
@@ -197,11 +196,11 @@ def test_the_rate(converted):
 
 def test_the_page_has_what_was_measured():
     """The table of the docs is the one that its script makes of benchmarks/convert/."""
-    script = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "convert_results.py"))
-    records = script["read"](script["FOLDER"])
+    results = script("benchmarks/convert_results.py")
+    records = results.read(results.FOLDER)
     assert records
     assert all(record.finished for group in records.values() for record in group)
-    assert script["page"](script["PAGE"].read_text(), records) == script["PAGE"].read_text()
+    assert results.page(results.PAGE.read_text(), records) == results.PAGE.read_text()
 
 
 class TestBadInput:

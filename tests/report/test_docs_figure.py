@@ -1,21 +1,18 @@
 """docs/figures: the picture of the pipeline and the geometry is what its script draws."""
 
-import importlib.util
 import math
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+from scripts import script
 
 FIGURES = Path(__file__).parents[2] / "docs" / "figures"
 
 
 @pytest.fixture(scope="module")
 def build():
-    spec = importlib.util.spec_from_file_location("build_figures", FIGURES / "build.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("docs/figures/build.py")
 
 
 def test_it_is_what_the_script_draws(build):

@@ -1,9 +1,9 @@
 """docs/results: every figure, table and marked part of a page is what its results.jsonl gives, byte for byte."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
+from scripts import script
 
 from spheret.study.plan import OURS, read_plan
 from spheret.study.rows import read_rows
@@ -13,10 +13,7 @@ RESULTS = Path(__file__).parent.parent.parent / "docs" / "results"
 
 @pytest.fixture(scope="module")
 def build():
-    spec = importlib.util.spec_from_file_location("build", RESULTS / "build.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("docs/results/build.py")
 
 
 def test_everything_follows_from_the_committed_file(build):
