@@ -188,6 +188,14 @@ def group_answers(plan: Plan, rows: Rows) -> list[GroupAnswer]:
     return [_group_answer(plan, group, rows) for group in plan.groups]
 
 
+def by_part(answers: Sequence[GroupAnswer]) -> list[list[GroupAnswer]]:
+    """The rungs of each part, in the order of the plan."""
+    parts: dict[str, list[GroupAnswer]] = {}
+    for answer in answers:
+        parts.setdefault(answer.group.part.name, []).append(answer)
+    return list(parts.values())
+
+
 def sound(row: Row) -> bool:
     """Whether a run gives a loss to compare."""
     return row.state == "finished" and row.val_loss is not None
@@ -252,7 +260,7 @@ def _state(plan: Plan, group: Group, contestant: Contestant, search: Tuning, row
         return "tuning"
     if start_rates(plan, group, contestant, rows) is not None:
         return "hopeless"
-    below = plan.below(group)
+    below = plan.rung(group, group.rung - 1)
     assert below is not None
     # what found no rate on the rung below never starts on this one
     state = _state(plan, below, contestant, tuning(plan, below, contestant, rows), rows)

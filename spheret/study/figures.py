@@ -6,8 +6,6 @@ A figure shows as many contestants as a reader can tell apart, the best ones, an
 from __future__ import annotations
 
 import math
-import re
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,25 +13,30 @@ from typing import TYPE_CHECKING, Any
 from spheret.connections.line_styles import scheme_styles
 from spheret.report.blocks import mean_interval
 from spheret.study.answers import Entry, GroupAnswer, sound
+from spheret.study.figure_parts import (
+    LOSS,
+    MOST,
+    capped,
+    one_plot,
+    panel_title,
+    rate_axis,
+    rows_height,
+    slug,
+    small_multiples,
+    wrapped,
+)
 from spheret.study.ladders import Climb, Ladder
-from spheret.support.figure_style import COLLAPSED, DIVERGED, GRID, INK, Drawing, axes_grid, own_style, render
+from spheret.study.transfer import transfers
+from spheret.study.transfer_figure import transfer_figure
+from spheret.support.figure_style import COLLAPSED, DIVERGED, GRID, INK, Drawing, own_style, render
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# so many contestants can be told apart in one figure
-MOST = 20
-COLUMNS = 4
 # texts on coloured cells, which are light on a dark page too
 ON_CELL, FAINT_ON_CELL, PLAIN_CELL = "#101010", "#707070", "#efefef"
 PAPER = "#ffffff"
-LOSS = "validation loss (nats per token)"
-
-
-def slug(name: str) -> str:
-    """The name of a group or part as part of a file's name."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)
 
 
 def draw(answers: Sequence[GroupAnswer], ladders: Sequence[Ladder]) -> list[Drawing]:
@@ -51,6 +54,14 @@ def _figures(
     answers: Sequence[GroupAnswer], ladders: Sequence[Ladder]
 ) -> Iterator[tuple[str, str, Callable[[], Figure | None]]]:
     """The name, the caption and the maker of each figure."""
+    for transfer in transfers(answers):
+        caption = (
+            f"{transfer.title}: loss above the lowest of its size, by learning rate, one line per {transfer.key}. "
+            f"The dotted line is the best rate of {transfer.key} {transfer.sizes[0]:g}: rules that hold put every "
+            f"lowest point on it. Marks at the upper edge are rates at which a run collapsed (triangle) or diverged "
+            f"(cross)"
+        )
+        yield f"{slug(transfer.part)}-transfer", capped(caption, transfer.courses), partial(transfer_figure, transfer)
     for answer in answers:
         name, title = slug(answer.group.name), answer.group.title
         if answer.group.part.seeds:
@@ -59,34 +70,30 @@ def _figures(
                 f"with 95% intervals, to be compared with each other; faint points are single seeds. A seed moves "
                 f"all contestants together, so the points spread wider than the intervals"
             )
-            yield f"{name}-answer", _capped(caption, answer.entries), partial(_answer, answer)
+            yield f"{name}-answer", capped(caption, answer.entries), partial(_answer, answer)
         caption = (
             f"{title}: loss by learning rate, one panel per contestant, the others in grey. A ring marks the rate "
             f"that counts, faint points are its fresh seeds, a triangle a collapsed run, a cross a diverged one"
         )
         tried = [entry for entry in answer.entries if entry.tries]
         if answer.group.part.seeds:
-            yield f"{name}-bowls", _capped(caption, tried), partial(_bowls, answer)
+            yield f"{name}-bowls", capped(caption, tried), partial(_bowls, answer)
         if len(answer.compared) > 1:
             caption = (
                 f"{title}: loss of the row minus that of the column, in thousandths of a nat per token. Coloured "
                 f"cells are told apart (blue: the row is better); grey cells are not"
             )
-            yield f"{name}-pairs", _capped(caption, answer.compared), partial(_pairs, answer)
+            yield f"{name}-pairs", capped(caption, answer.compared), partial(_pairs, answer)
         if not answer.group.part.seeds:
             caption = f"{title}: what became of each contestant at each learning rate; numbers are validation losses"
-            yield f"{name}-collapse", _capped(caption, tried, 2 * MOST), partial(_collapse, answer)
+            yield f"{name}-collapse", capped(caption, tried, 2 * MOST), partial(_collapse, answer)
     for ladder in ladders:
         caption = (
             f"{ladder.title}: loss minus that of {ladder.reference} by {ladder.key or 'rung'}, with 95% intervals. "
             f"Below the line a contestant is better than {ladder.reference}"
         )
         shown = [climb for climb in ladder.climbs if any(step.gap for step in climb.steps)]
-        yield f"{slug(ladder.part)}-ladder", _capped(caption, shown), partial(_ladder, ladder)
-
-
-def _capped(caption: str, shown: Sequence[Any], most: int = MOST) -> str:
-    return f"{caption}. The first {most} of {len(shown)}" if len(shown) > most else caption
+        yield f"{slug(ladder.part)}-ladder", capped(caption, shown), partial(_ladder, ladder)
 
 
 def _styles(answer: GroupAnswer) -> dict[str, tuple[str, Any]]:
@@ -94,30 +101,12 @@ def _styles(answer: GroupAnswer) -> dict[str, tuple[str, Any]]:
     return scheme_styles({each.label: scheme[each.label] for each in answer.group.contestants})
 
 
-def _wrapped(label: str, width: int) -> str:
-    return "\n".join(textwrap.wrap(label, width, break_long_words=False, break_on_hyphens=False))
-
-
-def _height(labels: Sequence[str], width: int) -> float:
-    """Inches that rows with these labels need."""
-    lines = max(_wrapped(label, width).count("\n") + 1 for label in labels)
-    return len(labels) * (0.17 + 0.14 * lines)
-
-
-def _one(width: float, height: float) -> tuple[Figure, Axes]:
-    """A figure of one plot."""
-    figure, grid = axes_grid(size=(width, height))
-    # a label may be a little wider in a PNG than in an SVG
-    figure.set_layout_engine("constrained", w_pad=0.1)
-    return figure, grid[0, 0]
-
-
 def _answer(answer: GroupAnswer) -> Figure | None:
     entries = answer.entries[:MOST]
     if sum(bool(entry.finals) for entry in entries) < 2:
         return None
     styles, wide, layout = _styles(answer), 40, answer.layout
-    figure, axes = _one(7.4, 1.0 + _height([entry.label for entry in entries], wide))
+    figure, axes = one_plot(7.4, 1.0 + rows_height([entry.label for entry in entries], wide))
     shown = {entry.label for entry in entries}
     means = {} if layout is None else {label: mean for label, mean in layout.means.items() if label in shown}
     if answer.reference in means:
@@ -143,7 +132,7 @@ def _answer(answer: GroupAnswer) -> Figure | None:
                 bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1},
             ).set_in_layout(False)  # fmt: skip
     _loss_range(axes, ends, means.values())
-    axes.set_yticks(range(len(entries)), [_wrapped(entry.label, wide) for entry in entries], fontsize=9)
+    axes.set_yticks(range(len(entries)), [wrapped(entry.label, wide) for entry in entries], fontsize=9)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(entries) - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
@@ -164,35 +153,13 @@ def _loss_range(axes: Axes, ends: Sequence[float], means: Iterable[float]) -> No
     axes.set_xlim(low - margin, high + margin)
 
 
-def _panels(count: int, height: float = 1.75) -> tuple[Figure, list[Axes]]:
-    """Small multiples with common axes."""
-    columns = min(COLUMNS, count)
-    # nine look better as three by three
-    if COLUMNS < count <= 9 and -count % 3 < -count % COLUMNS:
-        columns = 3
-    rows = -(-count // columns)
-    size = (max(3.2, 2.1 * columns), 0.7 + height * rows)
-    figure, grid = axes_grid(rows, columns, size=size, sharex=True, sharey=True)
-    axes = list(grid.flat)
-    for each in axes[count:]:
-        each.set_visible(False)
-    # the last panel of a column has the labels of its axis
-    for each in axes[max(0, count - columns) : count]:
-        each.tick_params(labelbottom=True)
-    return figure, axes[:count]
-
-
-def _panel_title(axes: Axes, label: str) -> None:
-    axes.set_title(_wrapped(label, 26), loc="left", fontsize=8)
-
-
 def _bowls(answer: GroupAnswer) -> Figure | None:
     entries = [entry for entry in answer.entries if entry.tries][:MOST]
     if not entries:
         return None
     styles = _styles(answer)
-    longest = max(_wrapped(entry.label, 26).count("\n") for entry in entries)
-    figure, panels = _panels(len(entries), 1.75 + 0.12 * longest)
+    longest = max(wrapped(entry.label, 26).count("\n") for entry in entries)
+    figure, panels = small_multiples(len(entries), 1.75 + 0.12 * longest)
     curves = {entry.label: _curve(entry) for entry in entries}
     lowest = min((loss for _, losses in curves.values() for loss in losses), default=None)
     for axes, entry in zip(panels, entries, strict=True):
@@ -208,7 +175,7 @@ def _bowls(answer: GroupAnswer) -> Figure | None:
         rates, losses = [row.rate for row in fresh], [row.loss for row in fresh]
         axes.plot(rates, losses, "o", color=colour, alpha=0.3, markersize=4, mew=0, zorder=2)
         _mark_failures(axes, entry, colour)
-        _panel_title(axes, entry.label)
+        panel_title(axes, entry.label)
     tried = sorted({row.rate for entry in entries for row in (*entry.tries, *entry.finals.values())})
     _bowl_axes(panels, curves.values(), lowest, tried)
     figure.supxlabel("learning rate", fontsize=10)
@@ -244,16 +211,8 @@ def _mark_failures(axes: Axes, entry: Entry, colour: str) -> None:
 
 
 def _bowl_axes(panels: Sequence[Axes], curves: Any, lowest: float | None, rates: Sequence[float]) -> None:
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
     axes = panels[0]
-    axes.set_xscale("log")
-    axes.set_xlim(rates[0] / 1.2, rates[-1] * 1.2)
-    axes.xaxis.set_major_locator(FixedLocator(sorted({rates[0], rates[len(rates) // 2], rates[-1]})))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}"))
-    for each in panels:
-        each.tick_params(labelsize=8)
+    rate_axis(panels, rates)
     if lowest is None:
         axes.set_ylim(0, 1)
         axes.set_yticks([])
@@ -277,8 +236,8 @@ def _ladder(ladder: Ladder) -> Figure | None:
     xs = list(ladder.sizes) or list(map(float, range(len(ladder.answers))))
     names = [f"{size:g}" for size in ladder.sizes] or [slug(each.group.name) for each in ladder.answers]
     styles = scheme_styles({climb.label: climb.scheme for climb in ladder.climbs})
-    longest = max(_wrapped(climb.label, 26).count("\n") for climb in climbs)
-    figure, panels = _panels(len(climbs), 1.75 + 0.12 * longest)
+    longest = max(wrapped(climb.label, 26).count("\n") for climb in climbs)
+    figure, panels = small_multiples(len(climbs), 1.75 + 0.12 * longest)
     for axes, climb in zip(panels, climbs, strict=True):
         axes.axhline(0, color=INK, lw=0.9, zorder=1)
         for other in climbs:
@@ -293,7 +252,7 @@ def _ladder(ladder: Ladder) -> Figure | None:
             [x for x, _ in bounded], [gap.low for _, gap in bounded], [gap.high for _, gap in bounded], color=colour,
             lw=2.2, zorder=3,
         )  # fmt: skip
-        _panel_title(axes, climb.label)
+        panel_title(axes, climb.label)
     first = panels[0]
     if ladder.sizes:
         first.set_xscale("log")
@@ -332,11 +291,11 @@ def _pairs(answer: GroupAnswer) -> Figure | None:
             if gap is not None and gap.told_apart:
                 cells[i, j] = gap.estimate
     largest = max((abs(gap.estimate) for gap in gaps.values() if gap is not None), default=0) or 1.0
-    names = [f"{i + 1}  {_wrapped(label, 40)}" for i, label in enumerate(labels)]
+    names = [f"{i + 1}  {wrapped(label, 40)}" for i, label in enumerate(labels)]
     longest = max(len(line) for name in names for line in name.split("\n"))
     # inches of a cell and of a letter
     cell, letter = 0.42, 0.075
-    figure, axes = _one(0.5 + letter * longest + cell * count, 0.5 + cell * count)
+    figure, axes = one_plot(0.5 + letter * longest + cell * count, 0.5 + cell * count)
     axes.grid(visible=False)
     # pale at both ends, so that dark digits can be read on every cell
     axes.imshow(cells, cmap=_pale_map(), vmin=-largest, vmax=largest, interpolation="none", aspect="auto")
@@ -386,7 +345,7 @@ def _collapse(answer: GroupAnswer) -> Figure | None:
     wide = 44
     centred: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7, "zorder": 3}
     losses = np.full((len(entries), len(rates)), np.nan)
-    figure, axes = _one(3.9 + 0.75 * max(len(rates), 3), 1.0 + _height(order[: 2 * MOST], wide))
+    figure, axes = one_plot(3.9 + 0.75 * max(len(rates), 3), 1.0 + rows_height(order[: 2 * MOST], wide))
     axes.grid(visible=False)
     axes.set_facecolor(PLAIN_CELL)
     for i, entry in enumerate(entries):
@@ -410,7 +369,7 @@ def _collapse(answer: GroupAnswer) -> Figure | None:
     axes.set_xlim(-0.5, len(rates) - 0.5)
     axes.set_ylim(len(entries) - 0.5, -0.5)
     _separate(axes, len(entries), len(rates))
-    axes.set_yticks(range(len(entries)), [_wrapped(entry.label, wide) for entry in entries], fontsize=8)
+    axes.set_yticks(range(len(entries)), [wrapped(entry.label, wide) for entry in entries], fontsize=8)
     axes.set_xticks(range(len(rates)), [f"{rate:.3g}" for rate in rates])
     axes.tick_params(length=0)
     for spine in axes.spines.values():

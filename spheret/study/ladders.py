@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from spheret.report import curves
 from spheret.report.curves import ComputeGain, Trend
-from spheret.study.answers import Gap, GroupAnswer, setting_of
+from spheret.study.answers import Gap, GroupAnswer, by_part, setting_of
 
 # the settings that are a size
 SIZES = ("layers", "width", "steps")
@@ -50,14 +50,11 @@ class Ladder:
 
 def ladders(answers: Sequence[GroupAnswer]) -> list[Ladder]:
     """The ladder of every part that has one and that compares contestants."""
-    by_part: dict[str, list[GroupAnswer]] = {}
-    for answer in answers:
-        by_part.setdefault(answer.group.part.name, []).append(answer)
-    return [_ladder(same) for same in by_part.values() if len(same) > 1 and same[0].group.part.seeds]
+    return [_ladder(same) for same in by_part(answers) if len(same) > 1 and same[0].group.part.seeds]
 
 
 def _ladder(answers: Sequence[GroupAnswer]) -> Ladder:
-    key, sizes = _size(answers)
+    key, sizes = size_of(answers)
     part, reference = answers[0].group.part, answers[0].reference
     compute = _reference_compute(answers, reference) if key else []
     climbs = []
@@ -74,8 +71,8 @@ def _ladder(answers: Sequence[GroupAnswer]) -> Ladder:
     return Ladder(part.name, part.title or part.name, reference, key, sizes, tuple(answers), tuple(climbs))
 
 
-def _size(answers: Sequence[GroupAnswer]) -> tuple[str | None, tuple[float, ...]]:
-    """The setting that is the size of a rung, with its value on each."""
+def size_of(answers: Sequence[GroupAnswer]) -> tuple[str | None, tuple[float, ...]]:
+    """The setting that is the size of a rung, with its value on each; None if the rungs differ in something else."""
     changed = {name for answer in answers for name in answer.group.setting if name in SIZES}
     if len(changed) != 1:
         return None, ()

@@ -137,9 +137,9 @@ class Plan:
     groups: tuple[Group, ...]
     text: bytes = field(repr=False)
 
-    def below(self, group: Group) -> Group | None:
-        """The rung before a group, from which its learning rates start."""
-        same = [each for each in self.groups if each.part.name == group.part.name and each.rung == group.rung - 1]
+    def rung(self, group: Group, rung: int) -> Group | None:
+        """A rung of the part of a group; None if there is none of this number."""
+        same = [each for each in self.groups if each.part.name == group.part.name and each.rung == rung]
         return same[0] if same else None
 
 

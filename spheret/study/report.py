@@ -15,7 +15,7 @@ from spheret.study.plan import Plan
 from spheret.study.rows import Key, Row
 from spheret.study.sections import sections_of
 
-FIGURE_NAME = re.compile(r".+-(answer|bowls|pairs|collapse|ladder)\.(svg|png)")
+FIGURE_NAME = re.compile(r".+-(answer|bowls|pairs|collapse|ladder|transfer)\.(svg|png)")
 
 
 def study_report(plan: Plan, rows: Mapping[Key, Row], out: Path) -> Path:

@@ -9,10 +9,12 @@ from spheret.report.blocks import mean_interval
 from spheret.report.sections import Section
 from spheret.report.tables import Table, TableCell, ranked
 from spheret.study.answers import Entry, Gap, GroupAnswer, costs
-from spheret.study.figures import MOST, slug
+from spheret.study.figure_parts import MOST, slug
 from spheret.study.ladders import Climb, Ladder
 from spheret.study.rows import FINAL, FLOOR, TUNE, Key, Row
 from spheret.study.stages import stage_of
+from spheret.study.transfer import transfers
+from spheret.study.transfer_section import transfer_section
 from spheret.study.words import answer_sentence, gain_words, limits, p_words, verdict_words, width_words
 
 NONE = TableCell("-")
@@ -23,12 +25,18 @@ def sections_of(answers: Sequence[GroupAnswer], ladders: Sequence[Ladder], rows:
     """Every section of the page: the answer first, the receipts last."""
     compared = [answer for answer in answers if answer.group.part.seeds]
     maps = [answer for answer in answers if not answer.group.part.seeds]
+    # a study of maps alone is about transfer
+    opening = not compared
+    moves = [transfer_section(each, first=opening and not place) for place, each in enumerate(transfers(answers))]
+    # what was not run at all has its place at the end
+    begun = [each for place, each in enumerate(answers) if each.rows or not place]
     parts = [
-        # what was not run at all has its place at the end
-        *(_answer_section(each, first=not place) for place, each in enumerate(answers) if each.rows or not place),
+        *(moves if opening else ()),
+        *(_answer_section(each, first=not (opening and moves) and not place) for place, each in enumerate(begun)),
         _losses_section(compared),
         _bowls_section(compared),
         *map(_ladder_section, ladders),
+        *(() if opening else moves),
         _pairs_section(compared),
         _costs_section(compared),
         _failures_section(answers, maps),

@@ -16,6 +16,8 @@ from spheret.study.rows import FINAL, FINISHED, FLOOR, TUNE, Key, Row
 
 # how often a contestant may take the next lower rate
 STEPS_DOWN = 2
+# rates that differ by less are one rate of a grid, after rounding
+NEAR = 1.02
 # the first seed of each stage, so that the seeds of a verdict are not those that chose the rate
 SEEDS = {TUNE: 1, FINAL: 101, FLOOR: 201}
 
@@ -44,11 +46,22 @@ def seeds_of(stage: str, count: int) -> range:
 
 def start_rates(plan: Plan, group: Group, contestant: Contestant, rows: Rows) -> list[float] | None:
     """The rates with which a contestant starts; None while the rung below is not tuned."""
-    below = plan.below(group)
+    below = plan.rung(group, group.rung - 1)
     if below is None:
         return list(group.part.rates)
     best = tuning(plan, below, contestant, rows).best
-    return None if best is None else [group.beside(best, steps) for steps in (-1, 0, 1)]
+    if best is None:
+        return None
+    rates = [group.beside(best, steps) for steps in (-1, 0, 1)]
+    lowest = plan.rung(group, 0)
+    if not group.part.seeds and lowest is not None:
+        # a map also says what the best rate of the lowest rung gives on this one
+        carried = tuning(plan, lowest, contestant, rows).best or best
+        while carried > rates[-1] * NEAR:
+            rates.append(group.beside(rates[-1], 1))
+        while carried < rates[0] / NEAR:
+            rates.insert(0, group.beside(rates[0], -1))
+    return rates
 
 
 def tuning(plan: Plan, group: Group, contestant: Contestant, rows: Rows) -> Tuning:

@@ -50,8 +50,8 @@ def test_every_part_comes_before_any_ladder(tmp_path):
     names = ["two", "more", "two-layers24", "more-layers24", "two-layers36-width128", "more-layers36-width128"]
     assert [group.name for group in plan.groups] == names
     assert plan.groups[4].given["model"] == {"layers": 36, "width": 128}
-    assert plan.below(plan.groups[4]) == plan.groups[2]
-    assert plan.below(plan.groups[0]) is None
+    assert plan.rung(plan.groups[4], 1) == plan.groups[2]
+    assert plan.rung(plan.groups[0], -1) is None
 
 
 @pytest.mark.parametrize("name", PLANS)

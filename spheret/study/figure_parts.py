@@ -1,0 +1,82 @@
+"""What the figures of a study share: their names, labels and panels."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from spheret.support.figure_style import axes_grid
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# so many contestants can be told apart in one figure
+MOST = 20
+COLUMNS = 4
+LOSS = "validation loss (nats per token)"
+
+
+def slug(name: str) -> str:
+    """The name of a group or part as part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)
+
+
+def capped(caption: str, shown: Sequence[Any], most: int = MOST) -> str:
+    return f"{caption}. The first {most} of {len(shown)}" if len(shown) > most else caption
+
+
+def wrapped(label: str, width: int) -> str:
+    return "\n".join(textwrap.wrap(label, width, break_long_words=False, break_on_hyphens=False))
+
+
+def rows_height(labels: Sequence[str], width: int) -> float:
+    """Inches that rows with these labels need."""
+    lines = max(wrapped(label, width).count("\n") + 1 for label in labels)
+    return len(labels) * (0.17 + 0.14 * lines)
+
+
+def one_plot(width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure of one plot."""
+    figure, grid = axes_grid(size=(width, height))
+    # a label may be a little wider in a PNG than in an SVG
+    figure.set_layout_engine("constrained", w_pad=0.1)
+    return figure, grid[0, 0]
+
+
+def small_multiples(count: int, height: float = 1.75) -> tuple[Figure, list[Axes]]:
+    """Small multiples with common axes."""
+    columns = min(COLUMNS, count)
+    # nine look better as three by three
+    if COLUMNS < count <= 9 and -count % 3 < -count % COLUMNS:
+        columns = 3
+    rows = -(-count // columns)
+    size = (max(3.2, 2.1 * columns), 0.7 + height * rows)
+    figure, grid = axes_grid(rows, columns, size=size, sharex=True, sharey=True)
+    axes = list(grid.flat)
+    for each in axes[count:]:
+        each.set_visible(False)
+    # the last panel of a column has the labels of its axis
+    for each in axes[max(0, count - columns) : count]:
+        each.tick_params(labelbottom=True)
+    return figure, axes[:count]
+
+
+def panel_title(axes: Axes, label: str) -> None:
+    axes.set_title(wrapped(label, 26), loc="left", fontsize=8)
+
+
+def rate_axis(panels: Sequence[Axes], rates: Sequence[float]) -> None:
+    """A logarithmic axis of learning rates for panels that share it."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    axes = panels[0]
+    axes.set_xscale("log")
+    axes.set_xlim(rates[0] / 1.2, rates[-1] * 1.2)
+    axes.xaxis.set_major_locator(FixedLocator(sorted({rates[0], rates[len(rates) // 2], rates[-1]})))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}"))
+    for each in panels:
+        each.tick_params(labelsize=8)

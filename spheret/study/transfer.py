@@ -1,0 +1,120 @@
+"""Whether the best learning rate of a small model is that of a large one: the rungs of a map of rates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spheret.study.answers import Entry, GroupAnswer, by_part, sound
+from spheret.study.ladders import size_of
+from spheret.study.stages import NEAR
+
+
+@dataclass(frozen=True)
+class Found:
+    """One contestant at one size.
+
+    rate: the best of the grid, None if none was found; lowest: its loss.
+    bracketed: whether the best rate lies between two others.
+    vertex: where a parabola through the best rate and its neighbours is lowest; None without both.
+    kept: what the best rate of the smallest size costs here, per tuning seed; None if a run failed at it, empty if it
+        was not run.
+    """
+
+    entry: Entry
+    rate: float | None
+    lowest: float
+    bracketed: bool
+    vertex: float | None
+    kept: tuple[float, ...] | None
+
+    @property
+    def cost(self) -> float | None:
+        """The mean over the seeds; infinity if a run failed, None if it was not run."""
+        if self.kept is None:
+            return math.inf
+        return math.fsum(self.kept) / len(self.kept) if self.kept else None
+
+
+@dataclass(frozen=True)
+class Course:
+    """One contestant over all sizes. power: the best rate goes as size to this power; None with fewer than three."""
+
+    label: str
+    scheme: str
+    found: tuple[Found, ...]
+    power: float | None
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A part that is a map of rates, at several sizes. key: the setting that is the size."""
+
+    part: str
+    title: str
+    key: str
+    sizes: tuple[float, ...]
+    courses: tuple[Course, ...]
+
+
+def transfers(answers: Sequence[GroupAnswer]) -> list[Transfer]:
+    """Every part without fresh seeds whose rungs differ in one size, once two of them have runs."""
+    made = []
+    for same in by_part(answers):
+        key, sizes = size_of(same)
+        part = same[0].group.part
+        if key is not None and not part.seeds and sum(bool(answer.rows) for answer in same) > 1:
+            courses = tuple(_course(same, sizes, contestant.label) for contestant in same[0].group.contestants)
+            made.append(Transfer(part.name, part.title or part.name, key, sizes, courses))
+    return made
+
+
+def _course(answers: Sequence[GroupAnswer], sizes: Sequence[float], label: str) -> Course:
+    entries = [answer.by_label[label] for answer in answers]
+    base = entries[0].search.best
+    found = tuple(_found(entry, base) for entry in entries)
+    points = [(size, each.vertex) for size, each in zip(sizes, found, strict=True) if each.vertex is not None]
+    return Course(label, entries[0].scheme, found, _power(points) if len(points) > 2 else None)
+
+
+def _found(entry: Entry, base: float | None) -> Found:
+    best, losses = entry.search.best, entry.search.losses
+    if best is None:
+        return Found(entry, None, math.inf, False, None, ())
+    bracketed = entry.search.bracketed
+    return Found(
+        entry, best, losses[best], bracketed, _vertex(losses, best) if bracketed else None, _kept(entry, best, base)
+    )
+
+
+def _kept(entry: Entry, best: float, base: float | None) -> tuple[float, ...] | None:
+    """The losses at the rate of the smallest size minus those at the best rate, seed by seed."""
+    if base is None:
+        return ()
+    there = {row.seed: row for row in entry.tries if base / NEAR < row.rate < base * NEAR}
+    here = {row.seed: row for row in entry.tries if row.rate == best}
+    if any(not sound(row) for row in there.values()):
+        return None
+    return tuple(there[seed].loss - row.loss for seed, row in here.items() if seed in there and sound(row))
+
+
+def _vertex(losses: dict[float, float], best: float) -> float | None:
+    """The lowest point of the parabola in log(rate) through three neighbours of the grid."""
+    rates = list(losses)
+    place = rates.index(best)
+    (x0, y0), (x1, y1), (x2, y2) = ((math.log(rate), losses[rate]) for rate in rates[place - 1 : place + 2])
+    if not math.isfinite(y0 + y2):
+        return None
+    left, right = (y1 - y0) / (x1 - x0), (y2 - y1) / (x2 - x1)
+    # the slopes at the middles of both sides: where the line through them is zero
+    if right <= left:
+        return best
+    return math.exp((x0 + x1) / 2 - left * (x2 - x0) / 2 / (right - left))
+
+
+def _power(points: Sequence[tuple[float, float]]) -> float:
+    """The slope of log(rate) over log(size), by least squares."""
+    xs, ys = [math.log(size) for size, _ in points], [math.log(rate) for _, rate in points]
+    middle = math.fsum(xs) / len(xs)
+    return math.fsum((x - middle) * y for x, y in zip(xs, ys, strict=True)) / math.fsum((x - middle) ** 2 for x in xs)
