@@ -21,11 +21,20 @@ SCHEMES = {name: (name, {}) for name in PAPER_SCHEMES} | {
     "ngpt": ("ngpt", {}),
     # the sublayers of a block share a scalar
     "rezero": ("rezero", {}),
+    # a warm-up of the branches, which a buffer counts
+    "modern": ("pre-ln", {"prores": 1.0}),
+}
+# rotary positions, gated and grouped matrices, norms of queries and keys
+BACKBONES = {
+    "modern": {"positions": "rope", "mlp": "swiglu", "norm": "rmsnorm", "qk_norm": True, "kv_heads": 1, "bias": False}
 }
 # Newton-Schulz needs whole matrices, and the rules start from whole weights
 MUON = {
-    "optimizer": "muon", "lr_schedule": "wsd", "decay_steps": 2, "parametrization": "completep", "base_width": 8,
-    "base_layers": 1, "base_heads": 2,
+    "proj-spheretnorm": {
+        "optimizer": "muon", "lr_schedule": "wsd", "decay_steps": 2, "parametrization": "completep", "base_width": 8,
+        "base_layers": 1, "base_heads": 2,
+    },
+    "modern": {"optimizer": "muon"},
 }  # fmt: skip
 
 
@@ -39,7 +48,10 @@ def config(**changes):
 def make(path, data, case, world, **changes):
     name, options = SCHEMES[case]
     torch.manual_seed(1337)
-    model = GPT(GPTConfig(layers=2, heads=2, width=16, block=16, vocab=320, scheme=name, scheme_options=options))
+    backbone = BACKBONES.get(case, {})
+    model = GPT(
+        GPTConfig(layers=2, heads=2, width=16, block=16, vocab=320, scheme=name, scheme_options=options, **backbone)
+    )
     path.mkdir(parents=True, exist_ok=True)
     return Trainer(
         path, model, config(**changes), EvaluationConfig(3, 5), data, world, 3.0, tensorboard=False, quiet=True
@@ -51,7 +63,8 @@ def every_scheme(data, out, world):
         for case in SCHEMES:
             assert make(out / world.parallel / case, data, case, world).fit() == 0
         assert make(out / world.parallel / "bf16", data, "proj-spheretnorm", world, precision="bf16").fit() == 0
-        assert make(out / world.parallel / "muon", data, "proj-spheretnorm", world, **MUON).fit() == 0
+        for case, words in MUON.items():
+            assert make(out / world.parallel / f"muon {case}", data, case, world, **words).fit() == 0
 
 
 def one_sided(data, out, world):

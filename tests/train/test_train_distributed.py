@@ -74,10 +74,11 @@ def test_two_processes_are_one(parallel, case, together, prepared, tmp_path):
         assert torch.allclose(moments[0][name], tensor, atol=1e-6), name
 
 
+@pytest.mark.parametrize("case", cases.MUON)
 @pytest.mark.parametrize("parallel", PARALLEL)
-def test_two_processes_are_one_with_muon(parallel, together, prepared, tmp_path):
-    cases.alone(tmp_path, open_data(prepared), "proj-spheretnorm", **cases.MUON)
-    path = together / parallel / "muon"
+def test_two_processes_are_one_with_muon(parallel, case, together, prepared, tmp_path):
+    cases.alone(tmp_path, open_data(prepared), case, **cases.MUON[case])
+    path = together / parallel / f"muon {case}"
     assert losses(path) == pytest.approx(losses(tmp_path), rel=1e-6)
     assert_close(final(path), final(tmp_path), 2e-6)
     moments = [dict(checkpoint.newest(p / "checkpoints").optimizer()) for p in (path, tmp_path)]
