@@ -1,4 +1,4 @@
-"""Write all that follows from results.jsonl in docs/results: figures, tables.md, and the marked parts of pages.
+"""Write all that follows from the results in docs/results: figures, tables, and the marked parts of pages.
 
 `make results` runs it. A marked part begins with a comment such as `<!-- sentence nine -->` or `<!-- table
 losses-nine -->` and ends with `<!-- end -->`. What stands between them is written by this script.
@@ -7,42 +7,94 @@ losses-nine -->` and ends with `<!-- end -->`. What stands between them is writt
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from spheret.report.paper_numbers import CORPORA, LOSSES, ROWS, SIZES
 from spheret.report.tables import to_markdown
 from spheret.study.answers import GroupAnswer, group_answers
 from spheret.study.ladders import ladders
-from spheret.study.plan import OURS, read_plan
+from spheret.study.plan import OURS, PLANS, read_plan
 from spheret.study.report import result_files
-from spheret.study.rows import read_rows
+from spheret.study.rows import Key, Row, read_rows
 from spheret.study.sections import sections_of
+from spheret.study.transfer import transfers
+from spheret.study.transfer_section import transfer_sentences
 from spheret.study.words import answer_sentence, limits
 
 HERE = Path(__file__).parent
-PAGES = (HERE / "README.md", HERE.parent / "which-connection.md", HERE.parents[1] / "README.md")
+# the plan of every study, by the name of its results
+STUDIES = {"results": OURS, "modern": PLANS["modern"], "transfer": PLANS["transfer"]}
+PAGES = (
+    HERE / "README.md",
+    HERE / "modern.md",
+    HERE / "transfer.md",
+    HERE.parent / "which-connection.md",
+    HERE.parents[1] / "README.md",
+)
 MARKED = re.compile(r"(?P<begin><!-- (?P<kind>\w+) (?P<name>[\w.-]+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 
 
 def marked_parts() -> dict[tuple[str, str], str]:
     """The text of every part that a page may ask for, by its kind and name."""
-    plan, rows = read_plan(OURS), read_rows(HERE / "results.jsonl")
-    answers = group_answers(plan, rows)
+    parts: dict[tuple[str, str], str] = {}
+    for study, path in STUDIES.items():
+        rows = read_rows(HERE / f"{study}.jsonl")
+        answers = group_answers(read_plan(path), rows)
+        # the first study's names are plain
+        prefix = "" if study == "results" else f"{study}."
+        parts |= {(kind, prefix + name): text for (kind, name), text in _of_a_study(answers, rows).items()}
+        parts["receipt", study] = _receipt(rows)
+        if study == "results":
+            parts["summary", "warm-up"] = _warm_ups({answer.group.name: answer for answer in answers})
+            parts["summary", "paper"] = _beside_the_paper(
+                next(answer for answer in answers if answer.group.name == "nine")
+            )
+        if study == "modern":
+            parts["summary", "modern"] = _optimisers({answer.group.name: answer for answer in answers})
+    return parts
+
+
+def _of_a_study(answers: Sequence[GroupAnswer], rows: Mapping[Key, Row]) -> dict[tuple[str, str], str]:
     parts = {}
     for answer in answers:
         parts["sentence", answer.group.name] = f"{answer_sentence(answer)}\n"
-        parts["limits", answer.group.name] = "".join(f"- {text}\n" for text in limits(answer))
+        parts["limits", answer.group.name] = _bullets(limits(answer))
+    for transfer in transfers(answers):
+        parts["transfer", transfer.part] = _bullets(transfer_sentences(transfer))
     for section in sections_of(answers, ladders(answers), rows):
         for table in section.tables:
             # the heading is the page's own
             parts["table", table.name] = to_markdown([table]).split("\n\n", 1)[1]
-    parts["summary", "warm-up"] = _warm_ups({answer.group.name: answer for answer in answers})
-    parts["summary", "paper"] = _beside_the_paper(next(answer for answer in answers if answer.group.name == "nine"))
-    count = len({row.run for row in rows.values()})
-    hours = sum({row.run: row.seconds for row in rows.values()}.values()) / 3600
-    parts["receipt", "runs"] = f"{count} runs, {hours:.1f} hours of training on one core each.\n"
     return parts
+
+
+def _bullets(sentences: Sequence[str]) -> str:
+    return "".join(f"- {sentence}\n" for sentence in sentences)
+
+
+def _receipt(rows: Mapping[Key, Row]) -> str:
+    seconds = {row.run: row.seconds for row in rows.values()}
+    return f"{len(seconds)} runs, {sum(seconds.values()) / 3600:.1f} hours of training on one core each.\n"
+
+
+def _optimisers(answers: Mapping[str, GroupAnswer]) -> str:
+    """The losses and the rates of the six under both optimisers, as a table."""
+    columns = {"AdamW": answers["adamw"], "Muon": answers["muon"]}
+    lines = [
+        f"| connection | {' | '.join(f'{name}: loss | rate' for name in columns)} |",
+        "|---|" + "---:|" * (2 * len(columns)),
+    ]
+    for contestant in answers["muon"].group.contestants:
+        cells = []
+        for answer in columns.values():
+            means = {} if answer.layout is None else answer.layout.means
+            entry = answer.by_label[contestant.label]
+            loss = f"{means[entry.label]:.3f}" if entry.label in means else entry.reason
+            loss = f"**{loss}**" if means.get(entry.label, 0) == min(means.values(), default=-1) else loss
+            cells += [loss, "-" if entry.rate is None else f"{entry.rate:.2g}"]
+        lines.append(f"| {contestant.label} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def _warm_ups(answers: Mapping[str, GroupAnswer]) -> str:
@@ -96,10 +148,13 @@ def filled(text: str, parts: dict[tuple[str, str], str]) -> str:
 
 def files() -> dict[Path, bytes]:
     """The content of every file that follows from the results."""
-    made = result_files(read_plan(OURS), read_rows(HERE / "results.jsonl"))
-    # a study's tables have no title of their own
-    made["tables.md"] = b"# All tables of the study\n\n" + made["tables.md"]
-    written = {HERE / ("figures" if name.endswith(".svg") else "") / name: data for name, data in made.items()}
+    written: dict[Path, bytes] = {}
+    for study, plan in STUDIES.items():
+        made = result_files(read_plan(plan), read_rows(HERE / f"{study}.jsonl"))
+        # a study's tables have no title of their own
+        tables = b"# All tables of the study\n\n" + made.pop("tables.md")
+        written[HERE / ("tables.md" if study == "results" else f"{study}-tables.md")] = tables
+        written |= {HERE / "figures" / name: data for name, data in made.items()}
     parts = marked_parts()
     return written | {page: filled(page.read_text(), parts).encode() for page in PAGES}
 

@@ -32,6 +32,8 @@ RIVAL = "transformers GPT-2"
 MODERN_RIVALS = {"transformers Llama": "llama", "transformers Qwen3": "qwen3"}
 # proj-spheretnorm with the reference backend, the paper's arithmetic, instead of our kernels
 PAPERS_CODE = "proj-spheretnorm, the paper's code"
+# a modern size without the norms that Llama lacks
+WITHOUT_NORMS = "pre-ln, no norms of q and k"
 
 
 def precisions(device: torch.device) -> tuple[str, ...]:
@@ -48,8 +50,10 @@ def build_model(name: str, size: str, block: int, shared: GPT | None) -> GPT:
 
     shared: a model whose parameters are reused, because nine models would not fit into memory.
     """
-    (choice,) = parse_schemes("proj-spheretnorm" if name == PAPERS_CODE else name)
+    (choice,) = parse_schemes({PAPERS_CODE: "proj-spheretnorm", WITHOUT_NORMS: "pre-ln"}.get(name, name))
     options: dict[str, Any] = {"scheme": choice.name, "scheme_options": choice.options, "block": block}
+    if name == WITHOUT_NORMS:
+        options["qk_norm"] = False
     model = GPT(GPTConfig.preset(size, **options))
     if shared is not None:
         share_parameters(model, shared)
@@ -148,7 +152,8 @@ def bench_step(
     if tokens < block or tokens % block:
         raise ValueError(f"tokens must be a multiple of block, got {tokens} and {block}.")
     chosen = [":".join([choice.name, *choice.settings]) for choice in parse_schemes(schemes)]
-    names = [*dict.fromkeys(["pre-ln", *chosen]), PAPERS_CODE, *rivals(size)]
+    modern = [WITHOUT_NORMS] if size in MODERN_KV_HEADS else []
+    names = [*dict.fromkeys(["pre-ln", *chosen]), PAPERS_CODE, *modern, *rivals(size)]
     place = resolve_device(device)
     check_training(GPTConfig.preset(size, block=block), tokens, "float32", place)
     measured = precisions(place)

@@ -18,6 +18,7 @@ from spheret.connections.parse import SchemeChoice
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.model.probes import Sublayer, probe
 from spheret.optim import build_optimizer, set_learning_rate
+from spheret.report.curves import power
 from spheret.runs.base_sizes import PARAMETRIZATIONS
 from spheret.runs.config import TrainConfig
 from spheret.runs.recipes import default_heads
@@ -161,14 +162,6 @@ def sweep(setting: Setting, sizes: Sequence[tuple[int, int]], tick: Callable[[],
             tick()
         rows.append(mean_coordinates(seeds))
     return rows
-
-
-def power(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """The least-squares slope of log value over log size."""
-    x, y = [math.log(size) for size in sizes], [math.log(value) for value in values]
-    mean_x, mean_y = math.fsum(x) / len(x), math.fsum(y) / len(y)
-    along = math.fsum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
-    return along / math.fsum((a - mean_x) ** 2 for a in x)
 
 
 def powers(rows: Sequence[Coordinates], size: str) -> Powers:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from spheret.report.curves import power
 from spheret.study.answers import Entry, GroupAnswer, by_part, sound
 from spheret.study.ladders import size_of
 from spheret.study.stages import NEAR
@@ -74,8 +75,8 @@ def _course(answers: Sequence[GroupAnswer], sizes: Sequence[float], label: str) 
     entries = [answer.by_label[label] for answer in answers]
     base = entries[0].search.best
     found = tuple(_found(entry, base) for entry in entries)
-    points = [(size, each.vertex) for size, each in zip(sizes, found, strict=True) if each.vertex is not None]
-    return Course(label, entries[0].scheme, found, _power(points) if len(points) > 2 else None)
+    known = [(size, each.vertex) for size, each in zip(sizes, found, strict=True) if each.vertex is not None]
+    return Course(label, entries[0].scheme, found, power(*zip(*known, strict=True)) if len(known) > 2 else None)
 
 
 def _found(entry: Entry, base: float | None) -> Found:
@@ -111,10 +112,3 @@ def _vertex(losses: dict[float, float], best: float) -> float | None:
     if right <= left:
         return best
     return math.exp((x0 + x1) / 2 - left * (x2 - x0) / 2 / (right - left))
-
-
-def _power(points: Sequence[tuple[float, float]]) -> float:
-    """The slope of log(rate) over log(size), by least squares."""
-    xs, ys = [math.log(size) for size, _ in points], [math.log(rate) for _, rate in points]
-    middle = math.fsum(xs) / len(xs)
-    return math.fsum((x - middle) * y for x, y in zip(xs, ys, strict=True)) / math.fsum((x - middle) ** 2 for x in xs)

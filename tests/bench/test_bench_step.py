@@ -52,10 +52,11 @@ def test_the_modern_backbone_against_llama_and_qwen3(tmp_path, capsys, monkeypat
     words = ["--size", "modern-T", "--tokens", "32", "--block", "16", "--schemes", "keel", "--repeats", "1"]
     assert main(["bench", "step", *words, "--device", "cpu", "--no-memory", "--json", str(out)]) == 0
     rows = json.loads(out.read_text())["table"]
-    assert [row["name"] for row in rows][-2:] == ["transformers Llama", "transformers Qwen3"]
-    ours = bench.build_model("pre-ln", "modern-T", 16, None)
+    assert [row["name"] for row in rows][-3:] == [bench.WITHOUT_NORMS, "transformers Llama", "transformers Qwen3"]
+    ours = [bench.build_model(name, "modern-T", 16, None) for name in (bench.WITHOUT_NORMS, "pre-ln")]
     counts = [sum(p.numel() for p in bench._rival(name, "modern-T", 16).parameters()) for name in bench.MODERN_RIVALS]
-    assert counts == [ours.parameter_count() - 2 * 4, ours.parameter_count()]
+    assert counts == [model.parameter_count() for model in ours]
+    assert counts[0] == counts[1] - 2 * 4
     assert "transformers Llama" in capsys.readouterr().out
 
 
