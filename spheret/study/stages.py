@@ -28,7 +28,8 @@ Rows = Mapping[Key, Row]
 class Tuning:
     """How far the search for a learning rate is.
 
-    losses: the mean validation loss of each rate all of whose runs have ended; infinity if one of them has none.
+    losses: the mean validation loss of each rate all of whose runs have ended; infinity if one of them collapsed or
+        diverged.
     missing: runs that the grid still needs, with the place of their rate when counted from the middle.
     best: the rate of the lowest loss, once nothing is missing.
     bracketed: whether the best lies between two others.
@@ -95,7 +96,10 @@ def _losses(
         absent = [key for key in keys if key not in rows]
         missing += [(place, key) for key in absent]
         if not absent:
-            losses[rate] = math.fsum(rows[key].loss for key in keys) / len(keys)
+            runs = [rows[key] for key in keys]
+            # a collapsed run has a loss, that of token frequencies, which says nothing about a rate
+            sound = all(row.state == FINISHED for row in runs)
+            losses[rate] = math.fsum(row.loss for row in runs) / len(runs) if sound else math.inf
     return dict(sorted(losses.items())), missing
 
 

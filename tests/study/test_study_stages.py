@@ -49,17 +49,20 @@ def test_what_is_not_bracketed_gets_no_seeds(tmp_path):
     assert {each.contestant for each in order if stage_of(each) == FINAL} == {"post-ln"}
 
 
-def test_a_grid_that_diverges_moves_down(tmp_path):
+@pytest.mark.parametrize(("state", "lost"), [("diverged", None), ("collapsed", 3.0)])
+def test_a_grid_that_fails_moves_down(state, lost, tmp_path):
     plan = plan_of(tmp_path)
 
     def loss(each):
-        return row(each, None, "diverged") if each.rate > 0.3e-3 else bowl(0.25e-3)(each)
+        # a collapsed run has a loss, which is lower at some rates by chance
+        failed = row(each, lost and lost - 0.1 * (each.rate == 2e-3), state)
+        return failed if each.rate > 0.3e-3 else bowl(0.25e-3)(each)
 
     rows, _ = run_all(plan, loss)
     assert (search(plan, rows).best, search(plan, rows).bracketed) == (0.25e-3, True)
     assert search(plan, rows).losses[4e-3] == math.inf
     # and where nothing works at all it ends
-    rows, order = run_all(plan, lambda each: row(each, None, "diverged"))
+    rows, order = run_all(plan, lambda each: row(each, lost, state))
     assert search(plan, rows).best is None
     assert {stage_of(each) for each in order} == {TUNE}
 
