@@ -142,6 +142,22 @@ BAD = [
         ["train", "--scheme", "rezero", "--parametrization", "mup", "--base-width", "64"],
         "needs a norm before the head",
     ),
+    (
+        ["train", "--parametrization", "mup", "--base-width", "1"],
+        "--base-width must lie between 2 and 100,000, got 1",
+    ),
+    (
+        ["train", "--parametrization", "completep", "--base-width", "64", "--base-layers", "999999999"],
+        "--base-layers must lie between 1 and 100,000, got 999999999",
+    ),
+    (["train", "--size", "modern-S"], "give --size S with --positions rope --mlp swiglu --norm rmsnorm --qk-norm"),
+    (
+        ["train", "--qk-norm", "--heads", "16", "--width", "16"],
+        "a head of one entry has only a sign: take fewer heads",
+    ),
+    (["train", "--set", "prores=nan"], "must be a number or none, got 'nan'."),
+    (["plan", "--size", "modern-S", "--scheme", "ngpt"], "set kv_heads to 12"),
+    (["plan", "--size", "modern-S", "--scheme", "hybridnorm"], "(--no-qk-norm)"),
     (["coord-check", "--widths", "32"], "--widths must be at least two different positive numbers"),
     (["coord-check", "--widths", "32,3200000000"], "needs at least"),
     (["coord-check", "--scheme", "pre-ln,post-ln"], "--scheme takes one scheme, got 2"),

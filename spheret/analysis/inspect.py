@@ -21,6 +21,7 @@ from spheret.analysis.sublayers import check_finite
 from spheret.data import Data
 from spheret.model.gpt import GPT
 from spheret.runs.layout import INSPECT, INSPECT_FIGURE
+from spheret.runs.parametrization import parametrize
 from spheret.runs.run import Run, manifest_sha256
 from spheret.support import files
 from spheret.support.documents import Count, Document, Positive, Record
@@ -202,7 +203,10 @@ def initial(run: Run, data: Data) -> GPT | None:
         return None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(train.seed)
-        return GPT(config, data.counts() if config.head_bias == "unigram" else None).eval()
+        model = GPT(config, data.counts() if config.head_bias == "unigram" else None)
+        parametrize(model, run.settings.train)
+        model.at_update(1)
+        return model.eval()
 
 
 def inspect_command(

@@ -129,7 +129,7 @@ def scheme(name: str, /, **options: Any) -> Scheme:
         if not any(accepts(value) for accepts in kinds[option].values()):
             # a name of a retraction is often given as p
             words = [other for other in kinds if isinstance(value, str) and "a word" in kinds[other]]
-            hint = f": a word goes into {_either(words)}" if words and "a number" in kinds[option] else ""
+            hint = f": a word goes into {_either(words)}" if words and option == "p" else ""
             raise ValueError(f"{option} of {name} must be {_either(list(kinds[option]))}, got {value!r}{hint}.")
     if options.get("prores") is not None:
         check_above_zero(f"prores of {name}, in updates,", options["prores"])

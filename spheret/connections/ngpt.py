@@ -130,7 +130,7 @@ class NGPT(Scheme):
         if shape.kv_heads != shape.heads:
             raise ValueError(
                 f"the queries and keys of ngpt share one scale per head, so that kv_heads must be heads = "
-                f"{shape.heads}, got {shape.kv_heads}: leave kv_heads out, or set inner_scales=false."
+                f"{shape.heads}, got {shape.kv_heads}: set kv_heads to {shape.heads}, or inner_scales=false."
             )
         return QueryKeyNorm(shape.dim, shape.heads)
 

@@ -187,6 +187,10 @@ class HeadNorm(nn.Module):
 
     def __init__(self, dim: int, norm: str = "rmsnorm", bias: bool = False, values: bool = False):
         super().__init__()
+        if dim < 2:
+            raise ValueError(
+                "queries and keys are normed, and a head of one entry has only a sign: take fewer heads."
+            )
         self.q_norm, self.k_norm = make_norm(norm, dim, bias), make_norm(norm, dim, bias)
         self.v_norm = make_norm(norm, dim, bias) if values else None
 

@@ -46,6 +46,7 @@ class SpheretConfig(PreTrainedConfig, _Options):
     attribute_map = {  # noqa: RUF012
         "num_hidden_layers": "layers",
         "num_attention_heads": "heads",
+        "num_key_value_heads": "kv_heads",
         "hidden_size": "width",
         "max_position_embeddings": "block",
         "vocab_size": "vocab",

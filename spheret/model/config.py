@@ -110,10 +110,11 @@ class GPTConfig:
             built.enter(self.width)
             own = built.inside_attention(self.shape, 1, 2 * self.layers)
             built.inside_mlp(self.shape, 2, 2 * self.layers)
+            self.head_norm()
         if self.qk_norm and own is not None:
             raise ValueError(
-                f"qk_norm norms the queries and keys, and {self.scheme} norms them itself: leave qk_norm out, or "
-                "take another scheme."
+                f"qk_norm norms the queries and keys, and {self.scheme} norms them itself: set qk_norm to "
+                "false (--no-qk-norm), or take another scheme."
             )
         check_environment()
 
@@ -131,9 +132,14 @@ class GPTConfig:
             )
         check_above_zero("rope_base", self.rope_base)
         if self.positions != "rope" and self.rope_base != ROPE_BASE:
-            raise ValueError(f"rope_base {self.rope_base:g} is of positions = rope, and these are {self.positions}.")
+            raise ValueError(
+                f"rope_base {self.rope_base:g} is of positions = rope, and these are {self.positions}: leave "
+                "rope_base out, or take positions = rope."
+            )
         if self.mlp != "gelu" and self.activation != "gelu":
-            raise ValueError(f"activation {self.activation} is of mlp = gelu, and this is {self.mlp}.")
+            raise ValueError(
+                f"activation {self.activation} is of mlp = gelu, and this is {self.mlp}: leave activation out."
+            )
 
     @property
     def shape(self) -> BranchShape:

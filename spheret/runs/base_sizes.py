@@ -1,6 +1,6 @@
 """The names of the parametrizations, the sizes of the base model that each needs, and the schemes that each fits.
 
-`spheret.train.parametrization` has their rules.
+`spheret.runs.parametrization` has their rules.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ PARAMETRIZATIONS: dict[str, tuple[str, ...]] = {
     "completep": ("base_width", "base_layers", "base_heads"),
 }
 BASE_SIZES = ("base_width", "base_layers", "base_heads")
+# norms need two entries, and the steps of a base's depth are added up one by one
+LEAST = {"base_width": 2, "base_layers": 1, "base_heads": 1}
+MOST = 100_000
 
 
 def check_base_sizes(parametrization: str, sizes: Mapping[str, int | None]) -> None:
@@ -41,6 +44,8 @@ def check_base_sizes(parametrization: str, sizes: Mapping[str, int | None]) -> N
             raise ValueError(f"{flag} {value} has no meaning with --parametrization {parametrization}: leave it out.")
         if value is not None:
             check_count(flag, value)
+            if not LEAST[name] <= value <= MOST:
+                raise ValueError(f"{flag} must lie between {LEAST[name]} and {MOST:,}, got {value}.")
     width, heads = sizes["base_width"], sizes["base_heads"]
     if width is not None and heads is not None and width % heads:
         raise ValueError(

@@ -357,7 +357,8 @@ def complete(
         train.setdefault("decay_steps", max(1, min(steps // 5, steps - train["warmup"])))
     needed = PARAMETRIZATIONS.get(train.get("parametrization", ""), ())
     if train.get("base_width") is not None and "base_heads" in needed:
-        train.setdefault("base_heads", default_heads(train["base_width"]))
+        same = train["base_width"] == model["width"]
+        train.setdefault("base_heads", model["heads"] if same else default_heads(train["base_width"]))
     train.setdefault("checkpoint_every", tenth if size is None else min(tenth, 1000))
     train.setdefault("precision", "bf16" if device == "cuda" else "float32")
     evaluation.setdefault("eval_every", tenth if size is None else min(tenth, 500))

@@ -26,7 +26,10 @@ def cosine(course: Course, done: int) -> float:
 
 
 def wsd(course: Course, done: int) -> float:
-    """lr, and over the last `decay_steps` updates lr (1 - sqrt(x)) + min_lr sqrt(x), x from 0 to 1."""
+    """lr, and over the last `decay_steps` updates lr (1 - sqrt(x)) + min_lr sqrt(x).
+
+    Of D updates of decay the first has x = 0, and the last x = (D - 1)/D: what follows it would have min_lr.
+    """
     ratio = max(0, done - (course.steps - course.decay_steps)) / max(1, course.decay_steps)
     return course.lr + (course.min_lr - course.lr) * math.sqrt(ratio)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from spheret.model.config import MODERN_KV_HEADS
 from spheret.model.gpt import PRESETS
 from spheret.support.errors import unknown
 
@@ -37,6 +38,12 @@ PAPER: dict[str, dict[str, Any]] = {
 
 def paper_model(size: str) -> dict[str, int]:
     """Layers, heads and width of the paper's S, M or L."""
+    if size in MODERN_KV_HEADS:
+        raise ValueError(
+            f"--size {size} is a shape of spheret plan and bench, and has no recipe: give --size "
+            f"{size.removeprefix('modern-')} with --positions rope --mlp swiglu --norm rmsnorm --qk-norm --kv-heads "
+            f"{MODERN_KV_HEADS[size]} --no-bias."
+        )
     if size not in PRESETS:
         raise unknown("size", size, PRESETS)
     return dict(zip(("layers", "heads", "width"), PRESETS[size], strict=True))

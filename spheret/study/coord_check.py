@@ -69,7 +69,17 @@ def coord_check(
     choices = parse_schemes(scheme)
     if len(choices) != 1:
         raise ValueError(f"--scheme takes one scheme, got {len(choices)}: check them one by one.")
+    if choices[0].options.get("prores") is not None:
+        raise ValueError(
+            f"--scheme {scheme} warms up its branches by prores, and a check has few updates: leave prores out."
+        )
     wide, deep = _sizes("widths", widths), _sizes("layers", layers)
+    if odd := [number for number in deep if number % 2]:
+        # places along the depth would lie between two sublayers
+        raise ValueError(
+            f"--layers {layers} has {odd[0]}, and a stream is looked at after each quarter of its depth: give even "
+            "numbers."
+        )
     directory = Path(out).expanduser()
     files.check_output_directory("--out", directory)
     setting = Setting(
@@ -80,14 +90,8 @@ def coord_check(
         # the smallest first: it has the scheme's own errors
         check_scheme(parametrization, setting.shape(wide[0], deep[0]))
         check_training(setting.shape(width, depth), batch_size * block, "float32", torch.device("cpu"))
-    total, done = seeds * (len(wide) + len(deep)), 0
-
-    def tick() -> None:
-        nonlocal done
-        done += 1
-        meter.show(f"{done} of {total} models", done / total)
-
     with few_threads(wide[0]), Meter("coord-check") as meter:
+        tick = meter.counter(seeds * (len(wide) + len(deep)), "models")
         rows = {size: sweep(setting, shapes, tick) for size, shapes in sizes.items()}
     found = {size: (each, powers(each, size)) for size, each in rows.items()}
     sentence = verdict(setting, found)

@@ -21,8 +21,8 @@ from spheret.optim import build_optimizer, set_learning_rate
 from spheret.report.curves import power
 from spheret.runs.base_sizes import PARAMETRIZATIONS
 from spheret.runs.config import TrainConfig
+from spheret.runs.parametrization import parametrize
 from spheret.runs.recipes import default_heads
-from spheret.train.parametrization import parametrize
 
 # where along the depth a model is looked at, as shares of its sublayers
 PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -191,6 +191,10 @@ def _place(name: str) -> str:
     return name if name == LOGITS else f"state at {name} of the depth"
 
 
+def _is_finite(row: Coordinates) -> bool:
+    return all(0 < value < math.inf for value in (*row.states.values(), *row.updates.values()))
+
+
 def is_flat(found: Powers) -> bool:
     return abs(worst(found)[1]) <= FLAT
 
@@ -199,6 +203,12 @@ def verdict(setting: Setting, by_size: Mapping[str, tuple[Sequence[Coordinates],
     """One sentence: for which sizes the updates do not depend on the size, and what depends on it most."""
     parts = []
     for size, (rows, found) in by_size.items():
+        if lost := [row for row in rows if not _is_finite(row)]:
+            parts.append(
+                f"no answer for {size}: at width {lost[0].width} and {lost[0].layers} layers the numbers are not "
+                f"finite or 0, so take another --lr than {setting.lr:g}"
+            )
+            continue
         least, most = (getattr(rows[place], size) for place in (0, -1))
         name, value = worst(found)
         sizes = f"from width {least} to {most}" if size == "width" else f"from {least} to {most} layers"

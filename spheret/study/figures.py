@@ -61,7 +61,7 @@ def _figures(
             f"lowest point on it. Marks at the upper edge are rates at which a run collapsed (triangle) or diverged "
             f"(cross)"
         )
-        yield f"{slug(transfer.part)}-transfer", capped(caption, transfer.courses), partial(transfer_figure, transfer)
+        yield f"{slug(transfer.part)}-transfer", capped(caption, transfer.moves), partial(transfer_figure, transfer)
     for answer in answers:
         name, title = slug(answer.group.name), answer.group.title
         if answer.group.part.seeds:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from spheret.report.curves import power
 from spheret.study.answers import Entry, GroupAnswer, by_part, sound
 from spheret.study.ladders import size_of
+from spheret.study.rows import Row
 from spheret.study.stages import NEAR
 
 
@@ -19,7 +20,7 @@ class Found:
     rate: the best of the grid, None if none was found; lowest: its loss.
     bracketed: whether the best rate lies between two others.
     vertex: where a parabola through the best rate and its neighbours is lowest; None without both.
-    kept: what the best rate of the smallest size costs here, per tuning seed; None if a run failed at it, empty if it
+    kept: what the best rate of the first size costs here, per tuning seed; None if a run failed at it, empty if it
         was not run.
     """
 
@@ -39,13 +40,17 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Course:
-    """One contestant over all sizes. power: the best rate goes as size to this power; None with fewer than three."""
+class Move:
+    """One contestant over all sizes. power: the best rate goes as size to this power; None with fewer than three.
+
+    fitted: the number of sizes that it rests on, those with a vertex.
+    """
 
     label: str
     scheme: str
     found: tuple[Found, ...]
     power: float | None
+    fitted: int
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ class Transfer:
     title: str
     key: str
     sizes: tuple[float, ...]
-    courses: tuple[Course, ...]
+    moves: tuple[Move, ...]
 
 
 def transfers(answers: Sequence[GroupAnswer]) -> list[Transfer]:
@@ -66,17 +71,18 @@ def transfers(answers: Sequence[GroupAnswer]) -> list[Transfer]:
         key, sizes = size_of(same)
         part = same[0].group.part
         if key is not None and not part.seeds and sum(bool(answer.rows) for answer in same) > 1:
-            courses = tuple(_course(same, sizes, contestant.label) for contestant in same[0].group.contestants)
-            made.append(Transfer(part.name, part.title or part.name, key, sizes, courses))
+            moves = tuple(_move(same, sizes, contestant.label) for contestant in same[0].group.contestants)
+            made.append(Transfer(part.name, part.title or part.name, key, sizes, moves))
     return made
 
 
-def _course(answers: Sequence[GroupAnswer], sizes: Sequence[float], label: str) -> Course:
+def _move(answers: Sequence[GroupAnswer], sizes: Sequence[float], label: str) -> Move:
     entries = [answer.by_label[label] for answer in answers]
     base = entries[0].search.best
     found = tuple(_found(entry, base) for entry in entries)
     known = [(size, each.vertex) for size, each in zip(sizes, found, strict=True) if each.vertex is not None]
-    return Course(label, entries[0].scheme, found, power(*zip(*known, strict=True)) if len(known) > 2 else None)
+    slope = power(*zip(*known, strict=True)) if len(known) > 2 else None
+    return Move(label, entries[0].scheme, found, slope, len(known))
 
 
 def _found(entry: Entry, base: float | None) -> Found:
@@ -89,12 +95,16 @@ def _found(entry: Entry, base: float | None) -> Found:
     )
 
 
+def tries_at(entry: Entry, rate: float) -> list[Row]:
+    """The runs of the search at a rate of the grid."""
+    return [row for row in entry.tries if rate / NEAR < row.rate < rate * NEAR]
+
+
 def _kept(entry: Entry, best: float, base: float | None) -> tuple[float, ...] | None:
-    """The losses at the rate of the smallest size minus those at the best rate, seed by seed."""
+    """The losses at the rate of the first size minus those at the best rate, seed by seed."""
     if base is None:
         return ()
-    there = {row.seed: row for row in entry.tries if base / NEAR < row.rate < base * NEAR}
-    here = {row.seed: row for row in entry.tries if row.rate == best}
+    there, here = ({row.seed: row for row in tries_at(entry, rate)} for rate in (base, best))
     if any(not sound(row) for row in there.values()):
         return None
     return tuple(there[seed].loss - row.loss for seed, row in here.items() if seed in there and sound(row))

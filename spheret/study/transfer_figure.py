@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from spheret.study.answers import sound
 from spheret.study.figure_parts import MOST, panel_title, rate_axis, small_multiples, wrapped
 from spheret.study.transfer import Found, Transfer
 from spheret.support.figure_style import INK
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# from the smallest size to the largest; more sizes than colours are not drawn
+# from the first size to the last
 SHADES = ("#8fc1e8", "#4a90c9", "#7d5ba6", "#c2410c", "#7f1d1d")
 # nats above the lowest loss up to which the axis goes
 TOP = 0.3
@@ -21,32 +22,48 @@ TOP = 0.3
 
 def transfer_figure(transfer: Transfer) -> Figure | None:
     """Loss above the lowest of its size by learning rate, one panel per contestant."""
-    courses = [course for course in transfer.courses if any(each.entry.search.losses for each in course.found)][:MOST]
-    rates = sorted({rate for course in courses for each in course.found for rate in each.entry.search.losses})
+    moves = [move for move in transfer.moves if any(each.entry.search.losses for each in move.found)][:MOST]
+    rates = sorted({rate for move in moves for each in move.found for rate in each.entry.search.losses})
     if not rates:
         return None
-    longest = max(wrapped(course.label, 26).count("\n") for course in courses)
-    figure, panels = small_multiples(len(courses), 1.75 + 0.12 * longest)
-    for axes, course in zip(panels, courses, strict=True):
-        base = course.found[0].rate
+    longest = max(wrapped(move.label, 26).count("\n") for move in moves)
+    figure, panels = small_multiples(len(moves), 1.75 + 0.12 * longest)
+    for axes, move in zip(panels, moves, strict=True):
+        base = move.found[0].rate
         if base is not None:
             axes.axvline(base, color=INK, lw=0.9, ls=(0, (1, 2)), zorder=1)
-        for size, found, colour in zip(transfer.sizes, course.found, SHADES, strict=False):
-            _bowl(axes, found, colour, f"{transfer.key} {size:g}")
-        panel_title(axes, course.label)
+        for name, found, colour in zip(_names(transfer), move.found, _shades(len(transfer.sizes)), strict=True):
+            _bowl(axes, found, colour, name)
+        panel_title(axes, move.label)
     rate_axis(panels, rates)
     panels[0].set_ylim(-0.02, TOP)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), fontsize=8, frameon=False)
+    handles = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    names = [name for name in _names(transfer) if name in handles]
+    figure.legend(
+        [handles[name] for name in names], names, loc="outside upper center", ncols=len(names), fontsize=8,
+        frameon=False,
+    )  # fmt: skip
     figure.supxlabel("learning rate", fontsize=10)
     figure.supylabel("loss above the lowest", fontsize=10)
     return figure
 
 
+def _names(transfer: Transfer) -> list[str]:
+    return [f"{transfer.key} {size:g}" for size in transfer.sizes]
+
+
+def _shades(count: int) -> list[Any]:
+    """So many colours between the first shade and the last."""
+    from matplotlib.colors import LinearSegmentedColormap, to_hex
+
+    colours = LinearSegmentedColormap.from_list("sizes", SHADES)
+    return list(SHADES[:count]) if count <= len(SHADES) else [to_hex(colours(i / (count - 1))) for i in range(count)]
+
+
 def _bowl(axes: Axes, found: Found, colour: str, name: str) -> None:
     if found.rate is None:
         return
-    failed = {row.rate: row.state for row in found.entry.tries if row.state != "finished"}
+    failed = {row.rate: row.state for row in found.entry.tries if not sound(row)}
     losses = found.entry.search.losses
     points = [
         (rate, loss - found.lowest) for rate, loss in losses.items() if rate not in failed and math.isfinite(loss)

@@ -6,23 +6,24 @@ import math
 
 from spheret.report.sections import Section
 from spheret.report.tables import Table, TableCell
+from spheret.study.answers import sound
 from spheret.study.figure_parts import slug
-from spheret.study.transfer import Course, Found, Transfer
+from spheret.study.transfer import Found, Move, Transfer, tries_at
 
 
 def transfer_sentences(transfer: Transfer) -> list[str]:
     """What is known of every contestant, a sentence each."""
     key, first, last = transfer.key, transfer.sizes[0], transfer.sizes[-1]
     sentences = []
-    for course in transfer.courses:
+    for move in transfer.moves:
         words = []
-        if course.power is not None:
-            words.append(f"the best rate goes as {key} to the power {course.power:+.2f}")
-        largest = course.found[-1]
+        if move.power is not None:
+            words.append(f"the best rate goes as {key} to the power {move.power:+.2f}")
+        largest = move.found[-1]
         if largest.cost is not None:
             cost = "fails" if largest.cost == math.inf else f"costs {largest.cost:.3f} nats per token"
             words.append(f"keeping that of {key} {first:g} {cost} at {key} {last:g}")
-        sentences.append(f"{course.label}: {', and '.join(words) or 'not run at all sizes'}.")
+        sentences.append(f"{move.label}: {', and '.join(words) or 'not run at all sizes'}.")
     return sentences
 
 
@@ -35,17 +36,17 @@ def transfer_section(transfer: Transfer, first: bool) -> Section:
         "power",
         *(f"cost of keeping, {name}" for name in names[1:]),
     ]
-    seeds = max((len(each.kept or ()) for course in transfer.courses for each in course.found), default=0)
+    seeds = max((len(each.kept or ()) for move in transfer.moves for each in move.found), default=0)
     notes = [
         "The best rate is where a parabola through the best rate of the grid and its neighbours is lowest. It is the "
-        "grid's own where a neighbour failed or is missing.",
+        "grid's own where a neighbour failed or is missing; such a size does not count for the power.",
         f"The power is that of {transfer.key} which the best rate follows, by least squares: 0 is transfer. It has "
         f"no interval, because it rests on a few sizes and {seeds or 'no'} seed{'s' * (seeds != 1)} per rate.",
         f"The cost is the loss at the best grid rate of {names[0]} minus the lowest loss of this size, and the same "
         "of every seed in brackets. The lowest was chosen on the same runs, so that noise alone makes a cost "
         "positive.",
     ]
-    rows = [_row(transfer, course) for course in transfer.courses]
+    rows = [_row(transfer, move) for move in transfer.moves]
     name = slug(transfer.part)
     table = Table(f"transfer-{name}", f"{transfer.title}: transfer", columns, rows, notes)
     title = f"The answer: {transfer.title}" if first else transfer.title
@@ -54,16 +55,17 @@ def transfer_section(transfer: Transfer, first: bool) -> Section:
     )
 
 
-def _row(transfer: Transfer, course: Course) -> list[TableCell]:
+def _row(transfer: Transfer, move: Move) -> list[TableCell]:
     power = TableCell("-")
-    if course.power is not None:
+    if move.power is not None:
         source = f"least squares of log(best rate) over log({transfer.key})"
-        power = TableCell(f"{course.power:+.2f}", course.power, source)
+        some = "" if move.fitted == len(move.found) else f" ({move.fitted} of {len(move.found)} sizes)"
+        power = TableCell(f"{move.power:+.2f}{some}", move.power, source)
     return [
-        TableCell(course.label),
-        *(_rate_cell(found) for found in course.found),
+        TableCell(move.label),
+        *(_rate_cell(found) for found in move.found),
         power,
-        *(_cost_cell(found) for found in course.found[1:]),
+        *(_cost_cell(found, move.found[0].rate or 0.0) for found in move.found[1:]),
     ]
 
 
@@ -78,11 +80,11 @@ def _rate_cell(found: Found) -> TableCell:
     return TableCell(f"{found.vertex:.2g}", found.vertex, f"lowest point of a parabola through {source}")
 
 
-def _cost_cell(found: Found) -> TableCell:
+def _cost_cell(found: Found, base: float) -> TableCell:
     if found.cost is None:
         return TableCell("not run")
     if found.kept is None:
-        failed = [row for row in found.entry.tries if row.state != "finished"]
+        failed = [row for row in tries_at(found.entry, base) if not sound(row)]
         return TableCell("failed", source=", ".join(f"{row.run}.state" for row in failed))
     each = ", ".join(f"{cost:+.3f}" for cost in found.kept)
     source = ", ".join(f"{row.run}.val_loss" for row in found.entry.tries)

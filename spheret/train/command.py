@@ -279,6 +279,8 @@ def _announce(path: Path, config: RunConfig, data: Data, parameters: int, traine
         f"model: {model.scheme}{options}, {model.layers} layers, width {model.width}, block {model.block}, "
         f"{parameters:,} parameters"
     )
+    if model.norm is not None and not hasattr(model.build_scheme(), "norm"):
+        print(f"norm: {model.scheme} has no norm that could be another, so --norm {model.norm} changes nothing")
     print(
         f"data: {corpus} as {data.manifest.tokenizer.name}, {data.tokens('train'):,} training and "
         f"{data.tokens('val'):,} validation tokens; {tokens:,} tokens are {tokens / data.tokens('train'):.3g} epochs"

@@ -24,6 +24,7 @@ from spheret.runs.checkpoint import Checkpoint
 from spheret.runs.config import EvaluationConfig, TrainConfig, section_as_dict
 from spheret.runs.layout import CHECKPOINTS, METRICS, MODEL, OPTIMIZER, TENSORBOARD
 from spheret.runs.metrics import Log, Tracker
+from spheret.runs.parametrization import parametrize
 from spheret.runs.records import BestRecord, StateRecord, TrainingRecord
 from spheret.runs.run import check_config, manifest_sha256
 from spheret.runs.tensors import Form, LazyTensor, form
@@ -33,7 +34,6 @@ from spheret.support.sharding import like, local, whole
 from spheret.train.distributed import World, check_random_state, random_state, set_random_state
 from spheret.train.divergence import Divergence
 from spheret.train.guards import NonFinite, Watch, check_weights, find_non_finite, finite
-from spheret.train.parametrization import parametrize
 
 # without evaluations the sublayers are measured this seldom, or ten times per run, for the divergence guard
 LEAST_LOOK_EVERY = 100

@@ -176,6 +176,31 @@ def test_gradients_before_training_are_those_of_the_first_step(runs):
     )
 
 
+def test_the_model_before_training_follows_its_rules_and_its_warm_up(tmp_path):
+    from spheret.analysis.inspect import initial
+
+    words = [
+        "train",
+        "--scheme",
+        "pre-ln",
+        *SIZE,
+        "--data",
+        "sotu",
+        "--steps",
+        "12",
+        "--quiet",
+        "--out",
+        str(tmp_path),
+    ]
+    assert (
+        main([*words, "--parametrization", "mup", "--base-width", "8", "--base-heads", "2", "--set", "prores=4"]) == 0
+    )
+    run = open_run(tmp_path)
+    loader = run.data().loader(64, run.config.train.batch_size, run.config.train.seed)
+    first = float(initial(run, run.data())(*loader.batch(0)).detach())
+    assert first == pytest.approx(run.metrics()[0]["loss"], rel=1e-5)
+
+
 def test_a_run_that_started_from_other_weights_has_no_gradient_before_training(runs, tmp_path, capsys):
     begun = str(tmp_path / "begun")
     words = ["train", "--scheme", "proj-spheretnorm", *SIZE, "--data", "sotu", "--steps", "2", "--quiet"]

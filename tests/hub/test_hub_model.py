@@ -73,6 +73,7 @@ class TestConfig:
         config.vocab_size = 64
         assert config.model() == replace(GPTConfig(**CHANGED), vocab=64)
         assert SpheretConfig(num_hidden_layers=5).layers == 5
+        assert SpheretConfig(num_key_value_heads=2).kv_heads == 2
 
 
 @pytest.mark.parametrize("name", SCHEMES)

@@ -49,7 +49,7 @@ def test_powers_and_the_worst_of_them():
 
 
 def test_the_command(tmp_path, capsys):
-    words = ["--widths", "8,16", "--layers", "1,2", "--steps", "1", "--seeds", "1", "--block", "8"]
+    words = ["--widths", "8,16", "--layers", "2,4", "--steps", "1", "--seeds", "1", "--block", "8"]
     out = tmp_path / "check"
     assert main(["coord-check", "--scheme", "p-spheretnorm:p=0.25", *words, "--out", str(out)]) == 0
     document = json.loads((out / "coord-check.json").read_text())
@@ -57,6 +57,27 @@ def test_the_command(tmp_path, capsys):
     assert document["verdict"] in said
     assert document["verdict"].startswith("p-spheretnorm:p=0.25 with adamw and the completep parametrization: from")
     assert [row["width"] for row in document["width"]["rows"]] == [8, 16]
-    assert [row["layers"] for row in document["layers"]["rows"]] == [1, 2]
-    assert document["setting"]["base_layers"] == 1
+    assert [row["layers"] for row in document["layers"]["rows"]] == [2, 4]
+    assert document["setting"]["base_layers"] == 2
     assert imread(out / "coord-check.png").shape[2] == 4
+
+
+def test_numbers_that_are_none_are_no_answer(tmp_path, capsys):
+    words = ["--widths", "8,16", "--layers", "2,4", "--steps", "2", "--seeds", "1", "--block", "8", "--lr", "1e30"]
+    assert main(["coord-check", *words, "--out", str(tmp_path / "check")]) == 0
+    said = capsys.readouterr().out
+    assert "no answer for width: at width 8 and 2 layers the numbers are not finite or 0" in said
+    assert "take another --lr than 1e+30" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--layers", "1,2"), "--layers 1,2 has 1, and a stream is looked at after each quarter"),
+        (("--scheme", "pre-ln:prores=4", "--parametrization", "mup"), "leave prores out"),
+    ],
+)
+def test_what_a_check_cannot_say_is_refused(words, message, tmp_path, capsys):
+    assert main(["coord-check", *words, "--out", str(tmp_path / "check")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "check").exists()

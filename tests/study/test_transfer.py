@@ -56,12 +56,12 @@ def found(plan, loss_of=loss_of):
 def test_powers_and_costs_are_those_of_the_losses(plan):
     transfer, _ = found(plan)
     assert (transfer.key, transfer.sizes) == ("width", (32, 64, 128, 256))
-    for course in transfer.courses:
+    for move in transfer.moves:
         # the losses are parabolas of log(rate), so that the vertex is exact
-        assert course.power == pytest.approx(POWER[course.label], abs=1e-9)
-        base = course.found[0].rate
-        for width, each in zip(transfer.sizes, course.found, strict=True):
-            best = best_rate(course.label, width)
+        assert move.power == pytest.approx(POWER[move.label], abs=1e-9)
+        base = move.found[0].rate
+        for width, each in zip(transfer.sizes, move.found, strict=True):
+            best = best_rate(move.label, width)
             assert each.vertex == pytest.approx(best)
             bowls = [0.1 * math.log2(rate / best) ** 2 for rate in (base, each.rate)]
             assert each.cost == pytest.approx(bowls[0] - bowls[1], abs=1e-12)
@@ -71,8 +71,8 @@ def test_powers_and_costs_are_those_of_the_losses(plan):
 def test_noise_moves_a_vertex_as_a_fit_of_three_points_would(plan):
     transfer, _ = found(plan, lambda key: loss_of(key, deviation=0.05))
     seen = 0
-    for course in transfer.courses:
-        for each in course.found:
+    for move in transfer.moves:
+        for each in move.found:
             if each.vertex is None:
                 continue
             rates = list(each.entry.search.losses)
@@ -85,10 +85,10 @@ def test_noise_moves_a_vertex_as_a_fit_of_three_points_would(plan):
 
 def test_the_rate_of_the_smallest_size_is_tried_at_every_size(plan):
     transfer, rows = found(plan)
-    for course in transfer.courses:
+    for move in transfer.moves:
         for group in plan.groups:
-            tried = {key.rate for key in rows if key.group == group.name and key.contestant == course.label}
-            assert course.found[0].rate in tried
+            tried = {key.rate for key in rows if key.group == group.name and key.contestant == move.label}
+            assert move.found[0].rate in tried
 
 
 def test_a_kept_rate_that_fails_is_said(plan):
@@ -97,8 +97,8 @@ def test_a_kept_rate_that_fails_is_said(plan):
         return row(key, 3.0, "collapsed") if late else loss_of(key)
 
     transfer, _ = found(plan, failing)
-    course = next(each for each in transfer.courses if each.label == "post-ln")
-    assert course.found[-1].kept is None
+    move = next(each for each in transfer.moves if each.label == "post-ln")
+    assert move.found[-1].kept is None
     words = transfer_sentences(transfer)[1]
     assert "power -1.00, and keeping that of width 32 fails at width 256" in words
     (table,) = transfer_section(transfer, first=True).tables
@@ -113,8 +113,8 @@ def test_before_a_second_size_has_runs_there_is_nothing_to_say(plan):
     assert transfers(group_answers(plan, smallest)) == []
     begun = smallest | {key: rows[key] for key in order if key.group == "width-width64"}
     (transfer,) = transfers(group_answers(plan, begun))
-    assert [each.cost is None for each in transfer.courses[0].found] == [False, False, True, True]
-    assert transfer.courses[0].power is None
+    assert [each.cost is None for each in transfer.moves[0].found] == [False, False, True, True]
+    assert transfer.moves[0].power is None
     assert transfer_sentences(transfer)[0] == "pre-ln: not run at all sizes."
 
 

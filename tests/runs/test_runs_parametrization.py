@@ -11,7 +11,7 @@ from spheret import optim as optim_module
 from spheret.bounds import inverse_softplus
 from spheret.optim import AdamW, Factors, Muon, build_optimizer, hidden_matrices, set_learning_rate
 from spheret.runs.config import TrainConfig
-from spheret.train.parametrization import parametrize
+from spheret.runs.parametrization import parametrize
 
 # what the settings were tuned for, and the model that is trained: twice as wide, twice as deep, heads twice as wide
 BASE = {"layers": 2, "heads": 2, "width": 16, "block": 8, "vocab": 32}

@@ -145,7 +145,10 @@ def _vectors_of(model: GPT, config: TrainConfig) -> dict[str, float]:
         "positions": "learned",
         "rope_base": ROPE_BASE,
     }
-    shape = replace(model.config, width=width, heads=heads, kv_heads=None, **free)
+    try:
+        shape = replace(model.config, width=width, heads=heads, kv_heads=None, **free)
+    except ValueError as error:
+        raise ValueError(f"the base model, of --base-width {width} and --base-heads {heads}: {error}") from None
     with torch.random.fork_rng(devices=[]):
         base = GPT(shape)
     return {name: _size(parameter) for name, parameter in base.named_parameters() if parameter.dim() < 2}
