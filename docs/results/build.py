@@ -149,12 +149,14 @@ def filled(text: str, parts: dict[tuple[str, str], str]) -> str:
 def files() -> dict[Path, bytes]:
     """The content of every file that follows from the results."""
     written: dict[Path, bytes] = {}
+    # a study has more figures than pages need
+    shown = "".join(page.read_text() for page in HERE.parent.rglob("*.md"))
     for study, plan in STUDIES.items():
         made = result_files(read_plan(plan), read_rows(HERE / f"{study}.jsonl"))
         # a study's tables have no title of their own
         tables = b"# All tables of the study\n\n" + made.pop("tables.md")
         written[HERE / ("tables.md" if study == "results" else f"{study}-tables.md")] = tables
-        written |= {HERE / "figures" / name: data for name, data in made.items()}
+        written |= {HERE / "figures" / name: data for name, data in made.items() if f"figures/{name}" in shown}
     parts = marked_parts()
     return written | {page: filled(page.read_text(), parts).encode() for page in PAGES}
 

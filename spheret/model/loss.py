@@ -54,6 +54,16 @@ def token_losses(h: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
     return _row_losses(flat, weight, bias, flat_targets, rows).view(targets.shape)
 
 
+def _softmax(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The softmax of each row, which may overwrite the logits, and the logarithm of its denominator."""
+    if len(logits) <= ROWS:
+        norm = logits.logsumexp(-1, keepdim=True)
+        return logits.sub_(norm).exp_(), norm
+    # half the time for many rows. Other last bits, so that small models keep what theirs have always been
+    probability = logits.softmax(-1)
+    return probability, logits.amax(-1, keepdim=True) - probability.amax(-1, keepdim=True).log()
+
+
 class _CrossEntropy(torch.autograd.Function):
     """Computes the gradient together with the loss, chunk by chunk, while the chunk's logits exist."""
 
@@ -72,11 +82,11 @@ class _CrossEntropy(torch.autograd.Function):
             live = t != IGNORE
             safe = torch.where(live, t, 0).unsqueeze(-1)
             logits = _logits(x, weight, bias)
-            norm = logits.logsumexp(-1, keepdim=True)
-            total += torch.where(live, (norm - logits.gather(-1, safe)).squeeze(-1), 0.0).sum()
+            own = logits.gather(-1, safe)
+            grad, norm = _softmax(logits)
+            total += torch.where(live, (norm - own).squeeze(-1), 0.0).sum()
             # softmax minus one at the target; the division by the count comes later, so that the entries are of size
             # 1 and half precision can represent them
-            grad = logits.sub_(norm).exp_()
             grad.scatter_add_(-1, safe, torch.full_like(norm, -1.0))
             grad.masked_fill_(~live.unsqueeze(-1), 0.0)
             if dbias is not None:

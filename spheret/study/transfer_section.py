@@ -22,7 +22,7 @@ def transfer_sentences(transfer: Transfer) -> list[str]:
         largest = move.found[-1]
         if largest.cost is not None:
             cost = "fails" if largest.cost == math.inf else f"costs {largest.cost:.3f} nats per token"
-            words.append(f"keeping that of {key} {first:g} {cost} at {key} {last:g}")
+            words.append(f"keeping the best rate of {key} {first:g} {cost} at {key} {last:g}")
         sentences.append(f"{move.label}: {', and '.join(words) or 'not run at all sizes'}.")
     return sentences
 

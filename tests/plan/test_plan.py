@@ -267,8 +267,8 @@ class TestCommand:
             assert main(command.split()) == 0
         # the table of the page, from the first of them
         printed = capsys.readouterr().out
-        assert "32.71" in printed
-        assert "| activations of 16 x 1,024 tokens, GB | 6.9 | 17.6 | 32.7 |" in page
+        assert "33.04" in printed
+        assert "| activations of 16 x 1,024 tokens, GB | 7.3 | 17.9 | 33.0 |" in page
 
     @pytest.mark.parametrize(
         ("words", "message"),
