@@ -58,7 +58,7 @@ def _figures(
         caption = (
             f"{transfer.title}: loss above the lowest of its size, by learning rate, one line per {transfer.key}. "
             f"The dotted line is the best rate of {transfer.key} {transfer.sizes[0]:g}: rules that hold put every "
-            f"lowest point on it. Marks at the upper edge are rates at which a run collapsed (triangle) or diverged "
+            f"lowest point on it. Marks above are rates at which a run collapsed (triangle) or diverged "
             f"(cross)"
         )
         yield f"{slug(transfer.part)}-transfer", capped(caption, transfer.moves), partial(transfer_figure, transfer)

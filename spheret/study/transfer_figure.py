@@ -32,8 +32,10 @@ def transfer_figure(transfer: Transfer) -> Figure | None:
         base = move.found[0].rate
         if base is not None:
             axes.axvline(base, color=INK, lw=0.9, ls=(0, (1, 2)), zorder=1)
-        for name, found, colour in zip(_names(transfer), move.found, _shades(len(transfer.sizes)), strict=True):
-            _bowl(axes, found, colour, name)
+        shades = _shades(len(transfer.sizes))
+        for place, (name, found, colour) in enumerate(zip(_names(transfer), move.found, shades, strict=True)):
+            # a row of marks for each size
+            _bowl(axes, found, colour, name, height=0.94 - 0.07 * place)
         panel_title(axes, move.label)
     rate_axis(panels, rates)
     panels[0].set_ylim(-0.02, TOP)
@@ -60,7 +62,7 @@ def _shades(count: int) -> list[Any]:
     return list(SHADES[:count]) if count <= len(SHADES) else [to_hex(colours(i / (count - 1))) for i in range(count)]
 
 
-def _bowl(axes: Axes, found: Found, colour: str, name: str) -> None:
+def _bowl(axes: Axes, found: Found, colour: str, name: str, height: float) -> None:
     if found.rate is None:
         return
     failed = {row.rate: row.state for row in found.entry.tries if not sound(row)}
@@ -73,5 +75,5 @@ def _bowl(axes: Axes, found: Found, colour: str, name: str) -> None:
     )
     transform = axes.get_xaxis_transform()
     for rate, state in failed.items():
-        marker, at = ("v", 0.93) if state == "collapsed" else ("x", 0.84)
-        axes.plot(rate, at, marker, color=colour, transform=transform, markersize=5, mew=1.5, zorder=4)
+        marker = "v" if state == "collapsed" else "x"
+        axes.plot(rate, height, marker, color=colour, transform=transform, markersize=5, mew=1.5, zorder=4)
