@@ -14,7 +14,7 @@ from spheret.support.autograd import needs_torch_ops, recorded, transformed
 IGNORE, NANOGPT_IGNORE = -100, -1
 # rows of logits held at a time: 256 x 50,304 float32 are 51 MB
 ROWS = 256
-# the same while a wide model trains, 206 MB: products of few rows are slow, 4 % of a step of nanoGPT S on a CPU
+# the same while a wide model trains, 206 MB: products of few rows are slow, 4 % of a step of modern-S on a CPU
 WIDE, WIDE_ROWS = 512, 1024
 
 

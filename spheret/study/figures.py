@@ -185,8 +185,7 @@ def _bowls(answer: GroupAnswer) -> Figure | None:
 
 def _curve(entry: Entry) -> tuple[list[float], list[float]]:
     """The losses of the rates none of whose runs failed."""
-    failed = {row.rate for row in entry.tries if row.state != "finished"}
-    points = [(rate, loss) for rate, loss in entry.search.losses.items() if rate not in failed and loss < math.inf]
+    points = [(rate, loss) for rate, loss in entry.search.losses.items() if loss < math.inf]
     return [rate for rate, _ in points], [loss for _, loss in points]
 
 

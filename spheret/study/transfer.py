@@ -17,19 +17,19 @@ from spheret.study.stages import NEAR
 class Found:
     """One contestant at one size.
 
-    rate: the best of the grid, None if none was found; lowest: its loss.
-    bracketed: whether the best rate lies between two others.
     vertex: where a parabola through the best rate and its neighbours is lowest; None without both.
     kept: what the best rate of the first size costs here, per tuning seed; None if a run failed at it, empty if it
         was not run.
     """
 
     entry: Entry
-    rate: float | None
-    lowest: float
-    bracketed: bool
     vertex: float | None
     kept: tuple[float, ...] | None
+
+    @property
+    def rate(self) -> float | None:
+        """The best rate of the grid; None if none was found."""
+        return self.entry.search.best
 
     @property
     def cost(self) -> float | None:
@@ -41,16 +41,16 @@ class Found:
 
 @dataclass(frozen=True)
 class Move:
-    """One contestant over all sizes. power: the best rate goes as size to this power; None with fewer than three.
-
-    fitted: the number of sizes that it rests on, those with a vertex.
-    """
+    """One contestant over all sizes. power: the best rate goes as size to this power; None with fewer than three."""
 
     label: str
-    scheme: str
     found: tuple[Found, ...]
     power: float | None
-    fitted: int
+
+    @property
+    def fitted(self) -> int:
+        """The number of sizes that the power rests on."""
+        return sum(each.vertex is not None for each in self.found)
 
 
 @dataclass(frozen=True)
@@ -82,17 +82,15 @@ def _move(answers: Sequence[GroupAnswer], sizes: Sequence[float], label: str) ->
     found = tuple(_found(entry, base) for entry in entries)
     known = [(size, each.vertex) for size, each in zip(sizes, found, strict=True) if each.vertex is not None]
     slope = power(*zip(*known, strict=True)) if len(known) > 2 else None
-    return Move(label, entries[0].scheme, found, slope, len(known))
+    return Move(label, found, slope)
 
 
 def _found(entry: Entry, base: float | None) -> Found:
-    best, losses = entry.search.best, entry.search.losses
-    if best is None:
-        return Found(entry, None, math.inf, False, None, ())
-    bracketed = entry.search.bracketed
-    return Found(
-        entry, best, losses[best], bracketed, _vertex(losses, best) if bracketed else None, _kept(entry, best, base)
-    )
+    search = entry.search
+    if search.best is None:
+        return Found(entry, None, ())
+    vertex = _vertex(search.losses, search.best) if search.bracketed else None
+    return Found(entry, vertex, _kept(entry, search.best, base))
 
 
 def tries_at(entry: Entry, rate: float) -> list[Row]:

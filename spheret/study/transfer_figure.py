@@ -65,15 +65,13 @@ def _shades(count: int) -> list[Any]:
 def _bowl(axes: Axes, found: Found, colour: str, name: str, height: float) -> None:
     if found.rate is None:
         return
-    failed = {row.rate: row.state for row in found.entry.tries if not sound(row)}
     losses = found.entry.search.losses
-    points = [
-        (rate, loss - found.lowest) for rate, loss in losses.items() if rate not in failed and math.isfinite(loss)
-    ]
+    # a rate at which a run failed has an infinite loss
+    points = [(rate, loss - losses[found.rate]) for rate, loss in losses.items() if math.isfinite(loss)]
     axes.plot(
         [x for x, _ in points], [y for _, y in points], "o-", color=colour, markersize=3.5, label=name, zorder=3
     )
     transform = axes.get_xaxis_transform()
-    for rate, state in failed.items():
+    for rate, state in {row.rate: row.state for row in found.entry.tries if not sound(row)}.items():
         marker = "v" if state == "collapsed" else "x"
         axes.plot(rate, height, marker, color=colour, transform=transform, markersize=5, mew=1.5, zorder=4)

@@ -1,4 +1,4 @@
-"""The section on transfer: the best learning rate at every size, and what keeping that of the smallest costs."""
+"""The section on transfer: the best learning rate at every size, and what keeping that of the first costs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _rate_cell(found: Found) -> TableCell:
         return TableCell("no loss at any rate" if hopeless else "not run", source=found.entry.reason)
     source = ", ".join(f"{row.run}.val_loss" for row in found.entry.tries)
     if found.vertex is None:
-        edge = "" if found.bracketed else " (an edge)"
+        edge = "" if found.entry.search.bracketed else " (an edge)"
         return TableCell(f"{found.rate:g}{edge}", found.rate, f"argmin({source})")
     return TableCell(f"{found.vertex:.2g}", found.vertex, f"lowest point of a parabola through {source}")
 

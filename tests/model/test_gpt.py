@@ -18,7 +18,6 @@ from spheret import GPT, PAPER_SCHEMES, SCHEMES, GPTConfig, connections, paramet
 from spheret.connections.euclidean import NormedConnection, Residual
 from spheret.data import prepare
 from spheret.model.gpt import Attention
-from spheret.model.loss import cross_entropy, token_losses
 from spheret.model.probes import probe
 
 SPHERICAL = ("geonorm", "proj-spheretnorm", "cay-spheretnorm", "p-spheretnorm")
@@ -260,128 +259,6 @@ def test_a_scheme_is_added_without_touching_the_model(monkeypatch):
         model(tokens())
     for sublayer in seen:
         torch.testing.assert_close(sublayer.out, 0.5 * sublayer.h + sublayer.f)
-
-
-class TestLoss:
-    @pytest.mark.parametrize("head_bias", ["none", "zero"])
-    @pytest.mark.parametrize("rows", [7, 256])
-    def test_chunks_change_nothing(self, head_bias, rows):
-        model = randomize(GPT(GPTConfig(**TINY, scheme="pre-ln", head_bias=head_bias)).double())
-        x, y = tokens(), tokens(seed=1)
-        y[0, :5] = -100
-        plain = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
-        truth = torch.autograd.grad(plain, list(model.parameters()))
-        chunked = cross_entropy(model.stream(x), model.tokens.weight, model.head_bias, y, rows)
-        got = torch.autograd.grad(3 * chunked, list(model.parameters()))
-        torch.testing.assert_close(chunked, plain, rtol=1e-12, atol=0)
-        for a, b in zip(got, truth, strict=True):
-            torch.testing.assert_close(a, 3 * b, rtol=1e-9, atol=1e-12)
-        losses = token_losses(model.stream(x), model.tokens.weight, model.head_bias, y.int(), rows)
-        torch.testing.assert_close(model.token_losses(x, y), losses)
-        assert losses.shape == y.shape
-        with torch.no_grad():
-            torch.testing.assert_close(
-                cross_entropy(model.stream(x), model.tokens.weight, model.head_bias, y, rows), plain
-            )
-        torch.testing.assert_close(losses.sum() / (y != -100).sum(), plain)
-        assert (losses[0, :5] == 0).all()
-
-    def test_float32(self):
-        model = randomize(GPT(GPTConfig(**TINY, scheme="pre-ln")))
-        x, y = tokens(), tokens(seed=1)
-        plain, chunked = F.cross_entropy(model(x).flatten(0, 1), y.flatten()), model(x, y)
-        assert abs(plain - chunked) <= 1e-6 * plain
-        for a, b in zip(*(torch.autograd.grad(v, list(model.parameters())) for v in (plain, chunked)), strict=True):
-            assert (a - b).norm() <= 1e-5 * a.norm() + 1e-7
-
-    def test_memory(self):
-        """The largest tensor of the loss is a chunk of logits, not all of them."""
-        vocab, n, d = 4000, 2048, 16
-        h, weight = torch.randn(n, d, requires_grad=True), torch.randn(vocab, d, requires_grad=True)
-        targets = torch.randint(vocab, (n,))
-        sizes = {}
-        ways = {
-            "plain": lambda: F.cross_entropy(h @ weight.T, targets),
-            "chunked": lambda: cross_entropy(h, weight, None, targets),
-        }
-        for name, loss in ways.items():
-            with torch.profiler.profile(profile_memory=True) as profile:
-                loss().backward()
-            sizes[name] = max(event.self_cpu_memory_usage for event in profile.events())
-        assert sizes["chunked"] <= sizes["plain"] / 7
-        assert sizes["plain"] >= 4 * n * vocab
-
-    def test_half_precision_gradients_survive_a_loss_scale(self):
-        """The chunks' gradients are of size 1 when they are rounded, not of size 1/tokens."""
-        h, weight = torch.randn(4096, 16, requires_grad=True), torch.randn(500, 16, requires_grad=True)
-        targets = torch.randint(500, (4096,))
-        truth = torch.autograd.grad(F.cross_entropy(h @ weight.T, targets), (h, weight))
-        with torch.autocast("cpu", torch.float16), pytest.MonkeyPatch.context() as patch:
-            patch.setattr("spheret.model.loss.has_bfloat16", lambda: True)
-            loss = cross_entropy(h, weight, None, targets)
-        for a, b in zip(torch.autograd.grad(65536 * loss, (h, weight)), truth, strict=True):
-            assert (a / 65536 - b).norm() <= 2e-3 * b.norm()
-
-    def test_half_precision_parameters_get_exact_sums(self):
-        h, weight, bias = torch.randn(4096, 16), torch.randn(50, 16).bfloat16(), torch.zeros(50).bfloat16()
-        targets = torch.randint(50, (4096,))
-        inputs = [x.requires_grad_() for x in (h.bfloat16(), weight, bias)]
-        got = torch.autograd.grad(cross_entropy(*inputs, targets, 64), inputs[1:])
-        wide = [x.detach().double().requires_grad_() for x in inputs]
-        logits = F.linear(*wide[:2]).to(torch.bfloat16).double() + wide[2]
-        truth = torch.autograd.grad(F.cross_entropy(logits, targets), wide[1:])
-        for a, b in zip(got, truth, strict=True):
-            assert (a.double() - b).norm() <= 4e-3 * b.norm()
-
-    def test_under_torch_func_and_twice(self):
-        model = GPT(GPTConfig(**TINY, scheme="pre-ln")).double()
-        x, y = tokens(), tokens(seed=1)
-        weights = {k: v.detach() for k, v in model.named_parameters()}
-
-        def loss(weights):
-            return torch.func.functional_call(model, weights, (x, y))
-
-        grads = torch.func.grad(loss)(weights)
-        model(x, y).backward()
-        torch.testing.assert_close(grads["tokens.weight"], model.tokens.weight.grad)
-        h, weight, bias = (
-            torch.randn(*shape, dtype=torch.float64).requires_grad_() for shape in ((4, 3), (5, 3), (5,))
-        )
-        y = torch.tensor([0, -1, -100, 2])
-        assert torch.autograd.gradgradcheck(lambda *x: cross_entropy(*x, y, 2), (h, weight, bias))
-        assert torch.autograd.gradcheck(
-            lambda *x: cross_entropy(*x, y, 2), (h, weight, bias), check_batched_grad=True
-        )
-
-    @pytest.mark.parametrize("ignored", [-100, -1])
-    def test_ignored_targets(self, ignored):
-        """-1 is nanoGPT's, -100 is torch's."""
-        model = randomize(GPT(GPTConfig(**TINY, scheme="pre-ln")).double())
-        x, y = tokens(), tokens(seed=1)
-        y[0, :5] = y[2, 7] = ignored
-        nanogpt = F.cross_entropy(model(x).flatten(0, 1), y.flatten(), ignore_index=ignored)
-        (truth,) = torch.autograd.grad(nanogpt, model.tokens.weight)
-        (got,) = torch.autograd.grad(model(x, y), model.tokens.weight)
-        torch.testing.assert_close(got, truth)
-        torch.testing.assert_close(model(x, y), nanogpt)
-        with torch.no_grad():
-            torch.testing.assert_close(model(x, y), nanogpt)
-        losses = model.token_losses(x, y)
-        assert (losses[y == ignored] == 0).all()
-        assert (losses[y != ignored] > 0).all()
-
-    def test_other_negative_targets_are_errors(self):
-        model = GPT(GPTConfig(**TINY))
-        with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
-            model(tokens(), tokens(seed=1).masked_fill(tokens() == 3, -2))
-
-    def test_targets_of_another_shape(self):
-        model = GPT(GPTConfig(**TINY))
-        for bad in (tokens(3, 23), tokens(2, 24), tokens(24, 3)):
-            with pytest.raises(ValueError, match=r"shape of the tokens, \(3, 24\)"):
-                model(tokens(), bad)
-            with pytest.raises(ValueError, match="shape of the tokens"):
-                model.token_losses(tokens(), bad)
 
 
 @pytest.fixture(scope="module")
