@@ -20,6 +20,7 @@ _HOMES = {
     "Retraction": "spheret.retractions",
     "ScaleNorm": "spheret.connections",
     "Scheme": "spheret.connections",
+    "Shift": "spheret.model.head",
     "SpheretNorm": "spheret.connections",
     "angular": "spheret.retractions",
     "convert": "spheret.conversion",
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from spheret.kernels import retract as retract
     from spheret.model.gpt import GPT as GPT
     from spheret.model.gpt import GPTConfig as GPTConfig
+    from spheret.model.head import Shift as Shift
     from spheret.optim import parameter_groups as parameter_groups
     from spheret.retractions import RETRACTIONS as RETRACTIONS
     from spheret.retractions import Retraction as Retraction

@@ -11,6 +11,7 @@ import torch
 from spheret.connections import NORMS, BranchShape, HeadNorm, Scheme, scheme
 from spheret.connections.parse import json_options, options_from_json
 from spheret.kernels import check_environment
+from spheret.model.head import HEADS
 from spheret.support.errors import unknown
 from spheret.support.ranges import check_above_zero, check_count, divisors, nearest
 from spheret.support.settings import later, later_settings, without_later_defaults
@@ -59,6 +60,8 @@ class GPTConfig:
             `scheme_options` does not set it. None takes the scheme's own.
         qk_norm: an RMSNorm of queries and one of keys, per head, as in Qwen3.
         kv_heads: the heads of keys and values; each serves heads/kv_heads heads of queries. None is as many as heads.
+        head: how logits read the stream. "tied" is nanoGPT's and the paper's, the transposed token embedding;
+            "shifted" is the same after a `Shift` of the channels by half of the width; "untied" has its own weight.
     """
 
     layers: int = 12
@@ -79,6 +82,7 @@ class GPTConfig:
     norm: str | None = later(None)
     qk_norm: bool = later(False)
     kv_heads: int | None = later(None)
+    head: str = later("tied")
 
     def __post_init__(self) -> None:
         # the width before the heads, whose default follows from it
@@ -96,6 +100,7 @@ class GPTConfig:
         for name, allowed in (
             ("activation", tuple(ACTIVATIONS)),
             ("head_bias", HEAD_BIASES),
+            ("head", HEADS),
             ("positions", POSITIONS),
             ("mlp", MLPS),
             ("norm", (*NORMS, None)),

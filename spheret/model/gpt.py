@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from spheret.connections.bounded import Constrained
 from spheret.model.branches import MLP, Attention, Block, Cache, rotation
 from spheret.model.config import PRESETS, GPTConfig
+from spheret.model.head import Head, Shift
 from spheret.model.linear import linear
 from spheret.model.loss import cross_entropy, token_losses
 from spheret.model.sampling import check_prompt, choose, left_padded
@@ -48,6 +49,9 @@ class GPT(Constrained):
         self.final_norm = self.scheme.exit(config.width)
         self.logit_norm = self.scheme.logit_gain(config.width, config.vocab)
         self.head_bias = nn.Parameter(torch.zeros(config.vocab)) if config.head_bias != "none" else None
+        self.shift = Shift(config.width) if config.head == "shifted" else None
+        # last, so that its weight is drawn after all others
+        self.head = Head(config.width, config.vocab) if config.head == "untied" else None
         self._draw_weights()
         if counts is not None:
             self.start_from_counts(counts)
@@ -115,7 +119,7 @@ class GPT(Constrained):
             block.mlp_connection.at_update(update)
 
     def parameter_count(self) -> int:
-        """The number of parameters. The head shares its weight with the token embedding and is counted once."""
+        """The number of parameters. A head that shares its weight with the token embedding is counted once."""
         return sum(p.numel() for p in self.parameters())
 
     def constrain(self, held: Container[int] | None = None) -> None:
@@ -127,7 +131,8 @@ class GPT(Constrained):
         blocks = list(self.each_block())
         reading = [w for b in blocks for w in (b.attention.qkv.weight, b.mlp.hidden.weight)]
         writing = [w for b in blocks for w in (b.attention.output.weight, b.mlp.output.weight)]
-        both = ([self.tokens.weight, *reading], writing)
+        outer = [self.tokens.weight, *([] if self.head is None else [self.head.weight])]
+        both = ([*outer, *reading], writing)
         self.scheme.constrain(*([w for w in weights if held is None or id(w) in held] for weights in both))
 
     def _check(self, tokens: Tensor, positions: Tensor | None, past: int) -> None:
@@ -188,27 +193,34 @@ class GPT(Constrained):
                 h = block(h, None, mask, turn)
         return self.final_norm(h)
 
+    def read_out(self, h: Tensor) -> Tensor:
+        """What the head's weight is multiplied with, from the output of `stream`."""
+        return h if self.shift is None else self.shift(h)
+
     def logits(self, h: Tensor) -> Tensor:
-        """Logits from the output of `stream`. The head's weight is the token embedding's."""
-        y = linear(h, self.tokens.weight)
+        """Logits from the output of `stream`."""
+        y = linear(self.read_out(h), self._outer_weight())
         y = y if self.logit_norm is None else self.logit_norm(y)
         return y if self.head_bias is None else y + self.head_bias.to(y.dtype)
 
+    def _outer_weight(self) -> Tensor:
+        return self.tokens.weight if self.head is None else self.head.weight
+
     def head_weight(self) -> Tensor:
-        """The head: a weight (vocab, width) whose product with the output of `stream` is the logits without bias."""
-        weight = self.tokens.weight
+        """The head: a weight (vocab, width) whose product with `read_out` is the logits without bias."""
+        weight = self._outer_weight()
         return weight if self.logit_norm is None else self.logit_norm(weight.mT).mT
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         h = self.stream(tokens)
         if targets is None:
             return self.logits(h)
-        return cross_entropy(h, self.head_weight(), self.head_bias, targets)
+        return cross_entropy(self.read_out(h), self.head_weight(), self.head_bias, targets)
 
     @torch.no_grad()
     def token_losses(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """The loss of every token, (batch, time), without a gradient."""
-        return token_losses(self.stream(tokens), self.head_weight(), self.head_bias, targets)
+        return token_losses(self.read_out(self.stream(tokens)), self.head_weight(), self.head_bias, targets)
 
     @torch.no_grad()
     def generate(

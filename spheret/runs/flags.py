@@ -34,6 +34,7 @@ HELP: dict[str, dict[str, str]] = {
         "norm": "What the scheme's norms are, where its definition leaves it open: layernorm or rmsnorm.",
         "qk_norm": "RMSNorm of queries and keys, per head.",
         "kv_heads": "Heads of keys and values. Each serves heads/kv-heads heads of queries.",
+        "head": "How logits read the stream: tied (the paper's), shifted (docs/collapse.md), or untied.",
     },
     "data": {
         "path": "Text: a file, a folder, a glob or the name of a corpus. Or a directory made by spheret prepare.",
@@ -51,7 +52,7 @@ HELP: dict[str, dict[str, str]] = {
         "decay_steps": "Updates of the decay at the end, with --lr-schedule wsd.",
         "optimizer": "adamw, or muon for the hidden matrices and AdamW for the rest.",
         "matrix_lr": "Highest learning rate of the hidden matrices.",
-        "embedding_lr": "Highest learning rate of the embeddings, and of the head that shares their weight.",
+        "embedding_lr": "Highest learning rate of the embeddings and of the head.",
         "parametrization": "Rules that carry --lr over from a base model: standard (none), mup or completep.",
         "base_width": "Width of the model for which --lr was tuned, with mup and completep.",
         "base_layers": "Blocks of the model for which --lr was tuned, with completep.",

@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -57,6 +57,7 @@ class PartRecord(Record):
     first: contestants that are trained before the others. first_seeds: seeds that all get before any gets more.
     noise_floor: a contestant that is compared with itself on other seeds.
     ladder: settings of further sizes.
+    stress: the fresh seeds are trained once more at so many times the best rate, to count who fails; 0 for none.
     data, model, train, evaluation: settings of this part, as in a config file.
     """
 
@@ -71,10 +72,25 @@ class PartRecord(Record):
     first_seeds: Positive = 3
     noise_floor: str = ""
     ladder: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    stress: Annotated[float, Meta(ge=0, le=1000)] = 0.0
     data: dict[str, Any] = msgspec.field(default_factory=dict)
     model: dict[str, Any] = msgspec.field(default_factory=dict)
     train: dict[str, Any] = msgspec.field(default_factory=dict)
     evaluation: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class EndpointRecord(Record):
+    """A question that a plan asks before its first run, and answers with all seeds of a rung.
+
+    kind: gap, the difference of two contestants at every rung and its slope per doubling of what the ladder changes;
+        equivalence, whether the contestants lie within a margin of each other; stress, who fails at the part's
+        multiple of the best rate.
+    """
+
+    kind: Literal["gap", "equivalence", "stress"]
+    part: Name
+    contestants: list[str] = msgspec.field(default_factory=list)
+    margin: Annotated[float, Meta(ge=0)] = 0.0
 
 
 class PlanRecord(Record):
@@ -83,6 +99,7 @@ class PlanRecord(Record):
     title: str
     parts: list[PartRecord]
     reference: str = "pre-ln"
+    endpoints: list[EndpointRecord] = msgspec.field(default_factory=list)
     data: dict[str, Any] = msgspec.field(default_factory=dict)
     model: dict[str, Any] = msgspec.field(default_factory=dict)
     train: dict[str, Any] = msgspec.field(default_factory=dict)
