@@ -4,9 +4,9 @@
     python docs/results/collapse.py --groups map    # one or more groups of it
     python docs/results/collapse.py --minutes 20    # stops after the run that is under way then
 
-Ctrl-C loses the run that is under way, and the same command goes on. Every run is one thread on the CPU. docs/collapse.md
-says what the rows mean; docs/results/build.py writes its tables and its figure from them, by the functions of
-docs/results/collapse_tables.py.
+Ctrl-C loses the run that is under way, and the same command goes on. Every run is one thread on the CPU.
+docs/collapse.md says what the rows mean. docs/results/build.py writes its tables and its figure from them, by the
+functions of docs/results/collapse_tables.py.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Growth(Record):
     """The common direction after some updates, one number per sublayer.
 
     measured: the norm of the mean over tokens of the branch's output.
-    predicted: sqrt(width) times the sum of the learning rates times |mean input of the writing matrix|_1 at the start.
+    predicted: sqrt(width) times the sum of the learning rates times |mean input of the matrix|_1 at the start.
     followed: the same with the input of each update.
     share: the norm of the common part of the writing matrix's gradient, over that of the gradient.
     """
@@ -95,15 +95,15 @@ class Row(Record):
     floor: the unigram entropy of the training split; ln(vocabulary) for random tokens.
     curve: the training loss, one mean of 5 updates after the other.
     cosines: the mean cosine between tokens after the last sublayer, after every 20 updates.
-    val_loss: after the last update; None if the run has none, or if it is not a number.
+    val_loss: after the last update; None if the run has none. A number that is NaN is None too.
     """
 
     run: Run
     own_logit: float
     first_loss: float
     floor: float
-    curve: list[float]
-    cosines: list[float]
+    curve: list[float | None]
+    cosines: list[float | None]
     val_loss: float | None
     growth: list[Growth]
     seconds: float
@@ -312,6 +312,8 @@ class Corpus:
 
     def __init__(self, data: Data):
         self.data, self.counts = data, data.counts()
+        # of the code that runs, whatever is committed meanwhile
+        self.commit = commit()
         windows = [(x, y) for x, y, _ in data.validation(BLOCK, WINDOWS, WINDOWS)]
         self.tokens, self.targets = windows[0]
         shares = self.counts[self.counts > 0].double() / self.counts.sum()
@@ -359,8 +361,8 @@ def measure(run: Run, corpus: Corpus) -> Row:
         val_loss=None if val is None else round(val, 4),
         growth=growth,
         seconds=round(time.monotonic() - begun, 1),
-        commit=commit(),
-        torch=torch.__version__,
+        commit=corpus.commit,
+        torch=str(torch.__version__),
     )
 
 
