@@ -122,8 +122,14 @@ def runs() -> list[Run]:
     def of_map(scheme: str, seed: int) -> list[Run]:
         return [Run("map", scheme, head, seed, bias, start, warmup, lr) for head, bias, start, warmup, lr in cells]
 
-    long: dict[str, Any] = {"warmup": 30, "lr": 7e-3, "updates": 300, "schedule": "cosine", "layers": 12}
-    maps = ("shifted", "permutation", "orthogonal", "flip", "untied")
+    long: dict[str, Any] = {"warmup": 30, "updates": 300, "schedule": "cosine", "layers": 12}
+
+    def of_maps(seed: int, heads: Sequence[str]) -> list[Run]:
+        return [Run("maps", "proj-spheretnorm", head, seed, lr=7e-3, **long) for head in heads]
+
+    def beside(seed: int) -> list[Run]:
+        return [Run("maps", "pre-ln", "tied", seed, lr=5e-3, **long)]
+
     found = of_map("proj-spheretnorm", 101)
     found += [
         Run("growth", scheme, head, 101, updates=30, layers=12, warmup=30, lr=7e-3, optimizer=optimizer)
@@ -140,16 +146,26 @@ def runs() -> list[Run]:
         for scheme in ("proj-spheretnorm", "geonorm", "post-ln", "pre-ln")
         for head in heads
     ]
-    found += [Run("maps", "proj-spheretnorm", "tied", 101, **long)]
-    found += [Run("maps", "proj-spheretnorm", head, 101, **long) for head in maps]
-    found += of_map("proj-spheretnorm", 102)
+    found += of_maps(101, ("tied", "shifted")) + beside(101)
+    found += of_maps(101, ("permutation", "orthogonal", "flip", "untied"))
     found += [
-        Run("changes", "proj-spheretnorm", "tied", seed, layers=12, warmup=30, lr=7e-3, change=change)
-        for seed in (101, 102)
+        Run("changes", "proj-spheretnorm", "tied", 101, layers=12, warmup=30, lr=7e-3, change=change)
         for change in CHANGES
     ]
+    found += [
+        Run("paper", scheme, head, 101, "none", updates=0, size=size, layers=layers, width=width)
+        for size, layers, width in (("S", 12, 768), ("M", 24, 1024), ("L", 36, 1280))
+        for scheme, head in (
+            ("proj-spheretnorm", "tied"),
+            ("proj-spheretnorm", "shifted"),
+            ("post-ln", "tied"),
+            ("pre-ln", "tied"),
+        )
+    ]
+    found += of_map("proj-spheretnorm", 102)
+    for seed in (102, 103):
+        found += of_maps(seed, ("tied", "shifted")) + beside(seed)
     found += of_map("pre-ln", 101)
-    found += [Run("maps", "proj-spheretnorm", head, seed, **long) for seed in (102, 103) for head in maps]
     # the recommended cell and its neighbours, larger
     for size in ({"width": 256}, {"layers": 36}):
         found += [
@@ -163,17 +179,9 @@ def runs() -> list[Run]:
                 ("untied", "none", 20, 3e-3),
             )
         ]
+    for seed in (102, 103):
+        found += of_maps(seed, ("permutation", "orthogonal", "flip", "untied"))
     found += of_map("pre-ln", 102)
-    found += [
-        Run("paper", scheme, head, 101, "none", updates=0, size=size, layers=layers, width=width)
-        for size, layers, width in (("S", 12, 768), ("M", 24, 1024), ("L", 36, 1280))
-        for scheme, head in (
-            ("proj-spheretnorm", "tied"),
-            ("proj-spheretnorm", "shifted"),
-            ("post-ln", "tied"),
-            ("pre-ln", "tied"),
-        )
-    ]
     return found
 
 
