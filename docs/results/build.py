@@ -6,9 +6,12 @@ losses-nine -->` and ends with `<!-- end -->`. What stands between them is writt
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 
 from spheret.report.paper_numbers import CORPORA, LOSSES, ROWS, SIZES
 from spheret.report.tables import to_markdown
@@ -29,6 +32,7 @@ PAGES = (
     HERE / "README.md",
     HERE / "modern.md",
     HERE / "transfer.md",
+    HERE.parent / "collapse.md",
     HERE.parent / "which-connection.md",
     HERE.parents[1] / "README.md",
 )
@@ -52,7 +56,14 @@ def marked_parts() -> dict[tuple[str, str], str]:
             )
         if study == "modern":
             parts["summary", "modern"] = _optimisers({answer.group.name: answer for answer in answers})
-    return parts
+    return parts | _collapse().parts()
+
+
+def _collapse() -> ModuleType:
+    """The module beside this one that writes what docs/collapse.md shows."""
+    if str(HERE) not in sys.path:
+        sys.path.append(str(HERE))
+    return importlib.import_module("collapse_tables")
 
 
 def _of_a_study(answers: Sequence[GroupAnswer], rows: Mapping[Key, Row]) -> dict[tuple[str, str], str]:
@@ -157,6 +168,7 @@ def files() -> dict[Path, bytes]:
         tables = b"# All tables of the study\n\n" + made.pop("tables.md")
         written[HERE / ("tables.md" if study == "results" else f"{study}-tables.md")] = tables
         written |= {HERE / "figures" / name: data for name, data in made.items() if f"figures/{name}" in shown}
+    written[HERE / "figures" / "collapse.svg"] = _collapse().figure().svg.encode()
     parts = marked_parts()
     return written | {page: filled(page.read_text(), parts).encode() for page in PAGES}
 

@@ -1,0 +1,224 @@
+"""The tables and the figure of docs/collapse.md, from the rows of docs/results/collapse.jsonl and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
+
+from collapse import CHANGES, CURVE, LOOK, Growth, Row, Run, read_rows, runs
+
+from spheret.connections.line_styles import scheme_styles
+from spheret.model.monitor import ENTROPY_MARGIN
+from spheret.support.figure_style import COLLAPSED, INK, Drawing, axes_grid, own_style, render
+
+Rows = Mapping[Run, Row]
+RATES, WARMUPS = (1e-3, 3e-3, 1e-2), (20, 100)
+SEEDS = (101, 102)
+BIASES, STARTS = ("none", "unigram"), ("0.02", "scaled")
+HEADS = ("tied", "shifted", "untied")
+MAPS = ("tied", "shifted", "permutation", "orthogonal", "flip", "untied")
+# above this cosine all tokens have one direction
+ALIKE = 0.9
+
+
+def final_loss(row: Row) -> float:
+    """The training loss over the last ten updates; infinity if it is not a number."""
+    last = [float("inf") if loss is None else loss for loss in row.curve[-10 // CURVE :]]
+    return sum(last) / len(last)
+
+
+def collapsed(row: Row) -> bool:
+    """Whether a run ended at the loss of token frequencies, or above, after all tokens had had one direction.
+
+    The loss of the last ten updates is at least 0.97 times the unigram entropy, and the mean cosine between tokens
+    was above 0.9 at one of the last three looks: after 60, 80 and 100 of 100 updates.
+    """
+    stuck = final_loss(row) >= (1 - ENTROPY_MARGIN) * row.floor
+    return stuck and max((cosine or 0.0) for cosine in row.cosines[-3:]) > ALIKE
+
+
+def _verdict(row: Row | None) -> str:
+    return "-" if row is None else "c" if collapsed(row) else f"{final_loss(row):.2f}"
+
+
+def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    rule = "|---|" + "---:|" * (len(head) - 1)
+    return "\n".join([f"| {' | '.join(head)} |", rule, *(f"| {' | '.join(line)} |" for line in lines)]) + "\n"
+
+
+def _of(rows: Rows, group: str, **settings: object) -> list[Row]:
+    """The rows of a group with these settings, in the order of `runs()`."""
+    return [
+        rows[run]
+        for run in runs()
+        if run in rows and run.group == group and all(getattr(run, name) == x for name, x in settings.items())
+    ]
+
+
+def _counted(rows: Sequence[Row]) -> str:
+    return f"{sum(map(collapsed, rows))} of {len(rows)}" if rows else "not run"
+
+
+def map_table(rows: Rows, scheme: str) -> str:
+    """One cell of the map per cell of the table: the loss of each seed, or c."""
+    columns = list(product(WARMUPS, RATES))
+    lines = []
+    for head, bias, start in product(HEADS, BIASES, STARTS):
+        cells = [
+            ", ".join(_verdict(rows.get(Run("map", scheme, head, seed, bias, start, warmup, lr))) for seed in SEEDS)
+            for warmup, lr in columns
+        ]
+        lines.append([f"{head}, {bias}, {start}", *cells])
+    return _table(["head, bias, start", *(f"{warmup}: {lr:g}" for warmup, lr in columns)], lines)
+
+
+def count_table(rows: Rows) -> str:
+    """How many runs of the map collapsed, by head, bias and start."""
+    schemes = ("proj-spheretnorm", "pre-ln")
+    lines = []
+    for head, bias, start in product(HEADS, BIASES, STARTS):
+        cells = [_of(rows, "map", scheme=scheme, head=head, head_bias=bias, start=start) for scheme in schemes]
+        lines.append([head, bias, start, *map(_counted, cells)])
+    return _table(["head", "bias", "start", *schemes], lines)
+
+
+def fixed_map_table(rows: Rows) -> str:
+    """The validation losses of the fixed maps by seed, and Pre-LN beside them."""
+    seeds = (101, 102, 103)
+    lines = []
+    for scheme, head in (*(("proj-spheretnorm", head) for head in MAPS), ("pre-ln", "tied")):
+        found = {row.run.seed: row for row in _of(rows, "maps", scheme=scheme, head=head)}
+        cells = [_outcome(found.get(seed)) for seed in seeds]
+        losses = [row.val_loss for row in found.values() if not collapsed(row) and row.val_loss is not None]
+        whole = len(losses) == len(seeds)
+        lines.append([f"{scheme}, {head}", *cells, f"{sum(losses) / len(losses):.3f}" if whole else "-"])
+    return _table(["scheme, head", *(f"seed {seed}" for seed in seeds), "mean"], lines)
+
+
+def _outcome(row: Row | None) -> str:
+    return "not run" if row is None else "collapsed" if collapsed(row) else f"{row.val_loss:.3f}"
+
+
+def change_table(rows: Rows) -> str:
+    """What became of a tied head after one change."""
+    lines = []
+    for change in CHANGES:
+        found = _of(rows, "changes", change=change)
+        if found:
+            cosines = ", ".join(f"{row.cosines[-1] or 0:.2f}" for row in found)
+            lines.append([change or "none", ", ".join(map(_verdict, found)), cosines])
+    return _table(["change", "loss", "cosine at the end"], lines)
+
+
+def start_table(rows: Rows) -> str:
+    """The own logit and the first loss of untrained models, by scheme and head, layers and width."""
+    sizes = list(dict.fromkeys((run.layers, run.width) for run in runs() if run.group == "start"))
+    schemes = list(dict.fromkeys(run.scheme for run in runs() if run.group == "start"))
+    lines = []
+    for scheme, head in product(schemes, HEADS):
+        found = {(row.run.layers, row.run.width): row for row in _of(rows, "start", scheme=scheme, head=head)}
+        lines.append([f"{scheme}, {head}", *(_first(found.get(size)) for size in sizes)])
+    return _table(["scheme, head", *(f"{layers} x {width}" for layers, width in sizes)], lines)
+
+
+def paper_table(rows: Rows) -> str:
+    """The own logit and the first loss at the paper's sizes."""
+    asked = list(dict.fromkeys((run.scheme, run.head) for run in runs() if run.group == "paper"))
+    lines = []
+    for scheme, head in asked:
+        found = {row.run.size: row for row in _of(rows, "paper", scheme=scheme, head=head)}
+        lines.append([f"{scheme}, {head}", *(_first(found.get(size)) for size in "SML")])
+    return _table(["scheme, head", *"SML"], lines)
+
+
+def _first(row: Row | None) -> str:
+    return "not run" if row is None else f"{row.own_logit:.1f}, {row.first_loss:.2f}"
+
+
+def growth_table(rows: Rows) -> str:
+    """The common direction of the branches' outputs in the first updates, beside its prediction."""
+    parts: dict[str, Callable[[Growth], list[float]]] = {
+        "measured": lambda growth: growth.measured,
+        "predicted": lambda growth: growth.predicted,
+        "share of the gradient": lambda growth: growth.share,
+    }
+    lines = []
+    for row in _of(rows, "growth"):
+        for growth in row.growth:
+            run = row.run
+            name = f"{run.scheme}, {run.head}, {run.optimizer}"
+            lines.append([name, str(growth.updates), *(_range(part(growth)[1::2]) for part in parts.values())])
+    return _table(["run", "updates", *parts], lines)
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"{min(values):.2g} to {max(values):.2g}"
+
+
+def larger_table(rows: Rows) -> str:
+    """The recommended cell and its neighbours at other sizes."""
+    asked = [run for run in runs() if run.group == "larger"]
+    sizes = list(dict.fromkeys((run.layers, run.width) for run in asked))
+    lines = []
+    for cell in dict.fromkeys((run.head, run.head_bias, run.warmup, run.lr) for run in asked):
+        head, bias, warmup, lr = cell
+        cells = []
+        for layers, width in sizes:
+            found = _of(rows, "larger", head=head, head_bias=bias, warmup=warmup, lr=lr, layers=layers, width=width)
+            cells.append(_verdict(found[0]) if found else "not run")
+        lines.append([f"{head}, {bias}, {warmup}, {lr:g}", *cells])
+    return _table(["head, bias, warm-up, rate", *(f"{layers} x {width}" for layers, width in sizes)], lines)
+
+
+def receipt(rows: Rows) -> str:
+    left = sum(run not in rows for run in runs())
+    hours = sum(row.seconds for row in rows.values()) / 3600
+    more = f"{left} of {len(runs())} runs are not run yet" if left else "all runs are there"
+    return f"{len(rows)} runs, {hours:.1f} hours on one busy core; {more}.\n"
+
+
+def parts(rows: Rows | None = None) -> dict[tuple[str, str], str]:
+    """The marked parts of docs/collapse.md."""
+    rows = read_rows() if rows is None else rows
+    return {
+        ("table", "collapse.map"): map_table(rows, "proj-spheretnorm"),
+        ("table", "collapse.pre-ln"): map_table(rows, "pre-ln"),
+        ("table", "collapse.counts"): count_table(rows),
+        ("table", "collapse.maps"): fixed_map_table(rows),
+        ("table", "collapse.changes"): change_table(rows),
+        ("table", "collapse.start"): start_table(rows),
+        ("table", "collapse.paper"): paper_table(rows),
+        ("table", "collapse.growth"): growth_table(rows),
+        ("table", "collapse.larger"): larger_table(rows),
+        ("receipt", "collapse"): receipt(rows),
+    }
+
+
+def figure(rows: Rows | None = None) -> Drawing:
+    """Loss and token cosine of the projection with both heads, by seed, and Pre-LN beside them."""
+    rows = read_rows() if rows is None else rows
+    styles = scheme_styles({"proj-spheretnorm": "proj-spheretnorm", "pre-ln": "pre-ln"})
+    lines = (
+        ("proj-spheretnorm", "tied", "projection, tied head", COLLAPSED, (0, (5, 2))),
+        ("pre-ln", "tied", "Pre-LN, tied head", styles["pre-ln"][0], (0, (1.5, 1.5))),
+        ("proj-spheretnorm", "shifted", "projection, shifted head", styles["proj-spheretnorm"][0], "-"),
+    )
+    with own_style():
+        drawn, grid = axes_grid(1, 2, size=(8.4, 3.3))
+        left, right = grid[0]
+        for scheme, head, label, colour, dashes in lines:
+            for number, row in enumerate(_of(rows, "maps", scheme=scheme, head=head)):
+                style = {"color": colour, "ls": dashes, "lw": 1.4, "label": "" if number else label}
+                left.plot([CURVE * (i + 0.5) for i in range(len(row.curve))], row.curve, **style)
+                right.plot([LOOK * (i + 1) for i in range(len(row.cosines))], row.cosines, **style)
+        floor = next(row.floor for row in rows.values() if row.run.group == "maps")
+        left.axhline(floor, color=INK, lw=0.8)
+        left.text(300, floor + 0.02, "token frequencies alone", ha="right", va="bottom", fontsize=8, color=INK)
+        left.set(xlabel="updates", ylabel="training loss (nats per byte)", ylim=(2.0, 4.0), xlim=(0, 300))
+        right.set(xlabel="updates", ylabel="mean cosine between tokens", ylim=(-0.02, 1.04), xlim=(0, 300))
+        left.legend(loc="upper right", bbox_to_anchor=(1.0, 1.0))
+        caption = (
+            "Training loss and mean token cosine, 12 layers of width 64, bytes, one line per seed, learning rate "
+            "7e-3 (Pre-LN 5e-3), warm-up 30. With a tied head all tokens of the spherical stream get one direction"
+        )
+        return render("collapse", caption, drawn)
