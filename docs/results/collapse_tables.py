@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 
-from collapse import CHANGES, CURVE, LOOK, Growth, Row, Run, read_rows, runs
+from collapse import CHANGES, CURVE, GROWTH, LOOK, Row, Run, read_rows, runs
 
 from spheret.connections.line_styles import scheme_styles
 from spheret.model.monitor import ENTROPY_MARGIN
@@ -136,19 +136,24 @@ def _first(row: Row | None) -> str:
 
 
 def growth_table(rows: Rows) -> str:
-    """The common direction of the branches' outputs in the first updates, beside its prediction."""
-    parts: dict[str, Callable[[Growth], list[float]]] = {
-        "measured": lambda growth: growth.measured,
-        "predicted": lambda growth: growth.predicted,
-        "share of the gradient": lambda growth: growth.share,
-    }
+    """The common direction of the branches' outputs in the first updates, and what the formula says."""
     lines = []
-    for row in _of(rows, "growth"):
-        for growth in row.growth:
-            run = row.run
-            name = f"{run.scheme}, {run.head}, {run.optimizer}"
-            lines.append([name, str(growth.updates), *(_range(part(growth)[1::2]) for part in parts.values())])
-    return _table(["run", "updates", *parts], lines)
+    for row, (kind, first) in product(_of(rows, "growth"), (("attention", 0), ("MLP", 1))):
+        run = row.run
+        for part in ("measured", "predicted"):
+            cells = [_range(getattr(growth, part)[first::2]) for growth in row.growth]
+            lines.append([f"{run.scheme}, {run.head}, {run.optimizer}: {kind}", part, *cells])
+    return _table(["run", "", *(f"after {updates}" for updates in GROWTH)], lines)
+
+
+def share_table(rows: Rows) -> str:
+    """The share of the common part in the gradients of the writing matrices."""
+    lines = []
+    for row, (kind, first) in product(_of(rows, "growth"), (("attention", 0), ("MLP", 1))):
+        run = row.run
+        cells = [_range(growth.share[first::2]) for growth in row.growth]
+        lines.append([f"{run.scheme}, {run.head}, {run.optimizer}: {kind}", *cells])
+    return _table(["run", *(f"at {updates}" for updates in GROWTH)], lines)
 
 
 def _range(values: Sequence[float]) -> str:
@@ -189,6 +194,7 @@ def parts(rows: Rows | None = None) -> dict[tuple[str, str], str]:
         ("table", "collapse.start"): start_table(rows),
         ("table", "collapse.paper"): paper_table(rows),
         ("table", "collapse.growth"): growth_table(rows),
+        ("table", "collapse.share"): share_table(rows),
         ("table", "collapse.larger"): larger_table(rows),
         ("receipt", "collapse"): receipt(rows),
     }
