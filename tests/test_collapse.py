@@ -13,6 +13,8 @@ from spheret import GPT, GPTConfig
 from spheret.model.head import own_logit
 from spheret.model.monitor import mean_cosine
 from spheret.optim import SCALES, AdamW, orthogonalized
+from spheret.runs.config import TrainConfig
+from spheret.runs.parametrization import parametrize
 
 sys.path.append(str(Path(__file__).parent.parent / "docs" / "results"))
 import collapse
@@ -132,3 +134,18 @@ def test_every_committed_row_was_asked_for():
     asked = collapse.runs()
     assert len(asked) == len(set(asked))
     assert set(collapse.read_rows()) <= set(asked)
+
+
+def test_completep_keeps_the_own_logit_of_the_base_width():
+    tokens = torch.randint(320, (4, 16), generator=torch.Generator().manual_seed(0))
+
+    def own(width, **rules):
+        torch.manual_seed(0)
+        model = GPT(GPTConfig(layers=2, heads=4, width=width, block=16, vocab=320))
+        parametrize(model, TrainConfig(4, 2, 32, 1e-2, 1e-3, warmup=0, checkpoint_every=1, **rules))
+        with torch.no_grad():
+            return own_logit(model(tokens), tokens)
+
+    rules = {"parametrization": "completep", "base_width": 64, "base_heads": 4, "base_layers": 2}
+    assert own(256) == pytest.approx(2 * own(64), rel=0.15)
+    assert own(256, **rules) == pytest.approx(own(64, **rules), rel=0.15)

@@ -134,7 +134,15 @@ def runs() -> list[Run]:
     def beside(seed: int) -> list[Run]:
         return [Run("maps", "pre-ln", "tied", seed, lr=5e-3, **long)]
 
-    found = of_map("proj-spheretnorm", 101, ["none"])
+    # the cells around the one that is recommended, and the figure
+    found = [
+        Run("map", "proj-spheretnorm", head, 101, "none", "scaled", 20, lr)
+        for head in ("shifted", "untied")
+        for lr in (3e-3, 1e-2, 1e-3)
+    ]
+    found += [Run("map", "pre-ln", "tied", 101, "none", start, 20, 3e-3) for start in ("0.02", "scaled")]
+    found += of_maps(101, ("tied", "shifted")) + beside(101)
+    found += of_map("proj-spheretnorm", 101, ["none"])
     found += [
         Run("growth", scheme, head, 101, updates=30, layers=12, warmup=30, lr=7e-3, optimizer=optimizer)
         for scheme, head, optimizer in (
@@ -150,7 +158,6 @@ def runs() -> list[Run]:
         for scheme in ("proj-spheretnorm", "geonorm", "post-ln", "pre-ln")
         for head in heads
     ]
-    found += of_maps(101, ("tied", "shifted")) + beside(101)
     found += of_map("pre-ln", 101, ["none"])
     found += of_map("proj-spheretnorm", 101, ["unigram"])
     found += of_maps(101, ("permutation", "orthogonal", "flip", "untied"))
@@ -188,7 +195,7 @@ def runs() -> list[Run]:
     for seed in (102, 103):
         found += of_maps(seed, ("permutation", "orthogonal", "flip", "untied"))
     found += of_map("pre-ln", 102)
-    return found
+    return list(dict.fromkeys(found))
 
 
 class Fixed(nn.Module):
