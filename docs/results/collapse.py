@@ -134,14 +134,20 @@ def runs() -> list[Run]:
     def beside(seed: int) -> list[Run]:
         return [Run("maps", "pre-ln", "tied", seed, lr=5e-3, **long)]
 
-    # the cells around the one that is recommended, and the figure
-    found = [
-        Run("map", "proj-spheretnorm", head, 101, "none", "scaled", 20, lr)
-        for head in ("shifted", "untied")
-        for lr in (3e-3, 1e-2, 1e-3)
+    # does a run that counts as collapsed after 100 updates stay there? then the figure, and cells around the recipe
+    found = [Run("later", "proj-spheretnorm", "shifted", 101, "none", "scaled", 20, 3e-3, 300)]
+    found += [
+        Run("map", scheme, head, 101, bias, "scaled", 20, 3e-3)
+        for scheme, head, bias in (("pre-ln", "tied", "none"), ("proj-spheretnorm", "shifted", "unigram"))
     ]
-    found += [Run("map", "pre-ln", "tied", 101, "none", start, 20, 3e-3) for start in ("0.02", "scaled")]
     found += of_maps(101, ("tied", "shifted")) + beside(101)
+    found += [Run("later", "proj-spheretnorm", "tied", 101, "none", "scaled", 20, 3e-3, 300)]
+    found += [Run("map", "proj-spheretnorm", "shifted", 101, "unigram", "scaled", 20, lr) for lr in (1e-2, 1e-3)]
+    found += [Run("map", "proj-spheretnorm", "untied", 101, "none", "scaled", 20, 3e-3)]
+    found += [
+        Run("later", "proj-spheretnorm", head, 101, "none", start, 20, 3e-3, 300)
+        for head, start in (("untied", "scaled"), ("shifted", "0.02"), ("tied", "0.02"))
+    ]
     found += of_map("proj-spheretnorm", 101, ["none"])
     found += [
         Run("growth", scheme, head, 101, updates=30, layers=12, warmup=30, lr=7e-3, optimizer=optimizer)
