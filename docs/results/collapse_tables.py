@@ -160,6 +160,20 @@ def _range(values: Sequence[float]) -> str:
     return f"{min(values):.2g} to {max(values):.2g}"
 
 
+def later_table(rows: Rows) -> str:
+    """The loss and the cosine of cells of the map after 100, 200 and 300 updates."""
+    marks = (100, 200, 300)
+    lines = []
+    for run in (run for run in runs() if run.group == "later"):
+        row = rows.get(run)
+        cells = ["not run"] * len(marks)
+        if row is not None:
+            ends = [(row.curve[mark // CURVE - 2 : mark // CURVE], row.cosines[mark // LOOK - 1]) for mark in marks]
+            cells = [f"{sum(loss or 0.0 for loss in losses) / 2:.2f}, {cosine or 0.0:.2f}" for losses, cosine in ends]
+        lines.append([f"{run.scheme}, {run.head}, {run.head_bias}, {run.start}", *cells])
+    return _table(["scheme, head, bias, start", *(f"after {mark}" for mark in marks)], lines)
+
+
 def larger_table(rows: Rows) -> str:
     """The recommended cell and its neighbours at other sizes."""
     asked = [run for run in runs() if run.group == "larger"]
@@ -195,6 +209,7 @@ def parts(rows: Rows | None = None) -> dict[tuple[str, str], str]:
         ("table", "collapse.paper"): paper_table(rows),
         ("table", "collapse.growth"): growth_table(rows),
         ("table", "collapse.share"): share_table(rows),
+        ("table", "collapse.later"): later_table(rows),
         ("table", "collapse.larger"): larger_table(rows),
         ("receipt", "collapse"): receipt(rows),
     }
