@@ -149,3 +149,42 @@ def test_completep_keeps_the_own_logit_of_the_base_width():
     rules = {"parametrization": "completep", "base_width": 64, "base_heads": 4, "base_layers": 2}
     assert own(256) == pytest.approx(2 * own(64), rel=0.15)
     assert own(256, **rules) == pytest.approx(own(64, **rules), rel=0.15)
+
+
+def of(group, scheme="proj-spheretnorm", **settings):
+    """The committed rows with these settings; there must be some."""
+    found = [
+        row
+        for run, row in collapse.read_rows().items()
+        if run.group == group
+        and run.scheme == scheme
+        and all(getattr(run, name) == value for name, value in settings.items())
+    ]
+    assert found
+    return found
+
+
+def test_the_page_says_what_the_map_shows():
+    for head in ("tied", "shifted"):
+        assert all(map(collapse_tables.collapsed, of("map", head=head, head_bias="none")))
+    assert not any(map(collapse_tables.collapsed, of("map", head="tied", head_bias="unigram")))
+    near = of("map", seed=101, head="tied", head_bias="unigram", start="scaled", warmup=20, lr=3e-3)[0]
+    assert near.cosines[:2] == pytest.approx([0.95, 0.05], abs=0.01)
+    through = of("map", "pre-ln", seed=101, head="tied", head_bias="none", start="scaled", warmup=20, lr=3e-3)[0]
+    assert not collapse_tables.collapsed(through)
+    assert through.cosines[0] == pytest.approx(0.93, abs=0.01)
+    assert all(map(collapse_tables.collapsed, of("later", head="shifted", start="scaled")))
+
+
+def test_the_page_says_how_the_common_direction_grew():
+    runs = {(row.run.head, row.run.optimizer): row for row in of("growth")}
+    tied, muon, shifted = (runs[key] for key in (("tied", "adamw"), ("tied", "muon"), ("shifted", "adamw")))
+    assert tied.cosines[0] > 0.995
+    assert shifted.cosines[0] == pytest.approx(0.06, abs=0.01)
+    for each in range(3):
+        mlp = list(zip(tied.growth[each].measured, tied.growth[each].predicted, strict=True))[1::2]
+        assert all(0.3 < measured / predicted < 0.95 for measured, predicted in mlp)
+    for each in range(3):
+        means = [sum(row.growth[each].measured[1::2]) for row in (tied, muon, shifted)]
+        assert means[0] > 6 * means[1]
+        assert 4 < means[0] / means[2] < 10

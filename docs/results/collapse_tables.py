@@ -232,7 +232,7 @@ def figure(rows: Rows | None = None) -> Drawing:
                 style = {"color": colour, "ls": dashes, "lw": 1.4, "label": "" if number else label}
                 left.plot([CURVE * (i + 0.5) for i in range(len(row.curve))], row.curve, **style)
                 right.plot([LOOK * (i + 1) for i in range(len(row.cosines))], row.cosines, **style)
-        floor = next(row.floor for row in rows.values() if row.run.group == "maps")
+        floor = next(row.floor for row in rows.values() if not row.run.size)
         left.axhline(floor, color=INK, lw=0.8)
         left.text(300, floor + 0.02, "token frequencies alone", ha="right", va="bottom", fontsize=8, color=INK)
         left.set(xlabel="updates", ylabel="training loss (nats per byte)", ylim=(2.0, 4.0), xlim=(0, 300))
