@@ -190,12 +190,12 @@ def runs() -> list[Run]:
         found += [
             Run("larger", "proj-spheretnorm", head, 101, bias, "scaled", warmup, lr, **size)
             for head, bias, warmup, lr in (
-                ("shifted", "none", 20, 3e-3),
                 ("shifted", "unigram", 20, 3e-3),
-                ("tied", "none", 20, 3e-3),
-                ("shifted", "none", 20, 1e-3),
-                ("shifted", "none", 20, 1e-2),
-                ("untied", "none", 20, 3e-3),
+                ("tied", "unigram", 20, 3e-3),
+                ("shifted", "none", 20, 3e-3),
+                ("shifted", "unigram", 20, 1e-3),
+                ("shifted", "unigram", 20, 1e-2),
+                ("untied", "unigram", 20, 3e-3),
             )
         ]
     for seed in (102, 103):

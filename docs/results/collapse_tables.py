@@ -132,7 +132,8 @@ def paper_table(rows: Rows) -> str:
 
 
 def _first(row: Row | None) -> str:
-    return "not run" if row is None else f"{row.own_logit:.1f}, {row.first_loss:.2f}"
+    # what rounds to 0 has no sign
+    return "not run" if row is None else f"{round(row.own_logit, 1) + 0.0:.1f}, {row.first_loss:.2f}"
 
 
 def growth_table(rows: Rows) -> str:
