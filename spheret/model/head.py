@@ -37,6 +37,8 @@ class Shift(nn.Module):
 
     def fold(self, weight: Tensor) -> Tensor:
         """The weight (rows, dim) of a head that reads x as `weight` reads `Shift(dim)(x)`."""
+        if weight.shape[-1] != self.dim:
+            raise ValueError(f"Shift({self.dim}) folds a weight of {self.dim} columns, got {tuple(weight.shape)}.")
         return weight.roll(-(self.dim // 2), -1)
 
     def extra_repr(self) -> str:
