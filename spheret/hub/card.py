@@ -41,7 +41,8 @@ def code(text: str) -> str:
 def write_card(directory: Path, run: Run, saved: Checkpoint, model: GPT, kind: str, parameters: int) -> None:
     """Write README.md of an export.
 
-    kind: "spheret", or a key of STOCK. parameters: those of the export, whose head may be untied where the run's is not.
+    kind: "spheret", or a key of STOCK. parameters: those of the export, which may have an untied head where the
+        run has none.
     """
     config, scheme = run.config, model.scheme
     environment = Environment(

@@ -90,7 +90,7 @@ def from_gpt2(model: GPT2LMHeadModel) -> GPT:
 
 
 def load(config: GPTConfig, state: Mapping[str, Tensor]) -> GPT:
-    """A `pre-ln` GPT with tensors under transformers' names. A head that is the token embedding becomes a tied one."""
+    """A `pre-ln` GPT with tensors under transformers' names. A head that is the token embedding becomes tied."""
     weight = state["wte.weight"]
     own_head = HEAD in state and not torch.equal(state[HEAD], weight)
     if own_head and config.head == "tied":
@@ -166,8 +166,8 @@ def folded_head(model: GPT) -> tuple[Tensor, Tensor]:
 def to_gpt2(model: GPT, **more: Any) -> GPT2LMHeadModel:
     """transformers' own GPT-2 with the weights of a `pre-ln` GPT. `more` goes into its GPT2Config.
 
-    A head bias is folded into the weights (`folded_head`), and the shift of a shifted head into those of the head. The
-    GPT-2 then has `tie_word_embeddings=False`, as it has for an untied head.
+    A head bias is folded into the weights (`folded_head`), and so is the shift of a shifted head. The GPT-2 then has
+    `tie_word_embeddings=False`, as it has for an untied head.
     """
     config = model.config
     if reason := why_not_gpt2(config):

@@ -60,8 +60,9 @@ def fresh(config: GPTConfig, kind: str, **more: Any) -> Any:
         "num_hidden_layers": config.layers, "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads,
         "head_dim": shape.head_dim, "intermediate_size": shape.hidden, "hidden_act": "silu", "rms_norm_eps": 1e-5,
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
-        "attention_bias": config.bias, "attention_dropout": config.dropout, "tie_word_embeddings": config.head == "tied",
-        "bos_token_id": None, "eos_token_id": None, **({"mlp_bias": config.bias} if kind == "llama" else {}), **more,
+        "attention_bias": config.bias, "attention_dropout": config.dropout,
+        "tie_word_embeddings": config.head == "tied", "bos_token_id": None, "eos_token_id": None,
+        **({"mlp_bias": config.bias} if kind == "llama" else {}), **more,
     }  # fmt: skip
     return model_class(config_class(**options))
 

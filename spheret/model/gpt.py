@@ -212,7 +212,7 @@ class GPT(Constrained):
         return weight if self.logit_norm is None else self.logit_norm(weight.mT).mT
 
     def plain_head(self) -> Tensor:
-        """The head as one linear layer: a weight whose product with the output of `stream` is the logits without bias."""
+        """The head as one linear layer: a weight whose product with `stream` is the logits without bias."""
         return self.head_weight() if self.shift is None else self.shift.fold(self.head_weight())
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:

@@ -16,7 +16,8 @@ IGNORE_MEMORY = ", or give --ignore-memory to try all the same"
 
 def least_parameters(config: GPTConfig) -> int:
     """The entries of the matrices, the embeddings and an untied head. Gains and biases come on top."""
-    rows = config.vocab * (2 if config.head == "untied" else 1) + (config.block if config.positions == "learned" else 0)
+    positions = config.block if config.positions == "learned" else 0
+    rows = positions + (2 if config.head == "untied" else 1) * config.vocab
     return memory.matrix_entries(config) * config.layers + rows * config.width
 
 

@@ -32,7 +32,7 @@ def _all_options(name: str, options: Config) -> dict[str, Any]:
 
 
 def recipe_of(config: Config) -> PaperRun | None:
-    """The run of the paper's tables that has this corpus, size and scheme, in the reading that its options and its head make.
+    """The run of the paper's tables that has this corpus, size and scheme, in the reading that its settings make.
 
     None if there is none. A scheme with any other option is not a scheme of the paper.
     """
@@ -43,9 +43,10 @@ def recipe_of(config: Config) -> PaperRun | None:
     options = {**(config["model"].get("scheme_options") or {})}
     options.pop("exact_clamp", None)
     for reading, other in READINGS.items():
-        if name in other.schemes and _all_options(name, options) == _all_options(name, other.options):
-            if all(config["model"].get(setting) == value for setting, value in other.model.items()):
-                return PaperRun(str(corpus), size, name, reading=reading)
+        model = {setting: config["model"].get(setting) for setting in other.model}
+        same = model == other.model and _all_options(name, options) == _all_options(name, other.options)
+        if name in other.schemes and same:
+            return PaperRun(str(corpus), size, name, reading=reading)
     return PaperRun(str(corpus), size, name) if _all_options(name, options) == _all_options(name, {}) else None
 
 

@@ -145,9 +145,10 @@ ASSUMPTIONS = (
     ),
     Assumption(
         "Does the head read the stream through a fixed map?",
-        'No, it is tied to the token embedding as in nanoGPT. `head="shifted"` puts a shift of the channels before it.',
-        "The paper does not discuss it. With a tied head a spherical stream starts by predicting the current token. See "
-        "collapse.md.",
+        "No, it is tied to the token embedding as in nanoGPT. "
+        '`head="shifted"` puts a shift of the channels before it.',
+        "The paper does not discuss it. With a tied head a spherical stream starts by predicting the current token. "
+        "See collapse.md.",
         reading="shifted-head",
         model={"head": "shifted"},
         other='Yes, a shift of the channels by half of the width (`head="shifted"`).',

@@ -14,8 +14,8 @@ from spheret import SCHEMES
 from spheret.cli import main
 from spheret.data.tokenizers import describe
 from spheret.data.tokenizers import load as load_tokenizer
-from spheret.hub.tokenizer_files import built_name
 from spheret.hub.gpt2 import from_gpt2, to_gpt2
+from spheret.hub.tokenizer_files import built_name
 from spheret.hub.transfer import export, import_
 from spheret.model.head import HEADS
 from spheret.runs.run import create_run, open_run

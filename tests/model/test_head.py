@@ -61,7 +61,7 @@ class TestStart:
 
     @pytest.mark.parametrize(("name", "own"), [("proj-spheretnorm", 10.8), ("pre-ln", 1.0)])
     def test_at_the_width_of_the_papers_size_s(self, name, own):
-        """Two layers of its twelve. The starting scale of what a block writes makes their sum independent of depth."""
+        """Two layers of its twelve. What a block writes starts so small that their sum does not depend on depth."""
         shape = {"layers": 2, "heads": 12, "width": 768, "vocab": 1024}
         assert start("tied", name, **shape)[0] == pytest.approx(own, abs=0.3)
         assert abs(start("shifted", name, **shape)[0]) <= 0.2

@@ -95,9 +95,7 @@ class Live(TorchDispatchMode):
 
 @pytest.mark.parametrize("precision", memory.PRECISIONS)
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize(
-    ("scheme", "head"), [("pre-ln", "tied"), *(("proj-spheretnorm", head) for head in HEADS)]
-)
+@pytest.mark.parametrize(("scheme", "head"), [("pre-ln", "tied"), *(("proj-spheretnorm", head) for head in HEADS)])
 def test_the_peak_of_a_step_is_the_sum_of_its_parts(scheme, head, recompute, precision):
     size = (6, 4, 64, 64, 500, 8)
     model = GPT(config(size, scheme, recompute=recompute, head=head))

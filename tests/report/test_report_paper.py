@@ -215,8 +215,7 @@ class TestCells:
             ("paper-loss-fineweb-edu", "L val, here"), ("paper-perplexity", "FineWeb-Edu L, here"),
         ):  # fmt: skip
             sources = [
-                cell(directory, table, row, column)["source"]
-                for row in ("1-SpheretNorm", f"1-SpheretNorm, {other}")
+                cell(directory, table, row, column)["source"] for row in ("1-SpheretNorm", f"1-SpheretNorm, {other}")
             ]
             assert [other in source for source in sources] == [False, True]
             texts = [

@@ -113,7 +113,8 @@ class TestReadings:
 
     def test_names(self):
         assert list(READINGS) == [
-            "inner-norm", "no-final-norm", "block-index", "sqrt-schedule", "no-entry-norm", "layernorm", "shifted-head",
+            "inner-norm", "no-final-norm", "block-index", "sqrt-schedule", "no-entry-norm", "layernorm",
+            "shifted-head",
         ]  # fmt: skip
 
     def test_the_answers_name_options_that_exist(self):

@@ -29,7 +29,14 @@ SCHEMES = {name: (name, {}) for name in PAPER_SCHEMES} | {
 }
 # heads; rotary positions, gated and grouped matrices, norms of queries and keys
 BACKBONES = {
-    "modern": {"positions": "rope", "mlp": "swiglu", "norm": "rmsnorm", "qk_norm": True, "kv_heads": 1, "bias": False},
+    "modern": {
+        "positions": "rope",
+        "mlp": "swiglu",
+        "norm": "rmsnorm",
+        "qk_norm": True,
+        "kv_heads": 1,
+        "bias": False,
+    },
     **{head: {"head": head} for head in HEADS[1:]},
     "untied ngpt": {"head": "untied"},
 }
