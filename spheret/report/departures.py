@@ -43,9 +43,8 @@ def recipe_of(config: Config) -> PaperRun | None:
     options = {**(config["model"].get("scheme_options") or {})}
     options.pop("exact_clamp", None)
     for reading, other in READINGS.items():
-        model = {setting: config["model"].get(setting) for setting in other.model}
-        same = model == other.model and _all_options(name, options) == _all_options(name, other.options)
-        if name in other.schemes and same:
+        followed = name in other.schemes and other.model.items() <= config["model"].items()
+        if followed and _all_options(name, options) == _all_options(name, other.options):
             return PaperRun(str(corpus), size, name, reading=reading)
     return PaperRun(str(corpus), size, name) if _all_options(name, options) == _all_options(name, {}) else None
 
