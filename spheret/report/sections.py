@@ -113,6 +113,7 @@ def _shared_settings(group: RunGroup) -> str:
         "steps": f"{train.steps:,} steps",
         "tokens_per_update": f"{train.tokens_per_update:,} tokens per step",
         "head_bias": f"head bias {model.head_bias}",
+        **({} if model.head == "tied" else {"head": f"{model.head} head"}),
     }
     shared = [text for key, text in texts.items() if key not in group.differing]
     return ", ".join([f"corpus {corpus_name(group.config.as_dict())}", f"tokenizer {data.tokenizer.name}", *shared])
