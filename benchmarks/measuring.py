@@ -85,8 +85,8 @@ def adamw(model: nn.Module) -> torch.optim.AdamW:
     return torch.optim.AdamW(parameter_groups(model, 0.1), lr=1e-4, betas=(0.9, 0.95), fused=True)
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> None:
-    """Print a table whose first column has names and whose others have numbers, and a note below it."""
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table whose first column has names and whose others have numbers."""
     # not needed by the processes that measure their memory
     from rich.console import Console
     from rich.table import Table
@@ -96,7 +96,4 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
         table.add_column(column, justify="right" if number else "left", no_wrap=not number)
     for row in rows:
         table.add_row(*row)
-    console = Console()
-    console.print(table)
-    if note:
-        console.print(note)
+    Console().print(table)
