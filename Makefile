@@ -4,7 +4,7 @@ EXTRAS := dev,triton,hub,corpus,gpt2,data,eval,track,docs
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: race study results tour env docs test test-all drill slurm mutate lint format check clean
+.PHONY: race study results tour env docs bench test test-all drill slurm mutate lint format check clean
 
 # the main job needs no more than the library and its corpus
 race: .venv/.race
@@ -55,6 +55,10 @@ slurm: env
 results: env
 	$(BIN)/python docs/results/build.py
 	$(BIN)/python docs/figures/build.py
+
+# every benchmark in short form, and one table
+bench: env
+	$(BIN)/python benchmarks/summary.py
 
 # docs/tour.ipynb with new outputs
 tour: env

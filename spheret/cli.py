@@ -7,7 +7,7 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from spheret import __version__
 from spheret.support.cache import keep_libraries_inside
@@ -45,27 +45,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "schemes": ("spheret.catalogue:schemes", "list every scheme: formula, options, source"),
     "retractions": ("spheret.catalogue:retractions", "list every retraction: angle, cubic term, backends"),
     "doctor": ("spheret.doctor:doctor", "check versions, devices and backends; --crash-drill"),
-    "bench connection": ("spheret.bench.connection:bench_connection", "time one update of the stream per backend"),
-    "bench step": ("spheret.bench.step:bench_step", "time a whole training step under every scheme"),
-    "bench scale": ("spheret.bench.scale:bench_scale", "time a training step against depth and width"),
-    "bench generate": ("spheret.bench.generate:bench_generate", "time generation against transformers' GPT-2"),
-    "bench eval": ("spheret.bench.eval:bench_eval", "time multiple-choice requests against lm_eval's hf model"),
-    "bench train": ("spheret.bench.train:bench_train", "time the trainer's update against the bare step"),
-    "bench data": ("spheret.bench.data:bench_data", "time prepare and the loader against the plain ways"),
-    "bench convert": (
-        "spheret.bench.convert:bench_convert",
-        "time a step of a Llama before and after its conversion",
-    ),
-    "bench certify": ("spheret.bench.certify:bench_certify", "time a certificate against layers and tokens"),
 }
 
-_HELP = ("-h", "--help")
 
-
-def _help(names: Iterable[str]) -> str:
-    names = list(names)
-    width = max(map(len, names))
-    rows = "\n".join(f"  spheret {name:<{width}}  {COMMANDS[name][1]}" for name in names)
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    rows = "\n".join(f"  spheret {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items())
     return f"spheret {__version__}: deep connections for PyTorch\n\n{rows}\n\nspheret COMMAND --help lists its flags."
 
 
@@ -95,18 +80,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # a name that this terminal cannot show is no reason to end
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    # a command is one word or two: `prepare`, `bench connection`
-    size = next((n for n in (2, 1) if " ".join(words[:n]) in COMMANDS), 0)
-    name = " ".join(words[:size])
+    name = words[0] if words and words[0] in COMMANDS else ""
     # a program that calls this function keeps its own environment
-    if size and arguments is None:
+    if name and arguments is None:
         keep_libraries_inside()
         # processes that libraries start do not import from the current directory either
         os.environ["PYTHONSAFEPATH"] = "1"
     prog = f"spheret {name}".rstrip()
     try:
         _check_encoding(words)
-        code = _run(name, prog, words[size:]) if size else _answer(words)
+        code = _run(name, prog, words[1:]) if name else _answer(words)
         # here a full disk is still an error with a sentence
         sys.stdout.flush()
         return code
@@ -139,17 +122,13 @@ def _check_encoding(words: Sequence[str]) -> None:
 
 def _answer(words: Sequence[str]) -> int:
     """Answer words that are no command: help, the version, or what is wrong with them."""
-    if not words or words[0] in _HELP:
-        print(_help(COMMANDS))
+    if not words or words[0] in ("-h", "--help"):
+        print(_help())
         return 0
     if words[0] == "--version":
         print(f"spheret {__version__}")
         return 0
-    group = [name for name in COMMANDS if name.startswith(words[0] + " ")]
-    if group and (len(words) == 1 or words[1] in _HELP):
-        print(_help(group))
-        return 0
-    raise unknown("command", " ".join(words[:2] if group else words[:1]), group or COMMANDS)
+    raise unknown("command", words[0], COMMANDS)
 
 
 def _run(name: str, prog: str, words: Sequence[str]) -> int:

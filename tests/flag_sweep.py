@@ -30,7 +30,6 @@ TINY = (
     "--layers", "1", "--heads", "1", "--width", "8", "--block", "16", "--batch-size", "1", "--eval-windows", "1",
     "--steps", "1", "--threads", "1", "--quiet",
 )  # fmt: skip
-BENCH = ("--repeats", "1")
 
 
 class Base(NamedTuple):
@@ -74,19 +73,6 @@ BASES = (
     Base("schemes"),
     Base("retractions"),
     Base("doctor"),
-    Base("bench connection", (), ("--rows", "4", "--width", "8", "--no-compile", *BENCH)),
-    Base("bench step", (), ("--size", "T", "--tokens", "16", "--block", "16", "--schemes", "pre-ln", "--no-memory",
-                            *BENCH)),
-    Base("bench scale", (), ("--layers", "1,2", "--widths", "32,64", "--schemes", "pre-ln", "--depth-width", "32",
-                             "--width-layers", "1", "--block", "8", "--batch-size", "1", "--steps", "0", *BENCH)),
-    Base("bench generate", (), ("--size", "T", "--prompt", "4", "--new", "2", "--batches", "1", *BENCH)),
-    Base("bench eval", (), ("--size", "T", "--count", "1", "--batch-size", "1", *BENCH)),
-    Base("bench train", (), (*TINY[:-5], *BENCH)),
-    Base("bench data", (), ("--block", "8", "--batch-size", "1", "--batches", "1", "--copies", "1", "--gigabytes",
-                            "0.001", *BENCH)),
-    Base("bench convert", (), ("--layers", "1", "--heads", "1", "--width", "8", "--block", "8", "--batch-size", "1",
-                               *BENCH)),
-    Base("bench certify", (), ("--width", "8", "--layers", "1", "2", "--tokens", "1", "2", *BENCH)),
 )  # fmt: skip
 PLAN = """
 title = "A trial"
@@ -95,8 +81,6 @@ name = "two"
 contestants = ["pre-ln", "post-ln"]
 rates = [1e-3, 2e-3]
 """
-# a size for the benchmarks that take their model by size
-TINY_SIZE = (1, 1, 8)
 
 # words that are no numbers of the kind, and numbers that nobody means
 WORDS = ("", "word", "nan", "inf", "-inf", "9" * 5000)
@@ -165,7 +149,7 @@ class Case(NamedTuple):
             given = [f"{flag.name}={value}"]
         else:
             given = [flag.name, *[value] * flag.count]
-        return [*base.command.split(), *positional, *base.flags, *given]
+        return [base.command, *positional, *base.flags, *given]
 
     @property
     def must_be_refused(self) -> bool:
@@ -209,8 +193,7 @@ def _count(action: Any) -> tuple[int, ...]:
 def cases(base: Base) -> Iterator[Case]:
     for flag in flags(base.command):
         # the drill kills for minutes
-        # `bench step --memory` starts a process that does not know the size T
-        if flag.name == "--crash-drill" or (base.command, flag.name) == ("bench step", "--memory"):
+        if flag.name == "--crash-drill":
             continue
         more = (NOTHING, TWICE) if flag.name and flag.kind != "SWITCH" else ()
         for value in (*VALUES[flag.kind], *more):

@@ -91,7 +91,7 @@ def shell(words):
     return subprocess.run(["/bin/bash", "-c", line], capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("words", ["--help", "--version", "bench", "retractions", "plan --help"])
+@pytest.mark.parametrize("words", ["--help", "--version", "retractions", "plan --help"])
 def test_a_full_disk_under_the_output_is_one_sentence(words):
     done = shell(f"spheret {words} > /dev/full")
     assert done.returncode == 2

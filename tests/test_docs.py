@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from scripts import script
 
 import spheret
 from spheret import SCHEMES
@@ -160,26 +161,36 @@ def test_every_scheme_is_documented():
     assert [name for name in SCHEMES if f"| `{name}` |" not in table] == []
 
 
-def commands():
-    """The commands of all indented blocks, as words. A line may go on after a backslash."""
+def commands(program):
+    """The commands of all indented blocks, as words, without the program. A line may go on after a backslash."""
     lines = {
         line
         for page in PAGES
-        for line in re.findall(r"^    spheret .*", re.sub(r" \\\n\s*", " ", text_of(page)), re.MULTILINE)
+        for line in re.findall(rf"^    {program}(.*)", re.sub(r" \\\n\s*", " ", text_of(page)), re.MULTILINE)
     }
-    every = (shlex.split(line, comments=True)[1:] for line in sorted(lines))
+    every = (shlex.split(line, comments=True) for line in sorted(lines))
     return [words for words in every if words and "..." not in words]
 
 
 def test_every_command_parses():
-    for words in commands():
-        size = next((n for n in (2, 1) if " ".join(words[:n]) in COMMANDS), None)
-        assert size, f"no such command: {words}"
-        module, _, function = COMMANDS[" ".join(words[:size])][0].partition(":")
+    for name, *words in commands("spheret "):
+        assert name in COMMANDS, f"no such command: {name}"
+        module, _, function = COMMANDS[name][0].partition(":")
         loaded = importlib.import_module(module)
-        rest = getattr(loaded, "rewrite", list)(words[size:])
         # raises if a flag is unknown; what it returns would run the command
-        parse(getattr(loaded, function), "spheret", rest)
+        parse(getattr(loaded, function), "spheret", getattr(loaded, "rewrite", list)(words))
+
+
+def test_every_benchmark_parses():
+    # in a sentence they stand between backticks
+    quoted = {
+        line for page in PAGES for line in re.findall(r"`(?:\w+=\w+ )*python benchmarks/([^`]+)`", text_of(page))
+    }
+    for name, *words in [*commands("python benchmarks/"), *map(shlex.split, sorted(quoted))]:
+        source = (ROOT / "benchmarks" / name).read_text()
+        # the others have no flags, or a parser of their own
+        if "    run(main)\n" in source:
+            parse(script(f"benchmarks/{name}").main, name, words)
 
 
 def anchors(page):

@@ -11,17 +11,15 @@ import forked
 import pytest
 
 from spheret.cli import COMMANDS
-from spheret.model.gpt import PRESETS
 
 SAMPLE = 24
 # commands that import no more than torch, and that need no race and no export
-QUICK = ("prepare", "train", "sample", "report", "plan", "reproduce", "bench connection")
+QUICK = ("prepare", "train", "sample", "report", "plan", "reproduce")
 
 
 def made(root, whole):
     """A stage in surroundings of its own."""
-    with forked.surroundings(root / "cache"), pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PRESETS, "T", flag_sweep.TINY_SIZE)
+    with forked.surroundings(root / "cache"):
         stage = flag_sweep.Stage(root, whole)
         yield stage
         stage.child.end()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from new_retraction import NAME, register
+from scripts import script
 
 from spheret import RETRACTIONS
 from spheret.cli import main
@@ -120,7 +121,8 @@ def test_the_commands_that_list_backends(capsys):
         assert re.match(f"{known}; no code for .*{NAME}", check_backend("native")[1])
         assert re.match(f"{known}.*, {NAME}", check_backend("closed")[1])
         words = ("--rows", "64", "--width", "32", "--repeats", "1", "--no-compile")
-        assert main(["bench", "connection", "--retraction", NAME, *words]) == 0
+        bench = script("benchmarks/connection.py")
+        bench.run(bench.main, ["--retraction", NAME, *words])
         printed = capsys.readouterr().out
         assert f"native: no code for {NAME}." in printed
         assert "closed" in printed

@@ -26,7 +26,6 @@ FLOORS = [
     ["report"],
     ["race", "finetune"],
     ["study"],
-    ["bench"],
     ["doctor", "catalogue"],
     ["cli"],
 ]
@@ -108,7 +107,7 @@ def run(code):
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
 
 
-@pytest.mark.parametrize("words", [["--version"], ["--help"], [], ["trian"], ["bench", "--help"], ["bench"]])
+@pytest.mark.parametrize("words", [["--version"], ["--help"], [], ["trian"]])
 def test_the_command_line_answers_without_torch(words):
     code = f"""
 import sys

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,15 +61,19 @@ def options_from_json(options: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class SchemeChoice:
-    """A scheme and the options that were set for it."""
+    """A scheme and the options that were set for it.
+
+    others: settings that are none of the scheme's options, such as head=tied.
+    """
 
     name: str
     settings: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
         """The choice as the command line spells it: `scheme:option=value`."""
-        return ":".join((self.name, *self.settings))
+        return ":".join((self.name, *self.settings, *self.others))
 
     @property
     def options(self) -> dict[str, Any]:
@@ -79,10 +83,10 @@ class SchemeChoice:
         return scheme(self.name, **self.options)
 
 
-def parse_schemes(text: str) -> list[SchemeChoice]:
+def parse_schemes(text: str, others: Collection[str] = ()) -> list[SchemeChoice]:
     """Scheme names separated by commas. `paper` is its nine schemes, `all` every scheme.
 
-    `scheme:option=value:option=value` sets options of a scheme.
+    `scheme:option=value:option=value` sets options of a scheme, and settings whose names are in `others`.
     """
     groups = {"paper": PAPER_SCHEMES, "all": tuple(SCHEMES)}
     words: list[str] = []
@@ -97,5 +101,6 @@ def parse_schemes(text: str) -> list[SchemeChoice]:
             # a race names a directory after the variant
             if not re.fullmatch(r"\w+=[\w.+-]+", setting):
                 raise ValueError(f"a variant is scheme:option=value, as in {name}:schedule=sqrt, got {word!r}.")
-        choices.append(SchemeChoice(name, tuple(settings)))
+        other = tuple(each for each in settings if each.partition("=")[0] in others)
+        choices.append(SchemeChoice(name, tuple(each for each in settings if each not in other), other))
     return choices

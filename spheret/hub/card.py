@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from spheret import __version__
 from spheret.hub.config import CODE
+from spheret.hub.gpt2 import has_bias
 from spheret.model.gpt import GPT
 from spheret.runs.checkpoint import Checkpoint
 from spheret.runs.run import Run
@@ -37,10 +38,11 @@ def code(text: str) -> str:
     return f"{fence} {text} {fence}" if "`" in text or not text else f"{fence}{text}{fence}"
 
 
-def write_card(directory: Path, run: Run, saved: Checkpoint, model: GPT, kind: str, folded: bool) -> None:
+def write_card(directory: Path, run: Run, saved: Checkpoint, model: GPT, kind: str, parameters: int) -> None:
     """Write README.md of an export.
 
-    kind: "spheret", or a key of STOCK. folded: whether a head bias was folded into the weights.
+    kind: "spheret", or a key of STOCK. parameters: those of the export, which may have an untied head where the
+        run has none.
     """
     config, scheme = run.config, model.scheme
     environment = Environment(
@@ -56,10 +58,10 @@ def write_card(directory: Path, run: Run, saved: Checkpoint, model: GPT, kind: s
         metadata=_metadata(kind, model.config.scheme),
         name=run.name,
         stock=STOCK.get(kind),
-        folded=folded,
+        folded=kind in STOCK and has_bias(model),
         code_file=CODE.name,
         spheret=__version__,
-        parameters=model.parameter_count(),
+        parameters=parameters,
         model=model.config,
         formula=(inspect.getdoc(type(scheme)) or "").splitlines()[0].rstrip("."),
         source=scheme.source,

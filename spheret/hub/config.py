@@ -59,6 +59,11 @@ class SpheretConfig(PreTrainedConfig, _Options):
     pad_token_id: int | None = None
     spheret_tokenizer: dict[str, Any] | None = None
 
+    def __post_init__(self, **more: Any) -> None:
+        super().__post_init__(**more)
+        # a shifted head has the weight of the embedding too
+        self.tie_word_embeddings = self.head != "untied"
+
     def model(self) -> GPTConfig:
         """The config of the `spheret.GPT` inside."""
         return GPTConfig(**{name: getattr(self, name) for name in OPTIONS})

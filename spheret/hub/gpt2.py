@@ -1,11 +1,13 @@
 """Conversion between transformers' GPT-2 and a `pre-ln` GPT: the same weights under other names, bit for bit.
 
-GPT-2 has no bias of the logits. `folded_head` puts one into an untied head and the final norm.
+GPT-2 has no bias of the logits. `folded_head` puts one into an untied head and the final norm. It has no shift before
+the head either. An untied head with shifted columns computes the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,9 +24,10 @@ REQUIRED = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
     "add_cross_attention": False,
-    "tie_word_embeddings": True,
     "layer_norm_epsilon": 1e-5,
 }
+# the head, beside the names below "transformer."
+HEAD = "lm_head.weight"
 # a block's modules: transformers' names and ours. transformers stores a weight as (in, out), nn.Linear as (out, in)
 LINEARS = {
     "attn.c_attn": "attention.qkv",
@@ -54,9 +57,7 @@ def names(layers: int) -> dict[str, tuple[str, bool]]:
 def config_of(config: GPT2Config) -> GPTConfig:
     for name, value in REQUIRED.items():
         if getattr(config, name) != value:
-            folded = name == "tie_word_embeddings" and getattr(config, "spheret_tokenizer", None) is not None
-            hint = " Its head holds a folded head bias: import the export of kind spheret." if folded else ""
-            raise ValueError(f"this GPT-2 has {name} = {getattr(config, name)}, and only {value} is supported.{hint}")
+            raise ValueError(f"this GPT-2 has {name} = {getattr(config, name)}, and only {value} is supported.")
     if config.n_inner not in (None, 4 * config.n_embd):
         raise ValueError(
             f"this GPT-2 has n_inner = {config.n_inner}, and only 4 n_embd = {4 * config.n_embd} is supported."
@@ -75,6 +76,7 @@ def config_of(config: GPT2Config) -> GPTConfig:
         dropout=float(dropouts.pop()),
         scheme="pre-ln",
         activation=ACTIVATIONS[config.activation_function],
+        head="tied" if config.tie_word_embeddings else "untied",
     )
 
 
@@ -84,23 +86,21 @@ def _copy(tensor: Tensor, transposed: bool) -> Tensor:
 
 def from_gpt2(model: GPT2LMHeadModel) -> GPT:
     """A `pre-ln` GPT with the weights of transformers' GPT-2, of the same dtype and on the same device."""
-    config = config_of(model.config)
-    check_head(model.lm_head.weight, model.transformer.wte.weight)
-    weight = model.transformer.wte.weight
-    return load(GPT(config).to(weight.device, weight.dtype), model.transformer.state_dict())
+    return load(config_of(model.config), {**model.transformer.state_dict(), HEAD: model.lm_head.weight})
 
 
-def check_head(head: Tensor, tokens: Tensor) -> None:
-    """Raise unless the head is the token embedding."""
-    if not torch.equal(head, tokens):
-        raise ValueError("this GPT-2 has a head that is not its token embedding, and only a tied head is supported.")
-
-
-def load(gpt: GPT, state: Mapping[str, Tensor]) -> GPT:
-    """Fill a `pre-ln` GPT with tensors under transformers' names."""
-    gpt.load_state_dict(
-        {name: _copy(state[gpt2_name], turned) for gpt2_name, (name, turned) in names(gpt.config.layers).items()}
-    )
+def load(config: GPTConfig, state: Mapping[str, Tensor]) -> GPT:
+    """A `pre-ln` GPT with tensors under transformers' names. A head that is the token embedding becomes tied."""
+    weight = state["wte.weight"]
+    own_head = HEAD in state and not torch.equal(state[HEAD], weight)
+    if own_head and config.head == "tied":
+        raise ValueError(
+            "this GPT-2 has a head that is not its token embedding, and its config says that they are tied: set "
+            "tie_word_embeddings to false in its config.json."
+        )
+    ours = names(config.layers) | ({HEAD: ("head.weight", False)} if own_head else {})
+    gpt = GPT(replace(config, head="untied" if own_head else "tied")).to(weight.device, weight.dtype)
+    gpt.load_state_dict({name: _copy(state[gpt2_name], turned) for gpt2_name, (name, turned) in ours.items()})
     return gpt.eval()
 
 
@@ -117,6 +117,11 @@ def why_not_gpt2(config: GPTConfig) -> str | None:
     return None if config.bias else "it has no biases"
 
 
+def has_bias(model: GPT) -> bool:
+    """Whether the logits have a bias that is not 0 everywhere."""
+    return model.head_bias is not None and bool(model.head_bias.any())
+
+
 def folded_head(model: GPT) -> tuple[Tensor, Tensor]:
     """The head and the bias of the final norm that make a GPT-2 of this model, whose logits have a bias b.
 
@@ -126,8 +131,8 @@ def folded_head(model: GPT) -> tuple[Tensor, Tensor]:
     for small rounding errors. All is computed in float64, and the results have the model's dtype.
     """
     assert model.head_bias is not None, "a model without a head bias needs no other head"
-    dtype = model.tokens.weight.dtype
-    weight, bias = model.tokens.weight.detach().double(), model.head_bias.detach().double()
+    weight, bias = model.plain_head().detach(), model.head_bias.detach().double()
+    dtype, weight = weight.dtype, weight.double()
     gain, shift = (model.get_parameter(f"final_norm.{part}").detach().double() for part in ("weight", "bias"))
     refusal = ValueError(
         f"GPT-2 has no bias of the logits, and this model's bias cannot be folded into its weights: a gain of its "
@@ -161,19 +166,21 @@ def folded_head(model: GPT) -> tuple[Tensor, Tensor]:
 def to_gpt2(model: GPT, **more: Any) -> GPT2LMHeadModel:
     """transformers' own GPT-2 with the weights of a `pre-ln` GPT. `more` goes into its GPT2Config.
 
-    A head bias is folded into the weights (`folded_head`). The GPT-2 then has `tie_word_embeddings=False`.
+    A head bias is folded into the weights (`folded_head`), and so is the shift of a shifted head. The GPT-2 then has
+    `tie_word_embeddings=False`, as it has for an untied head.
     """
     config = model.config
     if reason := why_not_gpt2(config):
         raise ValueError(f"a stock GPT-2 is pre-ln with biases and LayerNorm. This model is not one: {reason}.")
-    folded = model.head_bias is not None and bool(model.head_bias.any())
+    folded = has_bias(model)
+    tied = config.head == "tied" and not folded
     activation = next(gpt2_name for gpt2_name, name in ACTIVATIONS.items() if name == config.activation)
     dropout = config.dropout
     options: dict[str, Any] = {
         "vocab_size": config.vocab, "n_positions": config.block, "n_embd": config.width, "n_layer": config.layers,
         "n_head": config.heads, "activation_function": activation,
         "resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": dropout,
-        "bos_token_id": None, "eos_token_id": None, "tie_word_embeddings": not folded, **more,
+        "bos_token_id": None, "eos_token_id": None, "tie_word_embeddings": tied, **more,
     }  # fmt: skip
     gpt2: Any = GPT2LMHeadModel(GPT2Config(**options))
     gpt2 = gpt2.to(model.tokens.weight.device, model.tokens.weight.dtype)
@@ -181,11 +188,11 @@ def to_gpt2(model: GPT, **more: Any) -> GPT2LMHeadModel:
     gpt2.transformer.load_state_dict(
         {gpt2_name: _copy(state[name], turned) for gpt2_name, (name, turned) in names(config.layers).items()}
     )
-    if folded:
-        head, norm_bias = folded_head(model)
-        with torch.no_grad():
-            gpt2.lm_head.weight.copy_(head)
-            gpt2.transformer.ln_f.bias.copy_(norm_bias)
-    else:
+    if tied:
         gpt2.tie_weights()
+        return gpt2.eval()
+    with torch.no_grad():
+        head, norm_bias = folded_head(model) if folded else (model.plain_head(), gpt2.transformer.ln_f.bias)
+        gpt2.lm_head.weight.copy_(head)
+        gpt2.transformer.ln_f.bias.copy_(norm_bias)
     return gpt2.eval()

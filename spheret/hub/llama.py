@@ -1,7 +1,7 @@
 """Exports a `pre-ln` GPT on the backbone of Llama or Qwen3 as transformers' own model: the same weights, by name.
 
 Llama is `positions="rope"`, `mlp="swiglu"` and `norm="rmsnorm"`, with or without biases. Qwen3 also has `qk_norm`,
-and no biases.
+and no biases. A head that is not tied becomes an untied one, a shift its columns' order.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ def fresh(config: GPTConfig, kind: str, **more: Any) -> Any:
         "num_hidden_layers": config.layers, "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads,
         "head_dim": shape.head_dim, "intermediate_size": shape.hidden, "hidden_act": "silu", "rms_norm_eps": 1e-5,
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
-        "attention_bias": config.bias, "attention_dropout": config.dropout, "tie_word_embeddings": True,
-        "bos_token_id": None, "eos_token_id": None, **({"mlp_bias": config.bias} if kind == "llama" else {}), **more,
+        "attention_bias": config.bias, "attention_dropout": config.dropout,
+        "tie_word_embeddings": config.head == "tied", "bos_token_id": None, "eos_token_id": None,
+        **({"mlp_bias": config.bias} if kind == "llama" else {}), **more,
     }  # fmt: skip
     return model_class(config_class(**options))
 
@@ -77,7 +78,10 @@ def to_transformers(model: GPT, kind: str, **more: Any) -> Any:
         )
     with torch.no_grad():
         exported.model.load_state_dict({name: x.detach() for name, x in tensors(model)})
-    exported.tie_weights()
+        if model.config.head == "tied":
+            exported.tie_weights()
+        else:
+            exported.lm_head.weight.copy_(model.plain_head())
     return exported.eval()
 
 

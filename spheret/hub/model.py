@@ -93,10 +93,17 @@ class SpheretPreTrainedModel(PreTrainedModel):
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.model.tokens = value
 
+    def get_output_embeddings(self) -> nn.Module | None:
+        """The untied head, or None: transformers then knows that no other weight follows the embedding."""
+        return self.model.head
+
+    def set_output_embeddings(self, new_embeddings: Any) -> None:
+        self.model.head = new_embeddings
+
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
-        """As in transformers. The head is tied to the embedding.
+        """As in transformers. An untied head grows as the embedding does.
 
         A head bias is extended by zeros. The gains of the logits are extended by their initial values.
         """

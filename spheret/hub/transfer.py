@@ -52,7 +52,7 @@ def export(run: Run, out: str | Path, kind: str = "spheret", step: int | None = 
         with quietly():
             exported.save_pretrained(partial)
         write_tokenizer(partial, described, tokenizer.file, model.config.block)
-        write_card(partial, run, saved, model, kind, folded=not exported.config.tie_word_embeddings)
+        write_card(partial, run, saved, model, kind, exported.num_parameters())
     return target
 
 
@@ -117,12 +117,13 @@ def _spheret(source: Source) -> GPT:
 
 def _gpt2(source: Source) -> GPT:
     config, found = _config(source, GPT2Config.from_dict, gpt2.config_of), source.weights("transformer.")
-    head, shapes = found.pop("lm_head.weight", None), _skeleton(source, config, found)
-    names = gpt2.names(config.layers).items()
-    source.check(found, {name: shapes[ours][:: -1 if turned else 1] for name, (ours, turned) in names})
-    if head is not None:
-        gpt2.check_head(head, found["wte.weight"])
-    return gpt2.load(GPT(config), found)
+    shapes, names = _skeleton(source, config, found), gpt2.names(config.layers).items()
+    expected = {name: shapes[ours][:: -1 if turned else 1] for name, (ours, turned) in names}
+    # a file may hold a tied head too
+    if config.head == "untied" or gpt2.HEAD in found:
+        expected[gpt2.HEAD] = shapes["tokens.weight"]
+    source.check(found, expected)
+    return gpt2.load(config, found)
 
 
 def _tokenizer(source: Source, choice: str | None, model: GPT) -> Tokenizer:

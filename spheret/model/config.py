@@ -135,6 +135,8 @@ class GPTConfig:
                 f"positions = rope turns pairs of entries, and a head of width/heads = {self.shape.head_dim} entries "
                 "has one left over: take another width or number of heads, or learned positions."
             )
+        if self.head == "shifted" and self.width < 2:
+            raise ValueError(f"head = shifted needs a width of at least 2, got {self.width}: take head = untied.")
         check_above_zero("rope_base", self.rope_base)
         if self.positions != "rope" and self.rope_base != ROPE_BASE:
             raise ValueError(
@@ -167,8 +169,8 @@ class GPTConfig:
         return HeadNorm(self.shape.head_dim) if self.qk_norm else None
 
     def backbone_changes(self) -> dict[str, Any]:
-        """The options of positions, MLP, norms and heads that are not nanoGPT's."""
-        defaults = later_settings(type(self))
+        """The options of positions, MLP, norms and attention that are not nanoGPT's."""
+        defaults = {name: default for name, default in later_settings(type(self)).items() if name != "head"}
         return {name: getattr(self, name) for name, default in defaults.items() if getattr(self, name) != default}
 
     @classmethod

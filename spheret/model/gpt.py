@@ -211,11 +211,15 @@ class GPT(Constrained):
         weight = self._outer_weight()
         return weight if self.logit_norm is None else self.logit_norm(weight.mT).mT
 
+    def plain_head(self) -> Tensor:
+        """The head as one linear layer: a weight whose product with `stream` is the logits without bias."""
+        return self.head_weight() if self.shift is None else self.shift.fold(self.head_weight())
+
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        h = self.stream(tokens)
         if targets is None:
-            return self.logits(h)
-        return cross_entropy(self.read_out(h), self.head_weight(), self.head_bias, targets)
+            return self.logits(self.stream(tokens))
+        # the stream before a shift is not held while the loss is computed
+        return cross_entropy(self.read_out(self.stream(tokens)), self.head_weight(), self.head_bias, targets)
 
     @torch.no_grad()
     def token_losses(self, tokens: Tensor, targets: Tensor) -> Tensor:

@@ -20,7 +20,8 @@ class Shift(nn.Module):
     """Moves every channel by half of the width, cyclically: y_i = x_(i - dim/2), over the last dimension.
 
     It is a fixed orthogonal map without parameters. Put it between the last norm and a head that shares its weight
-    with the token embedding: `logits = head(Shift(dim)(norm(h)))`. The head then does not read a token's own embedding.
+    with the token embedding: `logits = head(Shift(dim)(norm(h)))`. The head then does not read a token's own
+    embedding.
 
     Args:
         dim: the width of the stream, at least 2.
@@ -37,6 +38,8 @@ class Shift(nn.Module):
 
     def fold(self, weight: Tensor) -> Tensor:
         """The weight (rows, dim) of a head that reads x as `weight` reads `Shift(dim)(x)`."""
+        if weight.shape[-1] != self.dim:
+            raise ValueError(f"Shift({self.dim}) folds a weight of {self.dim} columns, got {tuple(weight.shape)}.")
         return weight.roll(-(self.dim // 2), -1)
 
     def extra_repr(self) -> str:

@@ -20,7 +20,7 @@ from spheret.support.ranges import check_above_zero, check_counts
 from spheret.support.tables import print_whole
 
 GROWTH = (8, 64, 1024)
-BACKBONE = ("bias", "positions", "mlp", "norm", "qk_norm", "kv_heads")
+BACKBONE = ("bias", "positions", "mlp", "norm", "qk_norm", "kv_heads", "head")
 BackboneFlags = section_flags("model", {}, without=tuple(name for name in HELP["model"] if name not in BACKBONE))
 
 

@@ -15,9 +15,10 @@ IGNORE_MEMORY = ", or give --ignore-memory to try all the same"
 
 
 def least_parameters(config: GPTConfig) -> int:
-    """The entries of the matrices and of the embeddings. Gains and biases come on top."""
+    """The entries of the matrices, the embeddings and an untied head. Gains and biases come on top."""
     positions = config.block if config.positions == "learned" else 0
-    return memory.matrix_entries(config) * config.layers + (config.vocab + positions) * config.width
+    rows = positions + (2 if config.head == "untied" else 1) * config.vocab
+    return memory.matrix_entries(config) * config.layers + rows * config.width
 
 
 def least_training_bytes(

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 # tyro reads annotations from the module
 import tyro
 
-from spheret.connections.parse import SchemeChoice, parse_schemes
+from spheret.connections.parse import SchemeChoice, parse_options, parse_schemes
 from spheret.data import Data, check_named, open_named
 from spheret.plan.fits import check_run
 from spheret.race.executor import training
@@ -50,12 +50,16 @@ RACES = Document(RaceRecord, "race", "delete the directory, or give another --ou
 
 # what a race takes where nothing is given
 RECIPE: dict[str, dict[str, Any]] = {
-    "model": {"layers": 12, "heads": 4, "width": 64, "block": 128, "head_bias": "unigram"},
+    "model": {"layers": 12, "heads": 4, "width": 64, "block": 128, "head_bias": "unigram", "head": "shifted"},
     "data": {"path": "sotu"},
     "train": {"steps": 200, "batch_size": 8, "keep": 1},
     "evaluation": {"eval_windows": 128},
 }
 RATES = (2.5e-3, 5e-3, 1e-2)
+# the nine with the head of the recipe, and the projection with the paper's own
+CONTESTANTS = "paper,proj-spheretnorm:head=tied"
+# settings of the model that a contestant may have for itself: all have the same matrices
+OWN_SETTINGS = ("head", "head_bias")
 ModelFlags = section_flags("model", RECIPE, without=("scheme",))
 DataFlags = section_flags("data", RECIPE)
 OptimisationFlags = section_flags("train", RECIPE, without=("seed", "init_from", "lr"))
@@ -72,7 +76,7 @@ class RaceRun:
 
     @property
     def contestant(self) -> str:
-        return "-".join([self.choice.name, *self.choice.settings])
+        return "-".join([self.choice.name, *self.choice.settings, *self.choice.others])
 
     @property
     def name(self) -> str:
@@ -81,7 +85,8 @@ class RaceRun:
 
     def settings(self, shared: Given) -> dict[str, Any]:
         """What to ask of the trainer."""
-        model = {"scheme": self.choice.name, "scheme_options": self.choice.options}
+        own = parse_options(self.choice.others)
+        model = {"scheme": self.choice.name, "scheme_options": self.choice.options, **own}
         train = {"seed": self.seed} if self.lr is None else {"seed": self.seed, "lr": self.lr}
         return merge(shared, {"model": model, "train": train})
 
@@ -128,7 +133,7 @@ def race_runs(schemes: str, seeds: Sequence[int], rates: Sequence[float] = ()) -
 
     rates: ascending; none if all runs share one rate.
     """
-    choices = parse_schemes(schemes)
+    choices = parse_schemes(schemes, OWN_SETTINGS)
     # a stable sort: of two rates at one distance from the middle, the lower comes first
     outwards = sorted(range(len(rates)), key=lambda index: abs(2 * index - (len(rates) - 1)))
     ordered: list[float | None] = [rates[index] for index in outwards] if rates else [None]
@@ -145,7 +150,9 @@ def _rates(where: Where, shared: Given) -> list[float]:
 def _shared_settings(config: RunConfig, rates: Sequence[float], shared: Given) -> dict[str, Any]:
     """What all runs of a race have in common, by name. Several rates are one setting, which they share."""
     names = {name: value for section in config.as_dict().values() for name, value in section.items()}
-    settings = {name: value for name, value in names.items() if name not in ("scheme", "scheme_options", "seed")}
+    own = ("scheme", "scheme_options", "seed", *OWN_SETTINGS)
+    settings = {name: value for name, value in names.items() if name not in own}
+    settings |= {name: shared["model"][name] for name in OWN_SETTINGS}
     if len(rates) > 1:
         settings["lr"] = list(rates)
         # by default it follows each rate
@@ -225,7 +232,8 @@ class Where:
     """Who races, where the race is written, and what it runs on.
 
     Args:
-        schemes: "paper" for its nine, "all", or names with commas; scheme:option=value races a variant.
+        schemes: "paper" for its nine, "all", or names with commas; scheme:option=value races a variant, and
+            scheme:head=tied or scheme:head_bias=none one with another head.
         seeds: How many seeds; or, with a comma, the seeds: 3,4,9 (one seed: 7,). With one no pair can have a winner.
         lr: Highest learning rates with commas. Every scheme is trained at each and reported at its best.
         out: The directory of the race: one run directory per contestant, and report/.
@@ -237,7 +245,7 @@ class Where:
         quiet: Print no progress.
     """
 
-    schemes: str = "paper"
+    schemes: str = CONTESTANTS
     seeds: Annotated[str, shown("INT|LIST", "1")] = "1"
     lr: Annotated[str | None, shown("LIST", ",".join(map(str, RATES)))] = None
     out: str = "runs/race"

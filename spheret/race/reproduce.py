@@ -226,7 +226,8 @@ def reproduce(
         nproc: Processes on this machine, under torchrun if more than one; by default one per GPU.
         device: cuda, mps or cpu; by default the first of these that this machine has.
         reading: Another answer to a question that the paper leaves open (docs/methods.md lists them): inner-norm,
-            no-final-norm, block-index, sqrt-schedule, no-entry-norm or layernorm. The run gets a name of its own.
+            no-final-norm, block-index, sqrt-schedule, no-entry-norm, layernorm or shifted-head. The run gets a name
+            of its own.
         ignore_memory: Start although the model and its batch need more memory than there is.
     """
     for kind, choice, allowed in (

@@ -32,7 +32,7 @@ def _all_options(name: str, options: Config) -> dict[str, Any]:
 
 
 def recipe_of(config: Config) -> PaperRun | None:
-    """The run of the paper's tables that has this corpus, size and scheme, in the reading that its options make.
+    """The run of the paper's tables that has this corpus, size and scheme, in the reading that its settings make.
 
     None if there is none. A scheme with any other option is not a scheme of the paper.
     """
@@ -42,12 +42,11 @@ def recipe_of(config: Config) -> PaperRun | None:
     # a run without exact_clamp has the paper's scheme, and departs from its recipe
     options = {**(config["model"].get("scheme_options") or {})}
     options.pop("exact_clamp", None)
-    for reading in (None, *READINGS):
-        if reading is None or name in READINGS[reading].schemes:
-            asked = READINGS[reading].options if reading else {}
-            if _all_options(name, options) == _all_options(name, asked):
-                return PaperRun(str(corpus), size, name, reading=reading)
-    return None
+    for reading, other in READINGS.items():
+        followed = name in other.schemes and other.model.items() <= config["model"].items()
+        if followed and _all_options(name, options) == _all_options(name, other.options):
+            return PaperRun(str(corpus), size, name, reading=reading)
+    return PaperRun(str(corpus), size, name) if _all_options(name, options) == _all_options(name, {}) else None
 
 
 def _settings(config: Config, data: Config) -> dict[str, Any]:

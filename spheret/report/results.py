@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,6 +22,8 @@ from spheret.runs.step_cost import StepCost, measured_together, read_step_cost
 
 # the training loss is the mean over this many last steps, as in the paper
 WINDOW = 200
+# the learning rate, and what follows from it
+RATE_SETTINGS = ("lr", "min_lr")
 
 
 @dataclass(frozen=True)
@@ -207,8 +210,9 @@ def _healthy_steps(run: Result) -> int:
 class RunGroup:
     """Runs that can be compared, grouped by contestant. They have the same data.
 
-    A contestant is a scheme with its options, and with every other setting that differs between the runs. If the runs
-    differ in their learning rate alone, the rate is no part of a contestant: each is reported at its best rate.
+    A contestant is a scheme with its options, and with every other setting that differs between the runs. Its name
+    leaves out a value that most of the runs have. If every contestant has several learning rates, or the runs differ
+    in nothing else, the rate is no part of a contestant: each is reported at its best rate.
 
     contestants: the runs that are reported, the lowest loss first.
     differing: names of the settings that are not the same in all runs.
@@ -336,11 +340,14 @@ def _group(runs: Sequence[Run], names: dict[Path, str], name: str) -> RunGroup:
     settings = [_settings(run) for run in runs]
     keys = list(dict.fromkeys(key for run_settings in settings for key in run_settings))
     differing = [key for key in keys if len({json.dumps(run_settings.get(key)) for run_settings in settings}) > 1]
-    tuned = _differ_in_rate_alone(runs, differing)
-    named = [] if tuned else differing
+    named = [key for key in differing if key not in RATE_SETTINGS]
+    tuned = _are_tuned(runs, differing, [[run_settings.get(key) for key in named] for run_settings in settings])
+    named = named if tuned else differing
+    usual = {key: _usual([run_settings.get(key) for run_settings in settings]) for key in named}
     results = []
     for run, run_settings in zip(runs, settings, strict=True):
-        label = ", ".join([_contestant(run), *(f"{key}={_format_value(run_settings.get(key))}" for key in named)])
+        own = {key: _format_value(run_settings.get(key)) for key in named}
+        label = ", ".join([_contestant(run), *(f"{key}={own[key]}" for key in named if own[key] != usual[key])])
         records, cost = run.metrics(), read_step_cost(run.path)
         results.append(Result(run, names[run.path], label, records, cost))
     places = {scheme: index for index, scheme in enumerate(SCHEMES)}
@@ -362,12 +369,27 @@ def _group(runs: Sequence[Run], names: dict[Path, str], name: str) -> RunGroup:
     return RunGroup({label: reported[label] for label in order}, differing, name, tuned_bowls)
 
 
-def _differ_in_rate_alone(runs: Sequence[Run], differing: Sequence[str]) -> bool:
-    """Whether the runs differ in lr and in no other setting, apart from a min_lr that is the same part of each lr."""
-    if "lr" not in differing or not set(differing) <= {"lr", "min_lr"}:
+def _are_tuned(runs: Sequence[Run], differing: Sequence[str], others: Sequence[Sequence[Any]]) -> bool:
+    """Whether the learning rate is no part of a contestant.
+
+    It is none if the runs differ in it alone, or if every contestant has several rates. A min_lr must be the same
+    part of each lr. others: the settings of each run that differ besides the rate.
+    """
+    if "lr" not in differing:
         return False
     parts = [run.settings.train.min_lr / run.settings.train.lr for run in runs]
-    return "min_lr" not in differing or math.isclose(min(parts), max(parts), rel_tol=1e-9)
+    if "min_lr" in differing and not math.isclose(min(parts), max(parts), rel_tol=1e-9):
+        return False
+    rates: dict[str, set[float]] = {}
+    for run, values in zip(runs, others, strict=True):
+        rates.setdefault(json.dumps([_contestant(run), *values]), set()).add(run.settings.train.lr)
+    return not others[0] or all(len(each) > 1 for each in rates.values())
+
+
+def _usual(values: Sequence[Any]) -> str | None:
+    """The value that most of the runs have, which their names leave out; None if it is not most of them."""
+    (text, count), *_ = Counter(map(_format_value, values)).most_common()
+    return text if 2 * count > len(values) and count > 2 else None
 
 
 def _names(runs: Sequence[Run]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from spheret.connections import scheme
-from spheret.report.results import WINDOW, Bowl, Number, Result, RunGroup, corpus_name
+from spheret.report.results import RATE_SETTINGS, WINDOW, Bowl, Number, Result, RunGroup, corpus_name
 from spheret.report.statistics import mean_and_deviation
 from spheret.report.tables import Table, TableCell, ranked
 from spheret.report.verdicts import EVALUATION_NOISE
@@ -113,6 +113,7 @@ def _shared_settings(group: RunGroup) -> str:
         "steps": f"{train.steps:,} steps",
         "tokens_per_update": f"{train.tokens_per_update:,} tokens per step",
         "head_bias": f"head bias {model.head_bias}",
+        **({} if model.head == "tied" else {"head": f"{model.head} head"}),
     }
     shared = [text for key, text in texts.items() if key not in group.differing]
     return ", ".join([f"corpus {corpus_name(group.config.as_dict())}", f"tokenizer {data.tokenizer.name}", *shared])
@@ -169,16 +170,14 @@ def summary_section(group: RunGroup) -> Section:
     opening = f"{count} contestant{'s' * (count != 1)}. All runs share: {_shared_settings(group)}."
     tuning: list[str] = []
     definition = "A scheme is a way to join the branches of a network to its residual stream."
-    if group.bowls:
-        definition += " A contestant is a scheme with its options."
-        tuning = _tuning_in_words(group)
-    elif group.differing:
+    settings = [key for key in group.differing if not (group.bowls and key in RATE_SETTINGS)]
+    definition += f" A contestant is a scheme with its options{' and settings' * bool(settings)}."
+    if settings:
         definition += (
-            f" The runs differ in {', '.join(group.differing)}. A contestant is a scheme with its options and these "
-            f"settings. All of them are part of its name."
+            f" The runs differ in {', '.join(settings)}. A name leaves out the value that most of the runs have."
         )
-    else:
-        definition += " A contestant is a scheme with its options."
+    if group.bowls:
+        tuning = _tuning_in_words(group)
     paragraphs = [opening, definition, *tuning, _describe_seeds(group), *_warnings(group)]
     table = _differences_table(group)
     return Section("summary", "What was run", paragraphs, [] if table is None else [table])
@@ -195,7 +194,7 @@ def _differences_table(group: RunGroup) -> Table | None:
         options = {option.name: getattr(built, option.name) for option in fields(built) if option.name != "name"}
         settings = {**config.settings("model"), **config.settings("train")}
         # with bowls, min_lr is the same part of every lr
-        differing = ["lr"] if group.bowls else group.differing
+        differing = [key for key in group.differing if not (group.bowls and key == "min_lr")]
         rows[label] = {key: _as_text(settings.get(key)) for key in differing}
         rows[label] |= {name: _as_text(value) for name, value in options.items() if name not in rows[label]}
     # an option that some schemes lack is shown if those that have it differ

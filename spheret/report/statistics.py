@@ -29,7 +29,8 @@ class Interval:
     @property
     def mirrored(self) -> Interval:
         """The interval of the difference the other way round."""
-        return Interval(-self.estimate, -self.high, -self.low, self.degrees, self.p)
+        # 0 - x is no negative zero, which a table would show as one
+        return Interval(0 - self.estimate, 0 - self.high, 0 - self.low, self.degrees, self.p)
 
 
 @lru_cache(maxsize=1024)

@@ -21,7 +21,7 @@ class Assumption:
     answer, reason: what the runs do, and why.
     schemes, datasets: the runs that the question concerns. Without schemes it concerns no run of the tables.
     reading: the name of another answer, for `spheret reproduce --reading`.
-    options: the options of the scheme that make this other answer.
+    options, model: the options of the scheme, and the settings of the model, that make this other answer.
     other: the other answer in words.
     """
 
@@ -32,6 +32,7 @@ class Assumption:
     datasets: tuple[str, ...] = DATASETS
     reading: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    model: Mapping[str, Any] = field(default_factory=dict)
     other: str = ""
 
     def concerns(self, dataset: str, scheme: str) -> bool:
@@ -141,6 +142,16 @@ ASSUMPTIONS = (
         "How are the weights initialised?",
         "As in nanoGPT: N(0, 0.02), and projections that write to the stream are divided by sqrt(2N).",
         "The paper does not say. Its models are built on nanoGPT.",
+    ),
+    Assumption(
+        "Does the head read the stream through a fixed map?",
+        "No, it is tied to the token embedding as in nanoGPT. "
+        '`head="shifted"` puts a shift of the channels before it.',
+        "The paper does not discuss it. With a tied head a spherical stream starts by predicting the current token. "
+        "See collapse.md.",
+        reading="shifted-head",
+        model={"head": "shifted"},
+        other='Yes, a shift of the channels by half of the width (`head="shifted"`).',
     ),
     Assumption(
         "On which text is the validation loss measured?",

@@ -85,7 +85,7 @@ class PaperRun:
         # a tenth, as the table prints it: 6e-05 and not the float below it
         own: dict[str, Any] = {
             "size": self.size,
-            "model": {"scheme": self.scheme},
+            "model": {"scheme": self.scheme, **(READINGS[self.reading].model if self.reading else {})},
             "data": {"path": self.data(root)},
             "train": {"lr": lr, "min_lr": float(f"{lr / 10:g}")},
         }

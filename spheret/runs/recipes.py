@@ -40,7 +40,7 @@ def paper_model(size: str) -> dict[str, int]:
     """Layers, heads and width of the paper's S, M or L."""
     if size in MODERN_KV_HEADS:
         raise ValueError(
-            f"--size {size} is a shape of spheret plan and bench, and has no recipe: give --size "
+            f"--size {size} is a shape of spheret plan and has no recipe: give --size "
             f"{size.removeprefix('modern-')} with --positions rope --mlp swiglu --norm rmsnorm --qk-norm --kv-heads "
             f"{MODERN_KV_HEADS[size]} --no-bias."
         )

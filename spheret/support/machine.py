@@ -108,9 +108,9 @@ def check_bytes(needed: float, device: torch.device, what: str, remedy: str) -> 
         )
 
 
-def write_measurement(path: Path | None, result: dict[str, Any]) -> None:
+def write_measurement(path: Path | None, result: dict[str, Any], program: str = "spheret") -> None:
     """Write a command's numbers as JSON, with the command and the machine; nothing happens without a path."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        document = {"command": " ".join(["spheret", *sys.argv[1:]]), **machine(), **result}
+        document = {"command": " ".join([program, *sys.argv[1:]]), **machine(), **result}
         write_atomically(path, json.dumps(document, indent=1).encode() + b"\n")

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 
 import torch
-
-from spheret.support.meter import Meter
 
 # rounds before the first one that counts
 WARM_UP = 2
@@ -44,29 +40,6 @@ def interleaved(
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
-    """The slope of log seconds over log size, by least squares: 1 is linear growth."""
-    x, y = ([math.log(value) for value in values] for values in (sizes, seconds))
-    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    covariance = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
-    return covariance / sum((a - mean_x) ** 2 for a in x)
-
-
 def _synchronize() -> None:
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
-
-
-@contextmanager
-def progress(title: str, total: int) -> Iterator[Callable[[], None]]:
-    """Show progress on stderr. Call the result once per finished part, `total` times."""
-    done = 0
-    with Meter(title) as meter:
-
-        def tick() -> None:
-            nonlocal done
-            done += 1
-            meter.show(f"{done} of {total}", done / total)
-
-        meter.show(f"0 of {total}", 0.0)
-        yield tick

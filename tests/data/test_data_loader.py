@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripts import script
 
-from spheret.bench.data import plain_batch, resident_bytes
 from spheret.data import Data, open_data, prepare
 from spheret.data.loader import shuffled
 
@@ -214,10 +214,11 @@ def test_memory_stays_constant(tmp_path: Path) -> None:
     (tmp_path / "texts" / "a.txt").write_bytes(b"some text \n\n" * (1 << 22))
     big = prepare(str(tmp_path / "texts"), "bytes", tmp_path / "out", val_fraction=0)
     loader = big.loader(block=1024, batch_size=12)
-    x, y = plain_batch(big.path / "train-00000.bin", 1024, 12)
+    bench = script("benchmarks/data.py")
+    x, y = bench.plain_batch(big.path / "train-00000.bin", 1024, 12)
     assert x.shape == y.shape == (12, 1024)
     sizes = []
     for number, _ in enumerate(loader.batches(stop=10_000)):
         if number % 500 == 499:
-            sizes.append(resident_bytes())
+            sizes.append(bench.resident_bytes())
     assert max(sizes[2:]) - min(sizes[2:]) < 32 << 20

@@ -16,6 +16,7 @@ from spheret.cli import main
 from spheret.hub import to_gpt2
 from spheret.hub.card import CARD, code
 from spheret.hub.transfer import export, import_
+from spheret.model.head import HEADS
 from spheret.runs.run import open_run
 
 HOSTILE = (
@@ -110,6 +111,28 @@ class TestCard:
         assert "they were imported from `hub`" in (again / CARD).read_text()
 
 
+HEAD_WORDS = {
+    "tied": None,
+    "shifted": "reads the channels of the stream shifted by half of the width",
+    "untied": "The head has a weight of its own.",
+}
+
+
+@pytest.mark.parametrize("kind", ["spheret", "gpt2"])
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head_bias", ["none", "zero"])
+def test_what_it_says_of_the_head(kind, head, head_bias, tmp_path):
+    model = tiny("pre-ln", vocab=320, head=head, head_bias=head_bias)
+    card = (export(make_run(tmp_path / "run", model), tmp_path / "hub", kind) / CARD).read_text()
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "hub")
+    assert [each for each, words in HEAD_WORDS.items() if words and words in card] == [head] * (head != "tied")
+    stock, folded = kind == "gpt2", kind == "gpt2" and head_bias == "zero"
+    assert ("has no bias of the logits" in card) == folded
+    assert ("has no such shift" in card) == (stock and head == "shifted")
+    assert ("not tied to the embedding" in card) == (not exported.config.tie_word_embeddings)
+    assert f"with {sum(p.numel() for p in exported.parameters()):,} parameters" in card
+
+
 class TestHostileStrings:
     def test_a_code_span_holds_any_text(self):
         for text in (HOSTILE, "", "`", "``", " a ", "\n", "a`", "`a"):
@@ -159,15 +182,17 @@ class TestStockGPT2:
         ids = tokens(4, 32, vocab=257)
         torch.testing.assert_close(stock(ids).logits, model(ids), rtol=0, atol=1e-5)
 
-    def test_it_is_not_imported_again(self, trained, tmp_path):
-        exported = export(trained, tmp_path / "gpt2", "gpt2")
-        with pytest.raises(ValueError, match="Its head holds a folded head bias: import the export of kind spheret"):
-            import_(exported, tmp_path / "back")
+    def test_it_is_imported_with_an_untied_head(self, trained, tmp_path):
+        run = import_(export(trained, tmp_path / "gpt2", "gpt2"), tmp_path / "back")
+        assert (run.model_config.head, run.model_config.head_bias) == ("untied", "none")
+        ids = tokens(4, 32, vocab=257)
+        torch.testing.assert_close(run.model()(ids), trained.model()(ids), rtol=0, atol=1e-5)
 
-    def test_the_fold_is_exact(self):
+    @pytest.mark.parametrize("head", HEADS)
+    def test_the_fold_is_exact(self, head):
         """In float64 only rounding remains, also for small gains and whatever the norm's bias is."""
         for gain, shift in ((1.0, 0.0), (1e-3, 0.3), (1e-6, 0.0), (-0.5, -1.0)):
-            model = tiny("pre-ln", head_bias="zero").double()
+            model = tiny("pre-ln", head_bias="zero", head=head).double()
             with torch.no_grad():
                 model.final_norm.weight[0], model.final_norm.bias[0] = gain, shift
                 model.head_bias.mul_(50)

@@ -60,6 +60,24 @@ def test_an_export_computes_what_the_run_does(kind, changes, tmp_path, capsys):
         assert loaded.config.rope_parameters["rope_theta"] == model.config.rope_base
 
 
+@pytest.mark.parametrize("head", ["shifted", "untied"])
+@pytest.mark.parametrize(
+    ("kind", "changes"), [("llama", {"bias": True}), ("qwen3", {"bias": False, "qk_norm": True})]
+)
+def test_every_head(kind, changes, head, tmp_path):
+    run, model = make_run(tmp_path / "run", head=head, **changes)
+    stock = AutoModelForCausalLM.from_pretrained(export(run, tmp_path / "hub", kind))
+    assert type(stock) is CLASSES[kind]
+    assert not stock.config.tie_word_embeddings
+    truth = model(tokens())
+    assert (stock(tokens()).logits - truth).abs().max() <= 2e-6 * truth.abs().max()
+    double = model.double()
+    # transformers computes the rotation and the norms in float32 in any case
+    stock, truth = to_transformers(double, kind), double(tokens())
+    head_alone = torch.nn.functional.linear(double.stream(tokens()), stock.lm_head.weight)
+    torch.testing.assert_close(head_alone, truth, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "reason"),
     [

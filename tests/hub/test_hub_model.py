@@ -14,6 +14,7 @@ from spheret.bounds import inverse_softplus
 from spheret.data.tokenizers import describe
 from spheret.data.tokenizers import load as load_tokenizer
 from spheret.hub import SpheretConfig, SpheretForCausalLM
+from spheret.model.head import HEADS
 
 OPTIONS = {
     "p-spheretnorm": {"learnable_p": True},
@@ -40,6 +41,7 @@ CHANGED = {
     "activation": "gelu_tanh",
     "head_bias": "zero",
     "recompute": True,
+    "head": "untied",
 }
 
 
@@ -231,9 +233,10 @@ class TestCitizenship:
         x = tokens()
         torch.testing.assert_close(model(x, labels=x).loss, model.model(x[:, :-1], x[:, 1:]))
 
+    @pytest.mark.parametrize("head", HEADS)
     @pytest.mark.parametrize("name", ["proj-spheretnorm", "ngpt"])
-    def test_embeddings_grow_and_shrink(self, name):
-        model = wrapped(name, head_bias="zero")
+    def test_embeddings_grow_and_shrink(self, name, head):
+        model = wrapped(name, head_bias="zero", head=head)
         x = tokens(vocab=40)
         before = model(x).logits
         for size in (53, 48):
@@ -245,6 +248,29 @@ class TestCitizenship:
             torch.testing.assert_close(
                 model.model.token_losses(x, x), F.cross_entropy(model(x).logits.mT, x, reduction="none")
             )
+
+    @pytest.mark.parametrize("mean_resizing", [True, False])
+    def test_a_head_of_its_own_is_saved_and_grows(self, mean_resizing, tmp_path):
+        model = wrapped("proj-spheretnorm", head="untied")
+        assert model.get_output_embeddings() is model.model.head
+        assert not model.config.tie_word_embeddings
+        own = model.model.head.weight.detach().clone()
+        model.resize_token_embeddings(64, mean_resizing=mean_resizing)
+        assert torch.equal(model.model.head.weight[: len(own)], own)
+        # neither tied again by a save nor by a call
+        model.tie_weights()
+        model.save_pretrained(tmp_path)
+        twin = AutoModelForCausalLM.from_pretrained(tmp_path)
+        assert not twin.config.tie_word_embeddings
+        assert torch.equal(twin.model.head.weight, model.model.head.weight)
+        assert torch.equal(twin(tokens()).logits, model(tokens()).logits)
+
+    @pytest.mark.parametrize("head", ["tied", "shifted"])
+    def test_a_head_with_the_weight_of_the_embedding(self, head):
+        model = wrapped("proj-spheretnorm", head=head)
+        assert model.get_output_embeddings() is None
+        assert model.config.tie_word_embeddings
+        assert [name for name, _ in model.named_parameters() if "head" in name] == []
 
     def test_half_precision(self, tmp_path):
         model = wrapped("proj-spheretnorm")

@@ -14,8 +14,10 @@ from spheret import SCHEMES
 from spheret.cli import main
 from spheret.data.tokenizers import describe
 from spheret.data.tokenizers import load as load_tokenizer
+from spheret.hub.gpt2 import from_gpt2, to_gpt2
 from spheret.hub.tokenizer_files import built_name
 from spheret.hub.transfer import export, import_
+from spheret.model.head import HEADS
 from spheret.runs.run import create_run, open_run
 
 TEXTS = ["We the People", "  two  spaces,\n\ttabs", "naïve café 東京 🙂", "don't you'll 1234567", "", "a" * 50]
@@ -51,6 +53,18 @@ def test_there_and_back(name, options, tmp_path):
     assert (loaded(tokens()).logits - model(tokens())).abs().max() <= 1e-6
     assert_same_run(run, import_(exported, tmp_path / "back"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "hub", "run"]
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("name", ["pre-ln", "proj-spheretnorm", "ngpt"])
+def test_every_head_there_and_back(name, head, tmp_path):
+    model = tiny(name, vocab=320, head=head)
+    run = make_run(tmp_path / "run", model)
+    exported = export(run, tmp_path / "hub")
+    assert json.loads((exported / "config.json").read_bytes())["tie_word_embeddings"] == (head != "untied")
+    loaded = AutoModelForCausalLM.from_pretrained(exported)
+    assert torch.equal(loaded(tokens()).logits, model(tokens()))
+    assert_same_run(run, import_(exported, tmp_path / "back"))
 
 
 @pytest.mark.parametrize("spec", ["bytes", "gpt2", "bpe:300"])
@@ -103,6 +117,50 @@ class TestGPT2:
         close = 1e-6 if activation == "gelu_pytorch_tanh" else 0
         torch.testing.assert_close(stock(x).logits, truth, rtol=close, atol=close)
         assert_same_run(run, import_(back, tmp_path / "again"))
+
+    @pytest.mark.parametrize("head_bias", ["none", "zero"])
+    @pytest.mark.parametrize("head", HEADS)
+    def test_every_head(self, head, head_bias, tmp_path):
+        """A shift and a bias go into an untied head. What comes back is untied, and computes the same."""
+        model = tiny("pre-ln", vocab=320, head=head, head_bias=head_bias)
+        run, truth = make_run(tmp_path / "run", model), model(tokens())
+        stock = AutoModelForCausalLM.from_pretrained(export(run, tmp_path / "hub", "gpt2"))
+        assert type(stock) is GPT2LMHeadModel
+        close = 1e-6 * truth.abs().max().item() if head_bias == "none" else 1e-5
+        torch.testing.assert_close(stock(tokens()).logits, truth, rtol=0, atol=close)
+        back = import_(tmp_path / "hub", tmp_path / "back").model()
+        assert back.config.head == ("tied" if head == "tied" and head_bias == "none" else "untied")
+        torch.testing.assert_close(back(tokens()), truth, rtol=0, atol=close)
+        double = model.double()
+        stock = to_gpt2(double)
+        torch.testing.assert_close(stock(tokens()).logits, double(tokens()), rtol=0, atol=1e-12)
+        torch.testing.assert_close(from_gpt2(stock)(tokens()), double(tokens()), rtol=0, atol=1e-12)
+        if head_bias == "none" and head != "tied":
+            weight = double.shift.fold(double.tokens.weight) if head == "shifted" else double.head.weight
+            assert torch.equal(stock.lm_head.weight, weight)
+
+    def test_a_head_of_its_own(self, tmp_path):
+        gpt2 = self.saved(tmp_path / "gpt2", tie_word_embeddings=False)
+        run = import_(tmp_path / "gpt2", tmp_path / "run", "bytes")
+        assert run.model_config.head == "untied"
+        assert torch.equal(run.model().head.weight, gpt2.lm_head.weight)
+        torch.testing.assert_close(run.model()(tokens()), gpt2(tokens()).logits, rtol=2e-6, atol=2e-6)
+        back = export(run, tmp_path / "back", "gpt2")
+        before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("gpt2", "back"))
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[key], after[key]) for key in before)
+        assert_same_run(run, import_(back, tmp_path / "again"))
+
+    def test_a_head_that_only_claims_to_be_its_own(self, tmp_path):
+        gpt2 = self.saved(tmp_path / "gpt2", tie_word_embeddings=False)
+        state = load_file(tmp_path / "gpt2" / "model.safetensors")
+        state["lm_head.weight"] = gpt2.transformer.wte.weight.detach().clone()
+        save_file(state, tmp_path / "gpt2" / "model.safetensors", {"format": "pt"})
+        assert import_(tmp_path / "gpt2", tmp_path / "run", "bytes").model_config.head == "tied"
+        del state["lm_head.weight"]
+        save_file(state, tmp_path / "gpt2" / "model.safetensors", {"format": "pt"})
+        with pytest.raises(ValueError, match=r"lacks lm_head\.weight"):
+            import_(tmp_path / "gpt2", tmp_path / "other", "bytes")
 
     def test_in_by_its_weights_file_and_in_half_precision(self, tmp_path):
         gpt2 = self.saved(tmp_path / "gpt2")
@@ -158,8 +216,9 @@ class TestGPT2:
             ),
             (
                 lambda state: state.update({"lm_head.weight": state["transformer.wte.weight"] + 1}),
-                "a head that is not its token embedding",
+                "a head that is not its token embedding.*set tie_word_embeddings to false",
             ),
+            (lambda state: state.update({"lm_head.weight": torch.zeros(3, 16)}), r"another shape of lm_head\.weight"),
         ],
     )
     def test_incomplete_weights(self, tmp_path, change, message):

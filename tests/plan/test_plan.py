@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from spheret import GPT, SCHEMES, GPTConfig, parameter_groups
 from spheret.cli import main
+from spheret.model.head import HEADS
 from spheret.optim import build_optimizer
 from spheret.plan import cost, fits, memory
 from spheret.plan.cost import GPUS, Setup
@@ -94,10 +95,10 @@ class Live(TorchDispatchMode):
 
 @pytest.mark.parametrize("precision", memory.PRECISIONS)
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("scheme", ["pre-ln", "proj-spheretnorm"])
-def test_the_peak_of_a_step_is_the_sum_of_its_parts(scheme, recompute, precision):
+@pytest.mark.parametrize(("scheme", "head"), [("pre-ln", "tied"), *(("proj-spheretnorm", head) for head in HEADS)])
+def test_the_peak_of_a_step_is_the_sum_of_its_parts(scheme, head, recompute, precision):
     size = (6, 4, 64, 64, 500, 8)
-    model = GPT(config(size, scheme, recompute=recompute))
+    model = GPT(config(size, scheme, recompute=recompute, head=head))
     optimizer = torch.optim.AdamW(parameter_groups(model, 0.1), fused=True)
     forward(model, precision, size[-1]).backward()
     optimizer.step()
@@ -112,10 +113,13 @@ def test_the_peak_of_a_step_is_the_sum_of_its_parts(scheme, recompute, precision
     assert sum(cost.bytes_held(setup).values()) == pytest.approx(live.most, rel=0.1)
 
 
-@pytest.mark.parametrize("scheme", ["pre-ln", "proj-spheretnorm", "keel", "ngpt"])
-def test_weights_gradients_and_moments_exactly(scheme):
+@pytest.mark.parametrize(
+    ("scheme", "head"),
+    [*((name, "tied") for name in ("pre-ln", "proj-spheretnorm", "keel", "ngpt")), ("pre-ln", "untied")],
+)
+def test_weights_gradients_and_moments_exactly(scheme, head):
     for size in SMALL:
-        model = GPT(config(size, scheme))
+        model = GPT(config(size, scheme, head=head))
         optimizer = torch.optim.AdamW(parameter_groups(model, 0.1), fused=True)
         forward(model, "float32", size[-1]).backward()
         optimizer.step()
@@ -322,6 +326,7 @@ BACKBONES = [
     ("pre-ln", {"positions": "rope", "mlp": "swiglu", "norm": "rmsnorm", "qk_norm": True, "kv_heads": 2}),
     ("hybridnorm", {"positions": "rope", "kv_heads": 2}),
     ("ngpt", {"positions": "rope", "mlp": "swiglu"}),
+    *((name, {"head": head}) for name in ("pre-ln", "proj-spheretnorm", "rezero", "ngpt") for head in HEADS[1:]),
 ]
 
 
@@ -342,6 +347,27 @@ def test_every_backbone_is_counted(scheme, options):
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         forward(model, "float32", size[-1]).backward()
     assert cost.step_flops(model.config, size[-1] * model.config.block) == counter.get_total_flops()
+
+
+def test_the_command_plans_every_head(capsys, tmp_path):
+    plans, more = {}, 50_304 * 768
+    for head in HEADS:
+        out = tmp_path / f"{head}.json"
+        assert main(["plan", "--size", "S", "--head", head, "--parallel", "fsdp", "--json", str(out)]) == 0
+        plans[head] = json.loads(out.read_text())
+    # a shift changes no number
+    assert [plans["tied"][key] for key in ("parameters", "plain")] == [
+        plans["shifted"][key] for key in ("parameters", "plain")
+    ]
+    assert plans["untied"]["parameters"] - plans["tied"]["parameters"] == more
+    held = {head: plan["plain"]["bytes"] for head, plan in plans.items()}
+    grown = {part: held["untied"][part] - held["tied"][part] for part in held["tied"]}
+    # eight shards; FSDP holds the weight and its gradient whole
+    shard = pytest.approx(4 * more / 8)
+    assert (grown["weights"], grown["gradients"], grown["activations"]) == (shard, shard, 0)
+    assert grown["optimiser"] == pytest.approx(2 * 4 * more / 8, abs=4)
+    assert grown["FSDP gathered"] == 2 * 4 * more
+    assert plans["untied"]["plain"]["flops"] == plans["tied"]["plain"]["flops"]
 
 
 def test_the_command_plans_a_modern_size_with_options(capsys, tmp_path):

@@ -143,6 +143,14 @@ class TestDryRun:
         assert "--set exact_clamp=true" in output
         assert "This is the reading inner-norm." in output
 
+    def test_a_reading_of_the_model_is_a_flag(self, capsys, tmp_path):
+        words = ["--dataset", "openwebtext", "--size", "S", "--scheme", "pre-ln", "--out", str(tmp_path)]
+        assert "--head " not in self.output(capsys, *words)
+        output = self.output(capsys, *words, "--reading", "shifted-head")
+        assert "openwebtext-S-pre-ln-shifted-head: the paper's recipe, in the reading shifted-head" in output
+        assert '"head": "shifted"' in output
+        assert "--head shifted" in output
+
     @pytest.mark.parametrize("reading", READINGS)
     def test_all_of_a_reading(self, reading, capsys, tmp_path):
         output = self.output(capsys, "--all", "--out", str(tmp_path), "--nproc", "1", "--reading", reading)

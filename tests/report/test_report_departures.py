@@ -1,7 +1,7 @@
 """Every setting of a run is compared with the paper's recipe. A new setting is compared too, by existing."""
 
 from copy import deepcopy
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from report_helpers import paper_config
@@ -125,6 +125,21 @@ class TestOptions:
         assert recipe.reading == reading
         plain = PaperRun(recipe.dataset, recipe.size, recipe.scheme)
         assert len(departures(config, plain)) == 1
+
+
+class TestHead:
+    def test_a_head_that_is_no_reading_departs(self):
+        config = paper_config(RECIPE)
+        config["model"]["head"] = "untied"
+        assert recipe_of(config) == RECIPE
+        assert departures(config, RECIPE) == ["head untied instead of none"]
+
+    def test_two_readings_at_once_are_one_and_a_departure(self):
+        recipe = replace(RECIPE, reading="inner-norm")
+        config = paper_config(recipe)
+        config["model"]["head"] = "shifted"
+        assert recipe_of(config) == recipe
+        assert departures(config, recipe) == ["head shifted instead of none"]
 
 
 @pytest.mark.parametrize(

@@ -205,8 +205,9 @@ class TestCells:
         assert cell(directory, "paper-loss-openwebtext", "Keel", "S val, here")["text"].endswith("(step 49980)")
         assert "(" not in cell(directory, "paper-loss-openwebtext", "Keel", "S train, here")["text"]
 
-    def test_another_reading_has_a_row_of_its_own(self, tmp_path):
-        for reading in (None, "inner-norm"):
+    @pytest.mark.parametrize("other", ["inner-norm", "shifted-head"])
+    def test_another_reading_has_a_row_of_its_own(self, other, tmp_path):
+        for reading in (None, other):
             recipe = PaperRun("fineweb-edu", "L", "proj-spheretnorm", reading=reading)
             write_paper_run(tmp_path / "runs" / recipe.name, recipe)
         directory = self.tables(tmp_path)
@@ -214,20 +215,19 @@ class TestCells:
             ("paper-loss-fineweb-edu", "L val, here"), ("paper-perplexity", "FineWeb-Edu L, here"),
         ):  # fmt: skip
             sources = [
-                cell(directory, table, row, column)["source"]
-                for row in ("1-SpheretNorm", "1-SpheretNorm, inner-norm")
+                cell(directory, table, row, column)["source"] for row in ("1-SpheretNorm", f"1-SpheretNorm, {other}")
             ]
-            assert ["inner-norm" in source for source in sources] == [False, True]
+            assert [other in source for source in sources] == [False, True]
             texts = [
-                cell(directory, table, "1-SpheretNorm, inner-norm", c)["text"]
+                cell(directory, table, f"1-SpheretNorm, {other}", c)["text"]
                 for c in (column, column.replace("here", "paper"))
             ]
             assert "not run" not in texts
         rows = [c["row"] for c in cells(directory) if c["table"] == "paper-zero-shot-fineweb-edu"]
-        assert "1-SpheretNorm, inner-norm" in rows
-        assert not [c for c in cells(directory) if c["table"].endswith("openwebtext") and "inner-norm" in c["row"]]
+        assert f"1-SpheretNorm, {other}" in rows
+        assert not [c for c in cells(directory) if c["table"].endswith("openwebtext") and other in c["row"]]
         page = html.unescape((directory / "report.html").read_text())
-        assert "Rows that end in inner-norm follow another reading of the paper." in page
+        assert f"Rows that end in {other} follow another reading of the paper." in page
         # neither run departs from its recipe
         assert "settings that differ from the paper's" not in page
 

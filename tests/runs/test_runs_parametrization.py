@@ -9,6 +9,7 @@ import torch
 from spheret import GPT, SCHEMES, GPTConfig
 from spheret import optim as optim_module
 from spheret.bounds import inverse_softplus
+from spheret.model.head import HEADS
 from spheret.optim import AdamW, Factors, Muon, build_optimizer, hidden_matrices, set_learning_rate
 from spheret.runs.config import TrainConfig
 from spheret.runs.parametrization import parametrize
@@ -43,19 +44,22 @@ def new(shape, scheme="pre-ln", **options):
 
 
 @pytest.mark.parametrize("parametrization", SIZES)
+@pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_base_model_keeps_every_bit_and_a_large_one_gets_finite_factors(scheme, parametrization):
+def test_a_base_model_keeps_every_bit_and_a_large_one_gets_finite_factors(scheme, head, parametrization):
     reason = REFUSED[parametrization].get(scheme)
-    base = new(BASE, scheme)
+    small, large = ({**shape, "head": head} for shape in (BASE, LARGE))
+    base = new(small, scheme)
     if reason is not None:
         with pytest.raises(ValueError, match=reason):
             parametrize(base, config(parametrization))
         return
     factors = parametrize(base, config(parametrization))
     assert set(factors.values()) == {Factors()}
-    assert all(torch.equal(a, b) for a, b in zip(base.parameters(), new(BASE, scheme).parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(base.parameters(), new(small, scheme).parameters(), strict=True))
     for optimizer in ("adamw", "muon"):
-        factors = parametrize(new(LARGE, scheme), config(parametrization, optimizer=optimizer))
+        factors = parametrize(new(large, scheme), config(parametrization, optimizer=optimizer))
+        assert factors.get("head.weight", factors["tokens.weight"]) == factors["tokens.weight"]
         for factor in factors.values():
             assert 0.1 < factor.lr < 10
             assert factor.lr * factor.weight_decay == pytest.approx(1)
@@ -123,7 +127,13 @@ EXPLICIT = {
 }
 # a backbone with matrices of other heights, and gains between the projection and the scores
 MODERN = {"positions": "rope", "mlp": "swiglu", "norm": "rmsnorm", "qk_norm": True, "kv_heads": 1, "bias": False}
-CASES = [*((scheme, {}) for scheme in EXPLICIT), ("pre-ln", MODERN), ("proj-spheretnorm", MODERN)]
+CASES = [
+    *((scheme, {}) for scheme in EXPLICIT),
+    ("pre-ln", MODERN),
+    ("proj-spheretnorm", MODERN),
+    # an untied head is an output weight: it starts as the base's and keeps its rate; the norm before it carries 1/m
+    *((scheme, {"head": head}) for scheme in ("post-ln", "proj-spheretnorm") for head in HEADS[1:]),
+]
 
 
 def with_multipliers(scheme, backbone, stack):

@@ -1,6 +1,7 @@
 """Coordinate checks: rules that hold are flat, and none are not."""
 
 import json
+from dataclasses import dataclass, replace
 
 import pytest
 from matplotlib.image import imread
@@ -10,8 +11,16 @@ from spheret.connections.parse import parse_schemes
 from spheret.study.coordinates import LOGITS, Coordinates, Setting, is_flat, measure, power, powers, sweep, worst
 
 
-def found(scheme, parametrization, optimizer="adamw"):
-    setting = Setting(parse_schemes(scheme)[0], parametrization, optimizer, 1e-3, 3, 2, 16, 1, 16, 2)
+@dataclass(frozen=True)
+class WithHead(Setting):
+    head: str = "tied"
+
+    def shape(self, width, layers):
+        return replace(super().shape(width, layers), head=self.head)
+
+
+def found(scheme, parametrization, optimizer="adamw", head="tied"):
+    setting = WithHead(parse_schemes(scheme)[0], parametrization, optimizer, 1e-3, 3, 2, 16, 1, 16, 2, head)
     sizes = {"width": [(16, 2), (64, 2)], "layers": [(16, 2), (16, 8)]}
     return {size: powers(sweep(setting, shapes, lambda: None), size) for size, shapes in sizes.items()}
 
@@ -27,6 +36,17 @@ def test_completep_makes_updates_of_the_stream_flat_and_standard_does_not(scheme
         if size == "width" or scheme != "proj-spheretnorm":
             assert worst(plain)[1] > 0.35, (size, plain)
             assert not is_flat(plain)
+
+
+@pytest.mark.parametrize("head", ["shifted", "untied"])
+@pytest.mark.parametrize("scheme", ["pre-ln", "proj-spheretnorm", "ngpt"])
+def test_completep_holds_for_every_head(scheme, head):
+    tied = found(scheme, "completep")
+    for size, ruled in found(scheme, "completep", head=head).items():
+        # at these widths the logits of every head still move less in a wider model
+        logits = ruled["updates"].pop(LOGITS)
+        assert logits == pytest.approx(tied[size]["updates"][LOGITS], abs=0.2)
+        assert max(map(abs, ruled["updates"].values())) < 0.3, (size, ruled["updates"])
 
 
 def test_the_same_seed_gives_the_same_numbers_and_leaves_the_generator_alone():

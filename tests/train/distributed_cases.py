@@ -10,6 +10,7 @@ import torch
 from spheret.connections import PAPER_SCHEMES, Bounded
 from spheret.data import open_data
 from spheret.model.gpt import GPT, GPTConfig
+from spheret.model.head import HEADS
 from spheret.runs.config import EvaluationConfig, TrainConfig
 from spheret.support.sharding import local, whole
 from spheret.train.distributed import PARALLEL, Group, World
@@ -23,10 +24,21 @@ SCHEMES = {name: (name, {}) for name in PAPER_SCHEMES} | {
     "rezero": ("rezero", {}),
     # a warm-up of the branches, which a buffer counts
     "modern": ("pre-ln", {"prores": 1.0}),
+    **{head: ("proj-spheretnorm", {}) for head in HEADS[1:]},
+    "untied ngpt": ("ngpt", {}),
 }
-# rotary positions, gated and grouped matrices, norms of queries and keys
+# heads; rotary positions, gated and grouped matrices, norms of queries and keys
 BACKBONES = {
-    "modern": {"positions": "rope", "mlp": "swiglu", "norm": "rmsnorm", "qk_norm": True, "kv_heads": 1, "bias": False}
+    "modern": {
+        "positions": "rope",
+        "mlp": "swiglu",
+        "norm": "rmsnorm",
+        "qk_norm": True,
+        "kv_heads": 1,
+        "bias": False,
+    },
+    **{head: {"head": head} for head in HEADS[1:]},
+    "untied ngpt": {"head": "untied"},
 }
 # Newton-Schulz needs whole matrices, and the rules start from whole weights
 MUON = {
@@ -35,6 +47,7 @@ MUON = {
         "base_layers": 1, "base_heads": 2,
     },
     "modern": {"optimizer": "muon"},
+    "untied": {"optimizer": "muon"},
 }  # fmt: skip
 
 

@@ -150,6 +150,17 @@ def test_init_from_another_scheme_lists_the_keys(run, prepared, tmp_path, capsys
     assert not (tmp_path / "new").exists()
 
 
+def test_init_from_with_another_head(run, prepared, tmp_path, capsys):
+    # a shifted head has the tensors of a tied one
+    assert train(tmp_path / "shifted", prepared, "--init-from", str(run), "--head", "shifted", steps=1) == 0
+    assert train(tmp_path / "untied", prepared, "--init-from", str(run), "--head", "untied") == 2
+    assert "is of another model; these differ: head.weight (missing)" in capsys.readouterr().err
+    words = ("--head", "untied", "--checkpoint-every", "1")
+    assert train(tmp_path / "own", prepared, *words, steps=1) == 0
+    assert train(tmp_path / "back", prepared, "--init-from", str(tmp_path / "own")) == 2
+    assert "head.weight (not in this model)" in capsys.readouterr().err
+
+
 def test_a_pickle_in_place_of_weights(run, prepared, tmp_path, capsys):
     class Bomb:
         def __reduce__(self):

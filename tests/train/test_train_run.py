@@ -199,6 +199,19 @@ def test_init_from_takes_the_weights_and_nothing_else(unbroken, prepared, tmp_pa
     assert losses(tmp_path / "same") == losses(out)
 
 
+@pytest.mark.parametrize("head", ["shifted", "untied"])
+def test_every_head_resumes_bit_for_bit(head, prepared, tmp_path):
+    words = ("--head", head, "--checkpoint-every", "2", "--keep", "9")
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert train(whole, prepared, *words, steps=4) == 0
+    shutil.copytree(whole, parts)
+    shutil.rmtree(parts / "checkpoints" / "step-4")
+    assert train(parts, prepared, *words, "--resume", steps=4) == 0
+    assert losses(parts) == losses(whole)
+    assert weights(parts) == weights(whole)
+    assert ("head.weight" in dict(open_run(whole).checkpoint().model())) == (head == "untied")
+
+
 def test_a_stop_at_every_checkpoint_and_resume(unbroken, prepared, tmp_path):
     # as a kill right after a save would leave it
     for step in (2, 6, 10):

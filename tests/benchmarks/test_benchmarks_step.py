@@ -2,11 +2,12 @@ import json
 
 import pytest
 import torch
+from scripts import script
 
-from spheret.bench import step as bench
-from spheret.cli import main
 from spheret.model.config import MODERN_KV_HEADS, PRESETS
 from spheret.model.gpt import GPT
+
+bench = script("benchmarks/step.py")
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +22,7 @@ def test_command(bf16, tmp_path, capsys, monkeypatch):
     out = tmp_path / "step.json"
     schemes = "keel,geonorm:schedule=constant"
     words = ["--size", "T", "--tokens", "64", "--block", "32", "--schemes", schemes, "--repeats", "1"]
-    assert main(["bench", "step", *words, "--device", "cpu", "--no-memory", "--json", str(out)]) == 0
+    bench.run(bench.main, [*words, "--device", "cpu", "--no-memory", "--json", str(out)])
     printed = capsys.readouterr().out
     rows = json.loads(out.read_text())["table"]
     assert [row["name"] for row in rows] == ["pre-ln", *schemes.split(","), bench.PAPERS_CODE, bench.RIVAL]
@@ -38,7 +39,7 @@ def test_memory_of_every_model_in_its_own_process(tmp_path, capsys, monkeypatch)
     calls = []
     monkeypatch.setattr(bench, "_peak_in_a_child", lambda *call: calls.append(call) or 2_000_000_000)
     words = ["--size", "T", "--tokens", "32", "--block", "16", "--schemes", "keel", "--repeats", "1"]
-    assert main(["bench", "step", *words, "--device", "cpu"]) == 0
+    bench.run(bench.main, [*words, "--device", "cpu"])
     names = ["pre-ln", "keel", bench.PAPERS_CODE, bench.RIVAL]
     assert calls == [(name, "T", 32, 16, "float32", "cpu") for name in names]
     assert "2.00" in capsys.readouterr().out
@@ -49,9 +50,22 @@ def test_the_modern_backbone_against_llama_and_qwen3(tmp_path, capsys, monkeypat
     monkeypatch.setitem(PRESETS, "T", (1, 4, 16))
     monkeypatch.setitem(MODERN_KV_HEADS, "modern-T", 2)
     out = tmp_path / "step.json"
-    words = ["--size", "modern-T", "--tokens", "32", "--block", "16", "--schemes", "keel", "--repeats", "1"]
-    assert main(["bench", "step", *words, "--device", "cpu", "--no-memory", "--json", str(out)]) == 0
-    rows = json.loads(out.read_text())["table"]
+    words = [
+        "--size",
+        "modern-T",
+        "--tokens",
+        "32",
+        "--block",
+        "16",
+        "--schemes",
+        "proj-spheretnorm",
+        "--repeats",
+        "1",
+    ]
+    bench.run(bench.main, [*words, "--device", "cpu", "--no-memory", "--json", str(out)])
+    result = json.loads(out.read_text())
+    rows = result["table"]
+    assert len(bench.comparisons(result)) == 4
     assert [row["name"] for row in rows][-3:] == [bench.WITHOUT_NORMS, "transformers Llama", "transformers Qwen3"]
     ours = [bench.build_model(name, "modern-T", 16, None) for name in (bench.WITHOUT_NORMS, "pre-ln")]
     counts = [sum(p.numel() for p in bench._rival(name, "modern-T", 16).parameters()) for name in bench.MODERN_RIVALS]
@@ -80,11 +94,11 @@ def test_peak_memory_counts_the_weights_gradients_and_moments():
     ("words", "message"),
     [
         (["--size", "XL"], "unknown size"),
-        (["--tokens", "100"], "multiple of block"),
+        (["--tokens", "100"], "multiple of --block"),
         (["--schemes", "preln"], "Did you mean 'pre-ln'"),
         (["--device", "gpu"], "--device gpu is not available"),
     ],
 )
-def test_bad_input(words, message, capsys):
-    assert main(["bench", "step", *words]) == 2
-    assert message in capsys.readouterr().err
+def test_bad_input(words, message):
+    with pytest.raises(SystemExit, match=message):
+        bench.run(bench.main, words)

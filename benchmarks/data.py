@@ -1,4 +1,7 @@
-"""`spheret bench data`: time prepare, its tokenizing and the loader against the usual ways, in turns."""
+"""Time prepare, its tokenizing and the loader against the usual ways, in turns.
+
+python benchmarks/data.py --gigabytes 4
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+from measuring import Comparison, run, write
 
 from spheret.data.corpora import resolve
 from spheret.data.loader import Loader
@@ -25,8 +29,8 @@ from spheret.data.store import Data, open_data
 from spheret.data.tokenizers import GPT2Tokenizer
 from spheret.support.cache import cache_directory
 from spheret.support.files import check_output_file
-from spheret.support.machine import check_bytes, cores, write_measurement
-from spheret.support.ranges import check_counts
+from spheret.support.machine import cores
+from spheret.support.ranges import check_above_zero, check_counts
 
 # documents per call of encode_ordinary_batch: it returns lists of Python integers, 36 bytes per id
 _BATCH_DOCUMENTS = 64
@@ -34,6 +38,14 @@ _BATCH_DOCUMENTS = 64
 _UPDATE_WINDOWS = 128
 # random ids are written in parts of this many
 _RANDOM_IDS = 1 << 22
+# the tokens per window and the windows per batch of the loader
+BLOCK, BATCH = 1024, 12
+TITLES = {
+    "prepare": "prepare sotu with gpt2, against encode_ordinary",
+    "words": "encode sotu in one thread, against encode_ordinary_batch",
+    "workers": "prepare copies on every core, against encode_ordinary_batch",
+}
+SHORT = ("--repeats", "1", "--batches", "200", "--copies", "1", "--gigabytes", "0.1")
 
 
 def plain_prepare() -> np.ndarray:
@@ -156,28 +168,28 @@ def _drain(loader: Loader, batches: int) -> None:
         pass
 
 
-def _bench_loader(data: Data, repeats: int, block: int, batch_size: int, batches: int) -> dict[str, float]:
+def _bench_loader(data: Data, repeats: int, batches: int) -> dict[str, float]:
     """Time the loader against `plain_batch`."""
-    loader = data.loader(block, batch_size)
+    loader = data.loader(BLOCK, BATCH)
     path = data.path / data.manifest.shards["train"][0].name
 
     def plain() -> None:
         for _ in range(batches):
-            plain_batch(path, block, batch_size)
+            plain_batch(path, BLOCK, BATCH)
 
     timing = _compare(plain, lambda: _drain(loader, batches), repeats)
     return {
         **timing,
-        "block": block,
-        "batch_size": batch_size,
+        "block": BLOCK,
+        "batch_size": BATCH,
         "plain_batches_per_second": batches / timing["plain_seconds"],
         "spheret_batches_per_second": batches / timing["spheret_seconds"],
     }
 
 
-def _bench_memory(data: Data, block: int, batch_size: int, batches: int) -> dict[str, float]:
+def _bench_memory(data: Data, batches: int) -> dict[str, float]:
     """Measure resident memory after a tenth of the batches, and its largest growth in the rest."""
-    loader = data.loader(block, batch_size)
+    loader = data.loader(BLOCK, BATCH)
     first = most = 0
     for number, _ in enumerate(loader.batches(stop=batches)):
         if number % 100 == 0:
@@ -227,7 +239,7 @@ def _forget(data: Data) -> None:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _bench_start(data: Data, repeats: int, block: int) -> dict[str, float]:
+def _bench_start(data: Data, repeats: int) -> dict[str, float]:
     """Time the first batch of newly opened data, which checks hashes, against the same batch once they are checked.
 
     Files that the system has in its memory are "warm", others "cold".
@@ -235,7 +247,7 @@ def _bench_start(data: Data, repeats: int, block: int) -> dict[str, float]:
     times: dict[str, list[float]] = {}
     for seed in range(repeats):
         for state in ("warm", "cold"):
-            loader = open_data(data.path).loader(block, _UPDATE_WINDOWS, seed)
+            loader = open_data(data.path).loader(BLOCK, _UPDATE_WINDOWS, seed)
             for name in ("checked", "again"):
                 if state == "cold":
                     _forget(data)
@@ -244,35 +256,28 @@ def _bench_start(data: Data, repeats: int, block: int) -> dict[str, float]:
                 # every second batch the loader releases its pages, and only then can the system drop them
                 loader.batch(0)
     medians = {name: statistics.median(seconds) for name, seconds in times.items()}
-    return {"gigabytes": 2e-9 * data.tokens(), "windows": _UPDATE_WINDOWS, "block": block, **medians}
+    return {"gigabytes": 2e-9 * data.tokens(), "windows": _UPDATE_WINDOWS, "block": BLOCK, **medians}
 
 
-def bench_data(
+def main(
     repeats: int = 9,
-    block: int = 1024,
-    batch_size: int = 12,
     batches: int = 1000,
     copies: int = 6,
     gigabytes: float = 1.0,
     json: Path | None = None,
-) -> int:
+) -> None:
     """Time prepare with gpt2 and the loader against the usual ways, and the check of hashes at the start of a run.
 
     Args:
         repeats: the number of turns per comparison.
-        block: the tokens per window.
-        batch_size: the windows per batch.
         batches: the batches per turn; memory is watched over ten times as many.
         copies: the copies of sotu for the comparison of worker processes with threads; 6 are 73 MB.
         gigabytes: the size of the random data whose first batch is timed with and without the check of its hashes.
         json: also write the numbers to this file.
     """
-    check_counts(repeats=repeats, block=block, batch_size=batch_size, batches=batches, copies=copies)
-    if not 1e-3 <= gigabytes <= 1e4:
-        raise ValueError(f"--gigabytes must be 0.001 to 10000, got {gigabytes:g}.")
+    check_counts(repeats=repeats, batches=batches, copies=copies)
+    check_above_zero("--gigabytes", gigabytes, most=1e4)
     check_output_file("--json", json)
-    # a batch of ids, and its targets
-    check_bytes(16.0 * block * batch_size, torch.device("cpu"), "a batch", "take a smaller block or batch")
     torch.manual_seed(0)
     cache_directory().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache_directory()) as folder:
@@ -281,16 +286,11 @@ def bench_data(
             "prepare": prepared,
             "words": _bench_words(repeats),
             "workers": _bench_workers(repeats, copies, Path(folder)),
-            "loader": _bench_loader(data, repeats, block, batch_size, batches),
-            "memory": _bench_memory(data, block, batch_size, 10 * batches),
-            "start": _bench_start(_random_data(data, Path(folder) / "random", gigabytes), repeats, block),
+            "loader": _bench_loader(data, repeats, batches),
+            "memory": _bench_memory(data, 10 * batches),
+            "start": _bench_start(_random_data(data, Path(folder) / "random", gigabytes), repeats),
         }
-    titles = {
-        "prepare": "prepare sotu with gpt2",
-        "words": "encode sotu in one thread, against encode_ordinary_batch",
-        "workers": f"prepare {copies} copies on {cores()} cores, against encode_ordinary_batch",
-    }
-    for key, title in titles.items():
+    for key, title in TITLES.items():
         row = result[key]
         print(
             f"{title}: {row['spheret_tokens_per_second']:,.0f} tokens/s, "
@@ -298,7 +298,7 @@ def bench_data(
         )
     loaded, memory = result["loader"], result["memory"]
     print(
-        f"loader, {batch_size} x {block}: {loaded['spheret_batches_per_second']:,.0f} batches/s, "
+        f"loader, {BATCH} x {BLOCK}: {loaded['spheret_batches_per_second']:,.0f} batches/s, "
         f"{loaded['ratio']:.2f}x the plain {loaded['plain_batches_per_second']:,.0f}"
     )
     print(
@@ -311,5 +311,16 @@ def bench_data(
             f"first batch of {start['windows']} windows from {start['gigabytes']:.3g} GB, {state}: "
             f"{start[f'{state}_checked_seconds']:.3f} s, once checked {start[f'{state}_again_seconds']:.3f} s"
         )
-    write_measurement(json, result)
-    return 0
+    write(json, result)
+
+
+def comparisons(result: dict[str, Any]) -> list[Comparison]:
+    """Everything that has a plain way."""
+    rows = {"loader": f"load batches of {BATCH} x {BLOCK}, against nanoGPT's loader"} | TITLES
+    return [
+        Comparison(title, result[key]["spheret_seconds"], result[key]["plain_seconds"]) for key, title in rows.items()
+    ]
+
+
+if __name__ == "__main__":
+    run(main)

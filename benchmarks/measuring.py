@@ -1,0 +1,99 @@
+"""What all benchmarks share: flags, medians of interleaved rounds, tables, and JSON with the machine."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from spheret.optim import parameter_groups
+from spheret.support.cache import keep_libraries_inside
+from spheret.support.errors import explanation, one_line
+from spheret.support.machine import write_measurement
+from spheret.support.meter import Meter
+from spheret.support.parsing import parse
+from spheret.support.timing import WARM_UP, interleaved
+
+
+class Comparison(NamedTuple):
+    """A row of the table of `make bench`: seconds of ours, and of the rival if there is one."""
+
+    what: str
+    ours: float
+    rival: float | None = None
+
+
+def run(main: Callable[..., None], words: Sequence[str] | None = None) -> None:
+    """Call a benchmark with flags, by default those of this process. Bad input ends it with one sentence."""
+    if words is None:
+        # libraries that are imported later write into the cache of spheret
+        keep_libraries_inside()
+    program = _program(main.__code__.co_filename)
+    try:
+        parse(main, program, sys.argv[1:] if words is None else words)()
+    except Exception as error:
+        sentence = explanation(error)
+        if sentence is None:
+            raise
+        raise SystemExit(f"{program}: {one_line(sentence)}") from None
+
+
+def _program(path: str) -> str:
+    return f"python benchmarks/{Path(path).name}"
+
+
+def write(json: Path | None, result: dict[str, Any]) -> None:
+    """Write the numbers of a benchmark as JSON, with its command and the machine; nothing happens without a path."""
+    write_measurement(json, result, _program(sys.argv[0]))
+
+
+def medians(
+    title: str, contestants: Mapping[str, Callable[[], object]], repeats: int, cpu_time: bool = False
+) -> dict[str, float]:
+    """The median seconds of each contestant over interleaved rounds, with the progress on stderr.
+
+    cpu_time: measure the CPU time of this process instead of the wall clock.
+    """
+    clock = time.process_time if cpu_time else time.perf_counter
+    with Meter(title) as meter:
+        return interleaved(contestants, repeats, meter.counter(len(contestants) * (repeats + WARM_UP), "runs"), clock)
+
+
+def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
+    """The slope of log seconds over log size, by least squares: 1 is linear growth."""
+    x, y = ([math.log(value) for value in values] for values in (sizes, seconds))
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    covariance = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
+    return covariance / sum((a - mean_x) ** 2 for a in x)
+
+
+def check_sizes(**sizes: tuple[int, ...]) -> None:
+    """End the program unless each flag has the sizes that an exponent needs."""
+    for name, values in sizes.items():
+        if len(set(values)) < 2 or min(values) < 1:
+            raise SystemExit(f"--{name} must be two or more different positive numbers, got {values}.")
+
+
+def adamw(model: nn.Module) -> torch.optim.AdamW:
+    """The optimiser of a timed step."""
+    return torch.optim.AdamW(parameter_groups(model, 0.1), lr=1e-4, betas=(0.9, 0.95), fused=True)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table whose first column has names and whose others have numbers."""
+    # not needed by the processes that measure their memory
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left", no_wrap=not number)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
