@@ -2,11 +2,11 @@
 
 import math
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from scripts import script
 
 import spheret
 from spheret import GPT, GPTConfig
@@ -16,9 +16,9 @@ from spheret.optim import SCALES, AdamW, orthogonalized
 from spheret.runs.config import TrainConfig
 from spheret.runs.parametrization import parametrize
 
-sys.path.append(str(Path(__file__).parent.parent / "docs" / "results"))
-import collapse
-import collapse_tables
+collapse_tables = script("docs/results/collapse_tables.py")
+# it has imported the other one
+collapse = sys.modules["collapse"]
 
 
 def rows(count, width, seed=0):

@@ -6,12 +6,11 @@ losses-nine -->` and ends with `<!-- end -->`. What stands between them is writt
 
 from __future__ import annotations
 
-import importlib
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+
+import collapse_tables
 
 from spheret.report.paper_numbers import CORPORA, LOSSES, ROWS, SIZES
 from spheret.report.tables import to_markdown
@@ -56,14 +55,7 @@ def marked_parts() -> dict[tuple[str, str], str]:
             )
         if study == "modern":
             parts["summary", "modern"] = _optimisers({answer.group.name: answer for answer in answers})
-    return parts | _collapse().parts()
-
-
-def _collapse() -> ModuleType:
-    """The module beside this one that writes what docs/collapse.md shows."""
-    if str(HERE) not in sys.path:
-        sys.path.append(str(HERE))
-    return importlib.import_module("collapse_tables")
+    return parts | collapse_tables.parts()
 
 
 def _of_a_study(answers: Sequence[GroupAnswer], rows: Mapping[Key, Row]) -> dict[tuple[str, str], str]:
@@ -168,7 +160,7 @@ def files() -> dict[Path, bytes]:
         tables = b"# All tables of the study\n\n" + made.pop("tables.md")
         written[HERE / ("tables.md" if study == "results" else f"{study}-tables.md")] = tables
         written |= {HERE / "figures" / name: data for name, data in made.items() if f"figures/{name}" in shown}
-    written[HERE / "figures" / "collapse.svg"] = _collapse().figure().svg.encode()
+    written[HERE / "figures" / "collapse.svg"] = collapse_tables.figure().svg.encode()
     parts = marked_parts()
     return written | {page: filled(page.read_text(), parts).encode() for page in PAGES}
 
