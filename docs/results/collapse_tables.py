@@ -104,9 +104,8 @@ def change_table(rows: Rows) -> str:
     lines = []
     for change in CHANGES:
         found = _of(rows, "changes", change=change)
-        if found:
-            cosines = ", ".join(f"{row.cosines[-1] or 0:.2f}" for row in found)
-            lines.append([change or "none", ", ".join(map(_verdict, found)), cosines])
+        cosines = ", ".join(f"{row.cosines[-1] or 0:.2f}" for row in found)
+        lines.append([change or "none", ", ".join(map(_verdict, found)) or "not run", cosines or "-"])
     return _table(["change", "loss", "cosine at the end"], lines)
 
 
