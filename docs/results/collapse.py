@@ -141,6 +141,13 @@ def runs() -> list[Run]:
         for scheme, head, bias in (("pre-ln", "tied", "none"), ("proj-spheretnorm", "shifted", "unigram"))
     ]
     found += of_maps(101, ("tied", "shifted")) + beside(101)
+    found += [
+        Run("map", "proj-spheretnorm", head, 101, "none", "scaled", warmup, lr)
+        for head, warmup, lr in (("shifted", 20, 1e-2), ("untied", 20, 3e-3), ("shifted", 100, 3e-3))
+    ]
+    # the shift without a bias, at 12 layers
+    found += [Run("maps", "proj-spheretnorm", "shifted", 101, "none", lr=7e-3, **long)]
+    found += of_maps(102, ("tied", "shifted")) + beside(102)
     found += [Run("later", "proj-spheretnorm", "tied", 101, "none", "scaled", 20, 3e-3, 300)]
     found += [Run("map", "proj-spheretnorm", "shifted", 101, "unigram", "scaled", 20, lr) for lr in (1e-2, 1e-3)]
     found += [Run("map", "proj-spheretnorm", "untied", 101, "none", "scaled", 20, 3e-3)]

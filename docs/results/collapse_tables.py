@@ -86,13 +86,15 @@ def fixed_map_table(rows: Rows) -> str:
     """The validation losses of the fixed maps by seed, and Pre-LN beside them."""
     seeds = (101, 102, 103)
     lines = []
-    for scheme, head in (*(("proj-spheretnorm", head) for head in MAPS), ("pre-ln", "tied")):
-        found = {row.run.seed: row for row in _of(rows, "maps", scheme=scheme, head=head)}
+    asked = [("proj-spheretnorm", head, "unigram") for head in MAPS]
+    asked += [("proj-spheretnorm", "shifted", "none"), ("pre-ln", "tied", "unigram")]
+    for scheme, head, bias in asked:
+        found = {row.run.seed: row for row in _of(rows, "maps", scheme=scheme, head=head, head_bias=bias)}
         cells = [_outcome(found.get(seed)) for seed in seeds]
         losses = [row.val_loss for row in found.values() if not collapsed(row) and row.val_loss is not None]
         whole = len(losses) == len(seeds)
-        lines.append([f"{scheme}, {head}", *cells, f"{sum(losses) / len(losses):.3f}" if whole else "-"])
-    return _table(["scheme, head", *(f"seed {seed}" for seed in seeds), "mean"], lines)
+        lines.append([f"{scheme}, {head}, {bias}", *cells, f"{sum(losses) / len(losses):.3f}" if whole else "-"])
+    return _table(["scheme, head, bias", *(f"seed {seed}" for seed in seeds), "mean"], lines)
 
 
 def _outcome(row: Row | None) -> str:
@@ -228,13 +230,13 @@ def figure(rows: Rows | None = None) -> Drawing:
         drawn, grid = axes_grid(1, 2, size=(8.4, 3.3))
         left, right = grid[0]
         for scheme, head, label, colour, dashes in lines:
-            for number, row in enumerate(_of(rows, "maps", scheme=scheme, head=head)):
+            for number, row in enumerate(_of(rows, "maps", scheme=scheme, head=head, head_bias="unigram")):
                 style = {"color": colour, "ls": dashes, "lw": 1.4, "label": "" if number else label}
                 left.plot([CURVE * (i + 0.5) for i in range(len(row.curve))], row.curve, **style)
                 right.plot([LOOK * (i + 1) for i in range(len(row.cosines))], row.cosines, **style)
         floor = next(row.floor for row in rows.values() if not row.run.size)
         left.axhline(floor, color=INK, lw=0.8)
-        left.text(300, floor + 0.02, "token frequencies alone", ha="right", va="bottom", fontsize=8, color=INK)
+        left.text(296, floor - 0.06, "token frequencies alone", ha="right", va="top", fontsize=9, color=INK)
         left.set(xlabel="updates", ylabel="training loss (nats per byte)", ylim=(2.0, 4.0), xlim=(0, 300))
         right.set(xlabel="updates", ylabel="mean cosine between tokens", ylim=(-0.02, 1.04), xlim=(0, 300))
         left.legend(loc="upper right", bbox_to_anchor=(1.0, 1.0))
