@@ -165,15 +165,44 @@ def of(group, scheme="proj-spheretnorm", **settings):
 
 
 def test_the_page_says_what_the_map_shows():
-    for head in ("tied", "shifted"):
-        assert all(map(collapse_tables.collapsed, of("map", head=head, head_bias="none")))
-    assert not any(map(collapse_tables.collapsed, of("map", head="tied", head_bias="unigram")))
-    near = of("map", seed=101, head="tied", head_bias="unigram", start="scaled", warmup=20, lr=3e-3)[0]
+    collapsed = collapse_tables.collapsed
+    for head, count in (("tied", 12), ("shifted", 9), ("untied", 8)):
+        cells = of("map", seed=101, head=head, head_bias="none")
+        assert (sum(map(collapsed, cells)), len(cells)) == (count, 12)
+    for head in ("shifted", "untied"):
+        cells = of("map", seed=101, head=head, head_bias="none", start="scaled")
+        safe = {(row.run.warmup, row.run.lr) for row in cells if not collapsed(row)}
+        assert safe == {(20, 1e-3), (100, 1e-3), (100, 3e-3)}
+    assert not any(map(collapsed, of("map", seed=101, head_bias="unigram")))
+    cell = {"seed": 101, "head": "tied", "start": "scaled", "warmup": 20, "lr": 3e-3}
+    near, through = of("map", head_bias="unigram", **cell)[0], of("map", "pre-ln", head_bias="none", **cell)[0]
     assert near.cosines[:2] == pytest.approx([0.95, 0.05], abs=0.01)
-    through = of("map", "pre-ln", seed=101, head="tied", head_bias="none", start="scaled", warmup=20, lr=3e-3)[0]
-    assert not collapse_tables.collapsed(through)
     assert through.cosines[0] == pytest.approx(0.93, abs=0.01)
-    assert all(map(collapse_tables.collapsed, of("later", head="shifted", start="scaled")))
+    assert collapse_tables.final_loss(through) == pytest.approx(2.45, abs=0.01)
+    stuck = {**cell, "start": "0.02", "lr": 1e-2}
+    assert collapsed(of("map", "pre-ln", head_bias="none", **stuck)[0])
+
+
+def test_the_page_says_who_leaves_the_state_later():
+    for row in of("later"):
+        assert collapse_tables.collapsed(row) == (row.run.start == "scaled")
+
+
+def test_the_page_says_what_12_layers_do():
+    rows = {(row.run.head, row.run.head_bias, row.run.seed): row for row in of("maps")}
+    assert collapse_tables.collapsed(rows["tied", "unigram", 101])
+    assert collapse_tables.collapsed(rows["shifted", "none", 101])
+    assert rows["shifted", "unigram", 102].val_loss < rows["tied", "unigram", 102].val_loss < 2.3
+    trained = [rows[head, "unigram", 101].val_loss for head in ("permutation", "shifted", "orthogonal", "flip")]
+    assert trained == sorted(trained)
+    assert trained[2] - trained[0] < 0.05
+    seeds = [rows["shifted", "unigram", seed].val_loss for seed in (101, 102)]
+    assert abs(seeds[0] - seeds[1]) == pytest.approx(0.013, abs=0.001)
+
+
+def test_the_page_says_what_else_was_tried():
+    found = {row.run.change: collapse_tables.collapsed(row) for row in of("changes", seed=101)}
+    assert [change for change in collapse.CHANGES if found[change]] == ["", "embeddings' rate / 10"]
 
 
 def test_the_page_says_how_the_common_direction_grew():
