@@ -193,6 +193,9 @@ def test_the_page_says_what_12_layers_do():
     assert collapse_tables.collapsed(rows["tied", "unigram", 101])
     assert collapse_tables.collapsed(rows["shifted", "none", 101])
     assert rows["shifted", "unigram", 102].val_loss < rows["tied", "unigram", 102].val_loss < 2.3
+    for seed in (101, 102):
+        assert rows["tied", "unigram", seed].cosines[0] > 0.99
+        assert max(rows["shifted", "unigram", seed].cosines) < 0.2
     trained = [rows[head, "unigram", 101].val_loss for head in ("permutation", "shifted", "orthogonal", "flip")]
     assert trained == sorted(trained)
     assert trained[2] - trained[0] < 0.05
