@@ -31,7 +31,7 @@ FLOORS = [
     ["doctor", "catalogue"],
     ["cli"],
 ]
-# what `pip install spheret` alone serves: these rooms import torch and numpy, and of spheret only support and each other
+# what `pip install spheret` alone serves: rooms that need torch and numpy, and of spheret only support and each other
 CORE = ["retractions", "schedules", "bounds", "kernels", "connections", "optim", "conversion", "model"]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 FILES = sorted(PACKAGE.rglob("*.py"))

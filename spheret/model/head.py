@@ -20,7 +20,8 @@ class Shift(nn.Module):
     """Moves every channel by half of the width, cyclically: y_i = x_(i - dim/2), over the last dimension.
 
     It is a fixed orthogonal map without parameters. Put it between the last norm and a head that shares its weight
-    with the token embedding: `logits = head(Shift(dim)(norm(h)))`. The head then does not read a token's own embedding.
+    with the token embedding: `logits = head(Shift(dim)(norm(h)))`. The head then does not read a token's own
+    embedding.
 
     Args:
         dim: the width of the stream, at least 2.
