@@ -315,7 +315,8 @@ def _judgement(trainer: Trainer) -> str:
         return f" (nothing learned yet: token frequencies alone give {frequencies:.4f})"
     spent = plateau_updates(open_run(trainer.path).metrics(), frequencies)
     if spent >= LONG * trainer.step:
-        return f" ({spent:,} updates had the loss of token frequencies, {frequencies:.4f}: docs/collapse.md says why)"
+        spent_of = f"{spent:,} of {trainer.step:,} updates"
+        return f" ({spent_of} had the loss of token frequencies, {frequencies:.4f}: docs/collapse.md says why)"
     return ""
 
 

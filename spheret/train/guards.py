@@ -20,7 +20,7 @@ from spheret.model.probes import Sublayer, probe
 from spheret.runs.metrics import StartRecord
 from spheret.runs.plateau import on_plateau
 from spheret.runs.records import WatchRecord
-from spheret.runs.remedies import Advice
+from spheret.runs.remedies import SHIFTED, Advice
 from spheret.support.sharding import local
 from spheret.train.distributed import World
 from spheret.train.divergence import where
@@ -107,8 +107,8 @@ def start_warning(model: GPT, start: StartRecord, advice: Sequence[Advice]) -> s
         f"the model starts by predicting the current token, because its head is the transposed embedding: the "
         f"token's own logit is {own:.1f} above the mean, and the loss {loss:.2f} is {loss - start.expected:.2f} above "
         f"that of a model that knows nothing. Training leaves this state in one direction for all tokens, and a "
-        f"stream of constant norm may stay collapsed there. The cure is --head shifted. If the head must stay tied, "
-        f"what helps is {_flags(advice[1:])}. docs/collapse.md explains it"
+        f"stream of constant norm may stay collapsed there. What helps is {SHIFTED}, or, if the head must stay "
+        f"tied, {_flags(each for each in advice if each.flags != SHIFTED)}. docs/collapse.md explains it"
     )
 
 
