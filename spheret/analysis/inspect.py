@@ -180,7 +180,8 @@ def inspect_run(
     with Meter(f"inspect {run.name}", quiet) as meter:
         measured = dynamics(model, x, y, meter.counter(sublayers, "sublayers"))
     untrained = initial(run, source)
-    before, start = [None] * sublayers, {}
+    before: list[float] | list[None] = [None] * sublayers
+    start = {}
     if untrained is not None:
         before = gradients(untrained.to(place), x, y)["weights"]
         own, loss = own_logit_and_loss(untrained, x, y)

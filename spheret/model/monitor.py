@@ -14,7 +14,7 @@ from spheret.connections import Bounded
 from spheret.kernels import compute_dtype
 from spheret.model.gpt import GPT
 from spheret.model.head import own_logit
-from spheret.model.linear import linear
+from spheret.model.linear import Linear, linear
 from spheret.model.probes import Sublayer, probe
 from spheret.support.sharding import whole
 
@@ -114,7 +114,7 @@ def common_gradients(model: GPT, tokens: Tensor, targets: Tensor) -> list[float]
     dtype = compute_dtype(model.tokens.weight)
     zeros = {writer: torch.zeros(writer.out_features, dtype=dtype, device=tokens.device) for writer in writers}
 
-    def see(module: nn.Linear, args: tuple[Tensor], output: Tensor) -> Tensor:
+    def see(module: Linear, args: tuple[Tensor], output: Tensor) -> Tensor:
         # with FSDP it is the whole matrix, and exists only now
         weights[module] = module.weight
         means[module] = args[0].detach().flatten(0, -2).to(dtype).mean(0)

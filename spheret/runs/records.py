@@ -82,7 +82,7 @@ class WatchRecord(Record):
     alarmed: bool
     losses: Annotated[list[float], Meta(max_length=4096)]
     # of older checkpoints: nobody needs it now
-    collapsed_since: Count | None | UnsetType = UNSET
+    collapsed_since: Count | UnsetType | None = UNSET
 
 
 class HealthyRecord(Record):

@@ -105,9 +105,9 @@ def start_warning(model: GPT, start: StartRecord, advice: Sequence[Advice]) -> s
         return None
     return (
         f"the model starts by predicting the current token, because its head is the transposed embedding: the "
-        f"token's own logit is {own:.1f} above the mean, and the loss {loss:.2f} is {loss - start.expected:.2f} above "
-        f"that of a model that knows nothing. Training leaves this state in one direction for all tokens, and a "
-        f"stream of constant norm may stay collapsed there. What helps is {SHIFTED}, or, if the head must stay "
+        f"token's own logit is {own:.1f} above the mean, and the loss {loss:.2f} is {loss - start.expected:.2f} "
+        f"above that of a model that knows nothing. Training leaves this state in one direction for all tokens, and "
+        f"a stream of constant norm may stay collapsed there. What helps is {SHIFTED}, or, if the head must stay "
         f"tied, {_flags(each for each in advice if each.flags != SHIFTED)}. docs/collapse.md explains it"
     )
 
