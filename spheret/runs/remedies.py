@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from spheret.model.config import GPTConfig
 from spheret.runs.config import TrainConfig
 
-SHIFTED = "--head shifted"
 # a warm-up of this many updates kept runs from collapsing that collapsed with a few dozen
 LONG_WARMUP = 100
 # above this rate no run of ours was of use, and above 0.3 most diverged: docs/training.md
@@ -46,7 +45,7 @@ def against_collapse(model: GPTConfig, train: TrainConfig) -> Iterator[Advice]:
     if train.lr > HIGH_RATE:
         yield lower_rate(train)
     if model.head == "tied":
-        yield Advice(SHIFTED, "the head then does not read a token's own embedding.")
+        yield Advice("--head shifted", "the head then does not read a token's own embedding.")
     if model.head_bias != "unigram":
         yield Advice("--head-bias unigram", "the head stores the token frequencies, so that the stream need not.")
     yield from longer_warmup(train)

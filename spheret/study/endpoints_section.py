@@ -117,7 +117,8 @@ def _comparisons_table(lines: Sequence[Comparison]) -> Table:
 
 def _stress_table(stresses: Sequence[Stress]) -> Table:
     rows = []
-    for each in stresses:
+    begun = [each for each in stresses if each.runs or each.trouble]
+    for each in begun:
         states = Counter[str](row.state for row in each.runs.values())
         rate = next((f"{row.rate:g}" for row in each.runs.values()), "-")
         counts = [str(states[state]) if each.runs else "-" for state in (FINISHED, "collapsed", "diverged")]
@@ -125,4 +126,6 @@ def _stress_table(stresses: Sequence[Stress]) -> Table:
         count = TableCell(f"{len(each.runs)} of {each.planned}" + (f": {each.trouble}" if each.trouble else ""))
         rows.append([*map(TableCell, (each.label, each.where, rate, *counts, seeds)), count])
     columns = ["contestant", "size", "rate", "finished", "collapsed", "diverged", "failed seeds", "seeds"]
-    return Table("stress", "Who fails at a multiple of the best rate", columns, rows)
+    left = len(stresses) - len(begun)
+    notes = [f"Not run: {left} of {len(stresses)} contestants and sizes."] if left else []
+    return Table("stress", "Who fails at a multiple of the best rate", columns, rows, notes)

@@ -20,7 +20,7 @@ from spheret.model.probes import Sublayer, probe
 from spheret.runs.metrics import StartRecord
 from spheret.runs.plateau import on_plateau
 from spheret.runs.records import WatchRecord
-from spheret.runs.remedies import SHIFTED, Advice
+from spheret.runs.remedies import Advice
 from spheret.support.sharding import local
 from spheret.train.distributed import World
 from spheret.train.divergence import where
@@ -32,6 +32,8 @@ COLLAPSE_UPDATES, COLLAPSE_LOOK = 20, 10
 COLLAPSED_COSINE = 0.95
 # at the start Pre-LN has 1.0, a spherical stream 2.0 at width 32 and 3.1 at width 64
 HIGH_OWN_LOGIT = 1.5
+# nats; of bytes of English they are worth 2.5
+HIGH_FREQUENCIES = 0.5
 
 
 class NonFinite(ArithmeticError):
@@ -96,19 +98,31 @@ def _flags(advice: Iterable[Advice]) -> str:
     return ", ".join(each.flags for each in advice)
 
 
-def start_warning(model: GPT, start: StartRecord, advice: Sequence[Advice]) -> str | None:
-    """What to know before the first update about a tied head that reads a stream of constant norm."""
-    own, loss = start.own_logit, start.loss
-    if model.config.head != "tied" or not keeps_its_norm(model) or own is None or loss is None:
+def start_warning(model: GPT, start: StartRecord, entropy: float | None, advice: Sequence[Advice]) -> str | None:
+    """What to know before the first update about a stream of constant norm: docs/collapse.md.
+
+    entropy: that of the token frequencies, if it is known.
+    """
+    own, loss, reasons = start.own_logit, start.loss, []
+    if not keeps_its_norm(model) or own is None or loss is None:
         return None
-    if own < HIGH_OWN_LOGIT:
+    if model.config.head == "tied" and own >= HIGH_OWN_LOGIT:
+        reasons.append(
+            f"the model starts by predicting the current token, because its head is the transposed embedding: the "
+            f"token's own logit is {own:.1f} above the mean, and the loss {loss:.2f} is {loss - start.expected:.2f} "
+            f"above that of a model that knows nothing"
+        )
+    if entropy is not None and start.expected - entropy >= HIGH_FREQUENCIES:
+        reasons.append(
+            f"the stream has to carry the token frequencies, which are worth {start.expected - entropy:.2f} nats, "
+            "because the head has no bias that starts at them"
+        )
+    if not reasons:
         return None
     return (
-        f"the model starts by predicting the current token, because its head is the transposed embedding: the "
-        f"token's own logit is {own:.1f} above the mean, and the loss {loss:.2f} is {loss - start.expected:.2f} "
-        f"above that of a model that knows nothing. Training leaves this state in one direction for all tokens, and "
-        f"a stream of constant norm may stay collapsed there. What helps is {SHIFTED}, or, if the head must stay "
-        f"tied, {_flags(each for each in advice if each.flags != SHIFTED)}. docs/collapse.md explains it"
+        f"{'; and '.join(reasons)}. Training then moves all tokens in one direction first, and a stream of constant "
+        f"norm may stay collapsed there. What helps, the most promising first: {_flags(advice)}. docs/collapse.md "
+        "explains it"
     )
 
 

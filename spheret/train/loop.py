@@ -272,7 +272,7 @@ class Trainer:
         try:
             with _signals(self.request_stop), Meter(title, self._quiet or not self.world.is_main) as meter:
                 start = self._start() if self.step == 0 else None
-                warning = start and start_warning(self.model, start, self.watch.advice)
+                warning = start and start_warning(self.model, start, self.watch.unigram_entropy, self.watch.advice)
                 if warning and self.world.is_main and not self._quiet:
                     meter.say(f"WARNING: {warning}.")
                 while self.step < self.config.steps:

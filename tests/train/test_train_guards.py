@@ -225,7 +225,9 @@ class TestStart:
         assert f"own logit is {start['own_logit']:.1f} above the mean" in text
         assert start["own_logit"] > 2.5
         assert start["expected"] == math.log(open_run(tmp_path / "run").model_config.vocab)
-        assert "What helps is --head shifted, or, if the head must stay tied, --head-bias unigram, " in text
+        entropy = open_run(tmp_path / "run").config.data.unigram_entropy
+        assert f"the token frequencies, which are worth {start['expected'] - entropy:.2f} nats" in text
+        assert "the most promising first: --head shifted, --head-bias unigram, " in text
         # a run that continues is past it
         start_again = ["train", "--resume", "--steps", "2", "--out", str(tmp_path / "run")]
         assert main(start_again) == 0
@@ -233,7 +235,13 @@ class TestStart:
 
     @pytest.mark.parametrize("words", [("--head", "shifted"), ("--head", "untied"), ("--quiet",), ("--width", "16")])
     def test_others_are_not(self, words, tmp_path, prepared, capsys):
-        assert "WARNING" not in start_of(tmp_path, prepared, capsys, *words)[0]
+        assert "WARNING" not in start_of(tmp_path, prepared, capsys, *words, "--head-bias", "unigram")[0]
+
+    def test_a_shift_alone_leaves_the_frequencies_to_the_stream(self, tmp_path, prepared, capsys):
+        text, _ = start_of(tmp_path, prepared, capsys, "--head", "shifted")
+        assert text.count("WARNING: the stream has to carry the token frequencies") == 1
+        assert "--head-bias unigram" in text
+        assert "--head shifted" not in text
 
     @pytest.mark.parametrize("scheme", ["pre-ln", "post-ln"])
     def test_nor_is_a_stream_whose_norm_is_free(self, scheme, tmp_path, prepared, capsys):
