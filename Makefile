@@ -6,7 +6,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints
 
 .PHONY: race study results tour env docs bench test test-all drill slurm mutate lint format check clean
 
-# the main job needs no more than the library and its corpus
+# the main job needs no more than the lab and its corpus
 race: .venv/.race
 	$(BIN)/python -m spheret race
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from spheret import __version__
 from spheret.support.cache import keep_libraries_inside
-from spheret.support.errors import explanation, internal_error, one_line, unknown
+from spheret.support.errors import explanation, internal_error, need_lab, one_line, unknown
 from spheret.support.exit_codes import BROKEN_PIPE, INTERNAL_ERROR, INTERRUPTED, USAGE_ERROR
 from spheret.support.parsing import parse
 
@@ -132,6 +132,8 @@ def _answer(words: Sequence[str]) -> int:
 
 
 def _run(name: str, prog: str, words: Sequence[str]) -> int:
+    # before torch is imported, which takes seconds
+    need_lab()
     module, _, function = COMMANDS[name][0].partition(":")
     loaded = importlib.import_module(module)
     # a module may take words that tyro has no form for

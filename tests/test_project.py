@@ -3,24 +3,36 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import spheret
 from spheret.cli import main
-from spheret.support.errors import need
+from spheret.support.errors import LAB, need, need_lab
 
 ROOT = Path(__file__).parent.parent
 
 
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+
+
+def names(requirements):
+    """The packages of a list of requirements, without spheret itself."""
+    return {re.split(r"[><=\[; ]", requirement)[0] for requirement in requirements} - {"spheret"}
+
+
 def requirements():
-    text = (ROOT / "pyproject.toml").read_text()
-    names = re.findall(r"^dependencies = \[(.*?)\]", text, re.MULTILINE | re.DOTALL)
-    names += re.findall(
-        r"^\w+ = \[(.*?)\]", text.split("[project.optional-dependencies]")[1].split("\n[")[0], re.M | re.S
-    )
-    return {re.split(r"[><=\[; ]", name)[0] for group in names for name in re.findall(r'"([^"]+)"', group)}
+    return names(PROJECT["dependencies"]).union(*map(names, EXTRAS.values()))
+
+
+def test_the_core_needs_torch_and_numpy_and_the_commands_the_lab():
+    assert names(PROJECT["dependencies"]) == {"torch", "numpy"}
+    assert names(EXTRAS["lab"]) == set(LAB)
+    # a kernel is of use without the commands
+    assert {extra for extra in EXTRAS if "spheret[lab]" not in EXTRAS[extra]} == {"lab", "triton"}
 
 
 def test_every_direct_dependency_is_pinned_and_nothing_else():
@@ -30,26 +42,17 @@ def test_every_direct_dependency_is_pinned_and_nothing_else():
     assert pinned == requirements() | set(apart.group(1).split())
 
 
-def test_importing_needs_only_torch():
-    optional = requirements() - {"torch"}
-    modules = {name.replace("-", "_") for name in optional}
-    # numpy is torch's own business: torch runs without it, and takes it when it is there
-    code = f"""
-import sys
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {modules - {"numpy"}!r}:
-            raise ImportError("not here: " + name)
-sys.meta_path.insert(0, Refuse())
-import spheret
-spheret.scheme("proj-spheretnorm").connect(4, 1, 2)
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_a_missing_extra_names_the_command():
     with pytest.raises(ImportError, match=r'pip install "spheret\[hub\]"'):
         need("no_such_module", "hub")
+
+
+def test_a_command_without_the_lab_names_the_command_that_installs_it(monkeypatch, capsys):
+    need_lab()
+    monkeypatch.setattr("spheret.support.errors.LAB", ("json", "no_such_module"))
+    assert main(["race"]) == 2
+    error = capsys.readouterr().err
+    assert error == 'spheret race: no_such_module is not installed. Run: pip install "spheret[lab]"\n'
 
 
 class TestCommandLine:

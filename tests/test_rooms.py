@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,8 @@ FLOORS = [
     ["doctor", "catalogue"],
     ["cli"],
 ]
+# what `pip install spheret` alone serves: rooms that need torch and numpy, and of spheret only support and each other
+CORE = ["retractions", "schedules", "bounds", "kernels", "connections", "optim", "conversion", "model"]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -82,6 +85,40 @@ def test_imports_go_one_way(path):
         return
     wrong = {other for other in imported_rooms(path) if other != room and FLOOR[other] >= FLOOR[room]}
     assert not wrong, f"{room} must not import {wrong}"
+
+
+@pytest.mark.parametrize("room", CORE)
+def test_the_core_imports_no_room_of_the_lab(room):
+    imported = {other for path in FILES if room_of(path) == room for other in imported_rooms(path)}
+    assert imported <= {*CORE, "support"}
+
+
+def test_the_core_imports_no_package_of_an_extra():
+    # jinja2 and filelock come with torch, which imports them when it needs them: the core does not
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    requirements = {re.match(r"[\w-]+", name)[0].replace("-", "_") for names in extras.values() for name in names}
+    # triton_rows is written in Triton, and imported where that is installed
+    modules = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for path in FILES
+        if room_of(path) in CORE and path.stem != "triton_rows"
+    ]
+    code = f"""
+import importlib, sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {requirements - {"spheret"}!r}:
+            raise ImportError("not here: " + name)
+sys.meta_path.insert(0, Refuse())
+import spheret
+for module in {modules!r}:
+    importlib.import_module(module)
+for name in spheret.__all__:
+    getattr(spheret, name)
+spheret.scheme("proj-spheretnorm").connect(4, 1, 2)
+"""
+    assert len(modules) > len(CORE)
+    run(code)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -6,29 +6,40 @@ losses-nine -->` and ends with `<!-- end -->`. What stands between them is writt
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 
 import collapse_tables
+from scipy import stats
 
 from spheret.report.paper_numbers import CORPORA, LOSSES, ROWS, SIZES
 from spheret.report.tables import to_markdown
-from spheret.study.answers import GroupAnswer, group_answers
-from spheret.study.ladders import ladders
-from spheret.study.plan import OURS, PLANS, read_plan
+from spheret.study.answers import Entry, GroupAnswer, group_answers, sound
+from spheret.study.endpoints import ALPHA, Comparison, comparison, endpoint_answers, rung_names, slope_per_doubling
+from spheret.study.endpoints_section import endpoint_sentence
+from spheret.study.ladders import in_order, ladders
+from spheret.study.plan import OURS, PLANS, Plan, read_plan
 from spheret.study.report import result_files
 from spheret.study.rows import Key, Row, read_rows
 from spheret.study.sections import sections_of
 from spheret.study.transfer import transfers
 from spheret.study.transfer_section import transfer_sentences
-from spheret.study.words import answer_sentence, limits
+from spheret.study.words import SHORT, answer_sentence, limits, listed
 
 HERE = Path(__file__).parent
 # the plan of every study, by the name of its results
-STUDIES = {"results": OURS, "modern": PLANS["modern"], "transfer": PLANS["transfer"]}
+STUDIES = {
+    "results": OURS,
+    "depth": PLANS["depth"],
+    "modern": PLANS["modern"],
+    "transfer": PLANS["transfer"],
+}
 PAGES = (
     HERE / "README.md",
+    HERE / "depth.md",
     HERE / "modern.md",
     HERE / "transfer.md",
     HERE.parent / "collapse.md",
@@ -38,15 +49,24 @@ PAGES = (
 MARKED = re.compile(r"(?P<begin><!-- (?P<kind>\w+) (?P<name>[\w.-]+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 
 
-def marked_parts() -> dict[tuple[str, str], str]:
-    """The text of every part that a page may ask for, by its kind and name."""
+# what a figure shows, by the end of its name
+SHOWN = {
+    "answer": "loss of each contestant at its own best learning rate",
+    "bowls": "loss by learning rate, one panel per contestant",
+    "ladder": "difference to the reference by size",
+}
+
+
+def marked_parts(drawn: Mapping[str, Mapping[str, bytes]]) -> dict[tuple[str, str], str]:
+    """The text of every part that a page may ask for, by its kind and name. drawn: the figures of each study."""
     parts: dict[tuple[str, str], str] = {}
     for study, path in STUDIES.items():
-        rows = read_rows(HERE / f"{study}.jsonl")
-        answers = group_answers(read_plan(path), rows)
+        rows, plan = read_rows(HERE / f"{study}.jsonl"), read_plan(path)
+        answers = group_answers(plan, rows)
         # the first study's names are plain
         prefix = "" if study == "results" else f"{study}."
-        parts |= {(kind, prefix + name): text for (kind, name), text in _of_a_study(answers, rows).items()}
+        parts |= {(kind, prefix + name): text for (kind, name), text in _of_a_study(plan, answers, rows).items()}
+        parts |= {("figure", prefix + name): text for name, text in _figures(answers, drawn[study]).items()}
         parts["receipt", study] = _receipt(rows)
         if study == "results":
             parts["summary", "warm-up"] = _warm_ups({answer.group.name: answer for answer in answers})
@@ -55,17 +75,36 @@ def marked_parts() -> dict[tuple[str, str], str]:
             )
         if study == "modern":
             parts["summary", "modern"] = _optimisers({answer.group.name: answer for answer in answers})
+            parts["summary", "shifted"] = _heads({answer.group.name: answer for answer in answers})
+        if study == "depth":
+            deep = [answer for answer in answers if answer.group.part.name == "depth"]
+            parts["summary", "depth"] = _by_size(deep)
+            parts["summary", "claims"] = _claims_table(deep)
     return parts | collapse_tables.parts()
 
 
-def _of_a_study(answers: Sequence[GroupAnswer], rows: Mapping[Key, Row]) -> dict[tuple[str, str], str]:
+def _figures(answers: Sequence[GroupAnswer], drawn: Mapping[str, bytes]) -> dict[str, str]:
+    """A line that shows a figure, by its name; or says that there is none yet."""
+    names = [*(answer.group.name for answer in answers), *{answer.group.part.name for answer in answers}]
+    return {
+        f"{name}-{end}": f"![{words}](figures/{name}-{end}.svg)\n"
+        if f"{name}-{end}.svg" in drawn
+        else "(no figure yet)\n"
+        for name in names
+        for end, words in SHOWN.items()
+    }
+
+
+def _of_a_study(plan: Plan, answers: Sequence[GroupAnswer], rows: Mapping[Key, Row]) -> dict[tuple[str, str], str]:
     parts = {}
+    endpoints = endpoint_answers(plan.endpoints, answers)
+    parts["endpoints", "all"] = _bullets([endpoint_sentence(answer) for answer in endpoints])
     for answer in answers:
         parts["sentence", answer.group.name] = f"{answer_sentence(answer)}\n"
         parts["limits", answer.group.name] = _bullets(limits(answer))
     for transfer in transfers(answers):
         parts["transfer", transfer.part] = _bullets(transfer_sentences(transfer))
-    for section in sections_of(answers, ladders(answers), rows):
+    for section in sections_of(answers, ladders(answers), rows, endpoints):
         for table in section.tables:
             # the heading is the page's own
             parts["table", table.name] = to_markdown([table]).split("\n\n", 1)[1]
@@ -95,6 +134,7 @@ def _optimisers(answers: Mapping[str, GroupAnswer]) -> str:
             entry = answer.by_label[contestant.label]
             loss = f"{means[entry.label]:.3f}" if entry.label in means else entry.reason
             loss = f"**{loss}**" if means.get(entry.label, 0) == min(means.values(), default=-1) else loss
+            loss = f"{loss}, {entry.stalled}" if entry.stalled and not entry.failed else loss
             cells += [loss, "-" if entry.rate is None else f"{entry.rate:.2g}"]
         lines.append(f"| {contestant.label} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -107,10 +147,166 @@ def _warm_ups(answers: Mapping[str, GroupAnswer]) -> str:
     for words, name in (("90 updates", "warm"), ("30 updates", "nine")):
         answer = answers[name]
         means = {} if answer.layout is None else answer.layout.means
-        entries = {entry.label: entry.reason for entry in answer.entries}
-        cells = [f"{means[label]:.3f}" if label in means else entries.get(label, "not run") for label in labels]
+        # what is no contestant of this part was begun in another one of the same warm-up
+        entries = {**answers["schedules"].by_label, **answer.by_label}
+        cells = [f"{means[label]:.3f}" if label in means else _so_far(entries[label]) for label in labels]
         lines.append(f"| {words} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _so_far(entry: Entry) -> str:
+    """Why a contestant has no mean, with the lowest loss of its search if that is all there is."""
+    losses = {rate: loss for rate, loss in entry.search.losses.items() if math.isfinite(loss)}
+    if not entry.tries:
+        return "not run"
+    if entry.finals or not losses:
+        return SHORT.get(entry.state, entry.reason)
+    best = min(losses, key=lambda rate: losses[rate])
+    seeds = sorted({str(row.seed) for row in entry.tries if row.rate == best})
+    words = f"seed {seeds[0]} alone" if len(seeds) == 1 else f"tuning seeds {listed(seeds)} alone"
+    return f"{SHORT.get(entry.state, entry.reason)}: {losses[best]:.3f} at {best:g} with {words}"
+
+
+def _heads(answers: Mapping[str, GroupAnswer]) -> str:
+    """The losses with a tied and with a shifted head, by optimiser, as a table."""
+    parts = {"AdamW": "adamw", "Muon": "muon"}
+    heads = {"tied": "", "shifted": "-shifted"}
+    lines = [
+        f"| connection | {' | '.join(f'{name}, {head}' for name in parts for head in heads)} |",
+        "|---|" + "---:|" * (len(parts) * len(heads)),
+    ]
+    for contestant in answers["adamw-shifted"].group.contestants:
+        columns = [answers[part + end] for part in parts.values() for end in heads.values()]
+        lines.append(
+            f"| {contestant.label} | {' | '.join(_loss(each.by_label[contestant.label]) for each in columns)} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _loss(entry: Entry) -> str:
+    """The mean loss of the fresh seeds and their rate, or what there is instead."""
+    if entry.failed or not entry.finals or entry.rate is None:
+        return entry.failure or _so_far(entry)
+    seeds = "" if len(entry.finals) == entry.planned else f", {len(entry.finals)} of {entry.planned} seeds"
+    return f"{entry.mean:.3f} at {entry.rate:.2g}{seeds}{', ' * bool(entry.stalled)}{entry.stalled}"
+
+
+def _by_size(rungs: Sequence[GroupAnswer]) -> str:
+    """The losses of a part at every size, as a table."""
+    names, ordered = rung_names(rungs), in_order(rungs)[1]
+    lines = [
+        f"| connection | {' | '.join(names[answer.group.name] for answer in ordered)} |",
+        "|---|" + "---:|" * len(ordered),
+    ]
+    for contestant in ordered[0].group.contestants:
+        cells = [_loss(answer.by_label[contestant.label]) for answer in ordered]
+        lines.append(f"| {contestant.label} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+# a claim of the paper's, its section there, and two contestants: the first has the lower loss, at these sizes
+LOWER = (
+    ("SpheretNorm has a lower loss than Pre-LN at 24 and 36 layers.", "proj-spheretnorm", "pre-ln", (24, 36)),
+    ("At 12 layers Pre-LN has the lower loss.", "pre-ln", "proj-spheretnorm", (12,)),
+    ("SpheretNorm has a lower loss than Peri-LN at 24 and 36 layers.", "proj-spheretnorm", "peri-ln", (24, 36)),
+    ("SpheretNorm has a lower loss than KEEL.", "proj-spheretnorm", "keel", (12, 24, 36)),
+    ("SpheretNorm has a lower loss than GeoNorm, the exponential map.", "proj-spheretnorm", "geonorm", (12, 24, 36)),
+    ("Peri-LN is the strongest baseline at 24 and 36 layers.", "peri-ln", "pre-ln", (24, 36)),
+    ("KEEL is among the weakest.", "pre-ln", "keel", (12, 24, 36)),
+)
+PRETRAINING = "Pre-Training Language Models"
+CONSTANT = "proj-spheretnorm (schedule=constant)"
+
+
+def verdict_of(comparisons: Sequence[Comparison]) -> str:
+    """Whether a claim holds that the first of each comparison has the lower loss, or lies within the margin."""
+    verdicts = {each.verdict for each in comparisons}
+    if "higher" in verdicts or any(_outside(each) for each in comparisons):
+        return "does not hold"
+    if verdicts <= {"lower", "equivalent"}:
+        return "holds"
+    return "not run" if "not run" in verdicts else "not decided"
+
+
+def _outside(each: Comparison) -> bool:
+    """Whether the interval of a comparison with a margin lies beyond it."""
+    if each.margin is None or each.interval is None or each.verdict != "not shown":
+        return False
+    return each.interval.low > each.margin or each.interval.high < -each.margin
+
+
+def _fewer(rungs: Sequence[GroupAnswer], first: str, second: str) -> tuple[str, str]:
+    """Whether the first fails in fewer seeds under stress than the second (Fisher's exact test), and the counts."""
+    counts = []
+    for label in (first, second):
+        runs = [row for answer in rungs for row in answer.by_label[label].stressed.values()]
+        counts.append((sum(not sound(row) for row in runs), len(runs)))
+    (few, run), (many, others) = counts
+    words = f"{first} in {few} of {run} seeds, {second} in {many} of {others}"
+    if not run and not others:
+        return "not run", "-"
+    if run < sum(answer.group.part.seeds for answer in rungs) or others < run:
+        return "not run", words
+    if stats.fisher_exact([[few, run - few], [many, others - many]]).pvalue >= ALPHA:
+        return "not decided", words
+    return ("holds" if few < many else "does not hold"), words
+
+
+def _claims_table(rungs: Sequence[GroupAnswer]) -> str:
+    """What the paper claims, where, whether it holds here, and by which numbers."""
+    names = rung_names(rungs)
+    by_layers = {names[answer.group.name]: answer for answer in in_order(rungs)[1]}
+
+    def compared(first: str, second: str, layers: Sequence[int], margin: float | None = None) -> list[Comparison]:
+        sizes = [f"layers {count}" for count in layers]
+        return [comparison(by_layers[size], first, second, size, margin) for size in sizes]
+
+    lines = ["| the paper's claim | where | here | by which numbers |", "|---|---|---|---|"]
+
+    def add(claim: str, where: str, verdict: str, numbers: str) -> None:
+        lines.append(f"| {claim} | {where} | **{verdict}** | {numbers} |")
+
+    for claim, first, second, layers in LOWER:
+        lower = compared(first, second, layers)
+        add(claim, PRETRAINING, verdict_of(lower), f"{first} - {second}: {_numbers(lower)}")
+    slope = slope_per_doubling(rungs, "proj-spheretnorm", "pre-ln")
+    assert slope is not None
+    add("Its gain over Pre-LN grows with depth.", PRETRAINING, verdict_of([slope]), _numbers([slope]))
+    three = ("p-spheretnorm", "proj-spheretnorm", "cay-spheretnorm")
+    alike = {pair: compared(*pair, (12, 24, 36), 0.04) for pair in combinations(three, 2)}
+    every = [each for lines in alike.values() for each in lines]
+    numbers = "; ".join(f"{first} - {second}: {_numbers(lines)}" for (first, second), lines in alike.items())
+    add("p = 0.5, 1 and 2 are within 0.04 of one another.", PRETRAINING, verdict_of(every), numbers)
+    square_root = compared("proj-spheretnorm", CONSTANT, (12, 24, 36))
+    add(
+        "Steps that shrink as 1/sqrt(l) are better than steps that do not.",
+        "Implementation Details; Analysis",
+        verdict_of(square_root),
+        f"sqrt - constant: {_numbers(square_root)}",
+    )
+    for first, second, claim, where in (
+        ("proj-spheretnorm", "pre-ln", "SpheretNorm trains where Pre-LN destabilises.", PRETRAINING),
+        ("proj-spheretnorm", "keel", "SpheretNorm trains where KEEL destabilises.", PRETRAINING),
+        ("pre-ln", "post-ln", "Post-LN is less stable than Pre-LN.", "Introduction; Related Work"),
+    ):
+        verdict, counts = _fewer(rungs, first, second)
+        add(claim, where, verdict, f"failed at {rungs[0].group.part.stress:g} times the best rate: {counts}")
+    unbounded = "Cayley and p above 1 need a cap of pi/4 on the angle, or training becomes unstable."
+    add(unbounded, "Implementation Details", "not run", "Cayley has the cap in all runs here")
+    zero_shot = "SpheretNorm has the best zero-shot scores, and is ahead of GeoNorm in all twelve."
+    add(zero_shot, "Downstream Evaluations", "not testable here", "these models are far too small for the tasks")
+    return "\n".join(lines) + "\n"
+
+
+def _numbers(comparisons: Sequence[Comparison]) -> str:
+    if not any(each.seeds or each.failed for each in comparisons):
+        return "-"
+    return ", ".join(
+        f"{each.where} {each.interval.estimate:+.3f} ({each.interval.low:+.3f} to {each.interval.high:+.3f})"
+        if each.interval is not None and not each.trouble
+        else f"{each.where} {each.verdict} ({each.trouble})"
+        for each in comparisons
+    )
 
 
 def _beside_the_paper(ours: GroupAnswer) -> str:
@@ -151,18 +347,21 @@ def filled(text: str, parts: dict[tuple[str, str], str]) -> str:
 
 def files() -> dict[Path, bytes]:
     """The content of every file that follows from the results."""
-    written: dict[Path, bytes] = {}
+    made = {
+        study: result_files(read_plan(plan), read_rows(HERE / f"{study}.jsonl")) for study, plan in STUDIES.items()
+    }
+    parts = marked_parts(made)
+    pages = {page: filled(page.read_text(), parts) for page in PAGES}
     # a study has more figures than pages need
-    shown = "".join(page.read_text() for page in HERE.parent.rglob("*.md"))
-    for study, plan in STUDIES.items():
-        made = result_files(read_plan(plan), read_rows(HERE / f"{study}.jsonl"))
+    shown = "".join(pages.get(page) or page.read_text() for page in HERE.parent.rglob("*.md"))
+    written = {page: text.encode() for page, text in pages.items()}
+    for study, contents in made.items():
         # a study's tables have no title of their own
-        tables = b"# All tables of the study\n\n" + made.pop("tables.md")
+        tables = b"# All tables of the study\n\n" + contents.pop("tables.md")
         written[HERE / ("tables.md" if study == "results" else f"{study}-tables.md")] = tables
-        written |= {HERE / "figures" / name: data for name, data in made.items() if f"figures/{name}" in shown}
+        written |= {HERE / "figures" / name: data for name, data in contents.items() if f"figures/{name}" in shown}
     written[HERE / "figures" / "collapse.svg"] = collapse_tables.figure().svg.encode()
-    parts = marked_parts()
-    return written | {page: filled(page.read_text(), parts).encode() for page in PAGES}
+    return written
 
 
 if __name__ == "__main__":

@@ -11,12 +11,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from spheret.connections import SCHEMES, scheme
+from spheret.runs.remedies import Advice, against_collapse, longer_warmup, lower_rate
 from spheret.runs.run import Run
 
-# a warm-up of this many updates kept runs from collapsing that collapsed with a few dozen
-LONG_WARMUP = 100
-# above this rate no run of ours was of use, and above 0.3 most diverged: docs/training.md
-HIGH_RATE, USUAL_RATE = 0.1, 1e-3
 # what happened: how the words begin that tell it, and what the place is
 WORDS = {
     "diverged": ("It diverged", "The sublayer that moved most"),
@@ -29,14 +26,6 @@ _NUMBERED = re.compile(r"after sublayer (\d+)")
 _VALUE = re.compile(r"the (.+?) (?:is|are) not finite")
 _TURNED = re.compile(r"turned the stream by (\S+) radians and now turns it by (\S+)")
 NOWHERE = "no single sublayer: look at the embedding and the head"
-
-
-@dataclass(frozen=True)
-class Advice:
-    """Flags for a new run, and why they may help."""
-
-    flags: str
-    why: str
 
 
 @dataclass(frozen=True)
@@ -99,22 +88,15 @@ def _place(reason: str) -> str:
 
 def _advice(run: Run, what: str, reason: str) -> Iterator[Advice]:
     """What to try, from what the run's settings and the guard say."""
-    model, train = run.config.model, run.config.train
+    train = run.config.train
     if train is None:
         return
-    if what == "collapsed" and model.head_bias != "unigram":
-        yield Advice("--head-bias unigram", "the head stores the token frequencies, so that the stream need not.")
-    slower = min(max(2 * train.warmup, LONG_WARMUP), train.steps // 2)
-    longer = Advice(f"--warmup {slower}", f"the learning rate rises more slowly than with {train.warmup} updates.")
-    if what == "collapsed" and slower > train.warmup:
-        yield longer
-    if train.lr > HIGH_RATE:
-        facts = "of 36 runs of ours at rates up to 0.3 none diverged, at 1 eight of nine did"
-        yield Advice(f"--lr {USUAL_RATE:g}", f"the usual rate instead of {train.lr:g}; {facts}.")
+    model = run.model_config
+    if what == "collapsed":
+        yield from against_collapse(model, train)
     else:
-        yield Advice(f"--lr {_rounded(train.lr / 3)}", f"a third of {train.lr:g}. If it fails too, a third again.")
-    if what != "collapsed" and slower > train.warmup:
-        yield longer
+        yield lower_rate(train)
+        yield from longer_warmup(train)
     if train.clip > 1:
         yield Advice("--clip 1", f"the gradient is clipped to a norm of 1 instead of {train.clip:g}.")
     if what != "collapsed":
@@ -135,8 +117,3 @@ def _by_measure(name: str, options: dict[str, Any], reason: str) -> Iterator[Adv
         yield Advice(
             "--scheme proj-spheretnorm", f"the norm of the stream is constant there; with {name} it is not bounded."
         )
-
-
-def _rounded(rate: float) -> str:
-    """The rate with one digit that counts."""
-    return f"{float(f'{rate:.0e}'):g}"

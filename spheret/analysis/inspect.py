@@ -20,7 +20,9 @@ from spheret.analysis.saved_models import inspect_saved, open_run_or_model, outp
 from spheret.analysis.sublayers import check_finite
 from spheret.data import Data
 from spheret.model.gpt import GPT
+from spheret.model.monitor import expected_start, own_logit_and_loss
 from spheret.runs.layout import INSPECT, INSPECT_FIGURE
+from spheret.runs.metrics import StartRecord
 from spheret.runs.parametrization import parametrize
 from spheret.runs.run import Run, manifest_sha256
 from spheret.support import files
@@ -77,6 +79,9 @@ class InspectedRun(Record):
     angular_distance: list[list[Number]]
     training: list[TrainingGradients]
     model: str | UnsetType = UNSET
+    # of our own models: see `own_logit`, and the same before training, if the run started from weights of its own
+    own_logit: Number | UnsetType = UNSET
+    start: StartRecord | UnsetType = UNSET
 
 
 class InspectRecord(Record):
@@ -175,7 +180,13 @@ def inspect_run(
     with Meter(f"inspect {run.name}", quiet) as meter:
         measured = dynamics(model, x, y, meter.counter(sublayers, "sublayers"))
     untrained = initial(run, source)
-    before = [None] * sublayers if untrained is None else gradients(untrained.to(place), x, y)["weights"]
+    before: list[float] | list[None] = [None] * sublayers
+    start = {}
+    if untrained is not None:
+        before = gradients(untrained.to(place), x, y)["weights"]
+        own, loss = own_logit_and_loss(untrained, x, y)
+        expected = expected_start(untrained, run.config.data.unigram_entropy)
+        start = {"start": {"own_logit": own, "loss": loss, "expected": expected}}
     for record, gradient in zip(measured["sublayers"], before, strict=True):
         record["initial_gradient"] = gradient
     training = [
@@ -190,7 +201,21 @@ def inspect_run(
         "windows": windows,
         **measured,
         "training": training,
+        "own_logit": own_logit_and_loss(model, x, y)[0],
+        **start,
     }
+
+
+def head_sentence(record: dict[str, Any]) -> str:
+    """How much the head prefers the current token, now and before training."""
+    text = f"the logit of the current token is {record['own_logit']:.2f} above the mean logit"
+    if "start" not in record:
+        return f"{text}."
+    start = record["start"]
+    return (
+        f"{text}; before training it was {start['own_logit']:.2f}, and the loss {start['loss']:.3f} was "
+        f"{start['loss'] - start['expected']:.3f} above that of a model that knows nothing."
+    )
 
 
 def initial(run: Run, data: Data) -> GPT | None:
@@ -253,6 +278,8 @@ def inspect_command(
     for label, record in zip(labels(records), records, strict=True):
         if record["inactive"]:
             print(f"{label}: {inactive_sentence(record)}")
+        if "own_logit" in record:
+            print(f"{label}: {head_sentence(record)}")
     for label, one in zip(labels(records), opened, strict=True):
         failure = failure_of(one) if isinstance(one, Run) else None
         if failure is not None:

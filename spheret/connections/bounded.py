@@ -9,9 +9,10 @@ bound, and the first step inward moves the value. A `Constrained` restores its o
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Container, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +38,21 @@ class BoundedScalar(NamedTuple):
     def value(self) -> float:
         """clamp(softplus(x), low, high) of a 1-element x as a Python number."""
         return min(max(float(self.softplus()), self.low), self.high)
+
+
+_Module = TypeVar("_Module", bound=nn.Module)
+
+
+def _keep(module: _Module, living: weakref.WeakValueDictionary[int, _Module]) -> None:
+    """Enter a module that was just made, and have torch's optimisers ask for it after their steps."""
+    living[id(module)] = module
+    _hook_optimisers()
+
+
+@functools.cache
+def _hook_optimisers() -> None:
+    # not at the import: a process without such modules keeps its optimisers as they are
+    register_optimizer_step_post_hook(_after_step)
 
 
 # every living Bounded module, by its id
@@ -75,12 +91,12 @@ class Bounded(nn.Module):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        _LIVING[id(self)] = self
+        _keep(self, _LIVING)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # copies and unpickled modules come this way
         super().__setstate__(state)
-        _LIVING[id(self)] = self
+        _keep(self, _LIVING)
 
     def bounded_scalars(self) -> Iterable[BoundedScalar]:
         """The scalars of this module, without those of `Bounded` submodules."""
@@ -128,12 +144,12 @@ class Constrained(nn.Module):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        _CONSTRAINED[id(self)] = self
+        _keep(self, _CONSTRAINED)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # copies and unpickled modules come this way
         super().__setstate__(state)
-        _CONSTRAINED[id(self)] = self
+        _keep(self, _CONSTRAINED)
 
     def constrain(self, held: Container[int] | None = None) -> None:
         """Restore the constraint on all weights, or on those whose id is in `held`."""
@@ -174,6 +190,3 @@ def _after_step(optimizer: Optimizer, args: Any, options: Any) -> None:
         model = weak()
         if model is not None and model.constrained_by_steps and any(id(p) in held for p in model.parameters()):
             model.constrain(held)
-
-
-register_optimizer_step_post_hook(_after_step)

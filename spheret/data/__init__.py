@@ -2,7 +2,10 @@
 
 from typing import TYPE_CHECKING
 
+from spheret.support.errors import need_lab
 from spheret.support.lazy import lazy
+
+need_lab()
 
 # imported when first used: the processes that tokenize need no torch
 _HOMES = {

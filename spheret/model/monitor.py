@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from spheret.connections import Bounded
+from spheret.kernels import compute_dtype
 from spheret.model.gpt import GPT
+from spheret.model.head import own_logit
+from spheret.model.linear import Linear, linear
 from spheret.model.probes import Sublayer, probe
 from spheret.support.sharding import whole
 
@@ -24,6 +29,28 @@ def mean_cosine(states: Tensor) -> float:
     return float((units.sum(0).square().sum() - count) / max(1, count * (count - 1)))
 
 
+def common_share(rows: Tensor) -> float:
+    """|mean| / |rest| over rows (..., width): the common direction against the root mean square of what is left."""
+    rows = rows.double().flatten(0, -2)
+    mean = rows.mean(0)
+    return float(mean.norm() / (rows - mean).square().sum(-1).mean().sqrt())
+
+
+def common_gradient_share(gradient: Tensor, delta_sum: Tensor, y_mean: Tensor) -> float:
+    """|C| / |G - C| of the gradient G = sum_t delta_t y_t^T of a matrix, with C = N mean(delta) mean(y)^T.
+
+    C is what all tokens ask for together, and G - C what tells them apart.
+
+    Args:
+        gradient: G, (out, in).
+        delta_sum: the sum over the tokens of the gradient at the matrix's output, (out).
+        y_mean: the mean over the tokens of the matrix's input, (in).
+    """
+    dtype = compute_dtype(gradient)
+    common = torch.outer(delta_sum.to(dtype), y_mean.to(dtype))
+    return float(common.norm() / (gradient.to(dtype) - common).norm())
+
+
 def sublayer_record(seen: Sublayer, first_norm: Tensor) -> dict[str, Any]:
     """The metrics of one sublayer. first_norm: the norm of every state before the first sublayer."""
     angle, norm = seen.angle, seen.out.double().norm(dim=-1)
@@ -36,6 +63,7 @@ def sublayer_record(seen: Sublayer, first_norm: Tensor) -> dict[str, Any]:
         "norm": float(norm.mean()),
         "drift": float(((norm - first_norm).abs() / first_norm).max()),
         "cosine": mean_cosine(seen.out),
+        "common_output": common_share(seen.f),
     }
 
 
@@ -72,6 +100,78 @@ def look(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, Any]:
     finally:
         model.train(training)
     return {"radius": _radius(model.entry_norm), "on_bound": on_bound(model), "sublayers": sublayers}
+
+
+def common_gradients(model: GPT, tokens: Tensor, targets: Tensor) -> list[float]:
+    """`common_gradient_share` of each matrix that writes to the stream, one per sublayer, in order.
+
+    It takes one forward and one backward pass in evaluation mode, and leaves the gradients of the model as they are.
+    """
+    writers = [branch.output for block in model.each_block() for branch in (block.attention, block.mlp)]
+    weights: dict[nn.Module, Tensor] = {}
+    means: dict[nn.Module, Tensor] = {}
+    # the gradient of a zero that is added to every output is the sum of the outputs' gradients
+    dtype = compute_dtype(model.tokens.weight)
+    zeros = {writer: torch.zeros(writer.out_features, dtype=dtype, device=tokens.device) for writer in writers}
+
+    def see(module: Linear, args: tuple[Tensor], output: Tensor) -> Tensor:
+        # with FSDP it is the whole matrix, and exists only now
+        weights[module] = module.weight
+        means[module] = args[0].detach().flatten(0, -2).to(dtype).mean(0)
+        return output + zeros[module].to(output.dtype)
+
+    handles = [writer.register_forward_hook(see) for writer in writers]
+    training = model.training
+    model.eval()
+    try:
+        with torch.enable_grad():
+            for zero in zeros.values():
+                zero.requires_grad_(True)
+            loss = model(tokens, targets)
+        asked = [weights[writer] for writer in writers] + list(zeros.values())
+        found = torch.autograd.grad(loss, asked)
+    finally:
+        for handle in handles:
+            handle.remove()
+        model.train(training)
+    pairs = zip(writers, found[: len(writers)], found[len(writers) :], strict=True)
+    return [common_gradient_share(gradient, delta_sum, means[writer]) for writer, gradient, delta_sum in pairs]
+
+
+@torch.no_grad()
+def own_logit_and_loss(model: GPT, tokens: Tensor, targets: Tensor) -> tuple[float, float]:
+    """`own_logit` without the head's bias, and the mean loss, from one forward pass in evaluation mode."""
+    own: list[float] = []
+
+    def see(module: nn.Module, args: tuple[Tensor], h: Tensor) -> None:
+        weight = model.head_weight()
+        # one window at a time, because logits are large
+        own.extend(
+            own_logit(linear(model.read_out(states), weight), ids)
+            for states, ids in zip(h.split(1), tokens.split(1), strict=True)
+        )
+
+    handle = model.final_norm.register_forward_hook(see)
+    training = model.training
+    model.eval()
+    try:
+        losses = model.token_losses(tokens, targets)
+    finally:
+        handle.remove()
+        model.train(training)
+    return statistics.fmean(own), float(losses.double().mean())
+
+
+def expected_start(model: GPT, unigram_entropy: float | None) -> float:
+    """The loss of a model that knows nothing: ln(vocabulary), or the unigram entropy if its head's bias knows it."""
+    if model.config.head_bias == "unigram" and unigram_entropy is not None:
+        return unigram_entropy
+    return math.log(model.config.vocab)
+
+
+def keeps_its_norm(model: GPT) -> bool:
+    """Whether the entry puts the stream on a sphere, which it does not leave."""
+    return _radius(model.entry_norm) is not None
 
 
 def _radius(entry: nn.Module) -> float | None:

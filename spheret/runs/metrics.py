@@ -34,6 +34,21 @@ class SublayerRecord(Record):
     drift: Number
     cosine: Number
     grad_norm: Number
+    # absent in lines that were written before they were measured
+    common_output: Number | UnsetType = UNSET
+    common_gradient: Number | UnsetType = UNSET
+
+
+class StartRecord(Record):
+    """The untrained model on the fixed tokens: the logit of the token itself above the mean logit, and the loss.
+
+    expected: the loss of a model that knows nothing: ln(vocabulary), or the unigram entropy if its head's bias starts
+        at the token frequencies.
+    """
+
+    own_logit: Number
+    loss: Number
+    expected: float
 
 
 class MetricsRecord(Record):
@@ -58,6 +73,8 @@ class MetricsRecord(Record):
     diverged: str | UnsetType = UNSET
     # in the first line after a start, if it was another before
     backend: str | UnsetType = UNSET
+    # in the first line of a run
+    start: StartRecord | UnsetType = UNSET
     certificate: dict[str, Any] | UnsetType = UNSET
     stopped: str | UnsetType = UNSET
 
@@ -196,6 +213,10 @@ class Follower:
         return 0 if self.done else self.steps - self.step
 
 
+# of a sublayer, in TensorBoard
+_DRAWN = ("angle_mean", "alpha", "norm", "cosine", "common_output", "common_gradient", "grad_norm")
+
+
 class Tracker:
     """TensorBoard, where it is installed. A failure is printed once; it ends the tracker and never the run."""
 
@@ -226,7 +247,7 @@ class Tracker:
                 if record.get(name) is not None:
                     self._writer.add_scalar(name, record[name], step)
             for sublayer in record.get("sublayers", ()):
-                for name in ("angle_mean", "alpha", "norm", "cosine", "grad_norm"):
+                for name in _DRAWN:
                     if sublayer.get(name) is not None:
                         self._writer.add_scalar(f"{name}/{sublayer['sublayer']:03d}", sublayer[name], step)
         except Exception as error:

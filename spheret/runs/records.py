@@ -79,9 +79,10 @@ class WatchRecord(Record):
     """What the guards remember from step to step."""
 
     spikes: Count
-    collapsed_since: Count | None
     alarmed: bool
     losses: Annotated[list[float], Meta(max_length=4096)]
+    # of older checkpoints: nobody needs it now
+    collapsed_since: Count | UnsetType | None = UNSET
 
 
 class HealthyRecord(Record):

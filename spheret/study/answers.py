@@ -20,8 +20,8 @@ from spheret.report.curves import Bowl
 from spheret.report.statistics import Interval
 from spheret.runs.config import SECTIONS, merge
 from spheret.study.plan import Contestant, Group, Plan
-from spheret.study.rows import FINAL, FLOOR, TUNE, Key, Row
-from spheret.study.stages import Rows, Tuning, final_rates, seeds_of, start_rates, tuning
+from spheret.study.rows import FINAL, FLOOR, STRESS, TUNE, Key, Row
+from spheret.study.stages import Rows, Tuning, final_rates, seeds_of, start_rates, stress_rate, tuning
 
 # tuned: its best rate lies between two others. edge: it does not. hopeless: no rate gave a loss.
 # tuning: some rates have not ended. waiting: the rung below is not tuned.
@@ -39,7 +39,9 @@ class Entry:
     rates: the rates of the fresh seeds; a seed failed at all but the last, which counts.
     tries: the runs of the search. finals: the runs with fresh seeds that have ended, at the rate that counts.
     abandoned: the runs with fresh seeds at the higher rates.
+    stressed: the runs at the part's multiple of the best rate that have ended, by seed.
     reason: why it is not compared; empty if it is.
+    planned: how many fresh seeds the part asks for.
     missing: runs that are still to come, by stage.
     """
 
@@ -52,7 +54,9 @@ class Entry:
     rates: tuple[float, ...]
     finals: dict[int, Row]
     abandoned: tuple[Row, ...]
+    stressed: dict[int, Row]
     reason: str
+    planned: int
     missing: dict[str, int]
 
     @property
@@ -69,7 +73,18 @@ class Entry:
     def step_down(self) -> str:
         """What happened at the higher rates; empty if the best one counts."""
         at = {rate: [row for row in self.abandoned if row.rate == rate] for rate in self.rates[:-1]}
-        return "; ".join(f"at {rate:g} {failures(rows)}" for rate, rows in at.items())
+        return "; ".join(f"at {rate:g} {failures(rows, self.planned)}" for rate, rows in at.items())
+
+    @property
+    def failure(self) -> str:
+        """How many of the fresh seeds failed at the rate that counts; empty if none did."""
+        return failures(list(self.finals.values()), self.planned, _where(self.rates))
+
+    @property
+    def stalled(self) -> str:
+        """How many of the fresh seeds stalled at the rate that counts; empty if none did."""
+        count = sum(row.stalled for row in self.finals.values())
+        return f"stalled in {count} of {_seeds(len(self.finals), self.planned)}" if count else ""
 
     @property
     def mean(self) -> float:
@@ -112,7 +127,7 @@ class Gap:
         return self.pair.adjusted
 
     @property
-    def told_apart(self) -> bool:
+    def significant(self) -> bool:
         return self.pair.verdict != "none"
 
 
@@ -166,11 +181,22 @@ class GroupAnswer:
             return Gap(self.pairs[first, second], 1)
         return Gap(self.pairs[second, first], -1) if (second, first) in self.pairs else None
 
+    @cached_property
+    def dominant(self) -> tuple[str, float] | None:
+        """The contestant that has half of the pooled noise or more, and its share; None if none has."""
+        return None if self.layout is None else blocks.dominant(self.layout)
+
+    def paired_p(self, first: str, second: str) -> float:
+        """The p-value of a pair by paired tests, which pool no noise, corrected for all pairs."""
+        assert self.layout is not None
+        return blocks.paired_p(self.layout)[frozenset((first, second))]
+
     @property
     def rows(self) -> list[Row]:
         """Every run of the group that the plan asks for and that has ended."""
         own = [row for entry in self.entries for row in (*entry.tries, *entry.abandoned, *entry.finals.values())]
-        return [*own, *(self.floor.rows if self.floor else ())]
+        stressed = [row for entry in self.entries for row in entry.stressed.values()]
+        return [*own, *(self.floor.rows if self.floor else ()), *stressed]
 
 
 def setting_of(group: Group, name: str) -> Any:
@@ -223,7 +249,7 @@ def _group_answer(plan: Plan, group: Group, rows: Rows) -> GroupAnswer:
         pairs={} if layout is None else {(pair.first, pair.second): pair for pair in blocks.pairs(layout)},
         seen=None if layout is None else blocks.smallest_seen(layout),
         floor=floor,
-        missing={stage: missing[stage] for stage in (TUNE, FINAL, FLOOR)},
+        missing={stage: missing[stage] for stage in (TUNE, FINAL, FLOOR, STRESS)},
     )
 
 
@@ -237,7 +263,14 @@ def _entry(plan: Plan, group: Group, contestant: Contestant, rows: Rows) -> Entr
     fresh_rows = [_at(group, label, rate, FINAL, rows) for rate in used]
     finals = fresh_rows[-1] if fresh_rows else {}
     losses = {rate: None if loss == math.inf else loss for rate, loss in search.losses.items()}
-    fresh = part.seeds - len(finals) if state in ("tuned", "tuning", "waiting") else 0
+    stress = stress_rate(group, search)
+    stressed = {} if stress is None else _at(group, label, stress, STRESS, rows)
+    hopeful = state in ("tuned", "tuning", "waiting")
+    missing = {
+        TUNE: START * part.tuning_seeds if state == "waiting" else len(search.missing),
+        FINAL: part.seeds - len(finals) if hopeful else 0,
+        STRESS: part.seeds - len(stressed) if hopeful and part.stress else 0,
+    }
     return Entry(
         label=label,
         scheme=contestant.given["model"]["scheme"],
@@ -248,8 +281,10 @@ def _entry(plan: Plan, group: Group, contestant: Contestant, rows: Rows) -> Entr
         rates=tuple(used),
         finals=finals,
         abandoned=tuple(row for found in fresh_rows[:-1] for row in found.values()),
-        reason=_reason(group, search, state, finals),
-        missing={TUNE: START * part.tuning_seeds if state == "waiting" else len(search.missing), FINAL: fresh},
+        stressed=stressed,
+        reason=_reason(group, search, state, finals, used),
+        planned=part.seeds,
+        missing=missing,
     )
 
 
@@ -273,7 +308,9 @@ def _at(group: Group, label: str, rate: float, stage: str, rows: Rows) -> dict[i
     return {key.seed: rows[key] for key in keys if key in rows}
 
 
-def _reason(group: Group, search: Tuning, state: State, finals: Mapping[int, Row]) -> str:
+def _reason(
+    group: Group, search: Tuning, state: State, finals: Mapping[int, Row], fresh_rates: Sequence[float]
+) -> str:
     """Why a contestant cannot be compared, as far as it decides that itself."""
     rates = list(search.losses)
     if state == "waiting":
@@ -287,7 +324,7 @@ def _reason(group: Group, search: Tuning, state: State, finals: Mapping[int, Row
     if state == "edge":
         end = "lowest" if search.best == rates[0] else "highest"
         return f"not bracketed: its best learning rate {search.best:g} is the {end} that was tried"
-    words = failures(list(finals.values()))
+    words = failures(list(finals.values()), group.part.seeds, _where(fresh_rates))
     if words:
         return words
     if not group.part.seeds:
@@ -297,13 +334,26 @@ def _reason(group: Group, search: Tuning, state: State, finals: Mapping[int, Row
     return ""
 
 
-def failures(rows: Sequence[Row]) -> str:
+def _where(rates: Sequence[float]) -> str:
+    """The rate of the fresh seeds, if it is not the best one."""
+    steps = len(rates) - 1
+    return f" at {rates[-1]:g}, {steps} step{'s' * (steps > 1)} below its best rate" if steps > 0 else ""
+
+
+def _seeds(count: int, planned: int) -> str:
+    """A number of seeds. A count that stopped at a failure says so."""
+    return f"{count} seed{'s' * (count != 1)}" + (f" run, {planned} planned" if count < planned else "")
+
+
+def failures(rows: Sequence[Row], planned: int = 0, where: str = "") -> str:
     """How many runs collapsed or diverged, and the mean loss of the others; empty if none did."""
     counts = Counter("gave no loss" if row.state == "finished" else row.state for row in rows if not sound(row))
     words = [f"{state} in {count}" for state, count in sorted(counts.items())]
     losses = [row.loss for row in rows if sound(row)]
+    stalled = sum(row.stalled for row in rows)
     others = f", loss {math.fsum(losses) / len(losses):.3f} in the others" if losses else ""
-    return f"{' and '.join(words)} of {len(rows)} seed{'s' * (len(rows) != 1)}{others}" if words else ""
+    others += f", of which {stalled} stalled" if stalled else ""
+    return f"{' and '.join(words)} of {_seeds(len(rows), planned)}{where}{others}" if words else ""
 
 
 def _compared(entries: list[Entry]) -> tuple[list[Entry], Layout | None]:

@@ -71,7 +71,7 @@ def study(
 
     Args:
         plan: A TOML file: contestants, learning rates, seeds, sizes. docs/lab.md lists its keys. Or the name of a
-            plan that comes with spheret: connections, modern, transfer or transfer-more.
+            plan that comes with spheret: connections, depth, modern, transfer or transfer-more.
     """
     _check(where)
     asked = read_plan(plan)

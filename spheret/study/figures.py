@@ -81,7 +81,7 @@ def _figures(
         if len(answer.compared) > 1:
             caption = (
                 f"{title}: loss of the row minus that of the column, in thousandths of a nat per token. Coloured "
-                f"cells are told apart (blue: the row is better); grey cells are not"
+                f"cells are significant (blue: the row is better); grey cells are not"
             )
             yield f"{name}-pairs", capped(caption, answer.compared), partial(_pairs, answer)
         if not answer.group.part.seeds:
@@ -287,7 +287,7 @@ def _pairs(answer: GroupAnswer) -> Figure | None:
     for i, first in enumerate(labels):
         for j, second in enumerate(labels):
             gap = gaps.get((first, second))
-            if gap is not None and gap.told_apart:
+            if gap is not None and gap.significant:
                 cells[i, j] = gap.estimate
     largest = max((abs(gap.estimate) for gap in gaps.values() if gap is not None), default=0) or 1.0
     names = [f"{i + 1}  {wrapped(label, 40)}" for i, label in enumerate(labels)]
@@ -303,7 +303,7 @@ def _pairs(answer: GroupAnswer) -> Figure | None:
             gap = gaps.get((first, second))
             if gap is None:
                 continue
-            colour = ON_CELL if gap.told_apart else FAINT_ON_CELL
+            colour = ON_CELL if gap.significant else FAINT_ON_CELL
             axes.text(j, i, f"{1000 * gap.estimate:+.0f}", ha="center", va="center", fontsize=7.5, color=colour)
     axes.set_facecolor(PLAIN_CELL)
     axes.set_yticks(range(count), names, fontsize=8.5)
@@ -327,7 +327,7 @@ def _separate(axes: Axes, rows: int, columns: int) -> None:
 def _pale_map() -> Any:
     from matplotlib.colors import LinearSegmentedColormap
 
-    # a break in the middle: a small difference that is told apart has a colour too
+    # a break in the middle: a small difference that is significant has a colour too
     ends = [(0, "#6fa8dc"), (0.5, "#d3e5f6"), (0.5, "#fde0cc"), (1, "#f0965f")]
     return LinearSegmentedColormap.from_list("pale", ends)
 

@@ -54,7 +54,7 @@ def ladders(answers: Sequence[GroupAnswer]) -> list[Ladder]:
 
 
 def _ladder(answers: Sequence[GroupAnswer]) -> Ladder:
-    key, sizes = size_of(answers)
+    key, answers, sizes = in_order(answers)
     part, reference = answers[0].group.part, answers[0].reference
     compute = _reference_compute(answers, reference) if key else []
     climbs = []
@@ -69,6 +69,17 @@ def _ladder(answers: Sequence[GroupAnswer]) -> Ladder:
             trend = curves.gap_by_size([(size, (g.estimate, g.pair.error, g.pair.degrees)) for size, g in known])
         climbs.append(Climb(label, contestant.given["model"]["scheme"], steps, trend))
     return Ladder(part.name, part.title or part.name, reference, key, sizes, tuple(answers), tuple(climbs))
+
+
+def in_order(
+    answers: Sequence[GroupAnswer],
+) -> tuple[str | None, tuple[GroupAnswer, ...], tuple[float, ...]]:
+    """The rungs of a part from the smallest to the largest; as in the plan if they have no size."""
+    key, sizes = size_of(answers)
+    if key is None:
+        return None, tuple(answers), ()
+    ordered = sorted(zip(sizes, answers, strict=True), key=lambda each: each[0])
+    return key, tuple(answer for _, answer in ordered), tuple(size for size, _ in ordered)
 
 
 def size_of(answers: Sequence[GroupAnswer]) -> tuple[str | None, tuple[float, ...]]:

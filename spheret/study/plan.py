@@ -85,6 +85,8 @@ class EndpointRecord(Record):
     kind: gap, the difference of two contestants at every rung and its slope per doubling of what the ladder changes;
         equivalence, whether the contestants lie within a margin of each other; stress, who fails at the part's
         multiple of the best rate.
+    contestants: labels; two for a gap, two or more for an equivalence, none for the stress of all.
+    margin: in nats per token, for an equivalence.
     """
 
     kind: Literal["gap", "equivalence", "stress"]
@@ -104,6 +106,11 @@ class PlanRecord(Record):
     model: dict[str, Any] = msgspec.field(default_factory=dict)
     train: dict[str, Any] = msgspec.field(default_factory=dict)
     evaluation: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+def rounded(rate: float) -> float:
+    """A learning rate with a few digits, as the grid has them."""
+    return round(rate, SIGNIFICANT - 1 - math.floor(math.log10(rate)))
 
 
 @dataclass(frozen=True)
@@ -141,8 +148,7 @@ class Group:
 
     def beside(self, rate: float, steps: int) -> float:
         """The learning rate that lies so many places above or below another one on the grid."""
-        value = rate * self.ratio**steps
-        return round(value, SIGNIFICANT - 1 - math.floor(math.log10(value)))
+        return rounded(rate * self.ratio**steps)
 
 
 @dataclass(frozen=True)
@@ -152,6 +158,7 @@ class Plan:
     title: str
     reference: str
     groups: tuple[Group, ...]
+    endpoints: tuple[EndpointRecord, ...]
     text: bytes = field(repr=False)
 
     def rung(self, group: Group, rung: int) -> Group | None:
@@ -184,7 +191,34 @@ def read_plan(path: Path) -> Plan:
     rungs = [_groups(path, record, part) for part in record.parts]
     # every part at its own size before any part at the next one
     ordered = [group for same in itertools.zip_longest(*rungs) for group in same if group is not None]
-    return Plan(record.title, record.reference, tuple(ordered), text)
+    parts = {groups[0].part.name: groups[0] for groups in rungs}
+    for number, endpoint in enumerate(record.endpoints, 1):
+        _check_endpoint(f"endpoint {number} of {path}", endpoint, parts)
+    return Plan(record.title, record.reference, tuple(ordered), tuple(record.endpoints), text)
+
+
+def _check_endpoint(where: str, endpoint: EndpointRecord, parts: Mapping[str, Group]) -> None:
+    if endpoint.part not in parts:
+        raise unknown(f"part in {where}:", endpoint.part, parts)
+    part, names = parts[endpoint.part].part, endpoint.contestants
+    labels = [contestant.label for contestant in parts[endpoint.part].contestants]
+    for name in names:
+        if name not in labels:
+            raise unknown(f"contestant in {where}:", name, labels)
+        if names.count(name) > 1:
+            raise ValueError(f"{where} names {name!r} twice: leave one of them out.")
+    if endpoint.kind == "stress":
+        if not part.stress or not part.seeds:
+            raise ValueError(f"{where} needs a part with stress and seeds: part {part.name!r} lacks one of them.")
+        return
+    if part.seeds < 2:
+        raise ValueError(f"{where} needs two or more seeds, and part {part.name!r} has {part.seeds}: give it more.")
+    if endpoint.kind == "gap" and len(names) != 2:
+        raise ValueError(f"{where} is a gap, which needs two contestants, got {len(names)}: name two.")
+    if endpoint.kind == "equivalence" and len(names) < 2:
+        raise ValueError(f"{where} is an equivalence, which needs two or more contestants, got {len(names)}.")
+    if endpoint.kind == "equivalence" and not endpoint.margin:
+        raise ValueError(f"{where} is an equivalence without a margin: give one above 0, such as margin = 0.02.")
 
 
 def _groups(path: Path, plan: PlanRecord, part: PartRecord) -> list[Group]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from spheret.report.output import contents, refuse_other_files, write_files
 from spheret.report.tables import to_markdown
 from spheret.study.answers import group_answers
+from spheret.study.endpoints import endpoint_answers
 from spheret.study.figures import draw
 from spheret.study.ladders import ladders
 from spheret.study.plan import Plan
@@ -23,7 +24,8 @@ def study_report(plan: Plan, rows: Mapping[Key, Row], out: Path) -> Path:
     refuse_other_files(out, FIGURE_NAME)
     answers = group_answers(plan, rows)
     climbs = ladders(answers)
-    files = contents(plan.title, sections_of(answers, climbs, rows), draw(answers, climbs))
+    sections = sections_of(answers, climbs, rows, endpoint_answers(plan.endpoints, answers))
+    files = contents(plan.title, sections, draw(answers, climbs))
     return write_files(out, files, FIGURE_NAME)
 
 
@@ -31,7 +33,8 @@ def result_files(plan: Plan, rows: Mapping[Key, Row]) -> dict[str, bytes]:
     """The figures and the tables of a study for its documents, by file name. results.jsonl has every run."""
     answers = group_answers(plan, rows)
     climbs = ladders(answers)
-    tables = [table for section in sections_of(answers, climbs, rows) for table in section.tables]
+    sections = sections_of(answers, climbs, rows, endpoint_answers(plan.endpoints, answers))
+    tables = [table for section in sections for table in section.tables]
     return {
         "tables.md": to_markdown(table for table in tables if table.name != "runs").encode(),
         **{f"{drawing.name}.svg": drawing.svg.encode() for drawing in draw(answers, climbs)},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -14,10 +14,12 @@ from spheret.runs.run import Run, open_run
 from spheret.support import files
 from spheret.support.documents import Count, Lines, Positive, Record
 
-TUNE, FINAL, FLOOR = "tune", "final", "floor"
+TUNE, FINAL, FLOOR, STRESS = "tune", "final", "floor", "stress"
 FINISHED = "finished"
 # the training loss is the mean over this share of the last steps
 LAST_SHARE = 0.1
+# a finished run that was so long at the loss of token frequencies is marked
+STALL_SHARE = 0.2
 
 
 class Key(NamedTuple):
@@ -38,6 +40,7 @@ class Row(Record):
     flops: of all steps, counted from the shapes. seconds: training as it took, beside whatever else ran.
     step_seconds: one update, measured side by side with the other contestants of the group; null if not measured.
     curve: steps and validation losses.
+    unigram_entropy: the loss of token frequencies alone; null in rows that are older than this key.
     """
 
     group: str
@@ -59,6 +62,7 @@ class Row(Record):
     processor: str | None
     threads: int | None
     step_seconds: float | None
+    unigram_entropy: float | None = None
 
     @property
     def key(self) -> Key:
@@ -68,6 +72,29 @@ class Row(Record):
     def loss(self) -> float:
         """The validation loss; infinity for a run that has none."""
         return math.inf if self.val_loss is None else self.val_loss
+
+    @property
+    def stalled(self) -> bool:
+        """Whether a finished run was at the loss of token frequencies for a fifth of its updates, or at its end."""
+        if self.state != FINISHED or self.unigram_entropy is None or self.val_loss is None:
+            return False
+        ended = self.val_loss > (1 - ENTROPY_MARGIN) * self.unigram_entropy
+        return ended or plateau(self.curve, self.unigram_entropy) >= STALL_SHARE * self.steps
+
+    @property
+    def outcome(self) -> str:
+        """The state in words."""
+        return "finished (stalled)" if self.stalled else self.state
+
+
+def plateau(curve: Sequence[tuple[int, float | None]], entropy: float) -> int:
+    """The most updates between neighbouring evaluations that all gave the loss of token frequencies."""
+    longest, first = 0, None
+    for step, loss in curve:
+        level = loss is not None and abs(loss - entropy) < ENTROPY_MARGIN * entropy
+        first = (step if first is None else first) if level else None
+        longest = max(longest, 0 if first is None else step - first)
+    return longest
 
 
 STUDY_ROWS = Lines(Row, "copy the file back, or run the study again to write it")
@@ -123,6 +150,7 @@ def row_of(directory: Path, key: Key) -> Row | None:
         processor=environment.processor,
         threads=environment.threads,
         step_seconds=None,
+        unigram_entropy=run.config.data.unigram_entropy,
     )
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from spheret.report.blocks import mean_interval
 from spheret.report.sections import Section
 from spheret.report.tables import Table, TableCell, ranked
 from spheret.study.answers import Entry, Gap, GroupAnswer, costs
+from spheret.study.endpoints import EndpointAnswer
+from spheret.study.endpoints_section import endpoints_section
 from spheret.study.figure_parts import MOST, slug
 from spheret.study.ladders import Climb, Ladder
-from spheret.study.rows import FINAL, FLOOR, TUNE, Key, Row
+from spheret.study.rows import FINAL, FLOOR, STRESS, TUNE, Key, Row
 from spheret.study.stages import stage_of
 from spheret.study.transfer import transfers
 from spheret.study.transfer_section import transfer_section
@@ -19,9 +22,18 @@ from spheret.study.words import answer_sentence, gain_words, limits, p_words, ve
 
 NONE = TableCell("-")
 CORRECTED = "p is corrected for the number of pairs (Holm)."
+STALLED = (
+    "Stalled: a finished run that was at the loss of token frequencies, within 3%, for a fifth of its updates or "
+    "more, or at its end."
+)
 
 
-def sections_of(answers: Sequence[GroupAnswer], ladders: Sequence[Ladder], rows: Mapping[Key, Row]) -> list[Section]:
+def sections_of(
+    answers: Sequence[GroupAnswer],
+    ladders: Sequence[Ladder],
+    rows: Mapping[Key, Row],
+    endpoints: Sequence[EndpointAnswer] = (),
+) -> list[Section]:
     """Every section of the page: the answer first, the receipts last."""
     compared = [answer for answer in answers if answer.group.part.seeds]
     maps = [answer for answer in answers if not answer.group.part.seeds]
@@ -33,6 +45,7 @@ def sections_of(answers: Sequence[GroupAnswer], ladders: Sequence[Ladder], rows:
     parts = [
         *(moves if opening else ()),
         *(_answer_section(each, first=not (opening and moves) and not place) for place, each in enumerate(begun)),
+        endpoints_section(endpoints),
         _losses_section(compared),
         _bowls_section(compared),
         *map(_ladder_section, ladders),
@@ -137,7 +150,7 @@ def _losses_table(answer: GroupAnswer) -> Table:
                 _gap_cell(gap, source),
                 NONE if gap is None else TableCell(p_words(gap.p)[2:].removeprefix("= "), gap.p, source),
                 TableCell(f"{len(runs)} of {answer.group.part.seeds}"),
-                TableCell("; ".join(filter(None, [entry.reason or "compared", entry.step_down]))),
+                TableCell("; ".join(filter(None, [entry.reason or "compared", *_remarks(answer, entry)]))),
             ]
         )
     notes = [
@@ -148,8 +161,19 @@ def _losses_table(answer: GroupAnswer) -> Table:
         "Bold is the lowest and underlined the second lowest. This is a ranking: the verdicts are in the table of "
         "pairs.",
     ]
+    if any(row.stalled for entry in answer.entries for row in (*entry.finals.values(), *entry.abandoned)):
+        notes.append(STALLED)
     table = Table(f"losses-{name}", f"{answer.group.title}: loss", columns, rows, notes)
     return ranked(table, ["val loss"], unranked)
+
+
+def _remarks(answer: GroupAnswer, entry: Entry) -> list[str]:
+    """What a reader must know about the loss of a contestant."""
+    remarks = [] if entry.failed else [entry.stalled]
+    label, share = answer.dominant or ("", 0.0)
+    if label == entry.label and answer.gap(label, answer.reference):
+        remarks.append(f"{share:.0%} of the pooled noise, paired p = {answer.paired_p(label, answer.reference):.2g}")
+    return [*remarks, entry.step_down]
 
 
 def _bowls_section(answers: Sequence[GroupAnswer]) -> Section | None:
@@ -176,6 +200,7 @@ def _bowl_row(entry: Entry) -> list[TableCell]:
     rates = sorted({row.rate for row in entry.tries})
     tried = TableCell(f"{len(rates)}: {rates[0]:g} to {rates[-1]:g}")
     failed = [f"{row.state} at {row.rate:g}" for row in entry.tries if row.state != "finished"]
+    failed += [f"stalled at {row.rate:g}" for row in entry.tries if row.stalled]
     words = {"tuned": "bracketed", "edge": "at an edge", "hopeless": "no loss at any rate"}.get(
         entry.state, entry.reason
     )
@@ -324,26 +349,27 @@ def _costs_section(answers: Sequence[GroupAnswer]) -> Section | None:
 
 
 def _failures_section(answers: Sequence[GroupAnswer], maps: Sequence[GroupAnswer]) -> Section:
-    failed = [row for answer in answers for row in answer.rows if row.state != "finished"]
+    failed = [row for answer in answers for row in answer.rows if row.state != "finished" or row.stalled]
     if not failed:
         return Section("failures", "What collapsed or diverged", ["No run that has ended collapsed or diverged."])
     rows = [
         [
             TableCell(row.run),
             *map(
-                TableCell, (row.group, row.contestant, f"{row.rate:g}", str(row.seed), stage_of(row.key), row.state)
+                TableCell, (row.group, row.contestant, f"{row.rate:g}", str(row.seed), stage_of(row.key), row.outcome)
             ),
             TableCell(row.reason),
         ]
         for row in failed
     ]
+    counts = Counter("stalled" if row.stalled else row.state for row in failed)
     text = (
-        f"{len(failed)} runs. Collapsed: all tokens had one direction and the loss stayed that of token frequencies. "
-        "Diverged: a guard stopped the run or marked it. A contestant with such a run among its fresh seeds is not "
-        "compared."
+        f"{', '.join(f'{count} {state}' for state, count in sorted(counts.items()))}. Collapsed: all tokens had one "
+        "direction and the loss stayed that of token frequencies. Diverged: a guard stopped the run or marked it. A "
+        f"contestant with such a run among its fresh seeds is not compared. {STALLED}"
     )
     columns = ["run", "group", "contestant", "learning rate", "seed", "stage", "state", "why"]
-    table = Table("failures", "Runs that collapsed or diverged", columns, rows)
+    table = Table("failures", "Runs that collapsed, diverged or stalled", columns, rows)
     return Section("failures", "What collapsed or diverged", [text], [table])
 
 
@@ -352,16 +378,18 @@ def _missing_section(answers: Sequence[GroupAnswer]) -> Section:
     if not total:
         return Section("not-run", "What was not run", ["Everything that the plan asks for has been run."])
     rows = []
+    names = {TUNE: "learning rates", FINAL: "fresh seeds", FLOOR: "noise floor", STRESS: "stress"}
+    stages = [stage for stage in names if any(answer.missing[stage] for answer in answers)]
     for answer in answers:
         left = sum(answer.missing.values())
         state = "done" if not left else "not run" if not answer.rows else "unfinished"
-        counts = [str(answer.missing[stage]) for stage in (TUNE, FINAL, FLOOR)]
+        counts = [str(answer.missing[stage]) for stage in stages]
         rows.append([*map(TableCell, (answer.group.name, state, str(len(answer.rows)), *counts, str(left)))])
     text = (
         f"About {total} runs are still to come. A grid that has its best rate at an edge grows, and what cannot be "
         "tuned gets no seeds, so that the number is not exact. The same command goes on where it stopped."
     )
-    columns = ["group", "state", "ended", "learning rates", "fresh seeds", "noise floor", "to come"]
+    columns = ["group", "state", "ended", *(names[stage] for stage in stages), "to come"]
     return Section("not-run", "What was not run", [text], [Table("not-run", "Runs still to come", columns, rows)])
 
 
@@ -391,7 +419,7 @@ def _receipts(answers: Sequence[GroupAnswer], rows: Mapping[Key, Row]) -> list[S
             *map(TableCell, (row.group, row.contestant, f"{row.rate:g}", str(row.seed), stage_of(row.key))),
             mean_cell([row]),
             TableCell(f"{row.seconds:.1f}", row.seconds, f"{row.run}.seconds"),
-            TableCell(row.state),
+            TableCell(row.outcome),
         ]
         for row in asked.values()
     ]

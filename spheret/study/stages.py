@@ -2,7 +2,8 @@
 
 Every contestant is tuned: it gets the learning rates of its part, and more where the best one lies at an edge. Then
 it is trained with fresh seeds at its best rate. If a seed collapses or diverges there, it gets the next lower rate. A
-rung of a ladder starts from the rate of the rung before it.
+rung of a ladder starts from the rate of the rung before it. Last come the seeds at a multiple of the best rate, which
+count who fails there and enter no mean.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from spheret.study.plan import Contestant, Group, Plan
-from spheret.study.rows import FINAL, FINISHED, FLOOR, TUNE, Key, Row
+from spheret.study.plan import Contestant, Group, Plan, rounded
+from spheret.study.rows import FINAL, FINISHED, FLOOR, STRESS, TUNE, Key, Row
 
 # how often a contestant may take the next lower rate
 STEPS_DOWN = 2
 # rates that differ by less are one rate of a grid, after rounding
 NEAR = 1.02
 # the first seed of each stage, so that the seeds of a verdict are not those that chose the rate
-SEEDS = {TUNE: 1, FINAL: 101, FLOOR: 201}
+SEEDS = {TUNE: 1, FINAL: 101, FLOOR: 201, STRESS: 301}
 
 Rows = Mapping[Key, Row]
 
@@ -126,10 +127,11 @@ def wanted(plan: Plan, rows: Rows) -> list[Key]:
     """The runs that can start now, the most valuable first. Empty if the study is done.
 
     Groups come in the order of the plan. In a group, the first contestants are tuned and get their first seeds; then
-    the others; then come more seeds; then the noise floor. What was seen does not decide who gets more seeds: that
-    would make the verdicts wrong.
+    the others; then come more seeds; then the noise floor. After all groups come the seeds under stress. What was
+    seen does not decide who gets more seeds: that would make the verdicts wrong.
     """
-    return [key for group in plan.groups for key in _of_group(plan, group, rows)]
+    verdicts = [key for group in plan.groups for key in _of_group(plan, group, rows)]
+    return verdicts + [key for group in plan.groups for key in _under_stress(plan, group, rows)]
 
 
 def _of_group(plan: Plan, group: Group, rows: Rows) -> list[Key]:
@@ -146,6 +148,21 @@ def _of_group(plan: Plan, group: Group, rows: Rows) -> list[Key]:
     order += _seeds(group, group.contestants, rates, FINAL, range(part.first_seeds, part.seeds))
     floor = [contestant for contestant in group.contestants if contestant.label == part.noise_floor]
     order += _seeds(group, floor, rates, FLOOR, range(part.seeds))
+    return [key for key in order if key not in rows]
+
+
+def stress_rate(group: Group, search: Tuning) -> float | None:
+    """The multiple of the best rate at which fresh seeds count failures; None without one, or without fresh seeds."""
+    if not group.part.stress or not group.part.seeds or search.best is None or not search.bracketed:
+        return None
+    return rounded(group.part.stress * search.best)
+
+
+def _under_stress(plan: Plan, group: Group, rows: Rows) -> list[Key]:
+    searches = {contestant: tuning(plan, group, contestant, rows) for contestant in group.contestants}
+    stressed = {contestant: stress_rate(group, search) for contestant, search in searches.items()}
+    rates = {contestant: [] if rate is None else [rate] for contestant, rate in stressed.items()}
+    order = _seeds(group, group.contestants, rates, STRESS, range(group.part.seeds))
     return [key for key in order if key not in rows]
 
 
@@ -175,6 +192,7 @@ def expected(plan: Plan, rows: Rows) -> int:
             rates = start_rates(plan, group, contestant, rows)
             tried = len(search.losses) + len({place for place, _ in search.missing})
             total += (tried if rates else 3) * group.part.tuning_seeds
-            total += group.part.seeds if search.best is None or search.bracketed else 0
+            if search.best is None or search.bracketed:
+                total += group.part.seeds * (2 if group.part.stress else 1)
         total += group.part.seeds if group.part.noise_floor else 0
     return total

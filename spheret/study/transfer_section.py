@@ -18,12 +18,19 @@ def transfer_sentences(transfer: Transfer) -> list[str]:
     for move in transfer.moves:
         words = []
         if move.power is not None:
-            words.append(f"the best rate goes as {key} to the power {move.power:+.2f}")
+            left_out = [f"{size:g}" for size, each in zip(transfer.sizes, move.found, strict=True) if not each.vertex]
+            without = f" (without {key} {', '.join(left_out)})" if left_out else ""
+            words.append(f"the best rate goes as {key} to the power {move.power:+.2f}{without}")
         largest = move.found[-1]
         if largest.cost is not None:
             cost = "fails" if largest.cost == math.inf else f"costs {largest.cost:.3f} nats per token"
             words.append(f"keeping the best rate of {key} {first:g} {cost} at {key} {last:g}")
-        sentences.append(f"{move.label}: {', and '.join(words) or 'not run at all sizes'}.")
+        losses = [each.entry.search.losses[each.rate] for each in (move.found[0], largest) if each.rate]
+        if len(losses) == 2:
+            words.append(
+                f"its lowest loss is {losses[0]:.3f} at {key} {first:g} and {losses[1]:.3f} at {key} {last:g}"
+            )
+        sentences.append(f"{move.label}: {'; '.join(words) or 'not run at all sizes'}.")
     return sentences
 
 

@@ -1,4 +1,4 @@
-"""The answers of a study in sentences: who has the lowest loss, who is told apart, and what cannot be said."""
+"""The answers of a study in sentences: who has the lowest loss, what is significant, and what cannot be said."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from spheret.report.curves import Bowl, ComputeGain
 from spheret.study.answers import Gap, GroupAnswer, failures, setting_of
+from spheret.study.rows import FINAL, FINISHED, TUNE
+from spheret.study.stages import stage_of
 
 # names in one sentence; the tables name all
 MOST_NAMES = 8
@@ -43,8 +45,9 @@ def answer_sentence(answer: GroupAnswer) -> str:
     if not answer.rows:
         return f"{opening}: not run."
     if not part.seeds:
-        counts = Counter(row.state for row in answer.rows)
-        states = ", ".join(f"{counts[state]} {state}" for state in ("finished", "collapsed", "diverged"))
+        counts = Counter(row.outcome for row in answer.rows)
+        outcomes = ("finished", "finished (stalled)", "collapsed", "diverged")
+        states = ", ".join(f"{counts[each]} {each}" for each in outcomes if counts[each] or "stalled" not in each)
         return f"{opening}: of {len(answer.rows)} runs, {states}. The plan asks for no fresh seeds here."
     if answer.layout is None:
         return _no_layout(answer, opening)
@@ -55,13 +58,19 @@ def answer_sentence(answer: GroupAnswer) -> str:
         f"{answer.layout.means[best]:.3f}{_below_reference(answer, best)}"
     ]
     gaps = {entry.label: answer.gap(best, entry.label) for entry in answer.compared[1:]}
-    near = [label for label, gap in gaps.items() if gap and not gap.told_apart and label != answer.reference]
+    near = [label for label, gap in gaps.items() if gap and not gap.significant and label != answer.reference]
     if near:
-        parts.append(f"it is not told apart from {listed(near)}")
-    elif all(gap is not None and gap.told_apart for gap in gaps.values()) and len(gaps) > 1:
-        parts.append(f"it is told apart from all {len(gaps)} others that are compared")
-    failed = [f"{entry.label} {failures(list(entry.finals.values()))}" for entry in answer.others if entry.failed]
-    return "; ".join([*parts, *([listed(failed)] if failed else [])]) + "." + _step_downs(answer)
+        parts.append(f"no significant difference to {listed(near)}")
+    elif all(gap is not None and gap.significant for gap in gaps.values()) and len(gaps) > 1:
+        parts.append(f"the difference to all {len(gaps)} others that are compared is significant")
+    return "; ".join([*parts, *_failed(answer)]) + "." + _step_downs(answer)
+
+
+def _failed(answer: GroupAnswer) -> list[str]:
+    """Who failed with which seeds at the rate that counts, and who stalled there."""
+    failed = [f"{entry.label} {entry.failure}" for entry in answer.others if entry.failed]
+    stalled = [f"{entry.label} {entry.stalled}" for entry in answer.compared if entry.stalled]
+    return [*failed, *stalled]
 
 
 def _step_downs(answer: GroupAnswer) -> str:
@@ -77,13 +86,13 @@ def _below_reference(answer: GroupAnswer, best: str) -> str:
     if gap is None:
         return ""
     words = f", {-gap.estimate:.3f} below {other} ({p_words(gap.p)})"
-    return words if gap.told_apart or other != answer.reference else f"{words}, which is not a difference to count on"
+    return words if gap.significant or other != answer.reference else f"{words}, which is not significant"
 
 
 def _no_layout(answer: GroupAnswer, opening: str) -> str:
     sound = [entry for entry in answer.entries if entry.finals and not entry.failed]
-    failed = [f"{entry.label} {failures(list(entry.finals.values()))}" for entry in answer.others if entry.failed]
-    ending = f" {listed(failed)}." if failed else ""
+    failed = _failed(answer)
+    ending = f" {'; '.join(failed)}." if failed else ""
     if answer.group.part.seeds == 1 and len(sound) > 1:
         first = min(sound, key=lambda entry: entry.mean)
         return (
@@ -135,6 +144,8 @@ def limits(answer: GroupAnswer) -> list[str]:
                 f"Noisier than chance explains: {listed(noise)}; the others have {layout.deviation:.3f} per run. "
                 f"Their pairs are compared by their own noise, which takes more seeds, and the others without them."
             )
+        texts.append(_dominated(answer))
+    texts.append(_failed_seeds(answer))
     if answer.group.part.seeds:
         by_reason: dict[str, list[str]] = {}
         for entry in answer.others:
@@ -146,9 +157,41 @@ def limits(answer: GroupAnswer) -> list[str]:
     return [text for text in texts if text]
 
 
+def _dominated(answer: GroupAnswer) -> str:
+    """Which p-values rest on noise that is mostly one contestant's; empty if none do."""
+    found = answer.dominant
+    if found is None:
+        return ""
+    label, share = found
+    other = answer.reference if answer.reference != label else answer.compared[0].label
+    if other == label:
+        other = answer.compared[1].label
+    return (
+        f"{share:.0%} of the pooled noise is that of {label}. If it is noisier than the others, its p-values are too "
+        f"small. By paired tests, which pool nothing, its corrected p against {other} is "
+        f"{answer.paired_p(label, other):.2g}."
+    )
+
+
+def _failed_seeds(answer: GroupAnswer) -> str:
+    """The failures of a group, counted by seed; empty with fewer than two."""
+    if not answer.group.part.seeds:
+        return ""
+    rows = [row for row in answer.rows if stage_of(row.key) in (TUNE, FINAL)]
+    failed = [row for row in rows if row.state != FINISHED]
+    seeds = sorted({row.seed for row in failed})
+    if len(failed) < 2:
+        return ""
+    return (
+        f"The {len(failed)} runs that collapsed or diverged are those of {len(seeds)} of "
+        f"{len({row.seed for row in rows})} seeds ({listed([str(seed) for seed in seeds])}). Runs of one seed have "
+        "the same batches and nearly the same start: they are not independent events."
+    )
+
+
 def verdict_words(gap: Gap, first: str, second: str) -> str:
-    if not gap.told_apart:
-        return "not told apart"
+    if not gap.significant:
+        return "no significant difference"
     return f"{first if gap.estimate < 0 else second} is better"
 
 

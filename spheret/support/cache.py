@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 
 def cache_directory() -> Path:
-    """Return `$SPHERET_CACHE` if it is set, otherwise the user's cache directory of this system."""
+    """Return `$SPHERET_CACHE` if it is set, otherwise the user's cache directory of this system.
+
+    That directory is the one that the package platformdirs names.
+    """
     chosen = os.environ.get("SPHERET_CACHE")
     if chosen:
         return Path(chosen).expanduser()
-    import platformdirs
-
-    return platformdirs.user_cache_path("spheret", appauthor=False)
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or "~/AppData/Local").expanduser() / "spheret" / "Cache"
+    caches = os.environ.get("XDG_CACHE_HOME", "")
+    # the XDG specification says to ignore a relative path
+    if not os.path.isabs(caches):
+        caches = "~/Library/Caches" if sys.platform == "darwin" else "~/.cache"
+    return Path(caches).expanduser() / "spheret"
 
 
 # where other libraries keep files of their own: our folder, the variable that says so, and variables by which the

@@ -10,10 +10,14 @@ import re
 import time
 import traceback
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
 from spheret.support.cache import cache_directory
+
+# what the commands need beyond torch and numpy: the extra `lab` of pyproject.toml
+LAB = ("safetensors", "rich", "tyro", "matplotlib", "scipy", "filelock", "jinja2", "msgspec")
 
 _LONGEST_WORD = 500
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
@@ -39,6 +43,13 @@ def need(module: str, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise ImportError(f'{module} is not installed. Run: pip install "spheret[{extra}]"') from error
+
+
+def need_lab() -> None:
+    """Raise the error of `need` if a package of the extra `lab` is missing. Nothing is imported if all are there."""
+    for package in LAB:
+        if find_spec(package) is None:
+            need(package, "lab")
 
 
 def shortened(text: str, most: int = 80) -> str:

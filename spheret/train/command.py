@@ -26,6 +26,7 @@ from spheret.runs.directory import check_space, claimed, existing, explained
 from spheret.runs.flags import given, section_flags, shown
 from spheret.runs.layout import CHECKPOINTS, METRICS, SAMPLE
 from spheret.runs.metrics import consecutive
+from spheret.runs.plateau import LONG, plateau_updates
 from spheret.runs.records import Environment, RunRecord
 from spheret.runs.run import Run, describe_data, manifest_sha256, open_run, write_config
 from spheret.support import machine
@@ -308,8 +309,14 @@ def _judgement(trainer: Trainer) -> str:
     frequencies = trainer.divergence.unigram_entropy
     if trainer.divergence.step is not None:
         return f" (it diverged at step {trainer.divergence.step:,}: the report says where it began and what to try)"
-    if end is not None and frequencies is not None and end >= frequencies:
+    if end is None or frequencies is None:
+        return ""
+    if end >= frequencies:
         return f" (nothing learned yet: token frequencies alone give {frequencies:.4f})"
+    spent = plateau_updates(open_run(trainer.path).metrics(), frequencies)
+    if spent >= LONG * trainer.step:
+        spent_of = f"{spent:,} of {trainer.step:,} updates"
+        return f" ({spent_of} had the loss of token frequencies, {frequencies:.4f}: docs/collapse.md says why)"
     return ""
 
 

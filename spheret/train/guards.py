@@ -1,11 +1,13 @@
-"""Guards: count loss spikes, raise an alarm when tokens collapse, name the first sublayer that is not finite."""
+"""Guards: warn before the first update, count loss spikes, raise an alarm when tokens collapse, name the first
+sublayer that is not finite.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -13,20 +15,25 @@ import torch
 from torch import Tensor
 
 from spheret.model.gpt import GPT
-from spheret.model.monitor import ENTROPY_MARGIN
+from spheret.model.monitor import keeps_its_norm
 from spheret.model.probes import Sublayer, probe
+from spheret.runs.metrics import StartRecord
+from spheret.runs.plateau import on_plateau
 from spheret.runs.records import WatchRecord
+from spheret.runs.remedies import Advice
 from spheret.support.sharding import local
 from spheret.train.distributed import World
 from spheret.train.divergence import where
 
 SPIKE_WINDOW, SPIKE_LEAST, SPIKE_Z = 64, 20, 5.0
-COLLAPSED_COSINE = 0.99
-# a healthy run passes the unigram entropy; a collapsed one stays there
-COLLAPSE_UPDATES = 20
-COLLAPSE_ADVICE = (
-    "what helps: --head-bias unigram, which stores the frequencies in the head, or a --warmup of 100 updates or more"
-)
+# a healthy run passes the unigram entropy within these updates; a collapsed one stays there. While it does, the
+# sublayers are measured this often
+COLLAPSE_UPDATES, COLLAPSE_LOOK = 20, 10
+COLLAPSED_COSINE = 0.95
+# at the start Pre-LN has 1.0, a spherical stream 2.0 at width 32 and 3.1 at width 64
+HIGH_OWN_LOGIT = 1.5
+# nats; of bytes of English they are worth 2.5
+HIGH_FREQUENCIES = 0.5
 
 
 class NonFinite(ArithmeticError):
@@ -36,24 +43,22 @@ class NonFinite(ArithmeticError):
 class Watch:
     """What the guards remember from step to step."""
 
-    def __init__(self, unigram_entropy: float | None) -> None:
-        self.unigram_entropy = unigram_entropy
+    def __init__(self, unigram_entropy: float | None, advice: Sequence[Advice] = ()) -> None:
+        """advice: what helps against a collapse, for the alarm."""
+        self.unigram_entropy, self.advice = unigram_entropy, advice
         self.spikes = 0
-        self.collapsed_since: int | None = None
         self.alarmed = False
         self.losses: deque[float] = deque(maxlen=SPIKE_WINDOW)
 
     def state(self) -> WatchRecord:
         return WatchRecord(
             spikes=self.spikes,
-            collapsed_since=self.collapsed_since,
             alarmed=self.alarmed,
             losses=list(self.losses),
         )
 
     def restore(self, state: WatchRecord) -> None:
         self.spikes, self.alarmed = state.spikes, state.alarmed
-        self.collapsed_since = state.collapsed_since
         self.losses.clear()
         self.losses.extend(state.losses)
 
@@ -64,26 +69,61 @@ class Watch:
             self.spikes += value > mean + SPIKE_Z * max(deviation, 1e-6)
         self.losses.append(value)
 
-    def collapse(self, step: int, warmup: int, sublayers: Iterable[dict[str, Any]]) -> str | None:
+    def stays_on_plateau(self) -> bool:
+        """Whether the loss was at the unigram entropy at each of the last COLLAPSE_UPDATES updates."""
+        entropy, losses = self.unigram_entropy, list(self.losses)
+        if entropy is None or len(losses) < COLLAPSE_UPDATES:
+            return False
+        return all(on_plateau(losses[: len(losses) - ago], entropy) for ago in range(COLLAPSE_UPDATES))
+
+    def suspects_collapse(self, step: int) -> bool:
+        """Whether the sublayers must be measured after this update, although no evaluation may be due."""
+        return not self.alarmed and step % COLLAPSE_LOOK == 0 and self.stays_on_plateau()
+
+    def collapse(self, sublayers: Iterable[dict[str, Any]]) -> str | None:
         """The alarm, once: all states share one direction and the loss stays at the unigram entropy."""
-        if self.unigram_entropy is None or not self.losses:
-            return None
         worst = max(sublayers, key=lambda sublayer: sublayer["cosine"])
-        recent = list(self.losses)[-SPIKE_LEAST:]
-        stuck = abs(statistics.fmean(recent) - self.unigram_entropy) < ENTROPY_MARGIN * self.unigram_entropy
-        if step <= warmup or not stuck or worst["cosine"] < COLLAPSED_COSINE:
-            self.collapsed_since = None
-            return None
-        if self.collapsed_since is None:
-            self.collapsed_since = step
-        if step - self.collapsed_since < COLLAPSE_UPDATES or self.alarmed:
+        if self.alarmed or worst["cosine"] < COLLAPSED_COSINE or not self.stays_on_plateau():
             return None
         self.alarmed = True
+        recent = statistics.fmean(list(self.losses)[-COLLAPSE_UPDATES:])
         return (
-            f"token collapse: after sublayer {worst['sublayer']} the states of different tokens have a mean cosine "
-            f"of {worst['cosine']:.3f}, and the loss {statistics.fmean(recent):.3f} stays at the unigram entropy "
-            f"{self.unigram_entropy:.3f}; {COLLAPSE_ADVICE}"
+            f"token collapse: after {where(worst['sublayer'])} the states of different tokens have a mean cosine "
+            f"of {worst['cosine']:.3f}, and the loss {recent:.3f} stays at the unigram entropy "
+            f"{self.unigram_entropy:.3f}; what helps, the most promising first: {_flags(self.advice)}"
         )
+
+
+def _flags(advice: Iterable[Advice]) -> str:
+    return ", ".join(each.flags for each in advice)
+
+
+def start_warning(model: GPT, start: StartRecord, entropy: float | None, advice: Sequence[Advice]) -> str | None:
+    """What to know before the first update about a stream of constant norm: docs/collapse.md.
+
+    entropy: that of the token frequencies, if it is known.
+    """
+    own, loss, reasons = start.own_logit, start.loss, []
+    if not keeps_its_norm(model) or own is None or loss is None:
+        return None
+    if model.config.head == "tied" and own >= HIGH_OWN_LOGIT:
+        reasons.append(
+            f"the model starts by predicting the current token, because its head is the transposed embedding: the "
+            f"token's own logit is {own:.1f} above the mean, and the loss {loss:.2f} is {loss - start.expected:.2f} "
+            f"above that of a model that knows nothing"
+        )
+    if entropy is not None and start.expected - entropy >= HIGH_FREQUENCIES:
+        reasons.append(
+            f"the stream has to carry the token frequencies, which are worth {start.expected - entropy:.2f} nats, "
+            "because the head has no bias that starts at them"
+        )
+    if not reasons:
+        return None
+    return (
+        f"{'; and '.join(reasons)}. Training then moves all tokens in one direction first, and a stream of constant "
+        f"norm may stay collapsed there. What helps, the most promising first: {_flags(advice)}. docs/collapse.md "
+        "explains it"
+    )
 
 
 def _finite(x: Tensor) -> bool:

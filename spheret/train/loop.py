@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,15 +18,16 @@ from torch import Tensor
 from spheret import kernels
 from spheret.data import Data, Validation
 from spheret.model.gpt import GPT
-from spheret.model.monitor import gradient_norms, look
+from spheret.model.monitor import common_gradients, expected_start, gradient_norms, look, own_logit_and_loss
 from spheret.optim import build_optimizer, clip_gradients, set_learning_rate
 from spheret.runs import checkpoint
 from spheret.runs.checkpoint import Checkpoint
 from spheret.runs.config import EvaluationConfig, TrainConfig, section_as_dict
 from spheret.runs.layout import CHECKPOINTS, METRICS, MODEL, OPTIMIZER, TENSORBOARD
-from spheret.runs.metrics import Log, Tracker
+from spheret.runs.metrics import Log, StartRecord, Tracker
 from spheret.runs.parametrization import parametrize
 from spheret.runs.records import BestRecord, StateRecord, TrainingRecord
+from spheret.runs.remedies import against_collapse
 from spheret.runs.run import check_config, manifest_sha256
 from spheret.runs.tensors import Form, LazyTensor, form
 from spheret.support.exit_codes import FINISHED, SIGNALS, STOPPED_BY_GUARD
@@ -33,7 +35,7 @@ from spheret.support.meter import Meter
 from spheret.support.sharding import like, local, whole
 from spheret.train.distributed import World, check_random_state, random_state, set_random_state
 from spheret.train.divergence import Divergence
-from spheret.train.guards import NonFinite, Watch, check_weights, find_non_finite, finite
+from spheret.train.guards import NonFinite, Watch, check_weights, find_non_finite, finite, start_warning
 
 # without evaluations the sublayers are measured this seldom, or ten times per run, for the divergence guard
 LEAST_LOOK_EVERY = 100
@@ -70,7 +72,7 @@ class Trainer:
         # of the last update and of the last evaluation
         self.loss: float | None = None
         self.val_loss: float | None = None
-        self.watch = Watch(unigram_entropy)
+        self.watch = Watch(unigram_entropy, tuple(against_collapse(model.config, config)))
         self.divergence = Divergence(unigram_entropy, model.config.vocab, config.warmup, config.steps)
         # the gradient norm of each sublayer, at updates after which the sublayers are measured
         self._gradient_norms: list[float] | None = None
@@ -166,7 +168,7 @@ class Trainer:
         self.watch.loss(mean)
         diverged = self.divergence.loss(step, list(self.watch.losses))
         # the update clears the gradients
-        looking = diverged or step == 1 or self._due(step, self._look_every)
+        looking = diverged or step == 1 or self._due(step, self._look_every) or self.watch.suspects_collapse(step)
         self._gradient_norms = gradient_norms(self.model) if looking else None
         set_learning_rate(self.optimizer, lr)
         self.optimizer.step()
@@ -215,25 +217,40 @@ class Trainer:
                 totals[document] = before[0] + tokens, before[1] + loss
         return sum(loss for _, loss in totals.values()) / sum(tokens for tokens, _ in totals.values()), totals
 
+    def _fixed_tokens(self) -> tuple[Tensor, Tensor]:
+        """Always the same tokens and targets, so that records can be compared."""
+        x, y = next(iter(self._validation))[:2] if self._validation else self._loader.batch(0)
+        return x.to(self.world.device), y.to(self.world.device)
+
+    def _start(self) -> StartRecord:
+        """What the untrained model predicts."""
+        self.model.at_update(1)
+        with self.precision():
+            own, loss = own_logit_and_loss(self.model, *self._fixed_tokens())
+        return StartRecord(own_logit=own, loss=loss, expected=expected_start(self.model, self.watch.unigram_entropy))
+
     def _look_inside(self, line: dict[str, Any], evaluated: bool) -> list[str]:
         """Measure every sublayer, and validate if it is time. Adds both to the line. Returns the alarms."""
         alarms = []
         if evaluated:
             self.val_loss, documents = self.evaluate()
-        # always the same tokens, so that records can be compared
-        x, y = next(iter(self._validation))[:2] if self._validation else self._loader.batch(0)
+        x, y = self._fixed_tokens()
         with self.precision():
-            seen = look(self.model, x.to(self.world.device), y.to(self.world.device))
+            seen = look(self.model, x, y)
         for sublayer, norm in zip(seen["sublayers"], self._gradient_norms or (), strict=True):
             sublayer["grad_norm"] = norm
         if evaluated:
+            with self.precision():
+                shares = common_gradients(self.model, x, y)
+            for sublayer, share in zip(seen["sublayers"], shares, strict=True):
+                sublayer["common_gradient"] = share
             line |= {"val_loss": self.val_loss, **seen}
             if self.step == self.config.steps:
                 line["val_documents"] = [[d, tokens, loss] for d, (tokens, loss) in documents.items()]
-            collapse = self.watch.collapse(self.step, self.config.warmup, seen["sublayers"])
-            if collapse is not None:
-                line["alarm"] = collapse
-                alarms.append(collapse)
+        collapse = self.watch.collapse(seen["sublayers"])
+        if collapse is not None:
+            line["alarm"] = collapse
+            alarms.append(collapse)
         if self.divergence.step == self.step:
             line["diverged"] = f"{self.divergence.reason}; {self.divergence.moved(seen['sublayers'])}"
             alarms.append(f"divergence: {line['diverged']}")
@@ -254,9 +271,15 @@ class Trainer:
         batches = self._loader.batches(self.step, self.config.steps)
         try:
             with _signals(self.request_stop), Meter(title, self._quiet or not self.world.is_main) as meter:
+                start = self._start() if self.step == 0 else None
+                warning = start and start_warning(self.model, start, self.watch.unigram_entropy, self.watch.advice)
+                if warning and self.world.is_main and not self._quiet:
+                    meter.say(f"WARNING: {warning}.")
                 while self.step < self.config.steps:
                     try:
                         line = self.update(batches)
+                        if start is not None and self.step == 1:
+                            line["start"] = msgspec.to_builtins(start)
                         self.loss = line["loss"]
                         evaluated = self._due(self.step, self.evaluation.eval_every)
                         alarms = [] if self._gradient_norms is None else self._look_inside(line, evaluated)

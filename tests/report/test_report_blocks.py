@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, special, stats
 
-from spheret.report.blocks import layout, mean_interval, noise_floor, pairs, smallest_seen, unusual_spread
+from spheret.report.blocks import (
+    dominant,
+    layout,
+    mean_interval,
+    noise_floor,
+    paired_p,
+    pairs,
+    smallest_seen,
+    unusual_spread,
+)
 from spheret.report.curves import ComputeGain, bowl, compute_gain, gap_by_size
 from spheret.report.statistics import LEVEL, holm, over_seeds, quantile
 
@@ -531,6 +540,26 @@ class TestNoisy:
         told = [[pair for pair in pairs(studied) if (pair.first, pair.second) == ("c1", "c8")] for studied in layouts]
         # 200 studies: four standard errors are 0.11
         assert np.mean([pair.verdict == "first" for (pair,) in told]) >= 0.8 - 0.11
+
+    def test_half_of_the_noise_in_one_hand_is_named(self):
+        # c2 has most of the squares, and not so much that chance would not give it
+        table = np.array([[0, 1, 0, -1, 0], [1, 0, -1, 0, 1], [3, -2, 2, -3, 1], [0, -1, 1, 0, 1.0]])
+        studied = layout(by_seed(table))
+        assert studied.noisy == ()
+        name, share = dominant(studied)
+        residuals = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
+        squares = (residuals**2).sum(1)
+        assert (name, share) == ("c2", pytest.approx(squares[2] / squares.sum()))
+        assert share > 0.5
+        raw = {
+            frozenset((f"c{a}", f"c{b}")): stats.ttest_rel(table[a], table[b]).pvalue
+            for a, b in combinations(range(4), 2)
+        }
+        expected = dict(zip(raw, holm(list(raw.values())), strict=True))
+        assert paired_p(studied) == {pair: pytest.approx(p) for pair, p in expected.items()}
+        # equal shares, and three contestants, of which one has half by chance
+        assert dominant(layout(by_seed(random_table(4, 50)))) is None
+        assert dominant(layout(by_seed(table[:3]))) is None
 
     def test_its_own_pairs_are_paired_t_tests(self):
         table = random_table(4, 5)

@@ -76,15 +76,17 @@ def test_advice_follows_what_the_guard_saw(tmp_path):
     turned += "turns it by {}"
     longer = "it multiplied the norm of the stream by 1.1 and now by 40"
     collapsed = "token collapse: after sublayer 3 the states of different tokens have a mean cosine of 1.000"
-    cap, sphere, bias = "--set max_angle=0.5", "--scheme proj-spheretnorm", "--head-bias unigram"
+    cap, sphere = "--set max_angle=0.5", "--scheme proj-spheretnorm"
+    head, bias = "--head shifted", "--head-bias unigram"
     assert cap in advice(tmp_path / "a", turned.format(1.4), scheme="proj-spheretnorm")
     # it turns less, or has no cap
     assert cap not in advice(tmp_path / "b", turned.format(0.01), scheme="proj-spheretnorm")
     assert cap not in advice(tmp_path / "c", turned.format(1.4))
     assert sphere in advice(tmp_path / "d", longer)
     assert sphere not in advice(tmp_path / "e", longer, scheme="proj-spheretnorm")
-    assert advice(tmp_path / "f", collapsed, "alarm", model={"head_bias": "none"}) == [bias, "--lr 0.001"]
+    assert advice(tmp_path / "f", collapsed, "alarm", model={"head_bias": "none"}) == [head, bias, "--lr 0.001"]
     assert advice(tmp_path / "g", collapsed, "alarm", train={"warmup": 2, "clip": 5}) == [
+        head,
         "--warmup 3",
         "--lr 0.001",
         "--clip 1",

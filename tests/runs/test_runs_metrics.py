@@ -38,11 +38,14 @@ def test_what_was_written_comes_back(tmp_path):
         "sublayer": 1, "angle_mean": 0.1, "angle_max": math.nan, "alpha": None, "norm": 1.0, "drift": 0.0,
         "cosine": 0.5, "grad_norm": math.inf,
     }  # fmt: skip
+    common = {"common_output": 0.3, "common_gradient": 2.0}
     lines = [
-        line(1, backend="native"),
+        line(1, backend="native", start={"own_logit": 3.1, "loss": 6.0, "expected": 5.5}),
         line(2, val_loss=2.5, radius=None, on_bound=["a"], sublayers=[sublayer], val_documents=[[0, 5, 1.5]]),
-        line(3, alarm="tokens collapse", certificate={"verdicts": {"proven": 2}, "seconds": 0.5}),
-        {"step": 4, "loss": None, "stopped": "the loss is not finite"},
+        # lines of older versions have no common shares
+        line(3, val_loss=2.4, radius=None, on_bound=[], sublayers=[{**sublayer, "angle_max": 0.2, **common}]),
+        line(4, alarm="tokens collapse", certificate={"verdicts": {"proven": 2}, "seconds": 0.5}),
+        {"step": 5, "loss": None, "stopped": "the loss is not finite"},
     ]
     log = Log(tmp_path / "metrics.jsonl", 0)
     for each in lines:
@@ -50,7 +53,8 @@ def test_what_was_written_comes_back(tmp_path):
     log.close()
     # null for what JSON does not have
     sublayer |= {"angle_max": None, "grad_norm": None}
-    read = whole_metrics(tmp_path / "metrics.jsonl", 4)
+    lines[2]["sublayers"][0]["grad_norm"] = None
+    read = whole_metrics(tmp_path / "metrics.jsonl", 5)
     assert [json.loads(json.dumps(each)) for each in read] == lines
     assert whole_metrics(tmp_path / "nothing", 0) == []
 

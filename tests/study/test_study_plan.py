@@ -9,7 +9,11 @@ from study_helpers import TWO, plan_of, written
 
 from spheret.connections import PAPER_SCHEMES
 from spheret.study.laboratory import Laboratory
-from spheret.study.plan import OURS, PLANS, PartRecord, read_plan
+from spheret.study.plan import OURS, PLANS, EndpointRecord, PartRecord, read_plan
+
+
+def endpoint(kind, contestants, more="", part="two"):
+    return f'[[endpoints]]\nkind = "{kind}"\npart = "{part}"\ncontestants = [{contestants}]\n{more}\n'
 
 
 def test_products_are_contestants(tmp_path):
@@ -78,14 +82,15 @@ def test_our_own_plan_is_one():
 
 def test_the_plans_of_the_docs(tmp_path):
     page = (Path(__file__).parent.parent.parent / "docs" / "lab.md").read_text()
-    whole, contestants = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    whole, contestants, endpoints = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     path = tmp_path / "plan.toml"
-    path.write_text(whole)
+    path.write_text(whole + endpoints)
+    assert [each.kind for each in read_plan(path).endpoints] == ["gap", "equivalence"]
     assert [group.name for group in read_plan(path).groups] == ["two", "two-layers24", "two-layers36"]
     part = TWO.replace('contestants = ["pre-ln", "post-ln"]', contestants)
     assert len(plan_of(tmp_path, part).groups[0].contestants) == 4
     # every key of a part is in the table
-    for key in msgspec.structs.fields(PartRecord):
+    for key in (*msgspec.structs.fields(PartRecord), *msgspec.structs.fields(EndpointRecord)):
         assert f"`{key.name}`" in page
 
 
@@ -115,12 +120,30 @@ def test_the_plans_of_the_docs(tmp_path):
         ("[train]\nseed = 1\n" + TWO, "seed in .* is what a study chooses itself"),
         ("[model]\nlayer = 1\n" + TWO, "unknown setting"),
         (TWO.replace('name = "two"', 'name = "../two"'), "name"),
+        (TWO + endpoint("gap", '"pre-ln", "post-ln"', part="tow"), "unknown part in endpoint 1 .*'two'"),
+        (TWO + endpoint("gap", '"pre-ln", "post-lm"'), "unknown contestant in endpoint 1 .*'post-ln'"),
+        (TWO + endpoint("gap", '"pre-ln", "pre-ln"'), "'pre-ln' twice"),
+        (TWO + endpoint("gap", '"pre-ln"'), "needs two contestants, got 1"),
+        (TWO + "seeds = 1\n" + endpoint("gap", '"pre-ln", "post-ln"'), "needs two or more seeds"),
+        (TWO + endpoint("equivalence", '"pre-ln"', "margin = 0.1"), "needs two or more contestants"),
+        (TWO + endpoint("equivalence", '"pre-ln", "post-ln"'), "without a margin"),
+        (TWO + endpoint("equivalence", '"pre-ln", "post-ln"', "margin = -1"), "margin"),
+        (TWO + endpoint("stress", ""), "needs a part with stress and seeds"),
+        (TWO + "stress = 4\nseeds = 0\n" + endpoint("stress", ""), "needs a part with stress and seeds"),
+        (TWO + endpoint("order", ""), "kind"),
         (TWO.replace('name = "two"', 'name = "two'), "is no plan"),
     ],
 )
 def test_a_wrong_plan_is_a_sentence(text, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         plan_of(tmp_path, text)
+
+
+def test_endpoints_are_kept_in_their_order(tmp_path):
+    gap = endpoint("gap", '"pre-ln", "post-ln"')
+    plan = plan_of(tmp_path, TWO + "stress = 4\n" + gap + endpoint("stress", ""))
+    assert [each.kind for each in plan.endpoints] == ["gap", "stress"]
+    assert [each.kind for each in read_plan(PLANS["depth"]).endpoints] == ["gap", "gap", "equivalence", "stress"]
 
 
 def test_what_is_no_file(tmp_path):

@@ -100,7 +100,12 @@ class TestAnswer:
         assert [entry.label for entry in answer.others] == ["keel"]
         # with one seed at each of two higher rates, and with two at the last one
         assert text_of(page).count("step 3: collapsed") == 4
-        assert "at 0.002 collapsed in 1 of 1 seed; at 0.001 collapsed in 1 of 1 seed" in text_of(page)
+        # what stopped at its first failure says how many seeds were to come
+        stopped = "collapsed in 1 of 1 seed run, 3 planned"
+        assert f"at 0.002 {stopped}; at 0.001 {stopped}" in text_of(page)
+        assert "collapsed in 2 of 3 seeds at 0.0005, 2 steps below its best rate, loss" in text_of(page)
+        # by seed, of the tuning seed and three fresh ones
+        assert "The 4 runs that collapsed or diverged are those of 2 of 4 seeds (101 and 103)" in text_of(page)
 
     def test_p_is_corrected_for_all_pairs(self, four):
         answer = answered(*four)["four"]
@@ -126,7 +131,10 @@ class TestAnswer:
     def test_no_difference_comes_with_what_would_have_been_seen(self, tmp_path):
         plan = plan_of(tmp_path, TWO)
         answer = answered(plan, run_all(plan, bowl(2e-3, deviation=0.1))[0])["two"]
-        assert "not a difference to count on" in answer_sentence(answer) or "p = " in answer_sentence(answer)
+        assert answer.gap("pre-ln", "post-ln").p > 0.05
+        best, other = (entry.label for entry in answer.compared)
+        assert ("which is not significant" in answer_sentence(answer)) == (best != answer.reference)
+        assert f"below {other} (p = " in answer_sentence(answer)
         assert f"A true difference of {answer.seen:.3f}" in " ".join(limits(answer))
 
     def test_what_is_not_bracketed_gets_no_verdict(self, tmp_path):
@@ -138,6 +146,38 @@ class TestAnswer:
         assert answer.by_label["post-ln"].state == "edge"
         assert "not bracketed: its best learning rate 0.008 is the highest that was tried" in " ".join(limits(answer))
         assert "post-ln has the lowest" not in answer_sentence(answer)
+
+    def test_a_run_that_stalled_is_marked_wherever_it_is_printed(self, tmp_path):
+        plan = plan_of(tmp_path, FOUR)
+
+        def stalling(key):
+            late = key.contestant == "keel" and key.seed in (1, 102) and key.rate == 2e-3
+            curve = [(3, 3.0), (5, 3.0), (10, loss_of(key))] if late else [(5, 2.5), (10, loss_of(key))]
+            return row(key, loss_of(key), curve=curve, unigram_entropy=3.0)
+
+        rows, _ = run_all(plan, stalling)
+        answer, text = answered(plan, rows)["four"], undrawn(plan, rows)
+        assert "keel stalled in 1 of 3 seeds" in answer_sentence(answer)
+        assert "compared; stalled in 1 of 3 seeds" in text
+        assert "bracketed; stalled at 0.002" in text
+        assert "Stalled: a finished run that was at the loss of token frequencies" in text
+        assert "2 stalled. Collapsed:" in text
+        assert text.count("finished (stalled)") == 2 * 2
+        # it counts as finished
+        assert "keel" in answer.layout.means
+
+    def test_who_has_most_of_the_noise_is_named(self, tmp_path):
+        plan = plan_of(tmp_path, FOUR)
+        wild = {101: 0.014, 102: -0.007, 103: -0.007}
+        rows, _ = run_all(plan, lambda k: loss_of(k) + (wild.get(k.seed, 0) if k.contestant == "keel" else 0))
+        answer = answered(plan, rows)["four"]
+        assert answer.layout.noisy == ()
+        label, share = answer.dominant
+        assert label == "keel"
+        assert share > 0.5
+        words = f"{share:.0%} of the pooled noise"
+        assert f"{words} is that of keel" in " ".join(limits(answer))
+        assert f"{words}, paired p = {answer.paired_p('keel', 'pre-ln'):.2g}" in undrawn(plan, rows)
 
     def test_where_no_rate_gives_a_loss(self, tmp_path):
         plan = plan_of(tmp_path, FOUR + "ladder = [{layers = 24}]")

@@ -1,12 +1,53 @@
-"""Rows are read while trainings run."""
+"""Rows are read while trainings run, and say where a run spent its time."""
+
+import pytest
+from study_helpers import row
 
 from spheret.runs.layout import LOCK
-from spheret.study.rows import Key, row_of
+from spheret.study.rows import Key, plateau, read_rows, row_of, write_rows
+
+KEY = Key("two", "pre-ln", 1e-3, 1)
 
 
 def test_a_run_that_is_still_starting_has_no_row(tmp_path):
-    key = Key("two", "pre-ln", 1e-3, 1)
-    assert row_of(tmp_path / "run", key) is None
+    assert row_of(tmp_path / "run", KEY) is None
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / LOCK).touch()
-    assert row_of(tmp_path / "run", key) is None
+    assert row_of(tmp_path / "run", KEY) is None
+
+
+def test_rows_of_before_the_entropy_can_be_read(tmp_path):
+    write_rows(tmp_path / "rows.jsonl", [row(KEY, 2.0)])
+    text = (tmp_path / "rows.jsonl").read_text()
+    old = text.replace(',"unigram_entropy":null', "")
+    assert old != text
+    (tmp_path / "rows.jsonl").write_text(old)
+    assert read_rows(tmp_path / "rows.jsonl") == {KEY: row(KEY, 2.0)}
+
+
+@pytest.mark.parametrize(
+    ("losses", "updates"),
+    [
+        ((2.5, 2.4, 2.3, 2.2, 2.1), 0),
+        ((3.01, 2.4, 2.3, 2.2, 2.1), 0),
+        ((3.01, 3.01, 2.3, 2.2, 2.1), 60),
+        ((3.01, 2.5, 3.01, 3.02, 2.96), 120),
+        ((4.0, None, 3.01, 3.02, 3.01), 120),
+    ],
+)
+def test_the_updates_at_the_loss_of_token_frequencies(losses, updates):
+    curve = list(zip(range(60, 301, 60), losses, strict=True))
+    assert plateau(curve, 3.04) == updates
+    run = row(KEY, losses[-1], curve=curve, steps=300, unigram_entropy=3.04)
+    assert run.stalled == (updates >= 60)
+    assert run.outcome == ("finished (stalled)" if updates else "finished")
+
+
+def test_who_is_not_marked():
+    there = [(60, 3.0), (120, 3.0)]
+    assert row(KEY, 3.0, curve=there, steps=120, unigram_entropy=3.04).stalled
+    # at its end alone
+    assert row(KEY, 3.0, curve=[(60, 2.9), (120, 3.0)], steps=120, unigram_entropy=3.04).stalled
+    assert not row(KEY, 3.0, "collapsed", curve=there, steps=120, unigram_entropy=3.04).stalled
+    assert not row(KEY, 3.0, curve=there, steps=120).stalled
+    assert not row(KEY, None, curve=there, steps=120, unigram_entropy=3.04).stalled

@@ -5,7 +5,7 @@ import math
 import pytest
 from study_helpers import TWO, bowl, key, plan_of, row, run_all
 
-from spheret.study.rows import FINAL, FLOOR, TUNE
+from spheret.study.rows import FINAL, FLOOR, STRESS, TUNE
 from spheret.study.stages import expected, final_rates, seeds_of, stage_of, tuning, unfinished, wanted
 
 
@@ -99,6 +99,24 @@ def test_the_seeds_of_a_verdict_are_fresh(tmp_path):
     assert not by_stage[TUNE] & by_stage[FINAL]
     assert not by_stage[FLOOR] & by_stage[FINAL]
     assert order[-1].contestant == "pre-ln"
+
+
+def test_stress_comes_last_at_a_multiple_of_the_best_rate(tmp_path):
+    plan = plan_of(tmp_path, TWO + "seeds = 2\nextend = 1\nstress = 3.33\nladder = [{layers = 24}]")
+    # the second is never bracketed, so that it has no fresh seeds
+    losses = {"pre-ln": bowl(2e-3), "post-ln": bowl(1.0)}
+
+    def result(each):
+        return row(each, None, "diverged") if each.rate == 6.66e-3 else losses[each.contestant](each)
+
+    rows, order = run_all(plan, result)
+    assert order[-4:] == [
+        key("pre-ln", 6.66e-3, seed, group) for group in ("two", "two-layers24") for seed in (301, 302)
+    ]
+    assert [stage_of(each) for each in order].count(STRESS) == 4
+    # a failure there takes nobody to a lower rate
+    assert final_rates(plan.groups[0], contestant(plan, "pre-ln"), search(plan, rows), rows) == [2e-3]
+    assert expected(plan_of(tmp_path, TWO + "seeds = 2\nstress = 4"), {}) == 2 * 3 + 2 * 2 + 2 * 2
 
 
 def test_the_first_contestants_are_done_before_the_others_begin(tmp_path):

@@ -100,7 +100,9 @@ def test_a_kept_rate_that_fails_is_said(plan):
     move = next(each for each in transfer.moves if each.label == "post-ln")
     assert move.found[-1].kept is None
     words = transfer_sentences(transfer)[1]
-    assert "power -1.00, and keeping the best rate of width 32 fails at width 256" in words
+    assert "power -1.00; keeping the best rate of width 32 fails at width 256" in words
+    first, last = (each.entry.search.losses[each.rate] for each in (move.found[0], move.found[-1]))
+    assert f"its lowest loss is {first:.3f} at width 32 and {last:.3f} at width 256" in words
     (table,) = transfer_section(transfer, first=True).tables
     cells = next(row for row in table.rows if row[0].text == "post-ln")
     assert cells[-1].text == "failed"

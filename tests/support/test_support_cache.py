@@ -27,14 +27,27 @@ def test_the_system_s_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setenv("SPHERET_CACHE", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache_directory() == tmp_path / "xdg" / "spheret"
-    for empty in ("", None):
-        if empty is None:
+    for unusable in ("", "relative", None):
+        if unusable is None:
             monkeypatch.delenv("XDG_CACHE_HOME")
         else:
-            monkeypatch.setenv("XDG_CACHE_HOME", empty)
+            monkeypatch.setenv("XDG_CACHE_HOME", unusable)
         assert cache_directory() == tmp_path / ".cache" / "spheret"
     # asking makes nothing
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_places_of_other_systems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("SPHERET_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert cache_directory() == tmp_path / "Library" / "Caches" / "spheret"
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.delenv("LOCALAPPDATA", raising=False)
+    assert cache_directory() == tmp_path / "AppData" / "Local" / "spheret" / "Cache"
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
+    assert cache_directory() == tmp_path / "local" / "spheret" / "Cache"
 
 
 @pytest.fixture

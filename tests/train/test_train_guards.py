@@ -2,6 +2,7 @@
 
 import math
 import shutil
+import statistics
 from collections import deque
 
 import msgspec
@@ -15,11 +16,13 @@ from spheret.connections import PAPER_SCHEMES, SCHEMES, scheme
 from spheret.model.gpt import GPT, MLP, Attention, GPTConfig
 from spheret.model.monitor import look, mean_cosine, on_bound
 from spheret.runs import checkpoint
+from spheret.runs.plateau import LONG, plateau_updates
 from spheret.runs.records import DivergenceRecord, WatchRecord
+from spheret.runs.remedies import Advice
 from spheret.runs.run import open_run
 from spheret.train.distributed import World
 from spheret.train.divergence import FEW, PATIENCE, Divergence
-from spheret.train.guards import SPIKE_LEAST, Watch, find_non_finite
+from spheret.train.guards import COLLAPSE_UPDATES, HIGH_OWN_LOGIT, Watch, find_non_finite
 
 ALONE = World(torch.device("cpu"))
 TINY = {"layers": 3, "heads": 2, "width": 16, "block": 16, "vocab": 32}
@@ -43,8 +46,8 @@ def poison_forward(monkeypatch, kind, call):
 )
 def test_a_non_finite_loss_stops_before_the_update(kind, first, prepared, tmp_path, monkeypatch, capsys):
     out = tmp_path / "run"
-    # two blocks, and the sublayers are measured after the first update: the fourth update fails
-    poison_forward(monkeypatch, kind, 9)
+    # two blocks, which are measured before and after the first update: the fourth update fails
+    poison_forward(monkeypatch, kind, 11)
     assert train(out, prepared, "--checkpoint-every", "2", "--eval-every", "0", steps=9) == 3
     message = capsys.readouterr().err
     assert f"stopped before update 4: the branch of {first} is not finite; step-2 is kept" in message
@@ -134,62 +137,135 @@ def test_spikes_are_counted():
 SUBLAYERS = [{"sublayer": 1, "cosine": 0.5}, {"sublayer": 2, "cosine": 0.999}]
 
 
-def test_the_alarm_needs_both_signs_and_time_and_speaks_once():
-    def watch(loss):
+def watch_of(*losses):
+    guard = Watch(3.0, (Advice("--head shifted", ""), Advice("--lr 0.1", "")))
+    for loss in losses:
+        guard.loss(loss)
+    return guard
+
+
+class TestCollapse:
+    def test_the_alarm_needs_both_signs_and_time_and_speaks_once(self):
+        guard, alarms = watch_of(5.0, 4.0), {}
+        for step in range(3, 100):
+            guard.loss(3.02)
+            if text := guard.collapse(SUBLAYERS):
+                alarms[step] = text
+        # the first median of the plateau has ten losses, of which six are on it
+        (step,) = alarms
+        assert step == 2 + 8 + COLLAPSE_UPDATES - 1
+        assert "after sublayer 2 (MLP of block 1) the states" in alarms[step]
+        assert alarms[step].endswith("; what helps, the most promising first: --head shifted, --lr 0.1")
+        assert watch_of(*[2.5] * 200).collapse(SUBLAYERS) is None
+        assert watch_of(*[3.0] * 200).collapse(SUBLAYERS[:1]) is None
+        # Pre-LN passes the plateau
+        passing = watch_of(*noisy((20, 5.8, 3.1), (14, 3.1, 3.0), (20, 2.9, 2.4)))
+        assert passing.collapse(SUBLAYERS) is None
+
+    def test_the_sublayers_are_measured_while_the_loss_stays(self):
+        guard = watch_of()
+        looks = []
+        for step in range(1, 71):
+            guard.loss(3.0 if step < 60 else 2.0)
+            if guard.suspects_collapse(step):
+                looks.append(step)
+        assert looks == [30, 40, 50, 60]
+        guard.alarmed = True
+        assert not any(guard.suspects_collapse(step) for step in range(100))
+
+    def test_without_an_entropy_nothing_is_suspected(self):
+        guard = Watch(None)
+        for _ in range(60):
+            guard.loss(3.0)
+        assert not guard.stays_on_plateau()
+
+    def test_a_checkpoint_of_an_older_version_is_read(self):
+        old = b'{"spikes":1,"collapsed_since":40,"alarmed":false,"losses":[3.0]}'
         guard = Watch(3.0)
-        for _ in range(SPIKE_LEAST):
-            guard.loss(loss)
-        return guard
+        guard.restore(msgspec.json.decode(old, type=WatchRecord))
+        assert guard.state() == WatchRecord(spikes=1, alarmed=False, losses=[3.0])
+        assert b"collapsed_since" not in msgspec.json.encode(guard.state())
 
-    stuck = watch(3.02)
-    message = [stuck.collapse(step, 10, SUBLAYERS) for step in range(10, 100, 5)]
-    alarms = [text for text in message if text]
-    assert len(alarms) == 1
-    assert "sublayer 2" in alarms[0]
-    assert "--head-bias unigram" in alarms[0]
-    # the first look after the warm-up is at 15, and 20 updates must pass
-    assert message.index(alarms[0]) == 5
-    learning = watch(2.5)
-    assert not any(learning.collapse(step, 0, SUBLAYERS) for step in range(1, 200))
-    healthy = watch(3.0)
-    assert not any(healthy.collapse(step, 0, SUBLAYERS[:1]) for step in range(1, 200))
-
-
-@pytest.mark.slow
-def test_a_collapsing_run_raises_the_alarm_and_a_healthy_one_does_not(tmp_path, capsys):
-    words = (
-        "--layers",
-        "12",
-        "--width",
-        "64",
-        "--heads",
-        "4",
-        "--block",
-        "128",
-        "--batch-size",
-        "8",
-        "--warmup",
-        "24",
+    @pytest.mark.parametrize(
+        ("kind", "head", "collapses"),
+        [("proj-spheretnorm", "tied", True), ("proj-spheretnorm", "shifted", False), ("pre-ln", "tied", False)],
     )
-    runs = {"bad": ("proj-spheretnorm", "none"), "good": ("proj-spheretnorm", "unigram"), "plain": ("pre-ln", "none")}
-    for name, (kind, bias) in runs.items():
-        code = train(
-            tmp_path / name,
-            "sotu",
-            *words,
-            "--warmup",
-            "24",
-            "--head-bias",
-            bias,
-            "--eval-every",
-            "5",
-            scheme=kind,
-            steps=130,
-        )
-        assert code == 0
-        message = capsys.readouterr().err
-        assert message.count("ALARM: token collapse") == (name == "bad")
-        assert any("alarm" in line for line in metrics(tmp_path / name)) == (name == "bad")
+    def test_a_tied_head_collapses_and_a_shifted_one_does_not(self, kind, head, collapses, tmp_path, capsys):
+        words = (
+            "--layers", "6", "--width", "64", "--batch-size", "8", "--lr", "2e-2", "--warmup", "5", "--seed", "1",
+            "--head-bias", "unigram", "--head", head, "--eval-every", "0",
+        )  # fmt: skip
+        assert train(tmp_path / "run", "sotu", *words, scheme=kind, steps=32) == 0
+        lines = metrics(tmp_path / "run")
+        alarms = [line["step"] for line in lines if "alarm" in line]
+        # no evaluation was due: the loss itself asked for a look
+        assert alarms == ([30] if collapses else [])
+        assert capsys.readouterr().err.count("ALARM: token collapse") == collapses
+        entropy = open_run(tmp_path / "run").config.data.unigram_entropy
+        assert (statistics.median(line["loss"] for line in lines[-10:]) > 0.98 * entropy) == collapses
+        # at this rate Pre-LN is slow to leave the plateau
+        if kind != "pre-ln":
+            assert (plateau_updates(lines, entropy) > LONG * 32) == collapses
+        # it was known before the first update
+        assert (lines[0]["start"]["own_logit"] > HIGH_OWN_LOGIT) == collapses
+
+
+def start_of(tmp_path, prepared, capsys, *words, scheme="proj-spheretnorm"):
+    """What is printed before the first update, and the record of it."""
+    sizes = [word for word in RUN_SIZES if word != "--quiet"]
+    asked = ["train", "--scheme", scheme, "--data", str(prepared), "--steps", "2", *sizes, "--width", "64"]
+    assert main([*asked, *words, "--out", str(tmp_path / "run")]) == 0
+    return capsys.readouterr().err, metrics(tmp_path / "run")[0]["start"]
+
+
+class TestStart:
+    def test_a_tied_head_on_a_sphere_is_warned_of_once(self, tmp_path, prepared, capsys):
+        text, start = start_of(tmp_path, prepared, capsys)
+        assert text.count("WARNING") == 1
+        assert f"own logit is {start['own_logit']:.1f} above the mean" in text
+        assert start["own_logit"] > 2.5
+        assert start["expected"] == math.log(open_run(tmp_path / "run").model_config.vocab)
+        entropy = open_run(tmp_path / "run").config.data.unigram_entropy
+        assert f"the token frequencies, which are worth {start['expected'] - entropy:.2f} nats" in text
+        assert "the most promising first: --head shifted, --head-bias unigram, " in text
+        # a run that continues is past it
+        start_again = ["train", "--resume", "--steps", "2", "--out", str(tmp_path / "run")]
+        assert main(start_again) == 0
+        assert "WARNING" not in capsys.readouterr().err
+
+    @pytest.mark.parametrize("words", [("--head", "shifted"), ("--head", "untied"), ("--quiet",), ("--width", "16")])
+    def test_others_are_not(self, words, tmp_path, prepared, capsys):
+        assert "WARNING" not in start_of(tmp_path, prepared, capsys, *words, "--head-bias", "unigram")[0]
+
+    def test_a_shift_alone_leaves_the_frequencies_to_the_stream(self, tmp_path, prepared, capsys):
+        text, _ = start_of(tmp_path, prepared, capsys, "--head", "shifted")
+        assert text.count("WARNING: the stream has to carry the token frequencies") == 1
+        assert "--head-bias unigram" in text
+        assert "--head shifted" not in text
+
+    @pytest.mark.parametrize("scheme", ["pre-ln", "post-ln"])
+    def test_nor_is_a_stream_whose_norm_is_free(self, scheme, tmp_path, prepared, capsys):
+        text, start = start_of(tmp_path, prepared, capsys, scheme=scheme)
+        assert "WARNING" not in text
+        assert (start["own_logit"] > HIGH_OWN_LOGIT) == (scheme == "post-ln")
+
+    def test_the_record_is_the_loss_of_the_first_update_up_to_the_batch(self, tmp_path, prepared, capsys):
+        words = ("--eval-every", "0", "--head-bias", "unigram")
+        _, start = start_of(tmp_path, prepared, capsys, *words)
+        # without validation the fixed tokens are the first batch
+        assert start["loss"] == pytest.approx(metrics(tmp_path / "run")[0]["loss"], rel=1e-5)
+        assert start["expected"] == open_run(tmp_path / "run").config.data.unigram_entropy
+
+
+def test_the_last_line_says_that_a_run_stayed_at_token_frequencies(tmp_path, prepared, capsys):
+    sizes = [word for word in RUN_SIZES if word != "--quiet"]
+    asked = ["train", "--scheme", "pre-ln", "--data", str(prepared), "--steps", "30", "--lr", "1e-5", *sizes]
+    bias = ["--head-bias", "unigram", "--eval-every", "0", "--head", "shifted"]
+    assert main([*asked, *bias, "--out", str(tmp_path / "run")]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    entropy = open_run(tmp_path / "run").config.data.unigram_entropy
+    spent = plateau_updates(metrics(tmp_path / "run"), entropy)
+    assert f"({spent} of 30 updates had the loss of token frequencies" in last or "nothing learned yet" in last
 
 
 ENTROPY, VOCAB, WARMUP = 3.04, 320, 30

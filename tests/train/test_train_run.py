@@ -94,6 +94,7 @@ def test_every_scheme_trains_and_says_what_it_sees(scheme, prepared, tmp_path):
     last = lines[-1]
     assert [layer["sublayer"] for layer in last["sublayers"]] == [1, 2, 3, 4]
     keys = {"sublayer", "angle_mean", "angle_max", "alpha", "norm", "drift", "cosine", "grad_norm"}
+    keys |= {"common_output", "common_gradient"}
     assert all(layer.keys() == keys for layer in last["sublayers"])
     spherical = last["radius"] is not None
     assert spherical == (scheme in ("geonorm", "proj-spheretnorm", "cay-spheretnorm", "p-spheretnorm"))
