@@ -1,6 +1,7 @@
 """Plans: what they mean, and a sentence for everything that is wrong with one."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import msgspec
@@ -8,6 +9,7 @@ import pytest
 from study_helpers import TWO, plan_of, written
 
 from spheret.connections import PAPER_SCHEMES
+from spheret.model.head import HEADS
 from spheret.study.laboratory import Laboratory
 from spheret.study.plan import OURS, PLANS, EndpointRecord, PartRecord, read_plan
 
@@ -68,6 +70,12 @@ def test_every_plan_that_comes_with_the_library_can_be_run_by_its_name(name, tmp
     Path(name).write_text("")
     with pytest.raises(ValueError, match="is no plan of a study"):
         read_plan(Path(name))
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_plan_that_comes_with_the_library_names_its_head(name):
+    """The head decides more than most settings, and the rows of docs/results must not follow a default."""
+    assert tomllib.loads(PLANS[name].read_text())["model"]["head"] in HEADS
 
 
 def test_rates_lie_on_one_grid(tmp_path):
