@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Any other exception is a mistake of ours: one sentence, the trace in a file, and exit code 1.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    # Python has none where it was closed before the start, and libraries ask it for its width
+    # it is None if it was closed before the start, and libraries ask it for its width
     if sys.stdout is None:
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     # a name that this terminal cannot show is no reason to end
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check_encoding(words: Sequence[str]) -> None:
-    """Raise if a word is not UTF-8. Everything that spheret writes is, and names the words that it was given."""
+    """Raise if a word is not UTF-8. All files of spheret are, and some of them contain these words."""
     for word in words:
         # Python keeps the bytes that it cannot decode as lone surrogates
         if any("\ud800" <= letter <= "\udfff" for letter in word):

@@ -63,7 +63,7 @@ def options_from_json(options: dict[str, Any]) -> dict[str, Any]:
 class SchemeChoice:
     """A scheme and the options that were set for it.
 
-    others: settings that are none of the scheme's options, such as head=tied.
+    others: settings that are not options of the scheme, such as head=tied.
     """
 
     name: str

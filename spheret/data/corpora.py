@@ -127,7 +127,7 @@ class HubReader:
         self._dataset, self._column = dataset, column
         if isinstance(cursor, tuple):
             raise ValueError(
-                f"the noted place {cursor} is none in {dataset.name}: delete the directory and start again."
+                f"the noted place {cursor} is not in {dataset.name}: delete the directory and start again."
             )
         self._count = 0 if cursor is None else cursor.documents
         source: dict[str, Any] = (
@@ -153,7 +153,7 @@ class HubReader:
                 self._stream.load_state_dict(cursor.state)
             except Exception as error:
                 raise ValueError(
-                    f"the noted place is none in {dataset.name} ({type(error).__name__}: {error}): delete the "
+                    f"the noted place is not in {dataset.name} ({type(error).__name__}: {error}): delete the "
                     f"directory and start again."
                 ) from None
 

@@ -78,7 +78,7 @@ def cache_path(corpus: Corpus, tokenizer: str, val_fraction: float) -> Path:
 
 
 def check_numbers(val_fraction: float | None, workers: int | None, shard_tokens: int) -> None:
-    """Raise if a number of `prepare` is none that it takes."""
+    """Raise if `prepare` does not take one of these numbers."""
     if val_fraction is not None and not 0 <= val_fraction < 1:
         raise ValueError(f"--val-fraction must be at least 0 and below 1, got {val_fraction}.")
     check_count("--workers", 1 if workers is None else workers, most=8 * cores())

@@ -248,7 +248,7 @@ class FileReader:
         place = (0, 0) if cursor is None else cursor
         if not isinstance(place, tuple) or place[0] >= max(1, len(files)):
             raise ValueError(
-                f"the noted place {place} is none in these {len(files)} files: delete the directory and start again."
+                f"the noted place {place} is not in these {len(files)} files: delete the directory and start again."
             )
         self._file, self._skip = place
         self._sizes = [file_size(path) for path in files]

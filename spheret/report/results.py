@@ -370,9 +370,9 @@ def _group(runs: Sequence[Run], names: dict[Path, str], name: str) -> RunGroup:
 
 
 def _are_tuned(runs: Sequence[Run], differing: Sequence[str], others: Sequence[Sequence[Any]]) -> bool:
-    """Whether the learning rate is no part of a contestant.
+    """Whether each contestant is reported at the best of its learning rates, so that no name has a rate.
 
-    It is none if the runs differ in it alone, or if every contestant has several rates. A min_lr must be the same
+    That is so if the runs differ in the rate alone, or if every contestant has several. A min_lr must be the same
     part of each lr. others: the settings of each run that differ besides the rate.
     """
     if "lr" not in differing:

@@ -207,7 +207,7 @@ def test_a_random_state_that_is_none_falls_back(run, finished, capsys):
     entry = FileRecord(bytes=path.stat().st_size, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
     MANIFESTS.write(path.with_name(MANIFEST), CheckpointRecord.of({**record.files(), STATE: entry}))
     assert resume(run) == 0
-    assert "checkpoint step-4 is damaged, the state of a random generator is none" in error(capsys)
+    assert "checkpoint step-4 is damaged, the saved state of the random generator cannot be used" in error(capsys)
     assert weights(run) == weights(finished)
 
 
