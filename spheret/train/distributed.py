@@ -224,7 +224,8 @@ def check_random_state(state: str) -> None:
     try:
         torch.Generator().set_state(torch.frombuffer(bytearray.fromhex(state.split(",")[0]), dtype=torch.uint8))
     except (RuntimeError, TypeError) as error:
-        raise ValueError(f"the saved state of the random generator cannot be used ({str(error).splitlines()[0]})") from None
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"the saved state of the random generator cannot be used ({reason})") from None
 
 
 def set_random_state(device: torch.device, state: str) -> None:
