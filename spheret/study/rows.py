@@ -40,7 +40,7 @@ class Row(Record):
     flops: of all steps, counted from the shapes. seconds: training as it took, beside whatever else ran.
     step_seconds: one update, measured side by side with the other contestants of the group; null if not measured.
     curve: steps and validation losses.
-    unigram_entropy: the loss of token frequencies alone; null in rows that are older than this key.
+    unigram_entropy: the loss of token frequencies alone; null if the data has none to tell.
     """
 
     group: str
@@ -62,7 +62,7 @@ class Row(Record):
     processor: str | None
     threads: int | None
     step_seconds: float | None
-    unigram_entropy: float | None = None
+    unigram_entropy: float | None
 
     @property
     def key(self) -> Key:

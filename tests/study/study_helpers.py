@@ -38,6 +38,7 @@ def row(key, loss, state="finished", **fields):
         "train_loss": loss, "steps": 10, "tokens": 1000, "flops": 10**6, "seconds": 2.0,
         "curve": [(5, None if loss is None else loss + 0.5), (10, loss)], "run": f"run-{key.seed}", "commit": None,
         "torch": "2", "processor": None, "threads": 1, "step_seconds": 0.1,
+        "unigram_entropy": None,
     }  # fmt: skip
     return Row(**key._asdict(), state=state, val_loss=loss, **{**values, **fields})
 

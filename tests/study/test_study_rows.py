@@ -4,7 +4,7 @@ import pytest
 from study_helpers import row
 
 from spheret.runs.layout import LOCK
-from spheret.study.rows import Key, plateau, read_rows, row_of, write_rows
+from spheret.study.rows import Key, plateau, row_of
 
 KEY = Key("two", "pre-ln", 1e-3, 1)
 
@@ -14,15 +14,6 @@ def test_a_run_that_is_still_starting_has_no_row(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / LOCK).touch()
     assert row_of(tmp_path / "run", KEY) is None
-
-
-def test_rows_of_before_the_entropy_can_be_read(tmp_path):
-    write_rows(tmp_path / "rows.jsonl", [row(KEY, 2.0)])
-    text = (tmp_path / "rows.jsonl").read_text()
-    old = text.replace(',"unigram_entropy":null', "")
-    assert old != text
-    (tmp_path / "rows.jsonl").write_text(old)
-    assert read_rows(tmp_path / "rows.jsonl") == {KEY: row(KEY, 2.0)}
 
 
 @pytest.mark.parametrize(
