@@ -200,7 +200,7 @@ def cases(run, prepared, tmp_path_factory):
     row = Row(
         group="nine", contestant="keel", rate=0.005, seed=101, state="finished", reason="", val_loss=2.3,
         train_loss=2.4, steps=300, tokens=307200, flops=10**12, seconds=40.0, curve=[(60, 2.9), (300, None)],
-        run="keel-1", commit="abc", torch="2.13", processor="x", threads=1, step_seconds=0.1,
+        run="keel-1", commit="abc", torch="2.13", processor="x", threads=1, step_seconds=0.1, unigram_entropy=3.0,
     )  # fmt: skip
     write_rows(folder / "rows.jsonl", [row])
     result["study rows"] = Case(folder / "rows.jsonl", read_line(STUDY_ROWS))
