@@ -50,6 +50,8 @@ def test_our_gpt_and_its_export_as_gpt2_have_the_same_dynamics(folder):
     theirs = numbers(inspect_saved(SavedModel(folder / "exported"), windows=2))
     assert ours.pop(".checkpoint") == 0
     assert theirs.pop(".checkpoint") is None
+    # the head is ours alone
+    assert ours.pop(".own_logit") is not None
     assert ours.keys() == theirs.keys()
     assert sum(value is not None for value in ours.values()) > 80
     for path, value in ours.items():
