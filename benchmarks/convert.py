@@ -14,7 +14,7 @@ from measuring import Comparison, medians, print_table, run, write
 from torch import Tensor, nn
 
 from spheret.conversion import anneal, convert
-from spheret.finetune.training import next_token_loss
+from spheret.conversion.command.training import next_token_loss
 from spheret.support.allocator import keep_freed_memory
 from spheret.support.errors import need
 from spheret.support.files import check_output_file

@@ -39,7 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("spheret.hub.command:export_command", "write a run as files that transformers loads"),
     "import": ("spheret.hub.command:import_command", "make a run of a model that transformers has saved"),
     "convert": (
-        "spheret.finetune.command:convert_command",
+        "spheret.conversion.command.convert:convert_command",
         "put a trained model's stream on a sphere, and measure what that costs; resumable",
     ),
     "schemes": ("spheret.catalogue:schemes", "list every scheme: formula, options, source"),

@@ -20,6 +20,15 @@ from spheret.analysis.inspect import (
 )
 from spheret.analysis.records import CERTIFICATES
 from spheret.cli import main
+from spheret.conversion.command.records import (
+    CONVERSIONS,
+    Arm,
+    ConvertRecord,
+    Evaluation,
+    Settings,
+    Starts,
+    Sublayer,
+)
 from spheret.data.records import MANIFESTS as DATA_MANIFESTS
 from spheret.data.records import (
     PROGRESSES,
@@ -41,15 +50,6 @@ from spheret.evaluate.records import (
     RowsRecord,
     SampleRecord,
     TaskRecord,
-)
-from spheret.finetune.records import (
-    CONVERSIONS,
-    Arm,
-    ConvertRecord,
-    Evaluation,
-    Settings,
-    Starts,
-    Sublayer,
 )
 from spheret.race.race import RACES, RaceRecord
 from spheret.race.slurm import STAGES, StageRecord, SubmittedJob

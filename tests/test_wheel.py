@@ -158,7 +158,7 @@ def test_a_command_names_what_installs_it(words, core):
     ("code", "extra"),
     [
         ("from spheret.data import cached", "lab"),
-        ("import spheret.conversion; spheret.conversion.load('x')", "hub"),
+        ("import spheret.hub; spheret.hub.load('x')", "hub"),
     ],
 )
 def test_a_library_call_names_what_installs_it(code, extra, core):

@@ -9,9 +9,8 @@ from typing import Any
 
 from spheret.analysis import certificate, figures
 from spheret.analysis.inputs import float64_device, loss_windows, open_data, unigram_entropy, validation_windows
-from spheret.analysis.saved_models import certify_saved, open_run_or_model, output_directory
+from spheret.analysis.saved_models import certify_saved, is_saved_model, open_run_or_model, output_directory
 from spheret.analysis.sublayers import check_finite
-from spheret.foreign.saved import is_saved_model
 from spheret.runs.layout import CERTIFICATE, CERTIFICATE_FIGURE
 from spheret.runs.run import Run
 from spheret.support import files

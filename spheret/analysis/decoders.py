@@ -16,7 +16,7 @@ Both = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Decoder(Protocol):
-    """A decoder in evaluation mode. `sublayers.OwnDecoder` is a GPT, `foreign.ForeignDecoder` anyone's."""
+    """A decoder in evaluation mode. `sublayers.OwnDecoder` is a GPT, `foreign.decoder.ForeignDecoder` anyone's."""
 
     @property
     def scheme(self) -> str:

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from spheret.analysis import certificate
 from spheret.analysis.dynamics import dynamics
+from spheret.analysis.foreign.decoder import ForeignDecoder
+from spheret.analysis.foreign.text import open_text, with_first_tokens
 from spheret.analysis.inputs import float64_device, loss_windows, unigram_entropy, validation_windows
 from spheret.analysis.measure import DENSE
 from spheret.data import Data
-from spheret.foreign.decoder import ForeignDecoder
-from spheret.foreign.saved import BLOCK, SavedModel, is_saved_model
+from spheret.runs.layout import CONFIG
+from spheret.runs.records import RUNS
 from spheret.runs.run import Run, open_run
 from spheret.support.errors import shortened
 from spheret.support.machine import machine
 from spheret.support.meter import Meter
 from spheret.support.threads import few_threads
 
+if TYPE_CHECKING:
+    # importing the hub imports transformers, which takes seconds: a run does not need it
+    from spheret.hub.open import SavedModel
+
+# the windows of a model are no longer than this, whatever it can take
+BLOCK = 256
 # Jacobians are taken in shorter windows than losses: the model runs on the whole window for every direction
 _JACOBIAN_BLOCK = 64
 # how many logits one forward pass of a certificate may hold
@@ -30,9 +38,24 @@ _LOGITS = 1 << 27
 _NOT_FORWARD = ("functorch", "forward AD", "vmap")
 
 
+def is_saved_model(path: str | Path) -> bool:
+    """Whether a directory holds a model of transformers, or one in another format, and is not a run."""
+    directory = Path(path).expanduser()
+    config = directory / CONFIG
+    if not directory.is_dir() or (config.is_file() and RUNS.format_of(config) == RUNS.format):
+        return False
+    from spheret.hub import open as hub
+
+    return hub.is_saved_model(directory)
+
+
 def open_run_or_model(path: str) -> Run | SavedModel:
     """A run directory, or a directory that transformers has saved."""
-    return SavedModel(path) if is_saved_model(path) else open_run(path)
+    if not is_saved_model(path):
+        return open_run(path)
+    from spheret.hub.open import open_decoder
+
+    return open_decoder(path)
 
 
 def output_directory(command: str, opened: Run | SavedModel, out: str | None) -> Path:
@@ -52,15 +75,17 @@ def _block(decoder: ForeignDecoder) -> int:
 def _open(
     saved: SavedModel, data: str | None, dtype: torch.dtype, device: str, quiet: bool
 ) -> tuple[ForeignDecoder, Data]:
+    from spheret.hub.loading import load_decoder
+
     tokenizer = saved.tokenizer
-    decoder = ForeignDecoder(saved.load(dtype, float64_device(device)))
+    decoder = ForeignDecoder(load_decoder(saved, dtype, float64_device(device)))
     rows = decoder.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     if tokenizer.vocab_size > rows:
         raise ValueError(
             f"the tokenizer of {saved.path} has {tokenizer.vocab_size:,} tokens and the model's embedding has "
             f"{rows:,} rows: put the tokenizer there that the model was trained with."
         )
-    return decoder, saved.data(data, quiet)
+    return decoder, open_text(saved, data, quiet)
 
 
 def inspect_saved(
@@ -133,4 +158,4 @@ def certify_saved(
 
 def _on_device(saved: SavedModel, decoder: ForeignDecoder, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     place = next(decoder.parameters()).device
-    return saved.with_first_tokens(x.to(place), y.to(place))
+    return with_first_tokens(saved, x.to(place), y.to(place))

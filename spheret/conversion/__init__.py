@@ -1,7 +1,6 @@
 """Other people's models: `convert` puts their residual stream on a sphere, `revert` takes it off again."""
 
 from spheret.conversion.attach import steps, watched
-from spheret.conversion.load import load
 from spheret.conversion.model import convert, revert
 from spheret.conversion.plan import ConversionError
 from spheret.conversion.report import ConversionReport, ConvertedSublayer
@@ -17,7 +16,6 @@ __all__ = [
     "ResidualStack",
     "anneal",
     "convert",
-    "load",
     "position",
     "residual_stack",
     "revert",

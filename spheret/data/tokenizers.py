@@ -198,7 +198,8 @@ def splits_like_gpt2(definition: dict[str, Any]) -> bool:
         and before.get("type") == "ByteLevel"
         and before.get("use_regex") is True
         and before.get("add_prefix_space") is False
-        and model["type"] == "BPE"
+        # older files do not say the type, but only BPE has merges
+        and model.get("type", "BPE" if "merges" in model else None) == "BPE"
         and not model.get("dropout")
         and set(alphabet) <= set(model["vocab"])
     )

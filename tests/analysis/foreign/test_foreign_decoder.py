@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from foreign_helpers import CONFIGS, build
+from saved_decoders import CONFIGS, build
 
 from spheret import conversion
 from spheret.analysis import certificate
+from spheret.analysis.foreign.arithmetic import Float64
+from spheret.analysis.foreign.decoder import ForeignDecoder
 from spheret.analysis.measure import measure_sequence, measure_tokens
-from spheret.foreign.arithmetic import Float64
-from spheret.foreign.decoder import ForeignDecoder
 
 KINDS = {
     "gemma2": "norms around", "gemma3": "norms around", "olmo2": "norm behind", "gpt-1": "post-norm",
@@ -165,7 +165,7 @@ def test_a_wrong_fast_way_is_found(monkeypatch):
 
 def test_an_encoder_is_refused():
     import transformers as t
-    from foreign_helpers import SIZE
+    from saved_decoders import SIZE
 
     with pytest.raises(ValueError, match="a token sees later tokens, so it is no decoder"):
         ForeignDecoder(t.BertLMHeadModel(t.BertConfig(**SIZE)))

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spheret.analysis.foreign.arithmetic import Float64
 from spheret.connections import Connection, RetractionStep
 from spheret.conversion.plan import Chain, ConversionError, Reader, Residual, make_plan
 from spheret.conversion.steps import Step
 from spheret.conversion.trace import Trace, watch
-from spheret.foreign.arithmetic import Float64
 from spheret.kernels import compute_dtype, retract_unchecked
 from spheret.support.errors import shortened
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from spheret.finetune.records import ConvertRecord, Number
+from spheret.conversion.command.records import ConvertRecord, Number
 from spheret.report.output import contents, refuse_other_files, write_files
 from spheret.report.sections import Section
 from spheret.report.tables import Table, TableCell

@@ -16,9 +16,7 @@ import tyro
 from spheret.connections.parse import json_options, options_from_json, parse_options
 from spheret.conversion import ConversionReport, convert, revert, steps
 from spheret.conversion.checks import Start, spherical_scheme
-from spheret.conversion.report import ConvertedSublayer
-from spheret.data import Data
-from spheret.finetune.records import (
+from spheret.conversion.command.records import (
     CONTROL,
     CONVERSIONS,
     CONVERT,
@@ -29,10 +27,12 @@ from spheret.finetune.records import (
     Starts,
     Sublayer,
 )
-from spheret.finetune.report import outcome, write_report
-from spheret.finetune.source import Subject, open_subject, open_text
-from spheret.finetune.training import FineTuning, calibration, validation_loss
-from spheret.foreign.saved import quietly
+from spheret.conversion.command.report import outcome, write_report
+from spheret.conversion.command.subject import Subject, open_subject, open_text
+from spheret.conversion.command.training import FineTuning, calibration, validation_loss
+from spheret.conversion.report import ConvertedSublayer
+from spheret.data import Data
+from spheret.hub.loading import quietly
 from spheret.runs.directory import claimed, explained
 from spheret.runs.flags import shown
 from spheret.runs.layout import CHECKPOINTS, CONFIG, LOCK
@@ -158,7 +158,7 @@ def convert_command(
         page = write_report(record, path)
     if not quiet:
         print(outcome(record))
-        print(f"{path}: the converted model (spheret.conversion.load), {CONVERT} and {page.relative_to(path)}")
+        print(f"{path}: the converted model (spheret.hub.load), {CONVERT} and {page.relative_to(path)}")
     return 0
 
 

@@ -1,25 +1,22 @@
 """inspect and certify of saved models, from the command line."""
 
-import json
-import math
-
 import numpy as np
 import pytest
 import torch
-import transformers as t
-from foreign_helpers import GROUPED, SIZE, build, save
+from saved_decoders import build, save
 from small_models import randomize
 
 from spheret import GPT, GPTConfig, conversion
 from spheret.analysis import certificate
 from spheret.analysis.certify import certify_run
+from spheret.analysis.foreign.text import first_tokens, open_text, with_first_tokens
 from spheret.analysis.inspect import INSPECTIONS, inspect_run
 from spheret.analysis.saved_models import certify_saved, inspect_saved
 from spheret.cli import main
 from spheret.data import cached, prepare, resolve
 from spheret.data.preparation import cache_path
 from spheret.data.tokenizers import load as load_tokenizer
-from spheret.foreign.saved import SavedModel, is_saved_model, quietly
+from spheret.hub.open import SavedModel
 from spheret.hub.transfer import export
 from spheret.runs.run import create_run, open_run
 
@@ -53,6 +50,8 @@ def test_our_gpt_and_its_export_as_gpt2_have_the_same_dynamics(folder):
     theirs = numbers(inspect_saved(SavedModel(folder / "exported"), windows=2))
     assert ours.pop(".checkpoint") == 0
     assert theirs.pop(".checkpoint") is None
+    # the head is ours alone
+    assert ours.pop(".own_logit") is not None
     assert ours.keys() == theirs.keys()
     assert sum(value is not None for value in ours.values()) > 80
     for path, value in ours.items():
@@ -124,11 +123,12 @@ def test_text_and_prepared_data(folder, tmp_path):
     # the same ids from a file
     prepare(str(text), str(folder / "llama" / "tokenizer.json"), tmp_path / "alike")
     prepare(str(text), "bpe:300", tmp_path / "other")
-    windows = [saved.data(str(tmp_path / name)).stream("val").window(0, 99) for name in ("text.txt", "same", "alike")]
+    names = ("text.txt", "same", "alike")
+    windows = [open_text(saved, str(tmp_path / name)).stream("val").window(0, 99) for name in names]
     assert np.array_equal(windows[0], windows[1])
     assert np.array_equal(windows[0], windows[2])
     with pytest.raises(ValueError, match="was prepared with another tokenizer than"):
-        saved.data(str(tmp_path / "other"))
+        open_text(saved, str(tmp_path / "other"))
 
 
 def test_another_tokenizer_at_the_same_path_is_another_corpus(folder, tmp_path):
@@ -156,129 +156,11 @@ def test_the_tokens_in_front_of_a_text(folder, tmp_path):
         "<|endoftext|> $A", special_tokens=[("<|endoftext|>", 256)]
     )
     tokenizer.save(str(directory / "tokenizer.json"))
-    assert SavedModel(folder / "llama").first_tokens == []
+    assert first_tokens(SavedModel(folder / "llama")) == []
     saved = SavedModel(directory)
-    assert saved.first_tokens == [256]
+    assert first_tokens(saved) == [256]
     x, y = torch.arange(8).view(2, 4), torch.arange(1, 9).view(2, 4)
-    inputs, targets = saved.with_first_tokens(x, y)
+    inputs, targets = with_first_tokens(saved, x, y)
     assert inputs.tolist() == [[256, 0, 1, 2], [256, 4, 5, 6]]
     assert targets.tolist() == x.tolist()
     assert saved.tokenizer.name == "bytes"
-
-
-def bare(directory, config, *files):
-    directory.mkdir()
-    (directory / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
-    for name in files:
-        (directory / name).write_bytes(b"")
-
-
-LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
-WEIGHTS = "model.safetensors"
-# the config.json, the other files, and what is said
-REFUSED = {
-    "pickle": (LLAMA, ["pytorch_model.bin"], "pickles and other formats are never read"),
-    "gguf": (LLAMA, ["model.gguf"], "holds GGUF (model.gguf), whose weights are quantised"),
-    "adapter": (LLAMA, ["adapter_config.json", WEIGHTS], "holds an adapter"),
-    "quantised": ({**LLAMA, "quantization_config": {"bits": 4}}, [WEIGHTS], "holds quantised weights"),
-    "translator": ({"model_type": "t5", "is_encoder_decoder": True}, [WEIGHTS], "is an encoder with a decoder"),
-    "export": ({"model_type": "spheret"}, [WEIGHTS], "make a run of it with spheret import"),
-    "damaged": ('{"model_type": ', [WEIGHTS], "is damaged"),
-    "list": ("[1]", [WEIGHTS], "it holds no JSON object"),
-    "no tokenizer": (LLAMA, [WEIGHTS], "has no tokenizer.json"),
-}
-
-
-@pytest.mark.parametrize("command", ["inspect", "certify"])
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused_before_anything_is_loaded(name, command, capsys, tmp_path):
-    config, others, sentence = REFUSED[name]
-    bare(tmp_path / "model", config, *others)
-    assert is_saved_model(tmp_path / "model")
-    assert main([command, str(tmp_path / "model"), "--out", str(tmp_path / "out")]) == 2
-    assert sentence in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-class TestRefused:
-    def refused(self, directory, capsys, *words, command="inspect"):
-        assert main([command, str(directory), *words]) == 2
-        return capsys.readouterr().err
-
-    def with_tokenizer(self, folder, directory, config, *files):
-        bare(directory, config, *files)
-        (directory / "tokenizer.json").write_bytes((folder / "llama" / "tokenizer.json").read_bytes())
-        return directory
-
-    def test_a_model_that_needs_its_own_code(self, folder, capsys, tmp_path):
-        config = {
-            "model_type": "own",
-            "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"},
-        }
-        model = self.with_tokenizer(folder, tmp_path / "model", config, WEIGHTS)
-        (model / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-        (model / WEIGHTS).write_bytes((folder / "llama" / WEIGHTS).read_bytes())
-        assert "Code of a model's own is never run" in self.refused(model, capsys)
-        assert not (tmp_path / "ran").exists()
-
-    def test_an_encoder(self, folder, capsys, tmp_path):
-        config = {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
-        model = self.with_tokenizer(folder, tmp_path / "model", config, WEIGHTS)
-        (model / WEIGHTS).write_bytes((folder / "llama" / WEIGHTS).read_bytes())
-        assert "is a BertForMaskedLM, which does not predict the next token" in self.refused(model, capsys)
-
-    @pytest.mark.parametrize("part", ["pytorch_model.bin", "../llama/model.safetensors", 3])
-    def test_weights_elsewhere(self, folder, capsys, tmp_path, part):
-        model = self.with_tokenizer(folder, tmp_path / "model", LLAMA)
-        (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": part}}))
-        assert "weights are read only from .safetensors files beside it" in self.refused(model, capsys)
-
-    def test_weights_that_are_none(self, folder, capsys, tmp_path):
-        model = self.with_tokenizer(folder, tmp_path / "model", {**LLAMA, **SIZE}, WEIGHTS)
-        assert "model.safetensors is damaged" in self.refused(model, capsys)
-
-    def test_a_config_that_does_not_fit(self, folder, capsys, tmp_path):
-        config = json.loads((folder / "exported" / "config.json").read_text())
-        for name, change, sentence in (
-            ("wide", {"n_embd": 24}, "transformers cannot load"),
-            ("deep", {"n_layer": 1 << 40}, "has n_layer = 1099511627776, and the weights are"),
-            ("many", {"n_head": -1}, "a trial forward pass of GPT2LMHeadModel on 13 tokens failed"),
-        ):
-            model = self.with_tokenizer(folder, tmp_path / name, {**config, **change})
-            (model / WEIGHTS).write_bytes((folder / "exported" / WEIGHTS).read_bytes())
-            assert sentence in self.refused(model, capsys)
-
-    def test_weights_that_are_missing(self, capsys, tmp_path):
-        with quietly():
-            save(t.LlamaModel(t.LlamaConfig(**GROUPED)), tmp_path / "model")
-        assert "it lacks lm_head.weight (1 in all), which would be random numbers" in self.refused(
-            tmp_path / "model", capsys
-        )
-
-    def test_not_a_number(self, capsys, tmp_path):
-        model = build("gpt2")
-        with torch.no_grad():
-            model.transformer.h[1].mlp.c_fc.weight[0, 0] = math.nan
-        save(model, tmp_path / "model")
-        assert "NaN or infinity in transformer.h.1.mlp.c_fc.weight" in self.refused(tmp_path / "model", capsys)
-
-    def test_a_tokenizer_of_more_tokens(self, capsys, tmp_path):
-        save(
-            t.LlamaForCausalLM(t.LlamaConfig(**{**GROUPED, "vocab_size": 99, "eos_token_id": 1})), tmp_path / "model"
-        )
-        assert "has 257 tokens and the model's embedding has 99 rows" in self.refused(tmp_path / "model", capsys)
-
-    def test_words_that_do_not_fit(self, folder, capsys, tmp_path):
-        model = folder / "llama"
-        assert "leave --step out" in self.refused(model, capsys, "--step", "1")
-        assert "leave --step out" in self.refused(model, capsys, "--step", "1", command="certify")
-        out = ["--out", str(tmp_path)]
-        assert "--data nowhere is neither a file nor" in self.refused(model, capsys, "--data", "nowhere", *out)
-        assert "no run directory at" in self.refused(tmp_path / "nothing", capsys)
-
-
-def test_a_run_is_no_saved_model(folder, tmp_path):
-    assert not is_saved_model(folder / "run")
-    assert not is_saved_model(tmp_path)
-    assert not is_saved_model(tmp_path / "nothing")
-    assert is_saved_model(folder / "llama")

@@ -8,13 +8,13 @@ import torch
 from scripts import script
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
-from spheret import conversion
+from spheret import conversion, hub
 from spheret.cli import main
+from spheret.conversion.command import convert as command
+from spheret.conversion.command.records import CONVERSIONS
+from spheret.conversion.command.subject import open_subject
+from spheret.conversion.command.training import FineTuning, rate, validation_loss
 from spheret.data import open_data, prepare
-from spheret.finetune import command
-from spheret.finetune.records import CONVERSIONS
-from spheret.finetune.source import open_subject
-from spheret.finetune.training import FineTuning, rate, validation_loss
 from spheret.hub.tokenizer_files import write_tokenizer
 from spheret.runs import tensors
 from spheret.runs.tensors import lazy_tensor
@@ -100,7 +100,7 @@ class TestTheLosses:
 
 class TestWhatIsWritten:
     def test_the_model_is_the_one_that_was_measured(self, converted, data):
-        model = conversion.load(converted)
+        model = hub.load(converted)
         record = record_of(converted)
         assert conversion.position(model) == 1
         loss = validation_loss(model, data, record.settings, torch.device("cpu"))
@@ -179,7 +179,7 @@ def test_a_run(convert, prepared, tmp_path):
     record = record_of(tmp_path / "out")
     assert record.architecture == "SpheretForCausalLM"
     assert record.starts.exact == pytest.approx(record.starts.original, abs=1e-5)
-    loaded = conversion.load(tmp_path / "out")
+    loaded = hub.load(tmp_path / "out")
     loss = validation_loss(loaded, open_data(prepared), record.settings, torch.device("cpu"))
     assert loss == pytest.approx(record.converted.last, abs=1e-6)
 
@@ -250,7 +250,7 @@ class TestBadInput:
         tensors.write(copy / "model.safetensors", whole)
         assert "is not finite" in refused(model=copy)
         (copy / "model.safetensors").write_bytes(b"not a model")
-        assert "transformers does not load" in refused(model=copy)
+        assert "is not a safetensors file" in refused(model=copy)
 
     def test_a_model_of_another_kind(self, refused, data, tmp_path):
         sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
@@ -297,3 +297,14 @@ def test_text_gets_the_models_own_ids(llama, data, tmp_path):
     subject = open_subject(str(copy), None)
     assert subject.spec == str(copy / "tokenizer.json")
     assert subject.tokenizer.encode("A").tolist() == [ord("a")]
+
+
+def test_a_model_that_changes_meanwhile_is_noticed(llama, tmp_path):
+    """Each fine-tuning opens the files again."""
+    copy = shutil.copytree(llama, tmp_path / "copy")
+    subject = open_subject(str(copy), None)
+    assert subject.load() is not None
+    with (copy / "config.json").open("a") as file:
+        file.write("\n")
+    with pytest.raises(ValueError, match="has changed since this conversion began"):
+        subject.load()

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spheret.conversion import Annealing, steps
+from spheret.conversion.command.records import Arm, Evaluation, Settings
 from spheret.data import Data
-from spheret.finetune.records import Arm, Evaluation, Settings
 from spheret.optim import AdamW, clip_gradients, parameter_groups
 from spheret.runs import checkpoint
 from spheret.runs.layout import MODEL, OPTIMIZER

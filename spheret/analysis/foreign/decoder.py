@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from spheret import conversion
+from spheret.analysis.foreign.arithmetic import Float64, attention_on_own_paths
+from spheret.analysis.foreign.probe import Call, ForeignSublayer, Probe, part_of, put, taken
+from spheret.analysis.foreign.structure import Branch, ConvertedStep, find_structure, trial_tokens
 from spheret.connections import Connection
 from spheret.conversion.trace import Where
-from spheret.foreign.arithmetic import Float64, attention_on_own_paths
-from spheret.foreign.probe import Call, ForeignSublayer, Probe, part_of, put, taken
-from spheret.foreign.structure import Branch, ConvertedStep, find_structure, trial_tokens
 from spheret.model.probes import Sublayer
 
 # the largest relative difference between two ways to one derivative, in float64

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from spheret.analysis.foreign.structure import Branch
 from spheret.conversion.trace import Where
-from spheret.foreign.structure import Branch
 from spheret.model.probes import Sublayer
 
 NOT_PROVEN = "measured in float64, not proven: ball arithmetic has rules for spheret's own layers alone"

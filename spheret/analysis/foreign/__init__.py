@@ -1,0 +1,1 @@
+"""Decoders that transformers has saved: followed, and differentiated."""

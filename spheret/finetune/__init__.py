@@ -1,1 +1,0 @@
-"""`spheret convert`: fine-tune a converted model, and beside it the original."""

@@ -1,1 +1,0 @@
-"""Models that transformers has saved: opened without running anything of theirs, followed, and differentiated."""

@@ -1,0 +1,150 @@
+"""A converted model that was saved is loaded as it was: every weight, every step size, and nothing else."""
+
+import json
+import os
+import pickle
+
+import pytest
+import torch
+import transformers as t
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from saved_decoders import SIZE, build
+
+from spheret import conversion, hub
+from spheret.hub.loading import quietly
+
+WEIGHTS = "model.safetensors"
+IMAGES = {
+    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24, "image_size": 8,
+    "patch_size": 4,
+}  # fmt: skip
+
+
+def image_model():
+    torch.manual_seed(0)
+    return t.ViTForImageClassification(t.ViTConfig(**IMAGES)).eval()
+
+
+# transformers saves the weights, and the step sizes, of the last two under other names than the model has
+MODELS = {
+    "llama": lambda: build("llama"),
+    "gpt2": lambda: build("gpt2"),
+    "gpt-neox": lambda: t.GPTNeoXForCausalLM(t.GPTNeoXConfig(**SIZE)).eval(),
+    "vit": image_model,
+}
+
+
+def save(model, path, **options):
+    model, _ = conversion.convert(model)
+    conversion.anneal(model, 0.5)
+    with torch.no_grad():
+        for number, step in enumerate(conversion.steps(model)):
+            step.unit.mul_(1 + number / 10)
+    with quietly():
+        model.save_pretrained(path, **options)
+    return model
+
+
+def output(model):
+    torch.manual_seed(1)
+    images = hasattr(model.config, "image_size")
+    words = {"pixel_values": torch.randn(1, 3, 8, 8)} if images else {"input_ids": torch.arange(12)[None]}
+    with torch.no_grad():
+        return model(**words).logits
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_there_and_back(name, tmp_path):
+    torch.manual_seed(0)
+    model = save(MODELS[name](), tmp_path / "model")
+    loaded = hub.load(tmp_path / "model")
+    assert type(loaded) is type(model)
+    assert conversion.position(loaded) == 0.5
+    assert loaded.config.spheret == model.config.spheret
+    state = loaded.state_dict()
+    assert state.keys() == model.state_dict().keys()
+    for key, value in model.state_dict().items():
+        assert torch.equal(state[key], value), key
+    assert torch.equal(output(loaded), output(model))
+    # and once more, from a model that was loaded
+    with quietly():
+        loaded.save_pretrained(tmp_path / "again")
+    assert torch.equal(output(hub.load(tmp_path / "again")), output(model))
+
+
+def test_in_parts_and_in_another_dtype(tmp_path):
+    model = save(build("llama"), tmp_path / "model", max_shard_size="5KB")
+    assert len(list((tmp_path / "model").glob("*.safetensors"))) > 2
+    assert torch.equal(output(hub.load(tmp_path / "model")), output(model))
+    assert next(hub.load(tmp_path / "model", dtype=torch.float64).parameters()).dtype == torch.float64
+
+
+class TestRefused:
+    @pytest.fixture
+    def model(self, tmp_path):
+        save(build("llama"), tmp_path / "model")
+        return tmp_path / "model"
+
+    def change(self, model, **changes):
+        config = json.loads((model / "config.json").read_bytes())
+        (model / "config.json").write_text(json.dumps({**config, **changes}))
+
+    def test_weights_that_are_missing(self, model):
+        whole = load_file(model / WEIGHTS)
+        lost = next(name for name in whole if "down_proj" in name)
+        save_file({name: x for name, x in whole.items() if name != lost}, model / WEIGHTS, {"format": "pt"})
+        with pytest.raises(ValueError, match=f"lacks {lost}"):
+            hub.load(model)
+
+    def test_step_sizes_that_are_missing(self, model):
+        whole = load_file(model / WEIGHTS)
+        lost = next(name for name in whole if ".spheret." in name)
+        save_file({name: x for name, x in whole.items() if name != lost}, model / WEIGHTS, {"format": "pt"})
+        with pytest.raises(ValueError, match=f"lacks {lost}"):
+            hub.load(model)
+        whole[lost] = torch.zeros(3)
+        save_file(whole, model / WEIGHTS, {"format": "pt"})
+        with pytest.raises(ValueError, match=f"has another shape of {lost}"):
+            hub.load(model)
+
+    def test_a_model_that_is_not_converted(self, tmp_path):
+        with quietly():
+            build("llama").save_pretrained(tmp_path)
+        with pytest.raises(ValueError, match="was not saved as a converted one"):
+            hub.load(tmp_path)
+
+    @pytest.mark.parametrize("entry", [{}, {"scheme": 3, "options": {}}, {"scheme": "proj-spheretnorm"}])
+    def test_an_entry_that_says_nothing(self, model, entry):
+        self.change(model, spheret=entry)
+        with pytest.raises(ValueError, match="does not say how the model was converted"):
+            hub.load(model)
+
+    @pytest.mark.parametrize("name", ["LlamaForNothing", "nn", "AutoModel"])
+    def test_a_class_that_is_none(self, model, name):
+        self.change(model, architectures=[name])
+        with pytest.raises(ValueError, match="transformers has no class"):
+            hub.load(model)
+
+    def test_no_code_of_the_directory_runs(self, model, monkeypatch):
+        monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asked"))
+        (model / "evil.py").write_text(f"open({str(model / 'ran')!r}, 'w')\n")
+        self.change(model, auto_map={"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"})
+        hub.load(model, trust_remote_code=True)
+        assert not (model / "ran").exists()
+
+    def test_no_pickle_is_read(self, model):
+        (model / WEIGHTS).unlink()
+        (model / "pytorch_model.bin").write_bytes(pickle.dumps({}))
+        with pytest.raises(FileNotFoundError, match="pickles are never read"):
+            hub.load(model)
+
+    def test_an_index_beside_whole_weights_is_not_asked(self, model, tmp_path):
+        """An index was obeyed once, also where it led elsewhere or to a pipe."""
+        (model / "model.safetensors.index.json").write_text(
+            json.dumps({"weight_map": {"x": str(tmp_path / "pipe"), "y": 3}})
+        )
+        os.mkfifo(tmp_path / "pipe")
+        assert conversion.position(hub.load(model)) == 0.5
+        with safe_open(model / WEIGHTS, "pt") as file:
+            assert any(".spheret." in name for name in file.keys())  # noqa: SIM118
