@@ -32,7 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "explore": ("spheret.report.explore:explore_command", "try retractions, caps and schedules by hand, on one page"),
     "reproduce": ("spheret.race.reproduce:reproduce", "run the paper's recipe: one cell of its tables, or all 48"),
     "coord-check": (
-        "spheret.study.coord_check:coord_check",
+        "spheret.train.coord_check:coord_check",
         "check that a learning rate fits other widths and depths",
     ),
     "plan": ("spheret.plan.command:plan_command", "estimate memory, FLOPs, traffic and hours before a run"),

@@ -18,8 +18,9 @@ FLOORS = [
     ["retractions", "schedules", "bounds"],
     ["kernels"],
     ["connections"],
-    ["optim", "conversion"],
+    ["conversion"],
     ["model"],
+    ["optim"],
     ["data"],
     ["runs", "foreign"],
     ["analysis", "evaluate", "hub", "plan"],
@@ -31,7 +32,7 @@ FLOORS = [
     ["cli"],
 ]
 # what `pip install spheret` alone serves: rooms that need torch and numpy, and of spheret only support and each other
-CORE = ["retractions", "schedules", "bounds", "kernels", "connections", "optim", "conversion", "model"]
+CORE = ["retractions", "schedules", "bounds", "kernels", "connections", "conversion", "model", "optim"]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -21,9 +21,9 @@ from spheret.analysis.sublayers import check_finite
 from spheret.data import Data
 from spheret.model.gpt import GPT
 from spheret.model.monitor import expected_start, own_logit_and_loss
+from spheret.optim.parametrization import parametrize
 from spheret.runs.layout import INSPECT, INSPECT_FIGURE
 from spheret.runs.metrics import StartRecord
-from spheret.runs.parametrization import parametrize
 from spheret.runs.run import Run, manifest_sha256
 from spheret.support import files
 from spheret.support.documents import Count, Document, Positive, Record
@@ -229,7 +229,7 @@ def initial(run: Run, data: Data) -> GPT | None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(train.seed)
         model = GPT(config, data.counts() if config.head_bias == "unigram" else None)
-        parametrize(model, run.settings.train)
+        parametrize(model, run.settings.train.optimizer_settings())
         model.at_update(1)
         return model.eval()
 

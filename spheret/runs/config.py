@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -18,11 +18,13 @@ import msgspec
 
 from spheret.connections import PAPER_SCHEMES
 from spheret.connections.parse import INFINITY
+from spheret.model.config import default_heads
 from spheret.model.gpt import GPTConfig
 from spheret.optim import OPTIMIZERS
-from spheret.runs.base_sizes import BASE_SIZES, PARAMETRIZATIONS, check_base_sizes, check_scheme
-from spheret.runs.lr_schedules import Course, check_schedule, learning_rate
-from spheret.runs.recipes import default_heads, defaults, paper_model
+from spheret.optim.base_sizes import BASE_SIZES, PARAMETRIZATIONS, check_base_sizes, check_scheme
+from spheret.optim.lr_schedules import Course, check_schedule, learning_rate
+from spheret.optim.parametrization import OptimizerSettings
+from spheret.runs.recipes import defaults, paper_model
 from spheret.support import files
 from spheret.support.documents import DECODE_ERRORS, MOST_BYTES, explain
 from spheret.support.errors import shortened, unknown
@@ -81,8 +83,8 @@ class TrainConfig:
     min_lr: float
     warmup: int
     checkpoint_every: int
-    weight_decay: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = OptimizerSettings.weight_decay
+    betas: tuple[float, float] = OptimizerSettings.betas
     clip: float = 1.0
     seed: int = 1337
     precision: str = "float32"
@@ -141,6 +143,10 @@ class TrainConfig:
     def lr_at(self, step: int) -> float:
         """The learning rate of update `step`, counted from 1."""
         return learning_rate(self.lr_schedule, self._course(), step)
+
+    def optimizer_settings(self) -> OptimizerSettings:
+        """What `spheret.optim` needs to know of it."""
+        return OptimizerSettings(**{field.name: getattr(self, field.name) for field in fields(OptimizerSettings)})
 
     def _course(self) -> Course:
         return Course(self.lr, self.min_lr, self.warmup, self.steps, self.decay_steps)

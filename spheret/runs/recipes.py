@@ -49,11 +49,6 @@ def paper_model(size: str) -> dict[str, int]:
     return dict(zip(("layers", "heads", "width"), PRESETS[size], strict=True))
 
 
-def default_heads(width: int) -> int:
-    """The heads of a model of this width: one per 64 columns, at least 4."""
-    return max(4, width // 64)
-
-
 def defaults(size: str | None) -> dict[str, dict[str, Any]]:
     """What a run takes where nothing is given: the small recipe, or with a size the paper's.
 

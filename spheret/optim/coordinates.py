@@ -15,20 +15,18 @@ import torch
 from torch import Tensor
 
 from spheret.connections.parse import SchemeChoice
+from spheret.model.config import default_heads
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.model.probes import Sublayer, probe
-from spheret.optim import build_optimizer, set_learning_rate
-from spheret.report.curves import power
-from spheret.runs.base_sizes import PARAMETRIZATIONS
-from spheret.runs.config import TrainConfig
-from spheret.runs.parametrization import parametrize
-from spheret.runs.recipes import default_heads
+from spheret.optim.base_sizes import PARAMETRIZATIONS
+from spheret.optim.build import build_optimizer, set_learning_rate
+from spheret.optim.parametrization import OptimizerSettings, parametrize
 
 # where along the depth a model is looked at, as shares of its sublayers
 PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
 LOGITS = "logits"
 VOCAB = 64
-# a power of the size that counts as none: an update then changes by less than a fifth when the size doubles
+# a power of the size that counts as 0: an update then changes by less than a fifth when the size doubles
 FLAT = 0.25
 
 # the power of each state and of each update, by "states" and "updates" and the place
@@ -56,16 +54,15 @@ class Setting:
             scheme=self.choice.name, scheme_options=self.choice.options,
         )  # fmt: skip
 
-    def training(self, seed: int) -> TrainConfig:
+    def optimizer_settings(self) -> OptimizerSettings:
         sizes: dict[str, Any] = {
             "base_width": self.base_width, "base_layers": self.base_layers,
             "base_heads": default_heads(self.base_width),
         }  # fmt: skip
         needed = PARAMETRIZATIONS.get(self.parametrization, ())
-        return TrainConfig(
-            steps=self.steps, batch_size=self.batch_size, tokens_per_update=self.batch_size * self.block, lr=self.lr,
-            min_lr=self.lr, warmup=0, checkpoint_every=1, seed=seed, optimizer=self.optimizer,
-            parametrization=self.parametrization, **{name: sizes[name] for name in needed},
+        return OptimizerSettings(
+            lr=self.lr, optimizer=self.optimizer, parametrization=self.parametrization,
+            **{name: sizes[name] for name in needed},
         )  # fmt: skip
 
 
@@ -112,13 +109,13 @@ def measure(setting: Setting, width: int, layers: int, seed: int) -> Coordinates
     """Train a new model for a few updates on one batch, and compare it with itself before them."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model, config = GPT(setting.shape(width, layers)), setting.training(seed)
-        factors = parametrize(model, config)
+        model, settings = GPT(setting.shape(width, layers)), setting.optimizer_settings()
+        factors = parametrize(model, settings)
         device = torch.device("cpu")
         optimizer = build_optimizer(
-            model, config.optimizer, config.lr, config.weight_decay, config.betas, device, factors
+            model, settings.optimizer, settings.lr, settings.weight_decay, settings.betas, device, factors
         )
-        set_learning_rate(optimizer, config.lr)
+        set_learning_rate(optimizer, settings.lr)
         batch = text(setting.batch_size, setting.block, seed)
         x, y = batch[:, :-1], batch[:, 1:]
         _, before = _look(model, x)
@@ -137,7 +134,7 @@ def measure(setting: Setting, width: int, layers: int, seed: int) -> Coordinates
 
 
 def _middle(values: Iterable[float]) -> float:
-    """The geometric mean. A value that is not a number above 0 makes it one that is none."""
+    """The geometric mean. NaN if a value is not a number above 0."""
     logs = [math.log(value) if 0 < value < math.inf else math.nan for value in values]
     return math.exp(math.fsum(logs) / len(logs))
 
@@ -164,6 +161,14 @@ def sweep(setting: Setting, sizes: Sequence[tuple[int, int]], tick: Callable[[],
     return rows
 
 
+def power(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """The least-squares slope of log value over log size."""
+    x, y = [math.log(size) for size in sizes], [math.log(value) for value in values]
+    mean_x, mean_y = math.fsum(x) / len(x), math.fsum(y) / len(y)
+    along = math.fsum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
+    return along / math.fsum((a - mean_x) ** 2 for a in x)
+
+
 def powers(rows: Sequence[Coordinates], size: str) -> Powers:
     """The power of the size, "width" or "layers", with which every state and every update changes.
 
@@ -182,7 +187,7 @@ def worst(found: Powers) -> tuple[str, float]:
     """What changes most with the size. An update may neither grow nor shrink; a state may only not grow."""
     named = {f"the update of the {_place(name)}": value for name, value in found["updates"].items()}
     named |= {f"the {_place(name)}": max(0.0, value) for name, value in found["states"].items()}
-    # a number that is none is worst of all
+    # NaN is worst of all
     name = max(named, key=lambda each: math.inf if math.isnan(named[each]) else abs(named[each]))
     return name, named[name]
 

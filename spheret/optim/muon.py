@@ -1,124 +1,17 @@
-"""AdamW and Muon, their groups of parameters, and gradient clipping for a model with connections."""
+"""Muon for hidden matrices, beside AdamW for all other parameters; several processes share its work."""
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from spheret.connections import Bounded
+from spheret.optim.adamw import AdamW, adamw_step
 from spheret.support.errors import unknown
 from spheret.support.sharding import like, local, whole
-
-OPTIMIZERS = ("adamw", "muon")
-# AdamW's epsilon
-EPSILON = 1e-8
-# modules whose weight maps the stream to logits
-_HEADS = ("head", "lm_head")
-
-
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two AdamW groups: matrices decay, all other parameters do not.
-
-    Decay would pull the step sizes a_l, the radius gamma, a learned p, gains and biases towards 0, which is not a
-    neutral value for them. Every learnable scalar of this library is a 1-element vector. So nanoGPT's rule applies:
-    parameters of two or more dimensions decay. Shared parameters appear once. Frozen parameters are left out.
-
-    Args:
-        model: any module.
-        weight_decay: that of the matrices, at least 0.
-    """
-    _check_decay(weight_decay)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    return [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": float(weight_decay)},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
-
-
-def _check_decay(weight_decay: float) -> None:
-    if not weight_decay >= 0:
-        raise ValueError(f"weight_decay must be at least 0, got {weight_decay}.")
-
-
-def hidden_matrices(model: nn.Module) -> dict[Tensor, tuple[int, ...]]:
-    """The weights of the hidden linear layers, each with the heights of the matrices that are stacked in it.
-
-    Embeddings, a head, and weights that they share are none. A layer whose weight holds several matrices one above
-    the other, as that of q, k and v does, says so in its attribute `parts`.
-    """
-    outer = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
-    hidden: dict[Tensor, tuple[int, ...]] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
-            if name.rpartition(".")[2] in _HEADS:
-                outer.add(module.weight)
-            else:
-                hidden[module.weight] = tuple(getattr(module, "parts", ())) or (module.out_features,)
-    return {weight: heights for weight, heights in hidden.items() if weight not in outer}
-
-
-@dataclass(frozen=True)
-class Factors:
-    """The factors of one parameter on the learning rate, the weight decay and AdamW's epsilon."""
-
-    lr: float = 1.0
-    weight_decay: float = 1.0
-    epsilon: float = 1.0
-
-
-def optimizer_groups(
-    model: nn.Module, weight_decay: float, optimizer: str = "adamw", factors: Mapping[str, Factors] | None = None
-) -> list[dict[str, Any]]:
-    """The groups of an optimiser of OPTIMIZERS. Parameters with the same rules share a group.
-
-    What decays is as in `parameter_groups`. factors: by the names of parameters; all are 1 where there is no entry.
-    Each group has `lr_factor`, by which the learning rate is multiplied, and `heights`: None for AdamW; for Muon the
-    heights of the matrices that are stacked in its weights.
-    """
-    _check_decay(weight_decay)
-    hidden = hidden_matrices(model) if optimizer == "muon" else {}
-    same: dict[tuple[bool, tuple[int, ...] | None, Factors], list[nn.Parameter]] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            factor = (factors or {}).get(name, Factors())
-            same.setdefault((parameter.dim() >= 2, hidden.get(parameter), factor), []).append(parameter)
-    return [
-        {
-            "params": parameters,
-            "weight_decay": float(weight_decay) * factor.weight_decay if decays else 0.0,
-            "lr_factor": factor.lr,
-            "eps": EPSILON * factor.epsilon,
-            "heights": heights,
-        }
-        for (decays, heights, factor), parameters in same.items()
-    ]
-
-
-# torch keeps a step out of compiled graphs, and imports dynamo for it
-_adamw_step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
-
-
-class AdamW(torch.optim.AdamW):
-    """torch's AdamW without the import of torch._dynamo, which takes a second at the start of every run.
-
-    torch keeps these methods out of compiled graphs, and imports dynamo for it. No graph here holds an optimiser.
-    """
-
-    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
-    zero_grad = inspect.unwrap(torch.optim.AdamW.zero_grad)
-    # the first optimiser that is made puts the hooks of a step around it again
-    step = _adamw_step
-
-    def state_names(self, group: Mapping[str, Any]) -> tuple[str, ...]:
-        """The tensors that the optimiser keeps for each parameter of a group after a step."""
-        return "exp_avg", "exp_avg_sq", "step"
-
 
 # the quintic of Keller Jordan's Muon, which torch.optim.Muon has too: steps, coefficients, and the least norm
 _STEPS, _QUINTIC, _LEAST_NORM = 5, (3.4445, -4.7750, 2.0315), 1e-7
@@ -209,7 +102,7 @@ class Muon(AdamW):
         ])  # fmt: skip
         try:
             self.param_groups = [group for group in groups if group["heights"] is None]
-            _adamw_step(self)
+            adamw_step(self)
         finally:
             self.param_groups = groups
         return loss
@@ -266,45 +159,3 @@ def shared_out(work: Sequence[int], size: int) -> list[int]:
         owners[number] = load.index(min(load))
         load[owners[number]] += work[number]
     return owners
-
-
-def build_optimizer(
-    model: nn.Module,
-    optimizer: str,
-    lr: float,
-    weight_decay: float,
-    betas: tuple[float, float],
-    device: torch.device,
-    factors: Mapping[str, Factors] | None = None,
-    rank: int = 0,
-    size: int = 1,
-) -> AdamW:
-    """The optimiser of OPTIMIZERS for a model on a device. rank, size: as in `Muon`."""
-    if optimizer not in OPTIMIZERS:
-        raise unknown("optimizer", optimizer, OPTIMIZERS)
-    groups = optimizer_groups(model, weight_decay, optimizer, factors)
-    options: dict[str, Any] = {"lr": lr, "betas": betas, "fused": device.type in ("cpu", "cuda")}
-    return Muon(groups, rank=rank, size=size, **options) if optimizer == "muon" else AdamW(groups, **options)
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of every group: `lr` times the group's own factor."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr * group["lr_factor"]
-
-
-def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
-    """Scale the gradients down to a total norm of at most `max_norm`. Returns the norm before.
-
-    A gradient that would push a bounded scalar beyond its bound is set to 0 first. The bound would take that push
-    back after the step, so it counts neither in the norm nor in the optimiser's moments. Call this when the gradients
-    are complete: summed over all micro-batches and processes.
-
-    Args:
-        model: any module.
-        max_norm: the largest norm that is kept.
-    """
-    for module in model.modules():
-        if isinstance(module, Bounded):
-            module.drop_outward_gradients()
-    return torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)

@@ -21,9 +21,30 @@ from torch import Tensor
 from spheret.connections import HeadNorm
 from spheret.model.config import ROPE_BASE
 from spheret.model.gpt import GPT, initial_std
-from spheret.optim import Factors, hidden_matrices
-from spheret.runs.base_sizes import check_scheme, readout_gains
-from spheret.runs.config import TrainConfig
+from spheret.optim.base_sizes import BASE_SIZES, check_base_sizes, check_scheme, readout_gains
+from spheret.optim.groups import Factors, hidden_matrices
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """The settings of an optimiser and of its parametrization, by the names of their flags in `spheret train`.
+
+    A learning rate of None is `lr`. base_width, base_layers, base_heads: the shape for which the settings were tuned.
+    """
+
+    lr: float
+    weight_decay: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
+    optimizer: str = "adamw"
+    matrix_lr: float | None = None
+    embedding_lr: float | None = None
+    parametrization: str = "standard"
+    base_width: int | None = None
+    base_layers: int | None = None
+    base_heads: int | None = None
+
+    def __post_init__(self) -> None:
+        check_base_sizes(self.parametrization, {name: getattr(self, name) for name in BASE_SIZES})
 
 
 @dataclass
@@ -48,28 +69,28 @@ class Rule:
 class Rules:
     """The rules of every parameter of a model, by the identity of the parameter."""
 
-    def __init__(self, model: GPT, config: TrainConfig) -> None:
-        check_scheme(config.parametrization, model.config)
-        self.model, self.config = model, config
+    def __init__(self, model: GPT, settings: OptimizerSettings) -> None:
+        check_scheme(settings.parametrization, model.config)
+        self.model, self.settings = model, settings
         self.named = dict(model.named_parameters())
         self.of: dict[Tensor, Rule] = {parameter: Rule() for parameter in self.named.values()}
-        self.base_width, self.base_heads = _base(config)
+        self.base_width, self.base_heads = _base(settings)
         self._width(model.config.width / self.base_width)
         self._heads(self.base_width // self.base_heads)
-        if config.base_layers is not None:
-            self._depth(config.base_layers)
+        if settings.base_layers is not None:
+            self._depth(settings.base_layers)
 
     def _width(self, ratio: float) -> None:
         model, shape = self.model, self.model.config
         hidden, unit = hidden_matrices(model), model.scheme.unit_weights
         drawn = initial_std(self.base_width) / initial_std(shape.width)
-        base = _vectors_of(model, self.config)
+        base = _vectors_of(model, self.settings)
         for name, parameter in self.named.items():
             rule = self.of[parameter]
             rule.epsilon = 1 / ratio
             if parameter in hidden:
                 rule.start = drawn / math.sqrt(ratio)
-                rule.lr = 1 / math.sqrt(ratio) if self.config.optimizer == "muon" else 1 / ratio
+                rule.lr = 1 / math.sqrt(ratio) if self.settings.optimizer == "muon" else 1 / ratio
             elif parameter.dim() >= 2:
                 # a unit vector's entries are as large as 1/sqrt(width), and move in proportion
                 rule.start = drawn / math.sqrt(ratio) if unit else drawn
@@ -123,20 +144,20 @@ class Rules:
                     self.of[parameter].epsilon *= factor
 
 
-def _base(config: TrainConfig) -> tuple[int, int]:
+def _base(settings: OptimizerSettings) -> tuple[int, int]:
     """The width and the heads of the base model, which every parametrization but the standard one has."""
-    if config.base_width is None or config.base_heads is None:
-        raise ValueError(f"--parametrization {config.parametrization} needs --base-width and --base-heads.")
-    return config.base_width, config.base_heads
+    if settings.base_width is None or settings.base_heads is None:
+        raise ValueError(f"--parametrization {settings.parametrization} needs --base-width and --base-heads.")
+    return settings.base_width, settings.base_heads
 
 
 def _size(vector: Tensor) -> float:
     return float(vector.detach().double().square().mean().sqrt())
 
 
-def _vectors_of(model: GPT, config: TrainConfig) -> dict[str, float]:
+def _vectors_of(model: GPT, settings: OptimizerSettings) -> dict[str, float]:
     """How large the scalars, gains and biases of the same model start at the base width, by name."""
-    width, heads = _base(config)
+    width, heads = _base(settings)
     # these options change no start, and rotary positions and grouped heads may not fit the base's heads
     free: dict[str, Any] = {
         "vocab": 2,
@@ -155,14 +176,14 @@ def _vectors_of(model: GPT, config: TrainConfig) -> dict[str, float]:
 
 
 @torch.no_grad()
-def parametrize(model: GPT, config: TrainConfig) -> dict[str, Factors]:
-    """Let a new model start as the config's parametrization says. Returns the optimiser's factors by name.
+def parametrize(model: GPT, settings: OptimizerSettings) -> dict[str, Factors]:
+    """Let a new model start as the parametrization of the settings says. Returns the optimiser's factors by name.
 
     The rules come first; then `matrix_lr` and `embedding_lr`, which are those of the base model.
     """
     factors: dict[str, Factors] = {}
-    if config.parametrization != "standard":
-        rules = Rules(model, config)
+    if settings.parametrization != "standard":
+        rules = Rules(model, settings)
         scaled = {parameter: rule.start * rule.carried for parameter, rule in rules.of.items()}
         for parameter, factor in scaled.items():
             parameter.mul_(factor)
@@ -172,8 +193,8 @@ def parametrize(model: GPT, config: TrainConfig) -> dict[str, Factors]:
         factors = {name: rules.of[parameter].factors() for name, parameter in rules.named.items()}
     hidden = hidden_matrices(model)
     for name, parameter in model.named_parameters():
-        own = config.matrix_lr if parameter in hidden else config.embedding_lr if parameter.dim() >= 2 else None
+        own = settings.matrix_lr if parameter in hidden else settings.embedding_lr if parameter.dim() >= 2 else None
         if own is not None:
             before = factors.get(name, Factors())
-            factors[name] = replace(before, lr=before.lr * own / config.lr)
+            factors[name] = replace(before, lr=before.lr * own / settings.lr)
     return factors

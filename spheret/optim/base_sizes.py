@@ -1,6 +1,6 @@
 """The names of the parametrizations, the sizes of the base model that each needs, and the schemes that each fits.
 
-`spheret.runs.parametrization` has their rules.
+`spheret.optim.parametrization` has their rules.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def check_base_sizes(parametrization: str, sizes: Mapping[str, int | None]) -> N
 def readout_gains(exit_module: nn.Module, last: Connection) -> list[nn.Parameter]:
     """The gain, and the bias if there is one, of the norm that the head reads; empty if there is no such norm.
 
-    exit_module: what the stream leaves through. last: the last connection, whose outer norm is read if that is none.
+    exit_module: what the stream leaves through. last: the last connection, whose outer norm is read if `exit_module`
+    is not a norm.
     """
     norms = (each for each in (exit_module, getattr(last, "outer_norm", None)) if isinstance(each, Norm))
     norm = next(norms, None)

@@ -11,9 +11,9 @@ import torch
 
 from spheret.connections.parse import parse_schemes
 from spheret.optim import OPTIMIZERS
+from spheret.optim.base_sizes import PARAMETRIZATIONS, check_scheme
+from spheret.optim.coordinates import LOGITS, Coordinates, Setting, as_dict, powers, sweep, verdict
 from spheret.plan.fits import check_training
-from spheret.runs.base_sizes import PARAMETRIZATIONS, check_scheme
-from spheret.study.coordinates import LOGITS, Coordinates, Setting, as_dict, powers, sweep, verdict
 from spheret.support import files
 from spheret.support.errors import unknown
 from spheret.support.figure_style import PALETTE, STYLE, Drawing, axes_grid, render

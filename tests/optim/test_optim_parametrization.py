@@ -7,12 +7,10 @@ import pytest
 import torch
 
 from spheret import GPT, SCHEMES, GPTConfig
-from spheret import optim as optim_module
 from spheret.bounds import inverse_softplus
 from spheret.model.head import HEADS
-from spheret.optim import AdamW, Factors, Muon, build_optimizer, hidden_matrices, set_learning_rate
-from spheret.runs.config import TrainConfig
-from spheret.runs.parametrization import parametrize
+from spheret.optim import AdamW, Factors, Muon, build_optimizer, groups, hidden_matrices, set_learning_rate
+from spheret.optim.parametrization import OptimizerSettings, parametrize
 
 # what the settings were tuned for, and the model that is trained: twice as wide, twice as deep, heads twice as wide
 BASE = {"layers": 2, "heads": 2, "width": 16, "block": 8, "vocab": 32}
@@ -32,10 +30,8 @@ REFUSED = {
 
 
 def config(parametrization="standard", **changes):
-    return TrainConfig(**{
-        "steps": 4, "batch_size": 2, "tokens_per_update": 16, "lr": 1e-2, "min_lr": 1e-3, "warmup": 0,
-        "checkpoint_every": 1, "parametrization": parametrization, **SIZES.get(parametrization, {}), **changes,
-    })  # fmt: skip
+    sizes = SIZES.get(parametrization, {})
+    return OptimizerSettings(**{"lr": 1e-2, "parametrization": parametrization, **sizes, **changes})
 
 
 def new(shape, scheme="pre-ln", **options):
@@ -167,10 +163,10 @@ def with_multipliers(scheme, backbone, stack):
 
 def reference_groups(model, depth, optimizer, scheme):
     """The groups of CompleteP's own code, with Muon's learning rate where it takes part."""
-    hidden, groups = hidden_matrices(model), []
+    hidden, made = hidden_matrices(model), []
     for name, parameter in model.named_parameters():
         inside = name.startswith("blocks.")
-        epsilon = optim_module.EPSILON / 2 * (depth if inside else 1)
+        epsilon = groups.EPSILON / 2 * (depth if inside else 1)
         group = {"params": [parameter], "lr": 1e-2, "weight_decay": 0.1, "eps": epsilon, "heights": None}
         if parameter in hidden:
             factor = math.sqrt(0.5) if optimizer == "muon" else 0.5
@@ -180,8 +176,8 @@ def reference_groups(model, depth, optimizer, scheme):
             group["weight_decay"] = 0.0
         if name == "entry_norm.gamma":
             group["lr"] *= inverse_softplus(math.sqrt(32)) / inverse_softplus(4.0)
-        groups.append(group)
-    return groups
+        made.append(group)
+    return made
 
 
 def losses_of(model, optimizer):
@@ -200,7 +196,7 @@ def losses_of(model, optimizer):
 @pytest.mark.parametrize(("scheme", "backbone"), CASES)
 def test_weights_that_carry_the_factors_train_as_factors_do(scheme, backbone, optimizer, monkeypatch):
     # as large as the gradients, so that a wrong factor on it shows
-    monkeypatch.setattr(optim_module, "EPSILON", 1e-3)
+    monkeypatch.setattr(groups, "EPSILON", 1e-3)
     model, asked = new({**LARGE, **backbone}, scheme), config("completep", optimizer=optimizer)
     factors = parametrize(model.double(), asked)
     ours = build_optimizer(model, optimizer, 1e-2, 0.1, (0.9, 0.95), torch.device("cpu"), factors)
