@@ -30,7 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "inspect": ("spheret.analysis.inspect:inspect_command", "show what the stream of a run does, or of two runs"),
     "report": ("spheret.report.report:report_command", "compare runs: a page, tables and figures"),
     "explore": ("spheret.report.explore:explore_command", "try retractions, caps and schedules by hand, on one page"),
-    "reproduce": ("spheret.race.reproduce:reproduce", "run the paper's recipe: one cell of its tables, or all 48"),
+    "reproduce": ("spheret.paper.reproduce:reproduce", "run the paper's recipe: one cell of its tables, or all 48"),
     "coord-check": (
         "spheret.train.coord_check:coord_check",
         "check that a learning rate fits other widths and depths",

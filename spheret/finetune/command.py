@@ -32,9 +32,9 @@ from spheret.finetune.records import (
 from spheret.finetune.report import outcome, write_report
 from spheret.finetune.source import Subject, open_subject, open_text
 from spheret.finetune.training import FineTuning, calibration, validation_loss
+from spheret.flags import shown
 from spheret.foreign.saved import quietly
 from spheret.runs.directory import claimed, explained
-from spheret.runs.flags import shown
 from spheret.runs.layout import CHECKPOINTS, CONFIG, LOCK
 from spheret.runs.records import Environment
 from spheret.runs.run import manifest_sha256

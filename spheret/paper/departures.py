@@ -7,9 +7,10 @@ from dataclasses import fields
 from typing import Any
 
 from spheret.connections import scheme
-from spheret.report.results import corpus_name, size_of
-from spheret.runs.assumptions import DATASETS, READINGS, TABLE_SCHEMES
-from spheret.runs.paper_runs import PaperRun
+from spheret.paper.assumptions import DATASETS, READINGS, TABLE_SCHEMES
+from spheret.paper.recipe import paper_size
+from spheret.paper.runs import PaperRun
+from spheret.runs.records import corpus_name
 
 Config = Mapping[str, Any]
 
@@ -34,9 +35,9 @@ def _all_options(name: str, options: Config) -> dict[str, Any]:
 def recipe_of(config: Config) -> PaperRun | None:
     """The run of the paper's tables that has this corpus, size and scheme, in the reading that its settings make.
 
-    None if there is none. A scheme with any other option is not a scheme of the paper.
+    None if there is no such run. A scheme with any other option is not a scheme of the paper.
     """
-    corpus, size, name = corpus_name(config), size_of(config), config["model"]["scheme"]
+    corpus, size, name = corpus_name(config), paper_size(config), config["model"]["scheme"]
     if corpus not in DATASETS or size is None or name not in TABLE_SCHEMES:
         return None
     # a run without exact_clamp has the paper's scheme, and departs from its recipe

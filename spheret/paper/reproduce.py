@@ -12,13 +12,14 @@ from pathlib import Path
 import torch
 
 from spheret.data.shards import MANIFEST
+from spheret.flags import words
+from spheret.paper.assumptions import DATASETS, READINGS, TABLE_SCHEMES
+from spheret.paper.numbers import SIZES
+from spheret.paper.runs import TOKENIZER, PaperRun, paper_runs
 from spheret.plan.cost import GPUS_PER_NODE, split
 from spheret.plan.memory import shape
-from spheret.runs.assumptions import DATASETS, READINGS, TABLE_SCHEMES
 from spheret.runs.config import differences
-from spheret.runs.flags import words
 from spheret.runs.layout import CONFIG
-from spheret.runs.paper_runs import SIZES, TOKENIZER, PaperRun, paper_runs
 from spheret.runs.run import open_run
 from spheret.support import files
 from spheret.support.child import python_environment, spheret_command

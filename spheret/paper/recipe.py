@@ -1,22 +1,17 @@
-"""Recipes: the settings that a run takes where nothing else is given. `--size` chooses the paper's."""
+"""The paper's recipe: its hyperparameters, by size where they differ. `--size` chooses it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from spheret.model.config import MODERN_KV_HEADS
 from spheret.model.gpt import PRESETS
+from spheret.runs.config import Recipe
 from spheret.support.errors import unknown
 
 # the paper's learning rates by size
 LEARNING_RATES = {"S": 6e-4, "M": 3e-4, "L": 2.5e-4}
-
-# a model of minutes on a CPU
-SMALL: dict[str, dict[str, Any]] = {
-    "model": {"layers": 12, "width": 64, "block": 128},
-    "train": {"batch_size": 8, "lr": 1e-3},
-    "evaluation": {"eval_windows": 64},
-}
 
 # "Shared hyperparameters" of the paper's Appendix B; biases, no compilation and AdamW's betas are the defaults anyway
 PAPER: dict[str, dict[str, Any]] = {
@@ -49,14 +44,22 @@ def paper_model(size: str) -> dict[str, int]:
     return dict(zip(("layers", "heads", "width"), PRESETS[size], strict=True))
 
 
-def defaults(size: str | None) -> dict[str, dict[str, Any]]:
-    """What a run takes where nothing is given: the small recipe, or with a size the paper's.
+def paper_size(config: Mapping[str, Any]) -> str | None:
+    """The paper's S, M or L if the model has that shape, else None. config: that of a run, as plain data."""
+    model = config["model"]
+    shape = model["layers"], model["heads"], model["width"]
+    return next((size for size, preset in PRESETS.items() if preset == shape), None)
 
-    Steps, warm-up, vocabulary and precision are left to `spheret.runs.config.complete`, which knows the data, the
-    device and how many steps were asked for.
+
+def paper_recipe(size: str) -> Recipe:
+    """The recipe that `--size` chooses.
+
+    Steps, vocabulary and precision are left to `spheret.runs.config.complete_by`, which knows the data, the device
+    and how many steps were asked for. The warm-up belongs to 50,000 steps; a short trial has a shorter one.
     """
-    if size is None:
-        return SMALL
     model = {**paper_model(size), "block": PAPER["model"]["block"]}
     train = {name: PAPER["train"][name] for name in ("batch_size", "tokens_per_update")}
-    return {"model": model, "train": {**train, "lr": LEARNING_RATES[size]}, "evaluation": PAPER["evaluation"]}
+    return Recipe(
+        {"model": model, "train": {**train, "lr": LEARNING_RATES[size]}, "evaluation": PAPER["evaluation"]},
+        size, PAPER["train"]["warmup"], checkpoint_every=1000, eval_every=500,
+    )  # fmt: skip

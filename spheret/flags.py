@@ -10,9 +10,7 @@ from typing import Annotated, Any, TypedDict, get_args, get_type_hints
 import tyro
 
 from spheret.connections.parse import parse_options
-from spheret.model.gpt import PRESETS
 from spheret.runs.config import SECTIONS
-from spheret.runs.recipes import LEARNING_RATES, PAPER, SMALL, paper_model
 
 # one line per setting
 HELP: dict[str, dict[str, str]] = {
@@ -98,18 +96,6 @@ DERIVED = {
     "path": "required",
     "steps": "required",
 }
-# what --size changes where nothing is given
-WITH_SIZE = {
-    **{name: "/".join(str(paper_model(size)[name]) for size in PRESETS) for name in ("layers", "heads", "width")},
-    "block": str(PAPER["model"]["block"]),
-    "batch_size": str(PAPER["train"]["batch_size"]),
-    "tokens_per_update": str(PAPER["train"]["tokens_per_update"]),
-    "eval_windows": str(PAPER["evaluation"]["eval_windows"]),
-    "lr": "/".join(f"{rate:g}" for rate in LEARNING_RATES.values()),
-    "warmup": "2000 from 2001 steps on",
-    "eval_every": "at most 500",
-    "checkpoint_every": "at most 1000",
-}
 SIZE_HELP = "The paper's model and recipe: S, M or L. It changes the defaults that name it; give no --layers with it."
 
 
@@ -118,7 +104,7 @@ def shown(metavar: str, default: str) -> Any:
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})")
 
 
-def _default(section: str, name: str, recipe: Mapping[str, Mapping[str, Any]], sized: bool) -> str:
+def _default(section: str, name: str, recipe: Mapping[str, Mapping[str, Any]], with_size: Mapping[str, str]) -> str:
     """The default of a setting, in words."""
     field = next(field for field in fields(SECTIONS[section]) if field.name == name)
     if name in recipe.get(section, {}):
@@ -131,15 +117,19 @@ def _default(section: str, name: str, recipe: Mapping[str, Mapping[str, Any]], s
         text = "none"
     if text == "required":
         return "(required)"
-    return f"(default: {text}" + (f"; with --size {WITH_SIZE[name]})" if sized and name in WITH_SIZE else ")")
+    return f"(default: {text}" + (f"; with --size {with_size[name]})" if name in with_size else ")")
 
 
 def section_flags(
-    section: str, recipe: Mapping[str, Mapping[str, Any]] = SMALL, sized: bool = False, without: tuple[str, ...] = ()
+    section: str,
+    recipe: Mapping[str, Mapping[str, Any]],
+    with_size: Mapping[str, str] | None = None,
+    without: tuple[str, ...] = (),
 ) -> Any:
     """A type that tyro turns into the flags of a section. Parsed, it holds the settings that were given.
 
-    recipe: the defaults that `--help` shows. sized: whether the command takes `--size`.
+    recipe: the defaults that `--help` shows, by section. with_size: the defaults that `--size` changes, in words;
+    None for a command that does not take it.
     """
     entries: dict[str, Any] = {}
     hints = get_type_hints(SECTIONS[section])
@@ -148,10 +138,10 @@ def section_flags(
             continue
         # None stands for a setting that is not given
         kind = next((part for part in get_args(hints[name]) if hints[name] == (part | None)), hints[name])
-        hint = _default(section, name, recipe, sized)
+        hint = _default(section, name, recipe, with_size or {})
         flag = "data" if name == "path" else name.replace("_", "-")
         entries[name] = Annotated[kind, tyro.conf.arg(name=flag, help=text, help_behavior_hint=hint)]
-    if section == "model" and sized:
+    if section == "model" and with_size is not None:
         entries["size"] = Annotated[str, tyro.conf.arg(help=SIZE_HELP, help_behavior_hint="(default: none)")]
     return TypedDict(section, entries, total=False)  # type: ignore[operator]
 

@@ -7,7 +7,9 @@ import pytest
 
 from spheret.connections import PAPER_SCHEMES
 from spheret.evaluate.tasks import PAPER_COLUMNS
-from spheret.report.paper_numbers import (
+from spheret.model.gpt import PRESETS
+from spheret.paper.assumptions import DATASETS, TABLE_SCHEMES
+from spheret.paper.numbers import (
     AVERAGE_ACCURACIES,
     CORPORA,
     FOOTNOTES,
@@ -17,8 +19,6 @@ from spheret.report.paper_numbers import (
     ZERO_SHOT,
     format_average,
 )
-from spheret.runs import paper_runs
-from spheret.runs.assumptions import DATASETS, TABLE_SCHEMES
 
 SPHERETNORMS = ("0.5-SpheretNorm", "1-SpheretNorm", "2-SpheretNorm")
 ZERO_SHOT_COLUMNS = tuple(column.heading for column in PAPER_COLUMNS)
@@ -157,7 +157,7 @@ def test_a_perplexity_is_the_exponential_of_its_loss(key):
 
 def test_rows_are_schemes_of_the_paper():
     assert set(ROWS.values()) < set(PAPER_SCHEMES)
-    assert (set(ROWS.values()), tuple(CORPORA), SIZES) == (set(TABLE_SCHEMES), DATASETS, paper_runs.SIZES)
+    assert (set(ROWS.values()), tuple(CORPORA), SIZES) == (set(TABLE_SCHEMES), DATASETS, tuple(PRESETS))
 
 
 class TestWhatThePaperSays:

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from planted import planted
 
+from spheret import flags
 from spheret.cli import main
-from spheret.race import reproduce
+from spheret.paper import reproduce
+from spheret.paper import runs as recipe
+from spheret.paper.assumptions import ASSUMPTIONS, READINGS, TABLE_SCHEMES
+from spheret.paper.runs import PaperRun, paper_runs
 from spheret.report.report import report_files
 from spheret.report.results import read_groups
-from spheret.runs import flags
-from spheret.runs import paper_runs as recipe
-from spheret.runs.assumptions import ASSUMPTIONS, READINGS, TABLE_SCHEMES
-from spheret.runs.config import complete
-from spheret.runs.paper_runs import PaperRun, paper_runs
 from spheret.runs.run import open_run
 from spheret.train import command as train_command
+from spheret.train.recipes import complete
 
 DOCS = Path(__file__).parents[2] / "docs" / "scale.md"
 # Appendix B of the paper, both tables

@@ -4,13 +4,13 @@ from copy import deepcopy
 from dataclasses import fields, replace
 
 import pytest
-from report_helpers import paper_config
+from paper_configs import paper_config
 
 from spheret.connections import scheme
-from spheret.report.departures import WITHOUT_EFFECT, departures, recipe_of
-from spheret.runs.assumptions import READINGS
+from spheret.paper.assumptions import READINGS
+from spheret.paper.departures import WITHOUT_EFFECT, departures, recipe_of
+from spheret.paper.runs import PaperRun, paper_runs
 from spheret.runs.config import SECTIONS
-from spheret.runs.paper_runs import PaperRun, paper_runs
 from spheret.support.settings import later_settings
 
 RECIPE = PaperRun("openwebtext", "S", "proj-spheretnorm")

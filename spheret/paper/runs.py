@@ -10,12 +10,11 @@ from typing import Any
 from spheret.connections import scheme
 from spheret.data.corpora import resolve
 from spheret.data.preparation import cache_path
-from spheret.model.gpt import PRESETS
-from spheret.runs.assumptions import ASSUMPTIONS, DATASETS, READINGS, TABLE_SCHEMES
-from spheret.runs.config import RunConfig, complete, merge
-from spheret.runs.recipes import LEARNING_RATES, PAPER
+from spheret.paper.assumptions import ASSUMPTIONS, DATASETS, READINGS, TABLE_SCHEMES
+from spheret.paper.numbers import SIZES
+from spheret.paper.recipe import LEARNING_RATES, PAPER, paper_recipe
+from spheret.runs.config import Recipe, RunConfig, complete_by, merge
 
-SIZES = tuple(PRESETS)
 TOKENIZER, VOCAB_SIZES = "gpt2", (50_257, 50_304)
 
 # not the paper's: two corpora that need no download, one in place of each of the paper's
@@ -102,7 +101,8 @@ class PaperRun:
     def config(self, root: Path | None, batch_size: int | None = None) -> RunConfig:
         """Every setting with its value, as the run's config.json will have it."""
         vocab_sizes = (257, 320) if self.smoke else VOCAB_SIZES
-        return complete(self.settings(root, batch_size), "cpu", 1, *vocab_sizes)
+        recipe = Recipe() if self.smoke else paper_recipe(self.size)
+        return complete_by(recipe, self.settings(root, batch_size), "cpu", 1, *vocab_sizes)
 
 
 def paper_runs(
