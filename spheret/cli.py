@@ -26,7 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "spheret.evaluate.command:eval_command",
         "evaluate a run zero-shot on the paper's tasks, by lm_eval",
     ),
-    "certify": ("spheret.analysis.certify:certify_command", "prove or measure how well conditioned a run is"),
+    "certify": ("spheret.certificates.certify:certify_command", "prove or measure how well conditioned a run is"),
     "inspect": ("spheret.analysis.inspect:inspect_command", "show what the stream of a run does, or of two runs"),
     "report": ("spheret.report.report:report_command", "compare runs: a page, tables and figures"),
     "explore": ("spheret.report.explore:explore_command", "try retractions, caps and schedules by hand, on one page"),

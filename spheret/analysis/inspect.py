@@ -12,10 +12,9 @@ from msgspec import UNSET, UnsetType
 
 from spheret.analysis import figures
 from spheret.analysis.achievement import inactive_sentence
-from spheret.analysis.dynamics import dynamics, gradients
+from spheret.analysis.dynamics import BranchKind, dynamics, gradients
 from spheret.analysis.failure import failure_of
 from spheret.analysis.inputs import float64_device, open_data, validation_windows
-from spheret.analysis.records import BranchKind
 from spheret.analysis.saved_models import inspect_saved, open_run_or_model, output_directory
 from spheret.analysis.sublayers import check_finite
 from spheret.data import Data

@@ -165,7 +165,7 @@ def _observers(config: RunConfig) -> dict[str, tuple[int, Observer]]:
     if not every:
         return {}
     # most runs do without, and start a quarter of a second sooner
-    from spheret.analysis.live_certificate import observer
+    from spheret.certificates.live_certificate import observer
 
     return {"certificate": (every, observer())}
 

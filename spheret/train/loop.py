@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from spheret import kernels
+from spheret.analysis.remedies import against_collapse
 from spheret.data import Data, Validation
 from spheret.model.gpt import GPT
 from spheret.model.monitor import common_gradients, expected_start, gradient_norms, look, own_logit_and_loss
@@ -27,7 +28,6 @@ from spheret.runs.config import EvaluationConfig, TrainConfig, section_as_dict
 from spheret.runs.layout import CHECKPOINTS, METRICS, MODEL, OPTIMIZER, TENSORBOARD
 from spheret.runs.metrics import Log, StartRecord, Tracker
 from spheret.runs.records import BestRecord, StateRecord, TrainingRecord
-from spheret.runs.remedies import against_collapse
 from spheret.runs.run import check_config, manifest_sha256
 from spheret.runs.tensors import Form, LazyTensor, form
 from spheret.support.exit_codes import FINISHED, SIGNALS, STOPPED_BY_GUARD

@@ -5,8 +5,8 @@ import torch
 from foreign_helpers import CONFIGS, build
 
 from spheret import conversion
-from spheret.analysis import certificate
-from spheret.analysis.measure import measure_sequence, measure_tokens
+from spheret.certificates import certificate
+from spheret.certificates.measure import measure_sequence, measure_tokens
 from spheret.foreign.arithmetic import Float64
 from spheret.foreign.decoder import ForeignDecoder
 

@@ -6,14 +6,14 @@ import math
 
 import pytest
 import torch
-from analysis_helpers import VOCAB, config, trained, windows
 from torch.utils._python_dispatch import TorchDispatchMode
+from trained_models import VOCAB, config, trained, windows
 
 from spheret import GPT, SCHEMES, SpheretNorm, parameter_groups
-from spheret.analysis import measure
-from spheret.analysis.certificate import certify, digits, section, summary, verify
-from spheret.analysis.live_certificate import observer
 from spheret.analysis.sublayers import float64_twin, states
+from spheret.certificates import measure
+from spheret.certificates.certificate import certify, digits, section, summary, verify
+from spheret.certificates.live_certificate import observer
 from spheret.connections import Spherical, scheme
 
 SPHERICAL = tuple(name for name in SCHEMES if isinstance(scheme(name), Spherical))

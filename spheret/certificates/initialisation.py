@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from spheret.analysis import figures
-from spheret.analysis.sublayer_verdicts import LOST, finite
 from spheret.analysis.sublayers import differentiable, float64_twin, own_path, token_jacobians
+from spheret.certificates.sublayer_verdicts import LOST, finite
 from spheret.connections.parse import parse_schemes
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.model.probes import Sublayer, probe

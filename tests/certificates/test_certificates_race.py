@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from spheret import SCHEMES
-from spheret.analysis.certificate import verify
-from spheret.analysis.certify import certify_run
 from spheret.analysis.sublayers import float64_twin, states
+from spheret.certificates.certificate import verify
+from spheret.certificates.certify import certify_run
 from spheret.cli import main
 from spheret.connections import Spherical, scheme
 from spheret.runs.run import open_run

@@ -7,10 +7,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from spheret.analysis import certificate, figures
 from spheret.analysis.inputs import float64_device, loss_windows, open_data, unigram_entropy, validation_windows
-from spheret.analysis.saved_models import certify_saved, open_run_or_model, output_directory
+from spheret.analysis.saved_models import open_run_or_model, output_directory
 from spheret.analysis.sublayers import check_finite
+from spheret.certificates import certificate
+from spheret.certificates.figure import certificate_figure
+from spheret.certificates.saved_models import certify_saved
 from spheret.foreign.saved import is_saved_model
 from spheret.runs.layout import CERTIFICATE, CERTIFICATE_FIGURE
 from spheret.runs.run import Run
@@ -63,7 +65,7 @@ def certify_command(
         directory = Path(out or run or "runs/initialisation").expanduser()
         files.check_output_directory("--out" if out else "the run", directory)
     if schemes is not None:
-        from spheret.analysis.initialisation import compare
+        from spheret.certificates.initialisation import compare
 
         return compare(schemes, layers, width, directory, place)
     assert run is not None
@@ -78,7 +80,7 @@ def certify_command(
         document = certify_saved(opened, tokens, sequence, data, device, quiet=False)
     directory.mkdir(parents=True, exist_ok=True)
     certificate.write(directory / CERTIFICATE, document)
-    files.write_atomically(directory / CERTIFICATE_FIGURE, figures.certificate(document))
+    files.write_atomically(directory / CERTIFICATE_FIGURE, certificate_figure(document))
     show(document)
     print(f"Wrote {directory / CERTIFICATE} and {CERTIFICATE_FIGURE} in {document['seconds']:.1f} s.")
     for sentence in certificate.verify(document):

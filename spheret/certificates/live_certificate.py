@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spheret.analysis.certificate import certify
+from spheret.certificates.certificate import certify
 from spheret.model.gpt import GPT
 from spheret.support.threads import few_threads
 

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spheret.analysis.singular_values import lanczos
+from spheret.certificates.singular_values import lanczos
 
 
 def operators(M):

@@ -6,15 +6,15 @@ import exact_model as exact
 import mpmath as mp
 import pytest
 import torch
-from analysis_helpers import config, windows
+from trained_models import config, windows
 
 from spheret import GPT, SCHEMES
-from spheret.analysis import enclosed_jacobians, measure
-from spheret.analysis.balls import NotEnclosed
-from spheret.analysis.certificate import certify, is_success, summary, verify
-from spheret.analysis.enclosed_jacobians import Balls, sequence_balls, token_balls
-from spheret.analysis.enclosures import Chain, Matrices, singular_values
 from spheret.analysis.sublayers import float64_twin, states
+from spheret.certificates import enclosed_jacobians, measure
+from spheret.certificates.balls import NotEnclosed
+from spheret.certificates.certificate import certify, is_success, summary, verify
+from spheret.certificates.enclosed_jacobians import Balls, sequence_balls, token_balls
+from spheret.certificates.enclosures import Chain, Matrices, singular_values
 from spheret.connections import Spherical, scheme
 
 SPHERICAL = tuple(name for name in SCHEMES if isinstance(scheme(name), Spherical))
@@ -170,7 +170,7 @@ def test_a_branch_of_zeros_is_inactive():
 
 
 def test_a_comparison_within_rounding_is_no_proof():
-    from spheret.analysis.balls import Ball
+    from spheret.certificates.balls import Ball
 
     x = Ball.of(torch.ones(1, dtype=torch.float64), torch.full((1,), 1e-15, dtype=torch.float64))
     assert (x < 2.0).all()

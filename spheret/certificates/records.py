@@ -7,14 +7,13 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from spheret.analysis.dynamics import BranchKind
 from spheret.support.documents import Count, Document, NonNegative, Positive, Record, Text
 
 # null stands for NaN and infinity, which JSON does not have
 Number = float | None
 Verdict = Literal["proven", "at most", "measured only", "inactive", "violated"]
 PaperVerdict = Literal["holds", "trivial", "does not apply"]
-# a "parallel" branch holds an attention and an MLP, "other" mixes tokens without attention
-BranchKind = Literal["attention", "mlp", "parallel", "other"]
 
 
 class ProvenRecord(Record):

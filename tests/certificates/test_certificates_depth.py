@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spheret.analysis.depth import GROWTH, budgets, dyadic, fitted, growth
+from spheret.certificates.depth import GROWTH, budgets, dyadic, fitted, growth
 from spheret.schedules import SCHEDULES, factor
 
 

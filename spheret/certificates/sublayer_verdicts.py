@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spheret.analysis import depth, enclosures
 from spheret.analysis.decoders import Decoder
-from spheret.analysis.enclosures import Enclosure
-from spheret.analysis.measure import ROUNDING, Measured, Numbers
 from spheret.analysis.sublayers import is_inactive
+from spheret.certificates import depth, enclosures
+from spheret.certificates.enclosures import Enclosure
+from spheret.certificates.measure import ROUNDING, Measured, Numbers
 
 VERDICTS = ("proven", "at most", "measured only", "inactive", "violated")
 HOLDS, TRIVIAL, DOES_NOT_APPLY = "holds", "trivial", "does not apply"

@@ -23,10 +23,11 @@ from torch import Tensor
 
 from spheret.analysis import achievement
 from spheret.analysis.decoders import Decoder
-from spheret.analysis.measure import ROUNDING, Tick, measure_sequence, measure_tokens
-from spheret.analysis.midpoint_radius import ULPS
-from spheret.analysis.records import CERTIFICATES, CertificateRecord
-from spheret.analysis.sublayer_verdicts import (
+from spheret.analysis.sublayers import OwnDecoder, check_finite, float64_twin
+from spheret.certificates.measure import ROUNDING, Tick, measure_sequence, measure_tokens
+from spheret.certificates.midpoint_radius import ULPS
+from spheret.certificates.records import CERTIFICATES, CertificateRecord
+from spheret.certificates.sublayer_verdicts import (
     DOES_NOT_APPLY,
     HOLDS,
     LOST,
@@ -37,7 +38,6 @@ from spheret.analysis.sublayer_verdicts import (
     judge_paper,
     part_of,
 )
-from spheret.analysis.sublayers import OwnDecoder, check_finite, float64_twin
 from spheret.model.gpt import GPT
 from spheret.runs.layout import CERTIFICATE
 

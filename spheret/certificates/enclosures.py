@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spheret.analysis.midpoint_radius import U, gamma
+from spheret.certificates.midpoint_radius import U, gamma
 
 # above this condition number an eigenvalue decomposition of M'M has lost too many digits to the squaring
 _SQUARED = 1e3

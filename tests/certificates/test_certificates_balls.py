@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spheret.analysis import balls
-from spheret.analysis.balls import Ball, NotEnclosed
-from spheret.analysis.enclosures import Matrices, singular_values
-from spheret.analysis.midpoint_radius import ULPS
+from spheret.certificates import balls
+from spheret.certificates.balls import Ball, NotEnclosed
+from spheret.certificates.enclosures import Matrices, singular_values
+from spheret.certificates.midpoint_radius import ULPS
 
 
 def uniform(seed, *shape, low=-1.0, high=1.0):

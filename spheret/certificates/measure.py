@@ -9,12 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spheret.analysis import enclosed_jacobians, jacobians
-from spheret.analysis.balls import NotEnclosed
+from spheret.analysis import jacobians
 from spheret.analysis.decoders import Both, Decoder
-from spheret.analysis.enclosed_jacobians import Balls
-from spheret.analysis.enclosures import Chain, Enclosure, Matrices, singular_values
-from spheret.analysis.singular_values import Extremes, Product, lanczos
 from spheret.analysis.sublayers import (
     decoder_of,
     differentiable,
@@ -26,6 +22,11 @@ from spheret.analysis.sublayers import (
     token_jacobians,
     turn_arguments,
 )
+from spheret.certificates import enclosed_jacobians
+from spheret.certificates.balls import NotEnclosed
+from spheret.certificates.enclosed_jacobians import Balls
+from spheret.certificates.enclosures import Chain, Enclosure, Matrices, singular_values
+from spheret.certificates.singular_values import Extremes, Product, lanczos
 from spheret.model.gpt import GPT
 from spheret.model.probes import Sublayer
 

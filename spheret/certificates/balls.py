@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spheret.analysis import midpoint_radius as raw
-from spheret.analysis.midpoint_radius import LIBRARY, Raw
+from spheret.certificates import midpoint_radius as raw
+from spheret.certificates.midpoint_radius import LIBRARY, Raw
 
 
 class NotEnclosed(ValueError):

@@ -15,10 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spheret.analysis.balls import Ball, NotEnclosed, rounded, unit_directions
-from spheret.analysis.enclosures import Matrices, absolute_norm
-from spheret.analysis.midpoint_radius import U
 from spheret.analysis.sublayers import chunk_size
+from spheret.certificates.balls import Ball, NotEnclosed, rounded, unit_directions
+from spheret.certificates.enclosures import Matrices, absolute_norm
+from spheret.certificates.midpoint_radius import U
 from spheret.kernels import closed, use
 from spheret.model.gpt import Attention
 from spheret.model.probes import Sublayer

@@ -5,7 +5,8 @@ import torch
 from small_models import TINY, randomize, tokens
 
 from spheret import GPT, GPTConfig
-from spheret.analysis import enclosed_jacobians, sublayers
+from spheret.analysis import sublayers
+from spheret.certificates import enclosed_jacobians
 
 MODERN = {"positions": "rope", "mlp": "swiglu", "norm": "rmsnorm", "bias": False}
 CASES = [
