@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from measuring import Comparison, check_sizes, exponent, medians, run, write
 
-from spheret.analysis.certificate import certify
+from spheret.certificates.certificate import certify
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.support.files import check_output_file
 from spheret.support.ranges import check_counts

@@ -162,8 +162,8 @@ def _figures_remembered(memory: Path, keep: bool) -> Iterator[None]:
 
         return drawn
 
-    on_the_page, alone = remembered(plots.render), remembered(figures._png)
-    with mock.patch.object(plots, "render", on_the_page), mock.patch.object(figures, "_png", alone):
+    on_the_page, alone = remembered(plots.render), remembered(figures.png)
+    with mock.patch.object(plots, "render", on_the_page), mock.patch.object(figures, "png", alone):
         yield
 
 

@@ -35,7 +35,8 @@ import x_transformers  # noqa: F401
 from mutants import Mutant, Mutator, function_name
 
 ROOT = Path(__file__).parent.parent
-PAPER, BOUNDS, KERNELS = "test_paper.py", "test_bounds.py", ["kernels/test_closed.py", "kernels/test_retract.py"]
+PAPER, BOUNDS = "paper/test_paper_propositions.py", "test_bounds.py"
+KERNELS = ["kernels/test_closed.py", "kernels/test_retract.py"]
 ROOM = [
     f"connections/test_{name}.py"
     for name in ("baselines", "rivals", "norms", "modules", "retraction_option", "schemes")

@@ -13,8 +13,8 @@ from spheret import GPT, GPTConfig
 from spheret.model.head import own_logit
 from spheret.model.monitor import mean_cosine
 from spheret.optim import SCALES, AdamW, orthogonalized
+from spheret.optim.parametrization import parametrize
 from spheret.runs.config import TrainConfig
-from spheret.runs.parametrization import parametrize
 
 collapse_tables = script("docs/results/collapse_tables.py")
 # it has imported the other one

@@ -18,7 +18,7 @@ from spheret.analysis.inspect import (
     InspectRecord,
     TrainingGradients,
 )
-from spheret.analysis.records import CERTIFICATES
+from spheret.certificates.records import CERTIFICATES
 from spheret.cli import main
 from spheret.conversion.command.records import (
     CONVERSIONS,

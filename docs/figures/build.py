@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from spheret.connections.line_styles import scheme_styles
+from spheret.analysis.line_styles import scheme_styles
 from spheret.retractions import RETRACTIONS, angular
 from spheret.support.figure_style import GRID, INK, MUTED, PALETTE, Drawing, axes_grid, own_style, render
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import collapse_tables
 from scipy import stats
 
-from spheret.report.paper_numbers import CORPORA, LOSSES, ROWS, SIZES
+from spheret.paper.numbers import CORPORA, LOSSES, ROWS, SIZES
 from spheret.report.tables import to_markdown
 from spheret.study.answers import Entry, GroupAnswer, group_answers, sound
 from spheret.study.endpoints import ALPHA, Comparison, comparison, endpoint_answers, rung_names, slope_per_doubling

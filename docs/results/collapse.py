@@ -31,7 +31,7 @@ from spheret.model.head import own_logit
 from spheret.model.monitor import mean_cosine
 from spheret.model.probes import Sublayer, probe
 from spheret.optim import Factors, build_optimizer, clip_gradients, set_learning_rate
-from spheret.runs.lr_schedules import Course, learning_rate
+from spheret.optim.lr_schedules import Course, learning_rate
 from spheret.support.documents import Lines, Record
 from spheret.support.machine import commit
 from spheret.support.meter import Meter

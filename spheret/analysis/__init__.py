@@ -1,1 +1,1 @@
-"""The paper's bounds, checked on real models: Jacobians, certificates and the dynamics of the stream."""
+"""What the stream of a trained model does: its dynamics, the Jacobians of its updates, and what went wrong."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from spheret.connections import angle_between
 from spheret.model.gpt import GPT
 from spheret.model.monitor import mean_cosine
 from spheret.model.probes import Sublayer
+
+# a "parallel" branch holds an attention and an MLP, "other" mixes tokens without attention
+BranchKind = Literal["attention", "mlp", "parallel", "other"]
 
 
 def massive(states: Tensor) -> float:

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from spheret.analysis.remedies import Advice, against_collapse, longer_warmup, lower_rate
 from spheret.connections import SCHEMES, scheme
-from spheret.runs.remedies import Advice, against_collapse, longer_warmup, lower_rate
 from spheret.runs.run import Run
 
 # what happened: how the words begin that tell it, and what the place is

@@ -12,18 +12,17 @@ from msgspec import UNSET, UnsetType
 
 from spheret.analysis import figures
 from spheret.analysis.achievement import inactive_sentence
-from spheret.analysis.dynamics import dynamics, gradients
+from spheret.analysis.dynamics import BranchKind, dynamics, gradients
 from spheret.analysis.failure import failure_of
 from spheret.analysis.inputs import float64_device, open_data, validation_windows
-from spheret.analysis.records import BranchKind
 from spheret.analysis.saved_models import inspect_saved, open_run_or_model, output_directory
 from spheret.analysis.sublayers import check_finite
 from spheret.data import Data
 from spheret.model.gpt import GPT
 from spheret.model.monitor import expected_start, own_logit_and_loss
+from spheret.optim.parametrization import parametrize
 from spheret.runs.layout import INSPECT, INSPECT_FIGURE
 from spheret.runs.metrics import StartRecord
-from spheret.runs.parametrization import parametrize
 from spheret.runs.run import Run, manifest_sha256
 from spheret.support import files
 from spheret.support.documents import Count, Document, Positive, Record
@@ -229,7 +228,7 @@ def initial(run: Run, data: Data) -> GPT | None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(train.seed)
         model = GPT(config, data.counts() if config.head_bias == "unigram" else None)
-        parametrize(model, run.settings.train)
+        parametrize(model, run.settings.train.optimizer_settings())
         model.at_update(1)
         return model.eval()
 

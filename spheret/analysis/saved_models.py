@@ -1,28 +1,22 @@
-"""`inspect` and `certify` of models that transformers has saved."""
+"""`inspect` of models that transformers has saved, and what `certify` opens them with."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from spheret.analysis import certificate
 from spheret.analysis.dynamics import dynamics
 from spheret.analysis.foreign.decoder import ForeignDecoder
 from spheret.analysis.foreign.text import open_text, with_first_tokens
-from spheret.analysis.inputs import float64_device, loss_windows, unigram_entropy, validation_windows
-from spheret.analysis.measure import DENSE
+from spheret.analysis.inputs import float64_device, validation_windows
 from spheret.data import Data
 from spheret.runs.layout import CONFIG
 from spheret.runs.records import RUNS
 from spheret.runs.run import Run, open_run
-from spheret.support.errors import shortened
-from spheret.support.machine import machine
 from spheret.support.meter import Meter
-from spheret.support.threads import few_threads
 
 if TYPE_CHECKING:
     # importing the hub imports transformers, which takes seconds: a run does not need it
@@ -30,12 +24,6 @@ if TYPE_CHECKING:
 
 # the windows of a model are no longer than this, whatever it can take
 BLOCK = 256
-# Jacobians are taken in shorter windows than losses: the model runs on the whole window for every direction
-_JACOBIAN_BLOCK = 64
-# how many logits one forward pass of a certificate may hold
-_LOGITS = 1 << 27
-# what torch says of operations without a forward derivative or without a rule for many directions at once
-_NOT_FORWARD = ("functorch", "forward AD", "vmap")
 
 
 def is_saved_model(path: str | Path) -> bool:
@@ -65,16 +53,18 @@ def output_directory(command: str, opened: Run | SavedModel, out: str | None) ->
     return opened.path if isinstance(opened, Run) else Path("runs") / f"{command}-{opened.name}"
 
 
-def _block(decoder: ForeignDecoder) -> int:
+def block_of(decoder: ForeignDecoder) -> int:
+    """The tokens per window: BLOCK, or fewer if the model takes no more."""
     config: Any = decoder.model.config
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     longest = getattr(text, "max_position_embeddings", None)
     return min(BLOCK, longest) if isinstance(longest, int) and longest > 0 else BLOCK
 
 
-def _open(
+def open_saved(
     saved: SavedModel, data: str | None, dtype: torch.dtype, device: str, quiet: bool
 ) -> tuple[ForeignDecoder, Data]:
+    """The saved model, and data in its tokens."""
     from spheret.hub.loading import load_decoder
 
     tokenizer = saved.tokenizer
@@ -92,10 +82,10 @@ def inspect_saved(
     saved: SavedModel, windows: int = 8, data: str | None = None, device: str = "cpu", quiet: bool = True
 ) -> dict[str, Any]:
     """The dynamics of a saved model, in the form of `inspect_run`."""
-    decoder, source = _open(saved, data, torch.float32, device, quiet)
-    block = _block(decoder)
+    decoder, source = open_saved(saved, data, torch.float32, device, quiet)
+    block = block_of(decoder)
     span = max(1, min(block, source.tokens("val") - 1))
-    x, y = _on_device(saved, decoder, *validation_windows(source, block, windows * span))
+    x, y = on_device(saved, decoder, *validation_windows(source, block, windows * span))
     with Meter(f"inspect {saved.name}", quiet) as meter:
         measured = dynamics(decoder, x, y, meter.counter(len(decoder.kinds), "sublayers"))
     for record, name in zip(measured["sublayers"], decoder.names, strict=True):
@@ -111,51 +101,7 @@ def inspect_saved(
     }
 
 
-def certify_saved(
-    saved: SavedModel,
-    tokens: int = 64,
-    sequence: int = 8,
-    data: str | None = None,
-    device: str = "cpu",
-    quiet: bool = True,
-) -> dict[str, Any]:
-    """The certificate of a saved model, with the data, seconds and machine that it comes from. Nothing is proven."""
-    begun = time.perf_counter()
-    decoder, source = _open(saved, data, torch.float64, device, quiet)
-    if decoder.position not in (None, 0.0, 1.0):
-        raise ValueError(
-            f"{saved.path} was saved in the middle of its annealing, at t = {decoder.position:g}, where the lengths "
-            "of the states go beside the stream: anneal it to 1, or revert it. spheret inspect takes it as it is."
-        )
-    block = _block(decoder)
-    ids, targets = validation_windows(source, min(block, _JACOBIAN_BLOCK), tokens)
-    ids, _ = _on_device(saved, decoder, ids, targets)
-    most = max(block, _LOGITS // source.vocab_size)
-    text = _on_device(saved, decoder, *loss_windows(source, block, most))
-    with few_threads(decoder.width), Meter("certify", quiet) as meter:
-        tick = meter.counter(tokens, "tokens", parts=len(decoder.kinds))
-        try:
-            document = certificate.certify(
-                decoder, ids, tokens, sequence, exact=decoder.width <= DENSE, tick=tick, text=text,
-                unigram_entropy=unigram_entropy(source),
-            )  # fmt: skip
-        except RuntimeError as error:
-            if not any(word in str(error) for word in _NOT_FORWARD):
-                raise
-            raise ValueError(
-                f"{type(decoder.model).__name__} holds an operation of which torch has no forward derivative "
-                f"({shortened(str(error), 120)}), so it cannot be certified: spheret inspect takes it."
-            ) from None
-    return {
-        **document,
-        "run": saved.name,
-        "model": type(decoder.model).__name__,
-        "data": str(source.path),
-        "seconds": time.perf_counter() - begun,
-        "machine": machine(),
-    }
-
-
-def _on_device(saved: SavedModel, decoder: ForeignDecoder, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def on_device(saved: SavedModel, decoder: ForeignDecoder, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Inputs and targets where the model is, each window begun as the model expects it."""
     place = next(decoder.parameters()).device
     return with_first_tokens(saved, x.to(place), y.to(place))

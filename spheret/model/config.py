@@ -35,6 +35,11 @@ MODERN: dict[str, Any] = {
 }
 
 
+def default_heads(width: int) -> int:
+    """The heads of a model of this width: one per 64 columns, at least 4."""
+    return max(4, width // 64)
+
+
 @dataclass(frozen=True)
 class GPTConfig:
     """All options of the model. `as_dict` and `from_dict` convert them to and from JSON.

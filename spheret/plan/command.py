@@ -9,10 +9,10 @@ from typing import Any
 # tyro reads annotations from the module
 import tyro
 
+from spheret.flags import HELP, section_flags
 from spheret.optim import OPTIMIZERS
 from spheret.plan import cost, memory
 from spheret.plan.cost import GPUS, PARALLEL, SIZES, Setup
-from spheret.runs.flags import HELP, section_flags
 from spheret.support.errors import unknown
 from spheret.support.files import check_output_file
 from spheret.support.machine import write_measurement

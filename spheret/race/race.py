@@ -15,6 +15,7 @@ import tyro
 
 from spheret.connections.parse import SchemeChoice, parse_options, parse_schemes
 from spheret.data import Data, check_named, open_named
+from spheret.flags import given, section_flags, shown
 from spheret.plan.fits import check_run
 from spheret.race.executor import training
 from spheret.race.local import Local
@@ -22,8 +23,7 @@ from spheret.race.outcome import print_outcome
 from spheret.race.scoreboard import Scoreboard
 from spheret.report.report import write_report
 from spheret.report.results import read_groups
-from spheret.runs.config import Given, RunConfig, complete, merge, read_config
-from spheret.runs.flags import given, section_flags, shown
+from spheret.runs.config import Given, RunConfig, merge, read_config
 from spheret.runs.metrics import Follower
 from spheret.runs.run import manifest_sha256
 from spheret.runs.step_cost import StepCost, measured_together, read_step_cost
@@ -32,6 +32,7 @@ from spheret.support.documents import Document, Record
 from spheret.support.exit_codes import INTERRUPTED
 from spheret.support.ranges import check_above_zero, check_count, check_counts
 from spheret.support.threads import check_threads
+from spheret.train.recipes import complete
 from spheret.train.step_cost import measure_step_costs
 
 RACE, LOCK, CONFIGS = "race.json", "race.lock", "configs"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spheret.analysis import certificate
+from spheret.certificates import certificate
 from spheret.report.results import RunGroup
 from spheret.report.sections import Section
 from spheret.report.tables import Table, TableCell

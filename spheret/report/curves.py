@@ -86,14 +86,6 @@ def _crossing(losses: Mapping[float, float | None], rates: Sequence[float], limi
     return rates[-1], True
 
 
-def power(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """The least-squares slope of log value over log size."""
-    x, y = [math.log(size) for size in sizes], [math.log(value) for value in values]
-    mean_x, mean_y = math.fsum(x) / len(x), math.fsum(y) / len(y)
-    along = math.fsum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
-    return along / math.fsum((a - mean_x) ** 2 for a in x)
-
-
 @dataclass(frozen=True)
 class Trend:
     """The change of a gap per doubling of a size, its interval, and the p-value of the hypothesis "no change"."""

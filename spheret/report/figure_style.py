@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spheret.connections.line_styles import scheme_styles
+from spheret.analysis.line_styles import scheme_styles
 from spheret.report.results import RunGroup
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from spheret.evaluate.tasks import PAPER_COLUMNS
-from spheret.report.departures import departures, recipe_of
-from spheret.report.paper_numbers import (
+from spheret.paper.assumptions import READINGS
+from spheret.paper.departures import departures, recipe_of
+from spheret.paper.numbers import (
     AVERAGE_ACCURACIES,
     CORPORA,
     FOOTNOTES,
@@ -19,12 +20,11 @@ from spheret.report.paper_numbers import (
     ZERO_SHOT,
     format_average,
 )
+from spheret.paper.runs import PaperRun
 from spheret.report.results import Number, Result, RunGroup
 from spheret.report.sections import Section, format_loss, format_perplexity, number_cell, perplexity
 from spheret.report.tables import Table, TableCell
 from spheret.report.zero_shot import MARKS, average_accuracy, evaluation_marks, zero_shot_number
-from spheret.runs.assumptions import READINGS
-from spheret.runs.paper_runs import PaperRun
 
 NOT_RUN = "not run"
 # the mark of a number whose run departs from the recipe

@@ -13,10 +13,12 @@ from typing import Any
 
 from spheret.connections import SCHEMES
 from spheret.model.gpt import PRESETS
+from spheret.paper.recipe import paper_size
 from spheret.report.links import Place
 from spheret.report.statistics import mean_and_deviation
 from spheret.runs.config import BOOKKEEPING
 from spheret.runs.layout import CONFIG, STEP_COST
+from spheret.runs.records import corpus_name
 from spheret.runs.run import Run, RunDocument, open_run
 from spheret.runs.step_cost import StepCost, measured_together, read_step_cost
 
@@ -269,19 +271,6 @@ class RunGroup:
         return self.results[0].run.config
 
 
-def corpus_name(config: Mapping[str, Any]) -> str | None:
-    """The corpus of a run, from its config as plain data."""
-    corpus = config["data"]["corpus"]
-    return None if corpus is None else corpus["name"]
-
-
-def size_of(config: Mapping[str, Any]) -> str | None:
-    """The paper's S, M or L if the model has that shape, else None."""
-    model = config["model"]
-    shape = model["layers"], model["heads"], model["width"]
-    return next((size for size, preset in PRESETS.items() if preset == shape), None)
-
-
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     """The run directories that these paths name. A directory of runs names every run in it."""
     directories: list[Path] = []
@@ -316,7 +305,7 @@ def read_groups(paths: Sequence[str | Path]) -> list[RunGroup]:
     names = dict(zip((run.path for run in runs), _names(runs), strict=True))
     groups: dict[tuple[str, str | None], list[Run]] = {}
     for run in runs:
-        key = str(run.config.data.manifest_sha256), size_of(run.config.as_dict())
+        key = str(run.config.data.manifest_sha256), paper_size(run.config.as_dict())
         groups.setdefault(key, []).append(run)
     # by data, then from the smallest size to the largest
     sizes = [*PRESETS, None]

@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 
 from spheret.connections import scheme
-from spheret.report.results import RATE_SETTINGS, WINDOW, Bowl, Number, Result, RunGroup, corpus_name
+from spheret.report.results import RATE_SETTINGS, WINDOW, Bowl, Number, Result, RunGroup
 from spheret.report.statistics import mean_and_deviation
 from spheret.report.tables import Table, TableCell, ranked
 from spheret.report.verdicts import EVALUATION_NOISE
 from spheret.runs.layout import CONFIG, METRICS
+from spheret.runs.records import corpus_name
 
 
 @dataclass(frozen=True)

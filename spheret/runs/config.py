@@ -1,7 +1,8 @@
 """The config of a run: four nested dataclasses, the same from a file, the command line, config.json and a race.
 
 What someone asks for is a nested dictionary of the settings that were given, such as
-`{"model": {"width": 128}, "train": {"steps": 500}}`. `complete` fills in the rest, once, and checks all of it.
+`{"model": {"width": 128}, "train": {"steps": 500}}`. `complete_by` a recipe fills in the rest, once, and checks all
+of it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -18,11 +19,12 @@ import msgspec
 
 from spheret.connections import PAPER_SCHEMES
 from spheret.connections.parse import INFINITY
+from spheret.model.config import default_heads
 from spheret.model.gpt import GPTConfig
 from spheret.optim import OPTIMIZERS
-from spheret.runs.base_sizes import BASE_SIZES, PARAMETRIZATIONS, check_base_sizes, check_scheme
-from spheret.runs.lr_schedules import Course, check_schedule, learning_rate
-from spheret.runs.recipes import default_heads, defaults, paper_model
+from spheret.optim.base_sizes import BASE_SIZES, PARAMETRIZATIONS, check_base_sizes, check_scheme
+from spheret.optim.lr_schedules import Course, check_schedule, learning_rate
+from spheret.optim.parametrization import OptimizerSettings
 from spheret.support import files
 from spheret.support.documents import DECODE_ERRORS, MOST_BYTES, explain
 from spheret.support.errors import shortened, unknown
@@ -81,8 +83,8 @@ class TrainConfig:
     min_lr: float
     warmup: int
     checkpoint_every: int
-    weight_decay: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = OptimizerSettings.weight_decay
+    betas: tuple[float, float] = OptimizerSettings.betas
     clip: float = 1.0
     seed: int = 1337
     precision: str = "float32"
@@ -141,6 +143,10 @@ class TrainConfig:
     def lr_at(self, step: int) -> float:
         """The learning rate of update `step`, counted from 1."""
         return learning_rate(self.lr_schedule, self._course(), step)
+
+    def optimizer_settings(self) -> OptimizerSettings:
+        """What `spheret.optim` needs to know of it."""
+        return OptimizerSettings(**{each.name: getattr(self, each.name) for each in fields(OptimizerSettings)})
 
     def _course(self) -> Course:
         return Course(self.lr, self.min_lr, self.warmup, self.steps, self.decay_steps)
@@ -312,21 +318,48 @@ def build_section(path: Path, section: str, values: Any) -> Any:
         raise ValueError(f"{section} in {path} is damaged: {error}") from None
 
 
-def complete(
-    given: Given, device: str, world_size: int = 1, vocab_size: int | None = None, padded_vocab_size: int = 64
+# a warm-up that nobody asked for has at most so many updates
+MOST_WARMUP = 2000
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The settings that a run takes where nothing else is given.
+
+    sections: by section; steps, heads, vocabulary and precision may be left out.
+    size: the word of `--size` that chooses it, which sets layers, heads and width for good.
+    warmup: its updates of warm-up. A run that is not longer warms up for a tenth, as any does if this is None.
+    checkpoint_every, eval_every: the most updates between two of them; a tenth of all if this is fewer.
+    """
+
+    sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    size: str | None = None
+    warmup: int | None = None
+    checkpoint_every: float = math.inf
+    eval_every: float = math.inf
+
+
+def complete_by(
+    recipe: Recipe,
+    given: Given,
+    device: str,
+    world_size: int = 1,
+    vocab_size: int | None = None,
+    padded_vocab_size: int = 64,
 ) -> RunConfig:
-    """Every setting with its value: what was given, and for the rest the recipe that `size` chooses.
+    """Every setting with its value: what was given, and for the rest the recipe's.
 
     Without `vocab_size` the data is not known yet: the result is good for finding wrong settings early.
     """
-    size = given.get("size")
-    recipe = defaults(size)
     asked_model = given.get("model", {})
-    if size is not None:
-        clash = [name for name, value in paper_model(size).items() if asked_model.get(name, value) != value]
+    if recipe.size is not None:
+        shape = {name: recipe.sections["model"][name] for name in ("layers", "heads", "width")}
+        clash = [name for name, value in shape.items() if asked_model.get(name, value) != value]
         if clash:
-            raise ValueError(f"--size {size} sets {_flag(clash[0])}: give --size, or --layers, --heads and --width.")
-    everything = merge(recipe, given)
+            raise ValueError(
+                f"--size {recipe.size} sets {_flag(clash[0])}: give --size, or --layers, --heads and --width."
+            )
+    everything = merge(recipe.sections, given)
     model, train = dict(everything["model"]), dict(everything.get("train", {}))
     evaluation, data = dict(everything["evaluation"]), everything.get("data", {})
     if "scheme" not in model:
@@ -351,17 +384,17 @@ def complete(
     warm_stable_decay = train.get("lr_schedule") == "wsd"
     # the schedule's source decays to 0
     train.setdefault("min_lr", 0.0 if warm_stable_decay else train["lr"] / 10)
-    # the paper's 2,000 belong to its 50,000 steps; a shorter trial warms up for a tenth
-    train.setdefault("warmup", 2000 if size is not None and steps > 2000 else min(2000, steps // 10))
+    full = recipe.warmup is not None and steps > recipe.warmup
+    train.setdefault("warmup", recipe.warmup if full else min(MOST_WARMUP, steps // 10))
     if warm_stable_decay:
         train.setdefault("decay_steps", max(1, min(steps // 5, steps - train["warmup"])))
     needed = PARAMETRIZATIONS.get(train.get("parametrization", ""), ())
     if train.get("base_width") is not None and "base_heads" in needed:
         same = train["base_width"] == model["width"]
         train.setdefault("base_heads", model["heads"] if same else default_heads(train["base_width"]))
-    train.setdefault("checkpoint_every", tenth if size is None else min(tenth, 1000))
+    train.setdefault("checkpoint_every", min(tenth, recipe.checkpoint_every))
     train.setdefault("precision", "bf16" if device == "cuda" else "float32")
-    evaluation.setdefault("eval_every", tenth if size is None else min(tenth, 500))
+    evaluation.setdefault("eval_every", min(tenth, recipe.eval_every))
     train["betas"] = tuple(train.get("betas", TrainConfig.betas))
     # a run that continues gives the settings of its config, where infinity is a word
     train = {name: math.inf if value == INFINITY else value for name, value in train.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -150,6 +151,12 @@ class CheckpointRecord(Record, omit_defaults=True):
         """The entry of each file, by its name."""
         entries = {MODEL: self.model, STATE: self.state}
         return entries if self.optimizer is UNSET else {**entries, OPTIMIZER: self.optimizer}
+
+
+def corpus_name(config: Mapping[str, Any]) -> str | None:
+    """The corpus of a run, from its config as plain data."""
+    corpus = config["data"]["corpus"]
+    return None if corpus is None else corpus["name"]
 
 
 RUNS = Document(RunRecord, "train", "copy it back, or train again")

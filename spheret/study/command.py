@@ -12,10 +12,10 @@ from typing import Annotated
 # tyro reads annotations from the module
 import tyro
 
+from spheret.flags import shown
 from spheret.race.executor import Executor
 from spheret.race.local import Local
 from spheret.race.slurm import Slurm
-from spheret.runs.flags import shown
 from spheret.study.board import Board
 from spheret.study.laboratory import LOCK, LOGS, PLAN, REPORT, RUNS, Laboratory
 from spheret.study.plan import OURS, read_plan

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from spheret.connections.line_styles import scheme_styles
+from spheret.analysis.line_styles import scheme_styles
 from spheret.report.blocks import mean_interval
 from spheret.study.answers import Entry, GroupAnswer, sound
 from spheret.study.figure_parts import (

@@ -25,13 +25,14 @@ from spheret.data import Data, open_named
 from spheret.plan.fits import check_run
 from spheret.race.executor import Job, training
 from spheret.race.race import RECIPE
-from spheret.runs.config import Given, RunConfig, complete, merge
+from spheret.runs.config import Given, RunConfig, merge
 from spheret.study.plan import Contestant, Group, Plan
 from spheret.study.rows import Key, Row, row_of, write_rows
 from spheret.study.stages import tuning, wanted
 from spheret.support import files, machine
 from spheret.support.documents import Document, Positive, Record
 from spheret.support.errors import unknown
+from spheret.train.recipes import complete
 from spheret.train.step_cost import measure_step_costs
 
 PLAN, LOCK, RESULTS, COSTS, REPORT = "plan.toml", "study.lock", "results.jsonl", "costs.json", "report"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spheret.report.curves import power
+from spheret.optim.coordinates import power
 from spheret.study.answers import Entry, GroupAnswer, by_part, sound
 from spheret.study.ladders import size_of
 from spheret.study.rows import Row

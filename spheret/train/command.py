@@ -17,13 +17,13 @@ import torch
 import tyro
 
 from spheret.data import Data, open_named
+from spheret.flags import given, section_flags, shown
 from spheret.model.gpt import GPT
 from spheret.plan.fits import check_run
 from spheret.runs import checkpoint
 from spheret.runs.checkpoint import Checkpoint
-from spheret.runs.config import Given, RunConfig, complete, differences, merge, read_config
+from spheret.runs.config import Given, RunConfig, differences, merge, read_config
 from spheret.runs.directory import check_space, claimed, existing, explained
-from spheret.runs.flags import given, section_flags, shown
 from spheret.runs.layout import CHECKPOINTS, METRICS, SAMPLE
 from spheret.runs.metrics import consecutive
 from spheret.runs.plateau import LONG, plateau_updates
@@ -35,12 +35,13 @@ from spheret.support.exit_codes import FINISHED
 from spheret.support.threads import check_threads, most_threads
 from spheret.train.distributed import Group, World, join
 from spheret.train.loop import Observer, Trainer
+from spheret.train.recipes import SMALL, WITH_SIZE, complete
 from spheret.train.sample import write_ending_sample
 
-ModelFlags = section_flags("model", sized=True)
-DataFlags = section_flags("data", sized=True)
-OptimisationFlags = section_flags("train", sized=True)
-EvaluationFlags = section_flags("evaluation", sized=True)
+ModelFlags = section_flags("model", SMALL.sections, WITH_SIZE)
+DataFlags = section_flags("data", SMALL.sections, WITH_SIZE)
+OptimisationFlags = section_flags("train", SMALL.sections, WITH_SIZE)
+EvaluationFlags = section_flags("evaluation", SMALL.sections, WITH_SIZE)
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ def _observers(config: RunConfig) -> dict[str, tuple[int, Observer]]:
     if not every:
         return {}
     # most runs do without, and start a quarter of a second sooner
-    from spheret.analysis.live_certificate import observer
+    from spheret.certificates.live_certificate import observer
 
     return {"certificate": (every, observer())}
 

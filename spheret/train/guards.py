@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spheret.analysis.remedies import Advice
 from spheret.model.gpt import GPT
 from spheret.model.monitor import keeps_its_norm
 from spheret.model.probes import Sublayer, probe
 from spheret.runs.metrics import StartRecord
 from spheret.runs.plateau import on_plateau
 from spheret.runs.records import WatchRecord
-from spheret.runs.remedies import Advice
 from spheret.support.sharding import local
 from spheret.train.distributed import World
 from spheret.train.divergence import where

@@ -16,18 +16,18 @@ import torch
 from torch import Tensor
 
 from spheret import kernels
+from spheret.analysis.remedies import against_collapse
 from spheret.data import Data, Validation
 from spheret.model.gpt import GPT
 from spheret.model.monitor import common_gradients, expected_start, gradient_norms, look, own_logit_and_loss
 from spheret.optim import build_optimizer, clip_gradients, set_learning_rate
+from spheret.optim.parametrization import parametrize
 from spheret.runs import checkpoint
 from spheret.runs.checkpoint import Checkpoint
 from spheret.runs.config import EvaluationConfig, TrainConfig, section_as_dict
 from spheret.runs.layout import CHECKPOINTS, METRICS, MODEL, OPTIMIZER, TENSORBOARD
 from spheret.runs.metrics import Log, StartRecord, Tracker
-from spheret.runs.parametrization import parametrize
 from spheret.runs.records import BestRecord, StateRecord, TrainingRecord
-from spheret.runs.remedies import against_collapse
 from spheret.runs.run import check_config, manifest_sha256
 from spheret.runs.tensors import Form, LazyTensor, form
 from spheret.support.exit_codes import FINISHED, SIGNALS, STOPPED_BY_GUARD
@@ -96,7 +96,7 @@ class Trainer:
             except ValueError as error:
                 raise ValueError(f"{error} Or train without validation: --eval-every 0.") from None
         # before the weights are sharded
-        factors = parametrize(self.model, config)
+        factors = parametrize(self.model, config.optimizer_settings())
         self._loss = world.wrap(self.model, config.precision == "bf16")
         if config.compile:
             self._loss = torch.compile(self._loss)

@@ -6,12 +6,12 @@ import shutil
 
 import pytest
 import torch
-from analysis_helpers import config
+from trained_models import config
 
-from spheret import GPT, SCHEMES
-from spheret.analysis import certificate, figures
-from spheret.analysis.certify import certify_run
-from spheret.analysis.initialisation import at_start, goes_deep, parse_depths
+from spheret import GPT
+from spheret.analysis import figures
+from spheret.certificates import certificate
+from spheret.certificates.certify import certify_run
 from spheret.cli import main
 from spheret.data import cached
 from spheret.runs.layout import CERTIFICATE
@@ -296,71 +296,6 @@ class TestBadInput:
         assert "ask for fewer" in capsys.readouterr().err
 
 
-class TestBeforeTraining:
-    @pytest.mark.parametrize("name", SCHEMES)
-    def test_every_scheme(self, name):
-        row = at_start(name, 4, 16)
-        assert row["condition"] >= 1
-        assert row["norm"] > 0
-        assert row["gradient"] > 0
-        if name.endswith("spheretnorm") or name == "geonorm":
-            assert row["norm"] == pytest.approx(1)
-            assert row["removed"] == 0
-            assert goes_deep(row)
-
-    def test_norms_after_the_sum_remove_directions(self):
-        assert at_start("post-ln", 4, 16)["removed"] == 2
-        assert at_start("ngpt", 4, 16)["removed"] == 1
-
-    def test_it_agrees_with_a_brute_force_jacobian(self):
-        torch.manual_seed(5)
-        before = torch.get_rng_state()
-        row = at_start("pre-ln", 1, 16)
-        assert torch.equal(torch.get_rng_state(), before)
-        from spheret.analysis import initialisation as i
-        from spheret.analysis.sublayers import float64_twin, states
-
-        torch.manual_seed(0)
-        model = GPT(i.GPTConfig(layers=1, heads=4, width=16, block=i.TIME, vocab=i.VOCAB, scheme="pre-ln"))
-        ids = torch.randint(i.VOCAB, (1, i.TIME + 1))
-        twin = float64_twin(model)
-        h = states(twin, ids[:, :-1])[0].h
-        worst = 0.0
-        for t in (7, 15, 23, 31):
-            G = torch.autograd.functional.jacobian(lambda x, t=t: twin.blocks[0](x)[0, t], h)[:, 0, t]
-            values = torch.linalg.svdvals(G)
-            worst = max(worst, float(values[0] / values[-1]))
-        assert row["condition"] == pytest.approx(worst, rel=1e-8)
-
-    def test_command(self, tmp_path, capsys):
-        words = ["--schemes", "pre-ln,geonorm", "--layers", "1..4", "--width", "16", "--out", str(tmp_path)]
-        assert main(["certify", *words]) == 0
-        assert "or more" in capsys.readouterr().out
-        rows = json.loads((tmp_path / "initialisation.json").read_text())["rows"]
-        assert [(row["scheme"], row["layers"]) for row in rows][:3] == [("pre-ln", 1), ("pre-ln", 2), ("pre-ln", 4)]
-        assert (tmp_path / "initialisation.png").read_bytes().startswith(b"\x89PNG")
-
-    def test_the_table_says_what_its_condition_leaves_out(self, tmp_path, capsys):
-        words = ["--schemes", "post-ln,geonorm", "--layers", "2", "--width", "16", "--out", str(tmp_path)]
-        assert main(["certify", *words]) == 0
-        printed = capsys.readouterr().out
-        column = next(line for line in printed.splitlines() if "removed" in line).split("\u2503").index(" removed ")
-        rows = [line.split("\u2502") for line in printed.splitlines() if "\u2502" in line]
-        assert [(row[1].strip(), int(row[column])) for row in rows] == [("post-ln", 2), ("geonorm", 0)]
-
-    def test_a_variant_of_a_scheme(self, tmp_path, capsys):
-        words = ["--schemes", "geonorm,geonorm:schedule=constant", "--layers", "2", "--width", "16"]
-        assert main(["certify", *words, "--out", str(tmp_path)]) == 0
-        assert "geonorm:schedule=constant" in capsys.readouterr().out
-        plain, variant = json.loads((tmp_path / "initialisation.json").read_text())["rows"]
-        assert variant["condition"] > plain["condition"]
-
-    def test_depths(self):
-        assert parse_depths("4..512") == [4, 8, 16, 32, 64, 128, 256, 512]
-        assert parse_depths("3,5") == [3, 5]
-        assert parse_depths("7") == [7]
-
-
 def test_an_older_checkpoint(runs):
     steps = sorted(int(path.name.split("-")[1]) for path in (runs / "ball" / "checkpoints").iterdir())
     document = certify_run(open_run(runs / "ball"), steps[0], tokens=4, sequence=0)
@@ -394,7 +329,7 @@ def test_no_matplotlibrc_decides_how_a_figure_is_drawn():
 def test_panels_say_what_to_look_for():
     """Whole numbers as ticks, one sentence per panel, no panel without a number, the colour of the scheme."""
     from spheret.analysis.inspect import PANELS, QUANTITIES
-    from spheret.connections.line_styles import scheme_styles
+    from spheret.analysis.line_styles import scheme_styles
     from spheret.support.figure_style import own_style
 
     assert PANELS.keys() == QUANTITIES.keys()

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from analysis_helpers import config, trained, windows
+from trained_models import config, trained, windows
 
 from spheret import GPT, SCHEMES
 from spheret.analysis import dynamics as d

@@ -1,7 +1,6 @@
 """Run directories in the format of the trainer, with numbers from a formula, for every case that a test needs."""
 
 import csv
-import hashlib
 import io
 import json
 import math
@@ -9,15 +8,16 @@ import re
 from pathlib import Path
 
 import numpy as np
+from paper_configs import paper_config
 
 from spheret.connections import Spherical, scheme
 from spheret.evaluate import eval_json
 from spheret.evaluate.tasks import PAPER_COLUMNS
+from spheret.paper.runs import PaperRun
 from spheret.report.report import report_files
 from spheret.report.results import read_groups
 from spheret.report.statistics import mean_and_deviation, over_documents, over_seeds
 from spheret.runs.layout import EVAL, EVAL_SAMPLES
-from spheret.runs.paper_runs import PaperRun
 from spheret.runs.run_sample import RunSample
 from spheret.runs.step_cost import StepCost
 
@@ -137,25 +137,6 @@ def write_tables(runs: list[Path], out: Path) -> None:
     out.mkdir(exist_ok=True)
     for name, data in report_files(read_groups(runs), []).items():
         (out / name).write_bytes(data)
-
-
-def paper_config(recipe: PaperRun) -> dict:
-    """What config.json of a run that follows the paper's recipe says about the run."""
-    identity = recipe.data_settings()
-    data = {
-        "path": "data", "manifest_sha256": hashlib.sha256(recipe.dataset.encode()).hexdigest(),
-        "val_fraction": identity["val_fraction"],
-        "corpus": {
-            "name": recipe.dataset, "revision": identity["revision"], "licence": "ODC-By-1.0",
-            "documents_sha256": "c" * 64,
-        },
-        "tokenizer": {
-            "name": identity["tokenizer"], "vocab_size": 50257, "end_of_text": 50256, "file": None,
-            "sha256": "b" * 64,
-        },
-        "tokens": {"train": 9_000_000, "val": 45_000}, "unigram_entropy": 7.5,
-    }  # fmt: skip
-    return {**recipe.config(None).as_dict(), "data": data}
 
 
 def write_paper_run(path: Path, recipe: PaperRun, quality: float = 0.0, **train) -> Path:

@@ -10,9 +10,9 @@ import torch
 from new_retraction import NAME, register
 
 from spheret import RETRACTIONS, SCHEDULES, retract
+from spheret.analysis.line_styles import scheme_styles
 from spheret.analysis.step_lengths import BIN_EDGES, RunSteps, SublayerSteps
 from spheret.cli import main
-from spheret.connections.line_styles import scheme_styles
 from spheret.report.explore import (
     COLOUR_ORDER,
     LARGEST_BETA,

@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 from report_helpers import write_run
 
+from spheret.analysis.line_styles import scheme_styles
 from spheret.connections import PAPER_SCHEMES, SCHEMES
-from spheret.connections.line_styles import scheme_styles
 from spheret.report.figure_style import line_styles
 from spheret.report.page import inline_svg
 from spheret.report.plots import FIGURES, draw, spread

@@ -10,10 +10,10 @@ from report_helpers import cell, cells, write_evaluation, write_paper_run, write
 
 from spheret.cli import main
 from spheret.evaluate.tasks import PAPER_COLUMNS
-from spheret.report.paper_numbers import CORPORA, FOOTNOTES
+from spheret.paper.numbers import CORPORA, FOOTNOTES
+from spheret.paper.runs import PaperRun
 from spheret.report.results import read_group, read_groups
 from spheret.report.verdicts import comparisons
-from spheret.runs.paper_runs import PaperRun
 
 SCHEMES = {"Pre-LN": "pre-ln", "1-SpheretNorm": "proj-spheretnorm"}
 

@@ -11,19 +11,20 @@ import tyro
 from hypothesis import given as cases
 from hypothesis import strategies as st
 
+from spheret import flags
 from spheret.connections import SCHEMES
-from spheret.runs import flags
+from spheret.paper.recipe import LEARNING_RATES
 from spheret.runs.config import (
     SECTIONS,
     build_section,
     changed_settings,
-    complete,
     differences,
     merge,
     read_config,
 )
-from spheret.runs.recipes import LEARNING_RATES
 from spheret.support.settings import later_settings
+from spheret.train.recipes import SMALL as SMALL_RECIPE
+from spheret.train.recipes import WITH_SIZE, complete
 
 SMALL = {"model": {"scheme": "pre-ln"}, "data": {"path": "sotu"}, "train": {"steps": 1000}}
 HOME = {field.name: section for section, kind in SECTIONS.items() for field in fields(kind)}
@@ -245,7 +246,7 @@ class TestFlags:
         def command(model, data, train, evaluation, set=()):
             return flags.given(set, model=model, data=data, train=train, evaluation=evaluation)
 
-        kinds = {section: flags.section_flags(section, sized=True) for section in SECTIONS}
+        kinds = {section: flags.section_flags(section, SMALL_RECIPE.sections, WITH_SIZE) for section in SECTIONS}
         command.__annotations__ = {**kinds, "set": tuple[str, ...]}
         return tyro.cli(command, args=words)
 

@@ -11,6 +11,7 @@ import torch
 from train_helpers import TINY as RUN_SIZES
 from train_helpers import metrics, train
 
+from spheret.analysis.remedies import Advice
 from spheret.cli import main
 from spheret.connections import PAPER_SCHEMES, SCHEMES, scheme
 from spheret.model.gpt import GPT, MLP, Attention, GPTConfig
@@ -18,7 +19,6 @@ from spheret.model.monitor import look, mean_cosine, on_bound
 from spheret.runs import checkpoint
 from spheret.runs.plateau import LONG, plateau_updates
 from spheret.runs.records import DivergenceRecord, WatchRecord
-from spheret.runs.remedies import Advice
 from spheret.runs.run import open_run
 from spheret.train.distributed import World
 from spheret.train.divergence import FEW, PATIENCE, Divergence

@@ -10,7 +10,7 @@ from spheret.connections import SCHEMES
 from spheret.data import open_data
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.optim import parameter_groups
-from spheret.runs.config import complete
+from spheret.train.recipes import complete
 from spheret.train.step_cost import MOST_ROUNDS, measure_step_costs, share_parameters, training_step
 
 CPU = torch.device("cpu")

@@ -32,9 +32,9 @@ from spheret.conversion.command.subject import Subject, open_subject, open_text
 from spheret.conversion.command.training import FineTuning, calibration, validation_loss
 from spheret.conversion.report import ConvertedSublayer
 from spheret.data import Data
+from spheret.flags import shown
 from spheret.hub.loading import quietly
 from spheret.runs.directory import claimed, explained
-from spheret.runs.flags import shown
 from spheret.runs.layout import CHECKPOINTS, CONFIG, LOCK
 from spheret.runs.records import Environment
 from spheret.runs.run import manifest_sha256

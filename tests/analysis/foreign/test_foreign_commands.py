@@ -7,11 +7,12 @@ from saved_decoders import build, save
 from small_models import randomize
 
 from spheret import GPT, GPTConfig, conversion
-from spheret.analysis import certificate
-from spheret.analysis.certify import certify_run
 from spheret.analysis.foreign.text import first_tokens, open_text, with_first_tokens
 from spheret.analysis.inspect import INSPECTIONS, inspect_run
-from spheret.analysis.saved_models import certify_saved, inspect_saved
+from spheret.analysis.saved_models import inspect_saved
+from spheret.certificates import certificate
+from spheret.certificates.certify import certify_run
+from spheret.certificates.saved_models import certify_saved
 from spheret.cli import main
 from spheret.data import cached, prepare, resolve
 from spheret.data.preparation import cache_path

@@ -5,10 +5,10 @@ import torch
 from saved_decoders import CONFIGS, build
 
 from spheret import conversion
-from spheret.analysis import certificate
 from spheret.analysis.foreign.arithmetic import Float64
 from spheret.analysis.foreign.decoder import ForeignDecoder
-from spheret.analysis.measure import measure_sequence, measure_tokens
+from spheret.certificates import certificate
+from spheret.certificates.measure import measure_sequence, measure_tokens
 
 KINDS = {
     "gemma2": "norms around", "gemma3": "norms around", "olmo2": "norm behind", "gpt-1": "post-norm",

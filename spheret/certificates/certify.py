@@ -1,0 +1,145 @@
+"""`spheret certify`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from spheret.analysis.inputs import float64_device, loss_windows, open_data, unigram_entropy, validation_windows
+from spheret.analysis.saved_models import is_saved_model, open_run_or_model, output_directory
+from spheret.analysis.sublayers import check_finite
+from spheret.certificates import certificate
+from spheret.certificates.figure import certificate_figure
+from spheret.certificates.saved_models import certify_saved
+from spheret.runs.layout import CERTIFICATE, CERTIFICATE_FIGURE
+from spheret.runs.run import Run
+from spheret.support import files
+from spheret.support.machine import machine
+from spheret.support.meter import Meter
+from spheret.support.ranges import check_counts
+from spheret.support.threads import few_threads
+
+
+def certify_command(
+    run: str | None = None,
+    /,
+    step: int | None = None,
+    tokens: int = 64,
+    sequence: int = 8,
+    data: str | None = None,
+    schemes: str | None = None,
+    layers: str = "4..512",
+    width: int = 64,
+    device: str = "cpu",
+    out: str | None = None,
+) -> int:
+    """Certify the stability of a model; with --schemes, measure untrained models instead.
+
+    The exit code is 1 if the model predicts no better than token frequencies, if a sublayer is inactive, or if a
+    bound is contradicted.
+
+    Args:
+        run: a run directory, into which certificate.json and certificate.png are written, or a saved transformers
+            decoder, of which everything is measured and nothing proven.
+        step: the step of a run's checkpoint; by default the newest.
+        tokens: how many tokens of the validation split are examined.
+        sequence: how many tokens are also examined together as one sequence; 0 for none.
+        data: other data: a prepared directory, the name of a corpus, or text; for a saved model the default is sotu.
+        schemes: instead of a run: "all", "paper", or names separated by commas; scheme:option=value sets an option.
+        layers: with --schemes, the depths in blocks: 4..512 doubles from 4 to 512; 4,6,8 is a list.
+        width: with --schemes, the width of the stream.
+        device: cpu or cuda; cpu is the default because the work is float64 arithmetic on small matrices.
+        out: another directory to write to; the default is runs/initialisation with --schemes, and runs/certify-NAME
+            for a saved model.
+    """
+    if (run is None) == (schemes is None):
+        raise ValueError("give a run or a saved model, or --schemes NAMES for untrained models: one of the two.")
+    place = float64_device(device)
+    check_counts(tokens=tokens, width=width)
+    check_counts(0, sequence=sequence, step=step)
+    # asked before anything is opened; a saved model is not written to
+    if out or run is None or not is_saved_model(run):
+        directory = Path(out or run or "runs/initialisation").expanduser()
+        files.check_output_directory("--out" if out else "the run", directory)
+    if schemes is not None:
+        from spheret.certificates.initialisation import compare
+
+        return compare(schemes, layers, width, directory, place)
+    assert run is not None
+    opened = open_run_or_model(run)
+    directory = output_directory("certify", opened, out)
+    files.check_output_directory("--out" if out else "the output", directory)
+    if isinstance(opened, Run):
+        document = certify_run(opened, step, tokens, sequence, data, device, quiet=False)
+    elif step is not None:
+        raise ValueError(f"--step is a checkpoint of a run, and {run} holds one model: leave --step out.")
+    else:
+        document = certify_saved(opened, tokens, sequence, data, device, quiet=False)
+    directory.mkdir(parents=True, exist_ok=True)
+    certificate.write(directory / CERTIFICATE, document)
+    files.write_atomically(directory / CERTIFICATE_FIGURE, certificate_figure(document))
+    show(document)
+    print(f"Wrote {directory / CERTIFICATE} and {CERTIFICATE_FIGURE} in {document['seconds']:.1f} s.")
+    for sentence in certificate.verify(document):
+        print(f"contradiction: {sentence}", file=sys.stderr)
+    return 0 if certificate.is_success(document) else 1
+
+
+def certify_run(
+    run: Run,
+    step: int | None = None,
+    tokens: int = 64,
+    sequence: int = 8,
+    data: str | None = None,
+    device: str = "cpu",
+    quiet: bool = True,
+) -> dict[str, Any]:
+    """The certificate of a run's checkpoint, with the run, step, data, seconds and machine that it comes from."""
+    begun = time.perf_counter()
+    model, saved = run.load(step, float64_device(device))
+    checkpoint_step = saved.step
+    check_finite(model, f"checkpoint step-{checkpoint_step} of {run.path}")
+    source = open_data(run, data)
+    ids, _ = validation_windows(source, model.config.block, tokens)
+    text = loss_windows(source, model.config.block)
+    sublayers = 2 * model.config.layers
+    with few_threads(model.config.width), Meter("certify", quiet) as meter:
+        tick = meter.counter(tokens, "tokens", parts=sublayers)
+        document = certificate.certify(
+            model, ids, tokens, sequence, tick=tick, text=text, unigram_entropy=unigram_entropy(source)
+        )
+    return {
+        **document,
+        "run": run.name,
+        "checkpoint": checkpoint_step,
+        "data": str(source.path),
+        "seconds": time.perf_counter() - begun,
+        "machine": machine(),
+    }
+
+
+def show(document: dict[str, Any]) -> None:
+    """Print what the model achieves, one table per part of the certificate, and what is proven."""
+    from rich.console import Console
+    from rich.table import Table
+
+    # a file has no width of its own
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    headline, *rest = certificate.summary(document)
+    console.print(headline, highlight=False, style=None if certificate.is_success(document) else "bold red")
+    own_path, sequence = document["own_path"], document["sequence"]
+    parts = [(f"{document['tokens']} tokens on their own paths; each number is the worst token's", own_path)]
+    parts += [] if sequence is None else [(f"{sequence['tokens']} tokens as one sequence", sequence)]
+    for title, part in parts:
+        origin = f"step {document['checkpoint']}" if "checkpoint" in document else document["model"]
+        table = Table(title=f"{document['run']}, {origin}: {title}", title_justify="left")
+        for column in certificate.COLUMNS:
+            table.add_column(column, justify="left" if column in ("branch", "verdict", "paper") else "right")
+        for row in certificate.table(part):
+            table.add_row(*row)
+        console.print(table)
+    for sentence in rest:
+        console.print(sentence, highlight=False)
+    console.print(f"What the certificate covers: {document['scope']}.", highlight=False)

@@ -1,0 +1,92 @@
+"""The groups of parameters that an optimiser treats alike: what decays, and what is a hidden matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+# AdamW's epsilon
+EPSILON = 1e-8
+# modules whose weight maps the stream to logits
+_HEADS = ("head", "lm_head")
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Two AdamW groups: matrices decay, all other parameters do not.
+
+    Decay would pull the step sizes a_l, the radius gamma, a learned p, gains and biases towards 0, which is not a
+    neutral value for them. Every learnable scalar of this library is a 1-element vector. So nanoGPT's rule applies:
+    parameters of two or more dimensions decay. Shared parameters appear once. Frozen parameters are left out.
+
+    Args:
+        model: any module.
+        weight_decay: that of the matrices, at least 0.
+    """
+    _check_decay(weight_decay)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": float(weight_decay)},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+
+
+def _check_decay(weight_decay: float) -> None:
+    if not weight_decay >= 0:
+        raise ValueError(f"weight_decay must be at least 0, got {weight_decay}.")
+
+
+def hidden_matrices(model: nn.Module) -> dict[Tensor, tuple[int, ...]]:
+    """The weights of the hidden linear layers, each with the heights of the matrices that are stacked in it.
+
+    Embeddings, a head, and weights that they share are not among them. A layer whose weight holds several matrices
+    one above the other, as that of q, k and v does, says so in its attribute `parts`.
+    """
+    outer = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    hidden: dict[Tensor, tuple[int, ...]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            if name.rpartition(".")[2] in _HEADS:
+                outer.add(module.weight)
+            else:
+                hidden[module.weight] = tuple(getattr(module, "parts", ())) or (module.out_features,)
+    return {weight: heights for weight, heights in hidden.items() if weight not in outer}
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The factors of one parameter on the learning rate, the weight decay and AdamW's epsilon."""
+
+    lr: float = 1.0
+    weight_decay: float = 1.0
+    epsilon: float = 1.0
+
+
+def optimizer_groups(
+    model: nn.Module, weight_decay: float, optimizer: str = "adamw", factors: Mapping[str, Factors] | None = None
+) -> list[dict[str, Any]]:
+    """The groups of an optimiser of OPTIMIZERS. Parameters with the same rules share a group.
+
+    What decays is as in `parameter_groups`. factors: by the names of parameters; all are 1 where there is no entry.
+    Each group has `lr_factor`, by which the learning rate is multiplied, and `heights`: None for AdamW; for Muon the
+    heights of the matrices that are stacked in its weights.
+    """
+    _check_decay(weight_decay)
+    hidden = hidden_matrices(model) if optimizer == "muon" else {}
+    same: dict[tuple[bool, tuple[int, ...] | None, Factors], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            factor = (factors or {}).get(name, Factors())
+            same.setdefault((parameter.dim() >= 2, hidden.get(parameter), factor), []).append(parameter)
+    return [
+        {
+            "params": parameters,
+            "weight_decay": float(weight_decay) * factor.weight_decay if decays else 0.0,
+            "lr_factor": factor.lr,
+            "eps": EPSILON * factor.epsilon,
+            "heights": heights,
+        }
+        for (decays, heights, factor), parameters in same.items()
+    ]
