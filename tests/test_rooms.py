@@ -12,9 +12,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "spheret"
 
-# a room imports only from rooms on lines above its own. The trainer asks for live certificates. A folder within a room
-# has a line of its own if it needs more than the room: `spheret convert` trains and reports, and `spheret.convert`
-# needs torch alone
+# a room imports only from rooms on lines above its own. The trainer asks for live certificates. A folder within a
+# room has a line of its own if it needs more than the room: `spheret convert` trains and reports, and
+# `spheret.convert` needs torch alone
 FLOORS = [
     ["support"],
     ["retractions", "schedules", "bounds"],
