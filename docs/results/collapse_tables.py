@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 
 from collapse import CHANGES, CURVE, GROWTH, LOOK, Row, Run, read_rows, runs
-from spheret.connections.line_styles import scheme_styles
 
+from spheret.analysis.line_styles import scheme_styles
 from spheret.model.monitor import ENTROPY_MARGIN
 from spheret.support.figure_style import COLLAPSED, INK, Drawing, axes_grid, own_style, render
 
