@@ -11,7 +11,8 @@ from foreign_models import build, example, output
 from torch import nn
 
 import spheret
-from spheret.conversion import Annealing, ConversionError, anneal, load, position, steps, trainer_callback, watched
+from spheret.conversion import Annealing, ConversionError, anneal, position, steps, trainer_callback, watched
+from spheret.hub import load
 
 STAGES = (0.0, 0.4, 1.0)
 
