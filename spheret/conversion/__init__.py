@@ -1,11 +1,17 @@
 """Other people's models: `convert` puts their residual stream on a sphere, `revert` takes it off again."""
 
+from typing import TYPE_CHECKING
+
 from spheret.conversion.attach import steps, watched
 from spheret.conversion.model import convert, revert
 from spheret.conversion.plan import ConversionError
 from spheret.conversion.report import ConversionReport, ConvertedSublayer
 from spheret.conversion.schedule import Annealing, anneal, position, trainer_callback
 from spheret.conversion.wrap import Residual, ResidualStack, residual_stack
+from spheret.support.lazy import lazy
+
+if TYPE_CHECKING:
+    from spheret.hub import load as load
 
 __all__ = [
     "Annealing",
@@ -16,6 +22,7 @@ __all__ = [
     "ResidualStack",
     "anneal",
     "convert",
+    "load",
     "position",
     "residual_stack",
     "revert",
@@ -23,3 +30,5 @@ __all__ = [
     "trainer_callback",
     "watched",
 ]
+# what opens saved models needs transformers, and conversion needs torch alone
+__getattr__, __dir__ = lazy(__name__, {"load": "spheret.hub"})

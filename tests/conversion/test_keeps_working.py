@@ -11,8 +11,7 @@ from foreign_models import build, example, output
 from torch import nn
 
 import spheret
-from spheret.conversion import Annealing, ConversionError, anneal, position, steps, trainer_callback, watched
-from spheret.hub import load
+from spheret.conversion import Annealing, ConversionError, anneal, load, position, steps, trainer_callback, watched
 
 STAGES = (0.0, 0.4, 1.0)
 
