@@ -60,7 +60,7 @@ def check_model(model: nn.Module) -> None:
     if getattr(getattr(model, "config", None), NAME, None) is not None:
         raise ConversionError(
             "this model was saved after a conversion, and transformers has left out its step sizes: load it with "
-            "spheret.hub.load(directory)."
+            "spheret.conversion.load(directory)."
         )
     if torch.is_inference_mode_enabled() or any(p.is_inference() for p in model.parameters()):
         raise ConversionError(
