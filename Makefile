@@ -49,7 +49,7 @@ drill: env
 
 # starts a SLURM of its own and ends it; SLURM must be installed, and if it is not, the error names the packages
 slurm: env
-	$(BIN)/python -m pytest -m slurm tests/race
+	$(BIN)/python -m pytest -m slurm tests/lab
 
 # the figures and tables of docs/results, from its results.jsonl, and the picture of docs/mathematics.md
 results: env

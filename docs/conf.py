@@ -15,7 +15,7 @@ from typing import Any
 from sphinx.application import Sphinx
 
 import spheret
-from spheret.report.explore import explorer_page
+from spheret.lab.explore import explorer_page
 
 project = "spheret"
 version = release = spheret.__version__

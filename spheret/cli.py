@@ -17,8 +17,8 @@ from spheret.support.parsing import parse
 
 # name: (module:function, what it is for); a module is imported when its command runs, and torch with it
 COMMANDS: dict[str, tuple[str, str]] = {
-    "race": ("spheret.race.race:race", "train every scheme on the same batches, then write one report; resumable"),
-    "study": ("spheret.study.command:study", "find each scheme's best learning rate, then say who wins; resumable"),
+    "race": ("spheret.lab.race:race", "train every scheme on the same batches, then write one report; resumable"),
+    "study": ("spheret.lab.study:study", "find each scheme's best learning rate, then say who wins; resumable"),
     "prepare": ("spheret.data.command:prepare_command", "turn any text into checked, resumable shards of token ids"),
     "train": ("spheret.train.command:train", "train a GPT under any scheme; resumes bit for bit"),
     "sample": ("spheret.train.sample:sample", "print text from a run"),
@@ -28,8 +28,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "certify": ("spheret.certificates.certify:certify_command", "prove or measure how well conditioned a run is"),
     "inspect": ("spheret.analysis.inspect:inspect_command", "show what the stream of a run does, or of two runs"),
-    "report": ("spheret.report.report:report_command", "compare runs: a page, tables and figures"),
-    "explore": ("spheret.report.explore:explore_command", "try retractions, caps and schedules by hand, on one page"),
+    "report": ("spheret.lab.report:report_command", "compare runs: a page, tables and figures"),
+    "explore": ("spheret.lab.explore:explore_command", "try retractions, caps and schedules by hand, on one page"),
     "reproduce": ("spheret.paper.reproduce:reproduce", "run the paper's recipe: one cell of its tables, or all 48"),
     "coord-check": (
         "spheret.train.coord_check:coord_check",

@@ -23,7 +23,7 @@ from matplotlib.transforms import TransformNode
 
 from spheret.analysis import figures
 from spheret.cli import main
-from spheret.report import plots
+from spheret.lab.figures import runs as plots
 
 # a command hangs if it computes for so many seconds, or if it has not ended after so many on a busy machine
 COMPUTING, WAITING = 10, 60

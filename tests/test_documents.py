@@ -51,15 +51,15 @@ from spheret.evaluate.records import (
     SampleRecord,
     TaskRecord,
 )
-from spheret.race.race import RACES, RaceRecord
-from spheret.race.slurm import STAGES, StageRecord, SubmittedJob
+from spheret.lab.executors.slurm import STAGES, StageRecord, SubmittedJob
+from spheret.lab.laboratory import STUDY_COSTS, CostsRecord, GroupCost
+from spheret.lab.race import RACES, RaceRecord
+from spheret.lab.rows import STUDY_ROWS, Row, write_rows
 from spheret.runs.metrics import LINES
 from spheret.runs.records import MANIFESTS, STATES, Environment
 from spheret.runs.run import open_run, section_as_dict
 from spheret.runs.run_sample import RUN_SAMPLES, RunSample
 from spheret.runs.step_cost import COSTS, StepCost
-from spheret.study.laboratory import STUDY_COSTS, CostsRecord, GroupCost
-from spheret.study.rows import STUDY_ROWS, Row, write_rows
 from spheret.support.documents import DamagedDocument
 
 HASH = "ab" * 32

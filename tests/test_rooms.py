@@ -30,9 +30,8 @@ FLOORS = [
     ["analysis"],
     ["certificates", "paper"],
     ["train"],
-    ["report"],
-    ["race", "conversion/command"],
-    ["study"],
+    ["lab"],
+    ["conversion/command"],
     ["doctor", "catalogue"],
     ["cli"],
 ]

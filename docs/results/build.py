@@ -15,19 +15,19 @@ from pathlib import Path
 import collapse_tables
 from scipy import stats
 
+from spheret.lab.answers import Entry, GroupAnswer, group_answers, sound
+from spheret.lab.endpoints import ALPHA, Comparison, comparison, endpoint_answers, rung_names, slope_per_doubling
+from spheret.lab.ladders import in_order, ladders
+from spheret.lab.page.tables import to_markdown
+from spheret.lab.plan import OURS, PLANS, Plan, read_plan
+from spheret.lab.rows import Key, Row, read_rows
+from spheret.lab.sections.endpoints import endpoint_sentence
+from spheret.lab.sections.study import sections_of
+from spheret.lab.sections.transfer import transfer_sentences
+from spheret.lab.study_report import result_files
+from spheret.lab.transfer import transfers
+from spheret.lab.words import SHORT, answer_sentence, limits, listed
 from spheret.paper.numbers import CORPORA, LOSSES, ROWS, SIZES
-from spheret.report.tables import to_markdown
-from spheret.study.answers import Entry, GroupAnswer, group_answers, sound
-from spheret.study.endpoints import ALPHA, Comparison, comparison, endpoint_answers, rung_names, slope_per_doubling
-from spheret.study.endpoints_section import endpoint_sentence
-from spheret.study.ladders import in_order, ladders
-from spheret.study.plan import OURS, PLANS, Plan, read_plan
-from spheret.study.report import result_files
-from spheret.study.rows import Key, Row, read_rows
-from spheret.study.sections import sections_of
-from spheret.study.transfer import transfers
-from spheret.study.transfer_section import transfer_sentences
-from spheret.study.words import SHORT, answer_sentence, limits, listed
 
 HERE = Path(__file__).parent
 # the plan of every study, by the name of its results

@@ -11,12 +11,12 @@ from planted import planted
 
 from spheret import flags
 from spheret.cli import main
+from spheret.lab.report import report_files
+from spheret.lab.runs import read_groups
 from spheret.paper import reproduce
 from spheret.paper import runs as recipe
 from spheret.paper.assumptions import ASSUMPTIONS, READINGS, TABLE_SCHEMES
 from spheret.paper.runs import PaperRun, paper_runs
-from spheret.report.report import report_files
-from spheret.report.results import read_groups
 from spheret.runs.run import open_run
 from spheret.train import command as train_command
 from spheret.train.recipes import complete

@@ -11,8 +11,8 @@ from train_helpers import train, weights
 from spheret import kernels
 from spheret.cli import main
 from spheret.connections import SCHEMES
+from spheret.lab.runs import read_group
 from spheret.model.gpt import GPT, GPTConfig
-from spheret.report.results import read_group
 from spheret.runs import tensors
 from spheret.runs.layout import MANIFEST, MODEL, OPTIMIZER, STATE
 from spheret.runs.records import MANIFESTS, CheckpointRecord, FileRecord

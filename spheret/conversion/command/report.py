@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from spheret.conversion.command.records import ConvertRecord, Number
-from spheret.report.output import contents, refuse_other_files, write_files
-from spheret.report.sections import Section
-from spheret.report.tables import Table, TableCell
+from spheret.lab.page.output import contents, refuse_other_files, write_files
+from spheret.lab.page.tables import Table, TableCell
+from spheret.lab.sections.sections import Section
 from spheret.support.figure_style import INK, PALETTE, STYLE, Drawing, axes_grid, plain_log, render
 
 FOLDER = "report"

@@ -1,0 +1,194 @@
+"""The questions that a plan asks before its first run, answered from the fresh seeds of its contestants.
+
+Every comparison is paired: a seed gives two contestants the same batches. A verdict needs all seeds of a rung. Until
+then the numbers are there, and the verdict is that it was not run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal
+
+from spheret.lab.answers import Entry, GroupAnswer, by_part, sound
+from spheret.lab.ladders import in_order
+from spheret.lab.plan import EndpointRecord
+from spheret.lab.rows import Row
+from spheret.lab.statistics import LEVEL, Interval, mean_and_deviation, over_seeds
+
+ALPHA = 1 - LEVEL
+# two one-sided tests at 5 % each find what an interval of 90 % leaves out
+EQUIVALENCE_LEVEL = 1 - 2 * ALPHA
+
+Verdict = Literal["lower", "higher", "no significant difference", "equivalent", "not shown", "failed", "not run"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The loss of one contestant minus that of another.
+
+    where: the rung; or what the difference changes by per doubling of the size.
+    interval: of 95 %, or of 90 % for an equivalence; None with fewer than two seeds.
+    p: of no difference, or of a difference as large as the margin. margin: None unless it is an equivalence.
+    seeds: those that both contestants have, of those that are planned.
+    trouble: why there is no verdict; empty if there is one. failed: whether it is a seed that failed or a rate that
+        was not found, and not a run that is still to come.
+    """
+
+    first: str
+    second: str
+    where: str
+    interval: Interval | None
+    p: float | None
+    margin: float | None
+    seeds: int
+    planned: int
+    trouble: str
+    failed: bool
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.trouble or self.interval is None or self.p is None:
+            return "failed" if self.failed else "not run"
+        if self.margin is not None:
+            return "equivalent" if self.p < ALPHA else "not shown"
+        if self.p >= ALPHA:
+            return "no significant difference"
+        return "lower" if self.interval.estimate < 0 else "higher"
+
+
+@dataclass(frozen=True)
+class Stress:
+    """The seeds of a contestant at a multiple of its best rate. trouble: why none will come; empty if they can."""
+
+    label: str
+    where: str
+    runs: Mapping[int, Row]
+    planned: int
+    trouble: str
+
+    @property
+    def failed(self) -> list[Row]:
+        return [row for row in self.runs.values() if not sound(row)]
+
+
+@dataclass(frozen=True)
+class EndpointAnswer:
+    """What is known about one endpoint. slope: the change per doubling of the size; None without sizes."""
+
+    endpoint: EndpointRecord
+    comparisons: tuple[Comparison, ...] = ()
+    slope: Comparison | None = None
+    stresses: tuple[Stress, ...] = ()
+    factor: float = 0.0
+
+
+def endpoint_answers(endpoints: Sequence[EndpointRecord], answers: Sequence[GroupAnswer]) -> list[EndpointAnswer]:
+    """What is known about every endpoint of a plan."""
+    rungs = {same[0].group.part.name: same for same in by_part(answers)}
+    return [_endpoint_answer(endpoint, rungs[endpoint.part]) for endpoint in endpoints]
+
+
+def _endpoint_answer(endpoint: EndpointRecord, rungs: Sequence[GroupAnswer]) -> EndpointAnswer:
+    names, ordered = rung_names(rungs), in_order(rungs)[1]
+    if endpoint.kind == "stress":
+        labels = endpoint.contestants or [contestant.label for contestant in rungs[0].group.contestants]
+        stresses = tuple(_stress(answer, label, names[answer.group.name]) for answer in ordered for label in labels)
+        return EndpointAnswer(endpoint, stresses=stresses, factor=rungs[0].group.part.stress)
+    margin = endpoint.margin if endpoint.kind == "equivalence" else None
+    comparisons = tuple(
+        comparison(answer, first, second, names[answer.group.name], margin)
+        for first, second in combinations(endpoint.contestants, 2)
+        for answer in ordered
+    )
+    slope = slope_per_doubling(rungs, *endpoint.contestants) if endpoint.kind == "gap" else None
+    return EndpointAnswer(endpoint, comparisons, slope)
+
+
+def rung_names(rungs: Sequence[GroupAnswer]) -> dict[str, str]:
+    """What each rung of a part is called, by its group: its size, or the group's name if the rungs have no size."""
+    key, ordered, sizes = in_order(rungs)
+    if key is None:
+        return {answer.group.name: answer.group.name for answer in rungs}
+    return {answer.group.name: f"{key} {size:g}" for answer, size in zip(ordered, sizes, strict=True)}
+
+
+def comparison(answer: GroupAnswer, first: str, second: str, where: str, margin: float | None = None) -> Comparison:
+    """The paired difference of two contestants of a group, with the test of a gap or of an equivalence."""
+    by_seed, planned = differences(answer, first, second), answer.group.part.seeds
+    trouble, failed = _trouble(answer, first, second), True
+    if not trouble and len(by_seed) < planned:
+        trouble, failed = f"{len(by_seed)} of {planned} seeds", False
+    interval = p = None
+    if len(by_seed) > 1:
+        values = list(by_seed.values())
+        interval = over_seeds(values, LEVEL if margin is None else EQUIVALENCE_LEVEL)
+        p = interval.p if margin is None else two_one_sided(values, margin)
+    return Comparison(first, second, where, interval, p, margin, len(by_seed), planned, trouble, failed)
+
+
+def differences(answer: GroupAnswer, first: str, second: str) -> dict[int, float]:
+    """The loss of the first minus that of the second by seed; empty if a seed of one of them failed."""
+    one, other = answer.by_label[first], answer.by_label[second]
+    if one.failed or other.failed:
+        return {}
+    return {seed: row.loss - other.finals[seed].loss for seed, row in one.finals.items() if seed in other.finals}
+
+
+def _trouble(answer: GroupAnswer, *labels: str) -> str:
+    """Which contestant has a failed seed at the rate that counts, or no such rate."""
+    entries = [answer.by_label[label] for label in labels]
+    return "; ".join(f"{entry.label}: {entry.reason}" for entry in entries if entry.failed or _lost(entry))
+
+
+def _lost(entry: Entry) -> bool:
+    """Whether no seeds will come, because no best rate was found."""
+    return entry.state in ("edge", "hopeless")
+
+
+def two_one_sided(values: Sequence[float], margin: float) -> float:
+    """The p-value of "the mean lies a margin or more from 0": the larger of two one-sided t-tests."""
+    from scipy import special
+
+    mean, deviation = mean_and_deviation(values)
+    error, degrees = deviation / math.sqrt(len(values)), len(values) - 1
+    if error == 0:
+        return 0.0 if abs(mean) < margin else 1.0
+    return float(special.stdtr(degrees, (abs(mean) - margin) / error))
+
+
+def slope_per_doubling(rungs: Sequence[GroupAnswer], first: str, second: str) -> Comparison | None:
+    """How the difference changes per doubling of the size: a least-squares slope for each seed, and their mean.
+
+    Rungs that no seed has are left out, and are named. None if the rungs have no size.
+    """
+    key, ordered, sizes = in_order(rungs)
+    if key is None or len(ordered) < 2:
+        return None
+    planned = ordered[0].group.part.seeds
+    gaps = [differences(answer, first, second) for answer in ordered]
+    points = list(zip(map(math.log2, sizes), gaps, strict=True))
+    known = [(x, by_seed) for x, by_seed in points if by_seed]
+    seeds = sorted(set.intersection(*(set(by_seed) for _, by_seed in known))) if len(known) > 1 else []
+    slopes = [_slope([(x, by_seed[seed]) for x, by_seed in known]) for seed in seeds]
+    interval = over_seeds(slopes) if len(slopes) > 1 else None
+    trouble = "; ".join(filter(None, (_trouble(answer, first, second) for answer in ordered)))
+    failed = bool(trouble)
+    if not failed and (len(known) < len(points) or len(seeds) < planned):
+        trouble = f"{len(known)} of {len(points)} sizes, {len(seeds)} of {planned} seeds"
+    p = None if interval is None else interval.p
+    where = f"per doubling of {key}"
+    return Comparison(first, second, where, interval, p, None, len(seeds), planned, trouble, failed)
+
+
+def _slope(points: Sequence[tuple[float, float]]) -> float:
+    middle = math.fsum(x for x, _ in points) / len(points)
+    moment = math.fsum((x - middle) ** 2 for x, _ in points)
+    return math.fsum((x - middle) * y for x, y in points) / moment
+
+
+def _stress(answer: GroupAnswer, label: str, where: str) -> Stress:
+    entry = answer.by_label[label]
+    return Stress(label, where, entry.stressed, entry.planned, entry.reason if _lost(entry) else "")

@@ -1,0 +1,1 @@
+"""Where trainings run: on this machine, or on a cluster."""

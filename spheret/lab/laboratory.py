@@ -1,0 +1,222 @@
+"""A study's directory: which run directory belongs to what the plan asks for, and what has ended there.
+
+DIR/plan.toml         the plan as it was last run
+DIR/runs/NAME/        one run directory each, named after its settings: what two parts ask for is trained once
+DIR/configs/NAME.json the settings of each run that was started
+DIR/costs.json        the seconds of one update, measured side by side
+DIR/results.jsonl     one row per run that has ended
+DIR/report/           the page, its tables and its figures
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from spheret.connections import scheme
+from spheret.data import Data, open_named
+from spheret.lab.executors.job import Job, training
+from spheret.lab.plan import Contestant, Group, Plan
+from spheret.lab.race import RECIPE
+from spheret.lab.rows import Key, Row, row_of, write_rows
+from spheret.lab.stages import tuning, wanted
+from spheret.plan.fits import check_run
+from spheret.runs.config import Given, RunConfig, merge
+from spheret.support import files, machine
+from spheret.support.documents import Document, Positive, Record
+from spheret.support.errors import unknown
+from spheret.train.recipes import complete
+from spheret.train.step_cost import measure_step_costs
+
+PLAN, LOCK, RESULTS, COSTS, REPORT = "plan.toml", "study.lock", "results.jsonl", "costs.json", "report"
+DEVICES = ("cpu", "cuda", "mps")
+RUNS, CONFIGS, LOGS = "runs", "configs", "logs"
+
+
+class GroupCost(Record):
+    """Seconds of one update of each contestant, measured in turn in one process."""
+
+    seconds: dict[str, Annotated[float, Meta(gt=0)]]
+    rounds: Positive
+    machine: dict[str, Any]
+
+
+class CostsRecord(Record):
+    """costs.json, by group."""
+
+    groups: dict[str, GroupCost]
+    format: str = "spheret-study-costs"
+    version: int = 1
+
+
+STUDY_COSTS = Document(CostsRecord, "study", "delete it, and run the study again to measure")
+
+
+def _content(data: Data) -> list[str]:
+    """What identifies the tokens of prepared data, however its manifest is written."""
+    return [shard.sha256 for shards in data.manifest.shards.values() for shard in shards]
+
+
+@dataclass
+class Laboratory:
+    """The directory of a study, with what its runs need.
+
+    device, threads: they decide the last bits of a run, so that they are part of its name.
+    """
+
+    plan: Plan
+    directory: Path
+    device: str = "cpu"
+    threads: int = 1
+    ignore_memory: bool = False
+    quiet: bool = False
+    _rows: dict[Key, Row] = field(default_factory=dict)
+    _data: dict[tuple[str, str | None], Data] = field(default_factory=dict)
+    _names: dict[Key, tuple[str, RunConfig]] = field(default_factory=dict)
+    _jobs: dict[str, Job] = field(default_factory=dict)
+
+    @cached_property
+    def _groups(self) -> dict[str, Group]:
+        return {group.name: group for group in self.plan.groups}
+
+    @cached_property
+    def _contestants(self) -> dict[tuple[str, str], Contestant]:
+        return {(group.name, each.label): each for group in self.plan.groups for each in group.contestants}
+
+    def check(self, here: bool = True) -> None:
+        """Raise if some run of the plan could not be trained. Nothing is prepared or written.
+
+        here: whether this machine trains. Otherwise it may lack the device and the memory.
+        """
+        device = machine.resolve_device(self.device if here else "cpu")
+        kind = self.device.split(":")[0]
+        if kind not in DEVICES:
+            raise unknown("--device", self.device, DEVICES)
+        for group in self.plan.groups:
+            for contestant in group.contestants:
+                for rate in group.part.rates:
+                    given = self._given(group, contestant, rate, 0)
+                    config = complete(given, kind)
+                if here:
+                    check_run(config, device, self.ignore_memory)
+
+    def prepare(self) -> None:
+        """Open the data of every group, and prepare a corpus that is not in the cache yet."""
+        for group in self.plan.groups:
+            self.data(group)
+
+    def data(self, group: Group) -> Data:
+        asked = merge(RECIPE, group.given)["data"]
+        place = asked["path"], asked.get("tokenizer")
+        if place not in self._data:
+            self._data[place] = open_named(*place, self.quiet)
+        return self._data[place]
+
+    def _given(self, group: Group, contestant: Contestant, rate: float, seed: int) -> Given:
+        model = contestant.given["model"]
+        plain = scheme(model["scheme"])
+        # what is given and what is the default anyway are one run
+        options = {
+            name: value
+            for name, value in model["scheme_options"].items()
+            if not hasattr(plain, name) or getattr(plain, name) != value
+        }
+        own = {"model": {"scheme_options": options}, "train": {"lr": rate, "seed": seed}}
+        return merge(RECIPE, group.given, contestant.given, own)
+
+    def name(self, key: Key) -> tuple[str, RunConfig]:
+        """The name of a run's directory, which follows from its settings, and the settings."""
+        if key not in self._names:
+            group = self._groups[key.group]
+            data = self.data(group)
+            given = self._given(group, self._contestants[key.group, key.contestant], key.rate, key.seed)
+            config = complete(given, self.device, 1, data.vocab_size, data.padded_vocab_size)
+            settings = {name: values for name, values in config.as_dict().items() if name != "data"}
+            settings |= {"data": _content(data), "device": self.device, "threads": self.threads}
+            digest = hashlib.sha256(files.dump(settings)).hexdigest()[:12]
+            self._names[key] = f"{config.model.scheme}-lr{key.rate:g}-seed{key.seed}-{digest}", config
+        return self._names[key]
+
+    def run_directory(self, key: Key) -> Path:
+        return self.directory / RUNS / self.name(key)[0]
+
+    def job(self, key: Key) -> Job:
+        """The training of a run. Its settings are written once: what can start is asked for after every run."""
+        name, config = self.name(key)
+        if name not in self._jobs:
+            settings = config.reading(self.data(self._groups[key.group]))
+            place = self.directory / CONFIGS, self.device, self.threads, self.ignore_memory
+            self._jobs[name] = training(self.run_directory(key), settings, *place)
+        return self._jobs[name]
+
+    def join(self, rows: Iterable[Row]) -> int:
+        """Count runs of another directory, or of another machine, as done, if their settings are the same.
+
+        Returns how many were joined. The name of a run holds a hash of its settings.
+        """
+        same = {row.key: row for row in rows if self._asked(row.key) and row.run == self.name(row.key)[0]}
+        self._rows.update(same)
+        return len(same)
+
+    def _asked(self, key: Key) -> bool:
+        return (key.group, key.contestant) in self._contestants
+
+    def rows(self) -> Mapping[Key, Row]:
+        """Every run that has ended, of those that the plan asks for. What has ended is read once."""
+        while True:
+            found = {}
+            for key in wanted(self.plan, self._rows):
+                row = row_of(self.run_directory(key), key)
+                if row is not None:
+                    found[key] = row
+            if not found:
+                return self._rows
+            self._rows.update(found)
+
+    def wanted(self) -> list[Key]:
+        return wanted(self.plan, self.rows())
+
+    def costs(self) -> dict[str, GroupCost]:
+        try:
+            return STUDY_COSTS.read(self.directory / COSTS).groups
+        except FileNotFoundError:
+            return {}
+
+    def measure(self) -> None:
+        """Measure the update of every contestant of each group that is done and was not measured."""
+        costs, rows = self.costs(), self.rows()
+        left = {key.group for key in self.wanted()}
+        for group in self.plan.groups:
+            rates = {each: tuning(self.plan, group, each, rows).best for each in group.contestants}
+            tuned = {each: rate for each, rate in rates.items() if rate is not None}
+            measured = costs[group.name].seconds.keys() if group.name in costs else set()
+            if group.name in left or not group.part.seeds or {each.label for each in tuned} <= measured:
+                continue
+            configs = {each.label: self.name(Key(group.name, each.label, rate, 0))[1] for each, rate in tuned.items()}
+            device = machine.resolve_device(self.device)
+            seconds, rounds = measure_step_costs(configs, self.data(group), device, self.threads)
+            costs[group.name] = GroupCost(seconds, rounds, {**machine.machine(), "threads": self.threads})
+            STUDY_COSTS.write(self.directory / COSTS, CostsRecord(costs))
+
+    def results(self) -> dict[Key, Row]:
+        """The rows with the cost of their updates, as results.jsonl has them."""
+        costs = self.costs()
+        results = {}
+        for key, row in self.rows().items():
+            cost = costs.get(key.group)
+            seconds = None if cost is None else cost.seconds.get(key.contestant)
+            # a joined row may have one of its own
+            results[key] = row if seconds is None else msgspec.structs.replace(row, step_seconds=seconds)
+        return results
+
+    def write_results(self) -> dict[Key, Row]:
+        results = self.results()
+        write_rows(self.directory / RESULTS, results.values())
+        return results

@@ -1,0 +1,114 @@
+"""A report as one self-contained page: no request to the network, light and dark, whole without its scripts.
+
+The page itself is page.html.jinja with the parts in page_parts.html.jinja. Autoescaping is on: a string from a run is
+shown as text. The policy of the page allows the scripts below by their hashes, and no other.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2.utils import htmlsafe_json_dumps
+from markupsafe import Markup, escape
+
+from spheret.lab.page.charts import Chart
+from spheret.lab.page.tables import BEST, SECOND
+from spheret.lab.sections.sections import Section
+from spheret.support.figure_style import GRID, INK, PALETTE, Drawing
+
+FOLDER = Path(__file__).parent
+TEMPLATE = "page.html.jinja"
+STYLE, SCRIPT, CHART_SCRIPT = "report.css", "report.js", "report_charts.js"
+CHART_LIBRARY, CHART_STYLE = "vendor/uPlot.iife.min.js", "vendor/uPlot.min.css"
+# colours that figures and page share, by the name of their CSS variable: (on white, on black)
+_COLOURS = {
+    "ink": (INK, "#e6e6e6"),
+    "grid": (GRID, "#3a3f47"),
+    "paper": ("#ffffff", "#15181c"),
+    **{f"line-{index}": pair for index, pair in enumerate(PALETTE)},
+}
+
+
+def inline_svg(drawing: Drawing) -> str:
+    """The figure as part of the page. Its colours become variables of the page, and its ids become unique."""
+    svg = drawing.svg
+    variables = {light: f"var(--{name})" for name, (light, _) in _COLOURS.items()}
+
+    def recolour(style: re.Match[str]) -> str:
+        return re.sub(r"#[0-9a-f]{6}\b", lambda colour: variables.get(colour.group(), colour.group()), style.group())
+
+    svg = re.sub(r'\bstyle="[^"]*"', recolour, svg)
+    svg = re.sub(r"<metadata>.*?</metadata>|<title>.*?</title>|<style.*?</style>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{drawing.name}-", svg)
+    label = f'role="img" aria-label="{escape(drawing.caption)}"'
+    return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', label, svg, count=1)
+
+
+class Key(NamedTuple):
+    """The line of a contestant, as it stands beside its name: a number of the palette, and dashes of SVG."""
+
+    colour: int
+    dashes: str
+
+
+def _key(colour: str, dash: Any) -> Key:
+    index = [light for light, _ in PALETTE].index(colour)
+    return Key(index, "" if dash == "-" else " ".join(f"{length:g}" for length in dash[1]))
+
+
+@cache
+def _source(name: str) -> str:
+    return (FOLDER / name).read_text()
+
+
+def _code(text: str) -> Markup:
+    """A sentence in which commands between backticks are set as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def page(
+    title: str,
+    sections: Sequence[Section],
+    drawings: Sequence[Drawing],
+    charts: Mapping[str, Chart] | None = None,
+    styles: Mapping[str, tuple[str, Any]] | None = None,
+) -> str:
+    """The whole of report.html.
+
+    charts: the numbers behind interactive figures, by the name of the figure. styles: the line of each contestant.
+    """
+    inline = {drawing.name: replace(drawing, svg=Markup(inline_svg(drawing))) for drawing in drawings}
+    alive = {name: chart for name, chart in (charts or {}).items() if name in inline}
+    scripts = [*([CHART_LIBRARY, CHART_SCRIPT] if alive else []), SCRIPT]
+    hashes = [base64.b64encode(hashlib.sha256(_source(name).encode()).digest()).decode() for name in scripts]
+    environment = Environment(
+        loader=FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["code"] = _code
+    return environment.get_template(TEMPLATE).render(
+        title=title,
+        sections=sections,
+        figures={section.name: [inline[name] for name in section.figures if name in inline] for section in sections},
+        charts=alive,
+        charts_json=htmlsafe_json_dumps(alive, separators=(",", ":")),
+        keys={label: _key(*style) for label, style in (styles or {}).items()},
+        colours=_COLOURS,
+        style=Markup("".join(map(_source, [*([CHART_STYLE] if alive else []), STYLE]))),
+        scripts=[Markup(_source(name)) for name in scripts],
+        script_hashes=Markup(" ".join(f"'sha256-{value}'" for value in hashes)),
+        BEST=BEST,
+        SECOND=SECOND,
+    )

@@ -1,0 +1,1 @@
+"""The sections of a page: paragraphs, tables and the names of figures."""

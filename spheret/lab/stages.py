@@ -1,0 +1,198 @@
+"""What a study does next: a pure function of its plan and of the runs that have ended.
+
+Every contestant is tuned: it gets the learning rates of its part, and more where the best one lies at an edge. Then
+it is trained with fresh seeds at its best rate. If a seed collapses or diverges there, it gets the next lower rate. A
+rung of a ladder starts from the rate of the rung before it. Last come the seeds at a multiple of the best rate, which
+count who fails there and enter no mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from spheret.lab.plan import Contestant, Group, Plan, rounded
+from spheret.lab.rows import FINAL, FINISHED, FLOOR, STRESS, TUNE, Key, Row
+
+# how often a contestant may take the next lower rate
+STEPS_DOWN = 2
+# rates that differ by less are one rate of a grid, after rounding
+NEAR = 1.02
+# the first seed of each stage, so that the seeds of a verdict are not those that chose the rate
+SEEDS = {TUNE: 1, FINAL: 101, FLOOR: 201, STRESS: 301}
+
+Rows = Mapping[Key, Row]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How far the search for a learning rate is.
+
+    losses: the mean validation loss of each rate all of whose runs have ended; infinity if one of them collapsed or
+        diverged.
+    missing: runs that the grid still needs, with the place of their rate when counted from the middle.
+    best: the rate of the lowest loss, once nothing is missing.
+    bracketed: whether the best lies between two others.
+    """
+
+    losses: dict[float, float]
+    missing: tuple[tuple[int, Key], ...]
+    best: float | None
+    bracketed: bool
+
+
+def seeds_of(stage: str, count: int) -> range:
+    return range(SEEDS[stage], SEEDS[stage] + count)
+
+
+def start_rates(plan: Plan, group: Group, contestant: Contestant, rows: Rows) -> list[float] | None:
+    """The rates with which a contestant starts; None while the rung below is not tuned."""
+    below = plan.rung(group, group.rung - 1)
+    if below is None:
+        return list(group.part.rates)
+    best = tuning(plan, below, contestant, rows).best
+    if best is None:
+        return None
+    rates = [group.beside(best, steps) for steps in (-1, 0, 1)]
+    lowest = plan.rung(group, 0)
+    if not group.part.seeds and lowest is not None:
+        # a map also says what the best rate of the lowest rung gives on this one
+        carried = tuning(plan, lowest, contestant, rows).best or best
+        while carried > rates[-1] * NEAR:
+            rates.append(group.beside(rates[-1], 1))
+        while carried < rates[0] / NEAR:
+            rates.insert(0, group.beside(rates[0], -1))
+    return rates
+
+
+def tuning(plan: Plan, group: Group, contestant: Contestant, rows: Rows) -> Tuning:
+    """The search of one contestant. The grid grows at an edge as often as the part allows."""
+    rates = start_rates(plan, group, contestant, rows)
+    if rates is None:
+        return Tuning({}, (), None, False)
+    grown = {-1: 0, 1: 0}
+    while True:
+        losses, missing = _losses(group, contestant, rates, rows)
+        if missing:
+            return Tuning(losses, tuple(missing), None, False)
+        best = min(rates, key=lambda rate: (losses[rate], rate))
+        # where no rate gave a loss, lower ones may
+        side = -1 if best == rates[0] or losses[best] == math.inf else 1 if best == rates[-1] else 0
+        if not side or grown[side] == group.part.extend:
+            found = losses[best] < math.inf
+            return Tuning(losses, (), best if found else None, found and not side)
+        grown[side] += 1
+        rates = sorted([*rates, group.beside(rates[0 if side < 0 else -1], side)])
+
+
+def _losses(
+    group: Group, contestant: Contestant, rates: Sequence[float], rows: Rows
+) -> tuple[dict[float, float], list[tuple[int, Key]]]:
+    losses, missing = {}, []
+    # the middle first: a search that is cut short has tried the likeliest
+    from_the_middle = sorted(rates, key=lambda rate: (abs(rates.index(rate) - len(rates) // 2), rate))
+    for place, rate in enumerate(from_the_middle):
+        keys = [Key(group.name, contestant.label, rate, seed) for seed in seeds_of(TUNE, group.part.tuning_seeds)]
+        absent = [key for key in keys if key not in rows]
+        missing += [(place, key) for key in absent]
+        if not absent:
+            runs = [rows[key] for key in keys]
+            # a collapsed run has a loss, that of token frequencies, which says nothing about a rate
+            sound = all(row.state == FINISHED for row in runs)
+            losses[rate] = math.fsum(row.loss for row in runs) / len(runs) if sound else math.inf
+    return dict(sorted(losses.items())), missing
+
+
+def final_rates(group: Group, contestant: Contestant, search: Tuning, rows: Rows) -> list[float]:
+    """The rates of the fresh seeds: the best one, and lower ones after it if a seed did not finish there.
+
+    The last one counts. Empty for a contestant whose best rate is not known or not bracketed.
+    """
+    if search.best is None or not search.bracketed:
+        return []
+    rates = [search.best]
+    while len(rates) <= STEPS_DOWN and unfinished(group, contestant, rates[-1], rows):
+        rates.append(group.beside(rates[-1], -1))
+    return rates
+
+
+def unfinished(group: Group, contestant: Contestant, rate: float, rows: Rows) -> list[Row]:
+    """The fresh seeds that collapsed or diverged at a rate."""
+    keys = (Key(group.name, contestant.label, rate, seed) for seed in seeds_of(FINAL, group.part.seeds))
+    return [rows[key] for key in keys if key in rows and rows[key].state != FINISHED]
+
+
+def wanted(plan: Plan, rows: Rows) -> list[Key]:
+    """The runs that can start now, the most valuable first. Empty if the study is done.
+
+    Groups come in the order of the plan. In a group, the first contestants are tuned and get their first seeds; then
+    the others; then come more seeds; then the noise floor. After all groups come the seeds under stress. What was
+    seen does not decide who gets more seeds: that would make the verdicts wrong.
+    """
+    verdicts = [key for group in plan.groups for key in _of_group(plan, group, rows)]
+    return verdicts + [key for group in plan.groups for key in _under_stress(plan, group, rows)]
+
+
+def _of_group(plan: Plan, group: Group, rows: Rows) -> list[Key]:
+    part = group.part
+    search = {contestant: tuning(plan, group, contestant, rows) for contestant in group.contestants}
+    rates = {contestant: final_rates(group, contestant, search[contestant], rows) for contestant in group.contestants}
+    first, others = group.contestants[: part.first], group.contestants[part.first :]
+    order: list[Key] = []
+    for some in (first, others):
+        # one rate of every contestant before the next rate of any
+        missing = [each for contestant in some for each in search[contestant].missing]
+        order += [key for _, key in sorted(missing, key=lambda each: each[0])]
+        order += _seeds(group, some, rates, FINAL, range(min(part.first_seeds, part.seeds)))
+    order += _seeds(group, group.contestants, rates, FINAL, range(part.first_seeds, part.seeds))
+    floor = [contestant for contestant in group.contestants if contestant.label == part.noise_floor]
+    order += _seeds(group, floor, rates, FLOOR, range(part.seeds))
+    return [key for key in order if key not in rows]
+
+
+def stress_rate(group: Group, search: Tuning) -> float | None:
+    """The multiple of the best rate at which fresh seeds count failures; None without one, or without fresh seeds."""
+    if not group.part.stress or not group.part.seeds or search.best is None or not search.bracketed:
+        return None
+    return rounded(group.part.stress * search.best)
+
+
+def _under_stress(plan: Plan, group: Group, rows: Rows) -> list[Key]:
+    searches = {contestant: tuning(plan, group, contestant, rows) for contestant in group.contestants}
+    stressed = {contestant: stress_rate(group, search) for contestant, search in searches.items()}
+    rates = {contestant: [] if rate is None else [rate] for contestant, rate in stressed.items()}
+    order = _seeds(group, group.contestants, rates, STRESS, range(group.part.seeds))
+    return [key for key in order if key not in rows]
+
+
+def _seeds(
+    group: Group, contestants: Sequence[Contestant], rates: Mapping[Contestant, list[float]], stage: str, turns: range
+) -> list[Key]:
+    """Fresh seeds of the contestants whose rate is known, one seed of each before the next."""
+    return [
+        Key(group.name, contestant.label, rates[contestant][-1], SEEDS[stage] + turn)
+        for turn in turns
+        for contestant in contestants
+        if rates[contestant]
+    ]
+
+
+def stage_of(key: Key) -> str:
+    """The stage that a run belongs to, by its seed."""
+    return max((first, stage) for stage, first in SEEDS.items() if key.seed >= first)[1]
+
+
+def expected(plan: Plan, rows: Rows) -> int:
+    """About how many runs the whole study has: those that are known, and the seeds of contestants still in tuning."""
+    total = 0
+    for group in plan.groups:
+        for contestant in group.contestants:
+            search = tuning(plan, group, contestant, rows)
+            rates = start_rates(plan, group, contestant, rows)
+            tried = len(search.losses) + len({place for place, _ in search.missing})
+            total += (tried if rates else 3) * group.part.tuning_seeds
+            if search.best is None or search.bracketed:
+                total += group.part.seeds * (2 if group.part.stress else 1)
+        total += group.part.seeds if group.part.noise_floor else 0
+    return total

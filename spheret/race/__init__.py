@@ -1,1 +1,0 @@
-"""Many runs: the race of all schemes, and the reproduction of the paper."""

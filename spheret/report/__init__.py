@@ -1,1 +1,0 @@
-"""Reports: a page, tables and figures as a pure function of run directories."""

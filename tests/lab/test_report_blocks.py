@@ -1,0 +1,576 @@
+"""The statistics of a study: against least squares, against scipy, by algebra, and by simulation."""
+
+import math
+from dataclasses import replace
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import integrate, special, stats
+
+from spheret.lab.blocks import (
+    dominant,
+    layout,
+    mean_interval,
+    noise_floor,
+    paired_p,
+    pairs,
+    smallest_seen,
+    unusual_spread,
+)
+from spheret.lab.curves import ComputeGain, bowl, compute_gain, gap_by_size
+from spheret.lab.statistics import LEVEL, holm, over_seeds, quantile
+
+
+def by_seed(table):
+    """The losses as `layout` takes them, from rows of contestants and columns of seeds."""
+    return {f"c{i}": {seed: float(loss) for seed, loss in enumerate(row)} for i, row in enumerate(np.asarray(table))}
+
+
+def random_table(contestants, seeds, key=0):
+    rng = np.random.default_rng(key)
+    return 2.3 + rng.normal(0, 0.05, seeds) + rng.normal(0, 0.02, (contestants, seeds))
+
+
+tables = st.tuples(st.integers(2, 6), st.integers(2, 5)).flatmap(
+    lambda shape: st.lists(
+        st.lists(st.integers(-10_000, 10_000), min_size=shape[1], max_size=shape[1]),
+        min_size=shape[0],
+        max_size=shape[0],
+    ).map(lambda rows: np.array(rows) / 1000)
+)
+
+
+class TestLayout:
+    @pytest.mark.parametrize(("contestants", "seeds"), [(2, 2), (2, 5), (3, 3), (9, 3), (9, 5)])
+    def test_it_is_the_least_squares_fit_of_contestants_and_seeds(self, contestants, seeds):
+        table = random_table(contestants, seeds)
+        rows, columns = np.indices(table.shape).reshape(2, -1)
+        design = np.hstack([np.eye(contestants)[rows], np.eye(seeds)[columns]])
+        solution, _, rank, _ = np.linalg.lstsq(design, table.ravel(), rcond=None)
+        residuals = (table.ravel() - design @ solution).reshape(table.shape)
+        studied = layout(by_seed(table))
+        degrees = table.size - rank
+        variance = (residuals**2).sum() / degrees
+        assert studied.degrees == degrees
+        assert studied.deviation == pytest.approx(math.sqrt(variance), rel=1e-9)
+        assert studied.seed_deviation == pytest.approx(math.sqrt(table.var(1, ddof=1).mean()), rel=1e-9)
+        assert list(studied.means.values()) == pytest.approx(table.mean(1), rel=1e-14)
+        own = np.sqrt((residuals**2).sum(1) * contestants / degrees)
+        assert list(studied.deviations.values()) == pytest.approx(own, rel=1e-9)
+        assert studied.spread == pytest.approx(own.max() / own.min(), rel=1e-9)
+        covariance = np.linalg.pinv(design.T @ design) * variance
+        for pair, (i, j) in zip(pairs(studied), combinations(range(contestants), 2), strict=True):
+            contrast = np.eye(contestants + seeds)[i] - np.eye(contestants + seeds)[j]
+            assert pair.estimate == pytest.approx(contrast @ solution, abs=1e-12)
+            assert pair.error == pytest.approx(math.sqrt(contrast @ covariance @ contrast), rel=1e-9)
+            assert pair.p == pytest.approx(2 * stats.t.sf(abs(pair.estimate) / pair.error, degrees), rel=1e-9)
+
+    def test_only_complete_blocks_count(self):
+        losses = by_seed(random_table(3, 4))
+        del losses["c1"][2]
+        losses["c0"][9] = 5.0
+        studied = layout(losses)
+        assert studied.seeds == (0, 1, 3)
+        assert studied == layout({name: {s: row[s] for s in (0, 1, 3)} for name, row in losses.items()})
+
+    @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf, None])
+    def test_a_loss_that_is_no_number_is_refused(self, loss):
+        losses = by_seed(random_table(3, 3))
+        losses["c1"][2] = loss
+        with pytest.raises(ValueError, match=r"the loss of c1 at seed 2 is .* leave out what diverged"):
+            layout(losses)
+
+    def test_too_little_is_refused(self):
+        with pytest.raises(ValueError, match="two or more contestants, not 1"):
+            layout({"c0": {0: 1.0, 1: 2.0}})
+        with pytest.raises(ValueError, match="two or more contestants, not 0"):
+            layout({})
+        with pytest.raises(ValueError, match="1 seeds in common"):
+            layout({"c0": {0: 1.0, 1: 2.0}, "c1": {1: 2.0, 2: 3.0}})
+
+    @given(tables, st.integers(-5, 5))
+    def test_what_a_seed_does_to_all_contestants_is_taken_out(self, table, shift):
+        before, after = layout(by_seed(table)), layout(by_seed(table + shift * np.arange(table.shape[1])))
+        assert after.deviation == pytest.approx(before.deviation, abs=1e-9)
+        for one, other in zip(pairs(before), pairs(after), strict=True):
+            assert [other.estimate, other.low, other.high] == pytest.approx(
+                [one.estimate, one.low, one.high], abs=1e-9
+            )
+
+    @given(tables, st.randoms(use_true_random=False))
+    def test_the_order_does_not_matter(self, table, random):
+        losses = by_seed(table)
+        names, seeds = list(losses), list(range(table.shape[1]))
+        random.shuffle(names)
+        random.shuffle(seeds)
+        before, after = layout(losses), layout({name: {s: losses[name][s] for s in seeds} for name in names})
+        assert after.means == before.means
+        assert after.seeds == before.seeds
+        assert after.deviation == pytest.approx(before.deviation, abs=1e-12)
+        known = {(pair.first, pair.second): pair for pair in pairs(before)}
+        for pair in pairs(after):
+            if twin := known.get((pair.first, pair.second)):
+                assert pair.estimate == twin.estimate
+            else:
+                assert pair.estimate == -known[pair.second, pair.first].estimate
+
+
+class TestPairs:
+    @given(tables.filter(lambda table: table.shape[0] == 2))
+    def test_two_contestants_give_the_paired_t_test(self, table):
+        (pair,) = pairs(layout(by_seed(table)))
+        paired = over_seeds((table[0] - table[1]).tolist())
+        assert [pair.estimate, pair.low, pair.high] == pytest.approx(
+            [paired.estimate, paired.low, paired.high], abs=1e-9
+        )
+        if np.ptp(table[0] - table[1]) > 1e-6:
+            scipys = stats.ttest_rel(*table)
+            assert pair.p == pytest.approx(scipys.pvalue, rel=1e-6, abs=1e-12)
+            assert pair.adjusted == pair.p
+            assert (pair.low, pair.high) == pytest.approx(tuple(scipys.confidence_interval(LEVEL)), abs=1e-9)
+
+    @given(tables)
+    def test_the_correction_is_holms_and_keeps_the_order(self, table):
+        compared = sorted(pairs(layout(by_seed(table))), key=lambda pair: pair.p)
+        assert [pair.adjusted for pair in compared] == holm([pair.p for pair in compared])
+        assert all(a.adjusted <= b.adjusted for a, b in pairwise(compared))
+        assert all(pair.p <= pair.adjusted <= 1 for pair in compared)
+        for pair in compared:
+            better = "first" if pair.estimate < 0 else "second"
+            assert pair.verdict == (better if pair.adjusted < 1 - LEVEL else "none")
+
+    def test_the_lower_loss_wins(self):
+        table = [[2.50, 2.61, 2.40], [1.51, 1.60, 1.42], [2.51, 2.60, 2.41]]
+        verdicts = {(pair.first, pair.second): pair.verdict for pair in pairs(layout(by_seed(table)))}
+        assert verdicts == {("c0", "c1"): "second", ("c0", "c2"): "none", ("c1", "c2"): "first"}
+
+    def test_one_contestant_under_several_names_has_no_difference_at_all(self):
+        studied = layout(by_seed([[2.1, 2.3, 2.2]] * 3))
+        assert (studied.deviation, studied.spread, smallest_seen(studied)) == (0.0, 1.0, 0.0)
+        for pair in pairs(studied):
+            assert (pair.estimate, pair.low, pair.high, pair.p, pair.verdict) == (0.0, 0.0, 0.0, 1.0, "none")
+
+    def test_intervals_that_do_not_overlap_belong_to_a_pair_that_differs(self):
+        studied = layout(by_seed(random_table(9, 3, key=4)))
+        for pair in pairs(studied):
+            (low, high), (other_low, other_high) = (
+                mean_interval(studied, name) for name in (pair.first, pair.second)
+            )
+            assert (low + high) / 2 == pytest.approx(studied.means[pair.first])
+            assert (high - low) / 2 == pytest.approx((pair.high - pair.low) / 2 / math.sqrt(2))
+            if high < other_low or other_high < low:
+                assert not pair.low <= 0 <= pair.high
+        with pytest.raises(ValueError, match="'c9' is not in the layout"):
+            mean_interval(studied, "c9")
+
+
+class Simulated:
+    """`pairs` for many studies at once: (studies, contestants, seeds) in, one row per study out."""
+
+    def __init__(self, losses):
+        _, contestants, self.seeds = losses.shape
+        self.first, self.second = np.triu_indices(contestants, 1)
+        self.degrees = (contestants - 1) * (self.seeds - 1)
+        rows, columns = losses.mean(2, keepdims=True), losses.mean(1, keepdims=True)
+        residuals = losses - rows - columns + losses.mean((1, 2), keepdims=True)
+        self.error = np.sqrt((residuals**2).sum((1, 2)) / self.degrees * 2 / self.seeds)[:, None]
+        self.estimates = (rows[:, self.first] - rows[:, self.second])[:, :, 0]
+
+    def covered(self, truth):
+        return np.abs(self.estimates - truth) <= quantile(LEVEL, self.degrees) * self.error
+
+    def p(self):
+        return 2 * special.stdtr(self.degrees, -np.abs(self.estimates) / self.error)
+
+    def adjusted(self):
+        p = self.p()
+        order, count = p.argsort(1), p.shape[1]
+        steps = np.maximum.accumulate(np.take_along_axis(p, order, 1) * np.arange(count, 0, -1), 1)
+        result = np.empty_like(p)
+        np.put_along_axis(result, order, np.minimum(steps, 1), 1)
+        return result
+
+
+STUDIES = 4000
+
+
+def studies(means, deviations, seeds):
+    """Losses of many studies: contestants' means, a seed effect that dwarfs the noise, and noise."""
+    means, deviations = np.asarray(means, float), np.asarray(deviations, float)
+    rng = np.random.default_rng(seeds)
+    noise = rng.standard_normal((STUDIES, len(means), seeds)) * deviations[:, None]
+    return means[:, None] + 10 * rng.standard_normal((STUDIES, 1, seeds)) + noise
+
+
+def simulation_error(probability):
+    """Four standard errors of a simulated probability."""
+    return 4 * math.sqrt(probability * (1 - probability) / STUDIES)
+
+
+@pytest.mark.parametrize("seeds", [3, 5])
+class TestSimulated:
+    def test_the_simulation_is_pairs(self, seeds):
+        losses = studies(np.linspace(0, 4, 9), np.ones(9), seeds)[:10]
+        simulated = Simulated(losses)
+        for row, (table, adjusted) in enumerate(zip(losses, simulated.adjusted(), strict=True)):
+            compared = pairs(layout(by_seed(table)))
+            assert [pair.estimate for pair in compared] == pytest.approx(simulated.estimates[row])
+            assert [pair.p for pair in compared] == pytest.approx(simulated.p()[row])
+            assert [pair.adjusted for pair in compared] == pytest.approx(adjusted)
+            covered = [pair.low <= 1.5 <= pair.high for pair in compared]
+            assert covered == simulated.covered(1.5)[row].tolist()
+
+    # no difference at all, and two groups of equals that differ much
+    @pytest.mark.parametrize("means", [[0] * 9, [0] * 5 + [9] * 4])
+    def test_false_verdicts_are_as_rare_as_promised(self, seeds, means):
+        simulated, means = Simulated(studies(means, np.ones(9), seeds)), np.array(means)
+        null = means[simulated.first] == means[simulated.second]
+        false = (simulated.adjusted()[:, null] < 0.05).any(1).mean()
+        assert 0.01 < false <= 0.05 + simulation_error(0.05)
+
+    def test_the_intervals_have_their_coverage(self, seeds):
+        means = np.linspace(0, 3, 9)
+        losses = studies(means, np.ones(9), seeds)
+        simulated = Simulated(losses)
+        coverage = simulated.covered(means[simulated.first] - means[simulated.second]).mean(0)
+        assert coverage == pytest.approx(LEVEL, abs=simulation_error(LEVEL))
+
+    def test_the_smallest_difference_is_seen_as_often_as_promised(self, seeds):
+        # the promise for the true deviation, which a study only estimates
+        studied = replace(layout(by_seed(random_table(9, seeds))), deviation=1.0)
+        difference = smallest_seen(studied, power=0.8)
+        losses = studies([-difference / 2, difference / 2] + [0] * 7, np.ones(9), seeds)
+        simulated = Simulated(losses)
+        at_the_first_step = (simulated.p()[:, 0] < 0.05 / 36) & (simulated.estimates[:, 0] < 0)
+        assert at_the_first_step.mean() == pytest.approx(0.8, abs=simulation_error(0.8))
+        assert (simulated.adjusted()[:, 0] < 0.05).mean() >= 0.8 - simulation_error(0.8)
+        # why the noise is pooled: the t-test of the pair alone, with seeds - 1 degrees of freedom, seldom sees it
+        alone = stats.ttest_rel(losses[:, 0], losses[:, 1], axis=1).pvalue < 0.05 / 36
+        assert alone.mean() < {3: 0.05, 5: 0.25}[seeds]
+
+    @pytest.mark.parametrize("noisy", [1, 2, 5])
+    def test_the_damage_of_unequal_noise_is_bounded(self, seeds, noisy):
+        simulated = Simulated(studies([0] * 9, [3] * noisy + [1] * (9 - noisy), seeds))
+        coverage = simulated.covered(0).mean(0)
+        # `pairs` states these bounds
+        assert coverage.min() >= 0.71
+        assert coverage.mean() >= 0.92
+        assert (simulated.p().min(1) * 36 < 0.05).mean() <= 0.13
+
+    def test_a_spread_of_equal_noise_is_seldom_called_unusual(self, seeds):
+        losses = studies([0] * 9, np.ones(9), seeds)[:300]
+        layouts = [layout(by_seed(table)) for table in losses]
+        unusual = np.mean([studied.spread > unusual_spread(studied) for studied in layouts])
+        # 300 studies: four standard errors are 0.05
+        assert unusual <= 0.1
+        assert unusual_spread(layouts[0]) == pytest.approx({3: 22, 5: 6}[seeds], abs=1)
+
+
+class TestSmallestSeen:
+    @pytest.mark.parametrize(("contestants", "seeds"), [(2, 2), (2, 3), (3, 3), (9, 3), (9, 5), (40, 5)])
+    @pytest.mark.parametrize("power", [0.5, 0.8, 0.95])
+    def test_it_has_the_power_by_direct_integration(self, contestants, seeds, power):
+        studied = layout(by_seed(random_table(contestants, seeds)))
+        shift = smallest_seen(studied, power) / (studied.deviation * math.sqrt(2 / seeds))
+        degrees, count = studied.degrees, contestants * (contestants - 1) // 2
+        threshold = stats.t.isf(0.05 / count / 2, degrees)
+
+        def named(share):
+            # the estimated deviation over the true one, at this share of its distribution
+            ratio = math.sqrt(2 * special.gammaincinv(degrees / 2, share) / degrees)
+            return special.ndtr(shift - threshold * ratio)
+
+        assert integrate.quad(named, 0, 1, limit=200)[0] == pytest.approx(power, abs=1e-6)
+
+    def test_more_power_and_stricter_levels_need_a_larger_difference(self):
+        studied = layout(by_seed(random_table(9, 3)))
+        assert smallest_seen(studied, 0.5) < smallest_seen(studied, 0.8) < smallest_seen(studied, 0.8, level=0.01)
+        for power in (0.0, 0.0001, 1.0, math.nan):
+            with pytest.raises(ValueError, match=r"must lie between 0\.000694"):
+                smallest_seen(studied, power)
+
+    def test_more_seeds_see_a_smaller_difference(self):
+        smallest = [
+            smallest_seen(replace(layout(by_seed(random_table(9, seeds))), deviation=1.0)) for seeds in (2, 3, 5, 10)
+        ]
+        assert smallest == sorted(smallest, reverse=True)
+
+
+class TestNoiseFloor:
+    def test_it_is_welchs(self):
+        rng = np.random.default_rng(0)
+        first, second = rng.normal(2, 0.1, 5), rng.normal(2, 0.03, 3)
+        floor, scipys = noise_floor(first.tolist(), second.tolist()), stats.ttest_ind(first, second, equal_var=False)
+        assert floor.estimate == pytest.approx(first.mean() - second.mean())
+        assert (floor.p, floor.degrees) == pytest.approx((scipys.pvalue, scipys.df))
+        assert (floor.low, floor.high) == pytest.approx(tuple(scipys.confidence_interval(LEVEL)))
+
+    def test_one_seed_has_no_interval(self):
+        floor = noise_floor([2.0], [2.1, 2.2])
+        assert (floor.low, floor.high, floor.p, floor.degrees) == (-math.inf, math.inf, 1.0, 0)
+        assert floor.estimate == pytest.approx(-0.15)
+
+    def test_identical_losses_are_exactly_zero(self):
+        floor = noise_floor([2.1, 2.1], [2.1, 2.1])
+        assert (floor.estimate, floor.low, floor.high, floor.p) == (0.0, 0.0, 0.0, 1.0)
+
+    def test_missing_losses_are_refused(self):
+        with pytest.raises(ValueError, match="a set of seeds is empty"):
+            noise_floor([], [1.0])
+        with pytest.raises(ValueError, match="is nan"):
+            noise_floor([1.0, math.nan], [1.0, 2.0])
+
+
+class TestBowl:
+    def test_by_hand(self):
+        result = bowl({1e-3: 2.35, 2e-3: 2.25, 4e-3: 2.2, 8e-3: 2.4, 16e-3: None})
+        assert (result.best, result.loss, result.bracketed) == (4e-3, 2.2, True)
+        # the rate with exactly the tolerated loss is inside, and the loss rises by 0.2 per doubling on the other side
+        assert result.low == pytest.approx(2e-3)
+        assert result.high == pytest.approx(4e-3 * 2**0.25)
+        assert result.factor == result.at_least == pytest.approx(2**1.25)
+        assert (result.open_low, result.open_high) == (False, False)
+
+    def test_a_diverged_run_ends_the_bowl_at_the_rate_before_it(self):
+        result = bowl({1e-3: 2.5, 2e-3: 2.0, 4e-3: None})
+        assert (result.high, result.open_high, result.bracketed) == (2e-3, False, True)
+
+    def test_the_end_of_the_grid_leaves_the_bowl_open(self):
+        result = bowl({1e-3: 2.02, 2e-3: 2.0, 4e-3: 2.01})
+        assert (result.low, result.high, result.factor, result.at_least) == (None, None, None, 4.0)
+        assert (result.open_low, result.open_high, result.bracketed) == (True, True, True)
+        result = bowl({1e-3: 2.5, 2e-3: 2.0})
+        assert (result.best, result.bracketed, result.open_low, result.open_high) == (2e-3, False, False, True)
+        assert result.low == pytest.approx(2e-3 * 0.5**0.1)
+        assert result.factor is None
+        assert result.at_least == pytest.approx(2**0.1)
+        single = bowl({1e-3: 2.0})
+        assert (single.best, single.bracketed, single.open_low, single.open_high) == (1e-3, False, True, True)
+
+    def test_a_second_dip_does_not_widen_the_bowl(self):
+        result = bowl({1: 3.0, 2: 2.0, 4: 3.0, 8: 2.01, 16: 3.0})
+        assert result.high == pytest.approx(2 * 2**0.05)
+
+    def test_a_fine_grid_finds_the_width_of_a_parabola(self):
+        rates = np.geomspace(1e-4, 1e-1, 201)
+        result = bowl({float(rate): float(2 + 0.2 * np.log(rate / 4e-3) ** 2) for rate in rates})
+        assert result.factor == pytest.approx(math.exp(2 * math.sqrt(0.05 / 0.2)), rel=1e-2)
+
+    @given(
+        st.lists(st.one_of(st.none(), st.floats(1, 10)), min_size=2, max_size=9).filter(any),
+        st.floats(0, 1),
+        st.floats(1e-3, 1e3),
+    )
+    def test_the_unit_of_the_rate_does_not_matter_and_a_larger_tolerance_is_wider(self, losses, tolerance, unit):
+        grid = dict(zip(np.geomspace(1e-3, 1e-1, len(losses)).tolist(), losses, strict=True))
+        result, scaled = bowl(grid, tolerance), bowl({rate * unit: loss for rate, loss in grid.items()}, tolerance)
+        assert scaled.at_least == pytest.approx(result.at_least, rel=1e-6)
+        assert scaled.best == pytest.approx(result.best * unit)
+        assert (scaled.open_low, scaled.open_high) == (result.open_low, result.open_high)
+        assert bowl(grid, tolerance + 0.1).at_least >= result.at_least * (1 - 1e-12)
+        assert (result.low is None, result.high is None) == (result.open_low, result.open_high)
+        assert result.low is None or result.low <= result.best
+        assert result.high is None or result.best <= result.high
+
+    @pytest.mark.parametrize(
+        ("losses", "tolerance", "sentence"),
+        [
+            ({}, 0.05, "none of the 0 learning rates"),
+            ({1e-3: None}, 0.05, "none of the 1 learning rates"),
+            ({1e-3: math.nan}, 0.05, "give None for a run that diverged"),
+            ({1e-3: math.inf}, 0.05, "give None for a run that diverged"),
+            ({0.0: 1.0}, 0.05, "must be a positive number"),
+            ({1e-3: 1.0}, -0.1, "must be 0 or more"),
+        ],
+    )
+    def test_nonsense_is_refused(self, losses, tolerance, sentence):
+        with pytest.raises(ValueError, match=sentence):
+            bowl(losses, tolerance)
+
+
+class TestTrend:
+    def test_the_slope_is_numpys_weighted_fit(self):
+        rng = np.random.default_rng(0)
+        sizes, errors = [6, 12, 24, 48], np.array([1.0, 0.5, 2.0, 1.5])
+        for gaps in (rng.normal(0, 0.1, 4), rng.normal(0, 9, 4)):
+            rungs = list(zip(sizes, zip(gaps.tolist(), errors.tolist(), [16] * 4, strict=True), strict=True))
+            trend = gap_by_size(rungs)
+            line, covariance = np.polyfit(np.log2(sizes), gaps, 1, w=1 / errors, cov="unscaled")
+            scatter = math.sqrt((((gaps - np.polyval(line, np.log2(sizes))) / errors) ** 2).sum() / 2)
+            assert trend.slope == pytest.approx(line[0])
+            assert trend.scatter == pytest.approx(scatter)
+            assert trend.error == pytest.approx(math.sqrt(covariance[0, 0]) * max(1, scatter))
+            half_width = stats.t.ppf(0.975, trend.degrees) * trend.error
+            assert (trend.low, trend.high) == pytest.approx((line[0] - half_width, line[0] + half_width))
+            assert trend.rungs == 4
+
+    def test_two_rungs_are_welchs_comparison(self):
+        first, second = [2.0, 2.3, 2.1], [2.4, 2.9, 2.6, 2.2]
+        gaps = [(np.mean(x).item(), stats.sem(x).item(), len(x) - 1) for x in (first, second)]
+        # from 6 to 12 is one doubling, from 6 to 24 two
+        trend, floor = gap_by_size([(6, gaps[0]), (12, gaps[1])]), noise_floor(second, first)
+        assert (trend.slope, trend.low, trend.high, trend.p, trend.degrees) == pytest.approx(
+            (floor.estimate, floor.low, floor.high, floor.p, floor.degrees)
+        )
+        assert (trend.rungs, trend.scatter) == (2, None)
+        assert gap_by_size([(24, gaps[1]), (6, gaps[0])]).slope == pytest.approx(floor.estimate / 2)
+
+    def test_pairs_are_rungs(self):
+        compared = [pairs(layout(by_seed(random_table(3, 3, key))))[0] for key in range(3)]
+        plain = [(pair.estimate, pair.error, pair.degrees) for pair in compared]
+        sizes = (12, 24, 36)
+        assert gap_by_size(list(zip(sizes, compared, strict=True))) == gap_by_size(
+            list(zip(sizes, plain, strict=True))
+        )
+
+    def test_rungs_without_error_weigh_the_same(self):
+        trend = gap_by_size([(1, (0.0, 0.0, 4)), (2, (1.0, 0.0, 4)), (4, (2.0, 0.0, 4))])
+        assert (trend.slope, trend.low, trend.high, trend.p, trend.scatter) == (1.0, 1.0, 1.0, 0.0, None)
+        mixed = gap_by_size([(1, (0.0, 0.0, 4)), (2, (1.0, 0.3, 4)), (4, (2.0, 0.2, 4))])
+        assert (mixed.slope, mixed.error) == pytest.approx((1.0, 0.1))
+
+    @pytest.mark.parametrize("sizes", [(6, 12), (12, 24, 36), (6, 12, 24, 48)])
+    def test_the_interval_has_its_coverage(self, sizes):
+        rng, count, repeats = np.random.default_rng(len(sizes)), len(sizes), 500
+        errors, degrees = np.linspace(1, 2, count), 16
+        gaps = 0.3 * np.log2(sizes) + rng.standard_normal((repeats, count)) * errors
+        estimated = errors * np.sqrt(rng.chisquare(degrees, (repeats, count)) / degrees)
+        trends = [
+            gap_by_size([(n, (g, e, degrees)) for n, g, e in zip(sizes, *row, strict=True)])
+            for row in zip(gaps.tolist(), estimated.tolist(), strict=True)
+        ]
+        # four standard errors of 500 trials are 0.039, and a scatter above 1 widens the interval
+        assert 0.911 <= np.mean([trend.low <= 0.3 <= trend.high for trend in trends]) <= 0.99
+
+    @pytest.mark.parametrize(
+        ("rungs", "sentence"),
+        [
+            ([(12, (0.1, 0.1, 4))], "two or more rungs"),
+            ([(12, (0.1, 0.1, 4)), (12, (0.2, 0.1, 4))], "each of another size"),
+            ([(12, (0.1, 0.1, 4)), (24, (math.nan, 0.1, 4))], "the gap at size 24 is nan"),
+            ([(12, (0.1, 0.1, 4)), (24, (0.1, math.inf, 4))], "the error at size 24 is inf"),
+            ([(12, (0.1, 0.1, 4)), (24, (0.1, 0.1, 0))], "degrees of freedom 1 or more"),
+            ([(0, (0.1, 0.1, 4)), (24, (0.1, 0.1, 4))], "size must be positive"),
+        ],
+    )
+    def test_nonsense_is_refused(self, rungs, sentence):
+        with pytest.raises(ValueError, match=sentence):
+            gap_by_size(rungs)
+
+
+class TestComputeGain:
+    def test_a_loss_that_falls_by_one_per_doubling(self):
+        reference = [(4.0, 3.0), (1.0, 5.0), (2.0, 4.0)]
+        assert compute_gain(reference, 1.0, 3.5).factor == pytest.approx(2**1.5)
+        assert compute_gain(reference, 4.0, 4.5).factor == pytest.approx(2**0.5 / 4)
+
+    @given(
+        st.lists(st.integers(1, 1000), min_size=2, max_size=6),
+        st.floats(0, 1),
+        st.floats(1e-3, 1e3),
+    )
+    def test_a_falling_reference_is_inverted(self, falls, share, unit):
+        losses = (10_000 - np.cumsum(falls)) / 1000
+        amounts = np.geomspace(1, 100, len(falls))
+        loss = float(losses[0] + share * (losses[-1] - losses[0]))
+        reference = [(float(c) * unit, float(l)) for c, l in zip(amounts, losses, strict=True)]
+        needed = math.exp(np.interp(-loss, -losses, np.log(amounts)))
+        loss = min(max(loss, float(losses[-1])), float(losses[0]))
+        assert compute_gain(reference, 5 * unit, loss).factor == pytest.approx(needed / 5, rel=1e-6)
+
+    def test_the_reference_gains_nothing_over_itself(self):
+        reference = [(1.0, 5.0), (2.0, 4.2), (4.0, 3.9)]
+        for amount, loss in reference:
+            assert compute_gain(reference, amount, loss).factor == pytest.approx(1)
+        assert compute_gain([(3.0, 2.5)], 3.0, 2.5).factor == 1
+
+    def test_beyond_the_ladder_there_is_no_number(self):
+        for reference in ([(1.0, 3.0), (2.0, 2.8)], [(1.0, 2.9)]):
+            assert compute_gain(reference, 1.0, 2.7) == ComputeGain(None, "below")
+            assert compute_gain(reference, 1.0, 3.1) == ComputeGain(None, "above")
+
+    def test_where_the_reference_does_not_fall_there_is_no_number(self):
+        reference = [(1.0, 3.0), (2.0, 2.8), (4.0, 2.9), (8.0, 2.5)]
+        for loss in (2.8, 2.85, 2.9):
+            assert compute_gain(reference, 1.0, loss) == ComputeGain(None, None)
+        assert compute_gain(reference, 1.0, 2.95).factor == pytest.approx(2**0.25)
+        assert compute_gain(reference, 1.0, 2.6).factor == pytest.approx(4 * 2**0.75)
+        assert compute_gain([(1.0, 3.0), (2.0, 3.0)], 1.0, 3.0) == ComputeGain(None, None)
+
+    @pytest.mark.parametrize(
+        ("reference", "compute", "loss", "sentence"),
+        [
+            ([], 1.0, 1.0, "one loss per amount"),
+            ([(1.0, 3.0), (1.0, 2.0)], 1.0, 2.5, "one loss per amount"),
+            ([(0.0, 3.0), (1.0, 2.0)], 1.0, 2.5, "must be a positive number"),
+            ([(1.0, 3.0), (2.0, math.inf)], 1.0, 2.5, "the loss at compute 2.0 is inf"),
+            ([(1.0, 3.0), (2.0, 2.0)], 1.0, math.nan, "the loss at compute 1.0 is nan"),
+        ],
+    )
+    def test_nonsense_is_refused(self, reference, compute, loss, sentence):
+        with pytest.raises(ValueError, match=sentence):
+            compute_gain(reference, compute, loss)
+
+
+class TestNoisy:
+    """A contestant that is much noisier than the others is left out of the pool, and hides nothing."""
+
+    @pytest.mark.parametrize("seeds", [3, 5])
+    def test_equal_noise_is_seldom_called_noisy(self, seeds):
+        found = [bool(layout(by_seed(table)).noisy) for table in studies([0] * 9, np.ones(9), seeds)[:400]]
+        # one in a hundred; 400 studies: four standard errors are 0.02
+        assert np.mean(found) <= 0.03
+
+    @pytest.mark.parametrize("ratio", [3, 10])
+    def test_false_verdicts_stay_rare(self, ratio):
+        losses = studies([0] * 9, [ratio] + [1] * 8, 5)[:400]
+        false = [any(pair.verdict != "none" for pair in pairs(layout(by_seed(table)))) for table in losses]
+        # 400 studies: two standard errors are 0.03
+        assert np.mean(false) <= 0.1
+
+    def test_the_others_are_told_apart_as_without_it(self):
+        # of the true deviation, with the degrees of freedom of eight and the pairs of nine
+        seen = smallest_seen(replace(layout(by_seed(studies([0] * 9, np.ones(9), 5)[0])), deviation=1.0, degrees=28))
+        losses = studies([0] * 8 + [seen], [20] + [1] * 8, 5)[:200]
+        layouts = [layout(by_seed(table)) for table in losses]
+        assert np.mean([studied.noisy == ("c0",) for studied in layouts]) >= 0.95
+        told = [[pair for pair in pairs(studied) if (pair.first, pair.second) == ("c1", "c8")] for studied in layouts]
+        # 200 studies: four standard errors are 0.11
+        assert np.mean([pair.verdict == "first" for (pair,) in told]) >= 0.8 - 0.11
+
+    def test_half_of_the_noise_in_one_hand_is_named(self):
+        # c2 has most of the squares, and not so much that chance would not give it
+        table = np.array([[0, 1, 0, -1, 0], [1, 0, -1, 0, 1], [3, -2, 2, -3, 1], [0, -1, 1, 0, 1.0]])
+        studied = layout(by_seed(table))
+        assert studied.noisy == ()
+        name, share = dominant(studied)
+        residuals = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
+        squares = (residuals**2).sum(1)
+        assert (name, share) == ("c2", pytest.approx(squares[2] / squares.sum()))
+        assert share > 0.5
+        raw = {
+            frozenset((f"c{a}", f"c{b}")): stats.ttest_rel(table[a], table[b]).pvalue
+            for a, b in combinations(range(4), 2)
+        }
+        expected = dict(zip(raw, holm(list(raw.values())), strict=True))
+        assert paired_p(studied) == {pair: pytest.approx(p) for pair, p in expected.items()}
+        # equal shares, and three contestants, of which one has half by chance
+        assert dominant(layout(by_seed(random_table(4, 50)))) is None
+        assert dominant(layout(by_seed(table[:3]))) is None
+
+    def test_its_own_pairs_are_paired_t_tests(self):
+        table = random_table(4, 5)
+        table[1] += [0, 0, 3, 0, 0]
+        studied = layout(by_seed(table))
+        assert studied.noisy == ("c1",)
+        without = layout(by_seed(table[[0, 2, 3]]))
+        assert (studied.deviation, studied.degrees) == (pytest.approx(without.deviation), without.degrees)
+        for pair in pairs(studied):
+            if "c1" in (pair.first, pair.second):
+                first, second = (list(by_seed(table)[name].values()) for name in (pair.first, pair.second))
+                assert pair.p == pytest.approx(stats.ttest_rel(first, second).pvalue, rel=1e-9)
+        low, high = mean_interval(studied, "c1")
+        assert high - low > 10 * (mean_interval(studied, "c0")[1] - mean_interval(studied, "c0")[0])

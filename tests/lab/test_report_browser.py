@@ -1,0 +1,304 @@
+"""The page in a real browser: no error, no request, nothing wider than the window; every control does its work."""
+
+import json
+
+import headless
+import numpy as np
+import pytest
+from report_helpers import cell, write_run
+
+from spheret.connections import PAPER_SCHEMES
+from spheret.lab.report import report, report_files
+from spheret.lab.runs import read_groups
+from spheret.support.figure_style import Drawing
+
+pytestmark = pytest.mark.skipif(
+    headless.find() is None,
+    reason=f"no browser here: none of {', '.join(headless.NAMES)} is installed (Debian: apt-get install chromium)",
+)
+# a laptop and a phone
+SIZES = {1280: 800, 420: 850}
+NASTY = "<img src=http://127.0.0.1:9/x onerror=alert(1)></script><script>alert(2)</script>"
+RATES = (0.001, 0.002, 0.004)
+# the largest report that the docs promise, in bytes
+LARGEST = 6_000_000
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    browser = headless.Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """Nine contestants at three learning rates, one of them diverged."""
+    root = tmp_path_factory.mktemp("report")
+    for index, name in enumerate(PAPER_SCHEMES):
+        command = NASTY if name == "pre-ln" else "spheret train " + "--a-long-word " * 40
+        for rate, loss in zip(RATES, (0.1, 0.0, 0.2), strict=True):
+            write_run(
+                root / f"{name}-lr{rate}",
+                name,
+                quality=0.02 * index - loss,
+                diverged=33 if name == "keel" else None,
+                environment={"command": command},
+                alarm=NASTY,
+                sample=NASTY,
+                train={"lr": rate, "min_lr": rate / 10},
+            )
+    return report([root], root / "report")
+
+
+def pixels(png):
+    from io import BytesIO
+
+    from matplotlib.image import imread
+
+    return imread(BytesIO(png), format="png")[..., :3]
+
+
+def assert_alone(page, seen):
+    """The page has no error and asked for nothing but itself."""
+    errors, requests = seen
+    assert errors == []
+    # the icon and the pictures in figures are data: addresses, which need no request
+    assert [url for url in requests if not url.startswith("data:")] == [page.as_uri()]
+
+
+@pytest.mark.parametrize("width", SIZES)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_opens_without_errors_and_requests(browser, page, width, scheme):
+    assert_alone(page, browser.open(page.as_uri(), width, scheme, SIZES[width]))
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    # every figure and table fits into the page, or scrolls in a box that does
+    edges = browser.evaluate(
+        "[...document.querySelectorAll('.scroll, p, h2, nav, .live, .legend, .quote, tbody tr')]"
+        ".filter(e => !e.closest('details:not([open])')).map(e => e.getBoundingClientRect())"
+        ".filter(r => r.width).map(r => r.right)"
+    )
+    wide_rows = 0 if width < 700 else browser.evaluate("document.querySelectorAll('.scroll tbody tr').length")
+    assert sum(edge > width for edge in edges) <= wide_rows
+    image = pixels(browser.screenshot())
+    assert image.shape[1] == width
+    assert image.shape[0] > 3000
+    # the background is light or dark, and the page is not blank
+    background = float(np.median(image))
+    assert background > 0.9 if scheme == "light" else background < 0.15
+    assert image.std() > 0.05
+
+
+def test_the_first_screen_holds_the_answer_and_the_picture(browser, page):
+    for width, height in SIZES.items():
+        browser.open(page.as_uri(), width, height=height)
+        bottoms = browser.evaluate(
+            "['.lead', '#figure-validation canvas']"
+            ".map(s => document.querySelector(s).getBoundingClientRect().bottom)"
+        )
+        assert bottoms[0] < bottoms[1] < height
+    text = page.read_text()
+    # the picture is in the page before any script, so the first paint has it
+    assert 0 < text.index('id="figure-validation"') < text.index("<svg", text.index('id="figure-validation"'))
+    assert text.index("<svg", text.index('id="figure-validation"')) < text.index("<script")
+    assert page.stat().st_size < LARGEST
+
+
+class TestControls:
+    """One visit, on which everything is tried."""
+
+    RANKING = "#table-ranking"
+
+    @pytest.fixture(scope="class")
+    def visit(self, browser, page):
+        browser.open(page.as_uri(), 1280, height=800)
+        yield browser
+        assert_alone(page, browser.since())
+
+    def column(self, browser, place):
+        return browser.evaluate(
+            f"[...document.querySelectorAll('{self.RANKING} tbody tr')].map(r => r.cells[{place}].textContent.trim())"
+        )
+
+    def canvas(self, browser, name):
+        browser.painted()
+        return browser.evaluate(f"document.querySelector('#figure-{name} canvas').toDataURL()")
+
+    def test_sorting(self, visit):
+        def state(place):
+            return visit.evaluate(
+                f"document.querySelector('{self.RANKING}').tHead.rows[0].cells[{place}].getAttribute('aria-sort')"
+            )
+
+        names, losses = self.column(visit, 0), self.column(visit, 2)
+        numbers = [float(text) for text in losses if text != "diverged"]
+        # best first, and what diverged is last
+        assert numbers == sorted(numbers)
+        assert losses[-1] == "diverged"
+        header = f"{self.RANKING} thead th:nth-child(3) button"
+        visit.click(header)
+        assert (state(2), self.column(visit, 2)) == ("ascending", losses)
+        visit.press("Enter", header)
+        assert (state(2), self.column(visit, 2)) == ("descending", [*losses[-2::-1], "diverged"])
+        visit.click(f"{self.RANKING} thead th:nth-child(1) button")
+        assert (state(2), state(0), self.column(visit, 0)) == (None, "ascending", sorted(names))
+        visit.click(f"{self.RANKING} thead th:nth-child(1) button")
+        visit.click(f"{self.RANKING} thead th:nth-child(1) button")
+        assert (state(0), self.column(visit, 0)) == (None, names)
+
+    def test_a_series_is_switched_off_and_on(self, visit):
+        button = "#figure-validation .legend li:nth-child(2) button"
+        before = self.canvas(visit, "validation")
+        visit.click(button)
+        assert visit.evaluate(f"document.querySelector('{button}').ariaPressed") == "false"
+        without = self.canvas(visit, "validation")
+        assert without != before
+        visit.press("Enter", button)
+        assert visit.evaluate(f"document.querySelector('{button}').ariaPressed") == "true"
+        # the cursor left with the mouse
+        visit.move(5, 5)
+        assert self.canvas(visit, "validation") != without
+
+    def test_values_under_the_cursor(self, visit, page):
+        values = "[...document.querySelectorAll('#figure-validation .value')].map(e => e.textContent)"
+        names = visit.evaluate(
+            "[...document.querySelectorAll('#figure-validation .legend .name')].map(e => e.textContent)"
+        )
+        at_rest = visit.evaluate(values)
+        x, y = visit.centre("#figure-validation .u-over")
+        visit.move(x, y)
+        assert visit.evaluate(values) != at_rest
+        assert visit.evaluate("document.querySelector('#figure-validation .tip').textContent").startswith("step 40")
+        # at the end of the curves stand the numbers of the table
+        right = visit.evaluate("document.querySelector('#figure-validation .u-over').getBoundingClientRect().right")
+        visit.move(right - 2, y)
+        shown = dict(zip(names, visit.evaluate(values), strict=True))
+        for name in set(PAPER_SCHEMES) - {"keel"}:
+            assert shown[name] == cell(page.parent, "ranking", name, "val loss")["text"]
+        assert shown["keel (\u00d7 diverged)"]
+        visit.move(5, 5)
+        assert visit.evaluate(values) == at_rest
+        # and by the keyboard
+        visit.press("ArrowRight", "#figure-validation .plot")
+        tip = "document.querySelector('#figure-validation .tip').textContent"
+        assert visit.evaluate(tip).startswith("step 20")
+        visit.press("ArrowRight")
+        assert visit.evaluate(tip).startswith("step 40")
+
+    def test_smoothing(self, visit):
+        slider, output = "#figure-training input", "document.querySelector('#figure-training output').textContent"
+        visit.centre(slider)
+        rough = self.canvas(visit, "training")
+        assert visit.evaluate(output) == "off"
+        visit.press("End", slider)
+        assert visit.evaluate(output) == "mean of 20 points"
+        assert self.canvas(visit, "training") != rough
+        visit.press("Home", slider)
+        assert self.canvas(visit, "training") == rough
+
+    def test_the_source_of_a_number(self, visit, page):
+        tip = "document.getElementById('source')"
+        visit.move(*visit.centre("#table-results td[data-source]"))
+        assert visit.evaluate(f"{tip}.hidden") is False
+        source = cell(page.parent, "results", self.column(visit, 0)[0], "lr")["source"]
+        assert visit.evaluate(f"{tip}.textContent") == source
+        visit.move(5, 5)
+        assert visit.evaluate(f"{tip}.hidden") is True
+        visit.press("ArrowRight", "#table-matrix td[tabindex='0']")
+        assert "95% interval" in visit.evaluate(f"{tip}.textContent")
+        assert "over_documents(" in visit.evaluate(f"{tip}.textContent")
+
+    def test_the_theme(self, visit):
+        back = "getComputedStyle(document.body).backgroundColor"
+        light, drawn = visit.evaluate(back), self.canvas(visit, "validation")
+        visit.click("#theme")
+        assert visit.evaluate(back) != light
+        assert self.canvas(visit, "validation") != drawn
+        visit.click("#theme")
+        assert visit.evaluate(back) == light
+
+    def test_print(self, visit):
+        visit.click("#theme")
+        assert visit.pdf().startswith(b"%PDF")
+        # a sheet of A4
+        visit.call("Emulation.setDeviceMetricsOverride", width=794, height=1123, deviceScaleFactor=1, mobile=False)
+        visit.call("Emulation.setEmulatedMedia", media="print", features=[])
+        seen = visit.evaluate(
+            "({back: getComputedStyle(document.body).backgroundColor,"
+            "live: document.querySelector('.live').offsetHeight,"
+            "picture: document.querySelector('#figure-validation .static svg').getBoundingClientRect().height,"
+            "folded: document.querySelector('#table-environments').getBoundingClientRect().height,"
+            "width: document.documentElement.scrollWidth,"
+            "controls: ['nav', '#theme'].map(s => document.querySelector(s).offsetHeight)})"
+        )
+        visit.call("Emulation.setEmulatedMedia", media="", features=[])
+        visit.call("Emulation.setDeviceMetricsOverride", width=1280, height=800, deviceScaleFactor=1, mobile=False)
+        visit.click("#theme")
+        assert seen["back"] == "rgb(255, 255, 255)"
+        assert (seen["live"], seen["controls"]) == (0, [0, 0])
+        assert seen["picture"] > 100
+        assert seen["folded"] > 100
+        # a browser shrinks all of a page that is wider than the sheet
+        assert seen["width"] == 794
+
+
+def test_on_a_phone_every_row_is_a_card(browser, page):
+    browser.open(page.as_uri(), 420)
+    card = browser.evaluate(
+        "(row => ({label: getComputedStyle(row.cells[2], '::before').content, text: row.cells[2].textContent.trim(),"
+        "wide: row.getBoundingClientRect().width, display: getComputedStyle(row.cells[2]).display}))"
+        "(document.querySelector('#table-ranking tbody tr'))"
+    )
+    assert (card["label"], card["display"]) == ('"val loss"', "flex")
+    assert card["wide"] > 350
+    # a table can be sorted there too
+    browser.click("#table-ranking thead th:nth-child(1) button")
+    names = browser.evaluate(
+        "[...document.querySelectorAll('#table-ranking tbody th')].map(e => e.textContent.trim())"
+    )
+    assert names == sorted(names)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_is_readable_on_its_background(browser, page, scheme):
+    browser.open(page.as_uri(), 1400, scheme)
+    colours = browser.evaluate(
+        "[...document.querySelectorAll('p, td, th, caption, li, figcaption, a, figure text, small, blockquote')]"
+        ".map(e => { const s = getComputedStyle(e); return e.tagName == 'text' ? s.fill : s.color})"
+    )
+    back = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+
+    def luminance(colour):
+        parts = np.array([float(x) for x in colour.split("(")[1].rstrip(")").split(",")[:3]]) / 255
+        return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4) @ [0.2126, 0.7152, 0.0722]
+
+    for colour in set(colours):
+        high, low = sorted([luminance(colour), luminance(back)], reverse=True)
+        # WCAG AA
+        assert (high + 0.05) / (low + 0.05) >= 4.5, colour
+
+
+def test_names_of_a_run_are_text_in_charts(browser, tmp_path):
+    for name, path in (("pre-ln", NASTY), ("keel", "x")):
+        write_run(tmp_path / name, name, train={"init_from": path})
+    drawing = Drawing("validation", NASTY, '<svg width="1pt" height="1pt"></svg>', b"")
+    page = tmp_path / "report.html"
+    page.write_bytes(report_files(read_groups([tmp_path / "pre-ln", tmp_path / "keel"]), [drawing])["report.html"])
+    assert_alone(page, browser.open(page.as_uri(), 1280))
+    labels = browser.evaluate("[...document.querySelectorAll('.legend .name')].map(e => e.textContent)")
+    assert sorted(labels) == ["keel, init_from=x", f"pre-ln, init_from={NASTY}"]
+    assert browser.evaluate("document.querySelectorAll('img').length") == 0
+    data = json.loads(browser.evaluate("document.getElementById('charts').textContent"))
+    assert {series["label"] for series in data["validation"]["series"]} == set(labels)
+
+
+def test_a_bad_page_would_be_caught(browser, tmp_path):
+    bad = tmp_path / "bad.html"
+    bad.write_text(
+        "<script>console.error('wrong'); undefined_function()</script><img src='http://127.0.0.1:9/x.png'>"
+        "<div style='width: 900px'>wide</div>"
+    )
+    errors, requests = browser.open(bad.as_uri(), 400)
+    assert len(errors) >= 2
+    assert "http://127.0.0.1:9/x.png" in requests
+    assert browser.evaluate("document.documentElement.scrollWidth") > 400

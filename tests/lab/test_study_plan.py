@@ -1,0 +1,164 @@
+"""Plans: what they mean, and a sentence for everything that is wrong with one."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+from study_helpers import TWO, plan_of, written
+
+from spheret.connections import PAPER_SCHEMES
+from spheret.lab.laboratory import Laboratory
+from spheret.lab.plan import OURS, PLANS, EndpointRecord, PartRecord, read_plan
+from spheret.model.head import HEADS
+
+
+def endpoint(kind, contestants, more="", part="two"):
+    return f'[[endpoints]]\nkind = "{kind}"\npart = "{part}"\ncontestants = [{contestants}]\n{more}\n'
+
+
+def test_products_are_contestants(tmp_path):
+    plan = plan_of(
+        tmp_path,
+        """
+        [[parts]]
+        name = "schedules"
+        rates = [1e-3, 2e-3]
+        contestants = [
+            "paper",
+            {schemes = ["residual", "ngpt"]},
+            {schemes = ["proj-spheretnorm"], options = {schedule = ["constant", "sqrt"], p = [1, 2.5]}},
+            {schemes = ["pre-ln"], settings = {warmup = [3, 9], head_bias = "none"}},
+        ]
+        """,
+    )
+    labels = [contestant.label for contestant in plan.groups[0].contestants]
+    assert labels == [
+        *PAPER_SCHEMES,
+        "residual",
+        "ngpt",
+        "proj-spheretnorm (schedule=constant, p=1)",
+        "proj-spheretnorm (schedule=constant, p=2.5)",
+        "proj-spheretnorm (schedule=sqrt, p=1)",
+        "proj-spheretnorm (schedule=sqrt, p=2.5)",
+        "pre-ln, warmup=3, head_bias=none",
+        "pre-ln, warmup=9, head_bias=none",
+    ]
+    last = plan.groups[0].contestants[-1].given
+    assert last["train"] == {"warmup": 9}
+    assert last["model"] == {"head_bias": "none", "scheme": "pre-ln", "scheme_options": {}}
+
+
+def test_every_part_comes_before_any_ladder(tmp_path):
+    part = TWO + "ladder = [{layers = 24}, {layers = 36, width = 128}]\n"
+    plan = plan_of(tmp_path, part + part.replace('"two"', '"more"'))
+    names = ["two", "more", "two-layers24", "more-layers24", "two-layers36-width128", "more-layers36-width128"]
+    assert [group.name for group in plan.groups] == names
+    assert plan.groups[4].given["model"] == {"layers": 36, "width": 128}
+    assert plan.rung(plan.groups[4], 1) == plan.groups[2]
+    assert plan.rung(plan.groups[0], -1) is None
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_plan_that_comes_with_the_library_can_be_run_by_its_name(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan = read_plan(Path(name))
+    assert plan == read_plan(PLANS[name])
+    Laboratory(plan, tmp_path / "study").check()
+    # a file of that name comes first
+    Path(name).write_text("")
+    with pytest.raises(ValueError, match="is no plan of a study"):
+        read_plan(Path(name))
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_plan_that_comes_with_the_library_names_its_head(name):
+    """The head decides more than most settings, and the rows of docs/results must not follow a default."""
+    assert tomllib.loads(PLANS[name].read_text())["model"]["head"] in HEADS
+
+
+def test_rates_lie_on_one_grid(tmp_path):
+    group = plan_of(tmp_path).groups[0]
+    assert [group.beside(2e-3, steps) for steps in range(-3, 3)] == [2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3]
+
+
+def test_our_own_plan_is_one():
+    plan = read_plan(OURS)
+    assert {each.label for each in plan.groups[0].contestants} == set(PAPER_SCHEMES)
+
+
+def test_the_plans_of_the_docs(tmp_path):
+    page = (Path(__file__).parent.parent.parent / "docs" / "lab.md").read_text()
+    whole, contestants, endpoints = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    path = tmp_path / "plan.toml"
+    path.write_text(whole + endpoints)
+    assert [each.kind for each in read_plan(path).endpoints] == ["gap", "equivalence"]
+    assert [group.name for group in read_plan(path).groups] == ["two", "two-layers24", "two-layers36"]
+    part = TWO.replace('contestants = ["pre-ln", "post-ln"]', contestants)
+    assert len(plan_of(tmp_path, part).groups[0].contestants) == 4
+    # every key of a part is in the table
+    for key in (*msgspec.structs.fields(PartRecord), *msgspec.structs.fields(EndpointRecord)):
+        assert f"`{key.name}`" in page
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("title = 3", "is no plan"),
+        ("", "parts is missing"),
+        ("parts = []", r"has no \[\[parts\]\]"),
+        ("surprise = 1" + TWO, "surprise is an unknown key"),
+        (TWO + TWO, "two parts of the name 'two'"),
+        (TWO.replace("post-ln", "post-lm"), "unknown scheme 'post-lm'. Did you mean 'post-ln'"),
+        (TWO.replace('"pre-ln", "post-ln"', '"pre-ln", {schemes = ["pre-ln"]}'), "'pre-ln' twice"),
+        (TWO.replace('"pre-ln", "post-ln"', ""), "has no contestants"),
+        (TWO.replace("[1e-3, 2e-3, 4e-3]", "[1e-3]"), "two or more"),
+        (TWO.replace("[1e-3, 2e-3, 4e-3]", "[1e-3, 2e-3, 8e-3]"), "equal ratios"),
+        (TWO.replace("[1e-3, 2e-3, 4e-3]", "[4e-3, 2e-3, 1e-3]"), "must rise"),
+        (TWO.replace("[1e-3, 2e-3, 4e-3]", "[-1e-3, 2e-3]"), "rates"),
+        (TWO.replace("[1e-3, 2e-3, 4e-3]", "[nan, nan]"), "rates"),
+        (TWO + "seeds = -1", "seeds"),
+        (TWO + "seeds = 100000", "seeds"),
+        (TWO + 'noise_floor = "keel"', "unknown noise_floor"),
+        (TWO + "ladder = [{}]", "changes nothing"),
+        (TWO + "ladder = [{depth = 3}]", "unknown setting in part 'two'"),
+        (TWO + 'ladder = [{layers = "many"}]', "layers"),
+        (TWO + "[parts.train]\nlr = 1e-3", "lr in .* is what a study chooses itself"),
+        ("[train]\nseed = 1\n" + TWO, "seed in .* is what a study chooses itself"),
+        ("[model]\nlayer = 1\n" + TWO, "unknown setting"),
+        (TWO.replace('name = "two"', 'name = "../two"'), "name"),
+        (TWO + endpoint("gap", '"pre-ln", "post-ln"', part="tow"), "unknown part in endpoint 1 .*'two'"),
+        (TWO + endpoint("gap", '"pre-ln", "post-lm"'), "unknown contestant in endpoint 1 .*'post-ln'"),
+        (TWO + endpoint("gap", '"pre-ln", "pre-ln"'), "'pre-ln' twice"),
+        (TWO + endpoint("gap", '"pre-ln"'), "needs two contestants, got 1"),
+        (TWO + "seeds = 1\n" + endpoint("gap", '"pre-ln", "post-ln"'), "needs two or more seeds"),
+        (TWO + endpoint("equivalence", '"pre-ln"', "margin = 0.1"), "needs two or more contestants"),
+        (TWO + endpoint("equivalence", '"pre-ln", "post-ln"'), "without a margin"),
+        (TWO + endpoint("equivalence", '"pre-ln", "post-ln"', "margin = -1"), "margin"),
+        (TWO + endpoint("stress", ""), "needs a part with stress and seeds"),
+        (TWO + "stress = 4\nseeds = 0\n" + endpoint("stress", ""), "needs a part with stress and seeds"),
+        (TWO + endpoint("order", ""), "kind"),
+        (TWO.replace('name = "two"', 'name = "two'), "is no plan"),
+    ],
+)
+def test_a_wrong_plan_is_a_sentence(text, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        plan_of(tmp_path, text)
+
+
+def test_endpoints_are_kept_in_their_order(tmp_path):
+    gap = endpoint("gap", '"pre-ln", "post-ln"')
+    plan = plan_of(tmp_path, TWO + "stress = 4\n" + gap + endpoint("stress", ""))
+    assert [each.kind for each in plan.endpoints] == ["gap", "stress"]
+    assert [each.kind for each in read_plan(PLANS["depth"]).endpoints] == ["gap", "gap", "equivalence", "stress"]
+
+
+def test_what_is_no_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no plan at"):
+        read_plan(tmp_path / "none.toml")
+    with pytest.raises(ValueError, match="is no plan"):
+        read_plan(tmp_path)
+    written(tmp_path, "").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="is no plan"):
+        read_plan(tmp_path / "plan.toml")

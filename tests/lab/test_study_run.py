@@ -1,0 +1,202 @@
+"""A study: real trainings in child processes, killed, continued, shared between parts, and reported at any moment."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from planted import planted
+
+from spheret.cli import main
+from spheret.lab.rows import read_rows
+from spheret.runs.metrics import TIMING
+from spheret.runs.run import open_run
+
+# small, hot and short: a run takes as long as its process needs to start
+PLAN = """
+title = "A trial"
+[model]
+layers = 1
+heads = 2
+width = 16
+block = 16
+[train]
+steps = 12
+batch_size = 2
+[evaluation]
+eval_every = 4
+eval_windows = 8
+[[parts]]
+name = "two"
+contestants = ["pre-ln", "proj-spheretnorm:schedule=sqrt"]
+rates = [1e-2, 1e-1]
+seeds = 2
+extend = 0
+# the same scheme under its plain name: its runs are those of the part above
+[[parts]]
+name = "again"
+contestants = ["proj-spheretnorm"]
+rates = [1e-2, 1e-1]
+seeds = 0
+extend = 0
+"""
+
+
+def study(*arguments):
+    return main(["study", *map(str, arguments)])
+
+
+def lines(path):
+    """What the runs of a study say, apart from what the clock says."""
+    return {
+        run.name: [{k: v for k, v in line.items() if k not in TIMING} for line in open_run(run).metrics()]
+        for run in sorted((path / "runs").iterdir())
+    }
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory, prepared):
+    path = tmp_path_factory.mktemp("plan") / "plan.toml"
+    path.write_text(f'{PLAN}\n[data]\npath = "{prepared}"\n')
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(plan, tmp_path_factory):
+    out = tmp_path_factory.mktemp("study") / "out"
+    with planted(out.parent / "corpus"):
+        assert study(plan, "--out", out, "--quiet") == 0
+    return out
+
+
+def test_every_run_is_an_ordinary_run(finished):
+    runs = sorted((finished / "runs").iterdir())
+    # two rates of two schemes: with extend = 0 and two rates no optimum is bracketed, so that no seeds follow
+    assert len(runs) == 4
+    assert all(open_run(run).metrics()[-1]["step"] == 12 for run in runs)
+    assert not list((finished / "logs").iterdir())
+
+
+def test_two_parts_share_their_runs(finished):
+    rows = read_rows(finished / "results.jsonl")
+    assert len(rows) == 6
+    shared = [row for row in rows.values() if row.contestant.startswith("proj")]
+    assert len({row.run for row in shared}) == 2
+    assert len({(row.rate, row.val_loss) for row in shared}) == 2
+
+
+def test_rows_are_what_the_runs_say(finished):
+    for row in read_rows(finished / "results.jsonl").values():
+        run = open_run(finished / "runs" / row.run)
+        last = run.metrics()[-1]
+        assert (row.val_loss, row.rate, row.seed) == (
+            last["val_loss"],
+            run.settings.train.lr,
+            run.settings.train.seed,
+        )
+        assert row.curve == [(line["step"], line["val_loss"]) for line in run.metrics() if "val_loss" in line]
+        assert row.tokens == 12 * 32
+
+
+def test_a_second_time_it_costs_nothing(finished, plan, capsys):
+    before = {path: path.stat().st_mtime_ns for path in (finished / "runs").rglob("*")}
+    assert study(plan, "--out", finished) == 0
+    assert {path: path.stat().st_mtime_ns for path in (finished / "runs").rglob("*")} == before
+    assert capsys.readouterr().out.strip().endswith("report.html")
+
+
+def test_a_plan_that_grows_keeps_what_is_done(finished, plan, tmp_path):
+    out, longer = tmp_path / "out", tmp_path / "longer.toml"
+    shutil.copytree(finished, out)
+    # three rates bracket the middle one or leave an edge; either way the two that are done stay
+    longer.write_text(plan.read_text().replace('name = "again"', 'name = "more"').replace("1e-1]", "1e-1, 1]", 1))
+    assert study(longer, "--out", out, "--quiet", "--minutes", "0") == 0
+    assert len(read_rows(out / "results.jsonl")) == 6
+    assert {path.name for path in (out / "runs").iterdir()} == {path.name for path in (finished / "runs").iterdir()}
+
+
+def start(plan, out):
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
+    words = [sys.executable, "-m", "spheret", "study", str(plan), "--out", str(out), "--jobs", "1"]
+    return subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_killed_in_the_middle_it_goes_on(number, finished, plan, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(finished, out)
+    # one is still to be trained
+    missing = sorted((out / "runs").iterdir())[0]
+    shutil.rmtree(missing)
+    (out / "results.jsonl").unlink()
+    process = start(plan, out)
+    deadline = time.monotonic() + 60
+    while not list((out / "logs").iterdir()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    # somewhere between the start of the training and its end
+    time.sleep(1.5)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert study(plan, "--out", out, "--quiet") == 0
+    assert lines(out) == lines(finished)
+    assert not list((out / "logs").iterdir())
+
+
+def test_a_report_at_any_moment(finished, plan, tmp_path, capsys):
+    out = tmp_path / "out"
+    shutil.copytree(finished, out)
+    for run in sorted((out / "runs").iterdir()):
+        shutil.rmtree(run)
+        assert study(plan, "--out", out, "--minutes", "0") == 0
+        page = Path(capsys.readouterr().out.strip().splitlines()[-1])
+        assert page.is_file()
+
+
+def test_a_report_of_rows_alone(finished, plan, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert study(plan, "--results", finished / "results.jsonl", "--out", out) == 0
+    for path in (p for p in (finished / "report").rglob("*") if p.is_file()):
+        assert path.read_bytes() == (out / path.relative_to(finished / "report")).read_bytes(), path
+
+
+class TestRefused:
+    def test_before_anything_is_written(self, plan, tmp_path, capsys):
+        out = tmp_path / "out"
+        bad = tmp_path / "bad.toml"
+        bad.write_text(plan.read_text().replace("width = 16", "width = 15"))
+        assert study(bad, "--out", out) == 2
+        assert study(plan, "--out", out, "--on", "moon") == 2
+        assert study(plan, "--out", out, "--minutes", "nan") == 2
+        assert study(plan, "--out", out, "--threads", "0") == 2
+        assert study(plan, "--out", out, "--minutes", "0") == 2
+        assert study(plan, "--out", out, "--results", tmp_path / "none.jsonl") == 2
+        errors = capsys.readouterr().err
+        for words in (
+            "heads",
+            "unknown --on 'moon'",
+            "--minutes",
+            "--threads",
+            "holds no study yet",
+            "no results at",
+        ):
+            assert words in errors
+        assert not out.exists()
+
+    def test_a_directory_of_something_else(self, plan, tmp_path, capsys):
+        (tmp_path / "mine.txt").write_text("mine")
+        assert study(plan, "--out", tmp_path) == 2
+        assert "is not empty and no study" in capsys.readouterr().err
+        assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+    def test_a_damaged_row(self, finished, plan, tmp_path, capsys):
+        rows = (finished / "results.jsonl").read_text().splitlines()
+        first = {**json.loads(rows[0]), "state": "splendid"}
+        (tmp_path / "rows.jsonl").write_text("\n".join([json.dumps(first), *rows[1:]]) + "\n")
+        assert study(plan, "--results", tmp_path / "rows.jsonl", "--out", tmp_path / "out") == 2
+        assert "line 1 of" in capsys.readouterr().err
