@@ -245,7 +245,7 @@ def _fewer(rungs: Sequence[GroupAnswer], first: str, second: str) -> tuple[str, 
     words = f"{first} in {few} of {run} seeds, {second} in {many} of {others}"
     if not run and not others:
         return "not run", "-"
-    if run < sum(answer.group.part.seeds for answer in rungs) or others < run:
+    if run < sum(answer.group.part.compared_with for answer in rungs) or others < run:
         return "not run", words
     if stats.fisher_exact([[few, run - few], [many, others - many]]).pvalue >= ALPHA:
         return "not decided", words

@@ -1,6 +1,7 @@
-"""What the rows of a study say: a pure function of the plan and of the runs that have ended.
+"""What rows say: who is compared, who wins, who failed. Race, study and report all ask here.
 
-Nothing is left out in silence: a contestant that is not compared carries the reason.
+An answer is a pure function of a plan and the runs that have ended, or of runs alone. Nothing is left out in silence:
+a contestant that is not compared carries the reason.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ from typing import Any, Literal
 from spheret.lab import blocks, curves
 from spheret.lab.blocks import Layout, Pair
 from spheret.lab.curves import Bowl
-from spheret.lab.plan import Contestant, Group, Plan
-from spheret.lab.race import RECIPE
-from spheret.lab.rows import FINAL, FLOOR, STRESS, TUNE, Key, Row
+from spheret.lab.plan import RECIPE, Contestant, Group, Plan
+from spheret.lab.rows import FINAL, FINISHED, FLOOR, STRESS, TUNE, Key, Row
 from spheret.lab.stages import Rows, Tuning, final_rates, seeds_of, start_rates, stress_rate, tuning
 from spheret.lab.statistics import Interval
 from spheret.runs.config import SECTIONS, merge
@@ -28,20 +28,24 @@ from spheret.runs.config import SECTIONS, merge
 State = Literal["tuned", "edge", "hopeless", "tuning", "waiting"]
 # an estimate of the noise needs so many seeds
 FEWEST_SEEDS = 2
+# the contestant that the others are measured against, where it is one
+REFERENCE = "pre-ln"
 # how many rates a contestant whose grid is not known yet will get at least
 START = 3
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One contestant of a group: its search for a learning rate, and its fresh seeds at the best one.
+    """One contestant of a group: its search for a learning rate, and the seeds that it is compared on.
 
-    rates: the rates of the fresh seeds; a seed failed at all but the last, which counts.
-    tries: the runs of the search. finals: the runs with fresh seeds that have ended, at the rate that counts.
+    These are fresh seeds at the best rate, or, if the part has no fresh ones, those of the search at that rate.
+
+    rates: the rates of these seeds; a seed failed at all but the last, which counts.
+    tries: the runs of the search. finals: the runs with the seeds that have ended, at the rate that counts.
     abandoned: the runs with fresh seeds at the higher rates.
     stressed: the runs at the part's multiple of the best rate that have ended, by seed.
     reason: why it is not compared; empty if it is.
-    planned: how many fresh seeds the part asks for.
+    planned: how many seeds it is to be compared on.
     missing: runs that are still to come, by stage.
     """
 
@@ -60,8 +64,14 @@ class Entry:
     missing: dict[str, int]
 
     @property
+    def rows(self) -> list[Row]:
+        """Every run that has ended, each once, but for those under stress."""
+        every = (*self.tries, *self.abandoned, *self.finals.values())
+        return list({row.key: row for row in every}.values())
+
+    @property
     def failed(self) -> list[Row]:
-        """The fresh seeds that give no loss to compare."""
+        """The seeds that give no loss to compare."""
         return [row for row in self.finals.values() if not sound(row)]
 
     @property
@@ -147,6 +157,19 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Standing:
+    """Who is ahead. leaders: the lowest loss, and those with no significant difference to it. behind: the others."""
+
+    leaders: tuple[str, ...]
+    behind: tuple[str, ...]
+
+    @property
+    def winner(self) -> str | None:
+        """The contestant that is significantly better than every other; None if there is no such one."""
+        return self.leaders[0] if len(self.leaders) == 1 and self.behind else None
+
+
+@dataclass(frozen=True)
 class GroupAnswer:
     """What is known about one group. entries: the compared ones first, the best before the others.
 
@@ -182,6 +205,26 @@ class GroupAnswer:
         return Gap(self.pairs[second, first], -1) if (second, first) in self.pairs else None
 
     @cached_property
+    def standing(self) -> Standing | None:
+        """Who is ahead of the contestants that are compared; None if nothing can be compared yet."""
+        if self.layout is None:
+            return None
+        best, *others = (entry.label for entry in self.compared)
+        behind = [label for label in others if (gap := self.gap(best, label)) is not None and gap.significant]
+        return Standing((best, *(label for label in others if label not in behind)), tuple(behind))
+
+    @property
+    def failures(self) -> dict[str, dict[str, list[float]]]:
+        """The rates at which a run collapsed or diverged, by what happened and by contestant; without stress."""
+        found: dict[str, dict[str, list[float]]] = {}
+        for entry in self.entries:
+            for row in sorted(entry.rows, key=lambda row: row.rate):
+                if row.state != FINISHED:
+                    rates = found.setdefault(row.state, {}).setdefault(entry.label, [])
+                    rates += [] if row.rate in rates else [row.rate]
+        return found
+
+    @cached_property
     def dominant(self) -> tuple[str, float] | None:
         """The contestant that has half of the pooled noise or more, and its share; None if none has."""
         return None if self.layout is None else blocks.dominant(self.layout)
@@ -194,7 +237,7 @@ class GroupAnswer:
     @property
     def rows(self) -> list[Row]:
         """Every run of the group that the plan asks for and that has ended."""
-        own = [row for entry in self.entries for row in (*entry.tries, *entry.abandoned, *entry.finals.values())]
+        own = [row for entry in self.entries for row in entry.rows]
         stressed = [row for entry in self.entries for row in entry.stressed.values()]
         return [*own, *(self.floor.rows if self.floor else ()), *stressed]
 
@@ -229,8 +272,27 @@ def sound(row: Row) -> bool:
 
 def _group_answer(plan: Plan, group: Group, rows: Rows) -> GroupAnswer:
     entries = [_entry(plan, group, contestant, rows) for contestant in group.contestants]
+    return _answer(group, entries, plan.reference, rows)
+
+
+def answer_of_runs(
+    group: Group, rows: Mapping[str, Sequence[Row]], unfinished: Mapping[str, int], reference: str = REFERENCE
+) -> GroupAnswer:
+    """What runs say that no plan asked for.
+
+    group: the contestants, with a part that has no fresh seeds. rows: the runs of each contestant that have ended.
+    unfinished: how many of each have not.
+    """
+    entries = [
+        _entry_of_runs(contestant, rows[contestant.label], unfinished[contestant.label], group)
+        for contestant in group.contestants
+    ]
+    return _answer(group, entries, reference, {})
+
+
+def _answer(group: Group, entries: list[Entry], reference: str, rows: Rows) -> GroupAnswer:
     entries, layout = _compared(entries)
-    reference = plan.reference if any(e.label == plan.reference for e in entries) else entries[0].label
+    reference = reference if any(e.label == reference for e in entries) else entries[0].label
     means = {} if layout is None else layout.means
     # sorting keeps the order of the plan where nothing else decides
     entries.sort(key=lambda entry: (means.get(entry.label, math.inf), entry.mean))
@@ -258,16 +320,18 @@ def _entry(plan: Plan, group: Group, contestant: Contestant, rows: Rows) -> Entr
     label, part = contestant.label, group.part
     state = _state(plan, group, contestant, search, rows)
     rates = sorted({*search.losses, *(key.rate for _, key in search.missing)})
-    keys = [Key(group.name, label, rate, seed) for rate in rates for seed in seeds_of(TUNE, part.tuning_seeds)]
+    keys = [Key(group.name, label, rate, seed) for rate in rates for seed in part.tuned_with]
+    tries = tuple(rows[key] for key in keys if key in rows)
     used = final_rates(group, contestant, search, rows)
     fresh_rows = [_at(group, label, rate, FINAL, rows) for rate in used]
     finals = fresh_rows[-1] if fresh_rows else {}
-    losses = {rate: None if loss == math.inf else loss for rate, loss in search.losses.items()}
+    if not part.fresh and search.best is not None:
+        used, finals = [search.best], {row.seed: row for row in tries if row.rate == search.best}
     stress = stress_rate(group, search)
     stressed = {} if stress is None else _at(group, label, stress, STRESS, rows)
-    hopeful = state in ("tuned", "tuning", "waiting")
+    hopeful = state in ("tuned", "tuning", "waiting") and part.fresh
     missing = {
-        TUNE: START * part.tuning_seeds if state == "waiting" else len(search.missing),
+        TUNE: START * len(part.tuned_with) if state == "waiting" else len(search.missing),
         FINAL: part.seeds - len(finals) if hopeful else 0,
         STRESS: part.seeds - len(stressed) if hopeful and part.stress else 0,
     }
@@ -276,15 +340,50 @@ def _entry(plan: Plan, group: Group, contestant: Contestant, rows: Rows) -> Entr
         scheme=contestant.given["model"]["scheme"],
         search=search,
         state=state,
-        bowl=curves.bowl(losses) if search.best is not None else None,
-        tries=tuple(rows[key] for key in keys if key in rows),
+        bowl=_bowl(search),
+        tries=tries,
         rates=tuple(used),
         finals=finals,
         abandoned=tuple(row for found in fresh_rows[:-1] for row in found.values()),
         stressed=stressed,
-        reason=_reason(group, search, state, finals, used),
-        planned=part.seeds,
+        reason=_reason(group, search, state, finals, used, tries),
+        planned=part.compared_with,
         missing=missing,
+    )
+
+
+def _bowl(search: Tuning) -> Bowl | None:
+    losses = {rate: None if loss == math.inf else loss for rate, loss in search.losses.items()}
+    return curves.bowl(losses) if search.best is not None else None
+
+
+def _entry_of_runs(contestant: Contestant, rows: Sequence[Row], unfinished: int, group: Group) -> Entry:
+    """A contestant of runs that no plan asked for: at the best of its rates, on the seeds that it has there."""
+    losses = {}
+    for rate in sorted({row.rate for row in rows}):
+        runs = [row for row in rows if row.rate == rate]
+        finite = all(map(sound, runs))
+        losses[rate] = math.fsum(row.loss for row in runs) / len(runs) if finite else math.inf
+    lowest = min(losses, key=lambda rate: (losses[rate], rate), default=None)
+    best = None if lowest is None or losses[lowest] == math.inf else lowest
+    inside = best is not None and (len(losses) == 1 or min(losses) < best < max(losses))
+    search = Tuning(losses, (), best, inside)
+    state: State = "tuning" if unfinished else "hopeless" if best is None else "tuned" if inside else "edge"
+    finals = {row.seed: row for row in rows if row.rate == best}
+    return Entry(
+        label=contestant.label,
+        scheme=contestant.given["model"]["scheme"],
+        search=search,
+        state=state,
+        bowl=_bowl(search),
+        tries=tuple(rows),
+        rates=() if best is None else (best,),
+        finals=finals,
+        abandoned=(),
+        stressed={},
+        reason=_reason(group, search, state, finals, [], rows, unfinished),
+        planned=group.part.compared_with,
+        missing={TUNE: unfinished, FINAL: 0, STRESS: 0},
     )
 
 
@@ -309,28 +408,38 @@ def _at(group: Group, label: str, rate: float, stage: str, rows: Rows) -> dict[i
 
 
 def _reason(
-    group: Group, search: Tuning, state: State, finals: Mapping[int, Row], fresh_rates: Sequence[float]
+    group: Group,
+    search: Tuning,
+    state: State,
+    finals: Mapping[int, Row],
+    fresh_rates: Sequence[float],
+    tries: Sequence[Row],
+    unfinished: int = 0,
 ) -> str:
     """Why a contestant cannot be compared, as far as it decides that itself."""
-    rates = list(search.losses)
+    rates, seeds = list(search.losses), group.part.compared_with
+    if unfinished:
+        return f"{unfinished} run{'s are' if unfinished > 1 else ' is'} not finished"
     if state == "waiting":
         return "not run: the size below is not tuned yet"
     if state == "tuning":
         count = len({key.rate for _, key in search.missing})
         return f"still tuning: {len(rates)} of {len(rates) + count} learning rates have ended"
+    if state == "hopeless" and len(rates) == 1:
+        return failures(tries, seeds)
     if state == "hopeless":
         where = f" ({rates[0]:g} to {rates[-1]:g})" if rates else " of the size below"
         return f"no learning rate gave a loss{where}"
     if state == "edge":
         end = "lowest" if search.best == rates[0] else "highest"
         return f"not bracketed: its best learning rate {search.best:g} is the {end} that was tried"
-    words = failures(list(finals.values()), group.part.seeds, _where(fresh_rates))
+    words = failures(list(finals.values()), seeds, _where(fresh_rates))
     if words:
         return words
-    if not group.part.seeds:
+    if not seeds:
         return "the plan asks for no fresh seeds"
     if len(finals) < FEWEST_SEEDS:
-        return "one seed" if group.part.seeds == 1 == len(finals) else f"{len(finals)} of {group.part.seeds} seeds"
+        return "one seed" if seeds == 1 == len(finals) else f"{len(finals)} of {seeds} seeds"
     return ""
 
 

@@ -117,7 +117,7 @@ def rung_names(rungs: Sequence[GroupAnswer]) -> dict[str, str]:
 
 def comparison(answer: GroupAnswer, first: str, second: str, where: str, margin: float | None = None) -> Comparison:
     """The paired difference of two contestants of a group, with the test of a gap or of an equivalence."""
-    by_seed, planned = differences(answer, first, second), answer.group.part.seeds
+    by_seed, planned = differences(answer, first, second), answer.group.part.compared_with
     trouble, failed = _trouble(answer, first, second), True
     if not trouble and len(by_seed) < planned:
         trouble, failed = f"{len(by_seed)} of {planned} seeds", False
@@ -167,7 +167,7 @@ def slope_per_doubling(rungs: Sequence[GroupAnswer], first: str, second: str) ->
     key, ordered, sizes = in_order(rungs)
     if key is None or len(ordered) < 2:
         return None
-    planned = ordered[0].group.part.seeds
+    planned = ordered[0].group.part.compared_with
     gaps = [differences(answer, first, second) for answer in ordered]
     points = list(zip(map(math.log2, sizes), gaps, strict=True))
     known = [(x, by_seed) for x, by_seed in points if by_seed]

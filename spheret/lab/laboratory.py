@@ -1,7 +1,8 @@
-"""A study's directory: which run directory belongs to what the plan asks for, and what has ended there.
+"""The directory of a study or a race: which run belongs to what the plan asks for, and what has ended there.
 
-DIR/plan.toml         the plan as it was last run
-DIR/runs/NAME/        one run directory each, named after its settings: what two parts ask for is trained once
+DIR/plan.toml         the plan of a study as it was last run; a race has race.json, and proposes the study after it
+DIR/runs/NAME/        one run directory each, named after its settings: what two parts ask for is trained once. Those
+                      of a race lie in DIR itself, named after contestant, rate and seed
 DIR/configs/NAME.json the settings of each run that was started
 DIR/costs.json        the seconds of one update, measured side by side
 DIR/results.jsonl     one row per run that has ended
@@ -11,7 +12,9 @@ DIR/report/           the page, its tables and its figures
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,9 +26,8 @@ from msgspec import Meta
 from spheret.connections import scheme
 from spheret.data import Data, open_named
 from spheret.lab.executors.job import Job, training
-from spheret.lab.plan import Contestant, Group, Plan
-from spheret.lab.race import RECIPE
-from spheret.lab.rows import Key, Row, row_of, write_rows
+from spheret.lab.plan import RECIPE, Contestant, Group, Plan
+from spheret.lab.rows import RESULTS, RUNS, Key, Row, read_rows, row_of, write_rows
 from spheret.lab.stages import tuning, wanted
 from spheret.plan.fits import check_run
 from spheret.runs.config import Given, RunConfig, merge
@@ -35,17 +37,27 @@ from spheret.support.errors import unknown
 from spheret.train.recipes import complete
 from spheret.train.step_cost import measure_step_costs
 
-PLAN, LOCK, RESULTS, COSTS, REPORT = "plan.toml", "study.lock", "results.jsonl", "costs.json", "report"
+PLAN, COSTS, REPORT, LOCK = "plan.toml", "costs.json", "report", "lab.lock"
 DEVICES = ("cpu", "cuda", "mps")
-RUNS, CONFIGS, LOGS = "runs", "configs", "logs"
+CONFIGS, LOGS = "configs", "logs"
+# step costs whose rounds lie further apart say more about the machine than about the contestants
+MOST_SPREAD = 0.1
 
 
 class GroupCost(Record):
-    """Seconds of one update of each contestant, measured in turn in one process."""
+    """Seconds of one update of each contestant, measured in turn in one process.
+
+    spread: how far they lay apart in the rounds, relative to the median; the largest of all contestants.
+    """
 
     seconds: dict[str, Annotated[float, Meta(gt=0)]]
     rounds: Positive
+    spread: Annotated[float, Meta(ge=0)]
     machine: dict[str, Any]
+
+    @property
+    def precise(self) -> bool:
+        return self.spread <= MOST_SPREAD
 
 
 class CostsRecord(Record):
@@ -53,7 +65,7 @@ class CostsRecord(Record):
 
     groups: dict[str, GroupCost]
     format: str = "spheret-study-costs"
-    version: int = 1
+    version: int = 2
 
 
 STUDY_COSTS = Document(CostsRecord, "study", "delete it, and run the study again to measure")
@@ -64,11 +76,32 @@ def _content(data: Data) -> list[str]:
     return [shard.sha256 for shards in data.manifest.shards.values() for shard in shards]
 
 
+@contextmanager
+def claimed(directory: Path, name: str, check: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock of a directory. A plain kill stops what runs meanwhile as Ctrl-C does.
+
+    name: race or study. check: called under the lock; it raises if the directory is another's.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = files.Lock(directory / LOCK)
+    if not lock.acquire():
+        raise BlockingIOError(f"another {name} is running in {directory}: wait for it, or give another --out.")
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        check()
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        lock.release()
+
+
 @dataclass
 class Laboratory:
-    """The directory of a study, with what its runs need.
+    """The directory of a study or a race, with what its runs need.
 
     device, threads: they decide the last bits of a run, so that they are part of its name.
+    flat: a race. Its runs lie in the directory itself, and their names have no hash of the settings: race.json keeps
+        the settings, and runs of other settings are refused.
     """
 
     plan: Plan
@@ -77,6 +110,7 @@ class Laboratory:
     threads: int = 1
     ignore_memory: bool = False
     quiet: bool = False
+    flat: bool = False
     _rows: dict[Key, Row] = field(default_factory=dict)
     _data: dict[tuple[str, str | None], Data] = field(default_factory=dict)
     _names: dict[Key, tuple[str, RunConfig]] = field(default_factory=dict)
@@ -108,9 +142,15 @@ class Laboratory:
                     check_run(config, device, self.ignore_memory)
 
     def prepare(self) -> None:
-        """Open the data of every group, and prepare a corpus that is not in the cache yet."""
+        """Open the data of every group, and prepare a corpus that is not in the cache yet.
+
+        Raises if a split holds no window: contestants are compared by their validation loss.
+        """
         for group in self.plan.groups:
-            self.data(group)
+            data = self.data(group)
+            config = self.config(group, group.contestants[0])
+            data.loader(config.model.block, config.train.batch_size, config.train.seed)
+            data.validation(config.model.block, config.train.batch_size, config.evaluation.eval_windows)
 
     def data(self, group: Group) -> Data:
         asked = merge(RECIPE, group.given)["data"]
@@ -137,15 +177,26 @@ class Laboratory:
             group = self._groups[key.group]
             data = self.data(group)
             given = self._given(group, self._contestants[key.group, key.contestant], key.rate, key.seed)
-            config = complete(given, self.device, 1, data.vocab_size, data.padded_vocab_size)
-            settings = {name: values for name, values in config.as_dict().items() if name != "data"}
-            settings |= {"data": _content(data), "device": self.device, "threads": self.threads}
-            digest = hashlib.sha256(files.dump(settings)).hexdigest()[:12]
-            self._names[key] = f"{config.model.scheme}-lr{key.rate:g}-seed{key.seed}-{digest}", config
+            config = complete(given, self.device.split(":")[0], 1, data.vocab_size, data.padded_vocab_size)
+            self._names[key] = self._name(key, group, config, data), config
         return self._names[key]
 
+    def _name(self, key: Key, group: Group, config: RunConfig, data: Data) -> str:
+        if self.flat:
+            # all digits of the rate, so that no two names are the same
+            rate = f"-lr{key.rate}" if len(group.part.rates) > 1 else ""
+            return f"{self._contestants[key.group, key.contestant].slug}{rate}-{key.seed}"
+        settings = {name: values for name, values in config.as_dict().items() if name != "data"}
+        settings |= {"data": _content(data), "device": self.device, "threads": self.threads}
+        digest = hashlib.sha256(files.dump(settings)).hexdigest()[:12]
+        return f"{config.model.scheme}-lr{key.rate:g}-seed{key.seed}-{digest}"
+
+    def config(self, group: Group, contestant: Contestant) -> RunConfig:
+        """The settings of a contestant at the lowest rate, with the first seed of the search."""
+        return self.name(Key(group.name, contestant.label, group.part.rates[0], group.part.tuned_with[0]))[1]
+
     def run_directory(self, key: Key) -> Path:
-        return self.directory / RUNS / self.name(key)[0]
+        return (self.directory if self.flat else self.directory / RUNS) / self.name(key)[0]
 
     def job(self, key: Key) -> Job:
         """The training of a run. Its settings are written once: what can start is asked for after every run."""
@@ -159,11 +210,23 @@ class Laboratory:
     def join(self, rows: Iterable[Row]) -> int:
         """Count runs of another directory, or of another machine, as done, if their settings are the same.
 
-        Returns how many were joined. The name of a run holds a hash of its settings.
+        Returns how many are of this plan. The name of a run holds a hash of its settings.
         """
         same = {row.key: row for row in rows if self._asked(row.key) and row.run == self.name(row.key)[0]}
-        self._rows.update(same)
+        for key, row in same.items():
+            own = self._rows.setdefault(key, row)
+            # another processor, or another version of torch, may give other last bits
+            if own.made_by == row.made_by and own.result != row.result:
+                raise ValueError(
+                    f"two results of {row.run} contradict each other ({own.outcome} with {own.val_loss}, "
+                    f"{row.outcome} with {row.val_loss}): leave the wrong one out of the file that is joined."
+                )
         return len(same)
+
+    def recall(self) -> None:
+        """Count the rows of an earlier results.jsonl of this directory as done, if they are of this plan."""
+        if not self.flat and (self.directory / RESULTS).is_file():
+            self.join(read_rows(self.directory / RESULTS).values())
 
     def _asked(self, key: Key) -> bool:
         return (key.group, key.contestant) in self._contestants
@@ -189,6 +252,11 @@ class Laboratory:
         except FileNotFoundError:
             return {}
 
+    @property
+    def measured(self) -> bool:
+        """Whether every group was measured."""
+        return self.costs().keys() >= {group.name for group in self.plan.groups}
+
     def measure(self) -> None:
         """Measure the update of every contestant of each group that is done and was not measured."""
         costs, rows = self.costs(), self.rows()
@@ -197,12 +265,12 @@ class Laboratory:
             rates = {each: tuning(self.plan, group, each, rows).best for each in group.contestants}
             tuned = {each: rate for each, rate in rates.items() if rate is not None}
             measured = costs[group.name].seconds.keys() if group.name in costs else set()
-            if group.name in left or not group.part.seeds or {each.label for each in tuned} <= measured:
+            if group.name in left or not group.part.compared_with or {each.label for each in tuned} <= measured:
                 continue
             configs = {each.label: self.name(Key(group.name, each.label, rate, 0))[1] for each, rate in tuned.items()}
             device = machine.resolve_device(self.device)
-            seconds, rounds = measure_step_costs(configs, self.data(group), device, self.threads)
-            costs[group.name] = GroupCost(seconds, rounds, {**machine.machine(), "threads": self.threads})
+            cost = measure_step_costs(configs, self.data(group), device, self.threads)
+            costs[group.name] = GroupCost(*cost, {**machine.machine(), "threads": self.threads})
             STUDY_COSTS.write(self.directory / COSTS, CostsRecord(costs))
 
     def results(self) -> dict[Key, Row]:
@@ -211,12 +279,20 @@ class Laboratory:
         results = {}
         for key, row in self.rows().items():
             cost = costs.get(key.group)
-            seconds = None if cost is None else cost.seconds.get(key.contestant)
+            seconds = cost.seconds.get(key.contestant) if cost is not None and cost.precise else None
             # a joined row may have one of its own
             results[key] = row if seconds is None else msgspec.structs.replace(row, step_seconds=seconds)
         return results
 
     def write_results(self) -> dict[Key, Row]:
-        results = self.results()
-        write_rows(self.directory / RESULTS, results.values())
+        """Write results.jsonl: what this plan asks for and has ended, and what the file held before."""
+        results, path = self.results(), self.directory / RESULTS
+        before = read_rows(path) if path.is_file() and not self.flat else {}
+        for key in before.keys() & results.keys():
+            if before[key].run != results[key].run:
+                raise FileExistsError(
+                    f"{path} has {before[key].run} where this plan has {results[key].run}, so that one of them would "
+                    "be lost: give another --out for a plan with other settings."
+                )
+        write_rows(path, {**before, **results}.values())
         return results

@@ -50,7 +50,7 @@ class Ladder:
 
 def ladders(answers: Sequence[GroupAnswer]) -> list[Ladder]:
     """The ladder of every part that has one and that compares contestants."""
-    return [_ladder(same) for same in by_part(answers) if len(same) > 1 and same[0].group.part.seeds]
+    return [_ladder(same) for same in by_part(answers) if len(same) > 1 and same[0].group.part.compared_with]
 
 
 def _ladder(answers: Sequence[GroupAnswer]) -> Ladder:

@@ -1,31 +1,71 @@
-"""What a race has shown, for the terminal: the contestants, best first, and what follows from that."""
+"""What a race, a study or a report has found, for the terminal: a table per group, then the verdicts."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from spheret.lab.runs import RunGroup
-from spheret.lab.sections.answer import conclusion, ranking_table
-from spheret.lab.verdicts import comparisons
+from spheret.lab.answers import Entry, GroupAnswer
+from spheret.lab.words import answer_sentence, p_words, short_reason
 from spheret.support.tables import print_whole
 
-
-def print_outcome(groups: Sequence[RunGroup]) -> None:
-    """Print the table and the sentence of a race, whose runs all have the same data and so are one group."""
-    from rich.console import Console
+if TYPE_CHECKING:
     from rich.table import Table
 
-    for group in groups:
-        compared = comparisons(group)
-        ranking = ranking_table(group, compared)
-        name, *numbers = ranking.columns
-        table = Table()
-        for column in ("", name, *([] if group.bowls else ["lr"]), *numbers):
-            table.add_column(column, justify="left" if column == name else "right", no_wrap=True)
-        for place, (label, *cells) in enumerate(ranking.rows, start=1):
-            # the table of the page leaves out a rate that all share
-            rate = [] if group.bowls else [f"{group.contestants[label.text][0].rate:g}"]
-            table.add_row(str(place), label.text, *rate, *(cell.text for cell in cells))
-        console = Console()
-        print_whole(console, table)
-        console.print(conclusion(group, compared), highlight=False, soft_wrap=True, markup=False)
+# tables of a large study are for its page
+MOST_TABLES = 3
+
+
+def print_outcome(answers: Sequence[GroupAnswer], page: Path, quiet: bool = False, following: str = "") -> None:
+    """Print the tables, the path of the page, what to do next, and last the verdict. quiet: the path alone."""
+    from rich.console import Console
+
+    if quiet:
+        print(page)
+        return
+    begun = [answer for answer in answers if answer.rows]
+    console = Console()
+    for answer in begun if len(begun) <= MOST_TABLES else ():
+        print_whole(console, _table(answer))
+    print(page)
+    for line in filter(None, [following]):
+        print(line)
+    for answer in begun:
+        console.print(answer_sentence(answer), highlight=False, soft_wrap=True, markup=False)
+    sys.stdout.flush()
+
+
+def _table(answer: GroupAnswer) -> Table:
+    from rich.table import Table
+
+    table = Table(title=answer.group.title, title_justify="left")
+    timed = any(row.step_seconds is not None for row in answer.rows)
+    for column in ("", "contestant", "lr", "val loss", f"minus {answer.reference}", "p", "state"):
+        table.add_column(column, justify="left" if column in ("contestant", "state") else "right")
+    if timed:
+        table.add_column("ms per step", justify="right")
+    for place, entry in enumerate(answer.entries, start=1):
+        table.add_row(*_cells(answer, entry, place), *([_milliseconds(entry)] if timed else []))
+    return table
+
+
+def _cells(answer: GroupAnswer, entry: Entry, place: int) -> list[str]:
+    gap = answer.gap(entry.label, answer.reference)
+    compared = answer.layout is not None and entry.label in answer.layout.means
+    mean = answer.layout.means[entry.label] if answer.layout is not None and compared else entry.mean
+    return [
+        str(place),
+        entry.label,
+        "-" if entry.rate is None else f"{entry.rate:g}",
+        f"{mean:.3f}" if mean < float("inf") else "-",
+        "-" if gap is None else f"{gap.estimate:+.3f}",
+        "-" if gap is None else p_words(gap.p).removeprefix("p ").removeprefix("= "),
+        "compared" if compared else short_reason(answer, entry),
+    ]
+
+
+def _milliseconds(entry: Entry) -> str:
+    known = [row.step_seconds for row in entry.rows if row.step_seconds is not None]
+    return f"{1000 * known[0]:.1f}" if known else "-"

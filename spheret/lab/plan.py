@@ -1,4 +1,4 @@
-"""The plan of a study: a small TOML file that can be read, committed and run again.
+"""The plan of a study: a small TOML file that can be read, committed and run again. A race is a plan too.
 
 A plan has parts. A part is a set of contestants that are compared; its ladder repeats it at other sizes. Each rung,
 the first included, is a `Group`.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -18,19 +19,30 @@ import msgspec
 from msgspec import Meta
 
 from spheret.connections import OTHER_NAMES, SCHEMES
-from spheret.connections.parse import parse_schemes
+from spheret.connections.parse import parse_options, parse_schemes
 from spheret.runs.config import SECTIONS, Given, check_section, merge
 from spheret.support import files
-from spheret.support.documents import MOST_BYTES, Positive, Record, explain
+from spheret.support.documents import MOST_BYTES, Count, Positive, Record, explain
 from spheret.support.errors import unknown
 
+# what a race or a study takes where nothing is given
+RECIPE: dict[str, dict[str, Any]] = {
+    "model": {"layers": 12, "heads": 4, "width": 64, "block": 128, "head_bias": "unigram", "head": "shifted"},
+    "data": {"path": "sotu"},
+    "train": {"steps": 200, "batch_size": 8, "keep": 1},
+    "evaluation": {"eval_windows": 128},
+}
 # the plans that come with the library, by name
 PLANS = {path.stem: path for path in sorted(Path(__file__).parent.joinpath("plans").glob("*.toml"))}
 OURS = PLANS["connections"]
 # what a study varies by itself
 OWN = ("scheme", "scheme_options", "seed", "lr", "min_lr", "init_from")
+# settings of the model that a contestant may have for itself in its words: all have the same matrices
+OWN_SETTINGS = ("head", "head_bias")
 # no plan of ours comes near this
 MOST_CONTESTANTS = 10_000
+# the seeds above are fresh ones
+MOST_TUNING_SEEDS = 100
 SIGNIFICANT = 3
 
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,40}$")]
@@ -53,7 +65,8 @@ class PartRecord(Record):
     contestants: words as for `spheret race --schemes`, or tables. The first ones are trained first.
     rates: the learning rates that every contestant gets, in equal ratios.
     extend: how often the grid may grow at an edge, in each direction.
-    tuning_seeds: runs per learning rate. seeds: fresh runs at the best one; 0 for none.
+    tuning_seeds: runs per learning rate, or their seeds. seeds: fresh runs at the best one; 0 for none.
+    fresh: false to compare the contestants on the seeds that chose their rates, as a race does.
     first: contestants that are trained before the others. first_seeds: seeds that all get before any gets more.
     noise_floor: a contestant that is compared with itself on other seeds.
     ladder: settings of further sizes.
@@ -66,8 +79,9 @@ class PartRecord(Record):
     rates: list[Rate]
     title: str = ""
     extend: Few = 3
-    tuning_seeds: Annotated[int, Meta(ge=1, le=1000)] = 1
+    tuning_seeds: Annotated[int, Meta(ge=1)] | list[Count] = 1
     seeds: Few = 3
+    fresh: bool = True
     first: Positive = 3
     first_seeds: Positive = 3
     noise_floor: str = ""
@@ -77,6 +91,17 @@ class PartRecord(Record):
     model: dict[str, Any] = msgspec.field(default_factory=dict)
     train: dict[str, Any] = msgspec.field(default_factory=dict)
     evaluation: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    @property
+    def tuned_with(self) -> Sequence[int]:
+        """The seeds of each learning rate of the search."""
+        given = self.tuning_seeds
+        return range(1, given + 1) if isinstance(given, int) else given
+
+    @property
+    def compared_with(self) -> int:
+        """How many seeds the contestants are compared on; 0 if they are not compared."""
+        return self.seeds if self.fresh else len(self.tuned_with)
 
 
 class EndpointRecord(Record):
@@ -119,6 +144,11 @@ class Contestant:
 
     label: str
     given: Given = field(hash=False)
+
+    @property
+    def slug(self) -> str:
+        """The label as part of a directory's name."""
+        return re.sub(r"[^\w.=+-]+", "-", self.label).strip("-")
 
 
 @dataclass(frozen=True)
@@ -165,6 +195,14 @@ class Plan:
         """A rung of the part of a group; None if there is none of this number."""
         same = [each for each in self.groups if each.part.name == group.part.name and each.rung == rung]
         return same[0] if same else None
+
+
+def committed_results(path: Path) -> Path | None:
+    """The results of a plan that comes with the library, if this is a checkout that has them."""
+    plan = PLANS.get(str(path), path)
+    name = "results" if plan == OURS else plan.stem
+    results = Path(__file__).parents[2] / "docs" / "results" / f"{name}.jsonl"
+    return results if plan in PLANS.values() and not Path(str(path)).is_dir() and results.is_file() else None
 
 
 def read_plan(path: Path) -> Plan:
@@ -223,7 +261,7 @@ def _check_endpoint(where: str, endpoint: EndpointRecord, parts: Mapping[str, Gr
 
 def _groups(path: Path, plan: PlanRecord, part: PartRecord) -> list[Group]:
     where = f"part {part.name!r} of {path}"
-    _check_rates(where, part.rates)
+    _check_rates(where, part)
     shared = merge(*(_sections(path, record) for record in (plan, part)))
     contestants = tuple(_contestants(path, where, part))
     labels = [contestant.label for contestant in contestants]
@@ -244,7 +282,19 @@ def _groups(path: Path, plan: PlanRecord, part: PartRecord) -> list[Group]:
     return groups
 
 
-def _check_rates(where: str, rates: Sequence[float]) -> None:
+def _check_rates(where: str, part: PartRecord) -> None:
+    rates, seeds = part.rates, list(part.tuned_with)
+    if not seeds or len(set(seeds)) < len(seeds) or (part.fresh and max(seeds) > MOST_TUNING_SEEDS):
+        raise ValueError(
+            f"tuning_seeds of {where} must be a number from 1 to {MOST_TUNING_SEEDS}, or different seeds below it: "
+            "the fresh seeds are others."
+        )
+    if not part.fresh and (part.extend or part.noise_floor or part.stress):
+        raise ValueError(
+            f"{where} has fresh = false, so extend must be 0, and noise_floor and stress are not for it."
+        )
+    if not part.fresh and rates and rates == sorted(set(rates)):
+        return
     if len(rates) < 2:
         raise ValueError(f"rates of {where} must be two or more, from the lowest to the highest, got {len(rates)}.")
     ratio = rates[1] / rates[0]
@@ -282,11 +332,16 @@ def _by_section(path: Path, where: str, settings: Mapping[str, Any]) -> dict[str
     return {section: check_section(path, section, values) for section, values in given.items()}
 
 
+def named_contestants(words: str) -> list[Contestant]:
+    """The contestants of words such as paper, all, or pre-ln,proj-spheretnorm:head=tied."""
+    choices = [(choice, parse_options(choice.others)) for choice in parse_schemes(words, OWN_SETTINGS)]
+    return [_contestant(choice.name, choice.options, own, {"model": own} if own else {}) for choice, own in choices]
+
+
 def _contestants(path: Path, where: str, part: PartRecord) -> Iterator[Contestant]:
     for entry in part.contestants:
         if isinstance(entry, str):
-            for choice in parse_schemes(entry):
-                yield _contestant(choice.name, choice.options, {}, {})
+            yield from named_contestants(entry)
             continue
         options, settings = _products(entry.options), _products(entry.settings)
         if len(entry.schemes) * len(options) * len(settings) > MOST_CONTESTANTS:

@@ -1,8 +1,12 @@
-"""`spheret race`: every contestant on the same batches, each an ordinary run; then one report."""
+"""`spheret race`: every contestant on the same batches, at the same few learning rates; then one page and a verdict.
+
+A race is a plan with fixed rates whose contestants are compared on the seeds of the search. At its end it proposes
+the plan of a study, which tunes every rate and has fresh seeds.
+"""
 
 from __future__ import annotations
 
-import signal
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,30 +17,32 @@ from typing import Annotated, Any
 # tyro reads annotations from the module
 import tyro
 
-from spheret.connections.parse import SchemeChoice, parse_options, parse_schemes
-from spheret.data import Data, check_named, open_named
+from spheret.data import check_named
 from spheret.flags import given, section_flags, shown
-from spheret.lab.executors.job import training
+from spheret.lab.answers import group_answers
+from spheret.lab.board import Board
+from spheret.lab.estimate import duration_words, seconds_left
 from spheret.lab.executors.local import Local
+from spheret.lab.laboratory import LOCK, Laboratory, claimed
 from spheret.lab.outcome import print_outcome
-from spheret.lab.report import write_report
+from spheret.lab.plan import OWN_SETTINGS, RECIPE, Group, PartRecord, Plan, named_contestants, read_plan
+from spheret.lab.proposal import propose_study
+from spheret.lab.report import run_findings, write_report
 from spheret.lab.runs import read_groups
-from spheret.lab.scoreboard import Scoreboard
-from spheret.plan.fits import check_run
-from spheret.runs.config import Given, RunConfig, merge, read_config
-from spheret.runs.metrics import Follower
+from spheret.runs.config import Given, merge, read_config
 from spheret.runs.run import manifest_sha256
-from spheret.runs.step_cost import StepCost, measured_together, read_step_cost
 from spheret.support import files, machine
 from spheret.support.documents import Document, Record
 from spheret.support.exit_codes import INTERRUPTED
+from spheret.support.live import LiveLines
 from spheret.support.ranges import check_above_zero, check_count, check_counts
 from spheret.support.threads import check_threads
-from spheret.train.recipes import complete
-from spheret.train.step_cost import measure_step_costs
 
-RACE, LOCK, CONFIGS = "race.json", "race.lock", "configs"
+RACE, REPORT = "race.json", "report"
 FIRST_SEED, MOST_SEEDS = 1337, 10_000
+RATES = (2.5e-3, 5e-3, 1e-2)
+# the nine with the head of the recipe, and the projection with the paper's own
+CONTESTANTS = "paper,proj-spheretnorm:head=tied"
 
 
 class RaceRecord(Record):
@@ -48,48 +54,10 @@ class RaceRecord(Record):
 
 
 RACES = Document(RaceRecord, "race", "delete the directory, or give another --out")
-
-# what a race takes where nothing is given
-RECIPE: dict[str, dict[str, Any]] = {
-    "model": {"layers": 12, "heads": 4, "width": 64, "block": 128, "head_bias": "unigram", "head": "shifted"},
-    "data": {"path": "sotu"},
-    "train": {"steps": 200, "batch_size": 8, "keep": 1},
-    "evaluation": {"eval_windows": 128},
-}
-RATES = (2.5e-3, 5e-3, 1e-2)
-# the nine with the head of the recipe, and the projection with the paper's own
-CONTESTANTS = "paper,proj-spheretnorm:head=tied"
-# settings of the model that a contestant may have for itself: all have the same matrices
-OWN_SETTINGS = ("head", "head_bias")
 ModelFlags = section_flags("model", RECIPE, without=("scheme",))
 DataFlags = section_flags("data", RECIPE)
 OptimisationFlags = section_flags("train", RECIPE, without=("seed", "init_from", "lr"))
 EvaluationFlags = section_flags("evaluation", RECIPE)
-
-
-@dataclass(frozen=True)
-class RaceRun:
-    """One run of a race: a scheme with its options, a seed, and a learning rate if the race has several."""
-
-    choice: SchemeChoice
-    seed: int
-    lr: float | None = None
-
-    @property
-    def contestant(self) -> str:
-        return "-".join([self.choice.name, *self.choice.settings, *self.choice.others])
-
-    @property
-    def name(self) -> str:
-        # all digits of the rate, so that no two names are the same
-        return f"{self.contestant}{'' if self.lr is None else f'-lr{self.lr}'}-{self.seed}"
-
-    def settings(self, shared: Given) -> dict[str, Any]:
-        """What to ask of the trainer."""
-        own = parse_options(self.choice.others)
-        model = {"scheme": self.choice.name, "scheme_options": self.choice.options, **own}
-        train = {"seed": self.seed} if self.lr is None else {"seed": self.seed, "lr": self.lr}
-        return merge(shared, {"model": model, "train": train})
 
 
 def learning_rates(text: str) -> list[float]:
@@ -126,19 +94,13 @@ def race_seeds(text: str) -> list[int]:
     return numbers
 
 
-def race_runs(schemes: str, seeds: Sequence[int], rates: Sequence[float] = ()) -> list[RaceRun]:
-    """The runs of a race, in an order that compares all contestants if the race is cut short.
-
-    A seed of every contestant comes before the next seed. Within a seed, every contestant has the middle rate before
-    anyone has a rate further out.
-
-    rates: ascending; none if all runs share one rate.
-    """
-    choices = parse_schemes(schemes, OWN_SETTINGS)
-    # a stable sort: of two rates at one distance from the middle, the lower comes first
-    outwards = sorted(range(len(rates)), key=lambda index: abs(2 * index - (len(rates) - 1)))
-    ordered: list[float | None] = [rates[index] for index in outwards] if rates else [None]
-    return [RaceRun(choice, seed, rate) for seed in seeds for rate in ordered for choice in choices]
+def race_plan(schemes: str, seeds: Sequence[int], rates: Sequence[float], shared: Given) -> Plan:
+    """A race as a plan. rates: ascending."""
+    part = PartRecord(
+        name="race", contestants=[schemes], rates=list(rates), extend=0, tuning_seeds=list(seeds), fresh=False
+    )
+    group = Group(part, part.name, 0, tuple(named_contestants(schemes)), shared, {})
+    return Plan("Deep connections compared", "pre-ln", (group,), (), b"")
 
 
 def _rates(where: Where, shared: Given) -> list[float]:
@@ -148,40 +110,32 @@ def _rates(where: Where, shared: Given) -> list[float]:
     return [shared["train"]["lr"]] if "lr" in shared["train"] else list(RATES)
 
 
-def _shared_settings(config: RunConfig, rates: Sequence[float], shared: Given) -> dict[str, Any]:
+def _shared_settings(laboratory: Laboratory, where: Where) -> dict[str, Any]:
     """What all runs of a race have in common, by name. Several rates are one setting, which they share."""
+    (group,) = laboratory.plan.groups
+    config = laboratory.config(group, group.contestants[0])
     names = {name: value for section in config.as_dict().values() for name, value in section.items()}
     own = ("scheme", "scheme_options", "seed", *OWN_SETTINGS)
     settings = {name: value for name, value in names.items() if name not in own}
-    settings |= {name: shared["model"][name] for name in OWN_SETTINGS}
-    if len(rates) > 1:
-        settings["lr"] = list(rates)
+    settings |= {name: group.given["model"][name] for name in OWN_SETTINGS}
+    if len(group.part.rates) > 1:
+        settings["lr"] = group.part.rates
         # by default it follows each rate
-        if "min_lr" not in shared["train"]:
+        if "min_lr" not in group.given["train"]:
             del settings["min_lr"]
-    return settings
+    manifest = manifest_sha256(laboratory.data(group))
+    return {**settings, "manifest_sha256": manifest, "threads": where.threads, "device": where.device}
 
 
-def _claim(directory: Path, settings: dict[str, Any]) -> files.Lock:
-    """Lock the directory, which must be empty or hold this race."""
-    if directory.exists() and not directory.is_dir():
-        raise NotADirectoryError(f"--out {directory} is a file: give a directory.")
-    directory.mkdir(parents=True, exist_ok=True)
+def _check_directory(directory: Path, settings: dict[str, Any]) -> None:
+    """Raise unless the directory is empty or holds this race."""
     path = directory / RACE
-    lock = files.Lock(directory / LOCK)
-    if not lock.acquire():
-        raise BlockingIOError(f"another race is running in {directory}: wait for it, or give another --out.")
-    try:
-        if path.exists():
-            _check_same(path, settings)
-        elif any(entry.name != LOCK for entry in directory.iterdir()):
-            raise FileExistsError(f"--out {directory} is not empty and no race: give a new or empty directory.")
-        else:
-            RACES.write(path, RaceRecord(settings=settings))
-    except BaseException:
-        lock.release()
-        raise
-    return lock
+    if path.exists():
+        _check_same(path, settings)
+    elif any(entry.name != LOCK for entry in directory.iterdir()):
+        raise FileExistsError(f"--out {directory} is not empty and no race: give a new or empty directory.")
+    else:
+        RACES.write(path, RaceRecord(settings=settings))
 
 
 def _check_same(path: Path, settings: dict[str, Any]) -> None:
@@ -197,35 +151,6 @@ def _check_same(path: Path, settings: dict[str, Any]) -> None:
             f"{path.parent} holds a race with other settings ({'; '.join(changes)}): give the settings it has to go "
             f"on with it, another --out for a new race, or delete it."
         )
-
-
-def _is_measured(directory: Path, runs: Sequence[RaceRun]) -> bool:
-    try:
-        costs = [read_step_cost(directory / run.name) for run in runs]
-    # a damaged file is written again
-    except ValueError:
-        return False
-    return measured_together(costs)
-
-
-def _measure(directory: Path, configs: dict[RaceRun, RunConfig], data: Data, where: Where) -> None:
-    """Measure the step of every contestant side by side: while they trained, they slowed each other."""
-    if _is_measured(directory, list(configs)):
-        return
-    if not where.quiet:
-        print("race: measuring the step of every contestant, side by side.", file=sys.stderr, flush=True)
-    # any seed of a contestant will do
-    contestants = {run.contestant: config for run, config in configs.items()}
-    device = machine.resolve_device(where.device)
-    try:
-        seconds, rounds = measure_step_costs(contestants, data, device, where.threads)
-    # such as too little memory: the race has its results all the same
-    except (RuntimeError, MemoryError) as error:
-        print(f"the steps could not be measured side by side ({error}); the report says so.", file=sys.stderr)
-        return
-    environment = {**machine.machine(), "threads": where.threads}
-    for run in configs:
-        StepCost.of(run.contestant, seconds, rounds, where.device, environment).write(directory / run.name)
 
 
 @dataclass(frozen=True)
@@ -258,12 +183,6 @@ class Where:
     quiet: bool = False
 
 
-def _check_data(config: RunConfig, data: Data) -> None:
-    """Raise if a split holds no window. A race is decided by the validation loss, so it needs both splits."""
-    data.loader(config.model.block, config.train.batch_size, config.train.seed)
-    data.validation(config.model.block, config.train.batch_size, config.evaluation.eval_windows)
-
-
 @tyro.conf.configure(tyro.conf.OmitArgPrefixes)
 def race(
     where: Annotated[Where, tyro.conf.FlagCreatePairsOff],
@@ -272,90 +191,87 @@ def race(
     optimisation: OptimisationFlags,  # type: ignore[valid-type]
     evaluation: EvaluationFlags,  # type: ignore[valid-type]
 ) -> int:
-    """Train every scheme on the same batches, then write one report. Run the same command again to continue."""
+    """Train every scheme on the same batches, then say who wins. Run the same command again to continue."""
     check_threads("--threads", where.threads)
     check_counts(jobs=where.jobs)
-    device, directory = machine.resolve_device(where.device), Path(where.out).expanduser()
+    directory = Path(where.out).expanduser()
     files.check_output_directory("--out", directory)
-    jobs = where.jobs or max(1, machine.cores() // where.threads)
     shared = merge(
         RECIPE,
         {} if where.config is None else read_config(where.config),
         given(model=model, data=data, train=optimisation, evaluation=evaluation),
     )
-    rates = _rates(where, shared)
-    # all runs share a single rate
-    if len(rates) == 1:
-        shared["train"]["lr"] = rates[0]
-    runs = race_runs(where.schemes, race_seeds(where.seeds), rates if len(rates) > 1 else ())
     every = shared["evaluation"].get("eval_every")
     if every is not None:
         check_count("--eval-every of a race", every)
         # what is validated is saved
         shared["train"].setdefault("checkpoint_every", every)
+    plan = race_plan(where.schemes, race_seeds(where.seeds), _rates(where, shared), shared)
+    laboratory = Laboratory(plan, directory, where.device, where.threads, where.ignore_memory, where.quiet, flat=True)
     # wrong settings are found before anything is written or prepared
-    for run in runs:
-        check_run(complete(run.settings(shared), device.type), device, where.ignore_memory)
+    laboratory.check()
     check_named(shared["data"]["path"])
-    if not where.quiet:
-        count = f"{len(runs)} run{'s' * (len(runs) > 1)} of {len({run.contestant for run in runs})} contestants"
-        print(f"race: {count} on {shared['data']['path']}, into {directory}.", file=sys.stderr, flush=True)
-    prepared = open_named(shared["data"]["path"], shared["data"].get("tokenizer"), where.quiet)
-    sizes = prepared.vocab_size, prepared.padded_vocab_size
-    configs = {run: complete(run.settings(shared), device.type, 1, *sizes) for run in runs}
-    for config in configs.values():
-        check_run(config, device, where.ignore_memory)
-        _check_data(config, prepared)
-    settings = {
-        **_shared_settings(configs[runs[0]], rates, shared),
-        "manifest_sha256": manifest_sha256(prepared),
-        "threads": where.threads,
-        "device": where.device,
-    }
-    lock = _claim(directory, settings)
-    # a plain kill stops it as Ctrl-C does
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    steps = configs[runs[0]].train.steps
+    _say(where, f"{_size(plan)} on {shared['data']['path']}, into {directory}.")
+    laboratory.prepare()
+    settings = _shared_settings(laboratory, where)
+    jobs = where.jobs or max(1, machine.cores() // where.threads)
     try:
-        followers = [Follower(run.name, directory / run.name, steps) for run in runs]
-        for follower in followers:
-            follower.update()
-        todo = [run for run, follower in zip(runs, followers, strict=True) if not follower.done]
-        if not where.quiet:
-            _announce(directory, runs, todo, steps, jobs, where.threads)
-        if todo:
-            settings_of = {run: configs[run].reading(prepared) for run in todo}
-            place = directory / CONFIGS, where.device, where.threads, where.ignore_memory
-            waiting = [training(directory / run.name, settings_of[run], *place) for run in todo]
-            # a contestant's rates share a line
-            lines: dict[tuple[str, int], list[Follower]] = {}
-            for run, follower in zip(runs, followers, strict=True):
-                lines.setdefault((run.contestant, run.seed), []).append(follower)
-            with Scoreboard(list(lines.values()), where.quiet) as board:
-                Local(jobs, directory, board.update).run(lambda: waiting)
-        _measure(directory, configs, prepared, where)
-        groups = read_groups([directory / run.name for run in runs])
-        page = write_report(groups, directory / "report")
+        with claimed(directory, "race", lambda: _check_directory(directory, settings)):
+            _run(laboratory, where, jobs)
+            found = run_findings(read_groups([laboratory.run_directory(key) for key in laboratory.rows()]))
+            page = write_report(found, directory / REPORT)
+            following = _next(laboratory, shared, jobs)
     except KeyboardInterrupt:
         print("stopped; every training has saved. Run the same command again to go on.", file=sys.stderr)
         return INTERRUPTED
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        lock.release()
-    # scripts take the path from the last line
-    if not where.quiet:
-        print_outcome(groups)
-    print(page)
+    print_outcome(found.answers, page, where.quiet, following)
     return 0
 
 
-def _announce(
-    directory: Path, runs: Sequence[RaceRun], todo: Sequence[RaceRun], steps: int, jobs: int, threads: int
-) -> None:
-    done = len(runs) - len(todo)
-    if not todo:
-        text = f"all {len(runs)} runs of {directory} are finished; the report is written again"
+def _say(where: Where, text: str) -> None:
+    if not where.quiet:
+        print(f"race: {text}", file=sys.stderr, flush=True)
+
+
+def _size(plan: Plan) -> str:
+    (group,) = plan.groups
+    runs = len(group.contestants) * len(group.part.rates) * len(group.part.tuned_with)
+    return f"{runs} run{'s' * (runs > 1)} of {len(group.contestants)} contestants"
+
+
+def _run(laboratory: Laboratory, where: Where, jobs: int) -> None:
+    """Train what is left, and measure what a step costs."""
+    left, done = len(laboratory.wanted()), len(laboratory.rows())
+    if left:
+        already = f"; {done} are done already" if done else ""
+        time = duration_words(seconds_left(laboratory, jobs))
+        _say(where, f"{left} runs, {min(jobs, left)} at a time, {where.threads} threads each, {time}{already}.")
+        board = Board(laboratory, "race")
+        with LiveLines(board.lines, where.quiet) as live:
+
+            def watch(last: bool) -> None:
+                board.follow()
+                live.show(last)
+
+            Local(jobs, laboratory.directory, watch).run(board.jobs)
     else:
-        text = f"{len(todo)} runs of {steps} steps into {directory}, {min(jobs, len(todo))} at a time"
-        text += f", {threads} threads each" + (f"; {done} are done already" if done else "")
-    print(f"race: {text}.", file=sys.stderr, flush=True)
+        _say(where, f"all {done} runs of {laboratory.directory} are finished; the report is written again.")
+    if not laboratory.measured:
+        _say(where, "measuring the step of every contestant, side by side.")
+    try:
+        laboratory.measure()
+    # such as too little memory: the race has its results all the same
+    except (RuntimeError, MemoryError) as error:
+        print(f"the steps could not be measured side by side ({error}); the report says so.", file=sys.stderr)
+    laboratory.write_results()
+
+
+def _next(laboratory: Laboratory, shared: Given, jobs: int) -> str:
+    """Write the plan of the study that follows, and say how to run it and how long it takes."""
+    (answer,) = group_answers(laboratory.plan, laboratory.rows())
+    path = propose_study(laboratory.directory, answer, shared)
+    if path is None:
+        return ""
+    study = Laboratory(read_plan(path), laboratory.directory, laboratory.device, laboratory.threads, quiet=True)
+    time = duration_words(seconds_left(study, jobs, laboratory.rows().values()))
+    return f"next: spheret study {shlex.quote(str(path))}, {time}"

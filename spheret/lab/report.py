@@ -1,59 +1,97 @@
-"""`spheret report`: a pure function of run directories."""
+"""The page of a race, of a study, or of runs that somebody else started: `spheret report`.
+
+Everything is a pure function of what was found: the same rows and runs give the same bytes.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from spheret.lab.answers import GroupAnswer, group_answers
+from spheret.lab.endpoints import EndpointAnswer, endpoint_answers
+from spheret.lab.figures import answers as answer_figures
+from spheret.lab.figures import runs as run_figures
 from spheret.lab.figures.lines import line_styles
-from spheret.lab.figures.runs import FIGURES, draw
+from spheret.lab.ladders import ladders
 from spheret.lab.links import run_places
-from spheret.lab.page.charts import Chart, charts
+from spheret.lab.outcome import print_outcome
+from spheret.lab.page.charts import Chart, answer_charts, run_charts
 from spheret.lab.page.output import contents, refuse_other_files, write_files
+from spheret.lab.page.tables import to_markdown
+from spheret.lab.plan import Plan
+from spheret.lab.rows import Key, Row
 from spheret.lab.runs import RunGroup, read_groups
-from spheret.lab.sections import sections
-from spheret.lab.sections.answer import answer_section
+from spheret.lab.sections.answers import answer_sections, receipts
 from spheret.lab.sections.certificates import certificates_section
-from spheret.lab.sections.failures import failures_section
-from spheret.lab.sections.learning_rates import learning_rates_section
-from spheret.lab.sections.pairs import comparisons_section
 from spheret.lab.sections.paper import paper_section
+from spheret.lab.sections.runs import (
+    groups_section,
+    provenance_section,
+    results_section,
+    stream_section,
+    summary_section,
+)
 from spheret.lab.sections.samples import samples_section
-from spheret.lab.sections.sections import Section
+from spheret.lab.sections.section import Section
 from spheret.lab.sections.zero_shot import zero_shot_section
 from spheret.support.figure_style import Drawing
 
 TITLE = "Deep connections compared"
-# with several groups a figure's name ends in that of its group
-FIGURE_NAME = re.compile(rf"({'|'.join(FIGURES)})(-.+)?\.(svg|png|pgf)")
-# the sections of one group, in the order of the page
-SECTIONS: tuple[Callable[[RunGroup], Section | None], ...] = (
-    answer_section,
-    sections.summary_section,
-    failures_section,
-    sections.results_section,
-    learning_rates_section,
-    comparisons_section,
+# with several groups of runs the name of such a figure ends in that of its group
+FIGURE_NAME = re.compile(
+    rf"(.+-({'|'.join(answer_figures.KINDS)})|({'|'.join(run_figures.FIGURES)})(-.+)?)\.(svg|png|pgf)"
+)
+# the sections of one group of runs, in the order of the page
+RUN_SECTIONS: tuple[Callable[[RunGroup], Section | None], ...] = (
+    summary_section,
+    results_section,
     samples_section,
-    sections.stream_section,
+    stream_section,
     zero_shot_section,
     certificates_section,
-    sections.provenance_section,
+    provenance_section,
 )
 
 
-def sections_of(groups: Sequence[RunGroup]) -> list[Section]:
-    """Every section that has something to show: those of each group, and the comparison with the paper for all.
+@dataclass(frozen=True)
+class Findings:
+    """What a page is made from. groups: runs whose directories are here, with their answers. rows: all that ended."""
 
-    With several groups the names of sections, tables and figures end in the name of the group.
+    title: str
+    answers: Sequence[GroupAnswer]
+    rows: Mapping[Key, Row] = field(default_factory=dict)
+    endpoints: Sequence[EndpointAnswer] = ()
+    groups: Sequence[RunGroup] = ()
+
+
+def study_findings(plan: Plan, rows: Mapping[Key, Row]) -> Findings:
+    """What the rows of a study say."""
+    answers = group_answers(plan, rows)
+    return Findings(plan.title, answers, rows, endpoint_answers(plan.endpoints, answers))
+
+
+def run_findings(groups: Sequence[RunGroup]) -> Findings:
+    """What runs say that no plan asked for."""
+    return Findings(TITLE, [group.answer for group in groups], groups=groups)
+
+
+def sections_of(found: Findings) -> list[Section]:
+    """Every section that has something to show: the answer first, where the numbers are from last.
+
+    With several groups of runs the names of their sections, tables and figures end in the name of the group.
     """
-    page_sections = [] if len(groups) == 1 else [sections.groups_section(groups)]
-    for group in groups:
-        own = [section for section in (function(group) for function in SECTIONS) if section is not None]
-        page_sections += own if len(groups) == 1 else [_renamed(section, group) for section in own]
-    return [*page_sections, paper_section(groups)]
+    results = {run.row.key: run for group in found.groups for run in group.every if run.row is not None}
+    sections = answer_sections(found.answers, ladders(found.answers), found.endpoints, results)
+    if not found.groups:
+        return [*sections, *receipts(found.answers, found.rows)]
+    sections += [groups_section(found.groups)] if len(found.groups) > 1 else []
+    for group in found.groups:
+        own = [section for section in (function(group) for function in RUN_SECTIONS) if section is not None]
+        sections += own if len(found.groups) == 1 else [_renamed(section, group) for section in own]
+    return [*sections, paper_section(found.groups)]
 
 
 def _suffix(group: RunGroup) -> str:
@@ -71,54 +109,66 @@ def _renamed(section: Section, group: RunGroup) -> Section:
     )
 
 
-def drawings_of(groups: Sequence[RunGroup]) -> list[Drawing]:
-    """The figures of every group, named like its sections."""
-    if len(groups) == 1:
-        return draw(groups[0])
-    return [
-        replace(drawing, name=drawing.name + _suffix(group), caption=f"{drawing.caption}: {group.name}")
-        for group in groups
-        for drawing in draw(group)
-    ]
+def drawings_of(found: Findings) -> list[Drawing]:
+    """Every figure, named as the sections name them."""
+    drawings = answer_figures.draw(found.answers, ladders(found.answers))
+    for group in found.groups:
+        for drawing in run_figures.draw(group):
+            suffix, words = (_suffix(group), f": {group.name}") if len(found.groups) > 1 else ("", "")
+            drawings.append(replace(drawing, name=drawing.name + suffix, caption=drawing.caption + words))
+    return drawings
 
 
-def charts_of(groups: Sequence[RunGroup]) -> dict[str, Chart]:
-    """The numbers behind the interactive figures of every group, by the name of the figure."""
-    if len(groups) == 1:
-        return charts(groups[0])
-    return {name + _suffix(group): chart for group in groups for name, chart in charts(group).items()}
+def charts_of(found: Findings) -> dict[str, Chart]:
+    """The numbers behind the interactive figures, by the name of the figure."""
+    charts = answer_charts(found.answers)
+    for group in found.groups:
+        suffix = _suffix(group) if len(found.groups) > 1 else ""
+        charts |= {name + suffix: chart for name, chart in run_charts(group).items()}
+    return charts
 
 
 def report_files(
-    groups: Sequence[RunGroup], drawings: Sequence[Drawing] | None = None, directory: Path | None = None
+    found: Findings, drawings: Sequence[Drawing] | None = None, directory: Path | None = None
 ) -> dict[str, bytes]:
     """The content of every file of a report, by file name.
 
-    drawings: by default those of the groups. directory: where the report will be; without it the page links no run.
+    drawings: by default all of them. directory: where the report will be; without it the page links no run.
     """
     if directory is not None:
-        runs = [(result.name, result.run) for group in groups for results in group.by_rate for result in results]
-        places = run_places(runs, directory)
-        groups = [replace(group, places=places) for group in groups]
+        places = run_places([(run.name, run.run) for group in found.groups for run in group.every], directory)
+        found = replace(found, groups=[replace(group, places=places) for group in found.groups])
     # before the figures, which take longer: a damaged document is found at once
-    page_sections = sections_of(groups)
-    drawings = drawings_of(groups) if drawings is None else drawings
-    styles = {label: style for group in groups for label, style in line_styles(group).items()}
-    return contents(TITLE, page_sections, drawings, charts_of(groups), styles)
+    sections = sections_of(found)
+    drawings = drawings_of(found) if drawings is None else drawings
+    styles = {label: style for answer in found.answers for label, style in line_styles(answer).items()}
+    return contents(found.title, sections, drawings, charts_of(found), styles)
 
 
-def report(runs: Sequence[str | Path], out: str | Path) -> Path:
-    """Write the page, the tables and the figures of some runs. Returns the path of the page."""
+def write_report(found: Findings, directory: Path) -> Path:
+    """Write the page, the tables and the figures. Returns the path of the page."""
+    refuse_other_files(directory, FIGURE_NAME)
+    return write_files(directory, report_files(found, directory=directory), FIGURE_NAME)
+
+
+def result_files(plan: Plan, rows: Mapping[Key, Row]) -> dict[str, bytes]:
+    """The figures and the tables of a study for its documents, by file name. results.jsonl has every run."""
+    found = study_findings(plan, rows)
+    tables = [table for section in sections_of(found) for table in section.tables]
+    drawings = answer_figures.draw(found.answers, ladders(found.answers), curves=False)
+    return {
+        "tables.md": to_markdown(table for table in tables if table.name != "runs").encode(),
+        **{f"{drawing.name}.svg": drawing.svg.encode() for drawing in drawings},
+    }
+
+
+def report(runs: Sequence[str | Path], out: str | Path) -> tuple[Findings, Path]:
+    """Write the report of some runs. Returns what was found and the path of the page."""
     directory = Path(out).expanduser()
     # before the runs are read, which may take long
     refuse_other_files(directory, FIGURE_NAME)
-    return write_report(read_groups(runs), directory)
-
-
-def write_report(groups: Sequence[RunGroup], directory: Path) -> Path:
-    """Write the report of runs that were read. Returns the path of the page."""
-    refuse_other_files(directory, FIGURE_NAME)
-    return write_files(directory, report_files(groups, directory=directory), FIGURE_NAME)
+    found = run_findings(read_groups(runs))
+    return found, write_report(found, directory)
 
 
 def report_command(runs: tuple[str, ...] = (), /, out: str = "report") -> int:
@@ -127,8 +177,9 @@ def report_command(runs: tuple[str, ...] = (), /, out: str = "report") -> int:
     Runs are compared only with runs on the same data and, of the paper's sizes, of the same size.
 
     Args:
-        runs: run directories, or directories that contain run directories.
+        runs: run directories, or directories that contain run directories, such as that of a race.
         out: the directory for report.html, tables.* and figures/.
     """
-    print(report(runs, out))
+    found, page = report(runs, out)
+    print_outcome(found.answers, page)
     return 0

@@ -1,11 +1,11 @@
-"""The results of a study: one row per run that has ended. A report is a pure function of the plan and the rows."""
+"""One row per run that has ended: what all statistics and pages of the lab are made from."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from spheret.model.monitor import ENTROPY_MARGIN
 from spheret.plan.cost import optimizer_flops, step_flops
@@ -14,10 +14,12 @@ from spheret.runs.run import Run, open_run
 from spheret.support import files
 from spheret.support.documents import Count, Lines, Positive, Record
 
+# of the directory of a race or a study: its rows, and a study's run directories
+RESULTS, RUNS = "results.jsonl", "runs"
 TUNE, FINAL, FLOOR, STRESS = "tune", "final", "floor", "stress"
 FINISHED = "finished"
-# the training loss is the mean over this share of the last steps
-LAST_SHARE = 0.1
+# the training loss is the mean over this share of the steps, the last ones, and over so many at most, as in the paper
+LAST_SHARE, MOST_LAST = 0.1, 200
 # a finished run that was so long at the loss of token frequencies is marked
 STALL_SHARE = 0.2
 
@@ -36,7 +38,8 @@ class Row(Record):
 
     state: finished; collapsed if all tokens had one direction and the loss is still that of token frequencies;
         diverged if a guard said so.
-    val_loss: at the last step; null if there is none. train_loss: the mean over the last tenth of the steps.
+    val_loss: at the last step; null if there is none. train_loss: the mean over the last tenth of the steps, at most
+        200 of them.
     flops: of all steps, counted from the shapes. seconds: training as it took, beside whatever else ran.
     step_seconds: one update, measured side by side with the other contestants of the group; null if not measured.
     curve: steps and validation losses.
@@ -67,6 +70,16 @@ class Row(Record):
     @property
     def key(self) -> Key:
         return Key(self.group, self.contestant, self.rate, self.seed)
+
+    @property
+    def result(self) -> tuple[str, float | None, list[tuple[int, float | None]]]:
+        """What the training gave: the same settings on the same machine give the same."""
+        return self.state, self.val_loss, self.curve
+
+    @property
+    def made_by(self) -> tuple[str | None, ...]:
+        """What decides the last bits of a result besides its settings."""
+        return self.commit, self.torch, self.processor
 
     @property
     def loss(self) -> float:
@@ -101,11 +114,17 @@ STUDY_ROWS = Lines(Row, "copy the file back, or run the study again to write it"
 
 
 def read_rows(path: Path) -> dict[Key, Row]:
-    """The rows of a file that `write_rows` wrote."""
+    """The rows of a file that `write_rows` wrote. Two rows of one run that do not agree are an error."""
+    rows: dict[Key, Row] = {}
     try:
-        return {row.key: row for row, _ in STUDY_ROWS.read(path)}
+        for row, _ in STUDY_ROWS.read(path):
+            if rows.setdefault(row.key, row).result != row.result:
+                raise ValueError(
+                    f"{path} has two results of {row.run}, seed {row.seed}, that differ: keep one of them."
+                )
     except FileNotFoundError:
         raise FileNotFoundError(f"no results at {path}: give a results.jsonl of spheret study.") from None
+    return rows
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
@@ -114,13 +133,20 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
     files.write_atomically(path, b"".join(STUDY_ROWS.encode(row) for row in ordered))
 
 
+def last_steps(count: int) -> int:
+    """Over how many of the last steps a training loss is averaged, if there are so many."""
+    return min(MOST_LAST, max(1, round(LAST_SHARE * count)))
+
+
 def row_of(directory: Path, key: Key) -> Row | None:
     """The row of a run directory; None while the run has not ended."""
     # a training makes its directory before it writes its config
-    if not (directory / CONFIG).exists():
-        return None
-    run = open_run(directory)
-    lines = run.metrics()
+    return row_of_run(open_run(directory), key) if (directory / CONFIG).exists() else None
+
+
+def row_of_run(run: Run, key: Key, lines: list[dict[str, Any]] | None = None) -> Row | None:
+    """The row of a run; None while it has not ended. lines: its metrics, if they were read before."""
+    lines = run.metrics() if lines is None else lines
     last = lines[-1] if lines else {}
     stopped = last.get("stopped")
     if not stopped and last.get("step", 0) < run.steps:
@@ -128,7 +154,7 @@ def row_of(directory: Path, key: Key) -> Row | None:
     state, reason = _state(run, lines)
     train, environment, model = run.settings.train, run.config.environment, run.model_config
     losses = [line["loss"] for line in lines if line.get("loss") is not None]
-    tail = losses[-max(1, round(LAST_SHARE * len(losses))) :]
+    tail = losses[-last_steps(len(losses)) :]
     steps, tokens = run.steps, train.tokens_per_update
     return Row(
         group=key.group,
@@ -144,7 +170,7 @@ def row_of(directory: Path, key: Key) -> Row | None:
         flops=steps * (step_flops(model, tokens) + optimizer_flops(model, train.optimizer)),
         seconds=max((line["seconds"] for line in lines if line.get("seconds") is not None), default=0.0),
         curve=[(line["step"], line["val_loss"]) for line in lines if "val_loss" in line],
-        run=directory.name,
+        run=run.path.name,
         commit=environment.commit,
         torch=environment.torch,
         processor=environment.processor,

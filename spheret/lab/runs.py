@@ -6,24 +6,23 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from spheret.connections import SCHEMES
+from spheret.lab.answers import GroupAnswer, answer_of_runs
 from spheret.lab.links import Place
-from spheret.lab.statistics import mean_and_deviation
+from spheret.lab.plan import Contestant, Group, PartRecord
+from spheret.lab.rows import RESULTS, RUNS, Key, Row, last_steps, read_rows, row_of_run
 from spheret.model.gpt import PRESETS
 from spheret.paper.recipe import paper_size
 from spheret.runs.config import BOOKKEEPING
-from spheret.runs.layout import CONFIG, STEP_COST
+from spheret.runs.layout import CONFIG
 from spheret.runs.records import corpus_name
 from spheret.runs.run import Run, RunDocument, open_run
-from spheret.runs.step_cost import StepCost, measured_together, read_step_cost
 
-# the training loss is the mean over this many last steps, as in the paper
-WINDOW = 200
 # the learning rate, and what follows from it
 RATE_SETTINGS = ("lr", "min_lr")
 
@@ -38,13 +37,17 @@ class Number:
 
 @dataclass(frozen=True)
 class Result:
-    """One run: its directory, its names in the report, and the lines of its metrics.jsonl."""
+    """One run: its directory, its names in the report, the lines of its metrics.jsonl, and its row if it has ended.
+
+    step_seconds: of one update, measured beside the other contestants; None if it was not measured.
+    """
 
     run: Run
     name: str
     label: str
     lines: list[dict[str, Any]]
-    step_cost: StepCost | None = None
+    row: Row | None
+    step_seconds: float | None = None
 
     @property
     def seed(self) -> int:
@@ -87,7 +90,14 @@ class Result:
             return f"diverged at step {self.diverged[0]}"
         if not self.lines:
             return "no step yet"
-        return "finished" if self.finished else f"unfinished: step {self.step} of {self.run.steps}"
+        if self.row is None:
+            return f"unfinished: step {self.step} of {self.run.steps}"
+        return self.row.outcome
+
+    @property
+    def healthy_steps(self) -> int:
+        """The steps until it diverged, or all of them."""
+        return self.step if self.diverged is None else self.diverged[0]
 
     @cached_property
     def steps(self) -> list[dict[str, Any]]:
@@ -108,14 +118,9 @@ class Result:
         return [(line["step"], str(line["alarm"])) for line in self.lines if line.get("alarm")]
 
     @property
-    def collapsed(self) -> bool:
-        """Whether the run raised the alarm of token collapse, which is the only alarm that metrics record."""
-        return bool(self.alarms)
-
-    @property
     def train_loss(self) -> Number | None:
-        """The mean training loss over the last `WINDOW` steps, or over all steps if there are fewer."""
-        return self._mean("loss", self.steps[-WINDOW:])
+        """The mean training loss over the last steps."""
+        return self._mean("loss", self.steps[-last_steps(len(self.steps)) :])
 
     @property
     def tokens_per_second(self) -> Number | None:
@@ -124,9 +129,9 @@ class Result:
     @property
     def milliseconds_per_step(self) -> Number | None:
         """The cost of a step that was measured beside the other contestants."""
-        if self.step_cost is None:
+        if self.step_seconds is None:
             return None
-        return Number(1000 * self.step_cost.seconds, f"1000 * {self.name}/{STEP_COST}[seconds]")
+        return Number(1000 * self.step_seconds, f"1000 * {RESULTS}[{self.run.path.name}].step_seconds")
 
     def _mean(self, key: str, lines: list[dict[str, Any]]) -> Number | None:
         values = [line[key] for line in lines if line.get(key) is not None]
@@ -150,106 +155,54 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Bowl:
-    """The runs of one contestant by learning rate, ascending. Its loss over the rate has the shape of a bowl."""
-
-    runs: dict[float, list[Result]]
-
-    def loss(self, rate: float) -> float | None:
-        """The mean final validation loss of the finished seeds; None if there is none, or if a seed diverged."""
-        runs = self.runs[rate]
-        losses = [run.val_loss.value for run in runs if run.finished and run.val_loss is not None]
-        if not losses or any(run.diverged is not None for run in runs):
-            return None
-        return math.fsum(losses) / len(losses)
-
-    @cached_property
-    def best(self) -> float | None:
-        """The rate with the lowest loss; None if no rate has a loss."""
-        losses = {rate: loss for rate in self.runs if (loss := self.loss(rate)) is not None}
-        return min(losses, key=lambda rate: losses[rate], default=None)
-
-    @cached_property
-    def reported(self) -> float:
-        """The best rate. Without one, the lowest rate among those that came furthest before they diverged."""
-        if self.best is not None:
-            return self.best
-        return max(self.runs, key=lambda rate: (min(_healthy_steps(run) for run in self.runs[rate]), -rate))
-
-    @cached_property
-    def edges(self) -> list[str]:
-        """The sides on which no rate was tried beyond the best one: lower, upper, both or none.
-
-        A rate that diverged was tried. One that is not finished was not.
-        """
-        if self.best is None:
-            return ["lower", "upper"]
-        tried = [
-            rate
-            for rate, runs in self.runs.items()
-            if self.loss(rate) is not None or any(run.diverged is not None for run in runs)
-        ]
-        return [*["lower"] * (self.best == min(tried)), *["upper"] * (self.best == max(tried))]
-
-
-def final_loss(runs: Sequence[Result]) -> float | None:
-    """The mean final validation loss of a contestant; None if a run of it diverged or is not finished."""
-    losses = [run.val_loss.value for run in runs if run.finished and run.val_loss is not None]
-    return mean_and_deviation(losses)[0] if losses and len(losses) == len(runs) else None
-
-
-def _place(runs: Sequence[Result]) -> tuple[bool, bool, float]:
-    """Where a contestant stands: by its loss, then those that are not finished, then those that diverged."""
-    loss = final_loss(runs)
-    return loss is None, any(run.diverged is not None for run in runs), 0.0 if loss is None else loss
-
-
-def _healthy_steps(run: Result) -> int:
-    return run.step if run.diverged is None else run.diverged[0]
-
-
-@dataclass(frozen=True)
 class RunGroup:
     """Runs that can be compared, grouped by contestant. They have the same data.
 
     A contestant is a scheme with its options, and with every other setting that differs between the runs. Its name
     leaves out a value that most of the runs have. If every contestant has several learning rates, or the runs differ
-    in nothing else, the rate is no part of a contestant: each is reported at its best rate.
+    in nothing else, the rate is no part of a contestant: each is shown at its best rate.
 
-    contestants: the runs that are reported, the lowest loss first.
+    answer: what the runs that have ended say.
+    by_rate: all runs of each contestant by learning rate, in the order of the answer.
     differing: names of the settings that are not the same in all runs.
-    name: the corpus and the tokenizer, and what else tells the groups of a report apart.
-    bowls: all runs of each contestant by their learning rate; empty if the rate is the same or part of a contestant.
-    places: where runs lie as seen from the page, by their names; a run without a place has no link.
+    name: the corpus and the tokenizer, and what else distinguishes the groups of a report.
+    tuned: whether a contestant has several rates. places: where runs lie as seen from the page, by their names; a run
+    without a place has no link.
     """
 
-    contestants: dict[str, list[Result]]
+    answer: GroupAnswer
+    by_rate: dict[str, dict[float, list[Result]]]
     differing: list[str]
     name: str
-    bowls: dict[str, Bowl] = field(default_factory=dict)
+    tuned: bool
     places: Mapping[str, Place] = field(default_factory=dict)
+
+    @cached_property
+    def contestants(self) -> dict[str, list[Result]]:
+        """The runs of each contestant at the rate that counts, the best contestant first.
+
+        Where no rate gave a loss, it is the lowest of those at which the runs came furthest.
+        """
+        found = {}
+        for entry in self.answer.entries:
+            runs = self.by_rate[entry.label]
+            furthest = max(runs, key=lambda rate: (min(run.healthy_steps for run in runs[rate]), -rate))
+            found[entry.label] = runs[furthest if entry.rate is None else entry.rate]
+        return found
 
     @property
     def results(self) -> list[Result]:
-        """The runs that are reported."""
+        """The runs that are shown."""
         return [result for results in self.contestants.values() for result in results]
 
     @property
-    def by_rate(self) -> list[list[Result]]:
-        """All runs, those of one contestant at one learning rate together."""
-        if not self.bowls:
-            return list(self.contestants.values())
-        return [runs for bowl in self.bowls.values() for runs in bowl.runs.values()]
+    def every(self) -> list[Result]:
+        return [result for runs in self.by_rate.values() for results in runs.values() for result in results]
 
     @property
     def rates(self) -> list[float]:
-        """Every learning rate of the bowls, ascending."""
-        return sorted({rate for bowl in self.bowls.values() for rate in bowl.runs})
-
-    @property
-    def edge_contestants(self) -> list[str]:
-        """The contestants whose best learning rate may lie beyond those that were tried."""
-        return [label for label, bowl in self.bowls.items() if bowl.edges]
+        """Every learning rate, ascending."""
+        return sorted({rate for runs in self.by_rate.values() for rate in runs})
 
     @property
     def seeds(self) -> list[int]:
@@ -262,8 +215,8 @@ class RunGroup:
 
     @property
     def side_by_side(self) -> bool:
-        """Whether the step of every contestant was measured, and all of them in one measurement."""
-        return measured_together([result.step_cost for result in self.results])
+        """Whether the step of every contestant was measured in one measurement."""
+        return all(result.step_seconds is not None for result in self.results)
 
     @property
     def config(self) -> RunDocument:
@@ -275,20 +228,12 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     """The run directories that these paths name. A directory of runs names every run in it."""
     directories: list[Path] = []
     for path in map(Path, paths):
-        children = [] if (path / CONFIG).exists() else sorted(p.parent for p in path.glob(f"*/{CONFIG}"))
+        # a study has its runs in a folder of their own
+        inner = [path / RUNS, path] if (path / RUNS).is_dir() else [path]
+        children = [p.parent for each in inner for p in sorted(each.glob(f"*/{CONFIG}"))]
+        children = [] if (path / CONFIG).exists() else children
         directories += children or [path]
     return list(dict.fromkeys(directories))
-
-
-def read_group(paths: Sequence[str | Path]) -> RunGroup:
-    """Open every run and check that the runs can be compared."""
-    first, *others = read_groups(paths)
-    for other in others:
-        raise ValueError(
-            f"{first.results[0].run.path} and {other.results[0].run.path} have different data or sizes "
-            f"({first.name}; {other.name}) and are not compared: take one of them."
-        )
-    return first
 
 
 def read_groups(paths: Sequence[str | Path]) -> list[RunGroup]:
@@ -326,6 +271,7 @@ def _group_name(key: tuple[str, str | None], groups: Mapping[tuple[str, str | No
 
 
 def _group(runs: Sequence[Run], names: dict[Path, str], name: str) -> RunGroup:
+    measured = _step_seconds(runs)
     settings = [_settings(run) for run in runs]
     keys = list(dict.fromkeys(key for run_settings in settings for key in run_settings))
     differing = [key for key in keys if len({json.dumps(run_settings.get(key)) for run_settings in settings}) > 1]
@@ -337,8 +283,9 @@ def _group(runs: Sequence[Run], names: dict[Path, str], name: str) -> RunGroup:
     for run, run_settings in zip(runs, settings, strict=True):
         own = {key: _format_value(run_settings.get(key)) for key in named}
         label = ", ".join([_contestant(run), *(f"{key}={own[key]}" for key in named if own[key] != usual[key])])
-        records, cost = run.metrics(), read_step_cost(run.path)
-        results.append(Result(run, names[run.path], label, records, cost))
+        lines, train = run.metrics(), run.settings.train
+        row = row_of_run(run, Key(name, label, train.lr, train.seed), lines)
+        results.append(Result(run, names[run.path], label, lines, row, measured.get(run.path.name)))
     places = {scheme: index for index, scheme in enumerate(SCHEMES)}
     results.sort(key=lambda r: (places.get(r.scheme, len(places)), r.label, r.rate, r.seed, r.name))
     contestants: dict[str, dict[float, list[Result]]] = {}
@@ -351,11 +298,35 @@ def _group(runs: Sequence[Run], names: dict[Path, str], name: str) -> RunGroup:
             )
         seeds.append(result)
     _refuse_different_windows(results)
-    bowls = {label: Bowl(runs) for label, runs in contestants.items()}
-    reported = {label: bowl.runs[bowl.reported] for label, bowl in bowls.items()}
-    order = sorted(reported, key=lambda label: _place(reported[label]))
-    tuned_bowls = {label: bowls[label] for label in order} if tuned else {}
-    return RunGroup({label: reported[label] for label in order}, differing, name, tuned_bowls)
+    answer = answer_of_runs(
+        _plan_group(name, contestants),
+        {label: [run.row for run in _runs(rates) if run.row is not None] for label, rates in contestants.items()},
+        {label: sum(run.row is None for run in _runs(rates)) for label, rates in contestants.items()},
+    )
+    order = [entry.label for entry in answer.entries]
+    return RunGroup(answer, {label: contestants[label] for label in order}, differing, name, tuned)
+
+
+def _runs(rates: Mapping[float, Sequence[Result]]) -> list[Result]:
+    return [run for runs in rates.values() for run in runs]
+
+
+def _plan_group(name: str, contestants: Mapping[str, Mapping[float, Sequence[Result]]]) -> Group:
+    """The runs as a plan would have asked for them: a race, with these contestants, rates and seeds."""
+    every = [run for rates in contestants.values() for run in _runs(rates)]
+    most = max((runs for rates in contestants.values() for runs in rates.values()), key=len)
+    part = PartRecord(
+        name="runs",
+        contestants=list(contestants),
+        rates=sorted({run.rate for run in every}),
+        title=name,
+        extend=0,
+        tuning_seeds=[run.seed for run in most],
+        fresh=False,
+    )
+    schemes = {label: _runs(rates)[0].scheme for label, rates in contestants.items()}
+    asked = tuple(Contestant(label, {"model": {"scheme": scheme}}) for label, scheme in schemes.items())
+    return Group(part, name, 0, asked, {"model": every[0].run.config.settings("model")}, {})
 
 
 def _are_tuned(runs: Sequence[Run], differing: Sequence[str], others: Sequence[Sequence[Any]]) -> bool:
@@ -397,6 +368,23 @@ def _format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def _step_seconds(runs: Sequence[Run]) -> dict[str, float]:
+    """The seconds of one update of each run, by its name, if all were measured in one race or group of a study.
+
+    They stand in the results.jsonl of the lab that the runs are of.
+    """
+    folders = {run.path.resolve().parent for run in runs}
+    if len(folders) != 1:
+        return {}
+    (folder,) = folders
+    for path in (folder / RESULTS, folder.parent / RESULTS):
+        if path.is_file():
+            rows = [row for row in read_rows(path).values() if row.run in {run.path.name for run in runs}]
+            one = len({row.group for row in rows}) == 1
+            return {row.run: row.step_seconds for row in rows if one and row.step_seconds is not None}
+    return {}
+
+
 def _contestant(run: Run) -> str:
     options = run.config.settings("model")["scheme_options"]
     text = ", ".join(f"{key}={_format_value(options[key])}" for key in sorted(options))
@@ -404,8 +392,10 @@ def _contestant(run: Run) -> str:
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    model, train = run.config.settings("model"), run.config.settings("train")
-    shown = {key: value for key, value in model.items() if key not in ("scheme", "scheme_options")}
+    model, train = run.config.model, run.config.settings("train")
+    # a file leaves out defaults, and a name must not
+    shown = {each.name: getattr(model, each.name) for each in fields(model)}
+    shown = {key: value for key, value in shown.items() if key not in ("scheme", "scheme_options")}
     return shown | {key: value for key, value in train.items() if key not in BOOKKEEPING}
 
 

@@ -31,13 +31,13 @@ class Tuning:
 
     losses: the mean validation loss of each rate all of whose runs have ended; infinity if one of them collapsed or
         diverged.
-    missing: runs that the grid still needs, with the place of their rate when counted from the middle.
+    missing: runs that the grid still needs, the most valuable first, each with its place among those of others.
     best: the rate of the lowest loss, once nothing is missing.
-    bracketed: whether the best lies between two others.
+    bracketed: whether the best lies between two others, or is the only one that is to be tried.
     """
 
     losses: dict[float, float]
-    missing: tuple[tuple[int, Key], ...]
+    missing: tuple[tuple[tuple[int, int], Key], ...]
     best: float | None
     bracketed: bool
 
@@ -81,21 +81,22 @@ def tuning(plan: Plan, group: Group, contestant: Contestant, rows: Rows) -> Tuni
         side = -1 if best == rates[0] or losses[best] == math.inf else 1 if best == rates[-1] else 0
         if not side or grown[side] == group.part.extend:
             found = losses[best] < math.inf
-            return Tuning(losses, (), best if found else None, found and not side)
+            return Tuning(losses, (), best if found else None, found and (not side or len(rates) == 1))
         grown[side] += 1
         rates = sorted([*rates, group.beside(rates[0 if side < 0 else -1], side)])
 
 
 def _losses(
     group: Group, contestant: Contestant, rates: Sequence[float], rows: Rows
-) -> tuple[dict[float, float], list[tuple[int, Key]]]:
+) -> tuple[dict[float, float], list[tuple[tuple[int, int], Key]]]:
     losses, missing = {}, []
     # the middle first: a search that is cut short has tried the likeliest
     from_the_middle = sorted(rates, key=lambda rate: (abs(rates.index(rate) - len(rates) // 2), rate))
     for place, rate in enumerate(from_the_middle):
-        keys = [Key(group.name, contestant.label, rate, seed) for seed in seeds_of(TUNE, group.part.tuning_seeds)]
+        keys = [Key(group.name, contestant.label, rate, seed) for seed in group.part.tuned_with]
         absent = [key for key in keys if key not in rows]
-        missing += [(place, key) for key in absent]
+        # without fresh seeds, a seed of all rates comes before the next: a race that is cut short compares all
+        missing += [((0 if group.part.fresh else keys.index(key), place), key) for key in absent]
         if not absent:
             runs = [rows[key] for key in keys]
             # a collapsed run has a loss, that of token frequencies, which says nothing about a rate
@@ -109,7 +110,7 @@ def final_rates(group: Group, contestant: Contestant, search: Tuning, rows: Rows
 
     The last one counts. Empty for a contestant whose best rate is not known or not bracketed.
     """
-    if search.best is None or not search.bracketed:
+    if search.best is None or not search.bracketed or not group.part.fresh:
         return []
     rates = [search.best]
     while len(rates) <= STEPS_DOWN and unfinished(group, contestant, rates[-1], rows):
@@ -178,21 +179,24 @@ def _seeds(
     ]
 
 
-def stage_of(key: Key) -> str:
-    """The stage that a run belongs to, by its seed."""
-    return max((first, stage) for stage, first in SEEDS.items() if key.seed >= first)[1]
+def stage_of(key: Key, fresh: bool = True) -> str:
+    """The stage that a run belongs to, by its seed. fresh: whether its part has fresh seeds."""
+    return max((first, stage) for stage, first in SEEDS.items() if key.seed >= first)[1] if fresh else TUNE
 
 
-def expected(plan: Plan, rows: Rows) -> int:
-    """About how many runs the whole study has: those that are known, and the seeds of contestants still in tuning."""
+def expected(plan: Plan, rows: Rows, only: Group | None = None) -> int:
+    """About how many runs a study has: those that are known, and the seeds of contestants still in tuning.
+
+    only: a group whose runs are counted, instead of all.
+    """
     total = 0
-    for group in plan.groups:
+    for group in plan.groups if only is None else [only]:
         for contestant in group.contestants:
             search = tuning(plan, group, contestant, rows)
             rates = start_rates(plan, group, contestant, rows)
-            tried = len(search.losses) + len({place for place, _ in search.missing})
-            total += (tried if rates else 3) * group.part.tuning_seeds
-            if search.best is None or search.bracketed:
+            tried = len(search.losses) + len({key.rate for _, key in search.missing})
+            total += (tried if rates else 3) * len(group.part.tuned_with)
+            if group.part.fresh and (search.best is None or search.bracketed):
                 total += group.part.seeds * (2 if group.part.stress else 1)
         total += group.part.seeds if group.part.noise_floor else 0
     return total

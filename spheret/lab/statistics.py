@@ -1,4 +1,4 @@
-"""Paired comparisons: intervals over validation documents and over seeds, and a correction for many comparisons."""
+"""Intervals, p-values and a correction for many comparisons."""
 
 from __future__ import annotations
 
@@ -64,37 +64,6 @@ def student_interval(estimate: float, error: float, degrees: float, level: float
     # two identical runs have no difference and no error
     p = (0.0 if estimate else 1.0) if error == 0 else p_value(estimate / error, degrees)
     return Interval(estimate, estimate - half_width, estimate + half_width, degrees, p)
-
-
-def over_documents(
-    first: Sequence[Sequence[float]], second: Sequence[Sequence[float]], level: float = LEVEL
-) -> Interval:
-    """The mean loss of the first run minus that of the second, over the same validation documents.
-
-    Args:
-        first: one [number, tokens, summed loss] per document.
-        second: the same documents, with the losses of the second run.
-        level: confidence level of the interval.
-
-    Tokens of one document are not independent, so the document is the unit of sampling. The estimate is
-    sum(differences)/sum(tokens). Its error is the delete-one-document jackknife. The degrees of freedom are those of
-    the effective number of documents, (sum n)^2/sum n^2 (Kish), because a few long documents may hold most tokens.
-    """
-    if [tuple(d[:2]) for d in first] != [tuple(d[:2]) for d in second]:
-        raise ValueError(
-            "the two runs were not evaluated on the same validation documents: evaluate both on the same data with "
-            "the same block and eval_windows."
-        )
-    tokens = [int(d[1]) for d in first]
-    differences = [a[2] - b[2] for a, b in zip(first, second, strict=True)]
-    total, count, size = math.fsum(differences), sum(tokens), len(tokens)
-    if size < 2:
-        return student_interval(total / count, 0.0, 0, level)
-    estimate = total / count
-    without_one = [(total - d) / (count - n) for d, n in zip(differences, tokens, strict=True)]
-    error = math.sqrt((size - 1) / size * math.fsum((x - estimate) ** 2 for x in without_one))
-    degrees = max(1, count * count // sum(n * n for n in tokens) - 1)
-    return student_interval(estimate, error, degrees, level)
 
 
 def over_seeds(differences: Sequence[float], level: float = LEVEL) -> Interval:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -14,13 +13,18 @@ import tyro
 
 from spheret.flags import shown
 from spheret.lab.board import Board
+from spheret.lab.estimate import duration_words, seconds_left
 from spheret.lab.executors.job import Executor
 from spheret.lab.executors.local import Local
 from spheret.lab.executors.slurm import Slurm
-from spheret.lab.laboratory import LOCK, LOGS, PLAN, REPORT, RUNS, Laboratory
-from spheret.lab.plan import OURS, read_plan
-from spheret.lab.rows import read_rows
-from spheret.lab.study_report import study_report
+from spheret.lab.laboratory import LOCK, LOGS, PLAN, REPORT, Laboratory, claimed
+from spheret.lab.outcome import print_outcome
+from spheret.lab.plan import OURS, committed_results, read_plan
+from spheret.lab.race import RACE
+from spheret.lab.report import study_findings, write_report
+from spheret.lab.rows import RUNS, read_rows
+from spheret.lab.stages import expected
+from spheret.lab.words import change_words, listed
 from spheret.support import files, machine
 from spheret.support.errors import unknown
 from spheret.support.exit_codes import INTERRUPTED
@@ -39,7 +43,8 @@ class Where:
         out: The directory of the study: its runs, results.jsonl and report/.
         on: local for this machine, slurm to submit to the cluster whose login node this is.
         minutes: Stop after so many minutes; the same command goes on later. 0 only writes the report.
-        join: A results.jsonl of the same study: its runs count as done.
+        join: A results.jsonl of the same study: its runs count as done. In a checkout, the plans that come with
+            spheret join what docs/results holds of them.
         results: Write the report of this results.jsonl and train nothing.
         threads: CPU threads per training. Another number changes the last bits, and is another run.
         jobs: Trainings at a time.
@@ -51,7 +56,7 @@ class Where:
     out: str = "runs/study"
     on: str = "local"
     minutes: Annotated[float | None, shown("MINUTES", "until it is done")] = None
-    join: Annotated[Path | None, shown("PATH", "none")] = None
+    join: Annotated[Path | None, shown("PATH", "the plan's own in docs/results")] = None
     results: Annotated[Path | None, shown("PATH", "the runs in --out")] = None
     threads: int = 1
     jobs: Annotated[int | None, shown("INT", "as many as the cores, or the cluster, allow")] = None
@@ -78,23 +83,38 @@ def study(
     directory = Path(where.out).expanduser()
     files.check_output_directory("--out", directory)
     if where.results is not None:
-        print(study_report(asked, read_rows(where.results), directory))
+        found = study_findings(asked, read_rows(where.results))
+        print_outcome(found.answers, write_report(found, directory), where.quiet)
         return 0
     laboratory = Laboratory(asked, directory, where.device, where.threads, where.ignore_memory, where.quiet)
     laboratory.check(here=where.on == "local" and where.minutes != 0)
     laboratory.prepare()
-    if where.join is not None:
-        rows = read_rows(where.join)
-        joined = laboratory.join(rows.values())
-        print(f"study: {joined} of the {len(rows)} runs in {where.join} are of this plan.", file=sys.stderr)
-    if where.minutes != 0:
+    _join(laboratory, where, plan)
+    if where.minutes == 0:
+        if not (directory / PLAN).is_file():
+            raise FileNotFoundError(f"--out {directory} holds no study yet: run it without --minutes 0.")
+        laboratory.rows()
+    else:
         code = _run(laboratory, where, plan)
         if code:
             return code
-    elif not directory.is_dir():
-        raise FileNotFoundError(f"--out {directory} holds no study yet: run it without --minutes 0.")
-    print(study_report(asked, laboratory.write_results(), directory / REPORT))
+    found = study_findings(asked, laboratory.results())
+    page = write_report(found, directory / REPORT)
+    print_outcome(found.answers, page, where.quiet, "" if where.quiet else change_words(found.answers))
     return 0
+
+
+def _join(laboratory: Laboratory, where: Where, plan: Path) -> None:
+    """Count as done what this directory, --join, or the results of the plan in this checkout have."""
+    laboratory.recall()
+    path = committed_results(plan) if where.join is None else where.join
+    if path is None:
+        return
+    rows = read_rows(path)
+    joined = laboratory.join(rows.values())
+    if not where.quiet and (joined or where.join is not None):
+        text = f"{joined} of the {len(rows)} runs in {path} are of this plan, and count as done."
+        print(f"study: {text}", file=sys.stderr, flush=True)
 
 
 def _check(where: Where) -> None:
@@ -108,45 +128,52 @@ def _check(where: Where) -> None:
         raise ValueError(f"--minutes {where.minutes:g} bounds trainings on this machine: leave it out on {where.on}.")
 
 
-def _claim(directory: Path) -> files.Lock:
-    """Lock the directory, which must be empty or hold a study."""
-    directory.mkdir(parents=True, exist_ok=True)
-    lock = files.Lock(directory / LOCK)
-    if not lock.acquire():
-        raise BlockingIOError(
-            f"another study is running in {directory}: wait for it, or look at it with --minutes 0."
-        )
-    known = (directory / PLAN).is_file() or all(entry.name == LOCK for entry in directory.iterdir())
-    if not known:
-        lock.release()
+def _check_directory(directory: Path) -> None:
+    """Raise unless the directory is empty or holds a study."""
+    if not (directory / PLAN).is_file() and any(entry.name != LOCK for entry in directory.iterdir()):
         raise FileExistsError(f"--out {directory} is not empty and no study: give a new or empty directory.")
-    return lock
+    if (directory / RACE).exists():
+        raise FileExistsError(f"--out {directory} holds a race: give a new or empty directory.")
 
 
 def _run(laboratory: Laboratory, where: Where, plan: Path) -> int:
-    """Train what comes next. Returns an exit code: 0 to go on with the report."""
+    """Train what comes next, and write the rows. Returns an exit code: 0 to go on with the report."""
     directory = laboratory.directory
-    lock = _claim(directory)
-    # a plain kill stops it as Ctrl-C does
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        files.write_atomically(directory / PLAN, laboratory.plan.text)
-        for name in (RUNS, LOGS):
-            (directory / name).mkdir(exist_ok=True)
-        board = Board(laboratory)
-        with LiveLines(board.lines, where.quiet) as live:
-            done = _executor(laboratory, where, plan, live, board).run(board.jobs)
-        if done or where.on == "local":
-            laboratory.measure()
-        if not done and where.on == "local" and not where.quiet:
-            print("study: not done yet. Run the same command again to go on.", file=sys.stderr)
+        with claimed(directory, "study", lambda: _check_directory(directory)):
+            files.write_atomically(directory / PLAN, laboratory.plan.text)
+            for name in (RUNS, LOGS):
+                (directory / name).mkdir(exist_ok=True)
+            _announce(laboratory, where)
+            board = Board(laboratory, "study")
+            with LiveLines(board.lines, where.quiet) as live:
+                done = _executor(laboratory, where, plan, live, board).run(board.jobs)
+            if done or where.on == "local":
+                laboratory.measure()
+            laboratory.write_results()
+            if not done and where.on == "local" and not where.quiet:
+                print("study: not done yet. Run the same command again to go on.", file=sys.stderr)
     except KeyboardInterrupt:
         print("stopped; every training has saved. Run the same command again to go on.", file=sys.stderr)
         return INTERRUPTED
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        lock.release()
     return 0
+
+
+def _announce(laboratory: Laboratory, where: Where) -> None:
+    """Say what the study will do and how long it takes."""
+    if where.quiet or where.on != "local":
+        return
+    plan, rows = laboratory.plan, laboratory.rows()
+    left, jobs = max(0, expected(plan, rows) - len(rows)), _jobs(where)
+    parts = listed(list(dict.fromkeys(group.part.title or group.part.name for group in plan.groups)))
+    time = f"about {left} runs to come, {jobs} at a time, {duration_words(seconds_left(laboratory, jobs))}"
+    bound = f"; it stops after {where.minutes:g} minutes" if where.minutes else ""
+    text = f"{plan.title}: {parts}. {len(rows)} runs are done, {time if left else 'nothing is left to run'}{bound}."
+    print(f"study: {text}", file=sys.stderr, flush=True)
+
+
+def _jobs(where: Where) -> int:
+    return where.jobs or max(1, machine.cores() // where.threads)
 
 
 def _executor(laboratory: Laboratory, where: Where, plan: Path, live: LiveLines, board: Board) -> Executor:
@@ -154,13 +181,12 @@ def _executor(laboratory: Laboratory, where: Where, plan: Path, live: LiveLines,
         gpus = where.device.startswith("cuda")
         return Slurm(laboratory.directory, _words(where, plan), where.threads, gpus, where.jobs)
     deadline = None if where.minutes is None else time.monotonic() + 60 * where.minutes
-    jobs = where.jobs or max(1, machine.cores() // where.threads)
 
     def watch(last: bool) -> None:
         board.follow()
         live.show(last)
 
-    return Local(jobs, laboratory.directory / LOGS, watch, deadline)
+    return Local(_jobs(where), laboratory.directory / LOGS, watch, deadline)
 
 
 def _words(where: Where, plan: Path) -> list[str]:

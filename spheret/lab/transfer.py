@@ -70,7 +70,7 @@ def transfers(answers: Sequence[GroupAnswer]) -> list[Transfer]:
     for same in by_part(answers):
         key, sizes = size_of(same)
         part = same[0].group.part
-        if key is not None and not part.seeds and sum(bool(answer.rows) for answer in same) > 1:
+        if key is not None and not part.compared_with and sum(bool(answer.rows) for answer in same) > 1:
             moves = tuple(_move(same, sizes, contestant.label) for contestant in same[0].group.contestants)
             made.append(Transfer(part.name, part.title or part.name, key, sizes, moves))
     return made

@@ -1,4 +1,4 @@
-"""The answers of a study in sentences: who has the lowest loss, what is significant, and what cannot be said."""
+"""The answers in sentences: who wins, what is significant, who failed, and what cannot be said."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from spheret.lab.answers import Gap, GroupAnswer, failures, setting_of
+from spheret.lab.answers import Entry, Gap, GroupAnswer, failures, setting_of
 from spheret.lab.curves import Bowl, ComputeGain
 from spheret.lab.rows import FINAL, FINISHED, TUNE
 from spheret.lab.stages import stage_of
@@ -14,7 +14,7 @@ from spheret.lab.stages import stage_of
 # names in one sentence; the tables name all
 MOST_NAMES = 8
 SHORT = {"tuning": "still tuning", "waiting": "not run"}
-ONE_SEED = "One seed: another one would change every number by an unknown amount, so that there is no verdict"
+ONE_SEED = "no winner from one seed, because another one would change every loss by an unknown amount"
 
 
 def listed(names: Sequence[str], most: int = MOST_NAMES) -> str:
@@ -40,70 +40,118 @@ def place(answer: GroupAnswer) -> str:
 
 
 def answer_sentence(answer: GroupAnswer) -> str:
-    """The answer of a group in one sentence, at any moment of a study."""
+    """The verdict of a group, at any moment: who wins, or that nobody does, and who failed at which rates."""
     part, opening = answer.group.part, place(answer)
     if not answer.rows:
         return f"{opening}: not run."
-    if not part.seeds:
+    if not part.compared_with:
         counts = Counter(row.outcome for row in answer.rows)
         outcomes = ("finished", "finished (stalled)", "collapsed", "diverged")
         states = ", ".join(f"{counts[each]} {each}" for each in outcomes if counts[each] or "stalled" not in each)
         return f"{opening}: of {len(answer.rows)} runs, {states}. The plan asks for no fresh seeds here."
-    if answer.layout is None:
-        return _no_layout(answer, opening)
-    best = answer.compared[0].label
-    seeds = len(answer.layout.seeds)
-    parts = [
-        f"{opening}, {seeds} seeds, each at its own best learning rate: {best} has the lowest loss, "
-        f"{answer.layout.means[best]:.3f}{_below_reference(answer, best)}"
+    return " ".join(filter(None, [_verdict(answer, opening), failed_sentence(answer), _step_downs(answer)]))
+
+
+def _verdict(answer: GroupAnswer, opening: str) -> str:
+    standing, layout = answer.standing, answer.layout
+    if standing is None or layout is None:
+        return _no_verdict(answer, opening)
+    losses = {label: f"{label} ({mean:.3f})" for label, mean in layout.means.items()}
+    opening = f"{opening}, {len(layout.seeds)} seeds, {_rates_in_words(answer)}"
+    best, alone = standing.leaders[0], answer.dominant
+    if standing.winner:
+        gap = answer.gap(best, standing.behind[0])
+        assert gap is not None
+        words = f"{losses[best]} wins, {-gap.estimate:.3f} below the next, {standing.behind[0]} ({p_words(gap.p)})"
+        others = [label for label in standing.behind[1:] if label == answer.reference]
+    else:
+        words = f"no winner: {listed([losses[label] for label in standing.leaders])} are within noise"
+        others = [label for label in standing.behind if label == answer.reference] or list(standing.behind[:1])
+    for label in others:
+        gap = answer.gap(best, label)
+        assert gap is not None
+        words += f"; {label} is {-gap.estimate:.3f} behind {best} ({p_words(gap.p)})"
+    if alone is not None and alone[0] == best:
+        words += f"; {alone[1]:.0%} of the pooled noise is that of {best}"
+    lower = [
+        f"{each.label} ({each.mean:.3f}; {each.reason})" for each in answer.others if each.mean < layout.means[best]
     ]
-    gaps = {entry.label: answer.gap(best, entry.label) for entry in answer.compared[1:]}
-    near = [label for label, gap in gaps.items() if gap and not gap.significant and label != answer.reference]
-    if near:
-        parts.append(f"no significant difference to {listed(near)}")
-    elif all(gap is not None and gap.significant for gap in gaps.values()) and len(gaps) > 1:
-        parts.append(f"the difference to all {len(gaps)} others that are compared is significant")
-    return "; ".join([*parts, *_failed(answer)]) + "." + _step_downs(answer)
+    if lower:
+        words += f"; lower, but not compared: {listed(lower)}"
+    return f"{opening}: {words}."
 
 
-def _failed(answer: GroupAnswer) -> list[str]:
-    """Who failed with which seeds at the rate that counts, and who stalled there."""
-    failed = [f"{entry.label} {entry.failure}" for entry in answer.others if entry.failed]
+def _rates_in_words(answer: GroupAnswer) -> str:
+    tuned = any(len(entry.search.losses) > 1 for entry in answer.entries)
+    return "each at its own best learning rate" if tuned else "at the learning rates that were given"
+
+
+def _no_verdict(answer: GroupAnswer, opening: str) -> str:
+    """Why there is no verdict, and what there is instead."""
+    losses = sorted(entry.mean for entry in answer.entries if math.isfinite(entry.mean))
+    if not losses and not any(answer.missing.values()):
+        return f"{opening}: no winner, because no contestant finished with a loss."
+    if len(answer.entries) == 1:
+        loss = f" Its loss is {losses[0]:.3f}." if losses else ""
+        return f"{opening}: nothing to compare, because {answer.entries[0].label} is the only contestant.{loss}"
+    if answer.group.part.compared_with == 1 and losses:
+        span = f"The losses lie between {losses[0]:.3f} and {losses[-1]:.3f}" if len(losses) > 1 else ""
+        return f"{opening}, {_rates_in_words(answer)}: {ONE_SEED}. {span or f'One has a loss, {losses[0]:.3f}'}."
+    if not answer.group.part.fresh and not any(answer.missing.values()):
+        return f"{opening}: no winner, because fewer than two contestants can be compared. {_not_compared(answer)}"
+    tuned = sum(entry.state == "tuned" for entry in answer.entries)
+    return (
+        f"{opening}: no winner yet. {tuned} of {len(answer.entries)} contestants are tuned, and fewer than two of "
+        "them have the two or more seeds that a comparison needs."
+    )
+
+
+def change_words(answers: Sequence[GroupAnswer]) -> str:
+    """Which keys of the plan to change where everything was run and there is no verdict; empty where there is one."""
+    texts = []
+    for answer in answers:
+        part = answer.group.part
+        if answer.standing is not None or any(answer.missing.values()) or not part.compared_with or not part.fresh:
+            continue
+        changes = []
+        if part.compared_with < 2:
+            changes.append("seeds to 3 or more, because one seed measures no noise")
+        edges = [entry.label for entry in answer.entries if entry.state == "edge"]
+        if edges:
+            changes.append(
+                f"rates, or extend above {part.extend}, because the best rate of {listed(edges)} is at an edge"
+            )
+        hopeless = [entry.label for entry in answer.entries if entry.state == "hopeless"]
+        if hopeless:
+            changes.append(f"rates to lower ones, because none gave {listed(hopeless)} a loss")
+        if len(answer.entries) < 2:
+            changes.append("contestants, because one alone is compared with nobody")
+        failed = [entry.label for entry in answer.entries if entry.failed]
+        if failed:
+            changes.append(f"train.warmup or the contestants, because seeds of {listed(failed)} failed at every rate")
+        texts.append(f"{answer.group.name} has no answer: change {'; '.join(changes)}.")
+    return " ".join(texts)
+
+
+def failed_sentence(answer: GroupAnswer) -> str:
+    """Who collapsed or diverged and at which rates, and which compared contestants stalled; empty if nobody did."""
+    texts = []
+    for state, by_label in answer.failures.items():
+        names = [f"{label} at {listed([f'{rate:g}' for rate in rates])}" for label, rates in by_label.items()]
+        texts.append(f"{state.capitalize()}: {'; '.join(names[:MOST_NAMES])}" + _and_others(len(names) - MOST_NAMES))
     stalled = [f"{entry.label} {entry.stalled}" for entry in answer.compared if entry.stalled]
-    return [*failed, *stalled]
+    texts += [f"Stalled: {'; '.join(stalled)}"] if stalled else []
+    return ". ".join(texts) + "." if texts else ""
+
+
+def _and_others(count: int) -> str:
+    return f" and {count} others" if count > 0 else ""
 
 
 def _step_downs(answer: GroupAnswer) -> str:
     """Who had to take a lower rate than its best one, and why; empty if nobody had to."""
     names = [entry.label for entry in answer.entries if entry.step_down]
-    return f" With some seeds {listed(names)} failed at the best rate: a lower one counts there." if names else ""
-
-
-def _below_reference(answer: GroupAnswer, best: str) -> str:
-    """How far the best lies below the reference; or below the next one, if it is the reference."""
-    other = answer.reference if answer.reference != best else answer.compared[1].label
-    gap = answer.gap(best, other)
-    if gap is None:
-        return ""
-    words = f", {-gap.estimate:.3f} below {other} ({p_words(gap.p)})"
-    return words if gap.significant or other != answer.reference else f"{words}, which is not significant"
-
-
-def _no_layout(answer: GroupAnswer, opening: str) -> str:
-    sound = [entry for entry in answer.entries if entry.finals and not entry.failed]
-    failed = _failed(answer)
-    ending = f" {'; '.join(failed)}." if failed else ""
-    if answer.group.part.seeds == 1 and len(sound) > 1:
-        first = min(sound, key=lambda entry: entry.mean)
-        return (
-            f"{opening}, each at its own best learning rate: {first.label} has the lowest loss, {first.mean:.3f}. "
-            f"{ONE_SEED}.{ending}"
-        )
-    tuned = sum(entry.state == "tuned" for entry in answer.entries)
-    return (
-        f"{opening}: no answer yet. {tuned} of {len(answer.entries)} contestants are tuned, and fewer than two of "
-        f"them have the two or more fresh seeds that a comparison needs.{ending}"
-    )
+    return f"With some seeds {listed(names)} failed at the best rate: a lower one counts there." if names else ""
 
 
 def floor_sentence(answer: GroupAnswer) -> str:
@@ -133,10 +181,10 @@ def limits(answer: GroupAnswer) -> list[str]:
             f"A true difference of {answer.seen:.3f} between two contestants would have been seen with a probability "
             f"of 80% or more. Smaller ones may exist where no difference is named."
         )
-        if len(layout.seeds) < answer.group.part.seeds:
+        if len(layout.seeds) < answer.group.part.compared_with:
             texts.append(
                 f"The fresh seeds are not all done: the comparison is on the {len(layout.seeds)} of "
-                f"{answer.group.part.seeds} seeds that all compared contestants have."
+                f"{answer.group.part.compared_with} seeds that all compared contestants have."
             )
         if layout.noisy:
             noise = [f"{label} ({layout.deviations[label]:.3f})" for label in layout.noisy]
@@ -145,16 +193,25 @@ def limits(answer: GroupAnswer) -> list[str]:
                 f"Their pairs are compared by their own noise, which takes more seeds, and the others without them."
             )
         texts.append(_dominated(answer))
-    texts.append(_failed_seeds(answer))
-    if answer.group.part.seeds:
-        by_reason: dict[str, list[str]] = {}
-        for entry in answer.others:
-            # the table says how far the tuning is
-            by_reason.setdefault(SHORT.get(entry.state, entry.reason), []).append(entry.label)
-        if by_reason:
-            words = [f"{listed(labels)} ({reason})" for reason, labels in by_reason.items()]
-            texts.append(f"Not compared: {'; '.join(words)}.")
+    texts += [_failed_seeds(answer), _not_compared(answer)]
     return [text for text in texts if text]
+
+
+def short_reason(answer: GroupAnswer, entry: Entry) -> str:
+    """Why a contestant is not compared, in a few words; empty if it is."""
+    fresh = answer.group.part.fresh
+    # the tables say how far the tuning is, and which rates were tried
+    return (SHORT if fresh else {"edge": "its best rate is at an edge of those tried"}).get(entry.state, entry.reason)
+
+
+def _not_compared(answer: GroupAnswer) -> str:
+    if not answer.group.part.compared_with or not answer.others:
+        return ""
+    by_reason: dict[str, list[str]] = {}
+    for entry in answer.others:
+        by_reason.setdefault(short_reason(answer, entry), []).append(entry.label)
+    words = [f"{listed(labels)} ({reason})" for reason, labels in by_reason.items()]
+    return f"Not compared: {'; '.join(words)}."
 
 
 def _dominated(answer: GroupAnswer) -> str:
@@ -175,9 +232,9 @@ def _dominated(answer: GroupAnswer) -> str:
 
 def _failed_seeds(answer: GroupAnswer) -> str:
     """The failures of a group, counted by seed; empty with fewer than two."""
-    if not answer.group.part.seeds:
+    if not answer.group.part.compared_with:
         return ""
-    rows = [row for row in answer.rows if stage_of(row.key) in (TUNE, FINAL)]
+    rows = [row for row in answer.rows if stage_of(row.key, answer.group.part.fresh) in (TUNE, FINAL)]
     failed = [row for row in rows if row.state != FINISHED]
     seeds = sorted({row.seed for row in failed})
     if len(failed) < 2:

@@ -27,10 +27,8 @@ CERTIFICATE = "certificate.json"
 CERTIFICATE_FIGURE = "certificate.png"
 INSPECT = "inspect.json"
 INSPECT_FIGURE = "inspect.png"
-STEP_COST = "step_cost.json"
 
 # everything a run may hold; `--force` removes these and nothing else, the config last: without it this is no run
 RUN_FILES = (
     METRICS, CHECKPOINTS, TOKENIZER, TENSORBOARD, EVAL, EVAL_SAMPLES, EVAL_FEWSHOT, EVAL_FEWSHOT_SAMPLES, CERTIFICATE,
-    CERTIFICATE_FIGURE, INSPECT, INSPECT_FIGURE, STEP_COST, SAMPLE, CONFIG,
 )  # fmt: skip

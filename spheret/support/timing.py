@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -19,7 +20,19 @@ def interleaved(
     clock: Callable[[], float] = time.perf_counter,
     warm_up: int = WARM_UP,
 ) -> dict[str, float]:
-    """The median seconds of each contestant, after the warm-up rounds.
+    """The median seconds of each contestant, after the warm-up rounds."""
+    times = interleaved_times(contestants, repeats, tick, clock, warm_up)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def interleaved_times(
+    contestants: Mapping[str, Callable[[], object]],
+    repeats: int,
+    tick: Callable[[], object] = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
+    warm_up: int = WARM_UP,
+) -> dict[str, list[float]]:
+    """The seconds of each contestant in every round after the warm-up.
 
     Every round runs all contestants once. Each round starts with the next one, so that none is always first.
 
@@ -37,7 +50,15 @@ def interleaved(
             if turn >= 0:
                 times[name].append(clock() - start)
             tick()
-    return {name: statistics.median(values) for name, values in times.items()}
+    return times
+
+
+def spread(values: Sequence[float]) -> float:
+    """How far some times lie apart: the range of their middle half, relative to the median."""
+    if len(values) < 2:
+        return math.inf
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return (high - low) / middle
 
 
 def _synchronize() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -12,10 +14,10 @@ from spheret.model.gpt import GPT
 from spheret.optim import AdamW, build_optimizer
 from spheret.runs.config import RunConfig
 from spheret.support.allocator import keep_freed_memory
-from spheret.support.timing import interleaved
+from spheret.support.timing import interleaved, interleaved_times, spread
 
 # updates of each contestant that are timed, and the seconds that they may take together
-MOST_ROUNDS, SECONDS = 7, 3.0
+FEWEST_ROUNDS, MOST_ROUNDS, SECONDS = 3, 7, 3.0
 
 
 def share_parameters(model: nn.Module, other: nn.Module) -> None:
@@ -56,11 +58,13 @@ def training_step(
 
 def measure_step_costs(
     configs: Mapping[str, RunConfig], data: Data, device: torch.device, threads: int
-) -> tuple[dict[str, float], int]:
-    """The median seconds of an update under each config, and how many updates of each were timed.
+) -> tuple[dict[str, float], int, float]:
+    """The median seconds of an update under each config, how many updates of each were timed, and their spread.
 
-    The configs differ in their schemes and optimisers alone. All models share their matrices and their optimisers.
+    The configs differ in their schemes and optimisers alone. All models share their matrices and their optimisers. On
+    a CPU the seconds are those of the processor, which other work on the machine changes least.
     """
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
     keep_freed_memory()
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -69,8 +73,10 @@ def measure_step_costs(
             runs = _steps(configs, data, device)
             # the first update compiles kernels and takes memory; the second tells how many there is time for
             slowest = max(interleaved(runs, 1, warm_up=1).values())
-            rounds = max(1, min(MOST_ROUNDS, int(SECONDS / slowest)))
-            return interleaved(runs, rounds, warm_up=0), rounds
+            rounds = max(FEWEST_ROUNDS, min(MOST_ROUNDS, int(SECONDS / slowest)))
+            times = interleaved_times(runs, rounds, clock=clock, warm_up=0)
+            medians = {name: statistics.median(values) for name, values in times.items()}
+            return medians, rounds, max(map(spread, times.values()))
     finally:
         torch.set_num_threads(before)
 

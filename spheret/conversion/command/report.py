@@ -10,7 +10,7 @@ from typing import Any
 from spheret.conversion.command.records import ConvertRecord, Number
 from spheret.lab.page.output import contents, refuse_other_files, write_files
 from spheret.lab.page.tables import Table, TableCell
-from spheret.lab.sections.sections import Section
+from spheret.lab.sections.section import Section
 from spheret.support.figure_style import INK, PALETTE, STYLE, Drawing, axes_grid, plain_log, render
 
 FOLDER = "report"

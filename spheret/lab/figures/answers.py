@@ -1,4 +1,4 @@
-"""The figures of a study. Each is a pure function of its answers: the same rows give the same bytes.
+"""The figures that rows alone decide. Each is a pure function of its answers: the same rows give the same bytes.
 
 A figure shows as many contestants as a reader can tell apart, the best ones, and its caption says so.
 """
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from spheret.analysis.line_styles import scheme_styles
 from spheret.lab.answers import Entry, GroupAnswer, sound
 from spheret.lab.blocks import mean_interval
+from spheret.lab.figures.lines import line_styles
 from spheret.lab.figures.parts import (
     LOSS,
     MOST,
@@ -25,6 +26,7 @@ from spheret.lab.figures.parts import (
     small_multiples,
     wrapped,
 )
+from spheret.lab.figures.runs import curves_figure
 from spheret.lab.figures.transfer import transfer_figure
 from spheret.lab.ladders import Climb, Ladder
 from spheret.lab.transfer import transfers
@@ -34,15 +36,19 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# the ends of the names of figures
+KINDS = ("answer", "curves", "bowls", "pairs", "collapse", "ladder", "transfer")
 # texts on coloured cells, which are light on a dark page too
 ON_CELL, FAINT_ON_CELL, PLAIN_CELL = "#101010", "#707070", "#efefef"
 PAPER = "#ffffff"
 
 
-def draw(answers: Sequence[GroupAnswer], ladders: Sequence[Ladder]) -> list[Drawing]:
-    """Every figure that the rows have numbers for, in the order of the plan."""
+def draw(answers: Sequence[GroupAnswer], ladders: Sequence[Ladder], curves: bool = True) -> list[Drawing]:
+    """Every figure that the rows have numbers for, in the order of the plan. curves: whether losses by step too."""
     drawings = []
     for name, caption, function in _figures(answers, ladders):
+        if name.endswith("-curves") and not curves:
+            continue
         with own_style():
             figure = function()
             if figure is not None:
@@ -64,19 +70,21 @@ def _figures(
         yield f"{slug(transfer.part)}-transfer", capped(caption, transfer.moves), partial(transfer_figure, transfer)
     for answer in answers:
         name, title = slug(answer.group.name), answer.group.title
-        if answer.group.part.seeds:
+        if answer.group.part.compared_with:
             caption = (
                 f"{title}: loss of each contestant at its own best learning rate, the best first. Dots are means "
                 f"with 95% intervals, to be compared with each other; faint points are single seeds. A seed moves "
                 f"all contestants together, so the points spread wider than the intervals"
             )
             yield f"{name}-answer", capped(caption, answer.entries), partial(_answer, answer)
+            caption = f"{title}: validation loss by step, at the rate that counts"
+            yield f"{name}-curves", caption, partial(curves_figure, answer)
         caption = (
             f"{title}: loss by learning rate, one panel per contestant, the others in grey. A ring marks the rate "
             f"that counts, faint points are its fresh seeds, a triangle a collapsed run, a cross a diverged one"
         )
         tried = [entry for entry in answer.entries if entry.tries]
-        if answer.group.part.seeds:
+        if answer.group.part.compared_with and any(len(entry.search.losses) > 1 for entry in tried):
             yield f"{name}-bowls", capped(caption, tried), partial(_bowls, answer)
         if len(answer.compared) > 1:
             caption = (
@@ -84,7 +92,7 @@ def _figures(
                 f"cells are significant (blue: the row is better); grey cells are not"
             )
             yield f"{name}-pairs", capped(caption, answer.compared), partial(_pairs, answer)
-        if not answer.group.part.seeds:
+        if not answer.group.part.compared_with:
             caption = f"{title}: what became of each contestant at each learning rate; numbers are validation losses"
             yield f"{name}-collapse", capped(caption, tried, 2 * MOST), partial(_collapse, answer)
     for ladder in ladders:
@@ -96,16 +104,11 @@ def _figures(
         yield f"{slug(ladder.part)}-ladder", capped(caption, shown), partial(_ladder, ladder)
 
 
-def _styles(answer: GroupAnswer) -> dict[str, tuple[str, Any]]:
-    scheme = {entry.label: entry.scheme for entry in answer.entries}
-    return scheme_styles({each.label: scheme[each.label] for each in answer.group.contestants})
-
-
 def _answer(answer: GroupAnswer) -> Figure | None:
     entries = answer.entries[:MOST]
     if sum(bool(entry.finals) for entry in entries) < 2:
         return None
-    styles, wide, layout = _styles(answer), 40, answer.layout
+    styles, wide, layout = line_styles(answer), 40, answer.layout
     figure, axes = one_plot(7.4, 1.0 + rows_height([entry.label for entry in entries], wide))
     shown = {entry.label for entry in entries}
     means = {} if layout is None else {label: mean for label, mean in layout.means.items() if label in shown}
@@ -157,7 +160,7 @@ def _bowls(answer: GroupAnswer) -> Figure | None:
     entries = [entry for entry in answer.entries if entry.tries][:MOST]
     if not entries:
         return None
-    styles = _styles(answer)
+    styles = line_styles(answer)
     longest = max(wrapped(entry.label, 26).count("\n") for entry in entries)
     figure, panels = small_multiples(len(entries), 1.75 + 0.12 * longest)
     curves = {entry.label: _curve(entry) for entry in entries}

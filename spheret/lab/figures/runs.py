@@ -1,4 +1,4 @@
-"""The figures of a report. Each is a pure function of a group: the same runs give the same bytes."""
+"""The figures of curves and of the stream. Each is a pure function: the same runs give the same bytes."""
 
 from __future__ import annotations
 
@@ -6,18 +6,26 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from spheret.lab.figures.lines import line_styles
-from spheret.lab.runs import Result, RunGroup
-from spheret.lab.verdicts import comparisons
-from spheret.support.figure_style import INK, Drawing, axes_grid, own_style, plain_log, render
+from spheret.lab.answers import GroupAnswer
+from spheret.lab.figures.lines import (
+    Points,
+    Series,
+    averages,
+    later_range,
+    run_series,
+    steps_per_point,
+    validation_by_seconds,
+    validation_series,
+)
+from spheret.lab.runs import RunGroup
+from spheret.support.figure_style import Drawing, axes_grid, own_style, plain_log, render
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# nobody can see more points than this on one line
-POINTS = 1000
 SHARED_MACHINE = "as each run took it: runs that shared a machine slowed each other"
+LOSS = "loss (nats per token)"
 
 
 def draw(group: RunGroup) -> list[Drawing]:
@@ -31,46 +39,48 @@ def draw(group: RunGroup) -> list[Drawing]:
     return drawings
 
 
-Curve = tuple[Sequence[float], Sequence[float]]
-
-
-def _draw_curves(group: RunGroup, axes: Axes, curve: Callable[[Result], Curve]) -> list[Curve]:
+def _draw_series(every: Sequence[Series], axes: Axes) -> list[Points]:
     """Draw one line per contestant: the mean over its seeds, with the range shaded and a cross where a run diverged.
 
     Returns what was drawn: the curves of runs that did not diverge, or all if every run did.
     """
-    normal: list[Curve] = []
-    diverged: list[Curve] = []
-    styles = line_styles(group)
+    normal: list[Points] = []
+    diverged: list[Points] = []
     # the first is the best: it is drawn last, above the others
-    for order, label in enumerate(group.contestants):
-        colour, dash = styles[label]
-        above = 3 - order / len(styles)
-        lines = [(result, curve(result)) for result in group.contestants[label]]
-        lines = [(result, points) for result, points in lines if points[0]]
-        if not lines:
-            continue
-        for result, points in lines:
-            (normal if result.diverged is None else diverged).append(points)
-        name = label if all(result.diverged is None for result, _ in lines) else f"{label} (x: diverged)"
-        xs = lines[0][1][0]
-        style: Any = {"color": colour, "linestyle": dash, "zorder": above}
-        if len(lines) > 1 and all(list(points[0]) == list(xs) for _, points in lines):
-            columns = list(zip(*(points[1] for _, points in lines), strict=True))
+    for order, series in enumerate(every):
+        (colour, dash), columns = series.style, series.columns
+        style: Any = {"color": colour, "linestyle": dash, "zorder": 3 - order / len(every)}
+        name = f"{series.label} (x: diverged)" if series.diverged else series.label
+        if columns is not None:
+            xs = series.curves[0][0][0]
             axes.plot(xs, [math.fsum(c) / len(c) for c in columns], label=name, **style)
             axes.fill_between(xs, list(map(min, columns)), list(map(max, columns)), color=colour, alpha=0.2, lw=0)
-        else:
-            for index, (_, (x, y)) in enumerate(lines):
-                axes.plot(x, y, label=None if index else name, **style)
-        for result, (x, y) in lines:
-            if result.diverged is not None:
-                axes.plot(x[-1:], y[-1:], color=colour, marker="x", markersize=9, markeredgewidth=2.5, zorder=5)
+        for index, (points, failed) in enumerate(series.curves):
+            (diverged if failed else normal).append(points)
+            if columns is None:
+                axes.plot(*points, label=None if index else name, **style)
+            if failed:
+                at = points[0][-1:], points[1][-1:]
+                axes.plot(*at, color=colour, marker="x", markersize=9, markeredgewidth=2.5, zorder=5)
     return normal or diverged
 
 
-def _until_divergence(result: Result, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The lines up to the step at which the run diverged: what comes after is not on the scale of the others."""
-    return [line for line in lines if result.diverged is None or line["step"] <= result.diverged[0]]
+def curves_figure(answer: GroupAnswer) -> Figure | None:
+    """The validation loss of every contestant by step."""
+    return _loss_figure(validation_series(answer), "step", f"validation {LOSS}")
+
+
+def _loss_figure(every: Sequence[Series], x: str, y: str) -> Figure | None:
+    figure, grid = axes_grid()
+    axes = grid[0, 0]
+    curves = _draw_series(every, axes)
+    if not curves:
+        return None
+    limits = later_range(curves)
+    if limits is not None:
+        axes.set_ylim(*limits)
+    _name_lines(axes, x, y)
+    return figure
 
 
 def _finish(axes: Axes, x: str, y: str, legend: bool = True) -> None:
@@ -135,200 +145,40 @@ def spread(wanted: Sequence[float], gap: float) -> list[float]:
     return places
 
 
-def _thinned(xs: Sequence[float], ys: Sequence[float]) -> Curve:
-    stride = max(1, -(-len(xs) // POINTS))
-    # counted from the end, so that the last point stays
-    return xs[::-1][::stride][::-1], ys[::-1][::stride][::-1]
-
-
-def _smoothing_window(group: RunGroup) -> int:
-    """The number of steps over which a training curve is averaged."""
-    return max(1, max(result.step for result in group.results) // 50)
-
-
 def _mean_of(window: int, separator: str) -> str:
     return f"{separator}mean of {window} steps" if window > 1 else ""
 
 
-def _averaged(result: Result, key: str, window: int) -> Curve:
-    """The moving average of a key: at each step, the mean over the last `window` steps."""
-    lines = [line for line in _until_divergence(result, result.steps) if isinstance(line.get(key), (int, float))]
-    sums = [0.0]
-    for line in lines:
-        sums.append(sums[-1] + line[key])
-    size = min(window, len(lines))
-    steps = [line["step"] for line in lines][size - 1 :] if lines else []
-    return _thinned(steps, [(sums[i] - sums[i - size]) / size for i in range(size, len(sums))] if lines else [])
-
-
-def _loss_limits(axes: Any, curves: Sequence[Curve]) -> None:
-    """Set the limits to the range of later losses. They may cut the first tenth of training and a diverged run."""
-    first = max(xs[-1] for xs, _ in curves) / 10
-    after = [value for curve in curves for x, value in zip(*curve, strict=True) if x > first]
-    if len(after) > 1:
-        low, high = min(after), sorted(after)[round(0.97 * (len(after) - 1))]
-        margin = 0.06 * max(high - low, 0.01)
-        axes.set_ylim(low - margin, high + margin)
-
-
-def _validation_curve(result: Result, x: Callable[[dict[str, Any]], float | None]) -> Curve:
-    """The validation loss over x, a function of a line of the metrics."""
-    points = [(x(line), line["val_loss"]) for line in _until_divergence(result, result.evaluations)]
-    known = [(at, loss) for at, loss in points if at is not None]
-    return [at for at, _ in known], [loss for _, loss in known]
-
-
-def validation(group: RunGroup) -> Figure | None:
-    figure, grid = axes_grid()
-    axes = grid[0, 0]
-    curves = _draw_curves(group, axes, lambda result: _validation_curve(result, lambda line: line["step"]))
-    if not curves:
-        return None
-    _loss_limits(axes, curves)
-    _name_lines(axes, "step", "validation loss (nats per token)")
-    return figure
-
-
 def training(group: RunGroup) -> Figure | None:
-    window = _smoothing_window(group)
-    figure, grid = axes_grid()
-    axes = grid[0, 0]
-    curves = _draw_curves(group, axes, lambda r: _averaged(r, "loss", window))
-    if not curves:
-        return None
-    _loss_limits(axes, curves)
-    _name_lines(axes, "step", f"training loss (nats per token{_mean_of(window, ', ')})")
-    return figure
-
-
-def _seconds_curve(result: Result, side_by_side: bool) -> Curve:
-    """The validation loss over the time of training, without that of evaluations."""
-    if side_by_side and result.step_cost is not None:
-        seconds = result.step_cost.seconds
-        return _validation_curve(result, lambda line: line["step"] * seconds)
-    return _validation_curve(result, lambda line: line.get("seconds"))
+    window = steps_per_point(group)
+    series = run_series(group, lambda run: averages(run, "loss", window))
+    return _loss_figure(series, "step", f"training loss (nats per token{_mean_of(window, ', ')})")
 
 
 def wall_time(group: RunGroup) -> Figure | None:
-    figure, grid = axes_grid()
-    axes = grid[0, 0]
-    curves = _draw_curves(group, axes, lambda result: _seconds_curve(result, group.side_by_side))
-    if not curves:
-        return None
-    _loss_limits(axes, curves)
     measured = "steps x seconds per step, measured side by side" if group.side_by_side else SHARED_MACHINE
-    _name_lines(axes, f"training time (seconds)\n{measured}", "validation loss (nats per token)")
-    return figure
+    series = run_series(group, validation_by_seconds)
+    return _loss_figure(series, f"training time (seconds)\n{measured}", f"validation {LOSS}")
 
 
 def gradients(group: RunGroup) -> Figure | None:
-    window = _smoothing_window(group)
+    window = steps_per_point(group)
     # without a spike there is nothing to show below the norm
-    spikes = any(line.get("spikes") for result in group.results for line in result.steps)
+    spikes = any(line.get("spikes") for run in group.results for line in run.steps)
     figure, grid = axes_grid(2 if spikes else 1, size=(6.4, 6.0 if spikes else 4.8), sharex=True)
     upper, lower = grid[0, 0], grid[-1, 0]
-    if not _draw_curves(group, upper, lambda r: _averaged(r, "grad_norm", window)):
+    if not _draw_series(run_series(group, lambda run: averages(run, "grad_norm", window)), upper):
         return None
     upper.set_yscale("log")
     plain_log(upper.yaxis)
     _finish(upper, "", "gradient norm" + _mean_of(window, "\n"))
     if spikes:
-        _draw_curves(group, lower, lambda r: _averaged(r, "spikes", 1))
+        _draw_series(run_series(group, lambda run: averages(run, "spikes", 1)), lower)
         lower.yaxis.get_major_locator().set_params(integer=True)
         lower.set_ylim(0, lower.get_ylim()[1])
         lower.set_ylabel("loss spikes so far")
     lower.set_xlabel("step")
     return figure
-
-
-def differences(group: RunGroup) -> Figure | None:
-    """Every contestant minus a reference: Pre-LN if it finished, else the first that did."""
-    labels = list(group.contestants)
-    finished = [label for label in labels if all(result.finished for result in group.contestants[label])]
-    if len(finished) < 2:
-        return None
-    reference = "pre-ln" if "pre-ln" in finished else finished[0]
-    styles = line_styles(group)
-    rows = []
-    for comparison in comparisons(group):
-        interval = comparison.interval
-        if reference in (comparison.first, comparison.second) and interval is not None:
-            sign, label = (1, comparison.first) if comparison.second == reference else (-1, comparison.second)
-            ends = sorted((sign * interval.low, sign * interval.high))
-            rows.append((label, sign * interval.estimate, ends, comparison.noise))
-    if not rows:
-        return None
-    rows.sort(key=lambda row: row[1])
-    figure, grid = axes_grid(size=(6.4, 1.4 + 0.32 * len(rows)))
-    axes = grid[0, 0]
-    for y, (label, estimate, (low, high), _) in enumerate(rows):
-        if math.isfinite(high - low):
-            axes.hlines([y], [low], [high], color=styles[label][0], lw=2.2)
-        axes.plot([estimate], [y], "o", color=styles[label][0])
-    axes.axvline(0, color=INK, lw=1)
-    axes.set_yticks(range(len(rows)), [label for label, *_ in rows])
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
-    noise = "; ".join(sorted({noise for *_, noise in rows}))
-    _finish(
-        axes, f"validation loss minus that of {reference} (nats per token)\n95% interval, {noise}", "", legend=False
-    )
-    return figure
-
-
-def bowls(group: RunGroup) -> Figure | None:
-    """The loss of every contestant over the learning rate. Rates that failed are marked in a panel above it."""
-    if all(bowl.best is None for bowl in group.bowls.values()):
-        return None
-    from matplotlib.lines import Line2D
-
-    failed = [label for label, bowl in group.bowls.items() if any(map(_failure, bowl.runs.values()))]
-    height = 0.3 + 0.16 * len(failed) if failed else 0.0
-    ratios = (height, 4.4) if failed else (1,)
-    figure, grid = axes_grid(
-        len(ratios), size=(6.4, 4.8 + height), sharex=True, height_ratios=ratios, gridspec_kw={"hspace": 0.02}
-    )
-    upper, lower = grid[0, 0], grid[-1, 0]
-    # a loss after a collapse is far above the others: its line leaves the panel
-    in_scale: list[float] = []
-    styles = line_styles(group)
-    for label in group.contestants:
-        (colour, dash), bowl = styles[label], group.bowls[label]
-        for rate, runs in bowl.runs.items():
-            if failure := _failure(runs):
-                upper.plot([rate], [failed.index(label)], marker=failure[0], color=colour, linestyle="", markersize=6)
-        points = {rate: loss for rate in bowl.runs if (loss := bowl.loss(rate)) is not None}
-        lower.plot(list(points), list(points.values()), color=colour, linestyle=dash, marker=".")
-        in_scale += [loss for rate, loss in points.items() if rate == bowl.best or not _failure(bowl.runs[rate])]
-        if bowl.best is not None:
-            lower.plot([bowl.best], [bowl.loss(bowl.best)], color=colour, marker="o", markersize=8, linestyle="")
-        lower.plot([], [], color=colour, linestyle=dash, label=label)
-    for marker, text in (("o", "chosen rate"), *FAILURES):
-        lower.add_line(Line2D([], [], color=INK, marker=marker, linestyle="", label=text))
-    margin = 0.06 * max(max(in_scale) - min(in_scale), 0.01)
-    lower.set_ylim(min(in_scale) - margin, max(in_scale) + margin)
-    lower.set_xscale("log")
-    lower.set_xticks(group.rates, [f"{rate:g}" for rate in group.rates])
-    lower.set_xticks([], minor=True)
-    if failed:
-        upper.set_ylim(len(failed), -1)
-        upper.set_yticks([])
-        upper.grid(axis="y", visible=False)
-        upper.set_ylabel("failed")
-    _finish(lower, "learning rate (log scale)", "validation loss (nats per token)")
-    return figure
-
-
-# marker and name of what can become of a rate
-FAILURES = (("^", "collapsed"), ("x", "diverged"))
-
-
-def _failure(runs: Sequence[Result]) -> tuple[str, str] | None:
-    """The row of FAILURES for the runs at one learning rate; None if no run failed."""
-    collapsed, diverged = FAILURES
-    if any(run.diverged is not None for run in runs):
-        return diverged
-    return collapsed if any(run.collapsed for run in runs) else None
 
 
 def _heat_map(key: str, unit: str, logarithmic: bool = False) -> Callable[[RunGroup], Figure | None]:
@@ -384,15 +234,9 @@ def _number(value: Any) -> float:
 
 # name of the file: (caption, function that draws it)
 FIGURES: dict[str, tuple[str, Callable[[RunGroup], Any]]] = {
-    "validation": ("Validation loss by step (val_loss)", validation),
     "training": ("Training loss by step (loss; the axis says if it is a mean of several steps)", training),
     "time": ("Validation loss by training time (val_loss; the axis names the source of the time)", wall_time),
-    "bowls": ("Validation loss by learning rate (val_loss of the last step, mean over seeds)", bowls),
     "gradients": ("Gradient norm by step, and loss spikes if there were any (grad_norm, spikes)", gradients),
-    "differences": (
-        "Validation loss of each contestant minus that of a reference (val_documents, or val_loss by seed)",
-        differences,
-    ),
     "angle": (
         "Mean angle by which each sublayer turns the stream (sublayers.angle_mean, first seed)",
         _heat_map("angle_mean", "angle (radians)"),

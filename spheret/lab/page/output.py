@@ -10,7 +10,7 @@ from typing import Any
 from spheret.lab.page import tables
 from spheret.lab.page.charts import Chart
 from spheret.lab.page.page import page
-from spheret.lab.sections.sections import Section
+from spheret.lab.sections.section import Section
 from spheret.support.figure_style import Drawing
 from spheret.support.files import write_atomically
 

@@ -21,7 +21,7 @@ from markupsafe import Markup, escape
 
 from spheret.lab.page.charts import Chart
 from spheret.lab.page.tables import BEST, SECOND
-from spheret.lab.sections.sections import Section
+from spheret.lab.sections.section import Section
 from spheret.support.figure_style import GRID, INK, PALETTE, Drawing
 
 FOLDER = Path(__file__).parent

@@ -5,7 +5,7 @@ from __future__ import annotations
 from spheret.certificates import certificate
 from spheret.lab.page.tables import Table, TableCell
 from spheret.lab.runs import RunGroup
-from spheret.lab.sections.sections import Section
+from spheret.lab.sections.section import Section
 from spheret.runs.layout import CERTIFICATE
 
 

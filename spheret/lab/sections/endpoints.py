@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from spheret.lab.endpoints import Comparison, EndpointAnswer, Stress
 from spheret.lab.page.tables import Table, TableCell
 from spheret.lab.rows import FINISHED
-from spheret.lab.sections.sections import Section
+from spheret.lab.sections.section import Section
 from spheret.lab.words import listed, p_words
 
 NONE = TableCell("-")

@@ -1,48 +1,28 @@
-"""The section on runs that diverged or collapsed: the step, the sublayer, and what to try."""
+"""What went wrong in runs that diverged or collapsed, and what to try, in words."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from spheret.analysis.failure import failure_of
-from spheret.lab.page.tables import Table, TableCell
-from spheret.lab.runs import RunGroup
-from spheret.lab.sections.sections import Section
+from spheret.lab.runs import Result
 
 # a page explains so many runs in words; the table has them all
 MOST = 6
 
 
-def failures_section(group: RunGroup) -> Section | None:
-    """What went wrong; None if no run failed."""
-    rows, paragraphs = [], []
-    for result in group.results:
-        failure = failure_of(result.run, result.lines)
-        if failure is None:
-            continue
-        name = f"{result.label}, seed {result.seed}"
-        lowest = TableCell("-")
-        if failure.lowest is not None:
-            step, loss = failure.lowest
-            lowest = TableCell(f"{loss:.3f} at step {step}", loss, f"{result.name}[{step}].loss")
-        rows.append(
-            [
-                TableCell(name),
-                TableCell(failure.what),
-                TableCell(str(failure.step), float(failure.step), f"{result.name}[{failure.step}].step"),
-                TableCell(failure.place),
-                lowest,
-                TableCell(f"{result.rate:g}", result.rate, result.rate_source),
-            ]
+def advice_words(results: Sequence[Result]) -> list[str]:
+    """Where the failure of each of the first runs began and what to try; empty if no run failed."""
+    found = [(result, failure) for result in results if (failure := failure_of(result.run, result.lines)) is not None]
+    texts = [
+        f"{result.label}, learning rate {result.rate:g}, seed {result.seed}. {failure.sentence} {failure.what_to_try}"
+        for result, failure in found[:MOST]
+    ]
+    if len(found) > MOST:
+        texts.append(f"The table has the other {len(found) - MOST} runs that failed.")
+    if texts:
+        texts.append(
+            "The flags are for a new run. A resumed run would compute the same values again. --init-from starts from "
+            "the weights of a checkpoint that was saved before the step. spheret inspect shows every sublayer of one."
         )
-        if len(rows) <= MOST:
-            paragraphs.append(f"{name}. {failure.sentence} {failure.what_to_try}")
-    if not rows:
-        return None
-    if len(rows) > MOST:
-        paragraphs.append(f"The table has the other {len(rows) - MOST} runs that failed.")
-    paragraphs.append(
-        "The flags are for a new run. A resumed run would compute the same values again. --init-from starts from "
-        "the weights of a checkpoint that was saved before the step. spheret inspect shows every sublayer of one."
-    )
-    columns = ["run", "what happened", "step", "where", "lowest loss before", "lr"]
-    table = Table("failures", "Runs that diverged or collapsed", columns, rows)
-    return Section("failures", "What went wrong, and what to try", paragraphs, [table])
+    return texts

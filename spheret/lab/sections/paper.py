@@ -9,7 +9,7 @@ from functools import partial
 from spheret.evaluate.tasks import PAPER_COLUMNS
 from spheret.lab.page.tables import Table, TableCell
 from spheret.lab.runs import Number, Result, RunGroup
-from spheret.lab.sections.sections import Section, format_loss, format_perplexity, number_cell, perplexity
+from spheret.lab.sections.section import Section, format_loss, format_perplexity, number_cell, perplexity
 from spheret.lab.sections.zero_shot import MARKS, average_accuracy, evaluation_marks, zero_shot_number
 from spheret.paper.assumptions import READINGS
 from spheret.paper.departures import departures, recipe_of
@@ -52,7 +52,7 @@ class RunsBesideThePaper:
     def __init__(self, groups: Sequence[RunGroup]) -> None:
         self.candidates: dict[PaperRun, list[Candidate]] = {}
         for group in groups:
-            for runs in group.by_rate:
+            for runs in (runs for rates in group.by_rate.values() for runs in rates.values()):
                 recipe = recipe_of(runs[0].run.config.as_dict())
                 if recipe is not None and all(run.finished for run in runs):
                     found = [text for run in runs for text in departures(run.run.config.as_dict(), recipe)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from spheret.lab.runs import RunGroup
-from spheret.lab.sections.sections import Quote, Section
+from spheret.lab.sections.section import Quote, Section
 from spheret.runs.layout import SAMPLE
 from spheret.runs.run_sample import read_run_sample
 

@@ -7,7 +7,7 @@ import math
 from spheret.lab.answers import sound
 from spheret.lab.figures.parts import slug
 from spheret.lab.page.tables import Table, TableCell
-from spheret.lab.sections.sections import Section
+from spheret.lab.sections.section import Section
 from spheret.lab.transfer import Found, Move, Transfer, tries_at
 
 

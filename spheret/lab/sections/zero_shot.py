@@ -9,7 +9,7 @@ from typing import Any
 from spheret.evaluate import eval_json
 from spheret.lab.page.tables import Table, TableCell
 from spheret.lab.runs import Number, Result, RunGroup
-from spheret.lab.sections.sections import Section
+from spheret.lab.sections.section import Section
 from spheret.runs.layout import EVAL
 
 MARKS = (

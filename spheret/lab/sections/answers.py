@@ -1,4 +1,4 @@
-"""The sections of a study's page. Every number carries its source: RUN.KEY is a key of that run's row."""
+"""The sections that rows alone decide. Every number carries its source: RUN.KEY is a key of that run's row."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from spheret.lab.endpoints import EndpointAnswer
 from spheret.lab.figures.parts import MOST, slug
 from spheret.lab.ladders import Climb, Ladder
 from spheret.lab.page.tables import Table, TableCell, ranked
-from spheret.lab.rows import FINAL, FLOOR, STRESS, TUNE, Key, Row
+from spheret.lab.rows import FINAL, FINISHED, FLOOR, STRESS, TUNE, Key, Row
+from spheret.lab.runs import Result
 from spheret.lab.sections.endpoints import endpoints_section
-from spheret.lab.sections.sections import Section
+from spheret.lab.sections.failures import advice_words
+from spheret.lab.sections.section import Section
 from spheret.lab.sections.transfer import transfer_section
 from spheret.lab.stages import stage_of
 from spheret.lab.transfer import transfers
@@ -28,15 +30,14 @@ STALLED = (
 )
 
 
-def sections_of(
+def answer_sections(
     answers: Sequence[GroupAnswer],
     ladders: Sequence[Ladder],
-    rows: Mapping[Key, Row],
     endpoints: Sequence[EndpointAnswer] = (),
+    results: Mapping[Key, Result] | None = None,
 ) -> list[Section]:
-    """Every section of the page: the answer first, the receipts last."""
-    compared = [answer for answer in answers if answer.group.part.seeds]
-    maps = [answer for answer in answers if not answer.group.part.seeds]
+    """The sections of every page, the answer first. results: the runs whose directories are here, by their keys."""
+    compared = [answer for answer in answers if answer.group.part.compared_with]
     # a study of maps alone is about transfer
     opening = not compared
     moves = [transfer_section(each, first=opening and not place) for place, each in enumerate(transfers(answers))]
@@ -47,14 +48,14 @@ def sections_of(
         *(_answer_section(each, first=not (opening and moves) and not place) for place, each in enumerate(begun)),
         endpoints_section(endpoints),
         _losses_section(compared),
+        _curves_section(compared),
         _bowls_section(compared),
         *map(_ladder_section, ladders),
         *(() if opening else moves),
         _pairs_section(compared),
         _costs_section(compared),
-        _failures_section(answers, maps),
+        _failures_section(answers, results or {}),
         _missing_section(answers),
-        *_receipts(answers, rows),
     ]
     return [section for section in parts if section is not None]
 
@@ -82,10 +83,15 @@ def _layout_source(answer: GroupAnswer) -> str:
 
 def _answer_section(answer: GroupAnswer, first: bool) -> Section:
     name = slug(answer.group.name)
-    figures = [f"{name}-answer"] if answer.group.part.seeds else [f"{name}-collapse"]
+    figures = [f"{name}-answer"] if answer.group.part.compared_with else [f"{name}-collapse"]
     paragraphs = [answer_sentence(answer), *(limits(answer) if answer.rows else [])]
     title = f"The answer: {answer.group.title}" if first else answer.group.title
     return Section(f"answer-{name}", title, paragraphs, (), figures, opening=first)
+
+
+def _curves_section(answers: Sequence[GroupAnswer]) -> Section | None:
+    names = [f"{slug(answer.group.name)}-curves" for answer in answers if any(row.curve for row in answer.rows)]
+    return Section("curves", "Curves", (), (), names) if names else None
 
 
 def _losses_section(answers: Sequence[GroupAnswer]) -> Section | None:
@@ -110,7 +116,7 @@ def _floors_table(answers: Sequence[GroupAnswer]) -> Table | None:
             )
             cells = [text, TableCell(_interval(floor.interval.low, floor.interval.high))]
         seen = NONE if answer.seen is None else TableCell(f"{answer.seen:.4f}", answer.seen, _layout_source(answer))
-        count = TableCell(f"{len(floor.rows)} of {answer.group.part.seeds}")
+        count = TableCell(f"{len(floor.rows)} of {answer.group.part.compared_with}")
         rows.append([TableCell(answer.group.name), TableCell(floor.label), *cells, count, seen])
     if not rows:
         return None
@@ -147,15 +153,17 @@ def _losses_table(answer: GroupAnswer) -> Table:
                 rate,
                 NONE if entry.failed else mean_cell(runs),
                 interval,
-                _gap_cell(gap, source),
+                _gap_cell(gap, source) if answer.layout is not None else _plain_gap(answer, entry),
                 NONE if gap is None else TableCell(p_words(gap.p)[2:].removeprefix("= "), gap.p, source),
-                TableCell(f"{len(runs)} of {answer.group.part.seeds}"),
+                TableCell(f"{len(runs)} of {answer.group.part.compared_with}"),
                 TableCell("; ".join(filter(None, [entry.reason or "compared", *_remarks(answer, entry)]))),
             ]
         )
+    seeds = "fresh seeds that all compared contestants have in common"
+    if not answer.group.part.fresh:
+        seeds = "the seeds that chose it, so that the losses are slightly optimistic"
     notes = [
-        "Each contestant at its own best learning rate, on fresh seeds that all compared contestants have in common. "
-        "Losses are in nats per token.",
+        f"Each contestant at its own best learning rate, on {seeds}. Losses are in nats per token.",
         f"The intervals are to be compared with each other: they leave out that a seed moves all contestants "
         f"together. {CORRECTED}",
         "Bold is the lowest and underlined the second lowest. This is a ranking: the verdicts are in the table of "
@@ -165,6 +173,16 @@ def _losses_table(answer: GroupAnswer) -> Table:
         notes.append(STALLED)
     table = Table(f"losses-{name}", f"{answer.group.title}: loss", columns, rows, notes)
     return ranked(table, ["val loss"], unranked)
+
+
+def _plain_gap(answer: GroupAnswer, entry: Entry) -> TableCell:
+    """The difference of two losses that have no noise to measure it by, such as those of one seed."""
+    other = answer.by_label[answer.reference]
+    if not (math.isfinite(entry.mean) and math.isfinite(other.mean)) or entry is other:
+        return NONE
+    runs = [", ".join(f"{row.run}.val_loss" for row in each.finals.values()) for each in (entry, other)]
+    value = entry.mean - other.mean
+    return TableCell(f"{value:+.4f}", value, f"mean({runs[0]}) - mean({runs[1]})")
 
 
 def _remarks(answer: GroupAnswer, entry: Entry) -> list[str]:
@@ -177,7 +195,7 @@ def _remarks(answer: GroupAnswer, entry: Entry) -> list[str]:
 
 
 def _bowls_section(answers: Sequence[GroupAnswer]) -> Section | None:
-    begun = [answer for answer in answers if any(entry.tries for entry in answer.entries)]
+    begun = [answer for answer in answers if any(len({row.rate for row in e.tries}) > 1 for e in answer.entries)]
     if not begun:
         return None
     columns = ["contestant", "rates tried", "best rate", "val loss there", "low end", "high end", "width", "state"]
@@ -190,7 +208,9 @@ def _bowls_section(answers: Sequence[GroupAnswer]) -> Section | None:
     paragraphs = [
         "How much a contestant depends on its learning rate. The width is the factor between the ends of the range "
         "in which the loss is at most 0.05 above the best. An end is open if it was not found in the range that was "
-        "tried. These runs chose the rate, so that their losses are not those of the verdicts."
+        "tried."
+        + " These runs chose the rate, so that their losses are not those of the verdicts."
+        * begun[0].group.part.fresh
     ]
     figures = [f"{slug(answer.group.name)}-bowls" for answer in begun]
     return Section("bowls", "Learning rates", paragraphs, tables, figures)
@@ -348,29 +368,32 @@ def _costs_section(answers: Sequence[GroupAnswer]) -> Section | None:
     return Section("costs", "Loss per token, per FLOP and per second", paragraphs, tables)
 
 
-def _failures_section(answers: Sequence[GroupAnswer], maps: Sequence[GroupAnswer]) -> Section:
-    failed = [row for answer in answers for row in answer.rows if row.state != "finished" or row.stalled]
+def _failures_section(answers: Sequence[GroupAnswer], results: Mapping[Key, Result]) -> Section:
+    failed = [(each, row) for each in answers for row in each.rows if row.state != FINISHED or row.stalled]
+    title = "What collapsed or diverged"
     if not failed:
-        return Section("failures", "What collapsed or diverged", ["No run that has ended collapsed or diverged."])
+        return Section("failures", title, ["No run that has ended collapsed or diverged."])
     rows = [
         [
             TableCell(row.run),
-            *map(
-                TableCell, (row.group, row.contestant, f"{row.rate:g}", str(row.seed), stage_of(row.key), row.outcome)
-            ),
+            *map(TableCell, (row.group, row.contestant, f"{row.rate:g}", str(row.seed))),
+            TableCell(stage_of(row.key, answer.group.part.fresh)),
+            TableCell(row.outcome),
             TableCell(row.reason),
         ]
-        for row in failed
+        for answer, row in failed
     ]
-    counts = Counter("stalled" if row.stalled else row.state for row in failed)
+    counts = Counter("stalled" if row.stalled else row.state for _, row in failed)
     text = (
         f"{', '.join(f'{count} {state}' for state, count in sorted(counts.items()))}. Collapsed: all tokens had one "
         "direction and the loss stayed that of token frequencies. Diverged: a guard stopped the run or marked it. A "
-        f"contestant with such a run among its fresh seeds is not compared. {STALLED}"
+        f"contestant with such a run among its seeds is not compared. {STALLED}"
     )
     columns = ["run", "group", "contestant", "learning rate", "seed", "stage", "state", "why"]
     table = Table("failures", "Runs that collapsed, diverged or stalled", columns, rows)
-    return Section("failures", "What collapsed or diverged", [text], [table])
+    return Section(
+        "failures", title, [text, *advice_words([results[r.key] for _, r in failed if r.key in results])], [table]
+    )
 
 
 def _missing_section(answers: Sequence[GroupAnswer]) -> Section:
@@ -393,7 +416,7 @@ def _missing_section(answers: Sequence[GroupAnswer]) -> Section:
     return Section("not-run", "What was not run", [text], [Table("not-run", "Runs still to come", columns, rows)])
 
 
-def _receipts(answers: Sequence[GroupAnswer], rows: Mapping[Key, Row]) -> list[Section]:
+def receipts(answers: Sequence[GroupAnswer], rows: Mapping[Key, Row]) -> list[Section]:
     asked = {row.key: row for answer in answers for row in answer.rows}
     runs = {row.run: row for row in asked.values()}
     hours = math.fsum(row.seconds * (row.threads or 1) for row in runs.values()) / 3600

@@ -1,10 +1,10 @@
-"""The sections of a report: paragraphs, tables and names of figures. page.html.jinja decides how they look."""
+"""The sections that need the run directories: what was run, its numbers, the stream, and where they are from."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -12,95 +12,22 @@ import msgspec
 
 from spheret.connections import scheme
 from spheret.lab.page.tables import Table, TableCell, ranked
-from spheret.lab.runs import RATE_SETTINGS, WINDOW, Bowl, Number, Result, RunGroup
-from spheret.lab.statistics import mean_and_deviation
-from spheret.lab.verdicts import EVALUATION_NOISE
+from spheret.lab.rows import FINISHED, MOST_LAST
+from spheret.lab.runs import RATE_SETTINGS, Number, Result, RunGroup
+from spheret.lab.sections.section import Section, format_loss, format_perplexity, number_cell, perplexity
 from spheret.runs.layout import CONFIG, METRICS
 from spheret.runs.records import corpus_name
 
 
-@dataclass(frozen=True)
-class Quote:
-    """A text that is shown as it stands, under a name. source: where it is from."""
-
-    name: str
-    text: str
-    source: str
-
-
-@dataclass(frozen=True)
-class Section:
-    """A heading with paragraphs, tables, figures and quotes.
-
-    A folded section is closed until the reader opens it. An opening section is a first screen: its paragraphs are
-    set large, and its figure and its table stand side by side.
-    """
-
-    name: str
-    title: str
-    paragraphs: Sequence[str] = field(default_factory=tuple)
-    tables: Sequence[Table] = field(default_factory=tuple)
-    figures: Sequence[str] = field(default_factory=tuple)
-    quotes: Sequence[Quote] = field(default_factory=tuple)
-    folded: bool = False
-    opening: bool = False
-
-
-def format_loss(value: float) -> str:
-    return f"{value:.3f}"
-
-
-def format_perplexity(value: float) -> str:
-    return f"{value:.2f}" if value < 1000 else f"{value:,.0f}"
-
-
-def perplexity(loss: Number | None) -> Number | None:
-    """exp(loss), or None if there is no loss or the result would overflow a float."""
-    if loss is None or loss.value > 700:
-        return None
-    return Number(math.exp(loss.value), f"exp({loss.source})")
-
-
-def number_cell(
-    numbers: Sequence[Number | None], format_number: Callable[[float], str], missing: str = "-"
-) -> TableCell:
-    """A cell from one number per seed: the number itself, or the mean and standard deviation of several.
-
-    The cell shows `missing` if a number is missing.
-    """
-    present = [number for number in numbers if number is not None]
-    if not present or len(present) < len(numbers):
-        return TableCell(missing)
-    if len(present) == 1:
-        return TableCell(format_number(present[0].value), present[0].value, present[0].source)
-    mean, deviation = mean_and_deviation([number.value for number in present])
-    sources = ", ".join(number.source for number in present)
-    text = f"{format_number(mean)} \u00b1 {format_number(deviation)}"
-    return TableCell(text, mean, f"mean({sources}) \u00b1 sd({sources})")
-
-
-def rate_cell(bowl: Bowl) -> TableCell:
-    """The learning rate at which a contestant is reported."""
-    mark = "" if not bowl.edges else " (edge)" if bowl.best is not None else " (not chosen)"
-    return TableCell(f"{bowl.reported:g}{mark}", bowl.reported, bowl.runs[bowl.reported][0].rate_source)
-
-
-ONE_SEED = (
-    "One seed can show a collapse, a divergence or a large gap. It cannot tell which of two close losses would be "
-    "lower with another seed."
-)
-
-
 def _tuning_in_words(group: RunGroup) -> list[str]:
     """How the learning rates were chosen, what that does to the losses, and what comes next."""
-    grids = {tuple(bowl.runs) for bowl in group.bowls.values()}
+    grids = {tuple(sorted(rates)) for rates in group.by_rate.values()}
     grid = ", ".join(f"{rate:g}" for rate in group.rates)
     rates = f"at {len(group.rates)} learning rates ({grid})" if len(grids) == 1 else f"at some of the rates {grid}"
     optimistic = "equally for all" if len(grids) == 1 else "more so for those that were trained at more rates"
     return [
-        f"Every contestant was trained {rates}. It is reported at its best rate, the one with the lowest validation "
-        f"loss. The same validation loss is reported, so it is slightly optimistic, {optimistic}.",
-        *([ONE_SEED] if group.one_seed else []),
+        f"Every contestant was trained {rates}. It is shown at its best rate, the one with the lowest validation "
+        f"loss. The same validation loss is shown, so it is slightly optimistic, {optimistic}.",
         "To go on, run spheret study: it brackets the best rate of each contestant, and compares the contestants "
         "with fresh seeds at their best rates.",
     ]
@@ -125,8 +52,8 @@ def _describe_seeds(group: RunGroup) -> str:
     if group.one_seed:
         opening = "One seed" if len(group.seeds) == 1 else "One seed per contestant, not the same for all"
         return (
-            f"{opening} ({seeds}). Another seed would change every number by an unknown amount. Therefore no "
-            f'comparison has a winner, and intervals are labelled "{EVALUATION_NOISE}".'
+            f"{opening} ({seeds}). It can show a collapse, a divergence or a large gap. It cannot tell which of two "
+            "close losses would be lower with another seed."
         )
     return f"{len(group.seeds)} seeds ({seeds}). The tables show means and standard deviations over seeds."
 
@@ -171,13 +98,13 @@ def summary_section(group: RunGroup) -> Section:
     opening = f"{count} contestant{'s' * (count != 1)}. All runs share: {_shared_settings(group)}."
     tuning: list[str] = []
     definition = "A scheme is a way to join the branches of a network to its residual stream."
-    settings = [key for key in group.differing if not (group.bowls and key in RATE_SETTINGS)]
+    settings = [key for key in group.differing if not (group.tuned and key in RATE_SETTINGS)]
     definition += f" A contestant is a scheme with its options{' and settings' * bool(settings)}."
     if settings:
         definition += (
             f" The runs differ in {', '.join(settings)}. A name leaves out the value that most of the runs have."
         )
-    if group.bowls:
+    if group.tuned:
         tuning = _tuning_in_words(group)
     paragraphs = [opening, definition, *tuning, _describe_seeds(group), *_warnings(group)]
     table = _differences_table(group)
@@ -194,8 +121,8 @@ def _differences_table(group: RunGroup) -> Table | None:
         built = scheme(config.model.scheme, **config.model.scheme_options)
         options = {option.name: getattr(built, option.name) for option in fields(built) if option.name != "name"}
         settings = {**config.settings("model"), **config.settings("train")}
-        # with bowls, min_lr is the same part of every lr
-        differing = [key for key in group.differing if not (group.bowls and key == "min_lr")]
+        # where rates are tuned, min_lr is the same part of every lr
+        differing = [key for key in group.differing if not (group.tuned and key == "min_lr")]
         rows[label] = {key: _as_text(settings.get(key)) for key in differing}
         rows[label] |= {name: _as_text(value) for name, value in options.items() if name not in rows[label]}
     # an option that some schemes lack is shown if those that have it differ
@@ -229,7 +156,7 @@ def _log_link(group: RunGroup, result: Result) -> str:
 def results_section(group: RunGroup) -> Section:
     columns = [
         "contestant",
-        *(["lr"] if group.bowls else []),
+        *(["lr"] if group.tuned else []),
         "train loss",
         "val loss",
         "perplexity",
@@ -243,14 +170,14 @@ def results_section(group: RunGroup) -> Section:
     rows, unranked = [], []
     for label, runs in group.contestants.items():
         diverged = any(run.diverged is not None for run in runs)
-        if any(not run.finished for run in runs):
+        if any(run.row is None or run.row.state != FINISHED for run in runs):
             unranked.append(label)
         with_losses = [] if diverged else runs
         missing = "diverged" if diverged else "-"
         rows.append(
             [
                 TableCell(label),
-                *([rate_cell(group.bowls[label])] if group.bowls else []),
+                *([TableCell(f"{runs[0].rate:g}", runs[0].rate, runs[0].rate_source)] if group.tuned else []),
                 number_cell([run.train_loss for run in with_losses], format_loss, missing),
                 number_cell([run.val_loss for run in with_losses], format_loss, missing),
                 number_cell([perplexity(run.val_loss) for run in with_losses], format_perplexity, missing),
@@ -262,13 +189,10 @@ def results_section(group: RunGroup) -> Section:
                 TableCell("; ".join(dict.fromkeys(run.state for run in runs))),
             ]
         )
-    fewest_steps = min((len(run.steps) for run in group.results if run.finished), default=WINDOW)
-    window = f"the last {WINDOW} steps" + (", or over all steps if there are fewer" * (fewest_steps < WINDOW))
     notes = [
-        f"Losses are in nats per token. Train loss is the mean over {window}. Val loss is that of the last "
-        f"evaluation. Perplexity is exp(val loss).",
-        "Bold is the lowest and underlined the second lowest among finished runs. This is a ranking, not a verdict: "
-        "the verdicts are in the table of comparisons.",
+        f"Losses are in nats per token. Train loss is the mean over the last tenth of the steps, at most "
+        f"{MOST_LAST} of them. Val loss is that of the last evaluation. Perplexity is exp(val loss).",
+        "Bold is the lowest and underlined the second lowest among finished runs. This is a ranking, not a verdict.",
         "Spikes counts the steps whose loss was far above the recent losses.",
         "Seconds and tokens/s were taken while each run trained. They also depend on what shared the machine with "
         "it, such as other runs of a race.",
@@ -350,14 +274,14 @@ def stream_section(group: RunGroup) -> Section:
 
 
 def provenance_section(group: RunGroup) -> Section:
-    every = [result for runs in group.by_rate for result in runs]
-    rate = ["lr"] if group.bowls else []
+    every = group.every
+    rate = ["lr"] if group.tuned else []
     columns = ["run", "contestant", *rate, "seed", "train loss", "val loss", "perplexity", "state"]
     rows = [
         [
             TableCell(result.name, href=_file_link(group, result, "")),
             TableCell(result.label),
-            *([TableCell(f"{result.rate:g}", result.rate, result.rate_source)] if group.bowls else []),
+            *([TableCell(f"{result.rate:g}", result.rate, result.rate_source)] if group.tuned else []),
             TableCell(str(result.seed)),
             number_cell([result.train_loss], format_loss),
             number_cell([result.val_loss], format_loss),
