@@ -12,6 +12,7 @@ from typing import Any
 from spheret.report.figure_style import line_styles
 from spheret.report.results import Result, RunGroup
 from spheret.report.statistics import mean_and_deviation
+from spheret.runs.metrics import MetricsRecord
 from spheret.support.figure_style import PALETTE
 
 # x, y: the names of the axes. xs: every list of places, each once. series: one per contestant, with its lines.
@@ -32,7 +33,7 @@ def charts(group: RunGroup) -> dict[str, Chart]:
     every = max(1, -(-steps // MOST_POINTS))
     of_steps = f", each point the mean of {every} steps" if every > 1 else ""
     found = {
-        "validation": _chart(group, _losses(lambda run, line: line["step"]), "step", f"validation {LOSS}"),
+        "validation": _chart(group, _losses(lambda run, line: line.step), "step", f"validation {LOSS}"),
         "training": _chart(
             group, _means("loss", every), "step", f"training {LOSS}{of_steps}", window=-(-window // every)
         ),
@@ -49,25 +50,27 @@ def charts(group: RunGroup) -> dict[str, Chart]:
     return {name: chart for name, chart in found.items() if chart is not None}
 
 
-def _measured_seconds(run: Result, line: dict[str, Any]) -> float | None:
-    return None if run.step_cost is None else line["step"] * run.step_cost.seconds
+def _measured_seconds(run: Result, line: MetricsRecord) -> float | None:
+    return None if run.step_cost is None else line.step * run.step_cost.seconds
 
 
-def _own_seconds(run: Result, line: dict[str, Any]) -> float | None:
-    return line.get("seconds")
+def _own_seconds(run: Result, line: MetricsRecord) -> float | None:
+    return line.seconds
 
 
-def _healthy(run: Result, lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def _healthy(run: Result, lines: Iterable[MetricsRecord]) -> list[MetricsRecord]:
     """The lines up to the step at which the run diverged: what comes after is on no common scale."""
-    return [line for line in lines if run.diverged is None or line["step"] <= run.diverged[0]]
+    return [line for line in lines if run.diverged is None or line.step <= run.diverged[0]]
 
 
-def _losses(x: Callable[[Result, dict[str, Any]], float | None]) -> Callable[[Result], Points]:
+def _losses(x: Callable[[Result, MetricsRecord], float | None]) -> Callable[[Result], Points]:
     """The validation losses of a run over x."""
 
     def points(run: Result) -> Points:
         known = [
-            (at, line["val_loss"]) for line in _healthy(run, run.evaluations) if (at := x(run, line)) is not None
+            (at, line.val_loss)
+            for line in _healthy(run, run.evaluations)
+            if line.val_loss is not None and (at := x(run, line)) is not None
         ]
         stride = max(1, -(-len(known) // MOST_POINTS))
         # counted from the end, so that the last one stays
@@ -81,10 +84,10 @@ def _means(key: str, every: int) -> Callable[[Result], Points]:
     """The means of a key over so many steps each, at the last step of each."""
 
     def points(run: Result) -> Points:
-        lines = [line for line in _healthy(run, run.steps) if isinstance(line.get(key), (int, float))]
+        lines = [line for line in _healthy(run, run.steps) if getattr(line, key) is not None]
         parts = [lines[start : start + every] for start in range(0, len(lines), every)]
-        means = [mean_and_deviation([float(line[key]) for line in part])[0] for part in parts]
-        return [part[-1]["step"] for part in parts], means
+        means = [mean_and_deviation([float(getattr(line, key)) for line in part])[0] for part in parts]
+        return [part[-1].step for part in parts], means
 
     return points
 

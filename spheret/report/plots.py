@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from spheret.report.figure_style import line_styles
 from spheret.report.results import Result, RunGroup
 from spheret.report.verdicts import comparisons
+from spheret.runs.metrics import MetricsRecord
 from spheret.support.figure_style import INK, Drawing, axes_grid, own_style, plain_log, render
 
 if TYPE_CHECKING:
@@ -68,9 +69,9 @@ def _draw_curves(group: RunGroup, axes: Axes, curve: Callable[[Result], Curve]) 
     return normal or diverged
 
 
-def _until_divergence(result: Result, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _until_divergence(result: Result, lines: Sequence[MetricsRecord]) -> list[MetricsRecord]:
     """The lines up to the step at which the run diverged: what comes after is not on the scale of the others."""
-    return [line for line in lines if result.diverged is None or line["step"] <= result.diverged[0]]
+    return [line for line in lines if result.diverged is None or line.step <= result.diverged[0]]
 
 
 def _finish(axes: Axes, x: str, y: str, legend: bool = True) -> None:
@@ -152,12 +153,12 @@ def _mean_of(window: int, separator: str) -> str:
 
 def _averaged(result: Result, key: str, window: int) -> Curve:
     """The moving average of a key: at each step, the mean over the last `window` steps."""
-    lines = [line for line in _until_divergence(result, result.steps) if isinstance(line.get(key), (int, float))]
+    lines = [line for line in _until_divergence(result, result.steps) if getattr(line, key) is not None]
     sums = [0.0]
     for line in lines:
-        sums.append(sums[-1] + line[key])
+        sums.append(sums[-1] + getattr(line, key))
     size = min(window, len(lines))
-    steps = [line["step"] for line in lines][size - 1 :] if lines else []
+    steps = [line.step for line in lines][size - 1 :] if lines else []
     return _thinned(steps, [(sums[i] - sums[i - size]) / size for i in range(size, len(sums))] if lines else [])
 
 
@@ -171,17 +172,17 @@ def _loss_limits(axes: Any, curves: Sequence[Curve]) -> None:
         axes.set_ylim(low - margin, high + margin)
 
 
-def _validation_curve(result: Result, x: Callable[[dict[str, Any]], float | None]) -> Curve:
+def _validation_curve(result: Result, x: Callable[[MetricsRecord], float | None]) -> Curve:
     """The validation loss over x, a function of a line of the metrics."""
-    points = [(x(line), line["val_loss"]) for line in _until_divergence(result, result.evaluations)]
-    known = [(at, loss) for at, loss in points if at is not None]
+    points = [(x(line), line.val_loss) for line in _until_divergence(result, result.evaluations)]
+    known = [(at, loss) for at, loss in points if at is not None and loss is not None]
     return [at for at, _ in known], [loss for _, loss in known]
 
 
 def validation(group: RunGroup) -> Figure | None:
     figure, grid = axes_grid()
     axes = grid[0, 0]
-    curves = _draw_curves(group, axes, lambda result: _validation_curve(result, lambda line: line["step"]))
+    curves = _draw_curves(group, axes, lambda result: _validation_curve(result, lambda line: line.step))
     if not curves:
         return None
     _loss_limits(axes, curves)
@@ -205,8 +206,8 @@ def _seconds_curve(result: Result, side_by_side: bool) -> Curve:
     """The validation loss over the time of training, without that of evaluations."""
     if side_by_side and result.step_cost is not None:
         seconds = result.step_cost.seconds
-        return _validation_curve(result, lambda line: line["step"] * seconds)
-    return _validation_curve(result, lambda line: line.get("seconds"))
+        return _validation_curve(result, lambda line: line.step * seconds)
+    return _validation_curve(result, lambda line: line.seconds)
 
 
 def wall_time(group: RunGroup) -> Figure | None:
@@ -224,7 +225,7 @@ def wall_time(group: RunGroup) -> Figure | None:
 def gradients(group: RunGroup) -> Figure | None:
     window = _smoothing_window(group)
     # without a spike there is nothing to show below the norm
-    spikes = any(line.get("spikes") for result in group.results for line in result.steps)
+    spikes = any(line.spikes for result in group.results for line in result.steps)
     figure, grid = axes_grid(2 if spikes else 1, size=(6.4, 6.0 if spikes else 4.8), sharex=True)
     upper, lower = grid[0, 0], grid[-1, 0]
     if not _draw_curves(group, upper, lambda r: _averaged(r, "grad_norm", window)):
@@ -340,10 +341,10 @@ def _heat_map(key: str, unit: str, logarithmic: bool = False) -> Callable[[RunGr
 
         panels = []
         for label in group.contestants:
-            lines = [line for line in group.contestants[label][0].evaluations if line.get("sublayers")]
-            grid = [[_number(sublayer.get(key)) for sublayer in line["sublayers"]] for line in lines]
+            lines = group.contestants[label][0].evaluations
+            grid = [[_number(getattr(sublayer, key)) for sublayer in line.sublayers or ()] for line in lines]
             if grid and np.isfinite(np.array(grid)).any():
-                panels.append((label, [line["step"] for line in lines], np.array(grid).T))
+                panels.append((label, [line.step for line in lines], np.array(grid).T))
         if not panels:
             return None
         finite = np.concatenate([values[np.isfinite(values)] for *_, values in panels])

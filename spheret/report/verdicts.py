@@ -115,7 +115,7 @@ def compare(first_runs: Sequence[Result], second_runs: Sequence[Result]) -> Comp
         return Comparison(first, second, "not compared: no seed in common")
     if len(shared) > 1:
         return _compare_over_seeds(first, second, shared)
-    documents = [(run.validation or {}).get("val_documents") for run in shared[0]]
+    documents = [None if run.validation is None else run.validation.val_documents for run in shared[0]]
     if not documents[0] or not documents[1]:
         return Comparison(first, second, "not compared: no validation documents")
     interval = over_documents(documents[0], documents[1])

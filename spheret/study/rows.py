@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from spheret.model.monitor import ENTROPY_MARGIN
 from spheret.plan.cost import optimizer_flops, step_flops
 from spheret.runs.layout import CONFIG
+from spheret.runs.metrics import MetricsRecord
 from spheret.runs.run import Run, open_run
 from spheret.support import files
 from spheret.support.documents import Count, Lines, Positive, Record
@@ -121,13 +122,12 @@ def row_of(directory: Path, key: Key) -> Row | None:
         return None
     run = open_run(directory)
     lines = run.metrics()
-    last = lines[-1] if lines else {}
-    stopped = last.get("stopped")
-    if not stopped and last.get("step", 0) < run.steps:
+    if not lines or (not lines[-1].stopped and lines[-1].step < run.steps):
         return None
+    last, stopped = lines[-1], lines[-1].stopped
     state, reason = _state(run, lines)
     train, environment, model = run.settings.train, run.config.environment, run.model_config
-    losses = [line["loss"] for line in lines if line.get("loss") is not None]
+    losses = [line.loss for line in lines if line.loss is not None]
     tail = losses[-max(1, round(LAST_SHARE * len(losses))) :]
     steps, tokens = run.steps, train.tokens_per_update
     return Row(
@@ -137,13 +137,13 @@ def row_of(directory: Path, key: Key) -> Row | None:
         seed=key.seed,
         state=state,
         reason=reason,
-        val_loss=None if stopped else last.get("val_loss"),
+        val_loss=None if stopped else last.val_loss,
         train_loss=None if stopped or not tail else math.fsum(tail) / len(tail),
         steps=steps,
         tokens=steps * tokens,
         flops=steps * (step_flops(model, tokens) + optimizer_flops(model, train.optimizer)),
-        seconds=max((line["seconds"] for line in lines if line.get("seconds") is not None), default=0.0),
-        curve=[(line["step"], line["val_loss"]) for line in lines if "val_loss" in line],
+        seconds=max((line.seconds for line in lines if line.seconds is not None), default=0.0),
+        curve=[(line.step, line.val_loss) for line in lines if line.evaluated],
         run=directory.name,
         commit=environment.commit,
         torch=environment.torch,
@@ -154,13 +154,13 @@ def row_of(directory: Path, key: Key) -> Row | None:
     )
 
 
-def _state(run: Run, lines: list[dict[str, object]]) -> tuple[Literal["finished", "collapsed", "diverged"], str]:
+def _state(run: Run, lines: list[MetricsRecord]) -> tuple[Literal["finished", "collapsed", "diverged"], str]:
     for line in lines:
-        reason = line.get("stopped") or line.get("diverged")
+        reason = line.stopped or line.diverged
         if reason:
-            return "diverged", f"step {line['step']}: {reason}"
-    alarms = [line for line in lines if line.get("alarm")]
-    entropy, loss = run.config.data.unigram_entropy, lines[-1].get("val_loss")
-    if alarms and entropy is not None and isinstance(loss, float) and loss > (1 - ENTROPY_MARGIN) * entropy:
-        return "collapsed", f"step {alarms[0]['step']}: {alarms[0]['alarm']}"
+            return "diverged", f"step {line.step}: {reason}"
+    alarms = [line for line in lines if line.alarm]
+    entropy, loss = run.config.data.unigram_entropy, lines[-1].val_loss
+    if alarms and entropy is not None and loss is not None and loss > (1 - ENTROPY_MARGIN) * entropy:
+        return "collapsed", f"step {alarms[0].step}: {alarms[0].alarm}"
     return "finished", ""
