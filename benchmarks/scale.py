@@ -72,7 +72,7 @@ def _trained(directory: Path, processes: int, threads: int, steps: int, layers: 
     done = subprocess.run(command, capture_output=True, text=True, env=python_environment())
     if done.returncode:
         raise RuntimeError(f"training on {processes} processes failed: {done.stderr.strip()[-500:]}")
-    rates = [line["tokens_per_second"] for line in open_run(out).metrics()]
+    rates = [line.tokens_per_second or 0.0 for line in open_run(out).metrics()]
     return statistics.median(rates[len(rates) // 2 :])
 
 

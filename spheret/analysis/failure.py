@@ -12,6 +12,7 @@ from typing import Any
 
 from spheret.analysis.remedies import Advice, against_collapse, longer_warmup, lower_rate
 from spheret.connections import SCHEMES, scheme
+from spheret.runs.metrics import MetricsRecord
 from spheret.runs.run import Run
 
 # what happened: how the words begin that tell it, and what the place is
@@ -61,14 +62,14 @@ class Failure:
         return " ".join(["What to try, in this order:", *numbered])
 
 
-def failure_of(run: Run, lines: Sequence[dict[str, Any]] | None = None) -> Failure | None:
+def failure_of(run: Run, lines: Sequence[MetricsRecord] | None = None) -> Failure | None:
     """How the run failed; None if it did not. lines: its metrics, if they were read before."""
     lines = run.metrics() if lines is None else lines
     for what, key in (("diverged", "diverged"), ("not finite", "stopped"), ("collapsed", "alarm")):
-        line = next((line for line in lines if line.get(key)), None)
+        line = next((line for line in lines if getattr(line, key)), None)
         if line is not None:
-            step, reason = int(line["step"]), str(line[key]).rstrip(".")
-            losses = [(each["loss"], int(each["step"])) for each in lines if each.get("loss") is not None]
+            step, reason = line.step, str(getattr(line, key)).rstrip(".")
+            losses = [(each.loss, each.step) for each in lines if each.loss is not None]
             lowest = min((pair for pair in losses if pair[1] <= step), default=None)
             advice = tuple(_advice(run, what, reason))
             return Failure(what, step, _place(reason), reason, lowest and (lowest[1], lowest[0]), advice)

@@ -189,9 +189,9 @@ def inspect_run(
     for record, gradient in zip(measured["sublayers"], before, strict=True):
         record["initial_gradient"] = gradient
     training = [
-        {"step": line["step"], "gradients": [record["grad_norm"] for record in line["sublayers"]]}
+        {"step": line.step, "gradients": [record.grad_norm for record in line.sublayers]}
         for line in run.metrics()
-        if "sublayers" in line
+        if line.sublayers is not None
     ]
     return {
         "run": run.name,

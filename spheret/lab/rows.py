@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from spheret.model.monitor import ENTROPY_MARGIN
 from spheret.plan.cost import optimizer_flops, step_flops
 from spheret.runs.layout import CONFIG
+from spheret.runs.metrics import MetricsRecord
 from spheret.runs.run import Run, open_run
 from spheret.support import files
 from spheret.support.documents import Count, Lines, Positive, Record
@@ -144,16 +145,15 @@ def row_of(directory: Path, key: Key) -> Row | None:
     return row_of_run(open_run(directory), key) if (directory / CONFIG).exists() else None
 
 
-def row_of_run(run: Run, key: Key, lines: list[dict[str, Any]] | None = None) -> Row | None:
+def row_of_run(run: Run, key: Key, lines: list[MetricsRecord] | None = None) -> Row | None:
     """The row of a run; None while it has not ended. lines: its metrics, if they were read before."""
     lines = run.metrics() if lines is None else lines
-    last = lines[-1] if lines else {}
-    stopped = last.get("stopped")
-    if not stopped and last.get("step", 0) < run.steps:
+    if not lines or (not lines[-1].stopped and lines[-1].step < run.steps):
         return None
+    last, stopped = lines[-1], lines[-1].stopped
     state, reason = _state(run, lines)
     train, environment, model = run.settings.train, run.config.environment, run.model_config
-    losses = [line["loss"] for line in lines if line.get("loss") is not None]
+    losses = [line.loss for line in lines if line.loss is not None]
     tail = losses[-last_steps(len(losses)) :]
     steps, tokens = run.steps, train.tokens_per_update
     return Row(
@@ -163,13 +163,13 @@ def row_of_run(run: Run, key: Key, lines: list[dict[str, Any]] | None = None) ->
         seed=key.seed,
         state=state,
         reason=reason,
-        val_loss=None if stopped else last.get("val_loss"),
+        val_loss=None if stopped else last.val_loss,
         train_loss=None if stopped or not tail else math.fsum(tail) / len(tail),
         steps=steps,
         tokens=steps * tokens,
         flops=steps * (step_flops(model, tokens) + optimizer_flops(model, train.optimizer)),
-        seconds=max((line["seconds"] for line in lines if line.get("seconds") is not None), default=0.0),
-        curve=[(line["step"], line["val_loss"]) for line in lines if "val_loss" in line],
+        seconds=max((line.seconds for line in lines if line.seconds is not None), default=0.0),
+        curve=[(line.step, line.val_loss) for line in lines if line.evaluated],
         run=run.path.name,
         commit=environment.commit,
         torch=environment.torch,
@@ -180,13 +180,13 @@ def row_of_run(run: Run, key: Key, lines: list[dict[str, Any]] | None = None) ->
     )
 
 
-def _state(run: Run, lines: list[dict[str, object]]) -> tuple[Literal["finished", "collapsed", "diverged"], str]:
+def _state(run: Run, lines: list[MetricsRecord]) -> tuple[Literal["finished", "collapsed", "diverged"], str]:
     for line in lines:
-        reason = line.get("stopped") or line.get("diverged")
+        reason = line.stopped or line.diverged
         if reason:
-            return "diverged", f"step {line['step']}: {reason}"
-    alarms = [line for line in lines if line.get("alarm")]
-    entropy, loss = run.config.data.unigram_entropy, lines[-1].get("val_loss")
-    if alarms and entropy is not None and isinstance(loss, float) and loss > (1 - ENTROPY_MARGIN) * entropy:
-        return "collapsed", f"step {alarms[0]['step']}: {alarms[0]['alarm']}"
+            return "diverged", f"step {line.step}: {reason}"
+    alarms = [line for line in lines if line.alarm]
+    entropy, loss = run.config.data.unigram_entropy, lines[-1].val_loss
+    if alarms and entropy is not None and loss is not None and loss > (1 - ENTROPY_MARGIN) * entropy:
+        return "collapsed", f"step {alarms[0].step}: {alarms[0].alarm}"
     return "finished", ""

@@ -20,6 +20,7 @@ from spheret.model.gpt import PRESETS
 from spheret.paper.recipe import paper_size
 from spheret.runs.config import BOOKKEEPING
 from spheret.runs.layout import CONFIG
+from spheret.runs.metrics import MetricsRecord
 from spheret.runs.records import corpus_name
 from spheret.runs.run import Run, RunDocument, open_run
 
@@ -45,7 +46,7 @@ class Result:
     run: Run
     name: str
     label: str
-    lines: list[dict[str, Any]]
+    lines: list[MetricsRecord]
     row: Row | None
     step_seconds: float | None = None
 
@@ -69,15 +70,15 @@ class Result:
     @property
     def step(self) -> int:
         """The step of the last line; 0 if there is no line."""
-        return int(self.lines[-1]["step"]) if self.lines else 0
+        return self.lines[-1].step if self.lines else 0
 
     @cached_property
     def diverged(self) -> tuple[int, str] | None:
         """The step at which the run diverged, and what the guard said. The run may have gone on."""
         for line in self.lines:
-            reason = line.get("diverged") or line.get("stopped")
+            reason = line.diverged or line.stopped
             if reason:
-                return int(line["step"]), str(reason)
+                return line.step, reason
         return None
 
     @property
@@ -100,22 +101,22 @@ class Result:
         return self.step if self.diverged is None else self.diverged[0]
 
     @cached_property
-    def steps(self) -> list[dict[str, Any]]:
+    def steps(self) -> list[MetricsRecord]:
         """The lines that have a finite training loss."""
-        return [line for line in self.lines if line.get("loss") is not None]
+        return [line for line in self.lines if line.loss is not None]
 
     @cached_property
-    def evaluations(self) -> list[dict[str, Any]]:
-        return [line for line in self.lines if line.get("val_loss") is not None]
+    def evaluations(self) -> list[MetricsRecord]:
+        return [line for line in self.lines if line.val_loss is not None]
 
     @property
-    def validation(self) -> dict[str, Any] | None:
+    def validation(self) -> MetricsRecord | None:
         """The line of the last evaluation."""
         return self.evaluations[-1] if self.evaluations else None
 
     @property
     def alarms(self) -> list[tuple[int, str]]:
-        return [(line["step"], str(line["alarm"])) for line in self.lines if line.get("alarm")]
+        return [(line.step, line.alarm) for line in self.lines if line.alarm]
 
     @property
     def train_loss(self) -> Number | None:
@@ -133,11 +134,11 @@ class Result:
             return None
         return Number(1000 * self.step_seconds, f"1000 * {RESULTS}[{self.run.path.name}].step_seconds")
 
-    def _mean(self, key: str, lines: list[dict[str, Any]]) -> Number | None:
-        values = [line[key] for line in lines if line.get(key) is not None]
+    def _mean(self, key: str, lines: list[MetricsRecord]) -> Number | None:
+        values = [value for line in lines if (value := getattr(line, key)) is not None]
         if not values:
             return None
-        source = f"{self.name}[{lines[0]['step']}..{lines[-1]['step']}].{key}"
+        source = f"{self.name}[{lines[0].step}..{lines[-1].step}].{key}"
         return Number(math.fsum(values) / len(values), f"mean({source})")
 
     @property
@@ -146,12 +147,12 @@ class Result:
 
     def at_last_evaluation(self, key: str) -> Number | None:
         line = self.validation
-        return None if line is None else Number(float(line[key]), f"{self.name}[{line['step']}].{key}")
+        return None if line is None else Number(float(getattr(line, key)), f"{self.name}[{line.step}].{key}")
 
     def at_last_step(self, key: str) -> Number | None:
         """The value in the last line that has this key, such as the seconds so far."""
-        line = next((line for line in reversed(self.lines) if line.get(key) is not None), None)
-        return None if line is None else Number(float(line[key]), f"{self.name}[{line['step']}].{key}")
+        line = next((line for line in reversed(self.lines) if getattr(line, key) is not None), None)
+        return None if line is None else Number(float(getattr(line, key)), f"{self.name}[{line.step}].{key}")
 
 
 @dataclass(frozen=True)
@@ -411,9 +412,9 @@ def _describe_data(run: Run) -> str:
 
 def _refuse_different_windows(results: Sequence[Result]) -> None:
     """Raise an error if two runs were validated on different text: their losses cannot be compared."""
-    reference: tuple[Result, list[tuple[float, ...]]] | None = None
+    reference: tuple[Result, list[tuple[int, ...]]] | None = None
     for result in results:
-        documents = (result.validation or {}).get("val_documents")
+        documents = None if result.validation is None else result.validation.val_documents
         if documents is None:
             continue
         windows = [tuple(document[:2]) for document in documents]

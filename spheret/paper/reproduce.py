@@ -152,12 +152,12 @@ def state(run: PaperRun, out: Path, data: Path | None) -> str:
     if opened.is_locked():
         return "running"
     records = opened.metrics()
-    step = records[-1]["step"] if records else 0
-    if records and "stopped" in records[-1]:
+    step = records[-1].step if records else 0
+    if records and records[-1].stopped is not None:
         return f"stopped at {step:,}"
     if step < opened.steps:
         return f"at {step:,} of {opened.steps:,}"
-    diverged = next((record["step"] for record in records if record.get("diverged")), None)
+    diverged = next((record.step for record in records if record.diverged), None)
     return "done" if diverged is None else f"done, diverged at {diverged:,}"
 
 

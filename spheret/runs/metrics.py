@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -9,7 +10,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from spheret.runs.layout import METRICS
 from spheret.support import files
@@ -19,11 +19,11 @@ from spheret.support.documents import Count, Lines, Positive, Record
 # fields that the clock decides; all others are bit-identical when a run is repeated
 TIMING = ("seconds", "tokens_per_second")
 
-# null stands for NaN and infinity, which JSON does not have
+# None: the key is absent, or its value is null. JSON has neither NaN nor infinity, and a writer of them writes null
 Number = float | None
 
 
-class SublayerRecord(Record):
+class SublayerRecord(Record, omit_defaults=True):
     """One sublayer at an evaluation."""
 
     sublayer: Positive
@@ -35,8 +35,8 @@ class SublayerRecord(Record):
     cosine: Number
     grad_norm: Number
     # absent in lines that were written before they were measured
-    common_output: Number | UnsetType = UNSET
-    common_gradient: Number | UnsetType = UNSET
+    common_output: Number = None
+    common_gradient: Number = None
 
 
 class StartRecord(Record):
@@ -51,47 +51,56 @@ class StartRecord(Record):
     expected: float
 
 
-class MetricsRecord(Record):
-    """One line: an update, or the guard that stopped the run before one. Keys that do not apply are absent."""
+class MetricsRecord(Record, omit_defaults=True):
+    """One line: an update, or the guard that stopped the run before one. Keys that do not apply are absent.
+
+    Read from a file, every number is finite or None.
+    """
 
     step: Positive
     loss: Number
-    lr: Number | UnsetType = UNSET
-    grad_norm: Number | UnsetType = UNSET
-    spikes: Count | UnsetType = UNSET
-    tokens_per_second: Number | UnsetType = UNSET
-    seconds: Number | UnsetType = UNSET
-    # at an evaluation
-    val_loss: Number | UnsetType = UNSET
-    radius: Number | UnsetType = UNSET
-    on_bound: list[str] | UnsetType = UNSET
-    sublayers: list[SublayerRecord] | UnsetType = UNSET
+    lr: Number = None
+    grad_norm: Number = None
+    spikes: Count | None = None
+    tokens_per_second: Number = None
+    seconds: Number = None
+    # at an evaluation. A stream without a radius has null
+    val_loss: Number = None
+    radius: Number = None
+    on_bound: list[str] | None = None
+    sublayers: list[SublayerRecord] | None = None
     # at the last evaluation: number, tokens and summed loss of each document
-    val_documents: list[tuple[Count, Positive, float]] | UnsetType = UNSET
-    alarm: str | UnsetType = UNSET
+    val_documents: list[tuple[Count, Positive, float]] | None = None
+    alarm: str | None = None
     # at the step at which the loss was found to diverge
-    diverged: str | UnsetType = UNSET
+    diverged: str | None = None
     # in the first line after a start, if it was another before
-    backend: str | UnsetType = UNSET
+    backend: str | None = None
     # in the first line of a run
-    start: StartRecord | UnsetType = UNSET
-    certificate: dict[str, Any] | UnsetType = UNSET
-    stopped: str | UnsetType = UNSET
+    start: StartRecord | None = None
+    certificate: dict[str, Any] | None = None
+    stopped: str | None = None
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether the run was evaluated at this step. Its `val_loss` may be None all the same: it was not finite."""
+        return self.sublayers is not None
 
     def __post_init__(self) -> None:
-        required: tuple[str, ...] = _UPDATE if self.stopped is UNSET else ()
-        required += _EVALUATION if self.val_loss is not UNSET else ()
+        required: tuple[str, ...] = _UPDATE if self.stopped is None else ()
+        if any(getattr(self, key) is not None for key in ("val_loss", "radius", *_EVALUATION)):
+            required += _EVALUATION
         for key in required:
-            if getattr(self, key) is UNSET:
+            if getattr(self, key) is None:
                 raise ValueError(f"{key} is missing")
-        if self.sublayers is not UNSET:
+        if self.sublayers is not None:
             numbers = [sublayer.sublayer for sublayer in self.sublayers]
             if not numbers or numbers != list(range(1, len(numbers) + 1)):
                 raise ValueError("sublayers must be numbered from 1 on")
 
 
 _UPDATE = ("lr", "grad_norm", "spikes", "tokens_per_second", "seconds")
-_EVALUATION = ("radius", "on_bound", "sublayers")
+_EVALUATION = ("on_bound", "sublayers")
 
 LINES = Lines(MetricsRecord, "copy the file back, or start the run again with --force", appended=True)
 
@@ -132,9 +141,9 @@ def _gap(path: Path, before: int, after: int) -> str:
     return f"{path} {'is out of order' if after <= before else 'has a gap'}, {found}: {LINES.remedy}."
 
 
-def whole_metrics(path: Path, last_step: int) -> list[dict[str, Any]]:
-    """Every record of a file as plain data. A gap before the last line, or before `last_step`, is an error."""
-    return [msgspec.to_builtins(record) for record, _ in consecutive(path, last_step)]
+def whole_metrics(path: Path, last_step: int) -> list[MetricsRecord]:
+    """Every record of a file. A gap before the last line, or before `last_step`, is an error."""
+    return [record for record, _ in consecutive(path, last_step)]
 
 
 class Log:
@@ -155,8 +164,11 @@ class Log:
         self._file: IO[bytes] = os.fdopen(handle, "ab", buffering=0)
         self._file.truncate(keep)
 
-    def append(self, record: dict[str, Any]) -> None:
-        line = LINES.encode(msgspec.convert(record, MetricsRecord))
+    def append(self, record: MetricsRecord) -> None:
+        if record.evaluated and record.radius is None:
+            # written as null
+            record = msgspec.structs.replace(record, radius=math.nan)
+        line = LINES.encode(record)
         end = self._file.seek(0, os.SEEK_END)
         try:
             files.write_all(self._file, line)
@@ -194,10 +206,10 @@ class Follower:
         try:
             for record, end in read_metrics(metrics, self._offset):
                 self._offset, self.step = end, record.step
-                self.stopped = None if record.stopped is UNSET else record.stopped
-                if self.diverged is None and (self.stopped or record.diverged is not UNSET):
+                self.stopped = record.stopped
+                if self.diverged is None and (record.stopped or record.diverged):
                     self.diverged = record.step
-                if isinstance(record.val_loss, float):
+                if record.val_loss is not None:
                     self.val_loss, self.val_step = record.val_loss, record.step
         except ValueError:
             raise ValueError(
@@ -238,20 +250,21 @@ class Tracker:
         self._writer = None
         print(f"TensorBoard is off, the run continues: {error}", file=sys.stderr)
 
-    def log(self, record: dict[str, Any]) -> None:
+    def log(self, record: MetricsRecord) -> None:
         if self._writer is None:
             return
         try:
-            step = record["step"]
             for name in ("loss", "val_loss", "lr", "grad_norm", "tokens_per_second", "radius"):
-                if record.get(name) is not None:
-                    self._writer.add_scalar(name, record[name], step)
-            for sublayer in record.get("sublayers", ()):
+                self._draw(name, getattr(record, name), record.step)
+            for sublayer in record.sublayers or ():
                 for name in _DRAWN:
-                    if sublayer.get(name) is not None:
-                        self._writer.add_scalar(f"{name}/{sublayer['sublayer']:03d}", sublayer[name], step)
+                    self._draw(f"{name}/{sublayer.sublayer:03d}", getattr(sublayer, name), record.step)
         except Exception as error:
             self._give_up(error)
+
+    def _draw(self, name: str, value: float | None, step: int) -> None:
+        if value is not None and math.isfinite(value):
+            self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
         if self._writer is not None:

@@ -28,7 +28,7 @@ from spheret.runs.config import (
     section_as_dict,
 )
 from spheret.runs.layout import CHECKPOINTS, CONFIG, LOCK, METRICS, MODEL
-from spheret.runs.metrics import whole_metrics
+from spheret.runs.metrics import MetricsRecord, whole_metrics
 from spheret.runs.records import RUNS, DataRecord, Environment, RunRecord, StateRecord
 from spheret.runs.tensors import form, lazy_tensor
 from spheret.support import files
@@ -93,7 +93,7 @@ class Run:
         """How many updates the run was asked for."""
         return 0 if self.config.train is None else self.config.train.steps
 
-    def metrics(self) -> list[dict[str, Any]]:
+    def metrics(self) -> list[MetricsRecord]:
         """One record per step, in order. A last line that a kill cut short is left out; a gap is an error."""
         # asked first: while a run trains, its metrics are never behind its checkpoints
         saved = checkpoint.steps(self.path / CHECKPOINTS)

@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from spheret.runs.layout import METRICS, MODEL, OPTIMIZER
-from spheret.runs.metrics import TIMING
+from spheret.runs.metrics import TIMING, MetricsRecord
 from spheret.runs.run import open_run
 from spheret.support.child import python_environment, spheret_command
 
@@ -62,14 +64,14 @@ def kill_and_resume(
     _finish(start(out, arguments))
 
 
-def timeless(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Metrics without the fields that the clock decides, in a live certificate too."""
+def timeless(records: Sequence[MetricsRecord]) -> list[dict[str, Any]]:
+    """Metrics as plain data without the fields that the clock decides, in a live certificate too."""
 
     def strip(record: dict[str, Any]) -> dict[str, Any]:
         kept = {key: value for key, value in record.items() if key not in TIMING}
         return {key: strip(value) if isinstance(value, dict) else value for key, value in kept.items()}
 
-    return [strip(record) for record in records]
+    return [strip(msgspec.to_builtins(record)) for record in records]
 
 
 def differences(left: Path, right: Path) -> list[str]:

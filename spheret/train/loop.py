@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ from spheret.runs import checkpoint
 from spheret.runs.checkpoint import Checkpoint
 from spheret.runs.config import EvaluationConfig, TrainConfig, section_as_dict
 from spheret.runs.layout import CHECKPOINTS, METRICS, MODEL, OPTIMIZER, TENSORBOARD
-from spheret.runs.metrics import Log, StartRecord, Tracker
+from spheret.runs.metrics import Log, MetricsRecord, StartRecord, SublayerRecord, Tracker
 from spheret.runs.records import BestRecord, StateRecord, TrainingRecord
 from spheret.runs.run import check_config, manifest_sha256
 from spheret.runs.tensors import Form, LazyTensor, form
@@ -126,7 +125,7 @@ class Trainer:
             return nullcontext()
         return torch.autocast(self.world.device.type, torch.bfloat16)
 
-    def update(self, batches: Iterator[tuple[Tensor, Tensor]]) -> dict[str, Any]:
+    def update(self, batches: Iterator[tuple[Tensor, Tensor]]) -> MetricsRecord:
         """One update from `accumulation` micro-batches. Raises NonFinite before it changes anything."""
         if self.backend is not None:
             return self._update(batches)
@@ -138,10 +137,10 @@ class Trainer:
             names = {"compiled", kernels.chosen(rows, rows)}
         self.backend = "+".join(sorted(names)) or "torch"
         if self.backend != self._backend_before:
-            line["backend"] = self.backend
+            line.backend = self.backend
         return line
 
-    def _update(self, batches: Iterator[tuple[Tensor, Tensor]]) -> dict[str, Any]:
+    def _update(self, batches: Iterator[tuple[Tensor, Tensor]]) -> MetricsRecord:
         begun = time.perf_counter()
         step = self.step + 1
         lr = self.config.lr_at(step)
@@ -164,7 +163,6 @@ class Trainer:
                 set_random_state(self.world.device, random)
             with self.world.syncing(False):
                 raise NonFinite(find_non_finite(self.model, seen_batches, self.precision, self.world))
-        line: dict[str, Any] = {"step": step, "loss": mean, "lr": lr, "grad_norm": norm}
         self.watch.loss(mean)
         diverged = self.divergence.loss(step, list(self.watch.losses))
         # the update clears the gradients
@@ -176,8 +174,15 @@ class Trainer:
         self.step = step
         took = time.perf_counter() - begun
         self.seconds += took
-        timing = {"tokens_per_second": self.config.tokens_per_update / took, "seconds": self.seconds}
-        return {**line, "spikes": self.watch.spikes, **timing}
+        return MetricsRecord(
+            step=step,
+            loss=mean,
+            lr=lr,
+            grad_norm=norm,
+            spikes=self.watch.spikes,
+            tokens_per_second=self.config.tokens_per_update / took,
+            seconds=self.seconds,
+        )
 
     def _agree(self, loss: Tensor) -> float:
         """The mean loss over all processes. A signal that reached one process reaches all of them here."""
@@ -229,7 +234,7 @@ class Trainer:
             own, loss = own_logit_and_loss(self.model, *self._fixed_tokens())
         return StartRecord(own_logit=own, loss=loss, expected=expected_start(self.model, self.watch.unigram_entropy))
 
-    def _look_inside(self, line: dict[str, Any], evaluated: bool) -> list[str]:
+    def _look_inside(self, line: MetricsRecord, evaluated: bool) -> list[str]:
         """Measure every sublayer, and validate if it is time. Adds both to the line. Returns the alarms."""
         alarms = []
         if evaluated:
@@ -244,16 +249,17 @@ class Trainer:
                 shares = common_gradients(self.model, x, y)
             for sublayer, share in zip(seen["sublayers"], shares, strict=True):
                 sublayer["common_gradient"] = share
-            line |= {"val_loss": self.val_loss, **seen}
+            line.val_loss, line.radius, line.on_bound = self.val_loss, seen["radius"], seen["on_bound"]
+            line.sublayers = [SublayerRecord(**sublayer) for sublayer in seen["sublayers"]]
             if self.step == self.config.steps:
-                line["val_documents"] = [[d, tokens, loss] for d, (tokens, loss) in documents.items()]
+                line.val_documents = [(d, tokens, loss) for d, (tokens, loss) in documents.items()]
         collapse = self.watch.collapse(seen["sublayers"])
         if collapse is not None:
-            line["alarm"] = collapse
+            line.alarm = collapse
             alarms.append(collapse)
         if self.divergence.step == self.step:
-            line["diverged"] = f"{self.divergence.reason}; {self.divergence.moved(seen['sublayers'])}"
-            alarms.append(f"divergence: {line['diverged']}")
+            line.diverged = f"{self.divergence.reason}; {self.divergence.moved(seen['sublayers'])}"
+            alarms.append(f"divergence: {line.diverged}")
         self.divergence.remember(self.step, seen["sublayers"])
         return alarms
 
@@ -279,15 +285,15 @@ class Trainer:
                     try:
                         line = self.update(batches)
                         if start is not None and self.step == 1:
-                            line["start"] = msgspec.to_builtins(start)
-                        self.loss = line["loss"]
+                            line.start = start
+                        self.loss = line.loss
                         evaluated = self._due(self.step, self.evaluation.eval_every)
                         alarms = [] if self._gradient_norms is None else self._look_inside(line, evaluated)
                         for key, (every, observe) in self.observers.items():
                             if self._due(self.step, every):
-                                line[key] = observe(self.step, self.model, self._loader.batch(self.step - 1))
+                                setattr(line, key, observe(self.step, self.model, self._loader.batch(self.step - 1)))
                         if self._stops_diverged():
-                            line["stopped"] = f"the run diverged at step {self.divergence.step}"
+                            line.stopped = f"the run diverged at step {self.divergence.step}"
                         self._write(line, tracker)
                         if evaluated and not finite(self.val_loss or 0.0):
                             raise NonFinite(self._where_validation_fails())
@@ -296,18 +302,18 @@ class Trainer:
                         ):
                             self.save(self.val_loss if evaluated else None)
                     except NonFinite as error:
-                        self._write({"step": self.step + 1, "loss": None, "stopped": str(error)}, tracker)
+                        self._write(MetricsRecord(step=self.step + 1, loss=None, stopped=str(error)), tracker)
                         meter.say(f"stopped before update {self.step + 1}: {error}; {self._kept()}.")
                         return STOPPED_BY_GUARD
                     for alarm in alarms:
                         meter.say(f"ALARM: {alarm}.")
-                    if "backend" in line and self._backend_before is not None:
+                    if line.backend is not None and self._backend_before is not None:
                         meter.say(
                             f"the backend was {self._backend_before} and is {self.backend} from step {self.step} on: "
                             f"the last bits of its updates differ."
                         )
                     if self._stops_diverged():
-                        meter.say(f"stopped at step {self.step}: {line['stopped']}; {self._kept()}.")
+                        meter.say(f"stopped at step {self.step}: {line.stopped}; {self._kept()}.")
                         return STOPPED_BY_GUARD
                     self._show(meter, line, evaluated)
                     if self._stopping and self.step < self.config.steps:
@@ -331,15 +337,15 @@ class Trainer:
         """Stop after the current update, as the signal of this number does."""
         self._received = number
 
-    def _write(self, line: dict[str, Any], tracker: Tracker) -> None:
+    def _write(self, line: MetricsRecord, tracker: Tracker) -> None:
         if self.log is not None:
             self.log.append(line)
             tracker.log(line)
 
-    def _show(self, meter: Meter, line: dict[str, Any], evaluated: bool) -> None:
+    def _show(self, meter: Meter, line: MetricsRecord, evaluated: bool) -> None:
         val = "" if self.val_loss is None else f", val {self.val_loss:.4f}"
-        text = f"step {self.step}/{self.config.steps}, loss {line['loss']:.4f}{val}"
-        meter.show(f"{text}, {line['tokens_per_second']:,.0f} tokens/s", self.step / self.config.steps, evaluated)
+        text = f"step {self.step}/{self.config.steps}, loss {line.loss:.4f}{val}"
+        meter.show(f"{text}, {line.tokens_per_second:,.0f} tokens/s", self.step / self.config.steps, evaluated)
 
     def tensors(self) -> dict[str, list[LazyTensor]]:
         """The tensors of a checkpoint: weights, and the optimiser's state under the names of the weights."""

@@ -133,12 +133,12 @@ def test_a_violation_ends_with_code_1(runs, capsys, monkeypatch):
 
 def test_the_live_version(runs):
     lines = open_run(runs / "ball").metrics()
-    assert [line["step"] for line in lines if "certificate" in line] == [5, 10]
-    record = lines[-1]["certificate"]
+    assert [line.step for line in lines if line.certificate] == [5, 10]
+    record = lines[-1].certificate
     assert record["tokens"] == 16
     assert sum(record["verdicts"].values()) == 4
     assert record["seconds"] > 0
-    assert open_run(runs / "flat").metrics()[-1]["certificate"]["verdicts"] == {"proven": 4}
+    assert open_run(runs / "flat").metrics()[-1].certificate["verdicts"] == {"proven": 4}
 
 
 def test_an_observed_run_is_the_same_run(runs):
@@ -172,7 +172,7 @@ def test_gradients_before_training_are_those_of_the_first_step(runs):
     run = open_run(runs / "ball")
     loader = run.data().loader(64, run.config.train.batch_size, run.config.train.seed)
     assert float(initial(run, run.data())(*loader.batch(0)).detach()) == pytest.approx(
-        run.metrics()[0]["loss"], rel=1e-5
+        run.metrics()[0].loss, rel=1e-5
     )
 
 
@@ -198,7 +198,7 @@ def test_the_model_before_training_follows_its_rules_and_its_warm_up(tmp_path):
     run = open_run(tmp_path)
     loader = run.data().loader(64, run.config.train.batch_size, run.config.train.seed)
     first = float(initial(run, run.data())(*loader.batch(0)).detach())
-    assert first == pytest.approx(run.metrics()[0]["loss"], rel=1e-5)
+    assert first == pytest.approx(run.metrics()[0].loss, rel=1e-5)
 
 
 def test_a_run_that_started_from_other_weights_has_no_gradient_before_training(runs, tmp_path, capsys):

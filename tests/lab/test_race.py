@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 from planted import planted
+from spheret.lab.scoreboard import Scoreboard
+from spheret.runs.step_cost import measured_together, read_step_cost
 
 from spheret.cli import main
 from spheret.connections import PAPER_SCHEMES, SCHEMES
 from spheret.lab.race import RATES, learning_rates, race_runs, race_seeds
-from spheret.lab.scoreboard import Scoreboard
-from spheret.runs.metrics import TIMING, Follower
+from spheret.runs.metrics import Follower
 from spheret.runs.run import open_run
-from spheret.runs.step_cost import measured_together, read_step_cost
+from spheret.train.drill import timeless
 
 TINY = (
     "--layers", "1", "--heads", "2", "--width", "16", "--block", "16", "--batch-size", "2", "--eval-windows", "8",
@@ -37,7 +38,7 @@ def lines(path):
     """What the runs below a directory say, apart from what the clock says."""
     records = {}
     for run in sorted(p.parent for p in path.glob("*/config.json")):
-        records[run.name] = [{k: v for k, v in line.items() if k not in TIMING} for line in open_run(run).metrics()]
+        records[run.name] = timeless(open_run(run).metrics())
     return records
 
 
@@ -55,7 +56,7 @@ class TestFinished:
         assert sorted(p.parent.name for p in finished.glob("*/config.json")) == sorted(NAMES)
         for name in NAMES:
             run = open_run(finished / name)
-            assert run.metrics()[-1]["step"] == run.steps == 10
+            assert run.metrics()[-1].step == run.steps == 10
             assert run.config.environment.threads == 1
             assert run.config.environment.command.startswith("spheret train --config ")
             assert run.config.model.head_bias == "unigram"
@@ -112,7 +113,7 @@ class TestFinished:
         assert printed[-2].startswith("One seed shows a collapse, a divergence or a large gap, and cannot tell ")
         assert "`spheret study PLAN.toml`" in printed[-2]
         rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed if line.startswith("│")]
-        losses = {name: open_run(finished / name).metrics()[-1]["val_loss"] for name in NAMES}
+        losses = {name: open_run(finished / name).metrics()[-1].val_loss for name in NAMES}
         assert [row[0] for row in rows] == ["1", "2", "3"]
         assert [row[3] for row in rows] == [f"{loss:.3f}" for loss in sorted(losses.values())]
         assert all(row[2] == "0.003" for row in rows)

@@ -172,7 +172,7 @@ def test_a_time_limit_shorter_than_the_training(slurm, prepared, tmp_path):
     words += ["--batch-size", "4", "--steps", "100", "--eval-windows", "8", "--data", str(prepared)]
     words += ["--threads", "1", "--no-tensorboard", "--quiet", "--out", str(tmp_path / "trial")]
     assert main(["train", *words]) == 0
-    seconds = open_run(tmp_path / "trial").metrics()[-1]["seconds"] / 100
+    seconds = open_run(tmp_path / "trial").metrics()[-1].seconds / 100
     steps = math.ceil(80 / seconds)
     study = Study(
         slurm, tmp_path, prepared, steps=steps, checkpoint_every=steps, extend=0, contestants='["proj-spheretnorm"]'

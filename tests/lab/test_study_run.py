@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from planted import planted
+from spheret.study.rows import read_rows
 
 from spheret.cli import main
-from spheret.lab.rows import read_rows
-from spheret.runs.metrics import TIMING
 from spheret.runs.run import open_run
+from spheret.train.drill import timeless
 
 # small, hot and short: a run takes as long as its process needs to start
 PLAN = """
@@ -53,10 +53,7 @@ def study(*arguments):
 
 def lines(path):
     """What the runs of a study say, apart from what the clock says."""
-    return {
-        run.name: [{k: v for k, v in line.items() if k not in TIMING} for line in open_run(run).metrics()]
-        for run in sorted((path / "runs").iterdir())
-    }
+    return {run.name: timeless(open_run(run).metrics()) for run in sorted((path / "runs").iterdir())}
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +75,7 @@ def test_every_run_is_an_ordinary_run(finished):
     runs = sorted((finished / "runs").iterdir())
     # two rates of two schemes: with extend = 0 and two rates no optimum is bracketed, so that no seeds follow
     assert len(runs) == 4
-    assert all(open_run(run).metrics()[-1]["step"] == 12 for run in runs)
+    assert all(open_run(run).metrics()[-1].step == 12 for run in runs)
     assert not list((finished / "logs").iterdir())
 
 
@@ -95,11 +92,11 @@ def test_rows_are_what_the_runs_say(finished):
         run = open_run(finished / "runs" / row.run)
         last = run.metrics()[-1]
         assert (row.val_loss, row.rate, row.seed) == (
-            last["val_loss"],
+            last.val_loss,
             run.settings.train.lr,
             run.settings.train.seed,
         )
-        assert row.curve == [(line["step"], line["val_loss"]) for line in run.metrics() if "val_loss" in line]
+        assert row.curve == [(line.step, line.val_loss) for line in run.metrics() if line.evaluated]
         assert row.tokens == 12 * 32
 
 

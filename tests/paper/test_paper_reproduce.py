@@ -221,7 +221,7 @@ class TestRunning:
         assert run.config.model.scheme_options == {"exact_clamp": True}
         # a report compares it with the paper's recipe
         assert run.config.data.val_fraction == 0.05
-        assert run.metrics()[-1]["step"] == config["train"]["steps"]
+        assert run.metrics()[-1].step == config["train"]["steps"]
 
     def test_what_is_done_is_not_run_again(self, out, capfd):
         assert main(self.words(out)) == 0
@@ -257,7 +257,7 @@ class TestRunning:
             assert main(words) == 0, capfd.readouterr().err[-2000:]
         ours, theirs = (open_run(path / self.cell.name) for path in (tmp_path / "two", out))
         assert ours.config.environment.processes == 2
-        losses = [[line["loss"] for line in run.metrics()] for run in (ours, theirs)]
+        losses = [[line.loss for line in run.metrics()] for run in (ours, theirs)]
         assert losses[0] == pytest.approx(losses[1], rel=1e-2)
 
     def test_a_run_that_diverged_is_shown_and_left(self, out, capsys):

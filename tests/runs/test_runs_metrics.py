@@ -4,9 +4,10 @@ import json
 import math
 import os
 
+import msgspec
 import pytest
 
-from spheret.runs.metrics import Log, whole_metrics
+from spheret.runs.metrics import Log, MetricsRecord, SublayerRecord, whole_metrics
 
 
 def line(step, **keys):
@@ -16,10 +17,14 @@ def line(step, **keys):
     }  # fmt: skip
 
 
+def record(plain):
+    return msgspec.convert(plain, MetricsRecord)
+
+
 def write(path, steps):
     log = Log(path, 0)
     for step in steps:
-        log.append(line(step))
+        log.append(record(line(step)))
     log.close()
 
 
@@ -49,24 +54,38 @@ def test_what_was_written_comes_back(tmp_path):
     ]
     log = Log(tmp_path / "metrics.jsonl", 0)
     for each in lines:
-        log.append(each)
+        log.append(record(each))
     log.close()
-    # null for what JSON does not have
+    # null for what JSON does not have, and for a radius that the stream does not have
     sublayer |= {"angle_max": None, "grad_norm": None}
     lines[2]["sublayers"][0]["grad_norm"] = None
-    read = whole_metrics(tmp_path / "metrics.jsonl", 5)
-    assert [json.loads(json.dumps(each)) for each in read] == lines
+    path = tmp_path / "metrics.jsonl"
+    assert [json.loads(text) for text in path.read_text().splitlines()] == lines
+    read = whole_metrics(path, 5)
+    assert read == [record(each) for each in lines]
+    assert [each.evaluated for each in read] == [False, True, True, False, False]
     assert whole_metrics(tmp_path / "nothing", 0) == []
 
 
-@pytest.mark.parametrize("wrong", [{"loss": "1"}, {"unheard_of": 1}, {"spikes": 0.5}, {"val_loss": 1.0}])
-def test_a_wrong_line_is_not_written(path, wrong):
-    log = Log(path, 10)
-    before = path.read_bytes()
-    with pytest.raises(ValueError, match="|".join(wrong) + "|radius"):
-        log.append(line(11) | wrong)
+def test_a_validation_loss_that_is_not_finite_is_null_and_the_line_is_an_evaluation(tmp_path):
+    log = Log(tmp_path / "metrics.jsonl", 0)
+    sublayer = SublayerRecord(1, *[math.nan] * 9)
+    log.append(msgspec.structs.replace(record(line(1)), val_loss=math.nan, on_bound=[], sublayers=[sublayer]))
     log.close()
-    assert path.read_bytes() == before
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert '"val_loss":null,"radius":null,"on_bound":[]' in text
+    assert '"common_output":null,"common_gradient":null' in text
+    (read,) = whole_metrics(tmp_path / "metrics.jsonl", 1)
+    assert read.evaluated
+    assert read.val_loss is None
+
+
+@pytest.mark.parametrize("wrong", [{"loss": "1"}, {"unheard_of": 1}, {"spikes": 0.5}, {"val_loss": 1.0}])
+def test_a_wrong_line_is_refused(path, wrong):
+    with path.open("a") as file:
+        file.write(json.dumps(line(11) | wrong) + "\n")
+    with pytest.raises(ValueError, match="line 11 .*(" + "|".join(wrong) + "|on_bound)"):
+        whole_metrics(path, 11)
 
 
 # the lines that are left of ten, and the gap

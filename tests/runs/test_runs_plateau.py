@@ -2,11 +2,12 @@
 
 import pytest
 
+from spheret.runs.metrics import MetricsRecord
 from spheret.runs.plateau import WINDOW, on_plateau, plateau_updates
 
 
 def lines(*losses):
-    return [{"step": step, "loss": loss} for step, loss in enumerate(losses, start=1)]
+    return [MetricsRecord(step=step, loss=loss, stopped="") for step, loss in enumerate(losses, start=1)]
 
 
 def test_the_median_of_a_window_is_compared_with_the_entropy():

@@ -205,7 +205,7 @@ class TestCollapse:
         assert (statistics.median(line["loss"] for line in lines[-10:]) > 0.98 * entropy) == collapses
         # at this rate Pre-LN is slow to leave the plateau
         if kind != "pre-ln":
-            assert (plateau_updates(lines, entropy) > LONG * 32) == collapses
+            assert (plateau_updates(open_run(tmp_path / "run").metrics(), entropy) > LONG * 32) == collapses
         # it was known before the first update
         assert (lines[0]["start"]["own_logit"] > HIGH_OWN_LOGIT) == collapses
 
@@ -264,7 +264,7 @@ def test_the_last_line_says_that_a_run_stayed_at_token_frequencies(tmp_path, pre
     assert main([*asked, *bias, "--out", str(tmp_path / "run")]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     entropy = open_run(tmp_path / "run").config.data.unigram_entropy
-    spent = plateau_updates(metrics(tmp_path / "run"), entropy)
+    spent = plateau_updates(open_run(tmp_path / "run").metrics(), entropy)
     assert f"({spent} of 30 updates had the loss of token frequencies" in last or "nothing learned yet" in last
 
 

@@ -18,6 +18,7 @@ from spheret.runs.layout import MANIFEST, MODEL, OPTIMIZER, STATE
 from spheret.runs.records import MANIFESTS, CheckpointRecord, FileRecord
 from spheret.runs.run import open_run
 from spheret.runs.tensors import lazy_tensor
+from spheret.train.drill import timeless
 
 WORDS = ("--checkpoint-every", "2", "--eval-every", "2", "--keep", "3")
 
@@ -51,11 +52,7 @@ def error(capsys):
 def test_metrics_ahead_of_the_checkpoint_are_right(run, finished):
     assert resume(run) == 0
     assert weights(run) == weights(finished)
-    timing = ("seconds", "tokens_per_second")
-    first, second = (
-        [{k: v for k, v in line.items() if k not in timing} for line in open_run(path).metrics()]
-        for path in (run, finished)
-    )
+    first, second = (timeless(open_run(path).metrics()) for path in (run, finished))
     assert first == second
     # the backend stands in the first line, and no second time if it is the same
     assert [line["step"] for line in first if "backend" in line] == [1]
@@ -85,7 +82,7 @@ def test_muon_and_its_schedule_continue_bit_for_bit(scheme, prepared, tmp_path):
         "step",
     }
     # warm-up 0, stable to step 5, and the one update of decay begins at the full rate
-    assert {line["lr"] for line in open_run(whole).metrics()} == {1e-3}
+    assert {line.lr for line in open_run(whole).metrics()} == {1e-3}
 
 
 @pytest.mark.parametrize("left", [slice(0, 3), slice(0, 0), slice(1, None)], ids=["end", "all", "start"])
@@ -136,12 +133,12 @@ def test_what_may_change_may_be_edited(run, finished):
 
 def test_a_changed_backend_is_said_and_noted(run, capsys):
     # native where there is a compiler
-    before = open_run(run).metrics()[0]["backend"]
+    before = open_run(run).metrics()[0].backend
     with kernels.use("reference"):
         assert resume(run) == 0
     assert f"the backend was {before} and is reference from step 5 on" in error(capsys)
     lines = open_run(run).metrics()
-    assert {line["step"]: line["backend"] for line in lines if "backend" in line} == {1: before, 5: "reference"}
+    assert {line.step: line.backend for line in lines if line.backend} == {1: before, 5: "reference"}
     assert open_run(run).checkpoint().state.training.backend == "reference"
 
 

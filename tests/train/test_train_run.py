@@ -21,7 +21,7 @@ from spheret.data import open_data
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.runs.config import EvaluationConfig, TrainConfig
 from spheret.runs.layout import SAMPLE
-from spheret.runs.metrics import TIMING, Tracker
+from spheret.runs.metrics import TIMING, MetricsRecord, Tracker
 from spheret.runs.run import open_run
 from spheret.runs.run_sample import read_run_sample
 from spheret.train import drill
@@ -54,7 +54,7 @@ def test_it_starts_with_three_lines_and_ends_with_one(prepared, tmp_path, capsys
     assert data.startswith(f"data: {manifest.corpus.name} as bytes, {sizes}; 256 tokens are ")
     assert run == f"run: 2 steps of 128 tokens in 1 micro-batch, cpu, 1 thread, into {out}"
     last = open_run(out).metrics()[-1]
-    losses = f"loss {last['loss']:.4f}, val {last['val_loss']:.4f} after 2 steps, in {out}"
+    losses = f"loss {last.loss:.4f}, val {last.val_loss:.4f} after 2 steps, in {out}"
     learned = f"nothing learned yet: token frequencies alone give {open_run(out).config.data.unigram_entropy:.4f}"
     assert end == f"{losses} ({learned}): spheret sample '{out}', spheret report '{out}'"
     # the same command again has nothing to do
@@ -88,22 +88,25 @@ def test_every_scheme_trains_and_says_what_it_sees(scheme, prepared, tmp_path):
     assert train(tmp_path / "run", prepared, scheme=scheme, steps=3) == 0
     run = open_run(tmp_path / "run")
     lines = run.metrics()
-    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert [line.step for line in lines] == [1, 2, 3]
     for line in lines:
-        assert {"step", "loss", "lr", "grad_norm", "spikes", *TIMING} <= line.keys()
+        assert None not in (line.loss, line.lr, line.grad_norm, line.spikes, *(getattr(line, key) for key in TIMING))
     last = lines[-1]
-    assert [layer["sublayer"] for layer in last["sublayers"]] == [1, 2, 3, 4]
+    assert [layer.sublayer for layer in last.sublayers] == [1, 2, 3, 4]
+    written = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     keys = {"sublayer", "angle_mean", "angle_max", "alpha", "norm", "drift", "cosine", "grad_norm"}
     keys |= {"common_output", "common_gradient"}
-    assert all(layer.keys() == keys for layer in last["sublayers"])
-    spherical = last["radius"] is not None
+    assert all(layer.keys() == keys for layer in written["sublayers"])
+    # a stream without a radius has null there
+    assert written["radius"] == last.radius
+    spherical = last.radius is not None
     assert spherical == (scheme in ("geonorm", "proj-spheretnorm", "cay-spheretnorm", "p-spheretnorm"))
     if spherical:
-        assert max(layer["drift"] for layer in last["sublayers"]) < 1e-5
-        assert all(name.endswith((".a", ".gamma")) for name in last["on_bound"])
-        assert all(layer["alpha"] > 0 for layer in last["sublayers"])
-    documents = last["val_documents"]
-    assert sum(row[2] for row in documents) / sum(row[1] for row in documents) == pytest.approx(last["val_loss"])
+        assert max(layer.drift for layer in last.sublayers) < 1e-5
+        assert all(name.endswith((".a", ".gamma")) for name in last.on_bound)
+        assert all(layer.alpha > 0 for layer in last.sublayers)
+    documents = last.val_documents
+    assert sum(row[2] for row in documents) / sum(row[1] for row in documents) == pytest.approx(last.val_loss)
 
 
 def test_the_first_loss_and_the_validation_loss_are_the_models(prepared, tmp_path):
@@ -116,7 +119,7 @@ def test_the_first_loss_and_the_validation_loss_are_the_models(prepared, tmp_pat
     )
     trained = run.model()
     losses_now = torch.cat([trained.token_losses(x, y).flatten() for x, y, _ in data.validation(32, 4, 4)])
-    assert run.metrics()[-1]["val_loss"] == pytest.approx(float(losses_now.double().mean()), rel=1e-6)
+    assert run.metrics()[-1].val_loss == pytest.approx(float(losses_now.double().mean()), rel=1e-6)
 
 
 def test_the_directory_and_its_config(unbroken, prepared):
@@ -179,7 +182,7 @@ def test_accumulation_is_a_larger_batch(scheme, prepared, tmp_path):
 
         trainer.optimizer.register_step_pre_hook(keep)
         line = trainer.update(trainer._loader.batches(0, 1))
-        updates.append((line["loss"], line["grad_norm"], gradients))
+        updates.append((line.loss, line.grad_norm, gradients))
     (loss, norm, gradients), (other_loss, other_norm, others) = updates
     assert (loss, norm) == pytest.approx((other_loss, other_norm), rel=1e-6)
     for name, gradient in gradients.items():
@@ -361,7 +364,7 @@ def test_a_full_disk_ends_tensorboard_with_one_line(tmp_path, capsys):
     (tmp_path / "full").symlink_to("/dev/full")
     (tmp_path / "full").replace(events)
     for step in range(1, 4):
-        tracker.log({"step": step, "loss": 1.0})
+        tracker.log(MetricsRecord(step=step, loss=1.0, stopped="a full disk"))
         # as the thread does by itself every two minutes
         with contextlib.suppress(OSError):
             tracker._writer and tracker._writer.flush()

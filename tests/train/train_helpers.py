@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from spheret.cli import main
+from spheret.runs.metrics import read_metrics
 from spheret.runs.run import open_run
 from spheret.train.drill import timeless
 
@@ -24,7 +24,7 @@ def train(out: Path, data: Path | str, *words: str, scheme: str = "proj-spheretn
 
 def metrics(out: Path) -> list[dict[str, Any]]:
     """Lines without what the clock decides."""
-    return timeless([json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()])
+    return timeless([record for record, _ in read_metrics(out / "metrics.jsonl")])
 
 
 def losses(out: Path) -> list[float]:

@@ -84,18 +84,19 @@ def run_series(group: RunGroup, points: Callable[[Result], Sequence[tuple[float,
 
 def averages(run: Result, key: str, every: int) -> list[tuple[float, float]]:
     """The means of a key over so many steps each, at the last step of each."""
-    lines = [line for line in run.steps if line["step"] <= run.healthy_steps and line.get(key) is not None]
-    parts = [lines[start : start + every] for start in range(0, len(lines), every)]
-    return [(part[-1]["step"], math.fsum(line[key] for line in part) / len(part)) for part in parts]
+    values = [(line.step, getattr(line, key)) for line in run.steps if line.step <= run.healthy_steps]
+    known = [(step, float(value)) for step, value in values if value is not None]
+    parts = [known[start : start + every] for start in range(0, len(known), every)]
+    return [(part[-1][0], math.fsum(value for _, value in part) / len(part)) for part in parts]
 
 
 def validation_by_seconds(run: Result) -> list[tuple[float, float]]:
     """The validation losses over the seconds of training: measured side by side, or as the run took them."""
     found = []
     for line in run.evaluations:
-        seconds = line.get("seconds") if run.step_seconds is None else line["step"] * run.step_seconds
-        if seconds is not None and line["step"] <= run.healthy_steps:
-            found.append((seconds, line["val_loss"]))
+        seconds = line.seconds if run.step_seconds is None else line.step * run.step_seconds
+        if seconds is not None and line.val_loss is not None and line.step <= run.healthy_steps:
+            found.append((seconds, line.val_loss))
     return found
 
 

@@ -164,7 +164,7 @@ def wall_time(group: RunGroup) -> Figure | None:
 def gradients(group: RunGroup) -> Figure | None:
     window = steps_per_point(group)
     # without a spike there is nothing to show below the norm
-    spikes = any(line.get("spikes") for run in group.results for line in run.steps)
+    spikes = any(line.spikes for run in group.results for line in run.steps)
     figure, grid = axes_grid(2 if spikes else 1, size=(6.4, 6.0 if spikes else 4.8), sharex=True)
     upper, lower = grid[0, 0], grid[-1, 0]
     if not _draw_series(run_series(group, lambda run: averages(run, "grad_norm", window)), upper):
@@ -190,10 +190,10 @@ def _heat_map(key: str, unit: str, logarithmic: bool = False) -> Callable[[RunGr
 
         panels = []
         for label in group.contestants:
-            lines = [line for line in group.contestants[label][0].evaluations if line.get("sublayers")]
-            grid = [[_number(sublayer.get(key)) for sublayer in line["sublayers"]] for line in lines]
+            lines = [line for line in group.contestants[label][0].evaluations if line.sublayers]
+            grid = [[_number(getattr(sublayer, key)) for sublayer in line.sublayers or ()] for line in lines]
             if grid and np.isfinite(np.array(grid)).any():
-                panels.append((label, [line["step"] for line in lines], np.array(grid).T))
+                panels.append((label, [line.step for line in lines], np.array(grid).T))
         if not panels:
             return None
         finite = np.concatenate([values[np.isfinite(values)] for *_, values in panels])

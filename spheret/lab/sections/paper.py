@@ -123,7 +123,7 @@ def _paper_cell(text: str, table: str) -> TableCell:
 
 
 def _validation_marks(result: Result) -> list[str]:
-    step = (result.validation or {}).get("step")
+    step = None if result.validation is None else result.validation.step
     return [] if step == result.run.steps else [f"step {step}"]
 
 

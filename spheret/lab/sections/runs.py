@@ -213,11 +213,13 @@ def _format_with(specification: str, value: float) -> str:
 def _over_sublayers(result: Result, function: str, key: str) -> Number | None:
     """A function of one key of all sublayers at the last evaluation."""
     line = result.validation
-    values = [sublayer.get(key) for sublayer in (line or {}).get("sublayers") or []]
-    if line is None or not values or any(value is None for value in values):
+    if line is None or not line.sublayers:
+        return None
+    values = [getattr(sublayer, key) for sublayer in line.sublayers]
+    if any(value is None for value in values):
         return None
     value = float(SUBLAYER_FUNCTIONS[function](values))
-    return Number(value, f"{function}({result.name}[{line['step']}].sublayers.{key})")
+    return Number(value, f"{function}({result.name}[{line.step}].sublayers.{key})")
 
 
 SUBLAYER_FUNCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
@@ -246,12 +248,12 @@ def stream_section(group: RunGroup) -> Section:
         row = [TableCell(label)]
         for function, key, specification in _STREAM.values():
             row.append(number_cell([_over_sublayers(runs[0], function, key)], partial(_format_with, specification)))
-        line = runs[0].validation or {}
-        on_bound = line.get("on_bound")
-        source = f"count({runs[0].name}[{line.get('step')}].on_bound)"
-        row.append(
-            TableCell("-") if on_bound is None else TableCell(str(len(on_bound)), float(len(on_bound)), source)
-        )
+        line = runs[0].validation
+        if line is None or line.on_bound is None:
+            row.append(TableCell("-"))
+        else:
+            source = f"count({runs[0].name}[{line.step}].on_bound)"
+            row.append(TableCell(str(len(line.on_bound)), float(len(line.on_bound)), source))
         rows.append(row)
     notes = [
         "All values are from the last evaluation of the first seed. First and last are the first and the last "
