@@ -17,14 +17,13 @@ from scipy import stats
 
 from spheret.lab.answers import Entry, GroupAnswer, group_answers, sound
 from spheret.lab.endpoints import ALPHA, Comparison, comparison, endpoint_answers, rung_names, slope_per_doubling
-from spheret.lab.ladders import in_order, ladders
+from spheret.lab.ladders import in_order
 from spheret.lab.page.tables import to_markdown
 from spheret.lab.plan import OURS, PLANS, Plan, read_plan
+from spheret.lab.report import result_files, sections_of, study_findings
 from spheret.lab.rows import Key, Row, read_rows
 from spheret.lab.sections.endpoints import endpoint_sentence
-from spheret.lab.sections.study import sections_of
 from spheret.lab.sections.transfer import transfer_sentences
-from spheret.lab.study_report import result_files
 from spheret.lab.transfer import transfers
 from spheret.lab.words import SHORT, answer_sentence, limits, listed
 from spheret.paper.numbers import CORPORA, LOSSES, ROWS, SIZES
@@ -104,7 +103,7 @@ def _of_a_study(plan: Plan, answers: Sequence[GroupAnswer], rows: Mapping[Key, R
         parts["limits", answer.group.name] = _bullets(limits(answer))
     for transfer in transfers(answers):
         parts["transfer", transfer.part] = _bullets(transfer_sentences(transfer))
-    for section in sections_of(answers, ladders(answers), rows, endpoints):
+    for section in sections_of(study_findings(plan, rows)):
         for table in section.tables:
             # the heading is the page's own
             parts["table", table.name] = to_markdown([table]).split("\n\n", 1)[1]
@@ -130,7 +129,7 @@ def _optimisers(answers: Mapping[str, GroupAnswer]) -> str:
     for contestant in answers["muon"].group.contestants:
         cells = []
         for answer in columns.values():
-            means = {} if answer.layout is None else answer.layout.means
+            means = {} if answer.seed_table is None else answer.seed_table.means
             entry = answer.by_label[contestant.label]
             loss = f"{means[entry.label]:.3f}" if entry.label in means else entry.reason
             loss = f"**{loss}**" if means.get(entry.label, 0) == min(means.values(), default=-1) else loss
@@ -146,7 +145,7 @@ def _warm_ups(answers: Mapping[str, GroupAnswer]) -> str:
     lines = [f"| warm-up | {' | '.join(labels)} |", "|---|" + "---:|" * len(labels)]
     for words, name in (("90 updates", "warm"), ("30 updates", "nine")):
         answer = answers[name]
-        means = {} if answer.layout is None else answer.layout.means
+        means = {} if answer.seed_table is None else answer.seed_table.means
         # what is no contestant of this part was begun in another one of the same warm-up
         entries = {**answers["schedules"].by_label, **answer.by_label}
         cells = [f"{means[label]:.3f}" if label in means else _so_far(entries[label]) for label in labels]
@@ -311,7 +310,7 @@ def _numbers(comparisons: Sequence[Comparison]) -> str:
 
 def _beside_the_paper(ours: GroupAnswer) -> str:
     """The paper's validation losses and the means of a part of ours, as a table. Bold is the lowest of a column."""
-    means = {} if ours.layout is None else ours.layout.means
+    means = {} if ours.seed_table is None else ours.seed_table.means
     reasons = {entry.label: entry.reason for entry in ours.entries}
     paper = {
         scheme: [float(LOSSES[row, corpus, size].val) for corpus in CORPORA for size in SIZES]

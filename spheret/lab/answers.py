@@ -14,11 +14,20 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
 
-from spheret.lab import blocks, curves
-from spheret.lab.blocks import Layout, Pair
+from spheret.lab import curves
 from spheret.lab.curves import Bowl
 from spheret.lab.plan import RECIPE, Contestant, Group, Plan
 from spheret.lab.rows import FINAL, FINISHED, FLOOR, STRESS, TUNE, Key, Row
+from spheret.lab.seed_table import (
+    Pair,
+    SeedTable,
+    dominant,
+    noise_floor,
+    paired_p,
+    pairs,
+    seed_table,
+    smallest_seen,
+)
 from spheret.lab.stages import Rows, Tuning, final_rates, seeds_of, start_rates, stress_rate, tuning
 from spheret.lab.statistics import Interval
 from spheret.runs.config import SECTIONS, merge
@@ -173,14 +182,14 @@ class Standing:
 class GroupAnswer:
     """What is known about one group. entries: the compared ones first, the best before the others.
 
-    reference: what the others are measured against. layout, seen: None if nothing can be compared yet.
+    reference: what the others are measured against. seed_table, seen: None if nothing can be compared yet.
     seen: the smallest difference that would have been seen.
     """
 
     group: Group
     reference: str
     entries: tuple[Entry, ...]
-    layout: Layout | None
+    seed_table: SeedTable | None
     pairs: dict[tuple[str, str], Pair]
     seen: float | None
     floor: Floor | None
@@ -192,11 +201,17 @@ class GroupAnswer:
 
     @property
     def compared(self) -> list[Entry]:
-        return [] if self.layout is None else [entry for entry in self.entries if entry.label in self.layout.means]
+        return (
+            []
+            if self.seed_table is None
+            else [entry for entry in self.entries if entry.label in self.seed_table.means]
+        )
 
     @property
     def others(self) -> list[Entry]:
-        return [entry for entry in self.entries if self.layout is None or entry.label not in self.layout.means]
+        return [
+            entry for entry in self.entries if self.seed_table is None or entry.label not in self.seed_table.means
+        ]
 
     def gap(self, first: str, second: str) -> Gap | None:
         """The loss of the first minus that of the second; None if they are not compared."""
@@ -207,7 +222,7 @@ class GroupAnswer:
     @cached_property
     def standing(self) -> Standing | None:
         """Who is ahead of the contestants that are compared; None if nothing can be compared yet."""
-        if self.layout is None:
+        if self.seed_table is None:
             return None
         best, *others = (entry.label for entry in self.compared)
         behind = [label for label in others if (gap := self.gap(best, label)) is not None and gap.significant]
@@ -227,12 +242,12 @@ class GroupAnswer:
     @cached_property
     def dominant(self) -> tuple[str, float] | None:
         """The contestant that has half of the pooled noise or more, and its share; None if none has."""
-        return None if self.layout is None else blocks.dominant(self.layout)
+        return None if self.seed_table is None else dominant(self.seed_table)
 
     def paired_p(self, first: str, second: str) -> float:
         """The p-value of a pair by paired tests, which pool no noise, corrected for all pairs."""
-        assert self.layout is not None
-        return blocks.paired_p(self.layout)[frozenset((first, second))]
+        assert self.seed_table is not None
+        return paired_p(self.seed_table)[frozenset((first, second))]
 
     @property
     def rows(self) -> list[Row]:
@@ -291,9 +306,9 @@ def answer_of_runs(
 
 
 def _answer(group: Group, entries: list[Entry], reference: str, rows: Rows) -> GroupAnswer:
-    entries, layout = _compared(entries)
+    entries, table = _compared(entries)
     reference = reference if any(e.label == reference for e in entries) else entries[0].label
-    means = {} if layout is None else layout.means
+    means = {} if table is None else table.means
     # sorting keeps the order of the plan where nothing else decides
     entries.sort(key=lambda entry: (means.get(entry.label, math.inf), entry.mean))
     floor = _floor(group, {entry.label: entry for entry in entries}, rows)
@@ -307,9 +322,9 @@ def _answer(group: Group, entries: list[Entry], reference: str, rows: Rows) -> G
         group=group,
         reference=reference,
         entries=tuple(entries),
-        layout=layout,
-        pairs={} if layout is None else {(pair.first, pair.second): pair for pair in blocks.pairs(layout)},
-        seen=None if layout is None else blocks.smallest_seen(layout),
+        seed_table=table,
+        pairs={} if table is None else {(pair.first, pair.second): pair for pair in pairs(table)},
+        seen=None if table is None else smallest_seen(table),
         floor=floor,
         missing={stage: missing[stage] for stage in (TUNE, FINAL, FLOOR, STRESS)},
     )
@@ -465,8 +480,8 @@ def failures(rows: Sequence[Row], planned: int = 0, where: str = "") -> str:
     return f"{' and '.join(words)} of {_seeds(len(rows), planned)}{where}{others}" if words else ""
 
 
-def _compared(entries: list[Entry]) -> tuple[list[Entry], Layout | None]:
-    """The layout of those that can be compared, and all entries with the reason of those that cannot.
+def _compared(entries: list[Entry]) -> tuple[list[Entry], SeedTable | None]:
+    """The table of those that can be compared, and all entries with the reason of those that cannot.
 
     The seeds are those that all have. Who is compared does not depend on whose loss is lower.
     """
@@ -480,7 +495,7 @@ def _compared(entries: list[Entry]) -> tuple[list[Entry], Layout | None]:
     entries = [replace(e, reason=alone) if not e.reason and e.label not in labels else e for e in entries]
     if not labels:
         return entries, None
-    return entries, blocks.layout({e.label: {seed: row.loss for seed, row in e.finals.items()} for e in able})
+    return entries, seed_table({e.label: {seed: row.loss for seed, row in e.finals.items()} for e in able})
 
 
 def _common(entries: Sequence[Entry]) -> set[int]:
@@ -496,14 +511,14 @@ def _floor(group: Group, entries: Mapping[str, Entry], rows: Rows) -> Floor | No
     first, second = list(entry.finals.values()), list(found)
     if not first or not second or not all(map(sound, (*first, *second))):
         return Floor(label, None, found)
-    return Floor(label, blocks.noise_floor([row.loss for row in second], [row.loss for row in first]), found)
+    return Floor(label, noise_floor([row.loss for row in second], [row.loss for row in first]), found)
 
 
 def costs(answer: GroupAnswer) -> tuple[str, list[Cost]]:
     """What each compared contestant costs, relative to the one whose label comes first in the answer."""
-    if answer.layout is None:
+    if answer.seed_table is None:
         return "", []
-    compared, seeds = answer.compared, answer.layout.seeds
+    compared, seeds = answer.compared, answer.seed_table.seeds
     first = {entry.label: entry.finals[seeds[0]] for entry in compared}
     base = answer.reference if answer.reference in first else compared[0].label
     flops = {label: float(row.flops) for label, row in first.items()}
@@ -517,7 +532,7 @@ def costs(answer: GroupAnswer) -> tuple[str, list[Cost]]:
                 label=label,
                 flops=flops[label] / flops[base],
                 seconds=seconds[label] / seconds[base] if timed else None,
-                loss=answer.layout.means[label],
+                loss=answer.seed_table.means[label],
                 at_equal_flops=_early_loss(runs, min(flops.values()) / flops[label]),
                 at_equal_seconds=_early_loss(runs, min(seconds.values()) / seconds[label]) if timed else None,
             )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from spheret.lab.blocks import Pair, check_finite, satterthwaite
+from spheret.lab.seed_table import Pair, check_finite, satterthwaite
 from spheret.lab.statistics import LEVEL, student_interval
 
 

@@ -96,14 +96,14 @@ def _reference_compute(answers: Sequence[GroupAnswer], reference: str) -> list[t
     """The FLOPs and the loss of the reference on every rung where it is compared."""
     points = {}
     for answer in answers:
-        if answer.layout is not None and reference in answer.layout.means:
-            flops = answer.by_label[reference].finals[answer.layout.seeds[0]].flops
-            points[float(flops)] = answer.layout.means[reference]
+        if answer.seed_table is not None and reference in answer.seed_table.means:
+            flops = answer.by_label[reference].finals[answer.seed_table.seeds[0]].flops
+            points[float(flops)] = answer.seed_table.means[reference]
     return list(points.items())
 
 
 def _gain(answer: GroupAnswer, label: str, reference: Sequence[tuple[float, float]]) -> ComputeGain | None:
-    if len(reference) < 2 or answer.layout is None or label not in answer.layout.means:
+    if len(reference) < 2 or answer.seed_table is None or label not in answer.seed_table.means:
         return None
-    flops = answer.by_label[label].finals[answer.layout.seeds[0]].flops
-    return curves.compute_gain(reference, float(flops), answer.layout.means[label])
+    flops = answer.by_label[label].finals[answer.seed_table.seeds[0]].flops
+    return curves.compute_gain(reference, float(flops), answer.seed_table.means[label])

@@ -53,8 +53,8 @@ def _table(answer: GroupAnswer) -> Table:
 
 def _cells(answer: GroupAnswer, entry: Entry, place: int) -> list[str]:
     gap = answer.gap(entry.label, answer.reference)
-    compared = answer.layout is not None and entry.label in answer.layout.means
-    mean = answer.layout.means[entry.label] if answer.layout is not None and compared else entry.mean
+    compared = answer.seed_table is not None and entry.label in answer.seed_table.means
+    mean = answer.seed_table.means[entry.label] if answer.seed_table is not None and compared else entry.mean
     return [
         str(place),
         entry.label,

@@ -53,11 +53,12 @@ def answer_sentence(answer: GroupAnswer) -> str:
 
 
 def _verdict(answer: GroupAnswer, opening: str) -> str:
-    standing, layout = answer.standing, answer.layout
-    if standing is None or layout is None:
+    standing, table = answer.standing, answer.seed_table
+    if standing is None or table is None:
         return _no_verdict(answer, opening)
-    losses = {label: f"{label} ({mean:.3f})" for label, mean in layout.means.items()}
-    opening = f"{opening}, {len(layout.seeds)} seeds, {_rates_in_words(answer)}"
+    noisy = dict.fromkeys(table.noisy, ", noisy")
+    losses = {label: f"{label} ({mean:.3f}{noisy.get(label, '')})" for label, mean in table.means.items()}
+    opening = f"{opening}, {len(table.seeds)} seeds, {_rates_in_words(answer)}"
     best, alone = standing.leaders[0], answer.dominant
     if standing.winner:
         gap = answer.gap(best, standing.behind[0])
@@ -65,7 +66,7 @@ def _verdict(answer: GroupAnswer, opening: str) -> str:
         words = f"{losses[best]} wins, {-gap.estimate:.3f} below the next, {standing.behind[0]} ({p_words(gap.p)})"
         others = [label for label in standing.behind[1:] if label == answer.reference]
     else:
-        words = f"no winner: {listed([losses[label] for label in standing.leaders])} are within noise"
+        words = f"no winner. {listed([losses[label] for label in standing.leaders])} are within noise"
         others = [label for label in standing.behind if label == answer.reference] or list(standing.behind[:1])
     for label in others:
         gap = answer.gap(best, label)
@@ -74,7 +75,7 @@ def _verdict(answer: GroupAnswer, opening: str) -> str:
     if alone is not None and alone[0] == best:
         words += f"; {alone[1]:.0%} of the pooled noise is that of {best}"
     lower = [
-        f"{each.label} ({each.mean:.3f}; {each.reason})" for each in answer.others if each.mean < layout.means[best]
+        f"{each.label} ({each.mean:.3f}; {each.reason})" for each in answer.others if each.mean < table.means[best]
     ]
     if lower:
         words += f"; lower, but not compared: {listed(lower)}"
@@ -175,21 +176,21 @@ def floor_sentence(answer: GroupAnswer) -> str:
 def limits(answer: GroupAnswer) -> list[str]:
     """What a reader must know before the numbers of a group, and what cannot be said."""
     texts = [floor_sentence(answer)]
-    layout = answer.layout
-    if layout is not None and answer.seen is not None:
+    seed_table = answer.seed_table
+    if seed_table is not None and answer.seen is not None:
         texts.append(
             f"A true difference of {answer.seen:.3f} between two contestants would have been seen with a probability "
             f"of 80% or more. Smaller ones may exist where no difference is named."
         )
-        if len(layout.seeds) < answer.group.part.compared_with:
+        if len(seed_table.seeds) < answer.group.part.compared_with:
             texts.append(
-                f"The fresh seeds are not all done: the comparison is on the {len(layout.seeds)} of "
+                f"The fresh seeds are not all done: the comparison is on the {len(seed_table.seeds)} of "
                 f"{answer.group.part.compared_with} seeds that all compared contestants have."
             )
-        if layout.noisy:
-            noise = [f"{label} ({layout.deviations[label]:.3f})" for label in layout.noisy]
+        if seed_table.noisy:
+            noise = [f"{label} ({seed_table.deviations[label]:.3f})" for label in seed_table.noisy]
             texts.append(
-                f"Noisier than chance explains: {listed(noise)}; the others have {layout.deviation:.3f} per run. "
+                f"Noisier than chance explains: {listed(noise)}; the others have {seed_table.deviation:.3f} per run. "
                 f"Their pairs are compared by their own noise, which takes more seeds, and the others without them."
             )
         texts.append(_dominated(answer))

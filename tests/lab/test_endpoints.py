@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
+from spheret.lab.sections.study import sections_of
 from study_helpers import bowl, noise, plan_of, row, run_all
 
 from spheret.lab.answers import group_answers
@@ -13,7 +14,6 @@ from spheret.lab.ladders import ladders
 from spheret.lab.page.page import page as page_of
 from spheret.lab.rows import FINAL, STRESS
 from spheret.lab.sections.endpoints import endpoint_sentence, endpoints_section
-from spheret.lab.sections.study import sections_of
 from spheret.lab.stages import SEEDS, stage_of
 
 PLAN = """
@@ -172,7 +172,7 @@ class TestStress:
         plan, rows = study
         without = {k: r for k, r in rows.items() if stage_of(k) != STRESS}
         for before, after in zip(group_answers(plan, without), group_answers(plan, rows), strict=True):
-            assert before.layout == after.layout
+            assert before.seed_table == after.seed_table
             assert (before.missing[STRESS], after.missing[STRESS]) == (18, 0)
             assert len(after.rows) == len(before.rows) + 18
 

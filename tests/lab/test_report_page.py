@@ -7,14 +7,14 @@ from html import unescape
 
 import pytest
 from report_helpers import cell, cells, write_run, write_tables
+from spheret.lab.verdicts import between, comparisons
 
-from spheret.lab.blocks import detectable, layout, smallest_seen
 from spheret.lab.page.charts import MOST_POINTS, charts
 from spheret.lab.page.page import FOLDER, page
 from spheret.lab.report import report_files
 from spheret.lab.runs import read_group, read_groups
+from spheret.lab.seed_table import detectable, seed_table, smallest_seen
 from spheret.lab.statistics import mean_and_deviation
-from spheret.lab.verdicts import between, comparisons
 from spheret.support.figure_style import PALETTE, Drawing
 
 SCHEMES = {"pre-ln": 0.0, "post-ln": 0.001, "keel": 0.6, "proj-spheretnorm": 0.9}
@@ -140,11 +140,11 @@ class TestMatrix:
         seen = sorted(c.smallest for c in comparisons(group) if c.smallest is not None)
         assert len(seen) == 6
         assert f"{seen[0]:.3f} to {seen[-1]:.3f} over all" in text_of(seeds)
-        # two contestants: the paired test and the layout are the same test
+        # two contestants: the paired test and the seed_table are the same test
         losses = {name: {r.seed: r.val_loss.value for r in group.contestants[name]} for name in ("pre-ln", "keel")}
         runs = [r.run.path for name in losses for r in group.contestants[name]]
         (alone,) = comparisons(read_group(runs))
-        assert alone.smallest == pytest.approx(smallest_seen(layout(losses)))
+        assert alone.smallest == pytest.approx(smallest_seen(seed_table(losses)))
         # more pairs are held to a stricter level, and more seeds show more
         assert detectable(2, 6) > detectable(2, 1) > detectable(4, 1)
 

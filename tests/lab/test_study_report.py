@@ -9,18 +9,18 @@ import shutil
 import time
 
 import pytest
+from spheret.lab.sections.study import sections_of
+from spheret.lab.study_report import result_files, study_report
 from study_helpers import HEAD, TWO, bowl, noise, plan_of, row, run_all
 
 from spheret.lab.answers import costs, group_answers
-from spheret.lab.blocks import pairs
 from spheret.lab.figures.answers import draw
 from spheret.lab.ladders import ladders
 from spheret.lab.page.page import page as page_of
 from spheret.lab.plan import read_plan
 from spheret.lab.rows import FINAL, FLOOR, TUNE, write_rows
-from spheret.lab.sections.study import sections_of
+from spheret.lab.seed_table import pairs
 from spheret.lab.stages import stage_of, wanted
-from spheret.lab.study_report import result_files, study_report
 from spheret.lab.words import answer_sentence, limits
 
 FOUR = """
@@ -94,8 +94,8 @@ class TestAnswer:
 
     def test_a_collapsed_seed_excludes_its_contestant(self, four, page):
         answer = answered(*four)["four"]
-        assert answer.layout is not None
-        assert set(answer.layout.contestants) == {"pre-ln", "post-ln", "peri-ln"}
+        assert answer.seed_table is not None
+        assert set(answer.seed_table.contestants) == {"pre-ln", "post-ln", "peri-ln"}
         assert answer.gap("keel", "pre-ln") is None
         assert [entry.label for entry in answer.others] == ["keel"]
         # with one seed at each of two higher rates, and with two at the last one
@@ -109,7 +109,7 @@ class TestAnswer:
 
     def test_p_is_corrected_for_all_pairs(self, four):
         answer = answered(*four)["four"]
-        expected = {frozenset((p.first, p.second)): p.adjusted for p in pairs(answer.layout)}
+        expected = {frozenset((p.first, p.second)): p.adjusted for p in pairs(answer.seed_table)}
         assert len(expected) == 3
         for names, p in expected.items():
             first, second = names
@@ -142,7 +142,7 @@ class TestAnswer:
         losses = {"post-ln": bowl(1.0, 1.0)}
         rows, _ = run_all(plan, lambda key: losses.get(key.contestant, loss_of)(key))
         answer = answered(plan, rows)["four"]
-        assert "post-ln" not in answer.layout.contestants
+        assert "post-ln" not in answer.seed_table.contestants
         assert answer.by_label["post-ln"].state == "edge"
         assert "not bracketed: its best learning rate 0.008 is the highest that was tried" in " ".join(limits(answer))
         assert "post-ln has the lowest" not in answer_sentence(answer)
@@ -164,14 +164,14 @@ class TestAnswer:
         assert "2 stalled. Collapsed:" in text
         assert text.count("finished (stalled)") == 2 * 2
         # it counts as finished
-        assert "keel" in answer.layout.means
+        assert "keel" in answer.seed_table.means
 
     def test_who_has_most_of_the_noise_is_named(self, tmp_path):
         plan = plan_of(tmp_path, FOUR)
         wild = {101: 0.014, 102: -0.007, 103: -0.007}
         rows, _ = run_all(plan, lambda k: loss_of(k) + (wild.get(k.seed, 0) if k.contestant == "keel" else 0))
         answer = answered(plan, rows)["four"]
-        assert answer.layout.noisy == ()
+        assert answer.seed_table.noisy == ()
         label, share = answer.dominant
         assert label == "keel"
         assert share > 0.5
@@ -191,7 +191,7 @@ class TestAnswer:
     def test_one_seed_has_no_verdict(self, tmp_path):
         plan = plan_of(tmp_path, TWO + "seeds = 1")
         answer = answered(plan, run_all(plan, loss_of)[0])["two"]
-        assert answer.layout is None
+        assert answer.seed_table is None
         assert "One seed" in answer_sentence(answer)
         assert "p =" not in answer_sentence(answer)
 
@@ -199,7 +199,7 @@ class TestAnswer:
         plan, rows = four
         missing = {k for k in rows if (k.contestant, k.seed) == ("peri-ln", 102) or k.contestant == "keel"}
         answer = answered(plan, {k: v for k, v in rows.items() if k not in missing})["four"]
-        assert answer.layout.seeds == (101, 103)
+        assert answer.seed_table.seeds == (101, 103)
         assert "2 of 3 seeds that all compared contestants have" in " ".join(limits(answer))
         assert "Not compared: keel (still tuning)." in limits(answer)
 

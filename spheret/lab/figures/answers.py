@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from spheret.analysis.line_styles import scheme_styles
 from spheret.lab.answers import Entry, GroupAnswer, sound
-from spheret.lab.blocks import mean_interval
 from spheret.lab.figures.lines import line_styles
 from spheret.lab.figures.parts import (
     LOSS,
@@ -29,6 +28,7 @@ from spheret.lab.figures.parts import (
 from spheret.lab.figures.runs import curves_figure
 from spheret.lab.figures.transfer import transfer_figure
 from spheret.lab.ladders import Climb, Ladder
+from spheret.lab.seed_table import mean_interval
 from spheret.lab.transfer import transfers
 from spheret.support.figure_style import COLLAPSED, DIVERGED, GRID, INK, Drawing, own_style, render
 
@@ -108,10 +108,10 @@ def _answer(answer: GroupAnswer) -> Figure | None:
     entries = answer.entries[:MOST]
     if sum(bool(entry.finals) for entry in entries) < 2:
         return None
-    styles, wide, layout = line_styles(answer), 40, answer.layout
+    styles, wide, seed_table = line_styles(answer), 40, answer.seed_table
     figure, axes = one_plot(7.4, 1.0 + rows_height([entry.label for entry in entries], wide))
     shown = {entry.label for entry in entries}
-    means = {} if layout is None else {label: mean for label, mean in layout.means.items() if label in shown}
+    means = {} if seed_table is None else {label: mean for label, mean in seed_table.means.items() if label in shown}
     if answer.reference in means:
         axes.axvline(means[answer.reference], color=INK, lw=0.9, ls=(0, (4, 3)), zorder=1)
     ends: list[float] = []
@@ -121,8 +121,8 @@ def _answer(answer: GroupAnswer) -> Figure | None:
         ends += losses
         # below the interval, which would hide them
         axes.plot(losses, [y + 0.22] * len(losses), "o", color=colour, alpha=0.4, markersize=4, mew=0, zorder=2)
-        if layout is not None and entry.label in means:
-            low, high = mean_interval(layout, entry.label)
+        if seed_table is not None and entry.label in means:
+            low, high = mean_interval(seed_table, entry.label)
             if math.isfinite(high - low):
                 axes.hlines([y], [low], [high], color=colour, lw=2.4, zorder=3)
                 ends += [low, high]

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from spheret.lab.answers import Entry, Gap, GroupAnswer, costs
-from spheret.lab.blocks import mean_interval
 from spheret.lab.endpoints import EndpointAnswer
 from spheret.lab.figures.parts import MOST, slug
 from spheret.lab.ladders import Climb, Ladder
@@ -18,6 +17,7 @@ from spheret.lab.sections.endpoints import endpoints_section
 from spheret.lab.sections.failures import advice_words
 from spheret.lab.sections.section import Section
 from spheret.lab.sections.transfer import transfer_section
+from spheret.lab.seed_table import mean_interval
 from spheret.lab.stages import stage_of
 from spheret.lab.transfer import transfers
 from spheret.lab.words import answer_sentence, gain_words, limits, p_words, verdict_words, width_words
@@ -136,13 +136,13 @@ def _losses_table(answer: GroupAnswer) -> Table:
     ]  # fmt: skip
     rows, unranked = [], []
     for entry in answer.entries:
-        compared = answer.layout is not None and entry.label in answer.layout.means
+        compared = answer.seed_table is not None and entry.label in answer.seed_table.means
         runs = list(entry.finals.values())
-        if compared and answer.layout is not None:
-            runs = [entry.finals[seed] for seed in answer.layout.seeds]
+        if compared and answer.seed_table is not None:
+            runs = [entry.finals[seed] for seed in answer.seed_table.seeds]
         interval, gap = NONE, answer.gap(entry.label, answer.reference)
-        if compared and answer.layout is not None:
-            low, high = mean_interval(answer.layout, entry.label)
+        if compared and answer.seed_table is not None:
+            low, high = mean_interval(answer.seed_table, entry.label)
             interval = TableCell(f"{low:.4f} to {high:.4f}" if math.isfinite(high - low) else "none", source=source)
         if not compared:
             unranked.append(entry.label)
@@ -153,7 +153,7 @@ def _losses_table(answer: GroupAnswer) -> Table:
                 rate,
                 NONE if entry.failed else mean_cell(runs),
                 interval,
-                _gap_cell(gap, source) if answer.layout is not None else _plain_gap(answer, entry),
+                _gap_cell(gap, source) if answer.seed_table is not None else _plain_gap(answer, entry),
                 NONE if gap is None else TableCell(p_words(gap.p)[2:].removeprefix("= "), gap.p, source),
                 TableCell(f"{len(runs)} of {answer.group.part.compared_with}"),
                 TableCell("; ".join(filter(None, [entry.reason or "compared", *_remarks(answer, entry)]))),
@@ -292,7 +292,7 @@ def _climb_row(ladder: Ladder, climb: Climb, sized: bool) -> list[TableCell]:
 def _pairs_section(answers: Sequence[GroupAnswer]) -> Section | None:
     tables, figures = [], []
     for answer in answers:
-        if answer.layout is None:
+        if answer.seed_table is None:
             continue
         name, shown = slug(answer.group.name), [entry.label for entry in answer.compared][:MOST]
         rows = []
@@ -312,8 +312,8 @@ def _pairs_section(answers: Sequence[GroupAnswer]) -> Section | None:
                 )
         notes = [
             f"Below 0 the first is better. {CORRECTED} The noise is pooled over contestants: "
-            f"{answer.layout.deviation:.4f} per run, {answer.layout.degrees} degrees of freedom, seeds "
-            f"{', '.join(map(str, answer.layout.seeds))}."
+            f"{answer.seed_table.deviation:.4f} per run, {answer.seed_table.degrees} degrees of freedom, seeds "
+            f"{', '.join(map(str, answer.seed_table.seeds))}."
         ]
         if len(answer.compared) > MOST:
             notes.append(

@@ -25,7 +25,7 @@ from spheret.lab.statistics import (
 
 
 @dataclass(frozen=True)
-class Layout:
+class SeedTable:
     """A two-way layout: contestants x seeds (blocks), residual variance pooled over contestants.
 
     A seed fixes the batches and the initial weights, so it moves all contestants together. The model of one run is
@@ -55,8 +55,8 @@ class Layout:
     noisy: tuple[str, ...]
 
 
-def layout(losses: Mapping[str, Mapping[int, float]]) -> Layout:
-    """The layout of the losses by contestant and seed.
+def seed_table(losses: Mapping[str, Mapping[int, float]]) -> SeedTable:
+    """The table of the losses by contestant and seed.
 
     Only complete blocks count: the seeds that every contestant has. With two contestants the residuals of one mirror
     those of the other, so their spread is 1 and says nothing.
@@ -85,7 +85,7 @@ def layout(losses: Mapping[str, Mapping[int, float]]) -> Layout:
         pool = [name for name in squares if name != noisiest]
         squares = dict(zip(pool, _residual_squares([columns[name] for name in pool]), strict=True))
     degrees = (len(squares) - 1) * repeats
-    return Layout(
+    return SeedTable(
         contestants=contestants,
         seeds=seeds,
         means={contestant: mean for contestant, (mean, _) in summaries.items()},
@@ -156,14 +156,14 @@ def _residual_squares(rows: Sequence[Sequence[float]]) -> list[float]:
     return squares
 
 
-def unusual_spread(layout: Layout, level: float = 0.05) -> float:
+def unusual_spread(table: SeedTable, level: float = 0.05) -> float:
     """The spread that contestants of equal noise exceed with this probability, by a seeded simulation.
 
     Few seeds give a large spread by chance: with nine contestants of equal noise, one study in twenty exceeds 22 with
     three seeds and 6 with five seeds. A spread above this number says that the noise differs. A spread below it does
     not prove that the noise is the same.
     """
-    return _unusual_spread(len(layout.contestants), len(layout.seeds), level)
+    return _unusual_spread(len(table.contestants), len(table.seeds), level)
 
 
 @lru_cache(maxsize=64)
@@ -178,10 +178,10 @@ def _unusual_spread(contestants: int, seeds: int, level: float) -> float:
 
 @dataclass(frozen=True)
 class Pair:
-    """The mean loss of the first contestant minus that of the second, over the seeds of a layout.
+    """The mean loss of the first contestant minus that of the second, over the seeds of a table.
 
     `low` and `high` bound the confidence interval of this pair alone. `adjusted` is the p-value after Holm's
-    correction over all pairs of the layout, and `verdict` names the better contestant by it: "first", "second" or
+    correction over all pairs of the table, and `verdict` names the better contestant by it: "first", "second" or
     "none". So an interval may exclude 0 where the verdict is "none".
     """
 
@@ -198,8 +198,8 @@ class Pair:
     degrees: int
 
 
-def pairs(layout: Layout, level: float = LEVEL) -> list[Pair]:
-    """All pairs of the layout's contestants, in their order.
+def pairs(table: SeedTable, level: float = LEVEL) -> list[Pair]:
+    """All pairs of the table's contestants, in their order.
 
     If the noise is the same for all contestants, the intervals have their stated coverage, and the probability of one
     or more false verdicts is at most 1 - level. With two contestants this is the paired t-test. This holds
@@ -209,12 +209,12 @@ def pairs(layout: Layout, level: float = LEVEL) -> list[Pair]:
     quiet ones too cautious. Simulations bound the damage for nine contestants with three and five seeds, some of them
     three times as noisy as the rest. One or more false verdicts then have a probability of at most 0.13 instead of
     0.05. The 95% interval covers the true difference in at least 92% of cases on average over the pairs, but in only
-    71% for the worst pair. A contestant that is noisier than chance explains is in `layout.noisy`: its pairs pool
+    71% for the worst pair. A contestant that is noisier than chance explains is in `table.noisy`: its pairs pool
     nothing, and need more seeds.
     """
-    errors = {(a, b): _error(layout, a, b) for a, b in combinations(layout.contestants, 2)}
+    errors = {(a, b): _error(table, a, b) for a, b in combinations(table.contestants, 2)}
     intervals = {
-        (first, second): student_interval(layout.means[first] - layout.means[second], error, degrees, level)
+        (first, second): student_interval(table.means[first] - table.means[second], error, degrees, level)
         for (first, second), (error, degrees) in errors.items()
     }
     adjusted = holm([interval.p for interval in intervals.values()])
@@ -235,39 +235,39 @@ def pairs(layout: Layout, level: float = LEVEL) -> list[Pair]:
     ]
 
 
-def _error(layout: Layout, first: str, second: str) -> tuple[float, int]:
+def _error(table: SeedTable, first: str, second: str) -> tuple[float, int]:
     """The standard error of a difference and its degrees of freedom: pooled, or of a noisy pair alone."""
-    seeds = len(layout.seeds)
-    if first not in layout.noisy and second not in layout.noisy:
-        return layout.deviation * math.sqrt(2 / seeds), layout.degrees
-    differences = [a - b for a, b in zip(layout.losses[first], layout.losses[second], strict=True)]
+    seeds = len(table.seeds)
+    if first not in table.noisy and second not in table.noisy:
+        return table.deviation * math.sqrt(2 / seeds), table.degrees
+    differences = [a - b for a, b in zip(table.losses[first], table.losses[second], strict=True)]
     return mean_and_deviation(differences)[1] / math.sqrt(seeds), seeds - 1
 
 
-def dominant(layout: Layout) -> tuple[str, float] | None:
+def dominant(table: SeedTable) -> tuple[str, float] | None:
     """The contestant of a pool of four or more that has half of its squares or more, and its share.
 
-    `layout.noisy` leaves out what chance explains in 1 of 100 studies. Half of the squares in one hand are less than
+    `table.noisy` leaves out what chance explains in 1 of 100 studies. Half of the squares in one hand are less than
     that: in 18 of 100 studies of four contestants with equal noise and five seeds one has them. But if that one is
     noisier, its p-values by the pool are too small. With three contestants one has half as a rule.
     """
-    pool = [name for name in layout.contestants if name not in layout.noisy]
-    squares = dict(zip(pool, _residual_squares([layout.losses[name] for name in pool]), strict=True))
+    pool = [name for name in table.contestants if name not in table.noisy]
+    squares = dict(zip(pool, _residual_squares([table.losses[name] for name in pool]), strict=True))
     total, largest = math.fsum(squares.values()), max(pool, key=lambda name: squares[name])
     if len(pool) < 4 or not total or squares[largest] < total / 2:
         return None
     return largest, squares[largest] / total
 
 
-def paired_p(layout: Layout) -> dict[frozenset[str], float]:
+def paired_p(table: SeedTable) -> dict[frozenset[str], float]:
     """The p-value of every pair by a paired t-test, which pools no noise, after Holm's correction."""
-    names = list(combinations(layout.contestants, 2))
-    by_seed = [zip(layout.losses[first], layout.losses[second], strict=True) for first, second in names]
+    names = list(combinations(table.contestants, 2))
+    by_seed = [zip(table.losses[first], table.losses[second], strict=True) for first, second in names]
     adjusted = holm([over_seeds([a - b for a, b in losses]).p for losses in by_seed])
     return {frozenset(pair): p for pair, p in zip(names, adjusted, strict=True)}
 
 
-def mean_interval(layout: Layout, contestant: str, level: float = LEVEL) -> tuple[float, float]:
+def mean_interval(table: SeedTable, contestant: str, level: float = LEVEL) -> tuple[float, float]:
     """The contestant's mean loss -/+ t * deviation/sqrt(seeds): an interval to compare contestants by eye.
 
     It holds the paired noise only. It is the interval of the mean for these very seeds, so it does not include that
@@ -275,23 +275,23 @@ def mean_interval(layout: Layout, contestant: str, level: float = LEVEL) -> tupl
     the interval of their difference excludes 0. The reverse is not true, and the verdicts of `pairs` are stricter
     because they correct for the number of pairs.
     """
-    if contestant not in layout.means:
-        raise ValueError(f"{contestant!r} is not in the layout. Its contestants: {', '.join(layout.contestants)}.")
-    deviation, degrees = layout.deviation, layout.degrees
-    if contestant in layout.noisy:
-        deviation, degrees = layout.deviations[contestant], len(layout.seeds) - 1
-    half_width = quantile(level, degrees) * deviation / math.sqrt(len(layout.seeds))
-    return layout.means[contestant] - half_width, layout.means[contestant] + half_width
+    if contestant not in table.means:
+        raise ValueError(f"{contestant!r} is not in the table. Its contestants: {', '.join(table.contestants)}.")
+    deviation, degrees = table.deviation, table.degrees
+    if contestant in table.noisy:
+        deviation, degrees = table.deviations[contestant], len(table.seeds) - 1
+    half_width = quantile(level, degrees) * deviation / math.sqrt(len(table.seeds))
+    return table.means[contestant] - half_width, table.means[contestant] + half_width
 
 
-def smallest_seen(layout: Layout, power: float = 0.8, level: float = 0.05) -> float:
+def smallest_seen(table: SeedTable, power: float = 0.8, level: float = 0.05) -> float:
     """The smallest true difference of one pair whose better contestant would be named with this probability.
 
-    The layout's deviation is taken for the true one.
+    The table's deviation is taken for the true one.
     """
-    count = len(layout.contestants)
-    error = layout.deviation * math.sqrt(2 / len(layout.seeds))
-    return detectable(layout.degrees, count * (count - 1) // 2, power, level) * error
+    count = len(table.contestants)
+    error = table.deviation * math.sqrt(2 / len(table.seeds))
+    return detectable(table.degrees, count * (count - 1) // 2, power, level) * error
 
 
 @lru_cache(maxsize=64)

@@ -10,22 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, special, stats
 
-from spheret.lab.blocks import (
+from spheret.lab.curves import ComputeGain, bowl, compute_gain, gap_by_size
+from spheret.lab.seed_table import (
     dominant,
-    layout,
     mean_interval,
     noise_floor,
     paired_p,
     pairs,
+    seed_table,
     smallest_seen,
     unusual_spread,
 )
-from spheret.lab.curves import ComputeGain, bowl, compute_gain, gap_by_size
 from spheret.lab.statistics import LEVEL, holm, over_seeds, quantile
 
 
 def by_seed(table):
-    """The losses as `layout` takes them, from rows of contestants and columns of seeds."""
+    """The losses as `seed_table` takes them, from rows of contestants and columns of seeds."""
     return {f"c{i}": {seed: float(loss) for seed, loss in enumerate(row)} for i, row in enumerate(np.asarray(table))}
 
 
@@ -51,7 +51,7 @@ class TestLayout:
         design = np.hstack([np.eye(contestants)[rows], np.eye(seeds)[columns]])
         solution, _, rank, _ = np.linalg.lstsq(design, table.ravel(), rcond=None)
         residuals = (table.ravel() - design @ solution).reshape(table.shape)
-        studied = layout(by_seed(table))
+        studied = seed_table(by_seed(table))
         degrees = table.size - rank
         variance = (residuals**2).sum() / degrees
         assert studied.degrees == degrees
@@ -72,28 +72,28 @@ class TestLayout:
         losses = by_seed(random_table(3, 4))
         del losses["c1"][2]
         losses["c0"][9] = 5.0
-        studied = layout(losses)
+        studied = seed_table(losses)
         assert studied.seeds == (0, 1, 3)
-        assert studied == layout({name: {s: row[s] for s in (0, 1, 3)} for name, row in losses.items()})
+        assert studied == seed_table({name: {s: row[s] for s in (0, 1, 3)} for name, row in losses.items()})
 
     @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf, None])
     def test_a_loss_that_is_no_number_is_refused(self, loss):
         losses = by_seed(random_table(3, 3))
         losses["c1"][2] = loss
         with pytest.raises(ValueError, match=r"the loss of c1 at seed 2 is .* leave out what diverged"):
-            layout(losses)
+            seed_table(losses)
 
     def test_too_little_is_refused(self):
         with pytest.raises(ValueError, match="two or more contestants, not 1"):
-            layout({"c0": {0: 1.0, 1: 2.0}})
+            seed_table({"c0": {0: 1.0, 1: 2.0}})
         with pytest.raises(ValueError, match="two or more contestants, not 0"):
-            layout({})
+            seed_table({})
         with pytest.raises(ValueError, match="1 seeds in common"):
-            layout({"c0": {0: 1.0, 1: 2.0}, "c1": {1: 2.0, 2: 3.0}})
+            seed_table({"c0": {0: 1.0, 1: 2.0}, "c1": {1: 2.0, 2: 3.0}})
 
     @given(tables, st.integers(-5, 5))
     def test_what_a_seed_does_to_all_contestants_is_taken_out(self, table, shift):
-        before, after = layout(by_seed(table)), layout(by_seed(table + shift * np.arange(table.shape[1])))
+        before, after = seed_table(by_seed(table)), seed_table(by_seed(table + shift * np.arange(table.shape[1])))
         assert after.deviation == pytest.approx(before.deviation, abs=1e-9)
         for one, other in zip(pairs(before), pairs(after), strict=True):
             assert [other.estimate, other.low, other.high] == pytest.approx(
@@ -106,7 +106,7 @@ class TestLayout:
         names, seeds = list(losses), list(range(table.shape[1]))
         random.shuffle(names)
         random.shuffle(seeds)
-        before, after = layout(losses), layout({name: {s: losses[name][s] for s in seeds} for name in names})
+        before, after = seed_table(losses), seed_table({name: {s: losses[name][s] for s in seeds} for name in names})
         assert after.means == before.means
         assert after.seeds == before.seeds
         assert after.deviation == pytest.approx(before.deviation, abs=1e-12)
@@ -121,7 +121,7 @@ class TestLayout:
 class TestPairs:
     @given(tables.filter(lambda table: table.shape[0] == 2))
     def test_two_contestants_give_the_paired_t_test(self, table):
-        (pair,) = pairs(layout(by_seed(table)))
+        (pair,) = pairs(seed_table(by_seed(table)))
         paired = over_seeds((table[0] - table[1]).tolist())
         assert [pair.estimate, pair.low, pair.high] == pytest.approx(
             [paired.estimate, paired.low, paired.high], abs=1e-9
@@ -134,7 +134,7 @@ class TestPairs:
 
     @given(tables)
     def test_the_correction_is_holms_and_keeps_the_order(self, table):
-        compared = sorted(pairs(layout(by_seed(table))), key=lambda pair: pair.p)
+        compared = sorted(pairs(seed_table(by_seed(table))), key=lambda pair: pair.p)
         assert [pair.adjusted for pair in compared] == holm([pair.p for pair in compared])
         assert all(a.adjusted <= b.adjusted for a, b in pairwise(compared))
         assert all(pair.p <= pair.adjusted <= 1 for pair in compared)
@@ -144,17 +144,17 @@ class TestPairs:
 
     def test_the_lower_loss_wins(self):
         table = [[2.50, 2.61, 2.40], [1.51, 1.60, 1.42], [2.51, 2.60, 2.41]]
-        verdicts = {(pair.first, pair.second): pair.verdict for pair in pairs(layout(by_seed(table)))}
+        verdicts = {(pair.first, pair.second): pair.verdict for pair in pairs(seed_table(by_seed(table)))}
         assert verdicts == {("c0", "c1"): "second", ("c0", "c2"): "none", ("c1", "c2"): "first"}
 
     def test_one_contestant_under_several_names_has_no_difference_at_all(self):
-        studied = layout(by_seed([[2.1, 2.3, 2.2]] * 3))
+        studied = seed_table(by_seed([[2.1, 2.3, 2.2]] * 3))
         assert (studied.deviation, studied.spread, smallest_seen(studied)) == (0.0, 1.0, 0.0)
         for pair in pairs(studied):
             assert (pair.estimate, pair.low, pair.high, pair.p, pair.verdict) == (0.0, 0.0, 0.0, 1.0, "none")
 
     def test_intervals_that_do_not_overlap_belong_to_a_pair_that_differs(self):
-        studied = layout(by_seed(random_table(9, 3, key=4)))
+        studied = seed_table(by_seed(random_table(9, 3, key=4)))
         for pair in pairs(studied):
             (low, high), (other_low, other_high) = (
                 mean_interval(studied, name) for name in (pair.first, pair.second)
@@ -163,7 +163,7 @@ class TestPairs:
             assert (high - low) / 2 == pytest.approx((pair.high - pair.low) / 2 / math.sqrt(2))
             if high < other_low or other_high < low:
                 assert not pair.low <= 0 <= pair.high
-        with pytest.raises(ValueError, match="'c9' is not in the layout"):
+        with pytest.raises(ValueError, match="'c9' is not in the seed_table"):
             mean_interval(studied, "c9")
 
 
@@ -216,7 +216,7 @@ class TestSimulated:
         losses = studies(np.linspace(0, 4, 9), np.ones(9), seeds)[:10]
         simulated = Simulated(losses)
         for row, (table, adjusted) in enumerate(zip(losses, simulated.adjusted(), strict=True)):
-            compared = pairs(layout(by_seed(table)))
+            compared = pairs(seed_table(by_seed(table)))
             assert [pair.estimate for pair in compared] == pytest.approx(simulated.estimates[row])
             assert [pair.p for pair in compared] == pytest.approx(simulated.p()[row])
             assert [pair.adjusted for pair in compared] == pytest.approx(adjusted)
@@ -240,7 +240,7 @@ class TestSimulated:
 
     def test_the_smallest_difference_is_seen_as_often_as_promised(self, seeds):
         # the promise for the true deviation, which a study only estimates
-        studied = replace(layout(by_seed(random_table(9, seeds))), deviation=1.0)
+        studied = replace(seed_table(by_seed(random_table(9, seeds))), deviation=1.0)
         difference = smallest_seen(studied, power=0.8)
         losses = studies([-difference / 2, difference / 2] + [0] * 7, np.ones(9), seeds)
         simulated = Simulated(losses)
@@ -262,7 +262,7 @@ class TestSimulated:
 
     def test_a_spread_of_equal_noise_is_seldom_called_unusual(self, seeds):
         losses = studies([0] * 9, np.ones(9), seeds)[:300]
-        layouts = [layout(by_seed(table)) for table in losses]
+        layouts = [seed_table(by_seed(table)) for table in losses]
         unusual = np.mean([studied.spread > unusual_spread(studied) for studied in layouts])
         # 300 studies: four standard errors are 0.05
         assert unusual <= 0.1
@@ -273,7 +273,7 @@ class TestSmallestSeen:
     @pytest.mark.parametrize(("contestants", "seeds"), [(2, 2), (2, 3), (3, 3), (9, 3), (9, 5), (40, 5)])
     @pytest.mark.parametrize("power", [0.5, 0.8, 0.95])
     def test_it_has_the_power_by_direct_integration(self, contestants, seeds, power):
-        studied = layout(by_seed(random_table(contestants, seeds)))
+        studied = seed_table(by_seed(random_table(contestants, seeds)))
         shift = smallest_seen(studied, power) / (studied.deviation * math.sqrt(2 / seeds))
         degrees, count = studied.degrees, contestants * (contestants - 1) // 2
         threshold = stats.t.isf(0.05 / count / 2, degrees)
@@ -286,7 +286,7 @@ class TestSmallestSeen:
         assert integrate.quad(named, 0, 1, limit=200)[0] == pytest.approx(power, abs=1e-6)
 
     def test_more_power_and_stricter_levels_need_a_larger_difference(self):
-        studied = layout(by_seed(random_table(9, 3)))
+        studied = seed_table(by_seed(random_table(9, 3)))
         assert smallest_seen(studied, 0.5) < smallest_seen(studied, 0.8) < smallest_seen(studied, 0.8, level=0.01)
         for power in (0.0, 0.0001, 1.0, math.nan):
             with pytest.raises(ValueError, match=r"must lie between 0\.000694"):
@@ -294,7 +294,8 @@ class TestSmallestSeen:
 
     def test_more_seeds_see_a_smaller_difference(self):
         smallest = [
-            smallest_seen(replace(layout(by_seed(random_table(9, seeds))), deviation=1.0)) for seeds in (2, 3, 5, 10)
+            smallest_seen(replace(seed_table(by_seed(random_table(9, seeds))), deviation=1.0))
+            for seeds in (2, 3, 5, 10)
         ]
         assert smallest == sorted(smallest, reverse=True)
 
@@ -419,7 +420,7 @@ class TestTrend:
         assert gap_by_size([(24, gaps[1]), (6, gaps[0])]).slope == pytest.approx(floor.estimate / 2)
 
     def test_pairs_are_rungs(self):
-        compared = [pairs(layout(by_seed(random_table(3, 3, key))))[0] for key in range(3)]
+        compared = [pairs(seed_table(by_seed(random_table(3, 3, key))))[0] for key in range(3)]
         plain = [(pair.estimate, pair.error, pair.degrees) for pair in compared]
         sizes = (12, 24, 36)
         assert gap_by_size(list(zip(sizes, compared, strict=True))) == gap_by_size(
@@ -520,22 +521,24 @@ class TestNoisy:
 
     @pytest.mark.parametrize("seeds", [3, 5])
     def test_equal_noise_is_seldom_called_noisy(self, seeds):
-        found = [bool(layout(by_seed(table)).noisy) for table in studies([0] * 9, np.ones(9), seeds)[:400]]
+        found = [bool(seed_table(by_seed(table)).noisy) for table in studies([0] * 9, np.ones(9), seeds)[:400]]
         # one in a hundred; 400 studies: four standard errors are 0.02
         assert np.mean(found) <= 0.03
 
     @pytest.mark.parametrize("ratio", [3, 10])
     def test_false_verdicts_stay_rare(self, ratio):
         losses = studies([0] * 9, [ratio] + [1] * 8, 5)[:400]
-        false = [any(pair.verdict != "none" for pair in pairs(layout(by_seed(table)))) for table in losses]
+        false = [any(pair.verdict != "none" for pair in pairs(seed_table(by_seed(table)))) for table in losses]
         # 400 studies: two standard errors are 0.03
         assert np.mean(false) <= 0.1
 
     def test_the_others_are_told_apart_as_without_it(self):
         # of the true deviation, with the degrees of freedom of eight and the pairs of nine
-        seen = smallest_seen(replace(layout(by_seed(studies([0] * 9, np.ones(9), 5)[0])), deviation=1.0, degrees=28))
+        seen = smallest_seen(
+            replace(seed_table(by_seed(studies([0] * 9, np.ones(9), 5)[0])), deviation=1.0, degrees=28)
+        )
         losses = studies([0] * 8 + [seen], [20] + [1] * 8, 5)[:200]
-        layouts = [layout(by_seed(table)) for table in losses]
+        layouts = [seed_table(by_seed(table)) for table in losses]
         assert np.mean([studied.noisy == ("c0",) for studied in layouts]) >= 0.95
         told = [[pair for pair in pairs(studied) if (pair.first, pair.second) == ("c1", "c8")] for studied in layouts]
         # 200 studies: four standard errors are 0.11
@@ -544,7 +547,7 @@ class TestNoisy:
     def test_half_of_the_noise_in_one_hand_is_named(self):
         # c2 has most of the squares, and not so much that chance would not give it
         table = np.array([[0, 1, 0, -1, 0], [1, 0, -1, 0, 1], [3, -2, 2, -3, 1], [0, -1, 1, 0, 1.0]])
-        studied = layout(by_seed(table))
+        studied = seed_table(by_seed(table))
         assert studied.noisy == ()
         name, share = dominant(studied)
         residuals = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
@@ -558,15 +561,15 @@ class TestNoisy:
         expected = dict(zip(raw, holm(list(raw.values())), strict=True))
         assert paired_p(studied) == {pair: pytest.approx(p) for pair, p in expected.items()}
         # equal shares, and three contestants, of which one has half by chance
-        assert dominant(layout(by_seed(random_table(4, 50)))) is None
-        assert dominant(layout(by_seed(table[:3]))) is None
+        assert dominant(seed_table(by_seed(random_table(4, 50)))) is None
+        assert dominant(seed_table(by_seed(table[:3]))) is None
 
     def test_its_own_pairs_are_paired_t_tests(self):
         table = random_table(4, 5)
         table[1] += [0, 0, 3, 0, 0]
-        studied = layout(by_seed(table))
+        studied = seed_table(by_seed(table))
         assert studied.noisy == ("c1",)
-        without = layout(by_seed(table[[0, 2, 3]]))
+        without = seed_table(by_seed(table[[0, 2, 3]]))
         assert (studied.deviation, studied.degrees) == (pytest.approx(without.deviation), without.degrees)
         for pair in pairs(studied):
             if "c1" in (pair.first, pair.second):
