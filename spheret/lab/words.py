@@ -20,7 +20,7 @@ ONE_SEED = "no winner from one seed, because another one would change every loss
 def listed(names: Sequence[str], most: int = MOST_NAMES) -> str:
     """Names in one sentence. What is too many is counted."""
     if len(names) > most:
-        return f"{', '.join(names[:most])} and {len(names) - most} others"
+        return f"{', '.join(names[:most])} and {_others(len(names) - most)}"
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
@@ -139,14 +139,18 @@ def failed_sentence(answer: GroupAnswer) -> str:
     texts = []
     for state, by_label in answer.failures.items():
         names = [f"{label} at {listed([f'{rate:g}' for rate in rates])}" for label, rates in by_label.items()]
-        texts.append(f"{state.capitalize()}: {'; '.join(names[:MOST_NAMES])}" + _and_others(len(names) - MOST_NAMES))
+        texts.append(f"{state.capitalize()}: {'; '.join(names[:MOST_NAMES])}" + _and_others(len(names)))
     stalled = [f"{entry.label} {entry.stalled}" for entry in answer.compared if entry.stalled]
     texts += [f"Stalled: {'; '.join(stalled)}"] if stalled else []
     return ". ".join(texts) + "." if texts else ""
 
 
 def _and_others(count: int) -> str:
-    return f" and {count} others" if count > 0 else ""
+    return f" and {_others(count - MOST_NAMES)}" if count > MOST_NAMES else ""
+
+
+def _others(count: int) -> str:
+    return f"{count} other{'s' * (count > 1)}"
 
 
 def _step_downs(answer: GroupAnswer) -> str:
@@ -176,25 +180,28 @@ def floor_sentence(answer: GroupAnswer) -> str:
 def limits(answer: GroupAnswer) -> list[str]:
     """What a reader must know before the numbers of a group, and what cannot be said."""
     texts = [floor_sentence(answer)]
-    seed_table = answer.seed_table
-    if seed_table is not None and answer.seen is not None:
+    table = answer.seed_table
+    if table is not None and answer.seen is not None:
         texts.append(
             f"A true difference of {answer.seen:.3f} between two contestants would have been seen with a probability "
             f"of 80% or more. Smaller ones may exist where no difference is named."
         )
-        if len(seed_table.seeds) < answer.group.part.compared_with:
+        if len(table.seeds) < answer.group.part.compared_with:
             texts.append(
-                f"The fresh seeds are not all done: the comparison is on the {len(seed_table.seeds)} of "
+                f"The fresh seeds are not all done: the comparison is on the {len(table.seeds)} of "
                 f"{answer.group.part.compared_with} seeds that all compared contestants have."
             )
-        if seed_table.noisy:
-            noise = [f"{label} ({seed_table.deviations[label]:.3f})" for label in seed_table.noisy]
+        if table.noisy:
+            noise = [f"{label} ({table.deviations[label]:.3f})" for label in table.noisy]
             texts.append(
-                f"Noisier than chance explains: {listed(noise)}; the others have {seed_table.deviation:.3f} per run. "
+                f"Noisier than chance explains: {listed(noise)}; the others have {table.deviation:.3f} per run. "
                 f"Their pairs are compared by their own noise, which takes more seeds, and the others without them."
             )
         texts.append(_dominated(answer))
-    texts += [_failed_seeds(answer), _not_compared(answer)]
+    texts.append(_failed_seeds(answer))
+    # without fresh seeds the verdict says it, if nobody is compared
+    if answer.group.part.fresh or table is not None:
+        texts.append(_not_compared(answer))
     return [text for text in texts if text]
 
 

@@ -38,6 +38,7 @@ def answer_sections(
 ) -> list[Section]:
     """The sections of every page, the answer first. results: the runs whose directories are here, by their keys."""
     compared = [answer for answer in answers if answer.group.part.compared_with]
+    fresh = [answer for answer in compared if answer.group.part.fresh]
     # a study of maps alone is about transfer
     opening = not compared
     moves = [transfer_section(each, first=opening and not place) for place, each in enumerate(transfers(answers))]
@@ -47,8 +48,8 @@ def answer_sections(
         *(moves if opening else ()),
         *(_answer_section(each, first=not (opening and moves) and not place) for place, each in enumerate(begun)),
         endpoints_section(endpoints),
-        _losses_section(compared),
-        _curves_section(compared),
+        _losses_section(fresh),
+        _curves_section(fresh),
         _bowls_section(compared),
         *map(_ladder_section, ladders),
         *(() if opening else moves),
@@ -86,7 +87,10 @@ def _answer_section(answer: GroupAnswer, first: bool) -> Section:
     figures = [f"{name}-answer"] if answer.group.part.compared_with else [f"{name}-collapse"]
     paragraphs = [answer_sentence(answer), *(limits(answer) if answer.rows else [])]
     title = f"The answer: {answer.group.title}" if first else answer.group.title
-    return Section(f"answer-{name}", title, paragraphs, (), figures, opening=first)
+    if answer.group.part.fresh:
+        return Section(f"answer-{name}", title, paragraphs, (), figures, opening=first)
+    # the whole of a race on one screen
+    return Section(f"answer-{name}", title, paragraphs, [_losses_table(answer)], [f"{name}-curves"], opening=first)
 
 
 def _curves_section(answers: Sequence[GroupAnswer]) -> Section | None:
@@ -224,7 +228,7 @@ def _bowl_row(entry: Entry) -> list[TableCell]:
     words = {"tuned": "bracketed", "edge": "at an edge", "hopeless": "no loss at any rate"}.get(
         entry.state, entry.reason
     )
-    state = TableCell("; ".join([words, *failed]))
+    state = TableCell("; ".join(dict.fromkeys([words, *failed])))
     bowl = entry.bowl
     if bowl is None:
         return [TableCell(entry.label), tried, NONE, NONE, NONE, NONE, NONE, state]
@@ -321,7 +325,7 @@ def _pairs_section(answers: Sequence[GroupAnswer]) -> Section | None:
             )
         columns = ["pair", "difference", "95% interval", "p", "verdict"]
         tables.append(Table(f"pairs-{name}", f"{answer.group.title}: pairs", columns, rows, notes, folded=True))
-        figures.append(f"{name}-pairs")
+        figures += [f"{name}-pairs"] if answer.group.part.fresh else [f"{name}-answer", f"{name}-pairs"]
     return Section("pairs", "Every pair", (), tables, figures) if tables else None
 
 
@@ -396,8 +400,10 @@ def _failures_section(answers: Sequence[GroupAnswer], results: Mapping[Key, Resu
     )
 
 
-def _missing_section(answers: Sequence[GroupAnswer]) -> Section:
+def _missing_section(answers: Sequence[GroupAnswer]) -> Section | None:
     total = sum(sum(answer.missing.values()) for answer in answers)
+    if not total and not any(answer.group.part.fresh for answer in answers):
+        return None
     if not total:
         return Section("not-run", "What was not run", ["Everything that the plan asks for has been run."])
     rows = []
