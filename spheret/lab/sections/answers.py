@@ -90,7 +90,8 @@ def _answer_section(answer: GroupAnswer, first: bool) -> Section:
     if answer.group.part.fresh:
         return Section(f"answer-{name}", title, paragraphs, (), figures, opening=first)
     # the whole of a race on one screen
-    return Section(f"answer-{name}", title, paragraphs, [_losses_table(answer)], [f"{name}-curves"], opening=first)
+    table = _losses_table(answer).without_empty_columns
+    return Section(f"answer-{name}", title, paragraphs, [table], [f"{name}-curves"], opening=first)
 
 
 def _curves_section(answers: Sequence[GroupAnswer]) -> Section | None:
