@@ -27,10 +27,12 @@ from spheret.connections import scheme
 from spheret.data import Data, open_named
 from spheret.lab.executors.job import Job, training
 from spheret.lab.plan import RECIPE, Contestant, Group, Plan
-from spheret.lab.rows import RESULTS, RUNS, Key, Row, read_rows, row_of, write_rows
+from spheret.lab.rows import RESULTS, RUNS, Key, Row, read_rows, row_of_run, write_rows
 from spheret.lab.stages import tuning, wanted
 from spheret.plan.fits import check_run
-from spheret.runs.config import Given, RunConfig, merge
+from spheret.runs.config import Given, RunConfig, differences, merge
+from spheret.runs.layout import CONFIG
+from spheret.runs.run import open_run
 from spheret.support import files, machine
 from spheret.support.documents import Document, Positive, Record
 from spheret.support.errors import unknown
@@ -236,12 +238,28 @@ class Laboratory:
         while True:
             found = {}
             for key in wanted(self.plan, self._rows):
-                row = row_of(self.run_directory(key), key)
+                row = self._row(key)
                 if row is not None:
                     found[key] = row
             if not found:
                 return self._rows
             self._rows.update(found)
+
+    def _row(self, key: Key) -> Row | None:
+        """The row of a run directory, whose config must be what its name says."""
+        directory = self.run_directory(key)
+        # a training makes its directory before it writes its config
+        if not (directory / CONFIG).exists():
+            return None
+        run = open_run(directory)
+        row = row_of_run(run, key)
+        changes = differences(run.settings, self.name(key)[1]) if row is not None else []
+        if changes:
+            raise ValueError(
+                f"{directory} is not the run that its name says ({'; '.join(changes[:3])}): it was moved or edited. "
+                "Put it back, or delete it to train that run again."
+            )
+        return row
 
     def wanted(self) -> list[Key]:
         return wanted(self.plan, self.rows())

@@ -229,6 +229,12 @@ def read_plan(path: Path) -> Plan:
     rungs = [_groups(path, record, part) for part in record.parts]
     # every part at its own size before any part at the next one
     ordered = [group for same in itertools.zip_longest(*rungs) for group in same if group is not None]
+    called = [group.name for group in ordered]
+    for name in called:
+        if called.count(name) > 1:
+            raise ValueError(
+                f"{path} has two groups of the name {name!r}, a part and a rung of another: rename the part."
+            )
     parts = {groups[0].part.name: groups[0] for groups in rungs}
     for number, endpoint in enumerate(record.endpoints, 1):
         _check_endpoint(f"endpoint {number} of {path}", endpoint, parts)

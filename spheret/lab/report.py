@@ -40,10 +40,6 @@ from spheret.lab.sections.zero_shot import zero_shot_section
 from spheret.support.figure_style import Drawing
 
 TITLE = "Deep connections compared"
-# with several groups of runs the name of such a figure ends in that of its group
-FIGURE_NAME = re.compile(
-    rf"(.+-({'|'.join(answer_figures.KINDS)})|({'|'.join(run_figures.FIGURES)})(-.+)?)\.(svg|png|pgf)"
-)
 # the sections of one group of runs, in the order of the page
 RUN_SECTIONS: tuple[Callable[[RunGroup], Section | None], ...] = (
     summary_section,
@@ -147,8 +143,8 @@ def report_files(
 
 def write_report(found: Findings, directory: Path) -> Path:
     """Write the page, the tables and the figures. Returns the path of the page."""
-    refuse_other_files(directory, FIGURE_NAME)
-    return write_files(directory, report_files(found, directory=directory), FIGURE_NAME)
+    refuse_other_files(directory)
+    return write_files(directory, report_files(found, directory=directory))
 
 
 def result_files(plan: Plan, rows: Mapping[Key, Row]) -> dict[str, bytes]:
@@ -166,7 +162,7 @@ def report(runs: Sequence[str | Path], out: str | Path) -> tuple[Findings, Path]
     """Write the report of some runs. Returns what was found and the path of the page."""
     directory = Path(out).expanduser()
     # before the runs are read, which may take long
-    refuse_other_files(directory, FIGURE_NAME)
+    refuse_other_files(directory)
     found = run_findings(read_groups(runs))
     return found, write_report(found, directory)
 

@@ -9,9 +9,8 @@ from typing import Literal, NamedTuple
 
 from spheret.model.monitor import ENTROPY_MARGIN
 from spheret.plan.cost import optimizer_flops, step_flops
-from spheret.runs.layout import CONFIG
 from spheret.runs.metrics import MetricsRecord
-from spheret.runs.run import Run, open_run
+from spheret.runs.run import Run
 from spheret.support import files
 from spheret.support.documents import Count, Lines, Positive, Record
 
@@ -23,6 +22,10 @@ FINISHED = "finished"
 LAST_SHARE, MOST_LAST = 0.1, 200
 # a finished run that was so long at the loss of token frequencies is marked
 STALL_SHARE = 0.2
+
+
+# of one run; the paper's largest has 10^20
+MOST_FLOPS = 10**30
 
 
 class Key(NamedTuple):
@@ -57,7 +60,7 @@ class Row(Record):
     train_loss: float | None
     steps: Positive
     tokens: Positive
-    flops: Positive
+    flops: int
     seconds: float
     curve: list[tuple[Positive, float | None]]
     run: str
@@ -67,6 +70,11 @@ class Row(Record):
     threads: int | None
     step_seconds: float | None
     unigram_entropy: float | None
+
+    def __post_init__(self) -> None:
+        # msgspec has no bounds beyond 2^63
+        if not 0 < self.flops < MOST_FLOPS:
+            raise ValueError(f"flops must be above 0 and below {MOST_FLOPS:.0e}")
 
     @property
     def key(self) -> Key:
@@ -137,12 +145,6 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
 def last_steps(count: int) -> int:
     """Over how many of the last steps a training loss is averaged, if there are so many."""
     return min(MOST_LAST, max(1, round(LAST_SHARE * count)))
-
-
-def row_of(directory: Path, key: Key) -> Row | None:
-    """The row of a run directory; None while the run has not ended."""
-    # a training makes its directory before it writes its config
-    return row_of_run(open_run(directory), key) if (directory / CONFIG).exists() else None
 
 
 def row_of_run(run: Run, key: Key, lines: list[MetricsRecord] | None = None) -> Row | None:

@@ -91,7 +91,7 @@ def study(
     laboratory.prepare()
     _join(laboratory, where, plan)
     if where.minutes == 0:
-        if not (directory / PLAN).is_file():
+        if not (directory / PLAN).is_file() or (directory / RACE).exists():
             raise FileNotFoundError(f"--out {directory} holds no study yet: run it without --minutes 0.")
         laboratory.rows()
     else:
@@ -130,7 +130,8 @@ def _check(where: Where) -> None:
 
 def _check_directory(directory: Path) -> None:
     """Raise unless the directory is empty or holds a study."""
-    if not (directory / PLAN).is_file() and any(entry.name != LOCK for entry in directory.iterdir()):
+    known = (directory / PLAN).is_file() and (directory / RUNS).is_dir()
+    if not known and any(entry.name != LOCK for entry in directory.iterdir()):
         raise FileExistsError(f"--out {directory} is not empty and no study: give a new or empty directory.")
     if (directory / RACE).exists():
         raise FileExistsError(f"--out {directory} holds a race: give a new or empty directory.")

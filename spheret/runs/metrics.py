@@ -184,11 +184,16 @@ class Log:
         self._file.close()
 
 
+# how often in turn a follower may find a file that it cannot read
+PATIENCE = 3
+
+
 class Follower:
     """How far a run is that is being trained: its step, validation loss and divergence, read from new lines alone."""
 
     def __init__(self, name: str, path: Path, steps: int) -> None:
         self.name, self.path, self.steps = name, path, steps
+        self._failures = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -199,22 +204,32 @@ class Follower:
         self.diverged: int | None = None
 
     def update(self) -> None:
+        """Read the new lines. A run that continues first removes those after its checkpoint, and writes them again."""
         metrics = self.path / METRICS
-        # a run that continues first removes the lines after its checkpoint
-        if metrics.exists() and metrics.stat().st_size < self._offset:
-            self._reset()
         try:
-            for record, end in read_metrics(metrics, self._offset):
-                self._offset, self.step = end, record.step
-                self.stopped = record.stopped
-                if self.diverged is None and (record.stopped or record.diverged):
-                    self.diverged = record.step
-                if record.val_loss is not None:
-                    self.val_loss, self.val_step = record.val_loss, record.step
+            if metrics.exists() and metrics.stat().st_size < self._offset:
+                self._reset()
+            self._read(metrics)
+            self._failures = 0
+        # what was read before may be no longer there: begin again, and say so only if that does not help
         except ValueError:
-            raise ValueError(
-                f"{metrics} has a damaged line: delete {self.path} to train that run again, or give another --out."
-            ) from None
+            self._reset()
+            self._failures += 1
+            if self._failures > PATIENCE:
+                raise ValueError(
+                    f"{metrics} has a damaged line: delete {self.path} to train that run again, or give another --out."
+                ) from None
+
+    def _read(self, metrics: Path) -> None:
+        for record, end in read_metrics(metrics, self._offset):
+            if record.step != self.step + 1:
+                raise ValueError(_gap(metrics, self.step, record.step))
+            self._offset, self.step = end, record.step
+            self.stopped = record.stopped
+            if self.diverged is None and (record.stopped or record.diverged):
+                self.diverged = record.step
+            if record.val_loss is not None:
+                self.val_loss, self.val_step = record.val_loss, record.step
 
     @property
     def done(self) -> bool:

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from spheret.conversion.command.records import ConvertRecord, Number
-from spheret.lab.page.output import contents, refuse_other_files, write_files
+from spheret.lab.page.output import contents, write_files
 from spheret.lab.page.tables import Table, TableCell
 from spheret.lab.sections.section import Section
 from spheret.support.figure_style import INK, PALETTE, STYLE, Drawing, axes_grid, plain_log, render
 
 FOLDER = "report"
-FIGURE_NAME = re.compile(r"(losses|step-sizes)\.(svg|png)")
 _CONVERTED, _CONTROL = PALETTE[0][0], PALETTE[6][0]
 
 
 def write_report(record: ConvertRecord, directory: Path) -> Path:
     """Write the page, the tables and the figures. Returns the path of the page."""
     out = directory / FOLDER
-    refuse_other_files(out, FIGURE_NAME)
     title = f"{Path(record.settings.model).name} converted to {record.settings.scheme}"
-    return write_files(out, contents(title, _sections(record), _drawings(record)), FIGURE_NAME)
+    return write_files(out, contents(title, _sections(record), _drawings(record)))
 
 
 def outcome(record: ConvertRecord) -> str:

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# the ends of the names of figures
-KINDS = ("answer", "curves", "bowls", "pairs", "collapse", "ladder", "transfer")
 # texts on coloured cells, which are light on a dark page too
 ON_CELL, FAINT_ON_CELL, PLAIN_CELL = "#101010", "#707070", "#efefef"
 PAPER = "#ffffff"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,15 @@ from spheret.lab.page import tables
 from spheret.lab.page.charts import Chart
 from spheret.lab.page.page import page
 from spheret.lab.sections.section import Section
+from spheret.support.documents import MOST_BYTES
 from spheret.support.figure_style import Drawing
-from spheret.support.files import write_atomically
+from spheret.support.files import NotRegular, read_regular, write_atomically
 
 PAGE = "report.html"
 FIGURES = "figures"
-# the files by which an earlier report is known, each with what it begins with
-MARKS = {
-    PAGE: b'<meta name="generator" content="spheret report">',
-    "tables.csv": ",".join(tables.CSV_COLUMNS).encode(),
-}
+# the names of the files that a report has written, by which it knows its own
+LISTING = "files.txt"
+HEAD = "written by spheret, which replaces and removes these files of the directory, and no others"
 TABLES = {"tables.md": tables.to_markdown, "tables.csv": tables.to_csv, "tables.tex": tables.to_latex}
 
 
@@ -46,40 +44,44 @@ def contents(
     }
 
 
-def refuse_other_files(directory: Path, figure_name: re.Pattern[str]) -> None:
-    """Raise if the directory holds a file of a name that a report writes, and no earlier report."""
+def refuse_other_files(directory: Path, names: Iterable[str] = (PAGE, *TABLES)) -> None:
+    """Raise if the directory holds a file of one of these names that no earlier report has written."""
     if directory.exists() and not directory.is_dir():
         raise NotADirectoryError(f"--out {directory} is a file: give a directory.")
-    if any(mark in _beginning(directory / name) for name, mark in MARKS.items()):
-        return
-    for path in (directory / PAGE, *(directory / name for name in TABLES), *_figures(directory, figure_name)):
-        if path.exists() or path.is_symlink():
+    own = _written_before(directory)
+    for name in (LISTING, *names):
+        path = directory / name
+        if name not in own and (path.exists() or path.is_symlink()):
             raise FileExistsError(
-                f"--out {directory} holds {path.relative_to(directory)}, which spheret report did not write: give "
-                f"another directory."
+                f"--out {directory} holds {name}, which spheret did not write: give another directory."
             )
 
 
-def _figures(directory: Path, figure_name: re.Pattern[str]) -> list[Path]:
-    """The files that have the name of a figure."""
-    folder = directory / FIGURES
-    return sorted(p for p in folder.iterdir() if figure_name.fullmatch(p.name)) if folder.is_dir() else []
+def _written_before(directory: Path) -> list[str]:
+    """The names in the listing of an earlier report, its own included; empty if there is none."""
+    try:
+        head, *names = read_regular(directory / LISTING, MOST_BYTES).decode().splitlines()
+    except (FileNotFoundError, NotRegular, UnicodeDecodeError, ValueError):
+        return []
+    return [LISTING, *names] if head == HEAD else []
 
 
-def _beginning(path: Path) -> bytes:
-    if not path.is_file():
-        return b""
-    with path.open("rb") as file:
-        return file.read(4096)
-
-
-def write_files(directory: Path, files: Mapping[str, bytes], figure_name: re.Pattern[str]) -> Path:
-    """Write the files of a report, and delete the figures of an earlier one. Returns the path of the page."""
+def write_files(directory: Path, files: Mapping[str, bytes]) -> Path:
+    """Write the files of a report, and remove what an earlier one had besides. Returns the path of the page."""
+    refuse_other_files(directory, files)
+    before = _written_before(directory)
     (directory / FIGURES).mkdir(parents=True, exist_ok=True)
+    # before the first file: a report that is killed half-way is known as one
+    _list(directory, {*before, *files})
     for name, data in files.items():
         write_atomically(directory / name, data)
-    # an earlier report may have had more figures
-    for path in _figures(directory, figure_name):
-        if f"{FIGURES}/{path.name}" not in files:
-            path.unlink()
+    for name in {*before} - {*files, LISTING}:
+        # a name that a stranger put into the listing stays inside
+        if (directory / name).resolve().is_relative_to(directory.resolve()):
+            (directory / name).unlink(missing_ok=True)
+    _list(directory, set(files))
     return directory / PAGE
+
+
+def _list(directory: Path, names: set[str]) -> None:
+    write_atomically(directory / LISTING, "\n".join([HEAD, *sorted(names - {LISTING})]).encode() + b"\n")
