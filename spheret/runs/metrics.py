@@ -204,7 +204,7 @@ class Follower:
         self.diverged: int | None = None
 
     def update(self) -> None:
-        """Read the new lines. A run that continues first removes those after its checkpoint, and writes them again."""
+        """Read the new lines. A run that continues first removes those after its checkpoint, and writes others."""
         metrics = self.path / METRICS
         try:
             if metrics.exists() and metrics.stat().st_size < self._offset:
@@ -217,7 +217,8 @@ class Follower:
             self._failures += 1
             if self._failures > PATIENCE:
                 raise ValueError(
-                    f"{metrics} has a damaged line: delete {self.path} to train that run again, or give another --out."
+                    f"{metrics} has a damaged line: delete {self.path} to train that run again, or give another "
+                    "--out."
                 ) from None
 
     def _read(self, metrics: Path) -> None:
