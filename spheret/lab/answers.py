@@ -114,7 +114,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Floor:
+class NoiseFloor:
     """The noise floor: a contestant against itself. rows: its runs on other seeds. interval: None without both."""
 
     label: str
@@ -192,7 +192,7 @@ class GroupAnswer:
     seed_table: SeedTable | None
     pairs: dict[tuple[str, str], Pair]
     seen: float | None
-    floor: Floor | None
+    floor: NoiseFloor | None
     missing: dict[str, int]
 
     @cached_property
@@ -502,7 +502,7 @@ def _common(entries: Sequence[Entry]) -> set[int]:
     return set.intersection(*(set(entry.finals) for entry in entries))
 
 
-def _floor(group: Group, entries: Mapping[str, Entry], rows: Rows) -> Floor | None:
+def _floor(group: Group, entries: Mapping[str, Entry], rows: Rows) -> NoiseFloor | None:
     label = group.part.noise_floor
     if not label or not group.part.seeds:
         return None
@@ -510,8 +510,8 @@ def _floor(group: Group, entries: Mapping[str, Entry], rows: Rows) -> Floor | No
     found = tuple(_at(group, label, entry.rates[-1], FLOOR, rows).values()) if entry.rates else ()
     first, second = list(entry.finals.values()), list(found)
     if not first or not second or not all(map(sound, (*first, *second))):
-        return Floor(label, None, found)
-    return Floor(label, noise_floor([row.loss for row in second], [row.loss for row in first]), found)
+        return NoiseFloor(label, None, found)
+    return NoiseFloor(label, noise_floor([row.loss for row in second], [row.loss for row in first]), found)
 
 
 def costs(answer: GroupAnswer) -> tuple[str, list[Cost]]:

@@ -14,7 +14,7 @@ SIZES = ("layers", "width", "steps")
 
 
 @dataclass(frozen=True)
-class Step:
+class RungGap:
     """One contestant on one rung. gap: to the reference, None if it is not compared. gain: None without a number."""
 
     answer: GroupAnswer
@@ -28,7 +28,7 @@ class Climb:
 
     label: str
     scheme: str
-    steps: tuple[Step, ...]
+    steps: tuple[RungGap, ...]
     trend: Trend | None
 
 
@@ -62,7 +62,7 @@ def _ladder(answers: Sequence[GroupAnswer]) -> Ladder:
         label = contestant.label
         if label == reference:
             continue
-        steps = tuple(Step(each, each.gap(label, reference), _gain(each, label, compute)) for each in answers)
+        steps = tuple(RungGap(each, each.gap(label, reference), _gain(each, label, compute)) for each in answers)
         known = [(size, step.gap) for size, step in zip(sizes, steps, strict=False) if step.gap is not None]
         trend = None
         if len(known) > 1:

@@ -12,14 +12,14 @@ from spheret.runs.run import Run
 
 
 @dataclass(frozen=True)
-class Place:
+class RunLinks:
     """The directory of a run relative to the page, with a slash at its end, and the log beside it; "" for no log."""
 
     folder: str
     log: str
 
 
-def run_places(runs: Iterable[tuple[str, Run]], page: Path) -> dict[str, Place]:
+def run_places(runs: Iterable[tuple[str, Run]], page: Path) -> dict[str, RunLinks]:
     """The place of every named run that lies beside the report or below its parent directory, as those of a race do.
 
     page: the directory of the report. Runs and report can be moved together, and the links hold. A run that lies
@@ -31,7 +31,7 @@ def run_places(runs: Iterable[tuple[str, Run]], page: Path) -> dict[str, Place]:
         path = run.path.resolve()
         if path.is_relative_to(home.parent):
             log = path.with_name(f"{path.name}.log")
-            places[name] = Place(_link(path, home) + "/", _link(log, home) if log.is_file() else "")
+            places[name] = RunLinks(_link(path, home) + "/", _link(log, home) if log.is_file() else "")
     return places
 
 

@@ -103,14 +103,14 @@ def race_plan(schemes: str, seeds: Sequence[int], rates: Sequence[float], shared
     return Plan("Deep connections compared", "pre-ln", (group,), (), b"")
 
 
-def _rates(where: Where, shared: Given) -> list[float]:
+def _rates(where: RaceOptions, shared: Given) -> list[float]:
     """The learning rates of a race: those of the flag, else that of a config file, else ours."""
     if where.lr is not None:
         return learning_rates(where.lr)
     return [shared["train"]["lr"]] if "lr" in shared["train"] else list(RATES)
 
 
-def _shared_settings(laboratory: Laboratory, where: Where) -> dict[str, Any]:
+def _shared_settings(laboratory: Laboratory, where: RaceOptions) -> dict[str, Any]:
     """What all runs of a race have in common, by name. Several rates are one setting, which they share."""
     (group,) = laboratory.plan.groups
     config = laboratory.config(group, group.contestants[0])
@@ -154,7 +154,7 @@ def _check_same(path: Path, settings: dict[str, Any]) -> None:
 
 
 @dataclass(frozen=True)
-class Where:
+class RaceOptions:
     """Who races, where the race is written, and what it runs on.
 
     Args:
@@ -185,7 +185,7 @@ class Where:
 
 @tyro.conf.configure(tyro.conf.OmitArgPrefixes)
 def race(
-    where: Annotated[Where, tyro.conf.FlagCreatePairsOff],
+    where: Annotated[RaceOptions, tyro.conf.FlagCreatePairsOff],
     model: ModelFlags,  # type: ignore[valid-type]
     data: DataFlags,  # type: ignore[valid-type]
     optimisation: OptimisationFlags,  # type: ignore[valid-type]
@@ -228,7 +228,7 @@ def race(
     return 0
 
 
-def _say(where: Where, text: str) -> None:
+def _say(where: RaceOptions, text: str) -> None:
     if not where.quiet:
         print(f"race: {text}", file=sys.stderr, flush=True)
 
@@ -239,7 +239,7 @@ def _size(plan: Plan) -> str:
     return f"{runs} run{'s' * (runs > 1)} of {len(group.contestants)} contestants"
 
 
-def _run(laboratory: Laboratory, where: Where, jobs: int) -> None:
+def _run(laboratory: Laboratory, where: RaceOptions, jobs: int) -> None:
     """Train what is left, and measure what a step costs."""
     left, done = len(laboratory.wanted()), len(laboratory.rows())
     if left:

@@ -13,7 +13,7 @@ from typing import Any
 
 from spheret.connections import SCHEMES
 from spheret.lab.answers import GroupAnswer, answer_of_runs
-from spheret.lab.links import Place
+from spheret.lab.links import RunLinks
 from spheret.lab.plan import Contestant, Group, PartRecord
 from spheret.lab.rows import RESULTS, RUNS, Key, Row, last_steps, read_rows, row_of_run
 from spheret.model.gpt import PRESETS
@@ -176,7 +176,7 @@ class RunGroup:
     differing: list[str]
     name: str
     tuned: bool
-    places: Mapping[str, Place] = field(default_factory=dict)
+    places: Mapping[str, RunLinks] = field(default_factory=dict)
 
     @cached_property
     def contestants(self) -> dict[str, list[Result]]:

@@ -36,8 +36,8 @@ EXECUTORS = ("local", "slurm")
 
 
 @dataclass(frozen=True)
-class Where:
-    """Where a study is written and where it runs.
+class StudyOptions:
+    """StudyOptions a study is written and where it runs.
 
     Args:
         out: The directory of the study: its runs, results.jsonl and report/.
@@ -67,7 +67,7 @@ class Where:
 
 @tyro.conf.configure(tyro.conf.OmitArgPrefixes)
 def study(
-    where: Annotated[Where, tyro.conf.FlagCreatePairsOff],
+    where: Annotated[StudyOptions, tyro.conf.FlagCreatePairsOff],
     plan: Annotated[Path, tyro.conf.Positional, shown("PLAN", "the plan of docs/results")] = OURS,
 ) -> int:
     """Give every contestant its own best learning rate, then fresh seeds there, and say who wins.
@@ -104,7 +104,7 @@ def study(
     return 0
 
 
-def _join(laboratory: Laboratory, where: Where, plan: Path) -> None:
+def _join(laboratory: Laboratory, where: StudyOptions, plan: Path) -> None:
     """Count as done what this directory, --join, or the results of the plan in this checkout have."""
     laboratory.recall()
     path = committed_results(plan) if where.join is None else where.join
@@ -117,7 +117,7 @@ def _join(laboratory: Laboratory, where: Where, plan: Path) -> None:
         print(f"study: {text}", file=sys.stderr, flush=True)
 
 
-def _check(where: Where) -> None:
+def _check(where: StudyOptions) -> None:
     if where.on not in EXECUTORS:
         raise unknown("--on", where.on, EXECUTORS)
     check_threads("--threads", where.threads)
@@ -137,7 +137,7 @@ def _check_directory(directory: Path) -> None:
         raise FileExistsError(f"--out {directory} holds a race: give a new or empty directory.")
 
 
-def _run(laboratory: Laboratory, where: Where, plan: Path) -> int:
+def _run(laboratory: Laboratory, where: StudyOptions, plan: Path) -> int:
     """Train what comes next, and write the rows. Returns an exit code: 0 to go on with the report."""
     directory = laboratory.directory
     try:
@@ -160,7 +160,7 @@ def _run(laboratory: Laboratory, where: Where, plan: Path) -> int:
     return 0
 
 
-def _announce(laboratory: Laboratory, where: Where) -> None:
+def _announce(laboratory: Laboratory, where: StudyOptions) -> None:
     """Say what the study will do and how long it takes."""
     if where.quiet or where.on != "local":
         return
@@ -173,11 +173,11 @@ def _announce(laboratory: Laboratory, where: Where) -> None:
     print(f"study: {text}", file=sys.stderr, flush=True)
 
 
-def _jobs(where: Where) -> int:
+def _jobs(where: StudyOptions) -> int:
     return where.jobs or max(1, machine.cores() // where.threads)
 
 
-def _executor(laboratory: Laboratory, where: Where, plan: Path, live: LiveLines, board: Board) -> Executor:
+def _executor(laboratory: Laboratory, where: StudyOptions, plan: Path, live: LiveLines, board: Board) -> Executor:
     if where.on == "slurm":
         gpus = where.device.startswith("cuda")
         return Slurm(laboratory.directory, _words(where, plan), where.threads, gpus, where.jobs)
@@ -190,7 +190,7 @@ def _executor(laboratory: Laboratory, where: Where, plan: Path, live: LiveLines,
     return Local(_jobs(where), laboratory.directory / LOGS, watch, deadline)
 
 
-def _words(where: Where, plan: Path) -> list[str]:
+def _words(where: StudyOptions, plan: Path) -> list[str]:
     """The words of this command without `spheret`."""
     words = ["study", str(plan), "--out", where.out, "--on", where.on, "--threads", str(where.threads)]
     words += ["--device", where.device, *(["--jobs", str(where.jobs)] if where.jobs else [])]

@@ -14,7 +14,7 @@ from spheret.optim.coordinates import power
 
 
 @dataclass(frozen=True)
-class Found:
+class BestRate:
     """One contestant at one size.
 
     vertex: where a parabola through the best rate and its neighbours is lowest; None without both.
@@ -40,17 +40,17 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Move:
+class RateBySize:
     """One contestant over all sizes. power: the best rate goes as size to this power; None with fewer than three."""
 
     label: str
-    found: tuple[Found, ...]
+    rates: tuple[BestRate, ...]
     power: float | None
 
     @property
     def fitted(self) -> int:
         """The number of sizes that the power rests on."""
-        return sum(each.vertex is not None for each in self.found)
+        return sum(each.vertex is not None for each in self.rates)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Transfer:
     title: str
     key: str
     sizes: tuple[float, ...]
-    moves: tuple[Move, ...]
+    contestants: tuple[RateBySize, ...]
 
 
 def transfers(answers: Sequence[GroupAnswer]) -> list[Transfer]:
@@ -71,26 +71,28 @@ def transfers(answers: Sequence[GroupAnswer]) -> list[Transfer]:
         key, sizes = size_of(same)
         part = same[0].group.part
         if key is not None and not part.compared_with and sum(bool(answer.rows) for answer in same) > 1:
-            moves = tuple(_move(same, sizes, contestant.label) for contestant in same[0].group.contestants)
-            made.append(Transfer(part.name, part.title or part.name, key, sizes, moves))
+            contestants = tuple(
+                _rate_by_size(same, sizes, contestant.label) for contestant in same[0].group.contestants
+            )
+            made.append(Transfer(part.name, part.title or part.name, key, sizes, contestants))
     return made
 
 
-def _move(answers: Sequence[GroupAnswer], sizes: Sequence[float], label: str) -> Move:
+def _rate_by_size(answers: Sequence[GroupAnswer], sizes: Sequence[float], label: str) -> RateBySize:
     entries = [answer.by_label[label] for answer in answers]
     base = entries[0].search.best
-    found = tuple(_found(entry, base) for entry in entries)
+    found = tuple(_best_rate(entry, base) for entry in entries)
     known = [(size, each.vertex) for size, each in zip(sizes, found, strict=True) if each.vertex is not None]
     slope = power(*zip(*known, strict=True)) if len(known) > 2 else None
-    return Move(label, found, slope)
+    return RateBySize(label, found, slope)
 
 
-def _found(entry: Entry, base: float | None) -> Found:
+def _best_rate(entry: Entry, base: float | None) -> BestRate:
     search = entry.search
     if search.best is None:
-        return Found(entry, None, ())
+        return BestRate(entry, None, ())
     vertex = _vertex(search.losses, search.best) if search.bracketed else None
-    return Found(entry, vertex, _kept(entry, search.best, base))
+    return BestRate(entry, vertex, _kept(entry, search.best, base))
 
 
 def tries_at(entry: Entry, rate: float) -> list[Row]:

@@ -30,7 +30,7 @@ PROGRAMS = {
 }
 
 
-class Place:
+class RunLinks:
     """A directory with the programs, and a study beside them."""
 
     def __init__(self, path: Path) -> None:
@@ -74,7 +74,7 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PLACE", str(tmp_path))
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    here = Place(tmp_path)
+    here = RunLinks(tmp_path)
     here.queue()
     here.study.mkdir()
     return here

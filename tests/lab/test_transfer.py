@@ -5,11 +5,11 @@ import re
 
 import numpy as np
 import pytest
+from spheret.lab.study_report import study_report
 from study_helpers import bowl, plan_of, row, run_all
 
 from spheret.lab.answers import group_answers
 from spheret.lab.sections.transfer import transfer_section, transfer_sentences
-from spheret.lab.study_report import study_report
 from spheret.lab.transfer import transfers
 
 MAP = """
@@ -56,12 +56,12 @@ def found(plan, loss_of=loss_of):
 def test_powers_and_costs_are_those_of_the_losses(plan):
     transfer, _ = found(plan)
     assert (transfer.key, transfer.sizes) == ("width", (32, 64, 128, 256))
-    for move in transfer.moves:
+    for contestant in transfer.contestants:
         # the losses are parabolas of log(rate), so that the vertex is exact
-        assert move.power == pytest.approx(POWER[move.label], abs=1e-9)
-        base = move.found[0].rate
-        for width, each in zip(transfer.sizes, move.found, strict=True):
-            best = best_rate(move.label, width)
+        assert contestant.power == pytest.approx(POWER[contestant.label], abs=1e-9)
+        base = contestant.rates[0].rate
+        for width, each in zip(transfer.sizes, contestant.rates, strict=True):
+            best = best_rate(contestant.label, width)
             assert each.vertex == pytest.approx(best)
             bowls = [0.1 * math.log2(rate / best) ** 2 for rate in (base, each.rate)]
             assert each.cost == pytest.approx(bowls[0] - bowls[1], abs=1e-12)
@@ -71,8 +71,8 @@ def test_powers_and_costs_are_those_of_the_losses(plan):
 def test_noise_moves_a_vertex_as_a_fit_of_three_points_would(plan):
     transfer, _ = found(plan, lambda key: loss_of(key, deviation=0.05))
     seen = 0
-    for move in transfer.moves:
-        for each in move.found:
+    for contestant in transfer.contestants:
+        for each in contestant.rates:
             if each.vertex is None:
                 continue
             rates = list(each.entry.search.losses)
@@ -85,10 +85,10 @@ def test_noise_moves_a_vertex_as_a_fit_of_three_points_would(plan):
 
 def test_the_rate_of_the_smallest_size_is_tried_at_every_size(plan):
     transfer, rows = found(plan)
-    for move in transfer.moves:
+    for contestant in transfer.contestants:
         for group in plan.groups:
-            tried = {key.rate for key in rows if key.group == group.name and key.contestant == move.label}
-            assert move.found[0].rate in tried
+            tried = {key.rate for key in rows if key.group == group.name and key.contestant == contestant.label}
+            assert contestant.rates[0].rate in tried
 
 
 def test_a_kept_rate_that_fails_is_said(plan):
@@ -97,11 +97,11 @@ def test_a_kept_rate_that_fails_is_said(plan):
         return row(key, 3.0, "collapsed") if late else loss_of(key)
 
     transfer, _ = found(plan, failing)
-    move = next(each for each in transfer.moves if each.label == "post-ln")
-    assert move.found[-1].kept is None
+    contestant = next(each for each in transfer.contestants if each.label == "post-ln")
+    assert contestant.rates[-1].kept is None
     words = transfer_sentences(transfer)[1]
     assert "power -1.00; keeping the best rate of width 32 fails at width 256" in words
-    first, last = (each.entry.search.losses[each.rate] for each in (move.found[0], move.found[-1]))
+    first, last = (each.entry.search.losses[each.rate] for each in (contestant.rates[0], contestant.rates[-1]))
     assert f"its lowest loss is {first:.3f} at width 32 and {last:.3f} at width 256" in words
     (table,) = transfer_section(transfer, first=True).tables
     cells = next(row for row in table.rows if row[0].text == "post-ln")
@@ -115,8 +115,8 @@ def test_before_a_second_size_has_runs_there_is_nothing_to_say(plan):
     assert transfers(group_answers(plan, smallest)) == []
     begun = smallest | {key: rows[key] for key in order if key.group == "width-width64"}
     (transfer,) = transfers(group_answers(plan, begun))
-    assert [each.cost is None for each in transfer.moves[0].found] == [False, False, True, True]
-    assert transfer.moves[0].power is None
+    assert [each.cost is None for each in transfer.contestants[0].rates] == [False, False, True, True]
+    assert transfer.contestants[0].power is None
     assert transfer_sentences(transfer)[0] == "pre-ln: not run at all sizes."
 
 

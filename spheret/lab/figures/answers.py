@@ -65,7 +65,11 @@ def _figures(
             f"lowest point on it. Marks above are rates at which a run collapsed (triangle) or diverged "
             f"(cross)"
         )
-        yield f"{slug(transfer.part)}-transfer", capped(caption, transfer.moves), partial(transfer_figure, transfer)
+        yield (
+            f"{slug(transfer.part)}-transfer",
+            capped(caption, transfer.contestants),
+            partial(transfer_figure, transfer),
+        )
     for answer in answers:
         name, title = slug(answer.group.name), answer.group.title
         if answer.group.part.compared_with:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from spheret.lab.answers import sound
 from spheret.lab.figures.parts import MOST, panel_title, rate_axis, small_multiples, wrapped
-from spheret.lab.transfer import Found, Transfer
+from spheret.lab.transfer import BestRate, Transfer
 from spheret.support.figure_style import INK
 
 if TYPE_CHECKING:
@@ -22,21 +22,27 @@ TOP = 0.3
 
 def transfer_figure(transfer: Transfer) -> Figure | None:
     """Loss above the lowest of its size by learning rate, one panel per contestant."""
-    moves = [move for move in transfer.moves if any(each.entry.search.losses for each in move.found)][:MOST]
-    rates = sorted({rate for move in moves for each in move.found for rate in each.entry.search.losses})
+    contestants = [
+        contestant
+        for contestant in transfer.contestants
+        if any(each.entry.search.losses for each in contestant.rates)
+    ][:MOST]
+    rates = sorted(
+        {rate for contestant in contestants for each in contestant.rates for rate in each.entry.search.losses}
+    )
     if not rates:
         return None
-    longest = max(wrapped(move.label, 26).count("\n") for move in moves)
-    figure, panels = small_multiples(len(moves), 1.75 + 0.12 * longest)
-    for axes, move in zip(panels, moves, strict=True):
-        base = move.found[0].rate
+    longest = max(wrapped(contestant.label, 26).count("\n") for contestant in contestants)
+    figure, panels = small_multiples(len(contestants), 1.75 + 0.12 * longest)
+    for axes, contestant in zip(panels, contestants, strict=True):
+        base = contestant.rates[0].rate
         if base is not None:
             axes.axvline(base, color=INK, lw=0.9, ls=(0, (1, 2)), zorder=1)
         shades = _shades(len(transfer.sizes))
-        for place, (name, found, colour) in enumerate(zip(_names(transfer), move.found, shades, strict=True)):
+        for place, (name, found, colour) in enumerate(zip(_names(transfer), contestant.rates, shades, strict=True)):
             # a row of marks for each size
             _bowl(axes, found, colour, name, height=0.94 - 0.07 * place)
-        panel_title(axes, move.label)
+        panel_title(axes, contestant.label)
     rate_axis(panels, rates)
     panels[0].set_ylim(-0.02, TOP)
     handles = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
@@ -62,7 +68,7 @@ def _shades(count: int) -> list[Any]:
     return list(SHADES[:count]) if count <= len(SHADES) else [to_hex(colours(i / (count - 1))) for i in range(count)]
 
 
-def _bowl(axes: Axes, found: Found, colour: str, name: str, height: float) -> None:
+def _bowl(axes: Axes, found: BestRate, colour: str, name: str, height: float) -> None:
     if found.rate is None:
         return
     losses = found.entry.search.losses

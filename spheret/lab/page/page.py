@@ -52,16 +52,16 @@ def inline_svg(drawing: Drawing) -> str:
     return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', label, svg, count=1)
 
 
-class Key(NamedTuple):
+class LineKey(NamedTuple):
     """The line of a contestant, as it stands beside its name: a number of the palette, and dashes of SVG."""
 
     colour: int
     dashes: str
 
 
-def _key(colour: str, dash: Any) -> Key:
+def _key(colour: str, dash: Any) -> LineKey:
     index = [light for light, _ in PALETTE].index(colour)
-    return Key(index, "" if dash == "-" else " ".join(f"{length:g}" for length in dash[1]))
+    return LineKey(index, "" if dash == "-" else " ".join(f"{length:g}" for length in dash[1]))
 
 
 @cache

@@ -8,29 +8,31 @@ from spheret.lab.answers import sound
 from spheret.lab.figures.parts import slug
 from spheret.lab.page.tables import Table, TableCell
 from spheret.lab.sections.section import Section
-from spheret.lab.transfer import Found, Move, Transfer, tries_at
+from spheret.lab.transfer import BestRate, RateBySize, Transfer, tries_at
 
 
 def transfer_sentences(transfer: Transfer) -> list[str]:
     """What is known of every contestant, a sentence each."""
     key, first, last = transfer.key, transfer.sizes[0], transfer.sizes[-1]
     sentences = []
-    for move in transfer.moves:
+    for contestant in transfer.contestants:
         words = []
-        if move.power is not None:
-            left_out = [f"{size:g}" for size, each in zip(transfer.sizes, move.found, strict=True) if not each.vertex]
+        if contestant.power is not None:
+            left_out = [
+                f"{size:g}" for size, each in zip(transfer.sizes, contestant.rates, strict=True) if not each.vertex
+            ]
             without = f" (without {key} {', '.join(left_out)})" if left_out else ""
-            words.append(f"the best rate goes as {key} to the power {move.power:+.2f}{without}")
-        largest = move.found[-1]
+            words.append(f"the best rate goes as {key} to the power {contestant.power:+.2f}{without}")
+        largest = contestant.rates[-1]
         if largest.cost is not None:
             cost = "fails" if largest.cost == math.inf else f"costs {largest.cost:.3f} nats per token"
             words.append(f"keeping the best rate of {key} {first:g} {cost} at {key} {last:g}")
-        losses = [each.entry.search.losses[each.rate] for each in (move.found[0], largest) if each.rate]
+        losses = [each.entry.search.losses[each.rate] for each in (contestant.rates[0], largest) if each.rate]
         if len(losses) == 2:
             words.append(
                 f"its lowest loss is {losses[0]:.3f} at {key} {first:g} and {losses[1]:.3f} at {key} {last:g}"
             )
-        sentences.append(f"{move.label}: {'; '.join(words) or 'not run at all sizes'}.")
+        sentences.append(f"{contestant.label}: {'; '.join(words) or 'not run at all sizes'}.")
     return sentences
 
 
@@ -43,7 +45,7 @@ def transfer_section(transfer: Transfer, first: bool) -> Section:
         "power",
         *(f"cost of keeping, {name}" for name in names[1:]),
     ]
-    seeds = max((len(each.kept or ()) for move in transfer.moves for each in move.found), default=0)
+    seeds = max((len(each.kept or ()) for contestant in transfer.contestants for each in contestant.rates), default=0)
     notes = [
         "The best rate is where a parabola through the best rate of the grid and its neighbours is lowest. It is the "
         "grid's own where a neighbour failed or is missing; such a size does not count for the power.",
@@ -53,7 +55,7 @@ def transfer_section(transfer: Transfer, first: bool) -> Section:
         "of every seed in brackets. The lowest was chosen on the same runs, so that noise alone makes a cost "
         "positive.",
     ]
-    rows = [_row(transfer, move) for move in transfer.moves]
+    rows = [_row(transfer, contestant) for contestant in transfer.contestants]
     name = slug(transfer.part)
     table = Table(f"transfer-{name}", f"{transfer.title}: transfer", columns, rows, notes)
     title = f"The answer: {transfer.title}" if first else transfer.title
@@ -62,21 +64,25 @@ def transfer_section(transfer: Transfer, first: bool) -> Section:
     )
 
 
-def _row(transfer: Transfer, move: Move) -> list[TableCell]:
+def _row(transfer: Transfer, contestant: RateBySize) -> list[TableCell]:
     power = TableCell("-")
-    if move.power is not None:
+    if contestant.power is not None:
         source = f"least squares of log(best rate) over log({transfer.key})"
-        some = "" if move.fitted == len(move.found) else f" ({move.fitted} of {len(move.found)} sizes)"
-        power = TableCell(f"{move.power:+.2f}{some}", move.power, source)
+        some = (
+            ""
+            if contestant.fitted == len(contestant.rates)
+            else f" ({contestant.fitted} of {len(contestant.rates)} sizes)"
+        )
+        power = TableCell(f"{contestant.power:+.2f}{some}", contestant.power, source)
     return [
-        TableCell(move.label),
-        *(_rate_cell(found) for found in move.found),
+        TableCell(contestant.label),
+        *(_rate_cell(found) for found in contestant.rates),
         power,
-        *(_cost_cell(found, move.found[0].rate or 0.0) for found in move.found[1:]),
+        *(_cost_cell(found, contestant.rates[0].rate or 0.0) for found in contestant.rates[1:]),
     ]
 
 
-def _rate_cell(found: Found) -> TableCell:
+def _rate_cell(found: BestRate) -> TableCell:
     if found.rate is None:
         hopeless = found.entry.state == "hopeless"
         return TableCell("no loss at any rate" if hopeless else "not run", source=found.entry.reason)
@@ -87,7 +93,7 @@ def _rate_cell(found: Found) -> TableCell:
     return TableCell(f"{found.vertex:.2g}", found.vertex, f"lowest point of a parabola through {source}")
 
 
-def _cost_cell(found: Found, base: float) -> TableCell:
+def _cost_cell(found: BestRate, base: float) -> TableCell:
     if found.cost is None:
         return TableCell("not run")
     if found.kept is None:
