@@ -33,7 +33,8 @@ def print_outcome(answers: Sequence[GroupAnswer], page: Path, quiet: bool = Fals
     for line in filter(None, [following]):
         print(line)
     for answer in begun:
-        console.print(answer_sentence(answer), highlight=False, soft_wrap=True, markup=False)
+        name = f"{answer.group.title}. " if len(begun) > 1 else ""
+        console.print(name + answer_sentence(answer), highlight=False, soft_wrap=True, markup=False)
     sys.stdout.flush()
 
 

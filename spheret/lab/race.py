@@ -263,6 +263,9 @@ def _run(laboratory: Laboratory, where: RaceOptions, jobs: int) -> None:
     # such as too little memory: the race has its results all the same
     except (RuntimeError, MemoryError) as error:
         print(f"the steps could not be measured side by side ({error}); the report says so.", file=sys.stderr)
+    busy = [f"{cost.spread:.0%}" for cost in laboratory.costs().values() if not cost.precise]
+    if busy:
+        _say(where, f"step costs: not measured, machine busy (their rounds lie {busy[0]} apart, 10% is the limit).")
     laboratory.write_results()
 
 

@@ -141,7 +141,7 @@ def failed_sentence(answer: GroupAnswer) -> str:
         names = [f"{label} at {listed([f'{rate:g}' for rate in rates])}" for label, rates in by_label.items()]
         texts.append(f"{state.capitalize()}: {'; '.join(names[:MOST_NAMES])}" + _and_others(len(names)))
     stalled = [f"{entry.label} {entry.stalled}" for entry in answer.compared if entry.stalled]
-    texts += [f"Stalled: {'; '.join(stalled)}"] if stalled else []
+    texts += ["; ".join(stalled)] if stalled else []
     return ". ".join(texts) + "." if texts else ""
 
 

@@ -197,10 +197,11 @@ def results_section(group: RunGroup) -> Section:
         "Seconds and tokens/s were taken while each run trained. They also depend on what shared the machine with "
         "it, such as other runs of a race.",
     ]
-    if group.side_by_side:
-        notes.append(
-            "Ms per step compares the contestants: after the race, their steps were timed in turn in one process."
-        )
+    notes.append(
+        "Ms per step compares the contestants: after the race, their steps were timed in turn in one process."
+        if group.side_by_side
+        else "Ms per step is not shown: it was not measured side by side, or the machine was busy then."
+    )
     table = Table("results", f"Loss and perplexity{', one seed' * group.one_seed}", columns, rows, notes)
     table = ranked(table, ("train loss", "val loss", "perplexity"), excluded=unranked)
     return Section("results", "Loss and perplexity", (), [table], ["training", "time"])
