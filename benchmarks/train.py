@@ -16,7 +16,7 @@ from measuring import Comparison, medians, print_table, run, write
 
 from spheret.data import Data, cached
 from spheret.model.gpt import GPT, GPTConfig
-from spheret.model.monitor import look
+from spheret.model.monitor import measure_stream
 from spheret.optim import parameter_groups
 from spheret.runs.config import EvaluationConfig, TrainConfig
 from spheret.runs.layout import METRICS
@@ -94,7 +94,7 @@ def measure(
         steps = medians("train, updates", {BARE: bare, TRAINER: update}, repeats, cpu_time)
         others: dict[str, Callable[[], object]] = {
             "evaluation": trainer.evaluate,
-            "look inside": lambda: look(trainer.model, x.to(device), y.to(device)),
+            "look inside": lambda: measure_stream(trainer.model, x.to(device), y.to(device)),
             "checkpoint": lambda: trainer.save(None),
         }
         return {**steps, **medians("train, the rest", others, min(FEW, repeats), cpu_time)}

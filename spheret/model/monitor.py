@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -51,20 +51,43 @@ def common_gradient_share(gradient: Tensor, delta_sum: Tensor, y_mean: Tensor) -
     return float(common.norm() / (gradient.to(dtype) - common).norm())
 
 
-def sublayer_record(seen: Sublayer, first_norm: Tensor) -> dict[str, Any]:
-    """The metrics of one sublayer. first_norm: the norm of every state before the first sublayer."""
-    angle, norm = seen.angle, seen.out.double().norm(dim=-1)
-    alpha = seen.connection.alpha
-    return {
-        "sublayer": seen.number,
-        "angle_mean": float(angle.mean()),
-        "angle_max": float(angle.max()),
-        "alpha": None if alpha is None else float(alpha),
-        "norm": float(norm.mean()),
-        "drift": float(((norm - first_norm).abs() / first_norm).max()),
-        "cosine": mean_cosine(seen.out),
-        "common_output": common_share(seen.f),
-    }
+@dataclass(frozen=True)
+class SublayerMetrics:
+    """The metrics of one sublayer, with its number. alpha: None if its connection has no step size."""
+
+    sublayer: int
+    angle_mean: float
+    angle_max: float
+    alpha: float | None
+    norm: float
+    drift: float
+    cosine: float
+    common_output: float
+
+
+@dataclass(frozen=True)
+class StreamMetrics:
+    """The radius, None for a stream that is not on a sphere; the scalars on a bound; the sublayers in order."""
+
+    radius: float | None
+    on_bound: list[str]
+    sublayers: list[SublayerMetrics]
+
+
+def _sublayer_metrics(measured: Sublayer, first_norm: Tensor) -> SublayerMetrics:
+    """first_norm: the norm of every state before the first sublayer."""
+    angle, norm = measured.angle, measured.out.double().norm(dim=-1)
+    alpha = measured.connection.alpha
+    return SublayerMetrics(
+        sublayer=measured.number,
+        angle_mean=float(angle.mean()),
+        angle_max=float(angle.max()),
+        alpha=None if alpha is None else float(alpha),
+        norm=float(norm.mean()),
+        drift=float(((norm - first_norm).abs() / first_norm).max()),
+        cosine=mean_cosine(measured.out),
+        common_output=common_share(measured.f),
+    )
 
 
 def on_bound(model: nn.Module) -> list[str]:
@@ -82,24 +105,24 @@ def on_bound(model: nn.Module) -> list[str]:
 
 
 @torch.no_grad()
-def look(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, Any]:
-    """The radius, the scalars on a bound and one record per sublayer, from one forward pass in evaluation mode."""
-    sublayers: list[dict[str, Any]] = []
+def measure_stream(model: GPT, tokens: Tensor, targets: Tensor) -> StreamMetrics:
+    """The metrics of the stream, from one forward pass in evaluation mode."""
+    sublayers: list[SublayerMetrics] = []
     first_norm: list[Tensor] = []
 
-    def see(seen: Sublayer) -> None:
+    def measure(sublayer: Sublayer) -> None:
         if not first_norm:
-            first_norm.append(seen.h.double().norm(dim=-1))
-        sublayers.append(sublayer_record(seen, first_norm[0]))
+            first_norm.append(sublayer.h.double().norm(dim=-1))
+        sublayers.append(_sublayer_metrics(sublayer, first_norm[0]))
 
     training = model.training
     model.eval()
     try:
-        with probe(model, see):
+        with probe(model, measure):
             model.token_losses(tokens, targets)
     finally:
         model.train(training)
-    return {"radius": _radius(model.entry_norm), "on_bound": on_bound(model), "sublayers": sublayers}
+    return StreamMetrics(_radius(model.entry_norm), on_bound(model), sublayers)
 
 
 def common_gradients(model: GPT, tokens: Tensor, targets: Tensor) -> list[float]:
@@ -114,13 +137,13 @@ def common_gradients(model: GPT, tokens: Tensor, targets: Tensor) -> list[float]
     dtype = compute_dtype(model.tokens.weight)
     zeros = {writer: torch.zeros(writer.out_features, dtype=dtype, device=tokens.device) for writer in writers}
 
-    def see(module: Linear, args: tuple[Tensor], output: Tensor) -> Tensor:
+    def keep(module: Linear, args: tuple[Tensor], output: Tensor) -> Tensor:
         # with FSDP it is the whole matrix, and exists only now
         weights[module] = module.weight
         means[module] = args[0].detach().flatten(0, -2).to(dtype).mean(0)
         return output + zeros[module].to(output.dtype)
 
-    handles = [writer.register_forward_hook(see) for writer in writers]
+    handles = [writer.register_forward_hook(keep) for writer in writers]
     training = model.training
     model.eval()
     try:
@@ -143,7 +166,7 @@ def own_logit_and_loss(model: GPT, tokens: Tensor, targets: Tensor) -> tuple[flo
     """`own_logit` without the head's bias, and the mean loss, from one forward pass in evaluation mode."""
     own: list[float] = []
 
-    def see(module: nn.Module, args: tuple[Tensor], h: Tensor) -> None:
+    def measure(module: nn.Module, args: tuple[Tensor], h: Tensor) -> None:
         weight = model.head_weight()
         # one window at a time, because logits are large
         own.extend(
@@ -151,7 +174,7 @@ def own_logit_and_loss(model: GPT, tokens: Tensor, targets: Tensor) -> tuple[flo
             for states, ids in zip(h.split(1), tokens.split(1), strict=True)
         )
 
-    handle = model.final_norm.register_forward_hook(see)
+    handle = model.final_norm.register_forward_hook(measure)
     training = model.training
     model.eval()
     try:

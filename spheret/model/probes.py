@@ -13,6 +13,11 @@ from spheret.connections import Connection
 from spheret.model.gpt import GPT, Attention
 
 
+def sublayer_name(number: int) -> str:
+    """A sublayer of a GPT by its number, its branch and its block."""
+    return f"sublayer {number} ({'attention' if number % 2 else 'MLP'} of block {(number + 1) // 2})"
+
+
 @dataclass
 class Sublayer:
     """One sublayer of one forward pass.

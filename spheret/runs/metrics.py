@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import msgspec
 
@@ -21,6 +21,13 @@ TIMING = ("seconds", "tokens_per_second")
 
 # None: the key is absent, or its value is null. JSON has neither NaN nor infinity, and a writer of them writes null
 Number = float | None
+
+
+# that of `alarm`, `diverged` and `stopped`
+EventKind = Literal["collapsed", "diverged", "not finite"]
+Moved = Literal["angle", "gradient share", "norm factor"]
+NotFinite = Literal["weights", "branch", "output", "loss", "gradient", "gradient norm"]
+Measure = Literal["cosine"] | Moved | NotFinite
 
 
 class SublayerRecord(Record, omit_defaults=True):
@@ -49,6 +56,24 @@ class StartRecord(Record):
     own_logit: Number
     loss: Number
     expected: float
+
+
+class EventRecord(Record, omit_defaults=True):
+    """What a guard saw, as it stands beside the sentence in `alarm`, `diverged` or `stopped`.
+
+    sublayer, parameter: where. An event of the whole model has neither.
+    measured: what was measured there: the mean cosine between tokens; the mean angle, the share of the gradient norm
+        and the factor of the norm that a sublayer changed most; or the first value that is not finite.
+    before, now: the measure when the loss was last normal, at step `since`, and at the event.
+    """
+
+    kind: EventKind
+    sublayer: Positive | None = None
+    parameter: str | None = None
+    measured: Measure | None = None
+    before: Number = None
+    now: Number = None
+    since: Positive | None = None
 
 
 class MetricsRecord(Record, omit_defaults=True):
@@ -80,6 +105,12 @@ class MetricsRecord(Record, omit_defaults=True):
     start: StartRecord | None = None
     certificate: dict[str, Any] | None = None
     stopped: str | None = None
+    # what the guards say in `alarm`, `diverged` and `stopped`. Older files have the sentences alone
+    events: list[EventRecord] | None = None
+
+    def event(self, kind: EventKind) -> EventRecord | None:
+        """The event of a kind, if it was recorded on this line."""
+        return next((event for event in self.events or () if event.kind == kind), None)
 
     @property
     def evaluated(self) -> bool:

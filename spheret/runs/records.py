@@ -86,11 +86,20 @@ class WatchRecord(Record):
     collapsed_since: Count | UnsetType | None = UNSET
 
 
+class HealthySublayer(Record):
+    """What is remembered of a sublayer."""
+
+    sublayer: Positive
+    norm: float | None
+    angle_mean: float | None
+    grad_norm: float | None
+
+
 class HealthyRecord(Record):
     """What the sublayers measured when the loss was last normal."""
 
     step: Positive
-    sublayers: list[dict[str, int | float | None]]
+    sublayers: list[HealthySublayer]
 
 
 class DivergenceRecord(Record):

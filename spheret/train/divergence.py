@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
-from spheret.runs.records import DivergenceRecord, HealthyRecord
+from spheret.model.probes import sublayer_name
+from spheret.runs.metrics import EventRecord, Moved, SublayerRecord
+from spheret.runs.records import DivergenceRecord, HealthyRecord, HealthySublayer
 
 # the median of the last WINDOW losses is watched: the spike of a few batches does not change it
 WINDOW = 20
@@ -23,8 +25,12 @@ MOVED = 2.0
 LEAST_ANGLE, LEAST_SHARE = 0.01, 1e-3
 TINY = 1e-30
 
-# what is remembered of a sublayer's record
-_REMEMBERED = ("sublayer", "norm", "angle_mean", "grad_norm")
+# what a sublayer did before and does now, by measure
+_MOVES: dict[str, str] = {
+    "angle": "it turned the stream by {:.2g} radians and now turns it by {:.2g}",
+    "gradient share": "it had {:.1%} of the gradient norm and now has {:.1%}",
+    "norm factor": "it multiplied the norm of the stream by {:.3g} and now by {:.3g}",
+}
 
 
 class Divergence:
@@ -100,56 +106,95 @@ class Divergence:
         self.step = step
         return True
 
-    def remember(self, step: int, sublayers: Sequence[dict[str, Any]]) -> None:
+    def remember(self, step: int, sublayers: Sequence[SublayerRecord]) -> None:
         """Keep the records of the sublayers while the loss is normal, for comparison with a later step."""
         if not self._above and self.step is None:
-            records = [{name: sublayer[name] for name in _REMEMBERED} for sublayer in sublayers]
-            self.healthy = HealthyRecord(step=step, sublayers=records)
+            self.healthy = HealthyRecord(step=step, sublayers=[_remembered(sublayer) for sublayer in sublayers])
 
-    def moved(self, sublayers: Sequence[dict[str, Any]]) -> str:
+    def moved(self, sublayers: Sequence[SublayerRecord]) -> EventRecord:
         """Which sublayer moved most since the loss was last normal, and how."""
         if self.healthy is None:
-            return "no earlier record of the sublayers to compare with"
-        changes = _changes(self.healthy.sublayers, sublayers)
-        since = f"since step {self.healthy.step}"
-        factor, sublayer, text = max(changes, key=lambda change: change[0])
-        if factor < math.log(MOVED):
-            return f"no sublayer moved by itself {since}: look at the embedding and the head"
-        return f"{where(sublayer)} moved most {since}: {text}"
+            return EventRecord(kind="diverged")
+        since = self.healthy.step
+        most = max(
+            _changes(self.healthy.sublayers, [_remembered(sublayer) for sublayer in sublayers]),
+            key=lambda change: change.size,
+        )
+        if most.size < math.log(MOVED):
+            return EventRecord(kind="diverged", since=since)
+        return EventRecord(
+            kind="diverged",
+            sublayer=most.sublayer,
+            measured=most.measured,
+            before=most.before,
+            now=most.now,
+            since=since,
+        )
 
 
-def where(sublayer: int) -> str:
-    """A sublayer by its number, its branch and its block."""
-    return f"sublayer {sublayer} ({'attention' if sublayer % 2 else 'MLP'} of block {(sublayer + 1) // 2})"
+def moved_sentence(event: EventRecord) -> str:
+    """What `Divergence.moved` found, in words."""
+    if event.since is None:
+        return "no earlier record of the sublayers to compare with"
+    since = f"since step {event.since}"
+    if event.sublayer is None or event.measured is None:
+        return f"no sublayer moved by itself {since}: look at the embedding and the head"
+    change = _MOVES[event.measured].format(event.before, event.now)
+    return f"{sublayer_name(event.sublayer)} moved most {since}: {change}"
 
 
-def _changes(before: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]) -> list[tuple[float, int, str]]:
-    """For every sublayer and measure: the log of the change, the sublayer, and the change in words.
+def _remembered(sublayer: SublayerRecord) -> HealthySublayer:
+    return HealthySublayer(
+        sublayer=sublayer.sublayer,
+        norm=sublayer.norm,
+        angle_mean=sublayer.angle_mean,
+        grad_norm=sublayer.grad_norm,
+    )
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A measure of a sublayer before and now. size: the log of the change."""
+
+    size: float
+    sublayer: int
+    measured: Moved
+    before: float
+    now: float
+
+
+def _changes(before: Sequence[HealthySublayer], now: Sequence[HealthySublayer]) -> list[_Change]:
+    """One change for every sublayer and measure.
 
     Each measure is the sublayer's own. The norm is divided by that of the sublayer before, because later sublayers
     inherit it. The gradient norm is divided by that of all sublayers, and only a rise counts: where one share
     rises, others fall.
     """
-    rows: list[tuple[float, int, str]] = []
-    all_gradients = [math.hypot(*(record["grad_norm"] for record in records)) for records in (before, now)]
+    changes: list[_Change] = []
+    all_gradients = [math.hypot(*(_number(record.grad_norm) for record in records)) for records in (before, now)]
     for index, pair in enumerate(zip(before, now, strict=True)):
-        number = pair[0]["sublayer"]
-        angles = [record["angle_mean"] for record in pair]
-        text = "it turned the stream by {:.2g} radians and now turns it by {:.2g}"
-        rows.append((abs(_log_ratio(angles, LEAST_ANGLE)), number, text.format(*angles)))
-        shares = [record["grad_norm"] / max(total, TINY) for record, total in zip(pair, all_gradients, strict=True)]
-        text = "it had {:.1%} of the gradient norm and now has {:.1%}"
-        rows.append((_log_ratio(shares, LEAST_SHARE), number, text.format(*shares)))
+        number = pair[0].sublayer
+        first, last = (_number(record.angle_mean) for record in pair)
+        changes.append(_Change(abs(_log_ratio(first, last, LEAST_ANGLE)), number, "angle", first, last))
+        first, last = (
+            _number(record.grad_norm) / max(total, TINY) for record, total in zip(pair, all_gradients, strict=True)
+        )
+        changes.append(_Change(_log_ratio(first, last, LEAST_SHARE), number, "gradient share", first, last))
         if index:
-            growth = [records[index]["norm"] / max(records[index - 1]["norm"], TINY) for records in (before, now)]
-            text = "it multiplied the norm of the stream by {:.3g} and now by {:.3g}"
-            rows.append((abs(_log_ratio(growth, TINY)), number, text.format(*growth)))
-    return rows
+            first, last = (
+                _number(records[index].norm) / max(_number(records[index - 1].norm), TINY)
+                for records in (before, now)
+            )
+            changes.append(_Change(abs(_log_ratio(first, last, TINY)), number, "norm factor", first, last))
+    return changes
 
 
-def _log_ratio(values: Sequence[float], least: float) -> float:
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _log_ratio(first: float, last: float, least: float) -> float:
     """log(last / first), with values below `least` raised to it; 0 if one is not finite."""
-    if not all(map(math.isfinite, values)):
+    if not (math.isfinite(first) and math.isfinite(last)):
         return 0.0
-    first, last = (max(value, least) for value in values)
-    return math.log(last / first)
+    return math.log(max(last, least) / max(first, least))

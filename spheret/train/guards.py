@@ -17,13 +17,12 @@ from torch import Tensor
 from spheret.analysis.remedies import Advice
 from spheret.model.gpt import GPT
 from spheret.model.monitor import keeps_its_norm
-from spheret.model.probes import Sublayer, probe
-from spheret.runs.metrics import StartRecord
+from spheret.model.probes import Sublayer, probe, sublayer_name
+from spheret.runs.metrics import EventRecord, NotFinite, StartRecord, SublayerRecord
 from spheret.runs.plateau import on_plateau
 from spheret.runs.records import WatchRecord
 from spheret.support.sharding import local
 from spheret.train.distributed import World
-from spheret.train.divergence import where
 
 SPIKE_WINDOW, SPIKE_LEAST, SPIKE_Z = 64, 20, 5.0
 # a healthy run passes the unigram entropy within these updates; a collapsed one stays there. While it does, the
@@ -37,7 +36,24 @@ HIGH_FREQUENCIES = 0.5
 
 
 class NonFinite(ArithmeticError):
-    """A loss, gradient or weight is NaN or infinite. The message says where it began."""
+    """A loss, gradient or weight is NaN or infinite. The event and the message say where it began."""
+
+    def __init__(self, event: EventRecord) -> None:
+        super().__init__(_not_finite_sentence(event))
+        self.event = event
+
+
+def _not_finite_sentence(event: EventRecord) -> str:
+    if event.measured == "gradient norm":
+        return "run again, every sublayer's output and gradient is finite: the norm of the whole gradient overflowed"
+    if event.measured == "loss":
+        return "the loss is not finite, though every sublayer's output is"
+    if event.measured == "weights":
+        return f"the weights {event.parameter} are not finite"
+    if event.sublayer is None:
+        return f"the gradient of {event.parameter} is not finite"
+    at = "at" if event.measured == "gradient" else "of"
+    return f"the {event.measured} {at} {sublayer_name(event.sublayer)} is not finite"
 
 
 class Watch:
@@ -80,18 +96,27 @@ class Watch:
         """Whether the sublayers must be measured after this update, although no evaluation may be due."""
         return not self.alarmed and step % COLLAPSE_LOOK == 0 and self.stays_on_plateau()
 
-    def collapse(self, sublayers: Iterable[dict[str, Any]]) -> str | None:
+    def collapse(self, sublayers: Iterable[SublayerRecord]) -> EventRecord | None:
         """The alarm, once: all states share one direction and the loss stays at the unigram entropy."""
-        worst = max(sublayers, key=lambda sublayer: sublayer["cosine"])
-        if self.alarmed or worst["cosine"] < COLLAPSED_COSINE or not self.stays_on_plateau():
+        cosine, worst = max(((_cosine(sublayer), sublayer) for sublayer in sublayers), key=lambda pair: pair[0])
+        if self.alarmed or cosine < COLLAPSED_COSINE or not self.stays_on_plateau():
             return None
         self.alarmed = True
+        return EventRecord(kind="collapsed", sublayer=worst.sublayer, measured="cosine", now=cosine)
+
+    def collapse_sentence(self, event: EventRecord) -> str:
+        """What the alarm says, at the step of the event."""
+        assert event.sublayer is not None
         recent = statistics.fmean(list(self.losses)[-COLLAPSE_UPDATES:])
         return (
-            f"token collapse: after {where(worst['sublayer'])} the states of different tokens have a mean cosine "
-            f"of {worst['cosine']:.3f}, and the loss {recent:.3f} stays at the unigram entropy "
+            f"token collapse: after {sublayer_name(event.sublayer)} the states of different tokens have a mean "
+            f"cosine of {event.now:.3f}, and the loss {recent:.3f} stays at the unigram entropy "
             f"{self.unigram_entropy:.3f}; what helps, the most promising first: {_flags(self.advice)}"
         )
+
+
+def _cosine(sublayer: SublayerRecord) -> float:
+    return math.nan if sublayer.cosine is None else sublayer.cosine
 
 
 def _flags(advice: Iterable[Advice]) -> str:
@@ -130,10 +155,10 @@ def _finite(x: Tensor) -> bool:
     return bool(local(x).isfinite().all())
 
 
-def _bad_weights(model: torch.nn.Module, world: World) -> str | None:
+def _bad_weights(model: torch.nn.Module, world: World) -> EventRecord | None:
     bad = next((name for name, p in model.named_parameters() if not _finite(p.detach())), None)
-    message = f"the weights {bad} are not finite" if bad else None
-    return next((text for text in world.gather(message) if text), None)
+    name = next((name for name in world.gather(bad) if name), None)
+    return None if name is None else EventRecord(kind="not finite", parameter=name, measured="weights")
 
 
 def find_non_finite(
@@ -141,43 +166,43 @@ def find_non_finite(
     batches: Iterable[tuple[Tensor, Tensor]],
     precision: Callable[[], AbstractContextManager[Any]],
     world: World,
-) -> str:
-    """Run the batches of an update again and name the first value that is not finite, in the order of computing."""
+) -> EventRecord:
+    """Run the batches of an update again and find the first value that is not finite, in the order of computing."""
     bad_weights = _bad_weights(model, world)
     if bad_weights is not None:
         return bad_weights
     for x, y in batches:
-        problems: list[str] = []
+        problems: list[EventRecord] = []
 
-        def see(seen: Sublayer, problems: list[str] = problems) -> None:
-            for what, value in (("branch", seen.f), ("output", seen.out)):
-                if not _finite(value):
-                    problems.append(f"the {what} of {where(seen.number)} is not finite")
-            if seen.out.requires_grad:
-                seen.out.register_hook(
-                    lambda g: (
-                        None if _finite(g) else problems.append(f"the gradient at {where(seen.number)} is not finite")
-                    )
-                )
+        def check(measured: NotFinite, value: Tensor, number: int, problems: list[EventRecord] = problems) -> None:
+            if not _finite(value):
+                problems.append(EventRecord(kind="not finite", sublayer=number, measured=measured))
+
+        def watch(sublayer: Sublayer, check: Callable[[NotFinite, Tensor, int], None] = check) -> None:
+            number = sublayer.number
+            check("branch", sublayer.f, number)
+            check("output", sublayer.out, number)
+            if sublayer.out.requires_grad:
+                sublayer.out.register_hook(lambda gradient: check("gradient", gradient, number))
 
         model.zero_grad(set_to_none=True)
-        with probe(model, see):
+        with probe(model, watch):
             with precision():
                 loss = model(x, y)
             if not problems and not _finite(loss):
-                problems.append("the loss is not finite, though every sublayer's output is")
+                problems.append(EventRecord(kind="not finite", measured="loss"))
             if not world.any(bool(problems)):
                 loss.backward()
         if not problems:
             grads = ((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)
             bad = next((name for name, grad in grads if not _finite(grad)), None)
             if bad is not None:
-                problems.append(f"the gradient of {bad} is not finite")
+                problems.append(EventRecord(kind="not finite", parameter=bad, measured="gradient"))
         # the first process that has a problem reports it
         first = next((each[0] for each in world.gather(problems) if each), None)
         if first is not None:
             return first
-    return "run again, every sublayer's output and gradient is finite: the norm of the whole gradient overflowed"
+    return EventRecord(kind="not finite", measured="gradient norm")
 
 
 def finite(*values: float) -> bool:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,14 @@ from spheret import kernels
 from spheret.analysis.remedies import against_collapse
 from spheret.data import Data, Validation
 from spheret.model.gpt import GPT
-from spheret.model.monitor import common_gradients, expected_start, gradient_norms, look, own_logit_and_loss
+from spheret.model.monitor import common_gradients, expected_start, gradient_norms, measure_stream, own_logit_and_loss
 from spheret.optim import build_optimizer, clip_gradients, set_learning_rate
 from spheret.optim.parametrization import parametrize
 from spheret.runs import checkpoint
 from spheret.runs.checkpoint import Checkpoint
 from spheret.runs.config import EvaluationConfig, TrainConfig, section_as_dict
 from spheret.runs.layout import CHECKPOINTS, METRICS, MODEL, OPTIMIZER, TENSORBOARD
-from spheret.runs.metrics import Log, MetricsRecord, StartRecord, SublayerRecord, Tracker
+from spheret.runs.metrics import EventRecord, Log, MetricsRecord, StartRecord, SublayerRecord, Tracker
 from spheret.runs.records import BestRecord, StateRecord, TrainingRecord
 from spheret.runs.run import check_config, manifest_sha256
 from spheret.runs.tensors import Form, LazyTensor, form
@@ -33,7 +34,7 @@ from spheret.support.exit_codes import FINISHED, SIGNALS, STOPPED_BY_GUARD
 from spheret.support.meter import Meter
 from spheret.support.sharding import like, local, whole
 from spheret.train.distributed import World, check_random_state, random_state, set_random_state
-from spheret.train.divergence import Divergence
+from spheret.train.divergence import Divergence, moved_sentence
 from spheret.train.guards import NonFinite, Watch, check_weights, find_non_finite, finite, start_warning
 
 # without evaluations the sublayers are measured this seldom, or ten times per run, for the divergence guard
@@ -241,29 +242,36 @@ class Trainer:
             self.val_loss, documents = self.evaluate()
         x, y = self._fixed_tokens()
         with self.precision():
-            seen = look(self.model, x, y)
-        for sublayer, norm in zip(seen["sublayers"], self._gradient_norms or (), strict=True):
-            sublayer["grad_norm"] = norm
+            stream = measure_stream(self.model, x, y)
+        sublayers = [
+            SublayerRecord(**asdict(sublayer), grad_norm=norm)
+            for sublayer, norm in zip(stream.sublayers, self._gradient_norms or (), strict=True)
+        ]
         if evaluated:
             with self.precision():
                 shares = common_gradients(self.model, x, y)
-            for sublayer, share in zip(seen["sublayers"], shares, strict=True):
-                sublayer["common_gradient"] = share
-            line.val_loss, line.radius, line.on_bound = self.val_loss, seen["radius"], seen["on_bound"]
-            line.sublayers = [SublayerRecord(**sublayer) for sublayer in seen["sublayers"]]
+            for record, share in zip(sublayers, shares, strict=True):
+                record.common_gradient = share
+            line.val_loss, line.radius, line.on_bound = self.val_loss, stream.radius, stream.on_bound
+            line.sublayers = sublayers
             if self.step == self.config.steps:
                 line.val_documents = [(d, tokens, loss) for d, (tokens, loss) in documents.items()]
-        collapse = self.watch.collapse(seen["sublayers"])
+        events = []
+        collapse = self.watch.collapse(sublayers)
         if collapse is not None:
-            line.alarm = collapse
-            alarms.append(collapse)
+            line.alarm = self.watch.collapse_sentence(collapse)
+            events.append(collapse)
+            alarms.append(line.alarm)
         if self.divergence.step == self.step:
-            line.diverged = f"{self.divergence.reason}; {self.divergence.moved(seen['sublayers'])}"
+            moved = self.divergence.moved(sublayers)
+            line.diverged = f"{self.divergence.reason}; {moved_sentence(moved)}"
+            events.append(moved)
             alarms.append(f"divergence: {line.diverged}")
-        self.divergence.remember(self.step, seen["sublayers"])
+        line.events = events or None
+        self.divergence.remember(self.step, sublayers)
         return alarms
 
-    def _where_validation_fails(self) -> str:
+    def _where_validation_fails(self) -> EventRecord:
         """The first place that is not finite, after an update with a finite loss."""
         batches = ((x.to(self.world.device), y.to(self.world.device)) for x, y, _ in self._validation)
         with self.world.syncing(False):
@@ -302,7 +310,8 @@ class Trainer:
                         ):
                             self.save(self.val_loss if evaluated else None)
                     except NonFinite as error:
-                        self._write(MetricsRecord(step=self.step + 1, loss=None, stopped=str(error)), tracker)
+                        line = MetricsRecord(step=self.step + 1, loss=None, stopped=str(error), events=[error.event])
+                        self._write(line, tracker)
                         meter.say(f"stopped before update {self.step + 1}: {error}; {self._kept()}.")
                         return STOPPED_BY_GUARD
                     for alarm in alarms:

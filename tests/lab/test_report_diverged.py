@@ -63,25 +63,25 @@ def test_inspect_says_it_too(runs, tmp_path, capsys):
     assert failure_of(open_run(runs / "finite")).what_to_try in capsys.readouterr().out.replace("\n", " ")
 
 
-def advice(tmp_path, text, key="diverged", scheme="pre-ln", **more):
+def advice(tmp_path, event, key="diverged", scheme="pre-ln", **more):
     path = write_run(tmp_path / "run", scheme, steps=6, **more)
     lines = lines_of(path)
-    lines[-1][key] = text
+    lines[-1] |= {key: "what the guard wrote", **({"events": [event]} if event else {})}
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return [each.flags for each in failure_of(open_run(path)).advice]
 
 
 def test_advice_follows_what_the_guard_saw(tmp_path):
-    turned = "sublayer 3 (attention of block 2) moved most since step 2: it turned the stream by 0.1 radians and now "
-    turned += "turns it by {}"
-    longer = "it multiplied the norm of the stream by 1.1 and now by 40"
-    collapsed = "token collapse: after sublayer 3 the states of different tokens have a mean cosine of 1.000"
+    moved = {"kind": "diverged", "sublayer": 3, "since": 2}
+    turned = {**moved, "measured": "angle", "before": 0.1}
+    longer = {**moved, "measured": "norm factor", "before": 1.1, "now": 40.0}
+    collapsed = {"kind": "collapsed", "sublayer": 3, "measured": "cosine", "now": 1.0}
     cap, sphere = "--set max_angle=0.5", "--scheme proj-spheretnorm"
     head, bias = "--head shifted", "--head-bias unigram"
-    assert cap in advice(tmp_path / "a", turned.format(1.4), scheme="proj-spheretnorm")
+    assert cap in advice(tmp_path / "a", {**turned, "now": 1.4}, scheme="proj-spheretnorm")
     # it turns less, or has no cap
-    assert cap not in advice(tmp_path / "b", turned.format(0.01), scheme="proj-spheretnorm")
-    assert cap not in advice(tmp_path / "c", turned.format(1.4))
+    assert cap not in advice(tmp_path / "b", {**turned, "now": 0.01}, scheme="proj-spheretnorm")
+    assert cap not in advice(tmp_path / "c", {**turned, "now": 1.4})
     assert sphere in advice(tmp_path / "d", longer)
     assert sphere not in advice(tmp_path / "e", longer, scheme="proj-spheretnorm")
     assert advice(tmp_path / "f", collapsed, "alarm", model={"head_bias": "none"}) == [head, bias, "--lr 0.001"]
@@ -92,6 +92,9 @@ def test_advice_follows_what_the_guard_saw(tmp_path):
         "--clip 1",
     ]
     assert failure_of(open_run(tmp_path / "f" / "run")).place == "sublayer 3 (attention of block 2)"
+    # a run of an older version has the sentence alone
+    assert "--lr 0.001" in advice(tmp_path / "h", None)
+    assert failure_of(open_run(tmp_path / "h" / "run")).place == "not recorded"
 
 
 def test_a_good_run_has_no_such_section(tmp_path):

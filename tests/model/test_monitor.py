@@ -13,7 +13,7 @@ from spheret.model.monitor import (
     common_share,
     expected_start,
     keeps_its_norm,
-    look,
+    measure_stream,
     own_logit_and_loss,
 )
 
@@ -88,8 +88,8 @@ def test_a_sublayer_record_holds_the_share_of_its_branch():
     model, x, y = build()
     outputs = []
     model.blocks[1].mlp.register_forward_hook(lambda module, args, out: outputs.append(out))
-    records = look(model, x, y)["sublayers"]
-    assert records[3]["common_output"] == common_share(outputs[0])
+    records = measure_stream(model, x, y).sublayers
+    assert records[3].common_output == common_share(outputs[0])
 
 
 @pytest.mark.parametrize("head", HEADS)

@@ -15,14 +15,15 @@ from spheret.analysis.remedies import Advice
 from spheret.cli import main
 from spheret.connections import PAPER_SCHEMES, SCHEMES, scheme
 from spheret.model.gpt import GPT, MLP, Attention, GPTConfig
-from spheret.model.monitor import look, mean_cosine, on_bound
+from spheret.model.monitor import mean_cosine, measure_stream, on_bound
 from spheret.runs import checkpoint
+from spheret.runs.metrics import EventRecord, SublayerRecord
 from spheret.runs.plateau import LONG, plateau_updates
 from spheret.runs.records import DivergenceRecord, WatchRecord
 from spheret.runs.run import open_run
 from spheret.train.distributed import World
-from spheret.train.divergence import FEW, PATIENCE, Divergence
-from spheret.train.guards import COLLAPSE_UPDATES, HIGH_OWN_LOGIT, Watch, find_non_finite
+from spheret.train.divergence import FEW, PATIENCE, Divergence, moved_sentence
+from spheret.train.guards import COLLAPSE_UPDATES, HIGH_OWN_LOGIT, NonFinite, Watch, find_non_finite
 
 ALONE = World(torch.device("cpu"))
 TINY = {"layers": 3, "heads": 2, "width": 16, "block": 16, "vocab": 32}
@@ -42,9 +43,10 @@ def poison_forward(monkeypatch, kind, call):
 
 
 @pytest.mark.parametrize(
-    ("kind", "first"), [(MLP, "sublayer 2 (MLP of block 1)"), (Attention, "sublayer 1 (attention of block 1)")]
+    ("kind", "number", "first"),
+    [(MLP, 2, "sublayer 2 (MLP of block 1)"), (Attention, 1, "sublayer 1 (attention of block 1)")],
 )
-def test_a_non_finite_loss_stops_before_the_update(kind, first, prepared, tmp_path, monkeypatch, capsys):
+def test_a_non_finite_loss_stops_before_the_update(kind, number, first, prepared, tmp_path, monkeypatch, capsys):
     out = tmp_path / "run"
     # two blocks, which are measured before and after the first update: the fourth update fails
     poison_forward(monkeypatch, kind, 11)
@@ -55,6 +57,7 @@ def test_a_non_finite_loss_stops_before_the_update(kind, first, prepared, tmp_pa
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert lines[-1]["loss"] is None
     assert first in lines[-1]["stopped"]
+    assert lines[-1]["events"] == [{"kind": "not finite", "sublayer": number, "measured": "branch"}]
     assert open_run(out).checkpoint().step == 2
     monkeypatch.undo()
     assert train(out, prepared, "--checkpoint-every", "2", "--eval-every", "0", "--resume", steps=9) == 0
@@ -78,10 +81,10 @@ def test_the_first_bad_gradient_is_named(block, name):
     model.blocks[block].mlp.output.register_forward_hook(lambda module, inputs, out: _Poison.apply(out))
     x = torch.randint(32, (2, 16))
     # the branch's gradient is poisoned: the state below it is the first that shows it
-    place = find_non_finite(model, [(x, x)], torch.enable_grad, ALONE)
-    below = f"sublayer {2 * block + 1} (attention of block {block + 1})"
+    event = find_non_finite(model, [(x, x)], torch.enable_grad, ALONE)
+    assert (event.kind, event.measured) == ("not finite", "gradient")
     # what lies below may be cut off by a branch that passes nothing back
-    assert below in place or "gradient of" in place
+    assert event.sublayer == 2 * block + 1 or event.parameter in dict(model.named_parameters())
 
 
 @pytest.mark.parametrize("block", range(3))
@@ -90,19 +93,18 @@ def test_the_first_bad_output_is_named(block):
     torch.nn.init.constant_(model.blocks[block].attention.output.bias, 3e38)
     model.blocks[block].attention.output.register_forward_hook(lambda module, inputs, out: out * 10)
     x = torch.randint(32, (2, 16))
-    assert f"the branch of sublayer {2 * block + 1} (attention" in find_non_finite(
-        model, [(x, x)], torch.enable_grad, ALONE
-    )
+    event = find_non_finite(model, [(x, x)], torch.enable_grad, ALONE)
+    assert event == EventRecord("not finite", sublayer=2 * block + 1, measured="branch")
+    assert f"the branch of sublayer {2 * block + 1} (attention of block {block + 1})" in str(NonFinite(event))
 
 
 def test_bad_weights_are_named():
     model = GPT(GPTConfig(scheme="pre-ln", **TINY))
     model.blocks[1].mlp.hidden.weight.data[0, 0] = torch.nan
     x = torch.randint(32, (2, 16))
-    assert (
-        find_non_finite(model, [(x, x)], torch.enable_grad, ALONE)
-        == "the weights blocks.1.mlp.hidden.weight are not finite"
-    )
+    event = find_non_finite(model, [(x, x)], torch.enable_grad, ALONE)
+    assert event == EventRecord("not finite", parameter="blocks.1.mlp.hidden.weight", measured="weights")
+    assert "blocks.1.mlp.hidden.weight" in str(NonFinite(event))
 
 
 def test_a_huge_learning_rate_ends_with_a_sentence_and_a_good_checkpoint(prepared, tmp_path, capsys):
@@ -134,7 +136,12 @@ def test_spikes_are_counted():
     assert again.state() == watch.state()
 
 
-SUBLAYERS = [{"sublayer": 1, "cosine": 0.5}, {"sublayer": 2, "cosine": 0.999}]
+def sublayer(number, **measures):
+    usual = {"angle_mean": 0.1, "angle_max": 0.2, "alpha": None, "norm": 9.0, "drift": 0.0, "cosine": 0.1}
+    return SublayerRecord(sublayer=number, **{**usual, "grad_norm": 1.0, **measures})
+
+
+SUBLAYERS = [sublayer(1, cosine=0.5), sublayer(2, cosine=0.999)]
 
 
 def watch_of(*losses):
@@ -149,13 +156,15 @@ class TestCollapse:
         guard, alarms = watch_of(5.0, 4.0), {}
         for step in range(3, 100):
             guard.loss(3.02)
-            if text := guard.collapse(SUBLAYERS):
-                alarms[step] = text
+            if event := guard.collapse(SUBLAYERS):
+                alarms[step] = event
         # the first median of the plateau has ten losses, of which six are on it
         (step,) = alarms
         assert step == 2 + 8 + COLLAPSE_UPDATES - 1
-        assert "after sublayer 2 (MLP of block 1) the states" in alarms[step]
-        assert alarms[step].endswith("; what helps, the most promising first: --head shifted, --lr 0.1")
+        assert alarms[step] == EventRecord("collapsed", sublayer=2, measured="cosine", now=0.999)
+        sentence = guard.collapse_sentence(alarms[step])
+        assert all(fact in sentence for fact in ("sublayer 2 (MLP of block 1)", "0.999", "3.020", "3.000"))
+        assert sentence.endswith("--head shifted, --lr 0.1")
         assert watch_of(*[2.5] * 200).collapse(SUBLAYERS) is None
         assert watch_of(*[3.0] * 200).collapse(SUBLAYERS[:1]) is None
         # Pre-LN passes the plateau
@@ -348,30 +357,31 @@ class TestDivergence:
         assert steps_of_divergence(values, steps=50_000) == []
 
     @pytest.mark.parametrize(
-        ("change", "words"),
+        ("change", "measured", "before", "now"),
         [
-            ({"angle_mean": 1.4}, "it turned the stream by 0.1 radians and now turns it by 1.4"),
-            ({"grad_norm": 40.0}, "of the gradient norm and now has 9"),
-            ({"norm": 900.0}, "it multiplied the norm of the stream by 1 and now by 100"),
+            ({"angle_mean": 1.4}, "angle", 0.1, 1.4),
+            ({"grad_norm": 40.0}, "gradient share", 1 / math.sqrt(8), 40 / math.sqrt(1607)),
+            ({"norm": 900.0}, "norm factor", 1.0, 100.0),
         ],
     )
-    def test_the_layer_that_moved_is_named(self, change, words):
+    def test_the_layer_that_moved_is_named(self, change, measured, before, now):
         guard = Divergence(ENTROPY, VOCAB, WARMUP, 100)
         guard.loss(1, [5.8])
-        records = [{"sublayer": l, "norm": 9.0, "angle_mean": 0.1, "grad_norm": 1.0} for l in range(1, 9)]
+        records = [sublayer(number) for number in range(1, 9)]
+        assert guard.moved(records) == EventRecord("diverged")
         guard.remember(1, records)
-        assert "no sublayer moved by itself since step 1" in guard.moved(records)
-        now = [{**record, **(change if record["sublayer"] == 5 else {})} for record in records]
-        if "norm" in change:
-            # later sublayers inherit it
-            now = [{**record, "norm": 900.0 if record["sublayer"] >= 5 else 9.0} for record in records]
-        text = guard.moved(now)
-        assert text.startswith("sublayer 5 (attention of block 3) moved most since step 1: ")
-        assert words in text
+        assert guard.moved(records) == EventRecord("diverged", since=1)
+        # later sublayers inherit the norm
+        event = guard.moved(
+            [sublayer(n, **(change if n == 5 or (n > 5 and "norm" in change) else {})) for n in range(1, 9)]
+        )
+        assert (event.kind, event.sublayer, event.measured, event.since) == ("diverged", 5, measured, 1)
+        assert (event.before, event.now) == pytest.approx((before, now))
+        assert moved_sentence(event).startswith("sublayer 5 (attention of block 3) moved most since step 1: ")
 
     def test_a_record_of_a_bad_moment_is_not_a_baseline(self):
         guard = Divergence(ENTROPY, VOCAB, WARMUP, 100)
-        record = [{"sublayer": 1, "norm": 9.0, "angle_mean": 0.1, "grad_norm": 1.0}]
+        record = [sublayer(1)]
         guard.loss(1, [5.8])
         guard.remember(1, record)
         guard.loss(2, [5.8, 90.0, 90.0])
@@ -402,7 +412,9 @@ def test_a_run_that_diverges_without_nan_is_recorded_and_goes_on(diverging):
     step, text = divergence_of(diverging)
     assert lines[step - 1]["loss"] > 30
     assert "the unigram entropy" in text
-    assert "moved most since step 1" in text
+    (event,) = lines[step - 1]["events"]
+    assert (event["kind"], event["since"]) == ("diverged", 1)
+    assert f"sublayer {event['sublayer']} " in text
 
 
 def test_the_last_line_of_a_run_says_that_it_diverged(diverging, prepared, tmp_path, capsys):
@@ -458,12 +470,12 @@ def test_looking_changes_nothing(name):
     x = torch.randint(32, (2, 16))
     before = {key: value.clone() for key, value in model.state_dict().items()}
     random = torch.get_rng_state()
-    seen = look(model, x, x)
+    stream = measure_stream(model, x, x)
     assert torch.equal(torch.get_rng_state(), random)
     assert model.training
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
-    assert len(seen["sublayers"]) == 6
+    assert len(stream.sublayers) == 6
 
 
 @pytest.mark.parametrize("width", [16, 48, 64, 112, 768])
