@@ -1,4 +1,4 @@
-"""The small faults that tests/mutate.py tries, and how each of them gets into a file of the library."""
+"""The small faults that tests/mutation/mutate.py tries, and how each of them gets into a file of the library."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-PROJECT = Path(__file__).parent.parent
+PROJECT = Path(__file__).parents[2]
 
 
 def script(path):
