@@ -1,3 +1,4 @@
+import ast
 import copy
 import json
 import math
@@ -14,7 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from spheret import GPT, PAPER_SCHEMES, SCHEMES, GPTConfig, connections, parameter_groups, scheme
+from spheret import GPT, PAPER_SCHEMES, SCHEMES, GPTConfig, connections, parameter_groups
 from spheret.connections.euclidean import NormedConnection, Residual
 from spheret.data import prepare
 from spheret.model.gpt import Attention
@@ -534,7 +535,12 @@ class TestBadInput:
             GPT(GPTConfig(**TINY, head_bias="unigram"), torch.ones(51))
 
 
-def test_the_model_names_no_scheme():
-    source = (files("spheret.model") / "gpt.py").read_text().replace('scheme: str = "proj-spheretnorm"', "")
-    assert [name for name in SCHEMES if f'"{name}"' in source] == []
-    assert scheme(GPTConfig().scheme).name == "proj-spheretnorm"
+def test_the_model_names_one_scheme_and_that_is_the_default():
+    named = [
+        (file.name, node.value)
+        for file in files("spheret.model").iterdir()
+        if file.name.endswith(".py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and node.value in SCHEMES
+    ]
+    assert named == [("config.py", GPTConfig().scheme)]

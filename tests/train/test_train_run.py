@@ -178,7 +178,8 @@ def test_accumulation_is_a_larger_batch(scheme, prepared, tmp_path):
             gradients.update({name: p.grad.clone() for name, p in model.named_parameters()})
 
         trainer.optimizer.register_step_pre_hook(keep)
-        line = trainer.update(trainer._loader.batches(0, 1))
+        windows = open_data(prepared).loader(32, batch_size, accumulation=8 // batch_size)
+        line = trainer.update(windows.batches(0, 1))
         updates.append((line["loss"], line["grad_norm"], gradients))
     (loss, norm, gradients), (other_loss, other_norm, others) = updates
     assert (loss, norm) == pytest.approx((other_loss, other_norm), rel=1e-6)
