@@ -205,7 +205,7 @@ class TestTable:
 
     def test_bad_widths(self, name):
         for dim in (1, 0, -4, 2.0):
-            with pytest.raises(ValueError, match="dim must be an integer of at least 2"):
+            with pytest.raises(ValueError, match=r"dim .*2"):
                 scheme(name).connect(dim, 1, 4)
 
     def test_bad_rows(self, name):
@@ -344,7 +344,7 @@ def test_decay_that_ignored_the_groups_would_move_the_step_size():
 
 @pytest.mark.parametrize("width", [1, 0, "8"])
 def test_scalenorm_width(width):
-    with pytest.raises(ValueError, match="dim must be"):
+    with pytest.raises(ValueError, match="dim "):
         ScaleNorm(width)
 
 

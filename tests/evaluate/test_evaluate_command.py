@@ -92,7 +92,7 @@ def test_a_torn_line_costs_its_own_task_alone(tmp_path, capsys):
     path.write_bytes(b"".join(lines)[:-20])
     capsys.readouterr()
     assert set(evaluated(run, "--tasks", "arc_easy").tasks) == {"piqa", "arc_easy"}
-    assert "eval_samples.jsonl has lost lines of sciq, which are left out" in capsys.readouterr().err
+    assert re.search(r"eval_samples\.jsonl .*\bsciq\b", capsys.readouterr().err)
     assert set(samples(run.path)) == {"piqa", "arc_easy"}
 
 
@@ -109,7 +109,7 @@ def test_two_runs_on_the_same_documents(tmp_path):
         assert row["wins"] + row["losses"] <= row["documents"]
         assert 0 <= row["p"] <= 1
     evaluated(second, "--limit", "2")
-    with pytest.raises(ValueError, match="different documents of arc_challenge"):
+    with pytest.raises(ValueError, match="arc_challenge"):
         compare(first.path, second.path)
 
 
@@ -164,7 +164,7 @@ class TestExamples:
         assert not (run.path / "eval_fewshot.json").exists()
 
     def test_nothing_was_evaluated(self, tmp_path):
-        with pytest.raises(FileNotFoundError, match=r"run spheret eval .* --num-fewshot N"):
+        with pytest.raises(FileNotFoundError, match=r"spheret eval .*--num-fewshot"):
             read(make_run(tmp_path / "run").path, fewshot=True)
 
 
@@ -221,7 +221,7 @@ def test_prefetch_writes_what_data_reads(tmp_path, capsys):
     other = tmp_path / "other"
     other.mkdir()
     (other / MANIFEST).write_text('{"piqa": {}}')
-    with pytest.raises(ValueError, match="was not written by spheret eval --prefetch"):
+    with pytest.raises(ValueError, match="spheret eval --prefetch"):
         prefetch(other, ["piqa"], sources)
     run = make_run(tmp_path / "run")
     assert main(["eval", str(run.path), "--data", str(tmp_path / "data"), "--tasks", "hellaswag"]) == 0
@@ -307,7 +307,7 @@ def test_a_row_that_does_not_fit_its_task(kind, tmp_path):
     first, *others = (ROWS / f"{name}.jsonl").read_text().splitlines()
     path = tmp_path / f"{name}.jsonl"
     path.write_text("\n".join([*others, json.dumps(json.loads(first) | change)]) + "\n")
-    with pytest.raises(ValueError, match=f"line {len(others) + 1} of .*{re.escape(message)}.* mend it or remove it"):
+    with pytest.raises(ValueError, match=f"line {len(others) + 1} of .*{re.escape(message)}"):
         check_data(tmp_path, [name])
 
 
@@ -332,7 +332,7 @@ def test_a_run_that_is_none(tmp_path, capsys):
     ):
         assert main(words) == 2
         assert message in capsys.readouterr().err
-    with pytest.raises(FileNotFoundError, match=r"has not been evaluated: run spheret eval"):
+    with pytest.raises(FileNotFoundError, match="spheret eval"):
         read(run.path)
 
 
