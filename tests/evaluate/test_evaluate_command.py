@@ -150,7 +150,7 @@ class TestExamples:
             (["--num-fewshot", "3", "--tasks", "sciq"], "is too many for sciq: its rows hold at most 2 examples"),
             (["--num-fewshot", "1", "--tasks", "sciq,wikitext"], "not for wikitext, which has no examples"),
             (["--num-fewshot", "-1"], "--num-fewshot must be at least 0, got -1"),
-            (["--include-path", "{}/none"], "--include-path {}/none is no directory"),
+            (["--include-path", "{}/none"], "--include-path {}/none is not a directory"),
             (["--include-path", "{}"], "--include-path and --data do not go together"),
         ],
     )
@@ -281,14 +281,14 @@ def test_bad_input(words, message, tmp_path, capsys):
 
 # a task, a change to its first row, and what is wrong with it; lm_eval took every one of them
 WRONG = {
-    "a label that is none": ("boolq", {"label": 7}, "Invalid enum value 7"),
+    "an unknown label": ("boolq", {"label": 7}, "Invalid enum value 7"),
     "a hidden label": ("boolq", {"label": -1}, "Invalid enum value -1"),
     "text for a number": ("piqa", {"label": "0"}, "Expected `int`, got `str`"),
     "true for a number": ("piqa", {"label": True}, "Expected `int`, got `bool`"),
-    "an ending that is none": ("hellaswag", {"label": "4"}, "'label' is '4', and there are 4 endings"),
+    "an ending beyond the last": ("hellaswag", {"label": "4"}, "'label' is '4', and there are 4 endings"),
     "an empty label": ("hellaswag", {"label": ""}, "'label' is ''"),
     "text for a list": ("hellaswag", {"endings": "abcd"}, "Expected `array`, got `str`"),
-    "a key that is none": ("arc_easy", {"answerKey": "E"}, "'answerKey' is 'E', and the labels are A, B, C, D"),
+    "an unknown key": ("arc_easy", {"answerKey": "E"}, "'answerKey' is 'E', and the labels are A, B, C, D"),
     "choices as text": ("openbookqa", {"choices": {"text": "abcd", "label": "ABCD"}}, "Expected `array`, got `str`"),
     "fewer labels": ("arc_challenge", {"choices": {"text": ["a", "b"], "label": ["A"]}}, "2 texts and the labels A"),
     "labels twice": ("arc_challenge", {"choices": {"text": ["a", "b"], "label": ["A", "A"]}}, "the labels A, A"),
@@ -322,7 +322,7 @@ def test_every_field_of_every_task_is_needed_and_has_a_type(tmp_path):
     assert {task for task, *_ in WRONG.values()} == set(TASKS)
 
 
-def test_a_run_that_is_none(tmp_path, capsys):
+def test_a_directory_that_is_not_a_run(tmp_path, capsys):
     run = make_run(tmp_path / "run")
     shutil.rmtree(run.path / "checkpoints")
     for words, message in (

@@ -1,4 +1,4 @@
-"""Scripts of docs and benchmarks, which are no part of the package, as modules."""
+"""Scripts of docs and benchmarks, which are not part of the package, as modules."""
 
 import importlib.util
 import sys

@@ -63,7 +63,7 @@ def whole_numbers(name):
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_a_count_that_is_none(name, refused):
+def test_counts_out_of_range(name, refused):
     for flag in whole_numbers(name):
         for value in ("-1", HUGE):
             sentence = refused(name, *PLAIN[name], "--" + flag.replace("_", "-"), value)
@@ -71,7 +71,7 @@ def test_a_count_that_is_none(name, refused):
 
 
 @pytest.mark.parametrize("command", ["train", "race"])
-def test_a_setting_that_is_none(command, refused):
+def test_settings_out_of_range(command, refused):
     words = ["--scheme", "pre-ln", "--out", "run"] if command == "train" else ["--schemes", "pre-ln", "--out", "run"]
     for section in (GPTConfig, TrainConfig, EvaluationConfig):
         for field in fields(section):
@@ -90,7 +90,7 @@ BAD = [
     (["race", "--seeds", HUGE], "--seeds must be at most 10,000"),
     (["race", "--eval-every", "0"], "--eval-every of a race must be at least 1, got 0"),
     (["race", "--device", "cuda:nine"], "--device cuda:nine is"),
-    (["train", "--device", "cpu:x"], "--device cpu:x is no device"),
+    (["train", "--device", "cpu:x"], "--device cpu:x"),
     (["train", "--device", "cpu:7"], "this machine has 1 cpu, counted from 0"),
     (["train", "--set", "name=x"], "unknown option of pre-dyt 'name'"),
     (["train", "--set", "slope=abc"], "slope of pre-dyt must be a number or none, got 'abc'"),

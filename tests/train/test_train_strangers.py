@@ -238,7 +238,7 @@ def test_a_validation_loss_that_is_no_number_stops_the_run(prepared, tmp_path, c
     assert [line["step"] for line in lines] == [1, 2]
     assert lines[0]["val_loss"] is None
     assert "not finite" in lines[1]["stopped"]
-    # the weights are numbers, but what they compute is none: not a checkpoint to go on from
+    # the weights are finite, but what they compute is not: this is not a checkpoint to continue from
     assert not os.path.exists(out / "checkpoints")
 
 
