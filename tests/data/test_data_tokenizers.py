@@ -129,9 +129,9 @@ def test_other_byte_level_tokenizers_are_encoded_whole(change: str, tmp_path: Pa
     ("spec", "message"),
     [
         ("gtp2", "Did you mean 'gpt2'"),
-        ("bpe:12", "N between 257"),
-        ("bpe:many", "N between 257"),
-        ("bpe", "N between 257"),
+        ("bpe:12", "bpe:N .*257"),
+        ("bpe:many", "bpe:N .*257"),
+        ("bpe", "bpe:N .*257"),
         ("gpt2:5", "takes no option"),
         ("nowhere/tokenizer.json", "no tokenizer at"),
     ],

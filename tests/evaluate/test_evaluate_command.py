@@ -260,7 +260,7 @@ CHANGES = {
         (["--data", "{}/no-json"], "line 4 of {}/no-json/sciq.jsonl is not JSON"),
         (["--data", "{}/no-rows"], "holds no rows"),
         (["--limit", "0", "--data", str(ROWS)], "limit must be at least 1"),
-        (["--batch-size", "0", "--data", str(ROWS)], 'positive number or "auto"'),
+        (["--batch-size", "0", "--data", str(ROWS)], '"auto"'),
         (["--device", "gpu", "--data", str(ROWS)], "--device gpu is not available: this machine has"),
         (["--precision", "int8", "--data", str(ROWS)], "unknown precision 'int8'"),
         (["--step", "5", "--data", str(ROWS)], "no checkpoint of step 5: there are 0"),

@@ -136,8 +136,8 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"batch_size": 0}, 'positive number or "auto"'),
-            ({"batch_size": "many"}, 'positive number or "auto"'),
+            ({"batch_size": 0}, '"auto"'),
+            ({"batch_size": "many"}, '"auto"'),
             ({"precision": "float8"}, "unknown precision"),
             ({"model": None}, "needs a run directory"),
         ],

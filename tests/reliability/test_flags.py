@@ -159,7 +159,10 @@ BAD = [
     (["prepare", "sotu", "--verify", "--val-fraction", "nan"], "--val-fraction must be at least 0 and below 1"),
     (["prepare", "sotu", "--workers", "100000"], "--workers must be at most"),
     (["prepare", "sotu", "--shard-tokens", HUGE], "--shard-tokens must be at most"),
-    (["prepare", "sotu", "--tokenizer", "bpe:99999999999999999999", "--out", "d"], "bpe:N needs N between 257"),
+    (
+        ["prepare", "sotu", "--tokenizer", "bpe:99999999999999999999", "--out", "d"],
+        "at least 257",
+    ),
 ]
 
 
