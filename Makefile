@@ -64,9 +64,9 @@ bench: env
 tour: env
 	$(BIN)/python docs/build_tour.py
 
-# FILES="retractions.py kernels/closed.py" chooses files; tests/mutate.py lists them all
+# FILES="retractions.py kernels/closed.py" chooses files; tests/mutation/mutate.py lists them all
 mutate: env
-	nice $(BIN)/python tests/mutate.py $(FILES)
+	nice $(BIN)/python tests/mutation/mutate.py $(FILES)
 
 lint: env
 	$(BIN)/ruff check .

@@ -16,7 +16,7 @@ SURPRISES = [
     ZeroDivisionError("division by zero"),
     EOFError("no bytes"),
     RecursionError("maximum recursion depth exceeded"),
-    # what a library raises is no sentence of ours, whatever its type
+    # an exception that a library raises is not our sentence, whatever its type
     ValueError("Corrupt snappy compressed data."),
     RuntimeError("[enforce fail at x.cpp] .\nframe #0: c10::Error"),
 ]

@@ -166,11 +166,11 @@ class TestPickle:
         assert [getattr(again, x) for x in fields] == [getattr(row, x) for x in fields]
 
     def test_an_angle_that_cannot_be_pickled(self):
-        with pytest.raises(pickle.PicklingError, match=r"'mine' cannot be pickled, because its angle cannot .*def"):
+        with pytest.raises(pickle.PicklingError, match=r"'mine'.*angle.*def"):
             pickle.dumps(Retraction.from_angle(lambda beta: beta.tanh(), "mine"))
 
     def test_a_row_that_is_not_in_the_table(self):
-        with pytest.raises(pickle.PicklingError, match=r"not in the table.*RETRACTIONS\['mine'\] = "):
+        with pytest.raises(pickle.PicklingError, match=r"RETRACTIONS\['mine'\] = "):
             pickle.dumps(replace(RETRACTIONS["projection"], name="mine"))
 
 
@@ -239,7 +239,7 @@ class TestLargestStep:
             torch.testing.assert_close(torch.autograd.grad(value.sum(), w, retain_graph=True)[0], expected)
 
     def test_a_learned_p_is_refused(self):
-        with pytest.raises(ValueError, match="leave p_derivatives out"):
+        with pytest.raises(ValueError, match="p_derivatives"):
             replace(angular(0.3), largest_step=1.0)
 
 
@@ -340,5 +340,5 @@ def test_float32_holds_the_ends_of_the_range_of_p(p, backend):
 
 @pytest.mark.parametrize("p", [1e-308, SMALLEST_P / 2, 2 * LARGEST_P, 1e308])
 def test_a_p_that_float32_does_not_hold_is_refused(p):
-    with pytest.raises(ValueError, match="p must lie between 1e-06 and 1e\\+06, or be inf"):
+    with pytest.raises(ValueError, match=r"p .*1e-06 .*1e\+06.* inf"):
         angular(p)

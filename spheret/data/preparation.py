@@ -23,7 +23,7 @@ from spheret.data.readers import Reader
 from spheret.data.records import (
     CorpusRecord,
     Manifest,
-    Position,
+    ResumePoint,
     SettingsRecord,
     ShardRecord,
     TokenizerRecord,
@@ -250,7 +250,7 @@ class _Job:
                     writer.close()
         workspace.finish(self._manifest(tokenizers.describe(tokenizer), counts, digest, writers))
 
-    def _tokenizer(self, position: Position | None, team: Team) -> tokenizers.Tokenizer:
+    def _tokenizer(self, position: ResumePoint | None, team: Team) -> tokenizers.Tokenizer:
         """Return the tokenizer and start the worker processes with it. Writes its file if its name is not enough."""
         if position is not None:
             team.start(position.tokenizer.name)
@@ -268,7 +268,7 @@ class _Job:
         self,
         workspace: Workspace,
         settings: SettingsRecord,
-        position: Position | None,
+        position: ResumePoint | None,
         reader: Reader,
         tokenizer: tokenizers.Tokenizer,
         team: Team,
@@ -299,7 +299,7 @@ class _Job:
                 done, due = done + gained, due - gained
                 if any(shard_finished) or due <= 0:
                     due = CHECKPOINT_TOKENS
-                    position = Position(
+                    position = ResumePoint(
                         tokenizer=description,
                         counts=cast(Any, dict(counts)),
                         digest=_hex(digest),

@@ -162,7 +162,7 @@ def _jsonl(path: Path, column: str, report: Callable[[float], None]) -> Iterator
 
 
 def _odd_line(line: bytes, where: str, column: str) -> Document:
-    """Return the text of a line that is not UTF-8, has no text, or is no JSON, which is an error."""
+    """Return the text of a line that is not UTF-8, has no text, or is not JSON, which is an error."""
     # bytes that are not UTF-8 become lone surrogates here; chunks.repair replaces and counts them
     try:
         row = json.loads(line.decode("utf-8", "surrogateescape"))

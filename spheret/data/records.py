@@ -166,7 +166,7 @@ class HubCursor(Record):
 Cursor = tuple[Count, Count] | HubCursor
 
 
-class Position(Record):
+class ResumePoint(Record):
     """Where a preparation goes on: everything before it is on the disk."""
 
     tokenizer: TokenizerRecord
@@ -183,7 +183,7 @@ class Progress(Record):
     """progress.json, the last note of an unfinished preparation. Before the first shard it has no position."""
 
     settings: SettingsRecord
-    position: Position | None
+    position: ResumePoint | None
     # of settings and position: shards that a note does not list are removed, so a changed note must not be followed
     sha256: Sha256
     format: str = FORMAT
@@ -194,11 +194,11 @@ class Progress(Record):
             raise ValueError("the content does not have its SHA-256")
 
     @classmethod
-    def of(cls, settings: SettingsRecord, position: Position | None) -> Progress:
+    def of(cls, settings: SettingsRecord, position: ResumePoint | None) -> Progress:
         return cls(settings=settings, position=position, sha256=_digest(settings, position))
 
 
-def _digest(settings: SettingsRecord, position: Position | None) -> str:
+def _digest(settings: SettingsRecord, position: ResumePoint | None) -> str:
     return hashlib.sha256(msgspec.json.encode([settings, position], order="sorted")).hexdigest()
 
 

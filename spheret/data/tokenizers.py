@@ -16,6 +16,7 @@ from spheret.data.records import TOKENIZER, TokenizerRecord
 from spheret.data.shards import read_tokenizer
 from spheret.data.words import WordEncoder, pieces
 from spheret.support.errors import need, unknown
+from spheret.support.ranges import whole_number
 
 END_OF_TEXT = "<|endoftext|>"
 # the names of the end of text in other tokenizer.json files
@@ -213,11 +214,8 @@ TRAINING_BYTES = 1 << 27
 
 def _trained(size: str, texts: Iterable[str]) -> Tokenizer:
     """Train a byte-level BPE vocabulary of `size` tokens on the first TRAINING_BYTES of some texts."""
-    if not size.isdecimal() or len(size) > 9 or not SMALLEST_BPE <= int(size) <= LARGEST_BPE:
-        raise ValueError(
-            f"bpe:N needs N between {SMALLEST_BPE} (256 bytes and the end of text) and {LARGEST_BPE:,} tokens, got "
-            f"{size!r}."
-        )
+    # at least the 256 bytes and the end of text
+    count = whole_number("N of bpe:N", size, SMALLEST_BPE, LARGEST_BPE)
     library = need("tokenizers", "data")
 
     def limited() -> Iterator[str]:
@@ -234,7 +232,7 @@ def _trained(size: str, texts: Iterable[str]) -> Tokenizer:
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = library.decoders.ByteLevel()
     trainer = library.trainers.BpeTrainer(
-        vocab_size=int(size),
+        vocab_size=count,
         special_tokens=[END_OF_TEXT],
         initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()),
         max_token_length=64,

@@ -166,7 +166,7 @@ class _Table:
         self._where = np.zeros(size, dtype=np.int64)
         self._pool = np.arange(max(vocabulary.values()) + 1, dtype=np.uint32)
         self._used = len(self._pool)
-        self._room = self._used + 8 * _KEPT_WORDS
+        self._most_ids = self._used + 8 * _KEPT_WORDS
         self._known: dict[bytes, int] = {}
         (self._line_end,) = encode("\n")
         words = [word for word in vocabulary if len(word) <= _KEY_BYTES]
@@ -177,7 +177,7 @@ class _Table:
 
     def full(self) -> bool:
         """Return whether the table has learnt more words than it should keep in memory."""
-        return len(self._known) > _KEPT_WORDS or self._used > self._room
+        return len(self._known) > _KEPT_WORDS or self._used > self._most_ids
 
     def ids(self, data: bytes) -> np.ndarray:
         """Return the ids of a window: (ids,) uint32."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from spheret.data.records import MANIFESTS, PROGRESSES, Manifest, Position, Progress, SettingsRecord
+from spheret.data.records import MANIFESTS, PROGRESSES, Manifest, Progress, ResumePoint, SettingsRecord
 from spheret.data.shards import COUNTS, MANIFEST, PROGRESS, TOKENIZER, read_manifest
 from spheret.support.files import Lock, is_temporary, refuse_links, remove_empty
 
@@ -103,7 +103,7 @@ class Workspace:
         self.resumable = self._continued = note.position is not None
         return note
 
-    def record(self, settings: SettingsRecord, position: Position | None) -> None:
+    def record(self, settings: SettingsRecord, position: ResumePoint | None) -> None:
         """Note the progress, so that a later kill loses nothing of it."""
         PROGRESSES.write(self.directory / PROGRESS, Progress.of(settings, position))
         self.resumable = position is not None

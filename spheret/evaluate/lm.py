@@ -17,7 +17,7 @@ from spheret.model.gpt import GPT
 from spheret.support.errors import need, unknown
 from spheret.support.machine import resolve_device
 from spheret.support.meter import Meter
-from spheret.support.ranges import check_count
+from spheret.support.ranges import whole_number
 
 # registers lm_eval's own models. lm_eval itself does so only if no model is registered yet
 need("lm_eval.models", "eval")
@@ -40,12 +40,7 @@ GENERATION = {
 
 def parse_batch_size(value: int | str) -> int | None:
     """The requests per batch, or None for "auto"."""
-    if str(value) == "auto":
-        return None
-    # Python refuses to read numbers of more than 4,300 digits
-    if not str(value).isdecimal() or len(str(value)) > 1000 or int(value) < 1:
-        raise ValueError(f'batch size must be a positive number or "auto", got {value!r}.')
-    return check_count("--batch-size", int(value))
+    return None if str(value) == "auto" else whole_number('--batch-size, if it is not "auto",', str(value))
 
 
 def _tasks(requests: Sequence[Any]) -> list[str | None]:

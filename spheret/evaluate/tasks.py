@@ -196,7 +196,7 @@ def check_include_path(include_path: Path | None, data: Path | None) -> None:
         return
     if not include_path.is_dir():
         raise FileNotFoundError(
-            f"--include-path {include_path} is no directory: give one that holds task definitions."
+            f"--include-path {include_path} is not a directory: give one that holds task definitions."
         )
     if data is not None:
         raise ValueError(

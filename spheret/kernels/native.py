@@ -188,7 +188,7 @@ def missing() -> str | None:
     return loaded if isinstance(loaded, str) else None
 
 
-def _room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """CPU memory for C to write to, independent of torch's default dtype and device."""
     return torch.empty(shape, dtype=dtype, device="cpu")
 
@@ -222,7 +222,7 @@ def _shared(h: Tensor, alpha: P, p: P, kind: str, cap: float | None) -> tuple[tu
 def forward(h: Tensor, f: Tensor, alpha: P, p: P, kind: str, cap: float | None) -> tuple[Tensor, Tensor]:
     """The next state of contiguous rows, and |h|^2, <h,f>, |z|^2 of each row as (n, 3) float32."""
     rest, _steps = _shared(h, alpha, p, kind, cap)
-    out, kept = torch.empty_like(h), _room(rest[0], 3)
+    out, kept = torch.empty_like(h), _empty(rest[0], 3)
     _function("forward", h.dtype, f.dtype)(h.data_ptr(), f.data_ptr(), out.data_ptr(), kept.data_ptr(), *rest)
     return out, kept
 
@@ -233,9 +233,9 @@ def backward(
     """dh, df, and dalpha and dp in float32: dalpha has one value, or one per row; dp has one value."""
     rest, steps = _shared(h, alpha, p, kind, cap)
     dh, df = torch.empty_like(h), torch.empty_like(f)
-    partial = _room((rest[0] + CHUNK - 1) // CHUNK, 2, dtype=torch.float64)
-    dalpha = _room(*((1,) if not isinstance(alpha, Tensor) else alpha.shape if steps is None else steps.shape))
-    dp = _room(*(p.shape if isinstance(p, Tensor) else (1,)))
+    partial = _empty((rest[0] + CHUNK - 1) // CHUNK, 2, dtype=torch.float64)
+    dalpha = _empty(*((1,) if not isinstance(alpha, Tensor) else alpha.shape if steps is None else steps.shape))
+    dp = _empty(*(p.shape if isinstance(p, Tensor) else (1,)))
     tensors = (g, h, f, kept, dh, df, dalpha, dp, partial)
     _function("backward", h.dtype, f.dtype)(*(t.data_ptr() for t in tensors), *rest)
     return dh, df, dalpha, dp
@@ -249,7 +249,7 @@ def _norm_shared(h: Tensor, radius: P) -> tuple[Any, ...]:
 def norm_forward(h: Tensor, radius: P) -> tuple[Tensor, Tensor]:
     """radius h/|h| of contiguous rows, and |h|^2 of each row."""
     rest = _norm_shared(h, radius)
-    out, kept = torch.empty_like(h), _room(rest[0])
+    out, kept = torch.empty_like(h), _empty(rest[0])
     _function("norm_forward", h.dtype)(h.data_ptr(), out.data_ptr(), kept.data_ptr(), *rest)
     return out, kept
 
@@ -257,8 +257,8 @@ def norm_forward(h: Tensor, radius: P) -> tuple[Tensor, Tensor]:
 def norm_backward(g: Tensor, h: Tensor, radius: P, kept: Tensor) -> tuple[Tensor, Tensor]:
     """dh, and dradius in the shape of radius."""
     rest = _norm_shared(h, radius)
-    dh, dradius = torch.empty_like(h), _room(*(radius.shape if isinstance(radius, Tensor) else (1,)))
-    partial = _room((rest[0] + CHUNK - 1) // CHUNK, dtype=torch.float64)
+    dh, dradius = torch.empty_like(h), _empty(*(radius.shape if isinstance(radius, Tensor) else (1,)))
+    partial = _empty((rest[0] + CHUNK - 1) // CHUNK, dtype=torch.float64)
     _function("norm_backward", h.dtype)(*(t.data_ptr() for t in (g, h, kept, dh, dradius, partial)), *rest)
     return dh, dradius
 

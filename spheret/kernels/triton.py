@@ -60,7 +60,7 @@ def shape(d: int) -> dict[str, Any]:
     }
 
 
-def _room(h: Tensor, *shape: int) -> Tensor:
+def _empty(h: Tensor, *shape: int) -> Tensor:
     """float32 memory on the device of the rows, independent of torch's default dtype and device."""
     return torch.empty(shape, dtype=torch.float32, device=h.device)
 
@@ -95,7 +95,7 @@ def forward(h: Tensor, f: Tensor, alpha: P, p: P, kind: str, cap: float | None) 
     from spheret.kernels import triton_rows
 
     out = torch.empty_like(h)
-    kept = _room(h, h.numel() // h.shape[-1], 3)
+    kept = _empty(h, h.numel() // h.shape[-1], 3)
     if h.numel():
         _launch(triton_rows.forward_rows, (h, f, out, kept), alpha, p, kind, cap)
     return out, kept
@@ -108,7 +108,7 @@ def backward(
     from spheret.kernels import triton_rows
 
     dh, df = torch.empty_like(h), torch.empty_like(f)
-    sums = _room(h, h.numel() // h.shape[-1], 2)
+    sums = _empty(h, h.numel() // h.shape[-1], 2)
     if h.numel():
         _launch(triton_rows.backward_rows, (g, h, f, kept, dh, df, sums), alpha, p, kind, cap)
     dalpha, dp = (sums[:, i].reshape(*h.shape[:-1], 1) for i in (0, 1))
@@ -127,7 +127,7 @@ def norm_forward(h: Tensor, radius: P) -> tuple[Tensor, Tensor]:
     """radius h/|h| of contiguous rows, and |h|^2 of each row."""
     from spheret.kernels import triton_rows
 
-    out, kept = torch.empty_like(h), _room(h, h.numel() // h.shape[-1])
+    out, kept = torch.empty_like(h), _empty(h, h.numel() // h.shape[-1])
     if h.numel():
         _norm_launch(triton_rows.norm_forward_rows, (h, out, kept), radius)
     return out, kept
@@ -137,7 +137,7 @@ def norm_backward(g: Tensor, h: Tensor, radius: P, kept: Tensor) -> tuple[Tensor
     """dh, and the gradient of radius as (..., 1), one value per row."""
     from spheret.kernels import triton_rows
 
-    dh, sums = torch.empty_like(h), _room(h, *h.shape[:-1], 1)
+    dh, sums = torch.empty_like(h), _empty(h, *h.shape[:-1], 1)
     if h.numel():
         _norm_launch(triton_rows.norm_backward_rows, (g, h, kept, dh, sums), radius)
     return dh, sums

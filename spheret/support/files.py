@@ -168,7 +168,7 @@ def check_output_file(flag: str, path: Path | None, is_ours: Callable[[bytes], b
     except NotRegular as error:
         raise ValueError(f"{flag}: {error}. Give another file.") from None
     if content and not is_ours(content):
-        raise FileExistsError(f"{flag} {path} is no file of spheret's, which is not overwritten: give another file.")
+        raise FileExistsError(f"{flag} {path} was not written by spheret and is not overwritten: give another file.")
 
 
 def check_output_directory(flag: str, path: Path) -> None:

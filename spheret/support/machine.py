@@ -71,7 +71,9 @@ def resolve_device(wanted: str | None) -> torch.device:
     try:
         device = torch.device(wanted)
     except RuntimeError:
-        raise ValueError(f"--device {wanted} is no device: give {kind}, or {kind}:0 for the first of them.") from None
+        raise ValueError(
+            f"--device {wanted} does not exist: give {kind}, or {kind}:0 for the first of them."
+        ) from None
     count = torch.cuda.device_count() if kind == "cuda" else 1
     if (device.index or 0) >= count:
         raise ValueError(f"--device {wanted} is not available: this machine has {count} {kind}, counted from 0.")

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from spheret.support.errors import shortened
 
-# how Python says that a word is no number, and how we do
+# how Python says that a word is not a number, and how we do
 _REASONS = (
     (r"Error parsing (\S+): invalid literal for int\(\) with base 10: (.*)", "{} must be a whole number, got {}"),
     (r"Error parsing (\S+): could not convert string to float: (.*)", "{} must be a number, got {}"),

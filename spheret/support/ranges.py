@@ -34,15 +34,17 @@ def check_above_zero(name: str, value: float, most: float = math.inf) -> float:
     return value
 
 
+def whole_number(name: str, text: str, least: int = 1, most: int = MOST) -> int:
+    """The whole number that a word says."""
+    # longer words are too large in any case, and Python refuses to read the longest
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {shortened(text, 60)!r}.")
+    return check_count(name, int(text), least, most)
+
+
 def counts(name: str, text: str, least: int = 1) -> list[int]:
     """The whole numbers of a list with commas, such as the flag `--batches 1,8`."""
-    words = [word.strip() for word in text.split(",")]
-    # longer words are too large in any case, and Python refuses to read the longest
-    if not all(word.isascii() and word.isdigit() and len(word) < 20 for word in words):
-        raise ValueError(
-            f"{name} must be whole numbers of at least {least}, separated by commas, got {shortened(text, 60)!r}."
-        )
-    return [check_count(f"each number of {name}", int(word), least) for word in words]
+    return [whole_number(f"each number of {name}", word.strip(), least) for word in text.split(",")]
 
 
 def divisors(number: int) -> list[int]:

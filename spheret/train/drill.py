@@ -31,7 +31,7 @@ def start(out: Path, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=python_environment())
 
 
-def _reached(process: subprocess.Popen[bytes], path: Path, size: int) -> bool:
+def reached(process: subprocess.Popen[bytes], path: Path, size: int) -> bool:
     """Wait until the metrics reach a size. Returns False if the process ended first."""
     while process.poll() is None:
         if path.exists() and path.stat().st_size >= size:
@@ -40,7 +40,7 @@ def _reached(process: subprocess.Popen[bytes], path: Path, size: int) -> bool:
     return False
 
 
-def _finish(process: subprocess.Popen[bytes]) -> None:
+def finish(process: subprocess.Popen[bytes]) -> None:
     _, errors = process.communicate()
     if process.returncode:
         raise RuntimeError(f"training ended with code {process.returncode}: {errors.decode().strip()}")
@@ -54,14 +54,14 @@ def kill_and_resume(
     marks = sorted(choose.uniform(0.02, 0.95) * size for _ in range(kills))
     for number, mark in enumerate(marks, start=1):
         process = start(out, arguments)
-        if not _reached(process, out / METRICS, int(mark)):
-            _finish(process)
+        if not reached(process, out / METRICS, int(mark)):
+            finish(process)
             break
         time.sleep(choose.uniform(0, 0.02))
         process.send_signal(signal.SIGKILL)
         process.communicate()
         say(f"kill {number} of {kills}")
-    _finish(start(out, arguments))
+    finish(start(out, arguments))
 
 
 def timeless(records: Sequence[MetricsRecord]) -> list[dict[str, Any]]:
@@ -100,7 +100,7 @@ def drill(
 ) -> list[str]:
     """Train twice in a directory, unbroken and broken, and return what differs: an empty list if all is well."""
     unbroken, broken = directory / "unbroken", directory / "broken"
-    _finish(start(unbroken, arguments))
+    finish(start(unbroken, arguments))
     say("the unbroken run is done")
     kill_and_resume(broken, arguments, kills, seed, (unbroken / METRICS).stat().st_size, say)
     return differences(unbroken, broken)

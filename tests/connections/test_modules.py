@@ -156,9 +156,9 @@ class TestChannelDim:
 
     def test_wrong_shapes(self):
         for module in (lambda x: SpheretNorm(D, 1, channel_dim=1)(x, x), ScaleNorm(D, channel_dim=1)):
-            with pytest.raises(ValueError, match=r"8 channels in dimension 1, got shape \(2, 3, 8\)"):
+            with pytest.raises(ValueError, match=r"8 .*dimension 1.*\(2, 3, 8\)"):
                 module(torch.ones(2, 3, 8))
-            with pytest.raises(ValueError, match=r"8 channels in dimension 1, got shape \(8,\)"):
+            with pytest.raises(ValueError, match=r"8 .*dimension 1.*\(8,\)"):
                 module(torch.ones(8))
 
     def test_repr(self):
@@ -245,9 +245,9 @@ class TestWhatConnectionsAnswer:
 class TestTheOtherKindOfCall:
     def test_spheretnorm_with_a_branch(self):
         for update in (SpheretNorm(D, 1), SpheretNorm(D, 1, channel_dim=1)):
-            with pytest.raises(TypeError, match=r"Linear: pass branch\(h\), or use a Connection"):
+            with pytest.raises(TypeError, match=r"Linear.*branch\(h\)"):
                 update(torch.ones(2, D), nn.Linear(D, D))
-        with pytest.raises(TypeError, match="f must be a tensor, got NoneType"):
+        with pytest.raises(TypeError, match=r"f .*NoneType"):
             SpheretNorm(D, 1)(torch.ones(2, D), None)
 
     @pytest.mark.parametrize("name", SCHEMES)

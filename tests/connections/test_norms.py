@@ -21,9 +21,9 @@ class TestEveryNorm:
     def test_wrong_rows(self, kind):
         norm = kind(D)
         for shape in ((3, D + 1), (D, 3), ()):
-            with pytest.raises(ValueError, match="rows of width 12, got shape"):
+            with pytest.raises(ValueError, match="width 12"):
                 norm(torch.ones(shape))
-        with pytest.raises(TypeError, match=r"floating-point rows, got torch\.int64"):
+        with pytest.raises(TypeError, match=r"torch\.int64"):
             norm(torch.ones(3, D, dtype=torch.int64))
         assert norm(torch.ones(D)).shape == (D,)
 
@@ -65,7 +65,7 @@ class TestEveryNorm:
 
 
 def test_what_a_subclass_must_define():
-    with pytest.raises(NotImplementedError, match="Norm must define apply_wide"):
+    with pytest.raises(NotImplementedError, match="apply_wide"):
         norms.Norm(D)(torch.ones(D))
 
 

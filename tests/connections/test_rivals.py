@@ -82,7 +82,7 @@ def test_beam_is_the_projection_retraction_for_orthogonal_branches_of_the_stream
 
 @pytest.mark.parametrize("multiplier", [0.0, -1.0, math.inf])
 def test_a_multiplier_must_be_above_0(multiplier):
-    with pytest.raises(ValueError, match="multiplier must be above 0"):
+    with pytest.raises(ValueError, match=r"multiplier .*0"):
         scheme("residual-multiplier", multiplier=multiplier)
 
 
@@ -153,5 +153,5 @@ class TestProResState:
 
     @pytest.mark.parametrize("prores", [0.0, -3.0, math.inf])
     def test_it_is_a_positive_number_of_updates(self, prores):
-        with pytest.raises(ValueError, match="prores of keel, in updates, must be above 0"):
+        with pytest.raises(ValueError, match=r"prores of keel.* 0"):
             scheme("keel", prores=prores)

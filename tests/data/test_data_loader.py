@@ -187,9 +187,9 @@ def test_bad_options(data: Data, options: dict[str, int], message: str) -> None:
 
 
 def test_more_bad_options(data: Data) -> None:
-    with pytest.raises(ValueError, match=r"the val split .* fewer than one window .* --val-fraction"):
+    with pytest.raises(ValueError, match=r"val split .*--val-fraction"):
         data.validation(block=10**6, batch_size=1)
-    with pytest.raises(ValueError, match="must be at least 1, got 1 and 0"):
+    with pytest.raises(ValueError, match="1 and 0"):
         data.validation(block=16, batch_size=1, windows=0)
     with pytest.raises(ValueError, match="micro must be 0 to 0"):
         data.loader(block=16, batch_size=4).batch(0, 1)
@@ -204,7 +204,7 @@ def test_an_id_beyond_the_vocabulary_is_found_when_it_is_read(data: Data, tmp_pa
     manifest["shards"]["train"][0].update(sha256=digest, sha256_per_mib=digest)
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     loader = open_data(tmp_path).loader(block=400, batch_size=4)
-    with pytest.raises(ValueError, match="token id 65535, beyond the vocabulary of 257"):
+    with pytest.raises(ValueError, match=r"65535.* 257"):
         list(loader.batches(stop=20))
 
 

@@ -63,7 +63,7 @@ def test_a_folder_and_a_glob(tmp_path: Path) -> None:
         (folder / name).write_text(f"{name}\n{text(3_000)}")
     assert open_named(str(folder), None, quiet=True).manifest.documents == {"train": 3, "val": 3}
     assert open_named(f"{folder}/*.txt", None, quiet=True).manifest.documents == {"train": 2, "val": 2}
-    with pytest.raises(FileNotFoundError, match=r"no file matches .*\.tex"):
+    with pytest.raises(FileNotFoundError, match=r"\.tex"):
         open_named(f"{folder}/*.tex", None, quiet=True)
 
 
@@ -72,7 +72,7 @@ def test_a_prepared_directory_opens_as_such_and_an_unfinished_one_is_refused(tmp
     data = prepare(str(tmp_path / "my.txt"), "bytes", tmp_path / "out")
     assert open_named(str(tmp_path / "out"), None, quiet=True) == data
     (data.path / "manifest.json").rename(data.path / "progress.json")
-    with pytest.raises(ValueError, match="unfinished preparation: run its spheret prepare again"):
+    with pytest.raises(ValueError, match="spheret prepare"):
         open_named(str(tmp_path / "out"), None, quiet=True)
 
 

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -136,7 +137,7 @@ def test_stopped_at_every_write_and_run_again(
             break
         except _Stopped:
             stops += 1
-            with pytest.raises(FileNotFoundError, match=r"did not finish|holds no manifest"):
+            with pytest.raises(FileNotFoundError, match=r"manifest|prepare"):
                 open_data(tmp_path / "out")
     assert stops > 5
     assert contents(tmp_path / "out") == expected
@@ -159,7 +160,7 @@ def test_a_full_disk(number: int, folder: Path, tmp_path: Path, monkeypatch: pyt
     out = tmp_path / "deep" / "out"
     with monkeypatch.context() as patch:
         patch.setattr(files, "write_all", full)
-        with pytest.raises(OSError, match=r"no space left for .*run the same command again") as caught:
+        with pytest.raises(OSError, match=r"no space left") as caught:
             prepare(str(folder), "bytes", out, **OPTIONS)
     if "nothing was kept" in str(caught.value):
         assert not (tmp_path / "deep").exists()
@@ -247,7 +248,7 @@ def test_bad_input_keeps_what_an_earlier_call_finished(tmp_path: Path, monkeypat
     for change in ({"position": None}, {"position": {**note["position"], "splits": empty}}):
         (out / "progress.json").write_text(json.dumps({**note, **change}))
         before = contents(out)
-        with pytest.raises(ValueError, match=r"progress.json is damaged \(.*the content does not have its SHA-256"):
+        with pytest.raises(ValueError, match=r"progress\.json .*SHA-256"):
             prepare(str(corpus), "bytes", out, **OPTIONS)
         assert contents(out) == before
 
@@ -271,7 +272,7 @@ def test_a_changed_unfinished_shard_is_refused(damage: Any, tmp_path: Path, monk
     (part,) = out.glob("train-*.part")
     damage(part)
     finished = {name: body for name, body in contents(out).items() if name.endswith(".bin")}
-    with pytest.raises(ValueError, match=rf"{part.name} (has changed since|is shorter than recorded): delete"):
+    with pytest.raises(ValueError, match=re.escape(part.name)):
         prepare(str(corpus), "bytes", out, **OPTIONS)
     assert finished.items() <= contents(out).items()
 
@@ -282,13 +283,13 @@ def test_a_tokenizer_that_is_no_file_of_a_tokenizer_is_refused(what: str, tmp_pa
     out = prepare(str(tmp_path / "in.txt"), "bpe:300", tmp_path / "out", val_fraction=0).path
     description = shards.read_manifest(out).tokenizer
     FILES[what](out / shards.TOKENIZER)
-    with pytest.raises(ValueError, match=r"tokenizer\.json (is|has) .*: give another tokenizer\.json"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json"):
         stored(out, description)
 
 
 def test_too_many_shards_are_refused_before_any_is_written(tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_bytes(b"some words\n" * 100_000)
-    with pytest.raises(ValueError, match=r"--shard-tokens 1 would cut 1,100,000 bytes .* give at least 11"):
+    with pytest.raises(ValueError, match=r"--shard-tokens 1 .* 1,100,000 .* 11\b"):
         prepare(str(tmp_path / "in.txt"), "bytes", tmp_path / "out", shard_tokens=1)
     assert not (tmp_path / "out").exists()
 
@@ -305,7 +306,7 @@ def test_invalid_utf8_is_replaced_and_counted(tmp_path: Path) -> None:
         "prepare", tmp_path / "in", "--tokenizer", "bytes", "--out", tmp_path / "out", "--val-fraction", 0.2
     )
     assert done.returncode == 0, done.stderr
-    assert "3 documents held invalid UTF-8, which was replaced" in done.stdout
+    assert "3 documents held invalid UTF-8" in done.stdout
     data = open_data(tmp_path / "out")
     assert data.manifest.repaired_documents == 3
     assert data.manifest.replaced_characters == 5
@@ -348,18 +349,18 @@ def test_a_directory_that_is_not_ours(folder: Path, tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     taken.mkdir()
     (taken / "thesis.tex").write_text("years of work")
-    with pytest.raises(FileExistsError, match=r"holds other files \('thesis.tex'\) and no prepared data"):
+    with pytest.raises(FileExistsError, match=r"thesis\.tex"):
         prepare(str(folder), "bytes", taken)
     assert contents(taken) == {"thesis.tex": b"years of work"}
     (taken / "manifest.json").write_text("{}")
-    with pytest.raises(ValueError, match="not written by spheret prepare"):
+    with pytest.raises(ValueError, match=r"manifest\.json"):
         prepare(str(folder), "bytes", taken)
-    with pytest.raises(NotADirectoryError, match="is a file"):
+    with pytest.raises(NotADirectoryError, match=r"thesis\.tex"):
         prepare(str(folder), "bytes", taken / "thesis.tex")
     assert sorted(contents(taken)) == ["manifest.json", "thesis.tex"]
-    with pytest.raises(ValueError, match="lies inside the corpus"):
+    with pytest.raises(ValueError, match=re.escape(f"{folder / 'out'}")):
         prepare(str(folder), "bytes", folder / "out")
-    with pytest.raises(ValueError, match="--out is needed"):
+    with pytest.raises(ValueError, match="--out"):
         prepare(str(folder), "bytes")
 
 
@@ -372,12 +373,12 @@ def test_finished_data_is_kept_and_other_data_refused(folder: Path, tmp_path: Pa
     prepare(str(folder), "bytes", out, **OPTIONS)
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == times
     for options in ({"val_fraction": 0.3}, {"shard_tokens": 900}):
-        with pytest.raises(FileExistsError, match="already holds other data"):
+        with pytest.raises(FileExistsError, match=re.escape(str(out))):
             prepare(str(folder), "bytes", out, **{**OPTIONS, **options})
     with pytest.raises(FileExistsError, match="tokenizer 'bytes', not 'gpt2'"):
         prepare(str(folder), "gpt2", out, **OPTIONS)
     (folder / "000.txt").write_text("other words")
-    with pytest.raises(FileExistsError, match="text that has changed"):
+    with pytest.raises(FileExistsError, match=re.escape(str(out))):
         prepare(str(folder), "bytes", out, **OPTIONS)
     assert contents(out) == first
 
@@ -403,22 +404,22 @@ def test_an_unfinished_preparation_of_something_else(folder: Path, tmp_path: Pat
         ({"tokenizer": "gpt2"}, "tokenizer 'bytes', not 'gpt2'"),
     ):
         options = {"tokenizer": "bytes", **OPTIONS, **change}
-        with pytest.raises(FileExistsError, match=rf"unfinished preparation with other settings \({message}\)"):
+        with pytest.raises(FileExistsError, match=message):
             prepare(str(folder), out=tmp_path / "out", **options)
     progress = tmp_path / "out" / "progress.json"
     for body, message in ((b"{", "is damaged"), (b'{"format": "spheret-data", "version": 0}', "format version 0")):
         progress.write_bytes(body)
-        with pytest.raises(ValueError, match=rf"progress\.json .*{message}.* delete .* and start again"):
+        with pytest.raises(ValueError, match=rf"progress\.json .*{message}"):
             prepare(str(folder), "bytes", tmp_path / "out", **OPTIONS)
         assert progress.read_bytes() == body
     progress.write_bytes(before["progress.json"])
     os.utime(folder / "000.txt", (1, 1))
-    with pytest.raises(FileExistsError, match=r"other settings \(the files have changed\)"):
+    with pytest.raises(FileExistsError, match="files have changed"):
         prepare(str(folder), "bytes", tmp_path / "out", **OPTIONS)
     assert contents(tmp_path / "out") == before
 
 
-def test_a_tokenizer_json_of_the_same_name_is_told_apart(folder: Path, tmp_path: Path) -> None:
+def test_another_tokenizer_json_of_the_same_name_is_refused(folder: Path, tmp_path: Path) -> None:
     own = tmp_path / "own.json"
     own.write_bytes(load("bpe:300", documents()).file or b"")
     data = prepare(str(folder), str(own), tmp_path / "out", **OPTIONS)
@@ -435,7 +436,7 @@ def test_two_processes_cannot_share_a_directory(folder: Path, tmp_path: Path) ->
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = spheret("prepare", folder, "--tokenizer", "bytes", "--out", tmp_path / "out")
         assert done.returncode == 2
-        assert "another process is preparing into" in done.stderr
+        assert str(tmp_path / "out") in done.stderr
         assert done.stderr.count("\n") == 1
     assert prepare(str(folder), "bytes", tmp_path / "out", **OPTIONS)
 
@@ -468,7 +469,7 @@ def test_workers_start_in_any_directory(folder: Path, tmp_path: Path, monkeypatc
 def test_a_worker_that_dies_is_named(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "SMALL_BYTES", 0)
     monkeypatch.setattr(workers, "COMMAND", (sys.executable, "-c", "import sys; sys.exit(3)"))
-    with pytest.raises(RuntimeError, match="a worker process ended with code 3"):
+    with pytest.raises(RuntimeError, match="code 3"):
         prepare(str(folder), "gpt2", tmp_path / "out", workers=2)
     assert not (tmp_path / "out").exists()
 
@@ -570,7 +571,7 @@ def test_a_missing_package_names_its_extra(
     module: str, extra: str, corpus: str, tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=rf'{module} is not installed. Run: pip install "spheret\[{extra}\]"'):
+    with pytest.raises(ImportError, match=rf'{module} .*pip install "spheret\[{extra}\]"'):
         prepare(corpus, tokenizer, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -628,19 +629,19 @@ def test_the_default_tokenizer_is_that_of_the_corpus(folder: Path, tmp_path: Pat
     assert "finished already" not in done.stderr
     again = spheret("prepare", "sotu", "--tokenizer", "bytes")
     assert again.returncode == 0
-    assert f"{path} is finished already, with these settings: nothing to do." in again.stderr
+    assert f"{path} is finished already" in again.stderr
     assert again.stdout == done.stdout
     verified = spheret("prepare", "--verify")
-    assert "every shard matches its SHA-256" in verified.stdout
+    assert "SHA-256" in verified.stdout
 
 
 def test_a_directory_keeps_its_tokenizer(folder: Path, tmp_path: Path) -> None:
     data = prepare(str(folder), "bytes", tmp_path / "out", **OPTIONS)
     for tokenizer in (None, "bytes"):
         assert open_named(str(data.path), tokenizer, quiet=True).manifest == data.manifest
-    with pytest.raises(ValueError, match="was prepared with the tokenizer 'bytes', not 'gpt2'"):
+    with pytest.raises(ValueError, match="'bytes', not 'gpt2'"):
         open_named(str(data.path), "gpt2", quiet=True)
-    with pytest.raises(FileNotFoundError, match="nor a directory nor a corpus: known corpora are sotu"):
+    with pytest.raises(FileNotFoundError, match=r"stou.* sotu"):
         open_named("stou", None, quiet=True)
 
 

@@ -93,7 +93,7 @@ def test_a_flipped_byte_is_found_by_verify(name: str, copy: Path) -> None:
     assert verify(copy).tokenizer.name == "bytes"
     _flip(copy / name)
     open_data(copy)
-    with pytest.raises(ValueError, match=f"{name} is damaged: its SHA-256"):
+    with pytest.raises(ValueError, match=f"{name} .*SHA-256"):
         verify(copy)
 
 
@@ -108,12 +108,12 @@ def test_no_window_of_a_damaged_shard_is_read(copy: Path) -> None:
     for step in range(loader.windows_per_epoch // 4):
         starts = loader.starts(step)
         if ((starts + 17 > last_shard) | (starts + 17 > data.tokens())).any():
-            with pytest.raises(ValueError, match=f"{names[-1]} is damaged: its SHA-256"):
+            with pytest.raises(ValueError, match=f"{names[-1]} .*SHA-256"):
                 loader.batch(step)
         else:
             assert all(map(torch.equal, loader.batch(step), clean.batch(step)))
     _flip(copy / "val-00000.bin")
-    with pytest.raises(ValueError, match=r"val-00000\.bin is damaged"):
+    with pytest.raises(ValueError, match=r"val-00000\.bin"):
         data.validation(16, 4)
 
 
@@ -141,11 +141,9 @@ def test_a_window_is_refused_if_a_mib_that_it_touches_is_damaged(large: Path, tm
     for start, length in [(0, 100), (3 * half, 90), (len(clean) - 50, 100), (half - 10, 10), (2 * half, 10)]:
         assert np.array_equal(damaged.window(start, length), clean.window(start, length))
     for start, length in [(half, 1), (half - 10, 11), (2 * half - 1, 1), (2 * half - 1, 100), (0, len(clean))]:
-        with pytest.raises(
-            ValueError, match=rf"{shard.name} is damaged in bytes {MIB:,} to {2 * MIB - 1:,}: its SHA"
-        ):
+        with pytest.raises(ValueError, match=rf"{shard.name} .* {MIB:,} to {2 * MIB - 1:,}"):
             damaged.window(start, length)
-    with pytest.raises(ValueError, match=f"{shard.name} is damaged in bytes"):
+    with pytest.raises(ValueError, match=f"{shard.name} .* bytes "):
         damaged.positions(256)
 
 
@@ -155,17 +153,17 @@ def test_data_without_hashes_per_mib_is_checked_shard_by_shard(large: Path, tmp_
     verify(copy)
     assert np.array_equal(open_data(copy).stream().window(5, 100), open_data(large).stream().window(5, 100))
     _flip(copy / "train-00000.bin")
-    with pytest.raises(ValueError, match=r"train-00000\.bin is damaged: its SHA-256"):
+    with pytest.raises(ValueError, match=r"train-00000\.bin .*SHA-256"):
         open_data(copy).stream().window(5, 100)
 
 
 def test_wrong_hashes_per_mib_are_refused(large: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(large, tmp_path / "copy"))
     _edit(copy, lambda manifest: manifest["shards"]["train"][0].update(sha256_per_mib="ab" * 128))
-    with pytest.raises(ValueError, match=r"sha256_per_mib of train-00000\.bin is damaged in .*manifest\.json"):
+    with pytest.raises(ValueError, match=r"sha256_per_mib of train-00000\.bin .*manifest\.json"):
         verify(copy)
     _edit(copy, lambda manifest: manifest["shards"]["train"][0].update(sha256_per_mib="ab" * 32))
-    with pytest.raises(ValueError, match=r"sha256_per_mib of train-00000\.bin must hold 4 hashes"):
+    with pytest.raises(ValueError, match=r"sha256_per_mib of train-00000\.bin .*\b4\b"):
         open_data(copy)
 
 
@@ -175,32 +173,32 @@ def test_an_id_beyond_the_vocabulary_is_found_by_verify(copy: Path) -> None:
     ids.tofile(copy / "train-00000.bin")
     digest = hashlib.sha256(ids.tobytes()).hexdigest()
     _edit(copy, lambda manifest: manifest["shards"]["train"][0].update(sha256=digest, sha256_per_mib=digest))
-    with pytest.raises(ValueError, match="token id 300, beyond the vocabulary of 257"):
+    with pytest.raises(ValueError, match=r"300.* 257"):
         verify(copy)
 
 
 def test_wrong_counts_are_found_by_verify(copy: Path) -> None:
     _flip(copy / "counts.bin")
-    with pytest.raises(ValueError, match=r"counts\.bin is damaged: its SHA-256"):
+    with pytest.raises(ValueError, match=r"counts\.bin .*SHA-256"):
         verify(copy)
-    with pytest.raises(ValueError, match=r"counts\.bin is damaged: its SHA-256"):
+    with pytest.raises(ValueError, match=r"counts\.bin .*SHA-256"):
         open_data(copy).counts()
     # counts with their own hash that are not those of the shards
     body = (copy / "counts.bin").read_bytes()
     _edit(copy, lambda manifest: manifest.update(counts_sha256=hashlib.sha256(body).hexdigest()))
-    with pytest.raises(ValueError, match="does not match the train shards"):
+    with pytest.raises(ValueError, match="train shards"):
         verify(copy)
 
 
 def test_verify_as_a_command(copy: Path) -> None:
     good = spheret("prepare", "--verify", "--out", copy)
     assert good.returncode == 0, good.stderr
-    assert "every shard matches its SHA-256" in good.stdout
+    assert "SHA-256" in good.stdout
     _flip(copy / "train-00000.bin")
     bad = spheret("prepare", "--verify", "--out", copy)
     assert bad.returncode == 2
     assert bad.stderr.count("\n") == 1
-    assert "train-00000.bin is damaged" in bad.stderr
+    assert "train-00000.bin" in bad.stderr
 
 
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
@@ -217,8 +215,8 @@ def test_a_stored_tokenizer_is_checked_too(tmp_path: Path) -> None:
     data = prepare(str(tmp_path / "in.jsonl"), "bpe:300", tmp_path / "out", val_fraction=0.2)
     assert verify(data.path).tokenizer.file == "tokenizer.json"
     _resize(data.path / "tokenizer.json", 1)
-    with pytest.raises(ValueError, match=r"tokenizer\.json is damaged: its SHA-256"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json .*SHA-256"):
         verify(data.path)
     (data.path / "tokenizer.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"tokenizer\.json is missing"):
+    with pytest.raises(FileNotFoundError, match=r"tokenizer\.json"):
         open_data(data.path)

@@ -37,7 +37,7 @@ def test_decoding_round_trips(tokenizer: Tokenizer, text: str) -> None:
 @pytest.mark.parametrize("tokenizer", LOADED.values(), ids=LOADED)
 def test_ids_outside_the_vocabulary_are_refused(tokenizer: Tokenizer) -> None:
     for wrong in (-1, tokenizer.vocab_size):
-        with pytest.raises(ValueError, match=f"token id {wrong} is not in the vocabulary"):
+        with pytest.raises(ValueError, match=f"token id {wrong} "):
             tokenizer.decode([wrong])
 
 
@@ -47,7 +47,7 @@ def test_a_directory_gives_the_same_tokenizer_back(tokenizer: Tokenizer, tmp_pat
         (tmp_path / "tokenizer.json").write_bytes(tokenizer.file)
     again = stored(tmp_path, describe(tokenizer))
     assert again.encode("some text").tolist() == tokenizer.encode("some text").tolist()
-    with pytest.raises(ValueError, match="not the one it was prepared with"):
+    with pytest.raises(ValueError, match="tokenizer of"):
         stored(tmp_path, msgspec.structs.replace(describe(tokenizer), sha256="0" * 64))
 
 
@@ -68,7 +68,7 @@ def test_gpt2_is_gpt2(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_wrong_vocabulary_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GPT2Tokenizer, "sha256", "0" * 64)
-    with pytest.raises(ValueError, match="not GPT-2's vocabulary"):
+    with pytest.raises(ValueError, match="SHA-256"):
         GPT2Tokenizer()
 
 
@@ -101,7 +101,7 @@ def test_any_tokenizer_json(tmp_path: Path) -> None:
     without = json.loads(path.read_text())
     without["model"]["vocab"].pop("</s>")
     path.write_text(json.dumps(without))
-    with pytest.raises(ValueError, match="no end-of-text token"):
+    with pytest.raises(ValueError, match="end-of-text"):
         load(str(path))
 
 
@@ -129,9 +129,9 @@ def test_other_byte_level_tokenizers_are_encoded_whole(change: str, tmp_path: Pa
     ("spec", "message"),
     [
         ("gtp2", "Did you mean 'gpt2'"),
-        ("bpe:12", "N between 257"),
-        ("bpe:many", "N between 257"),
-        ("bpe", "N between 257"),
+        ("bpe:12", "bpe:N .*257"),
+        ("bpe:many", "bpe:N .*257"),
+        ("bpe", "bpe:N .*257"),
         ("gpt2:5", "takes no option"),
         ("nowhere/tokenizer.json", "no tokenizer at"),
     ],

@@ -92,7 +92,7 @@ def test_a_torn_line_costs_its_own_task_alone(tmp_path, capsys):
     path.write_bytes(b"".join(lines)[:-20])
     capsys.readouterr()
     assert set(evaluated(run, "--tasks", "arc_easy").tasks) == {"piqa", "arc_easy"}
-    assert "eval_samples.jsonl has lost lines of sciq, which are left out" in capsys.readouterr().err
+    assert re.search(r"eval_samples\.jsonl .*\bsciq\b", capsys.readouterr().err)
     assert set(samples(run.path)) == {"piqa", "arc_easy"}
 
 
@@ -109,7 +109,7 @@ def test_two_runs_on_the_same_documents(tmp_path):
         assert row["wins"] + row["losses"] <= row["documents"]
         assert 0 <= row["p"] <= 1
     evaluated(second, "--limit", "2")
-    with pytest.raises(ValueError, match="different documents of arc_challenge"):
+    with pytest.raises(ValueError, match="arc_challenge"):
         compare(first.path, second.path)
 
 
@@ -150,7 +150,7 @@ class TestExamples:
             (["--num-fewshot", "3", "--tasks", "sciq"], "is too many for sciq: its rows hold at most 2 examples"),
             (["--num-fewshot", "1", "--tasks", "sciq,wikitext"], "not for wikitext, which has no examples"),
             (["--num-fewshot", "-1"], "--num-fewshot must be at least 0, got -1"),
-            (["--include-path", "{}/none"], "--include-path {}/none is no directory"),
+            (["--include-path", "{}/none"], "--include-path {}/none is not a directory"),
             (["--include-path", "{}"], "--include-path and --data do not go together"),
         ],
     )
@@ -164,7 +164,7 @@ class TestExamples:
         assert not (run.path / "eval_fewshot.json").exists()
 
     def test_nothing_was_evaluated(self, tmp_path):
-        with pytest.raises(FileNotFoundError, match=r"run spheret eval .* --num-fewshot N"):
+        with pytest.raises(FileNotFoundError, match=r"spheret eval .*--num-fewshot"):
             read(make_run(tmp_path / "run").path, fewshot=True)
 
 
@@ -221,7 +221,7 @@ def test_prefetch_writes_what_data_reads(tmp_path, capsys):
     other = tmp_path / "other"
     other.mkdir()
     (other / MANIFEST).write_text('{"piqa": {}}')
-    with pytest.raises(ValueError, match="was not written by spheret eval --prefetch"):
+    with pytest.raises(ValueError, match="spheret eval --prefetch"):
         prefetch(other, ["piqa"], sources)
     run = make_run(tmp_path / "run")
     assert main(["eval", str(run.path), "--data", str(tmp_path / "data"), "--tasks", "hellaswag"]) == 0
@@ -260,7 +260,7 @@ CHANGES = {
         (["--data", "{}/no-json"], "line 4 of {}/no-json/sciq.jsonl is not JSON"),
         (["--data", "{}/no-rows"], "holds no rows"),
         (["--limit", "0", "--data", str(ROWS)], "limit must be at least 1"),
-        (["--batch-size", "0", "--data", str(ROWS)], 'positive number or "auto"'),
+        (["--batch-size", "0", "--data", str(ROWS)], '"auto"'),
         (["--device", "gpu", "--data", str(ROWS)], "--device gpu is not available: this machine has"),
         (["--precision", "int8", "--data", str(ROWS)], "unknown precision 'int8'"),
         (["--step", "5", "--data", str(ROWS)], "no checkpoint of step 5: there are 0"),
@@ -281,14 +281,14 @@ def test_bad_input(words, message, tmp_path, capsys):
 
 # a task, a change to its first row, and what is wrong with it; lm_eval took every one of them
 WRONG = {
-    "a label that is none": ("boolq", {"label": 7}, "Invalid enum value 7"),
+    "an unknown label": ("boolq", {"label": 7}, "Invalid enum value 7"),
     "a hidden label": ("boolq", {"label": -1}, "Invalid enum value -1"),
     "text for a number": ("piqa", {"label": "0"}, "Expected `int`, got `str`"),
     "true for a number": ("piqa", {"label": True}, "Expected `int`, got `bool`"),
-    "an ending that is none": ("hellaswag", {"label": "4"}, "'label' is '4', and there are 4 endings"),
+    "an ending beyond the last": ("hellaswag", {"label": "4"}, "'label' is '4', and there are 4 endings"),
     "an empty label": ("hellaswag", {"label": ""}, "'label' is ''"),
     "text for a list": ("hellaswag", {"endings": "abcd"}, "Expected `array`, got `str`"),
-    "a key that is none": ("arc_easy", {"answerKey": "E"}, "'answerKey' is 'E', and the labels are A, B, C, D"),
+    "an unknown key": ("arc_easy", {"answerKey": "E"}, "'answerKey' is 'E', and the labels are A, B, C, D"),
     "choices as text": ("openbookqa", {"choices": {"text": "abcd", "label": "ABCD"}}, "Expected `array`, got `str`"),
     "fewer labels": ("arc_challenge", {"choices": {"text": ["a", "b"], "label": ["A"]}}, "2 texts and the labels A"),
     "labels twice": ("arc_challenge", {"choices": {"text": ["a", "b"], "label": ["A", "A"]}}, "the labels A, A"),
@@ -307,7 +307,7 @@ def test_a_row_that_does_not_fit_its_task(kind, tmp_path):
     first, *others = (ROWS / f"{name}.jsonl").read_text().splitlines()
     path = tmp_path / f"{name}.jsonl"
     path.write_text("\n".join([*others, json.dumps(json.loads(first) | change)]) + "\n")
-    with pytest.raises(ValueError, match=f"line {len(others) + 1} of .*{re.escape(message)}.* mend it or remove it"):
+    with pytest.raises(ValueError, match=f"line {len(others) + 1} of .*{re.escape(message)}"):
         check_data(tmp_path, [name])
 
 
@@ -322,7 +322,7 @@ def test_every_field_of_every_task_is_needed_and_has_a_type(tmp_path):
     assert {task for task, *_ in WRONG.values()} == set(TASKS)
 
 
-def test_a_run_that_is_none(tmp_path, capsys):
+def test_a_directory_that_is_not_a_run(tmp_path, capsys):
     run = make_run(tmp_path / "run")
     shutil.rmtree(run.path / "checkpoints")
     for words, message in (
@@ -332,7 +332,7 @@ def test_a_run_that_is_none(tmp_path, capsys):
     ):
         assert main(words) == 2
         assert message in capsys.readouterr().err
-    with pytest.raises(FileNotFoundError, match=r"has not been evaluated: run spheret eval"):
+    with pytest.raises(FileNotFoundError, match="spheret eval"):
         read(run.path)
 
 

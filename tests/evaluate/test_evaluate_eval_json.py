@@ -83,14 +83,14 @@ def test_pairing_cancels_the_difficulty_of_documents(tmp_path):
 
 def test_files_that_are_not_results(tmp_path):
     (tmp_path / EVAL).write_text("{")
-    with pytest.raises(ValueError, match="is damaged"):
+    with pytest.raises(ValueError, match=r"eval\.json"):
         read(tmp_path)
     (tmp_path / EVAL).write_text('{"format": "other"}')
-    with pytest.raises(ValueError, match="was not written by spheret eval"):
+    with pytest.raises(ValueError, match="spheret eval"):
         read(tmp_path)
     with pytest.raises(FileNotFoundError, match="evaluate the run again"):
         samples(tmp_path)
     whole = '{"task": "piqa", "document": 0, "hash": "h", "metrics": {}, "responses": []}\n'
     (tmp_path / EVAL_SAMPLES).write_text(whole + whole[:12])
-    with pytest.raises(ValueError, match=r"line 2 of .*eval_samples.jsonl is damaged .*: evaluate the run again"):
+    with pytest.raises(ValueError, match=r"line 2 of .*eval_samples\.jsonl"):
         samples(tmp_path)

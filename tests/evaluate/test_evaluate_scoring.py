@@ -79,7 +79,7 @@ def test_cut_on_the_left():
     assert cut
     assert item.inputs == (*range(15, 30), 1)
     assert not request(range(15), [1, 2], BLOCK)[1]
-    with pytest.raises(ValueError, match="17 tokens does not fit the context of 16"):
+    with pytest.raises(ValueError, match=r"17 .*16"):
         request([1], [0] * 17, BLOCK)
     with pytest.raises(ValueError, match="at least one token of context"):
         request([1], [], BLOCK)

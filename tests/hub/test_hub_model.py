@@ -9,7 +9,7 @@ from hub_helpers import tiny, tokens
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from spheret import SCHEMES, Bounded, GPTConfig
+from spheret import PAPER_SCHEMES, SCHEMES, Bounded, GPTConfig
 from spheret.bounds import inverse_softplus
 from spheret.data.tokenizers import describe
 from spheret.data.tokenizers import load as load_tokenizer
@@ -311,7 +311,10 @@ class TestCitizenship:
             AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+# transformers' Trainer is slow to set up: the schemes beyond the paper's in the slow suite
+@pytest.mark.parametrize(
+    "name", [name if name in PAPER_SCHEMES else pytest.param(name, marks=pytest.mark.slow) for name in SCHEMES]
+)
 def test_two_steps_of_trainer(name, tmp_path):
     """Every scheme trains. Bounded scalars start on their bound, get a gradient, and never end beyond the bound."""
     from transformers import Trainer, TrainingArguments

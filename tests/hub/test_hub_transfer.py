@@ -180,7 +180,7 @@ class TestGPT2:
         (exported / "config.json").write_text(json.dumps(config))
         assert import_(exported, tmp_path / "back").config.data.tokenizer.name == "gpt2"
 
-    def test_a_tokenizer_that_is_none(self, tmp_path):
+    def test_a_file_that_is_not_a_tokenizer(self, tmp_path):
         self.saved(tmp_path / "gpt2")
         for content in (b"", b"[]", b'{"model": null}'):
             (tmp_path / "gpt2" / "tokenizer.json").write_bytes(content)

@@ -121,7 +121,7 @@ class TestRefused:
             hub.load(model)
 
     @pytest.mark.parametrize("name", ["LlamaForNothing", "nn", "AutoModel"])
-    def test_a_class_that_is_none(self, model, name):
+    def test_an_unknown_class(self, model, name):
         self.change(model, architectures=[name])
         with pytest.raises(ValueError, match="transformers has no class"):
             hub.load(model)

@@ -100,7 +100,7 @@ class TestRefused:
         (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": part}}))
         assert "weights are read only from .safetensors files beside it" in self.refused(model, capsys)
 
-    def test_weights_that_are_none(self, folder, capsys, tmp_path):
+    def test_files_that_are_not_weights(self, folder, capsys, tmp_path):
         model = self.with_tokenizer(folder, tmp_path / "model", {**LLAMA, **SIZE}, WEIGHTS)
         assert "model.safetensors is not a safetensors file" in self.refused(model, capsys)
 
@@ -220,7 +220,7 @@ def test_older_tokenizer_files_do_not_say_their_type(folder, tmp_path):
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"model": 3}', "3", '{"model": {"type": "BPE"}}'])
-def test_a_tokenizer_file_that_is_none(folder, tmp_path, content):
+def test_a_file_that_is_not_a_tokenizer(folder, tmp_path, content):
     model = copied(folder / "llama", tmp_path / "model")
     (model / "tokenizer.json").write_text(content)
     with pytest.raises(ValueError, match=r"tokenizer\.json cannot be used"):

@@ -145,10 +145,10 @@ def check_sum(total, share):
 def test_errors_are_at_most_twice_the_closed_forms(backend, name, cap, h_dtype, f_dtype):
     h, f, _ = inputs(8, h_dtype=h_dtype, f_dtype=f_dtype)
     if not takes(backend, h_dtype, f_dtype):
-        with pytest.raises(RuntimeError, match="rows of float32, bfloat16, got"), use(backend):
+        with pytest.raises(RuntimeError, match="float32, bfloat16"), use(backend):
             retract(h, f)
     elif not BACKENDS[backend].knows(CASES[name]):
-        with pytest.raises(RuntimeError, match=f"no code for '{CASES[name].name}'.*closed backend"), use(backend):
+        with pytest.raises(RuntimeError, match=f"'{CASES[name].name}'.*closed"), use(backend):
             retract(h, f, 1.0, CASES[name], cap)
     else:
         check_errors(backend, 100, CASES[name], cap, h_dtype, f_dtype)
@@ -265,12 +265,12 @@ class TestEdges:
 
     def test_a_retraction_it_has_no_code_for_is_refused(self, backend):
         h, f, _ = inputs(24)
-        with pytest.raises(RuntimeError, match=r"no code for 'tanh'.*closed backend"), use(backend):
+        with pytest.raises(RuntimeError, match=r"'tanh'.*closed"), use(backend):
             retract(h, f, retraction=Retraction.from_angle(torch.tanh))
 
     def test_transforms_are_refused_when_asked_for_and_served_when_not(self, backend):
         h, f, _ = inputs(24)
-        with pytest.raises(RuntimeError, match=r"torch.func transforms"), use(backend):
+        with pytest.raises(RuntimeError, match=r"torch\.func"), use(backend):
             torch.func.vmap(retract)(h, f)
         torch.testing.assert_close(torch.func.vmap(retract)(h, f), retract(h, f))
 
@@ -283,7 +283,7 @@ class TestEdges:
 
     def test_many_ps_are_refused(self, backend):
         h, f, _ = inputs(24)
-        with pytest.raises(RuntimeError, match="one p for all rows"), use(backend):
+        with pytest.raises(RuntimeError, match="one p "), use(backend):
             retract(h, f, 1.0, torch.ones(16, 1))
         assert retract(h, f, 1.0, torch.ones(16, 1)).isfinite().all()
 
@@ -445,7 +445,7 @@ class TestSurroundings:
         torch.compiler.reset()
         compiled = torch.compile(lambda h, f: retract(h, f, 0.5), backend="aot_eager")
         h = torch.ones(2, 4, dtype=torch.float64)
-        with use(backend), pytest.raises(Exception, match="rows of float32"):
+        with use(backend), pytest.raises(Exception, match="float32"):
             compiled(h, h)
 
 

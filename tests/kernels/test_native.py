@@ -54,13 +54,11 @@ class TestBuilding:
         wrapper = tmp_path / "mycc"
         wrapper.write_text('#!/bin/sh\n[ "$1" = --version ] && echo mine && exit\nexec cc "$@"\n')
         wrapper.chmod(0o755)
-        run(cache=tmp_path / "cache")
+        # CC may hold flags
+        assert run(cache=tmp_path / "cache", CC="cc -g0").stdout.startswith("native ")
         notice = run(cache=tmp_path / "cache", CC=str(wrapper)).stderr
         assert "with mycc" in notice
         assert len(list(folder(tmp_path / "cache").iterdir())) == 2
-
-    def test_cc_may_hold_flags(self, tmp_path):
-        assert run(cache=tmp_path, CC="cc -g0").stdout.startswith("native ")
 
     def test_a_compiler_without_openmp_will_do(self, tmp_path):
         wrapper = tmp_path / "plaincc"
@@ -159,7 +157,8 @@ class TestTrust:
 class TestWithoutIt:
     """Without the kernel the default still works, and an explicit choice is a clear error."""
 
-    EXPLICIT = "import torch, spheret\nh = torch.ones(2, 4)\nspheret.kernels.use('native')\nspheret.retract(h, h)"
+    # the default, then the explicit choice
+    BOTH = SCRIPT + "use('native')\nspheret.retract(h, h)"
 
     def broken(self, tmp_path, name):
         wrapper = tmp_path / "badcc"
@@ -186,8 +185,8 @@ class TestWithoutIt:
     def test(self, tmp_path, name, sentence):
         environment = self.broken(tmp_path, name)
         cache = Path(environment.pop("SPHERET_CACHE", tmp_path / "cache"))
-        assert run(cache=cache, **environment).stdout.startswith("closed ")
-        failed = run(self.EXPLICIT, cache=cache, check=False, **environment)
+        failed = run(self.BOTH, cache=cache, check=False, **environment)
+        assert failed.stdout.startswith("closed ")
         assert failed.returncode != 0
         last = failed.stderr.strip().splitlines()[-1]
         assert last.startswith("RuntimeError: the native backend was asked for, but ")

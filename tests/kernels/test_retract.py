@@ -270,22 +270,22 @@ class TestAlpha:
     @pytest.mark.parametrize("shape", [(4,), (5, 4), (5, 4, 8), (3, 4, 1), (1, 5, 4, 1)])
     def test_shapes_that_do_not(self, shape):
         h, f = torch.randn(2, 5, 4, 8).unbind()
-        with pytest.raises(ValueError, match="last dimension must be 1"):
+        with pytest.raises(ValueError, match="last dimension"):
             retract(h, f, torch.ones(shape))
 
     @pytest.mark.parametrize("shape", [(8,), (5, 1), (3, 5, 4, 1)])
     def test_p_has_the_same_rule(self, shape):
         h, f = torch.randn(2, 5, 4, 8).unbind()
-        with pytest.raises(ValueError, match="p must be a number or broadcast against the rows"):
+        with pytest.raises(ValueError, match="p must"):
             retract(h, f, 1.0, torch.ones(shape))
         assert retract(h, f, 1.0, torch.ones(4, 1)).shape == h.shape
 
     def test_values(self):
         h, f = torch.randn(2, 4, 8).unbind()
         assert torch.equal(retract(h, f, 0.0), h)
-        with pytest.raises(ValueError, match="alpha must be finite"):
+        with pytest.raises(ValueError, match=r"alpha .*finite"):
             retract(h, f, math.nan)
-        with pytest.raises(TypeError, match="alpha must be floating-point"):
+        with pytest.raises(TypeError, match=r"alpha .*floating-point"):
             retract(h, f, torch.ones(1, dtype=torch.int64))
 
 

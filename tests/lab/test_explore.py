@@ -338,7 +338,7 @@ class TestFile:
         path = tmp_path / "index.html"
         path.write_text("<!doctype html><p>mine")
         assert main(["explore", "--out", str(path)]) == 2
-        assert "is no file of spheret's" in capsys.readouterr().err
+        assert "not written by spheret" in capsys.readouterr().err
         assert path.read_text() == "<!doctype html><p>mine"
 
     def test_data_without_a_run(self, tmp_path, capsys):

@@ -154,7 +154,9 @@ def in_child(work, after):
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
-def test_killed_between_any_two_lines_of_a_save(tmp_path):
+# at every seventh line; the slow suite takes every line
+@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_between_any_two_lines_of_a_save(tmp_path, stride):
     moment, died = 0, True
     while died:
         directory = tmp_path / str(moment)
@@ -174,7 +176,7 @@ def test_killed_between_any_two_lines_of_a_save(tmp_path):
         save(directory, 3)
         checkpoint.prune(directory, 1, best=None)
         assert [p.name for p in directory.iterdir()] == ["step-3"]
-        moment += 1
+        moment += stride
     # lines, file operations among them, and each was a place to die
     assert moment > 100
 

@@ -101,7 +101,7 @@ def test_only_a_regular_file(kind, tmp_path):
     WHOLES.write(tmp_path / "target", GOOD)
     path = tmp_path / "a.json"
     PLACES[kind](path)
-    with pytest.raises(DamagedDocument, match=rf"a\.json is {kind}, not a file: make it again\."):
+    with pytest.raises(DamagedDocument, match=rf"a\.json is {kind}"):
         WHOLES.read(path)
     assert WHOLES.format_of(path) is None
 
@@ -111,9 +111,9 @@ def test_links_are_followed_only_where_that_is_asked(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "target")
     assert read_regular(tmp_path / "link", 10, follow=True) == b"text"
     for flags in (os.O_RDONLY, os.O_RDWR | os.O_CREAT | os.O_APPEND):
-        with pytest.raises(NotRegular, match="link is a link"):
+        with pytest.raises(NotRegular, match="link"):
             open_regular(tmp_path / "link", flags)
-    with pytest.raises(NotRegular, match="is a device"):
+    with pytest.raises(NotRegular, match="device"):
         open_regular(Path("/dev/zero"), follow=True)
 
 
@@ -121,7 +121,7 @@ def test_a_size_without_bound_is_not_read(tmp_path):
     path = tmp_path / "a.json"
     path.touch()
     os.truncate(path, MOST_BYTES + 1)
-    with pytest.raises(DamagedDocument, match=r"has 67,108,865 bytes, and may have 67,108,864: make it again"):
+    with pytest.raises(DamagedDocument, match=r"67,108,865 .*67,108,864"):
         WHOLES.read(path)
 
 
@@ -136,7 +136,7 @@ def test_lines(tmp_path):
     # a line that a kill cut short, and one that damage did
     path.write_bytes(b"".join(lines)[:-3])
     assert list(APPENDED.read(path)) == [(first, ends[0])]
-    with pytest.raises(DamagedDocument, match=r"line 2 of .*a\.jsonl is damaged \(input data was truncated\)"):
+    with pytest.raises(DamagedDocument, match=r"line 2 of .*a\.jsonl .*truncated"):
         list(PARTS.read(path))
     path.write_bytes(lines[0] + b"\n" + lines[1])
     with pytest.raises(DamagedDocument, match="line 2 of"):

@@ -58,17 +58,30 @@ def config(**changes):
     })  # fmt: skip
 
 
-def make(path, data, case, world, **changes):
+def build(case):
     name, options = SCHEMES[case]
     torch.manual_seed(1337)
     backbone = BACKBONES.get(case, {})
-    model = GPT(
+    return GPT(
         GPTConfig(layers=2, heads=2, width=16, block=16, vocab=320, scheme=name, scheme_options=options, **backbone)
     )
+
+
+def make(path, data, case, world, **changes):
     path.mkdir(parents=True, exist_ok=True)
     return Trainer(
-        path, model, config(**changes), EvaluationConfig(3, 5), data, world, 3.0, tensorboard=False, quiet=True
+        path, build(case), config(**changes), EvaluationConfig(3, 5), data, world, 3.0, tensorboard=False, quiet=True
     )
+
+
+def loader(data, world):
+    """The training windows of this process: two micro-batches per update."""
+    return data.loader(16, 2, rank=world.rank, world_size=world.size, accumulation=2)
+
+
+def validation_batch(data):
+    x, y, _ = next(iter(data.validation(16, 2, windows=5)))
+    return x, y
 
 
 def every_scheme(data, out, world):
@@ -118,9 +131,8 @@ def precision_of_the_stream(data, out, world):
     world.parallel = "fsdp"
     trainer = make(out / "precision", data, "proj-spheretnorm", world, precision="bf16")
     seen = []
-    x, y, _ = next(iter(trainer._validation))
     with probe(trainer.model, seen.append), torch.autocast("cpu", torch.bfloat16):
-        trainer.model.token_losses(x, y)
+        trainer.model.token_losses(*validation_batch(data))
     assert {s.h.dtype for s in seen} == {torch.float32}
     assert {s.f.dtype for s in seen} == {torch.bfloat16}
     assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
@@ -136,9 +148,8 @@ def precision_inside_branches(data, out, world):
             gain.register_forward_hook(lambda gain, *_: gains.append(gain.weight.dtype))
         block.mlp.hidden.register_forward_hook(lambda linear, *_: linears.append(linear.weight.dtype))
         block.mlp.hidden_norm.register_forward_hook(lambda gain, _, y: scaled.append(y.dtype))
-    x, y, _ = next(iter(trainer._validation))
     with torch.autocast("cpu", torch.bfloat16):
-        trainer.model.token_losses(x, y)
+        trainer.model.token_losses(*validation_batch(data))
     assert set(gains) == {torch.float32}
     assert set(linears) == set(scaled) == {torch.bfloat16}
 
@@ -146,16 +157,16 @@ def precision_inside_branches(data, out, world):
 def gradients_are_shared_once(data, out, world):
     """Micro-batches before the last send nothing, around forward and backward both; the last one shares the sum."""
     for world.parallel in PARALLEL:
-        trainer = make(out / f"sync-{world.parallel}", data, "proj-spheretnorm", world)
-        sent = []
+        model, sent = build("proj-spheretnorm"), []
+        loss = world.wrap(model, bf16=False)
         for micro in (0, 1):
-            x, y = trainer._loader.batch(0, micro)
+            x, y = loader(data, world).batch(0, micro)
             with world.syncing(micro == 1), watch_sent(sent):
-                trainer._loss(x, y).backward()
+                loss(x, y).backward()
             if micro == 0:
                 assert not sent
         assert sent
-        weight = whole(trainer.model.blocks[0].mlp.output.weight.grad)
+        weight = whole(model.blocks[0].mlp.output.weight.grad)
         first, second = world.gather(weight)
         assert torch.equal(first, second)
 
@@ -170,8 +181,7 @@ def steps_end_in_the_interval(data, out, world):
             for module in modules:
                 for scalar in module.bounded_scalars():
                     local(scalar.parameter).add_(5.0)
-        trainer._loss(*trainer._loader.batch(0, 0)).backward()
-        trainer.optimizer.step()
+        trainer.update(loader(data, world).batches(0, 1))
         assert [whole(s.parameter).item() for m in modules for s in m.bounded_scalars()] == start
 
 
@@ -184,12 +194,11 @@ def watch_sent(sent):
 
 
 def main_alone_may_evaluate(data, out, world):
-    """Under DDP a look by the main process alone waits for nobody, and training goes on after it."""
+    """Under DDP the main process may evaluate alone: it waits for no other, and training goes on after it."""
     world.parallel = "ddp"
     trainer = make(out / "alone-evaluates", data, "pre-ln", world)
     if world.is_main:
-        x, y, _ = next(iter(trainer._validation))
-        trainer.model.token_losses(x, y)
+        trainer.model.token_losses(*validation_batch(data))
     assert trainer.fit() == 0
 
 

@@ -147,6 +147,8 @@ WORDS = (
 )  # fmt: skip
 
 
+# two launchers, twice: 16 s of processor time
+@pytest.mark.slow
 def test_two_nodes(prepared, tmp_path):
     def nodes(*words):
         port = free_port()

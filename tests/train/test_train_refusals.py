@@ -60,7 +60,7 @@ def test_bad_input_writes_nothing(words, message, prepared, tmp_path, capsys, mo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_flag_that_is_none_is_refused_with_a_suggestion(tmp_path, capsys):
+def test_an_unknown_flag_is_refused_with_a_suggestion(tmp_path, capsys):
     assert main(["train", "--out", str(tmp_path / "run"), "--lerning-rate", "3", "--warmupp", "3"]) == 2
     sentence = capsys.readouterr().err
     assert "Did you mean --warmup?" in sentence

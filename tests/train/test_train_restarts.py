@@ -41,7 +41,7 @@ def kill(process, rank, out, moment, size):
     if kind == "seconds":
         time.sleep(amount)
     else:
-        assert drill._reached(process, out / METRICS, int(amount * size)), process.stderr.read().decode()[-2000:]
+        assert drill.reached(process, out / METRICS, int(amount * size)), process.stderr.read().decode()[-2000:]
         found = torchrun.wait_for_workers(process, 2)
     os.kill(found[rank], signal.SIGKILL)
     return found.values()
@@ -75,7 +75,7 @@ def test_a_kill_on_one_of_two_nodes(node, prepared, unbroken, tmp_path):
     words = ["--nnodes=2", "--nproc_per_node=1", "--max-restarts=2", "--local_addr=127.0.0.1", *meet, *WORDS]
     nodes = [torchrun.start(f"--node_rank={rank}", *words, "--data", prepared, "--out", out) for rank in (0, 1)]
     try:
-        assert drill._reached(nodes[0], out / METRICS, (unbroken / METRICS).stat().st_size // 2)
+        assert drill.reached(nodes[0], out / METRICS, (unbroken / METRICS).stat().st_size // 2)
         (worker,) = torchrun.workers(nodes[node].pid).values()
         os.kill(worker, signal.SIGKILL)
         for process in nodes:

@@ -195,7 +195,7 @@ def test_every_parameter_has_a_state_in_the_optimiser():
         assert [key for key, p in model.named_parameters() if p.grad is None] == [], name
 
 
-def test_a_random_state_that_is_none_falls_back(run, finished, capsys):
+def test_a_damaged_random_state_falls_back(run, finished, capsys):
     path = run / "checkpoints" / "step-4" / STATE
     state = json.loads(path.read_text())
     state["training"]["rng"] = ["00ff"]

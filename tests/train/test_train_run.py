@@ -181,7 +181,8 @@ def test_accumulation_is_a_larger_batch(scheme, prepared, tmp_path):
             gradients.update({name: p.grad.clone() for name, p in model.named_parameters()})
 
         trainer.optimizer.register_step_pre_hook(keep)
-        line = trainer.update(trainer._loader.batches(0, 1))
+        windows = open_data(prepared).loader(32, batch_size, accumulation=8 // batch_size)
+        line = trainer.update(windows.batches(0, 1))
         updates.append((line.loss, line.grad_norm, gradients))
     (loss, norm, gradients), (other_loss, other_norm, others) = updates
     assert (loss, norm) == pytest.approx((other_loss, other_norm), rel=1e-6)
@@ -291,14 +292,21 @@ def test_killed_twenty_times(precision, seed, prepared, tmp_path):
     assert drill.drill(tmp_path, 20, seed, [*words, "--precision", precision], print) == []
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_saves_and_ends(number, code, prepared, tmp_path):
+@pytest.fixture(scope="module")
+def forty_steps(prepared, tmp_path_factory):
+    """A run in a process of its own, and its arguments."""
     words = ("--checkpoint-every", "1000", "--eval-every", "10", "--dropout", "0.1", "--data", str(prepared), *TINY)
     arguments = ("--scheme", "pre-ln", "--steps", "40", *words)
-    unbroken, out = tmp_path / "unbroken", tmp_path / "run"
-    drill._finish(drill.start(unbroken, arguments))
+    out = tmp_path_factory.mktemp("forty") / "run"
+    drill.finish(drill.start(out, arguments))
+    return out, arguments
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_ends(number, code, forty_steps, tmp_path):
+    (unbroken, arguments), out = forty_steps, tmp_path / "run"
     process = drill.start(out, arguments)
-    assert drill._reached(process, out / "metrics.jsonl", 600)
+    assert drill.reached(process, out / "metrics.jsonl", 600)
     process.send_signal(number)
     _, message = process.communicate(timeout=120)
     assert process.returncode == code
@@ -306,7 +314,7 @@ def test_a_signal_saves_and_ends(number, code, prepared, tmp_path):
     stopped = open_run(out).checkpoint().step
     assert 0 < stopped < 40
     assert len(metrics(out)) == stopped
-    drill._finish(drill.start(out, arguments))
+    drill.finish(drill.start(out, arguments))
     assert drill.differences(unbroken, out) == []
 
 
@@ -315,7 +323,7 @@ def test_a_directory_is_one_process_s(prepared, tmp_path):
     out = tmp_path / "run"
     process = drill.start(out, words)
     try:
-        assert drill._reached(process, out / "metrics.jsonl", 100)
+        assert drill.reached(process, out / "metrics.jsonl", 100)
         assert open_run(out).is_locked()
         second = drill.start(out, words)
         _, message = second.communicate(timeout=120)
@@ -468,7 +476,7 @@ def test_memory_is_constant_over_two_thousand_steps(prepared, tmp_path):
         if "VmRSS:" in status:
             seen[lines] = int(status.split("VmRSS:")[1].split()[0])
         time.sleep(0.2)
-    drill._finish(process)
+    drill.finish(process)
     early = max(size for lines, size in seen.items() if 150 <= lines <= 500)
     late = max(size for lines, size in seen.items() if lines >= 1500)
     assert late < 1.02 * early + 2048

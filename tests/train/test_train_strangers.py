@@ -202,7 +202,7 @@ def test_a_second_ctrl_c_ends_at_once_and_loses_nothing(prepared, tmp_path):
     words = ("--scheme", "pre-ln", "--steps", "100000", "--checkpoint-every", "5", "--data", str(prepared), *TINY)
     out = tmp_path / "run"
     process = drill.start(out, words)
-    assert drill._reached(process, out / "metrics.jsonl", 3000)
+    assert drill.reached(process, out / "metrics.jsonl", 3000)
     process.send_signal(signal.SIGINT)
     time.sleep(0.001)
     process.send_signal(signal.SIGINT)
@@ -217,7 +217,7 @@ def test_a_second_sigterm_lets_it_save(prepared, tmp_path):
     words = ("--scheme", "pre-ln", "--steps", "100000", "--data", str(prepared), *TINY)
     out = tmp_path / "run"
     process = drill.start(out, words)
-    assert drill._reached(process, out / "metrics.jsonl", 3000)
+    assert drill.reached(process, out / "metrics.jsonl", 3000)
     # as from a scheduler and from the shell between
     for _ in range(20):
         process.send_signal(signal.SIGTERM)
@@ -238,7 +238,7 @@ def test_a_validation_loss_that_is_no_number_stops_the_run(prepared, tmp_path, c
     assert [line["step"] for line in lines] == [1, 2]
     assert lines[0]["val_loss"] is None
     assert "not finite" in lines[1]["stopped"]
-    # the weights are numbers, but what they compute is none: not a checkpoint to go on from
+    # the weights are finite, but what they compute is not: this is not a checkpoint to continue from
     assert not os.path.exists(out / "checkpoints")
 
 

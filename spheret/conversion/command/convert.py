@@ -296,7 +296,7 @@ def _untrained(row: ConvertedSublayer) -> Sublayer:
 
 
 def _save_model(model: Any, subject: Subject, path: Path) -> None:
-    """Write the model and its tokenizer. Its config.json comes last, so that half a model is none."""
+    """Write the model and its tokenizer. Its config.json comes last: an unfinished model does not open."""
     temporary = path / CHECKPOINTS / ".model"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)

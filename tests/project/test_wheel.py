@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 
 from spheret.support.errors import LAB
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 FILES = """
 import pathlib, spheret
 package = pathlib.Path(spheret.__file__).parent

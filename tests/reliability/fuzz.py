@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import damage
 from forked import Child, Outcome, snapshot
 
-ROWS = Path(__file__).parent / "evaluate" / "rows"
+ROWS = Path(__file__).parents[1] / "evaluate" / "rows"
 TINY = (
     "--layers", "2", "--heads", "2", "--width", "16", "--block", "128", "--batch-size", "2", "--eval-windows", "2",
     "--threads", "1", "--quiet",

@@ -255,7 +255,7 @@ def test_every_key(name, cases):
         try:
             accepted = case.read(case.path)
         except ValueError as error:
-            # what is no JSON has a byte in place of a key
+            # an error of JSON itself names a byte instead of a key
             text = one_sentence(error, case.path)
             keys = [key for key in place if isinstance(key, str)]
             named = what in ("NaN", "infinity", "unknown key") or place == ("format",) or "its SHA-256" in text

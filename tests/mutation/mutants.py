@@ -1,4 +1,4 @@
-"""The small faults that tests/mutate.py tries, and how each of them gets into a file of the library."""
+"""The small faults that tests/mutation/mutate.py tries, and how each of them gets into a file of the library."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Mutator(ast.NodeTransformer):
         self.number, self.count, self.line, self.what = number, 0, 0, ""
 
     def visit(self, node: ast.AST) -> ast.AST:
-        # an error's message and an annotation are no mathematics
+        # messages of errors and annotations are not mathematics
         if isinstance(node, (ast.Raise, ast.JoinedStr)):
             return node
         for name, value in ast.iter_fields(node):

@@ -1,7 +1,7 @@
 """Whatever is damaged: a command ends with the right result or with one sentence, and nothing that was whole is lost.
 
-The cases are in fuzz.py. A seeded sample is quick; all of them are slow. `pytest -m slow -s tests/test_fuzz.py`
-prints the counts.
+The cases are in fuzz.py. A seeded sample is quick; all of them are slow. `pytest -m slow -s
+tests/reliability/test_fuzz.py` prints the counts.
 """
 
 import random

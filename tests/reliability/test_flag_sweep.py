@@ -1,7 +1,7 @@
 """Every flag of every command: work that is done, or one sentence, and nobody's files touched.
 
 The cases are in flag_sweep.py. A seeded sample is quick; all of them are slow. `pytest -m slow -s
-tests/test_flag_sweep.py` prints the counts.
+tests/reliability/test_flag_sweep.py` prints the counts.
 """
 
 import random

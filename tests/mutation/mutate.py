@@ -1,7 +1,7 @@
 """Small faults in the mathematics, one at a time: does a test notice each of them?
 
-    python tests/mutate.py                                      every file of TESTS
-    python tests/mutate.py retractions.py --log killed.jsonl    a run that can be stopped and continued
+    python tests/mutation/mutate.py                             every file of TESTS
+    python tests/mutation/mutate.py retractions.py --log F      a run that can be stopped and continued
 
 The tests of a file are collected once. Each mutant then runs in a fork, where the faulty functions replace the right
 ones, until a test fails. Only the tests that call a faulty function run there. A fault that shows only when the file
@@ -34,7 +34,7 @@ import torch._inductor.config
 import x_transformers  # noqa: F401
 from mutants import Mutant, Mutator, function_name
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAPER, BOUNDS = "paper/test_paper_propositions.py", "test_bounds.py"
 KERNELS = ["kernels/test_closed.py", "kernels/test_retract.py"]
 ROOM = [

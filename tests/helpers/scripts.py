@@ -1,10 +1,10 @@
-"""Scripts of docs and benchmarks, which are no part of the package, as modules."""
+"""Scripts of docs and benchmarks, which are not part of the package, as modules."""
 
 import importlib.util
 import sys
 from pathlib import Path
 
-PROJECT = Path(__file__).parent.parent
+PROJECT = Path(__file__).parents[2]
 
 
 def script(path):

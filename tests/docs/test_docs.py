@@ -21,14 +21,14 @@ from spheret.cli import COMMANDS
 from spheret.model.monitor import mean_cosine
 from spheret.support.parsing import parse
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md")), *sorted(DOCS.rglob("*.ipynb"))]
 BLOCK = re.compile(r"```(python|diff)\n(.*?)```", re.DOTALL)
 
 
 def text_of(page):
-    """The text of a page. Of a notebook it is that of its Markdown cells: tests/test_tour.py runs the others."""
+    """The text of a page. Of a notebook it is that of its Markdown cells: tests/docs/test_tour.py runs the others."""
     if page.suffix == ".md":
         return page.read_text()
     cells = json.loads(page.read_text())["cells"]
@@ -202,7 +202,7 @@ def anchors(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
-    # what stands in code is no link
+    # code is not searched for links
     text = re.sub(r"^```.*?^```", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"(?<!`)(`+)(?!`)[^\n]*?(?<!`)\1(?!`)", "", text)
     for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", text):

@@ -12,7 +12,7 @@ import spheret
 from spheret.cli import main
 from spheret.support.errors import LAB, need, need_lab
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

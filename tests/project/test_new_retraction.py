@@ -22,17 +22,18 @@ from spheret.cli import main
 from spheret.doctor import check_backend
 from spheret.train.drill import differences
 
-TESTS = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
+HELPERS = ROOT / "tests" / "helpers"
 SIZE = ("--layers", "2", "--heads", "2", "--width", "16", "--block", "32", "--batch-size", "4", "--eval-windows", "4",
         "--threads", "1", "--no-tensorboard", "--quiet")  # fmt: skip
 
 
 def run(*words, code=0, **options):
     """Run Python with these arguments and the tests' own modules on its path; it must end with `code`."""
-    path = os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(ROOT), str(HELPERS), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *map(str, words)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=TESTS.parent, **options)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT, **options)
     assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 
@@ -50,14 +51,12 @@ def registered():
 
 
 def spheret(*words, code=0):
-    return run(TESTS / "new_retraction.py", *words, code=code)
+    return run(HELPERS / "new_retraction.py", *words, code=code)
 
 
 def test_the_table_driven_tests_pass():
     # the command of CONTRIBUTING.md, with the row added at run time
-    (command,) = re.findall(
-        r"^    python (-m pytest .*)$", (TESTS.parent / "CONTRIBUTING.md").read_text(), re.MULTILINE
-    )
+    (command,) = re.findall(r"^    python (-m pytest .*)$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
     words = command.split()
     assert words[-2:] == ["-k", NAME]
     printed = run(*words, "-p", "new_retraction", "-p", "no:cacheprovider", "-p", "no:xdist", "-rA")

@@ -129,5 +129,5 @@ FLIPPED: Callable[[Path], object] = _flip
 
 
 def dump(document: Any) -> str:
-    """A damaged document as text: also what is no JSON."""
+    """A damaged document as text: also if it is not JSON."""
     return json.dumps(document)

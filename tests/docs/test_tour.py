@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from scripts import script
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 NOTEBOOK = DOCS / "tour.ipynb"
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
 

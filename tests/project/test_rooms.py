@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "spheret"
 
 # a room imports only from rooms on lines above its own. The trainer asks for live certificates. A folder within a

@@ -20,7 +20,7 @@ from spheret.model.gpt import GPT, GPTConfig
 from spheret.runs.config import read_config
 from spheret.runs.run import create_run, manifest_sha256, open_run
 
-LOCAL_ROWS = Path(__file__).parent / "evaluate" / "rows"
+LOCAL_ROWS = Path(__file__).parents[1] / "evaluate" / "rows"
 TASK = "sciq"
 # what stands in the place of a file
 KINDS = ("grown", "directory", "pipe", "device", "link", "link to itself")

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "mathematics.md"
 ROW = re.compile(r"^\| ((?:Definition|Proposition|Eq\.|Section|Appendix) [\w.]+) \| (.+?) \|", re.MULTILINE)
 # a kind, a number and the name in brackets; sections and appendices need no name

@@ -1,7 +1,7 @@
 """Add the row of CONTRIBUTING.md at run time, as if it had been pasted at the end of spheret/retractions.py.
 
-`python -m pytest -p new_retraction ...` runs tests with the row. `python tests/new_retraction.py train ...` runs a
-command of spheret with it.
+`python -m pytest -p new_retraction ...` runs tests with the row. `python tests/helpers/new_retraction.py train ...`
+runs a command of spheret with it.
 """
 
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 from spheret import retractions
 from spheret.cli import main
 
-PAGE = Path(__file__).parent.parent / "CONTRIBUTING.md"
+PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 NAME = "orthographic"
 
 

@@ -31,7 +31,7 @@ def run(place, *words):
     }
     environment = {
         **kept, "HOME": str(place / "home"), "TMPDIR": str(place / "tmp"), "SPHERET_CACHE": str(place / "cache"),
-        "PYTHONPATH": str(Path(__file__).parent.parent), "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPATH": str(Path(__file__).parents[2]), "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1",
     }  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "spheret", *map(str, words)],
