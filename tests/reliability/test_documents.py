@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import damage
 import msgspec
 import pytest
+from spheret.runs.step_cost import COSTS, StepCost
 
 import spheret
 from spheret.analysis.inspect import (
@@ -59,7 +60,6 @@ from spheret.runs.metrics import LINES
 from spheret.runs.records import MANIFESTS, STATES, Environment
 from spheret.runs.run import open_run, section_as_dict
 from spheret.runs.run_sample import RUN_SAMPLES, RunSample
-from spheret.runs.step_cost import COSTS, StepCost
 from spheret.support.documents import DamagedDocument
 
 HASH = "ab" * 32
