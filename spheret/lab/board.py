@@ -9,6 +9,7 @@ from spheret.lab.laboratory import Laboratory
 from spheret.lab.rows import TUNE, Key
 from spheret.lab.stages import expected, stage_of
 from spheret.runs.metrics import Follower
+from spheret.support.live import LiveLines
 from spheret.support.meter import TimeLeft
 
 # of the runs that can start, so many are followed: the others have not begun
@@ -36,10 +37,11 @@ class Followed:
 
 
 class Board:
-    """Hands out the jobs of a plan and follows them. name: race or study."""
+    """Hands out the jobs of a plan, follows them, and shows how far they are. name: race or study."""
 
     def __init__(self, laboratory: Laboratory, name: str) -> None:
         self._laboratory, self._name = laboratory, name
+        self._live = LiveLines(self.lines, laboratory.quiet)
         self._fresh = {group.name: group.part.fresh for group in laboratory.plan.groups}
         self._followed: dict[str, Followed] = {}
         self._time_left = TimeLeft()
@@ -59,10 +61,18 @@ class Board:
         self._followed = followed
         return list(dict.fromkeys(map(self._laboratory.job, wanted)))
 
-    def follow(self) -> None:
-        """Read the new lines of the runs in training."""
+    def __enter__(self) -> Board:
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.__exit__()
+
+    def watch(self, last: bool) -> None:
+        """Read the new lines of the runs in training, and show where they are. last: show it in any case."""
         for each in self._followed.values():
             each.follower.update()
+        self._live.show(last)
 
     def lines(self) -> list[str]:
         active = [each for each in self._followed.values() if each.follower.step]

@@ -34,7 +34,6 @@ from spheret.runs.run import manifest_sha256
 from spheret.support import files, machine
 from spheret.support.documents import Document, Record
 from spheret.support.exit_codes import INTERRUPTED
-from spheret.support.live import LiveLines
 from spheret.support.ranges import check_above_zero, check_count, check_counts
 from spheret.support.threads import check_threads
 
@@ -246,14 +245,8 @@ def _run(laboratory: Laboratory, where: RaceOptions, jobs: int) -> None:
         already = f"; {done} are done already" if done else ""
         time = duration_words(seconds_left(laboratory, jobs))
         _say(where, f"{left} runs, {min(jobs, left)} at a time, {where.threads} threads each, {time}{already}.")
-        board = Board(laboratory, "race")
-        with LiveLines(board.lines, where.quiet) as live:
-
-            def watch(last: bool) -> None:
-                board.follow()
-                live.show(last)
-
-            Local(jobs, laboratory.directory, watch).run(board.jobs)
+        with Board(laboratory, "race") as board:
+            Local(jobs, laboratory.directory, board.watch).run(board.jobs)
     else:
         _say(where, f"all {done} runs of {laboratory.directory} are finished; the report is written again.")
     if not laboratory.measured:

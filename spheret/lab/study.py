@@ -28,7 +28,6 @@ from spheret.lab.words import change_words, listed
 from spheret.support import files, machine
 from spheret.support.errors import unknown
 from spheret.support.exit_codes import INTERRUPTED
-from spheret.support.live import LiveLines
 from spheret.support.ranges import check_counts
 from spheret.support.threads import check_threads
 
@@ -146,9 +145,8 @@ def _run(laboratory: Laboratory, where: StudyOptions, plan: Path) -> int:
             for name in (RUNS, LOGS):
                 (directory / name).mkdir(exist_ok=True)
             _announce(laboratory, where)
-            board = Board(laboratory, "study")
-            with LiveLines(board.lines, where.quiet) as live:
-                done = _executor(laboratory, where, plan, live, board).run(board.jobs)
+            with Board(laboratory, "study") as board:
+                done = _executor(laboratory, where, plan, board).run(board.jobs)
             if done or where.on == "local":
                 laboratory.measure()
             laboratory.write_results()
@@ -177,17 +175,12 @@ def _jobs(where: StudyOptions) -> int:
     return where.jobs or max(1, machine.cores() // where.threads)
 
 
-def _executor(laboratory: Laboratory, where: StudyOptions, plan: Path, live: LiveLines, board: Board) -> Executor:
+def _executor(laboratory: Laboratory, where: StudyOptions, plan: Path, board: Board) -> Executor:
     if where.on == "slurm":
         gpus = where.device.startswith("cuda")
         return Slurm(laboratory.directory, _words(where, plan), where.threads, gpus, where.jobs)
     deadline = None if where.minutes is None else time.monotonic() + 60 * where.minutes
-
-    def watch(last: bool) -> None:
-        board.follow()
-        live.show(last)
-
-    return Local(_jobs(where), laboratory.directory / LOGS, watch, deadline)
+    return Local(_jobs(where), laboratory.directory / LOGS, board.watch, deadline)
 
 
 def _words(where: StudyOptions, plan: Path) -> list[str]:
