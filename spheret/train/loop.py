@@ -26,7 +26,15 @@ from spheret.runs import checkpoint
 from spheret.runs.checkpoint import Checkpoint
 from spheret.runs.config import EvaluationConfig, TrainConfig, section_as_dict
 from spheret.runs.layout import CHECKPOINTS, METRICS, MODEL, OPTIMIZER, TENSORBOARD
-from spheret.runs.metrics import EventRecord, Log, MetricsRecord, StartRecord, SublayerRecord, Tracker
+from spheret.runs.metrics import (
+    EventRecord,
+    LiveCertificate,
+    Log,
+    MetricsRecord,
+    StartRecord,
+    SublayerRecord,
+    Tracker,
+)
 from spheret.runs.records import BestRecord, StateRecord, TrainingRecord
 from spheret.runs.run import check_config, manifest_sha256
 from spheret.runs.tensors import Form, LazyTensor, form
@@ -41,7 +49,7 @@ from spheret.train.guards import NonFinite, Watch, check_weights, find_non_finit
 LEAST_LOOK_EVERY = 100
 
 # called with the step, the model and a batch; returns a value for the metrics line
-Observer = Callable[[int, GPT, tuple[Tensor, Tensor]], dict[str, Any]]
+Observer = Callable[[int, GPT, tuple[Tensor, Tensor]], LiveCertificate]
 
 
 class Trainer:
