@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from spheret.connections import Connection
-from spheret.model.probes import Sublayer
+from spheret.model.probes import BranchKind, Sublayer
 
 # x -> (f, out): the branch's output and the next state
 Both = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -26,7 +26,7 @@ class Decoder(Protocol):
     def width(self) -> int: ...
 
     @property
-    def kinds(self) -> list[str]:
+    def kinds(self) -> list[BranchKind]:
         """The kind of each sublayer's branch, as in `Sublayer.kind`."""
 
     @property

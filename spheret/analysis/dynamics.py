@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,10 +15,51 @@ from spheret.analysis.sublayers import decoder_of, is_inactive, moved
 from spheret.connections import angle_between
 from spheret.model.gpt import GPT
 from spheret.model.monitor import mean_cosine
-from spheret.model.probes import Sublayer
+from spheret.model.probes import BranchKind, Sublayer
 
-# a "parallel" branch holds an attention and an MLP, "other" mixes tokens without attention
-BranchKind = Literal["attention", "mlp", "parallel", "other"]
+
+@dataclass(frozen=True)
+class SublayerDynamics:
+    """What one sublayer does.
+
+    norm: the mean |h| after it.
+    massive: see `massive`.
+    angle: the mean angle by which it turns the stream.
+    moved: by how much its branch moves the stream, as a share of its length; inactive: whether that is nothing.
+    update_cosine: see `consecutive`.
+    token_cosine: the mean cosine between tokens after it.
+    effective_rank: see `effective_rank`.
+    sink, sink_heads: see `sink`, the mean over the heads and each head; None without attention.
+    removal: see `removals`.
+    gradient, stream_gradient: see `gradients`.
+    """
+
+    sublayer: int
+    branch: BranchKind
+    norm: float
+    massive: float
+    angle: float
+    moved: float
+    inactive: bool
+    update_cosine: float | None
+    token_cosine: float
+    effective_rank: float
+    sink: float | None
+    sink_heads: list[float] | None
+    removal: float
+    gradient: float
+    stream_gradient: float
+
+
+@dataclass(frozen=True)
+class Dynamics:
+    """What `dynamics` measured. inactive: the numbers of the sublayers that do nothing."""
+
+    loss: float
+    entry_norm: float
+    sublayers: list[SublayerDynamics]
+    inactive: list[int]
+    angular_distance: list[list[float | None]]
 
 
 def massive(states: Tensor) -> float:
@@ -42,7 +83,7 @@ def sink(weights: Tensor) -> list[float]:
     return [] if weights.shape[-1] < 2 else [float(x) for x in weights[:, :, 1:, 0].double().mean((0, 2))]
 
 
-def angular_distances(states: list[Tensor]) -> list[list[float]]:
+def angular_distances(states: list[Tensor]) -> list[list[float | None]]:
     """Entry (i, j) is the mean angle between a token's states after i and after j sublayers, divided by pi."""
     return [[float(angle_between(a, b).mean()) / math.pi for b in states] for a in states]
 
@@ -100,8 +141,8 @@ def gradients(model: GPT | Decoder, x: Tensor, y: Tensor) -> dict[str, list[floa
 
 
 @torch.no_grad()
-def dynamics(model: GPT | Decoder, x: Tensor, y: Tensor, tick: Callable[[], object] = lambda: None) -> dict[str, Any]:
-    """All measurements of this module on some windows, as plain data.
+def dynamics(model: GPT | Decoder, x: Tensor, y: Tensor, tick: Callable[[], object] = lambda: None) -> Dynamics:
+    """All measurements of this module on some windows.
 
     Args:
         model: a GPT in evaluation mode, or a `Decoder`.
@@ -113,13 +154,13 @@ def dynamics(model: GPT | Decoder, x: Tensor, y: Tensor, tick: Callable[[], obje
     records: list[Sublayer] = []
     sinks: list[list[float] | None] = []
 
-    def see(s: Sublayer) -> None:
+    def measure(s: Sublayer) -> None:
         records.append(s)
         # attention weights are large, and gone after this call
         weights = s.attention
         sinks.append(None if weights is None else sink(weights))
 
-    with decoder.probe(see):
+    with decoder.probe(measure):
         loss = loss_of(decoder, x, y)
     states = [records[0].h, *(s.out for s in records)]
     slopes = gradients(decoder, x, y)
@@ -128,28 +169,28 @@ def dynamics(model: GPT | Decoder, x: Tensor, y: Tensor, tick: Callable[[], obje
     for index, s in enumerate(records):
         share, heads = moved(s), sinks[index]
         sublayers.append(
-            {
-                "sublayer": s.number,
-                "branch": s.kind,
-                "norm": float(s.out.double().norm(dim=-1).mean()),
-                "massive": massive(s.out),
-                "angle": float(angle_between(s.h, s.out).mean()),
-                "moved": float(share.median()),
-                "inactive": is_inactive(share),
-                "update_cosine": cosines[index],
-                "token_cosine": mean_cosine(s.out),
-                "effective_rank": effective_rank(s.out),
-                "sink": sum(heads) / len(heads) if heads else None,
-                "sink_heads": heads,
-                "removal": rises[index],
-                "gradient": slopes["weights"][index],
-                "stream_gradient": slopes["stream"][index],
-            }
+            SublayerDynamics(
+                sublayer=s.number,
+                branch=s.kind,
+                norm=float(s.out.double().norm(dim=-1).mean()),
+                massive=massive(s.out),
+                angle=float(angle_between(s.h, s.out).mean()),
+                moved=float(share.median()),
+                inactive=is_inactive(share),
+                update_cosine=cosines[index],
+                token_cosine=mean_cosine(s.out),
+                effective_rank=effective_rank(s.out),
+                sink=sum(heads) / len(heads) if heads else None,
+                sink_heads=heads,
+                removal=rises[index],
+                gradient=slopes["weights"][index],
+                stream_gradient=slopes["stream"][index],
+            )
         )
-    return {
-        "loss": loss,
-        "entry_norm": float(states[0].double().norm(dim=-1).mean()),
-        "sublayers": sublayers,
-        "inactive": [record["sublayer"] for record in sublayers if record["inactive"]],
-        "angular_distance": angular_distances(states),
-    }
+    return Dynamics(
+        loss=loss,
+        entry_norm=float(states[0].double().norm(dim=-1).mean()),
+        sublayers=sublayers,
+        inactive=[record.sublayer for record in sublayers if record.inactive],
+        angular_distance=angular_distances(states),
+    )

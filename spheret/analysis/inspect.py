@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import torch
 from msgspec import UNSET, UnsetType
 
 from spheret.analysis import figures
 from spheret.analysis.achievement import inactive_sentence
-from spheret.analysis.dynamics import BranchKind, dynamics, gradients
+from spheret.analysis.dynamics import dynamics, gradients
 from spheret.analysis.failure import failure_of
 from spheret.analysis.inputs import float64_device, open_data, validation_windows
+from spheret.analysis.records import (
+    INSPECTIONS,
+    InspectedRun,
+    InspectedSublayer,
+    InspectRecord,
+    TrainingGradients,
+    inspected_sublayers,
+)
 from spheret.analysis.saved_models import inspect_saved, open_run_or_model, output_directory
 from spheret.analysis.sublayers import check_finite
 from spheret.data import Data
@@ -25,73 +31,10 @@ from spheret.runs.layout import INSPECT, INSPECT_FIGURE
 from spheret.runs.metrics import StartRecord
 from spheret.runs.run import Run, manifest_sha256
 from spheret.support import files
-from spheret.support.documents import Count, Document, Positive, Record
+from spheret.support.documents import known
 from spheret.support.meter import Meter
 from spheret.support.ranges import check_counts
 
-# null stands for NaN and infinity, which JSON does not have
-Number = float | None
-
-
-class InspectedSublayer(Record):
-    """What one sublayer does, for the meanings of the numbers see `dynamics`."""
-
-    sublayer: Positive
-    branch: BranchKind
-    norm: Number
-    massive: Number
-    angle: Number
-    moved: Number
-    inactive: bool
-    update_cosine: Number
-    token_cosine: Number
-    effective_rank: Number
-    sink: Number
-    sink_heads: list[Number] | None
-    removal: Number
-    gradient: Number
-    stream_gradient: Number
-    initial_gradient: Number
-    # in someone else's model, the name of the module that ends the branch
-    module: str | UnsetType = UNSET
-
-
-class TrainingGradients(Record):
-    """The gradient norm of every sublayer at an evaluation of the training."""
-
-    step: Positive
-    gradients: list[Number]
-
-
-class InspectedRun(Record):
-    """What `inspect_run` or `inspect_saved` returned. Someone else's model has a class and no checkpoint."""
-
-    run: str
-    scheme: str
-    checkpoint: Count | None
-    windows: Positive
-    loss: Number
-    entry_norm: Number
-    sublayers: list[InspectedSublayer]
-    # by number
-    inactive: list[Positive]
-    angular_distance: list[list[Number]]
-    training: list[TrainingGradients]
-    model: str | UnsetType = UNSET
-    # of our own models: see `own_logit`, and the same before training, if the run started from weights of its own
-    own_logit: Number | UnsetType = UNSET
-    start: StartRecord | UnsetType = UNSET
-
-
-class InspectRecord(Record):
-    """inspect.json: one run, or two."""
-
-    runs: list[InspectedRun]
-    format: str = "spheret-inspect"
-    version: int = 1
-
-
-INSPECTIONS = Document(InspectRecord, "inspect", "inspect the run again")
 # key in a sublayer's record: its column in the table
 QUANTITIES = {
     "norm": "|h|",
@@ -166,7 +109,7 @@ def inspect_run(
     data: str | None = None,
     device: str = "cpu",
     quiet: bool = True,
-) -> dict[str, Any]:
+) -> InspectedRun:
     """The dynamics of a run's checkpoint, with its gradients before training and during training."""
     place = float64_device(device)
     model, saved = run.load(step, place)
@@ -180,40 +123,41 @@ def inspect_run(
         measured = dynamics(model, x, y, meter.counter(sublayers, "sublayers"))
     untrained = initial(run, source)
     before: list[float] | list[None] = [None] * sublayers
-    start = {}
+    start: StartRecord | UnsetType = UNSET
     if untrained is not None:
         before = gradients(untrained.to(place), x, y)["weights"]
         own, loss = own_logit_and_loss(untrained, x, y)
         expected = expected_start(untrained, run.config.data.unigram_entropy)
-        start = {"start": {"own_logit": own, "loss": loss, "expected": expected}}
-    for record, gradient in zip(measured["sublayers"], before, strict=True):
-        record["initial_gradient"] = gradient
+        start = StartRecord(own_logit=own, loss=loss, expected=expected)
     training = [
-        {"step": line.step, "gradients": [record.grad_norm for record in line.sublayers]}
+        TrainingGradients(step=line.step, gradients=[record.grad_norm for record in line.sublayers])
         for line in run.metrics()
         if line.sublayers is not None
     ]
-    return {
-        "run": run.name,
-        "scheme": model.config.scheme,
-        "checkpoint": checkpoint_step,
-        "windows": windows,
-        **measured,
-        "training": training,
-        "own_logit": own_logit_and_loss(model, x, y)[0],
-        **start,
-    }
+    return InspectedRun(
+        run=run.name,
+        scheme=model.config.scheme,
+        checkpoint=checkpoint_step,
+        windows=windows,
+        loss=measured.loss,
+        entry_norm=measured.entry_norm,
+        sublayers=inspected_sublayers(measured, before),
+        inactive=measured.inactive,
+        angular_distance=measured.angular_distance,
+        training=training,
+        own_logit=own_logit_and_loss(model, x, y)[0],
+        start=start,
+    )
 
 
-def head_sentence(record: dict[str, Any]) -> str:
+def head_sentence(own_logit: float, start: StartRecord | None) -> str:
     """How much the head prefers the current token, now and before training."""
-    text = f"the logit of the current token is {record['own_logit']:.2f} above the mean logit"
-    if "start" not in record:
+    text = f"the logit of the current token is {own_logit:.2f} above the mean logit"
+    if start is None or start.loss is None:
         return f"{text}."
-    start = record["start"]
     return (
-        f"{text}; before training it was {start['own_logit']:.2f}, and the loss {start['loss']:.3f} was "
-        f"{start['loss'] - start['expected']:.3f} above that of a model that knows nothing."
+        f"{text}; before training it was {start.own_logit:.2f}, and the loss {start.loss:.3f} was "
+        f"{start.loss - start.expected:.3f} above that of a model that knows nothing."
     )
 
 
@@ -270,15 +214,16 @@ def inspect_command(
         for one in opened
     ]
     directory.mkdir(parents=True, exist_ok=True)
-    INSPECTIONS.write(directory / INSPECT, InspectRecord(runs=msgspec.convert(records, list[InspectedRun])))
+    INSPECTIONS.write(directory / INSPECT, InspectRecord(runs=records))
     files.write_atomically(directory / INSPECT_FIGURE, figure(records))
     show(records)
     print(MEANINGS)
     for label, record in zip(labels(records), records, strict=True):
-        if record["inactive"]:
-            print(f"{label}: {inactive_sentence(record)}")
-        if "own_logit" in record:
-            print(f"{label}: {head_sentence(record)}")
+        if record.inactive:
+            print(f"{label}: {inactive_sentence(record.inactive, len(record.sublayers))}")
+        own_logit = known(record.own_logit)
+        if own_logit is not None:
+            print(f"{label}: {head_sentence(own_logit, known(record.start))}")
     for label, one in zip(labels(records), opened, strict=True):
         failure = failure_of(one) if isinstance(one, Run) else None
         if failure is not None:
@@ -287,19 +232,19 @@ def inspect_command(
     return 0
 
 
-def labels(records: list[dict[str, Any]]) -> list[str]:
+def labels(records: list[InspectedRun]) -> list[str]:
     """A label per run: its name, numbered where two runs have the same name."""
-    names = [record["run"] for record in records]
+    names = [record.run for record in records]
     return names if len(set(names)) == len(names) else [f"{name} ({i})" for i, name in enumerate(names, start=1)]
 
 
-def show(records: list[dict[str, Any]]) -> None:
+def show(records: list[InspectedRun]) -> None:
     """Print one row per sublayer; with two runs each cell holds both values."""
     from rich.console import Console
     from rich.table import Table
 
     titles = [
-        f"{label}, {record['scheme']}, {_origin(record)}: loss {record['loss']:.4f}"
+        f"{label}, {record.scheme}, {_origin(record)}: loss {record.loss:.4f}"
         for label, record in zip(labels(records), records, strict=True)
     ]
     table = Table(title=" | ".join(titles), title_justify="left")
@@ -307,16 +252,16 @@ def show(records: list[dict[str, Any]]) -> None:
     table.add_column("branch")
     for title in QUANTITIES.values():
         table.add_column(title, justify="right")
-    lists = [record["sublayers"] for record in records]
+    lists = [record.sublayers for record in records]
     for index in range(max(map(len, lists))):
         rows = [sublayers[index] if index < len(sublayers) else None for sublayers in lists]
         cells = [_cell([_text(row, key) for row in rows]) for key in QUANTITIES]
-        table.add_row(str(index + 1), _cell([row["branch"] for row in rows if row is not None]), *cells)
+        table.add_row(str(index + 1), _cell([row.branch for row in rows if row is not None]), *cells)
     Console(width=None if sys.stdout.isatty() else 140 + 80 * (len(records) - 1)).print(table)
 
 
-def _origin(record: dict[str, Any]) -> str:
-    return record["model"] if record["checkpoint"] is None else f"step {record['checkpoint']}"
+def _origin(record: InspectedRun) -> str:
+    return str(known(record.model)) if record.checkpoint is None else f"step {record.checkpoint}"
 
 
 def _cell(texts: list[str]) -> str:
@@ -325,16 +270,17 @@ def _cell(texts: list[str]) -> str:
     return texts[0] if same else " | ".join(texts)
 
 
-def _text(sublayer: dict[str, Any] | None, key: str) -> str:
-    return "-" if sublayer is None or sublayer[key] is None else f"{sublayer[key]:.3g}"
+def _text(sublayer: InspectedSublayer | None, key: str) -> str:
+    value = None if sublayer is None else getattr(sublayer, key)
+    return "-" if value is None else f"{value:.3g}"
 
 
-def figure(records: list[dict[str, Any]]) -> bytes:
+def figure(records: list[InspectedRun]) -> bytes:
     """One panel per quantity with one line per run, and gradients of the first and last sublayer during training."""
     named = dict(zip(labels(records), records, strict=True))
     panels = [
         figures.Panel(
-            title, "sublayer", y, look_for, {name: _series(r["sublayers"], key) for name, r in named.items()}, log
+            title, "sublayer", y, look_for, {name: _series(r.sublayers, key) for name, r in named.items()}, log
         )
         for key, (title, y, look_for, log) in PANELS.items()
     ]
@@ -345,7 +291,7 @@ def figure(records: list[dict[str, Any]]) -> bytes:
             {name: _gradient_ratios(record) for name, record in named.items()}, log=True,
         )
     )  # fmt: skip
-    distances = {name: [row[-1] for row in record["angular_distance"]] for name, record in named.items()}
+    distances = {name: [row[-1] for row in record.angular_distance] for name, record in named.items()}
     panels.append(
         figures.Panel(
             "How far each state is from the last one", "sublayers so far", "angle / pi",
@@ -354,16 +300,16 @@ def figure(records: list[dict[str, Any]]) -> bytes:
         )
     )  # fmt: skip
     title = f"Inside {' and '.join(named)}, sublayer by sublayer"
-    return figures.lines(title, panels, {name: record["scheme"] for name, record in named.items()})
+    return figures.lines(title, panels, {name: record.scheme for name, record in named.items()})
 
 
-def _gradient_ratios(record: dict[str, Any]) -> figures.Series:
+def _gradient_ratios(record: InspectedRun) -> figures.Series:
+    ends = [(line.step, line.gradients[0], line.gradients[-1]) for line in record.training]
     # metrics.jsonl has null in place of NaN and infinity
-    lines = [line for line in record["training"] if None not in (line["gradients"][0], line["gradients"][-1])]
-    ratios = [line["gradients"][0] / max(line["gradients"][-1], 1e-30) for line in lines]
-    return [line["step"] for line in lines], ratios
+    known_ends = [(step, first, last) for step, first, last in ends if first is not None and last is not None]
+    return [step for step, _, _ in known_ends], [first / max(last, 1e-30) for _, first, last in known_ends]
 
 
-def _series(sublayers: list[dict[str, Any]], key: str) -> figures.Series:
-    measured = [record for record in sublayers if record[key] is not None]
-    return [record["sublayer"] for record in measured], [record[key] for record in measured]
+def _series(sublayers: list[InspectedSublayer], key: str) -> figures.Series:
+    measured = [(record.sublayer, getattr(record, key)) for record in sublayers]
+    return [number for number, value in measured if value is not None], [v for _, v in measured if v is not None]

@@ -12,6 +12,7 @@ from spheret.analysis.dynamics import dynamics
 from spheret.analysis.foreign.decoder import ForeignDecoder
 from spheret.analysis.foreign.text import open_text, with_first_tokens
 from spheret.analysis.inputs import float64_device, validation_windows
+from spheret.analysis.records import InspectedRun, inspected_sublayers
 from spheret.data import Data
 from spheret.runs.layout import CONFIG
 from spheret.runs.records import RUNS
@@ -80,7 +81,7 @@ def open_saved(
 
 def inspect_saved(
     saved: SavedModel, windows: int = 8, data: str | None = None, device: str = "cpu", quiet: bool = True
-) -> dict[str, Any]:
+) -> InspectedRun:
     """The dynamics of a saved model, in the form of `inspect_run`."""
     decoder, source = open_saved(saved, data, torch.float32, device, quiet)
     block = block_of(decoder)
@@ -88,17 +89,22 @@ def inspect_saved(
     x, y = on_device(saved, decoder, *validation_windows(source, block, windows * span))
     with Meter(f"inspect {saved.name}", quiet) as meter:
         measured = dynamics(decoder, x, y, meter.counter(len(decoder.kinds), "sublayers"))
-    for record, name in zip(measured["sublayers"], decoder.names, strict=True):
-        record |= {"initial_gradient": None, "module": name}
-    return {
-        "run": saved.name,
-        "model": type(decoder.model).__name__,
-        "scheme": decoder.scheme,
-        "checkpoint": None,
-        "windows": windows,
-        **measured,
-        "training": [],
-    }
+    sublayers = inspected_sublayers(measured, [None] * len(decoder.kinds))
+    for record, name in zip(sublayers, decoder.names, strict=True):
+        record.module = name
+    return InspectedRun(
+        run=saved.name,
+        model=type(decoder.model).__name__,
+        scheme=decoder.scheme,
+        checkpoint=None,
+        windows=windows,
+        loss=measured.loss,
+        entry_norm=measured.entry_norm,
+        sublayers=sublayers,
+        inactive=measured.inactive,
+        angular_distance=measured.angular_distance,
+        training=[],
+    )
 
 
 def on_device(saved: SavedModel, decoder: ForeignDecoder, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from spheret.analysis.decoders import Both, Decoder
 from spheret.connections import Connection
 from spheret.model.gpt import GPT, Attention
 from spheret.model.monitor import gradient_norms
-from spheret.model.probes import Sublayer, probe
+from spheret.model.probes import BranchKind, Sublayer, probe
 from spheret.support.sharding import whole
 
 # the largest size of one batch of directional derivatives, in numbers
@@ -72,8 +72,9 @@ class OwnDecoder:
         return self.model.config.width
 
     @property
-    def kinds(self) -> list[str]:
-        return ["attention", "mlp"] * self.model.config.layers
+    def kinds(self) -> list[BranchKind]:
+        both: list[BranchKind] = ["attention", "mlp"]
+        return both * self.model.config.layers
 
     @property
     def names(self) -> list[None]:

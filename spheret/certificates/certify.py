@@ -5,17 +5,20 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from spheret.analysis.inputs import float64_device, loss_windows, open_data, unigram_entropy, validation_windows
 from spheret.analysis.saved_models import is_saved_model, open_run_or_model, output_directory
 from spheret.analysis.sublayers import check_finite
 from spheret.certificates import certificate
 from spheret.certificates.figure import certificate_figure
+from spheret.certificates.records import CERTIFICATES, CertificateRecord
 from spheret.certificates.saved_models import certify_saved
 from spheret.runs.layout import CERTIFICATE, CERTIFICATE_FIGURE
 from spheret.runs.run import Run
 from spheret.support import files
+from spheret.support.documents import known
 from spheret.support.machine import machine
 from spheret.support.meter import Meter
 from spheret.support.ranges import check_counts
@@ -78,10 +81,10 @@ def certify_command(
     else:
         document = certify_saved(opened, tokens, sequence, data, device, quiet=False)
     directory.mkdir(parents=True, exist_ok=True)
-    certificate.write(directory / CERTIFICATE, document)
+    CERTIFICATES.write(directory / CERTIFICATE, document)
     files.write_atomically(directory / CERTIFICATE_FIGURE, certificate_figure(document))
     show(document)
-    print(f"Wrote {directory / CERTIFICATE} and {CERTIFICATE_FIGURE} in {document['seconds']:.1f} s.")
+    print(f"Wrote {directory / CERTIFICATE} and {CERTIFICATE_FIGURE} in {known(document.seconds):.1f} s.")
     for sentence in certificate.verify(document):
         print(f"contradiction: {sentence}", file=sys.stderr)
     return 0 if certificate.is_success(document) else 1
@@ -95,7 +98,7 @@ def certify_run(
     data: str | None = None,
     device: str = "cpu",
     quiet: bool = True,
-) -> dict[str, Any]:
+) -> CertificateRecord:
     """The certificate of a run's checkpoint, with the run, step, data, seconds and machine that it comes from."""
     begun = time.perf_counter()
     model, saved = run.load(step, float64_device(device))
@@ -110,17 +113,17 @@ def certify_run(
         document = certificate.certify(
             model, ids, tokens, sequence, tick=tick, text=text, unigram_entropy=unigram_entropy(source)
         )
-    return {
-        **document,
-        "run": run.name,
-        "checkpoint": checkpoint_step,
-        "data": str(source.path),
-        "seconds": time.perf_counter() - begun,
-        "machine": machine(),
-    }
+    return msgspec.structs.replace(
+        document,
+        run=run.name,
+        checkpoint=checkpoint_step,
+        data=str(source.path),
+        seconds=time.perf_counter() - begun,
+        machine=machine(),
+    )
 
 
-def show(document: dict[str, Any]) -> None:
+def show(document: CertificateRecord) -> None:
     """Print what the model achieves, one table per part of the certificate, and what is proven."""
     from rich.console import Console
     from rich.table import Table
@@ -129,12 +132,13 @@ def show(document: dict[str, Any]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 140)
     headline, *rest = certificate.summary(document)
     console.print(headline, highlight=False, style=None if certificate.is_success(document) else "bold red")
-    own_path, sequence = document["own_path"], document["sequence"]
-    parts = [(f"{document['tokens']} tokens on their own paths; each number is the worst token's", own_path)]
-    parts += [] if sequence is None else [(f"{sequence['tokens']} tokens as one sequence", sequence)]
-    for title, part in parts:
-        origin = f"step {document['checkpoint']}" if "checkpoint" in document else document["model"]
-        table = Table(title=f"{document['run']}, {origin}: {title}", title_justify="left")
+    step = known(document.checkpoint)
+    origin = known(document.model) if step is None else f"step {step}"
+    for part in document.parts.values():
+        title = f"{document.tokens} tokens on their own paths; each number is the worst token's"
+        if part.tokens is not None:
+            title = f"{part.tokens} tokens as one sequence"
+        table = Table(title=f"{known(document.run)}, {origin}: {title}", title_justify="left")
         for column in certificate.COLUMNS:
             table.add_column(column, justify="left" if column in ("branch", "verdict", "paper") else "right")
         for row in certificate.table(part):
@@ -142,4 +146,4 @@ def show(document: dict[str, Any]) -> None:
         console.print(table)
     for sentence in rest:
         console.print(sentence, highlight=False)
-    console.print(f"What the certificate covers: {document['scope']}.", highlight=False)
+    console.print(f"What the certificate covers: {document.scope}.", highlight=False)

@@ -10,11 +10,13 @@ two multiples of the sum of lambda^2 over the interval (Dyadic angular budget).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from spheret.certificates.records import DyadicRecord, FitRecord, FitsRecord, GrowthRecord
 from spheret.schedules import factor
 
 # the order of S and of A in the number of updates L, for constant K and H
@@ -44,51 +46,49 @@ def budgets(Delta: Tensor, theta: Tensor, m: Tensor) -> Budgets:
     return Budgets(S, A, m.cumprod(0), criterion)
 
 
-def fitted(sums: Tensor, steps: Tensor) -> dict[str, float]:
+def fitted(sums: Tensor, steps: Tensor) -> FitRecord:
     """The least-squares factor in sums = factor * cumsum(steps), and the share of variance that it explains."""
     x = steps.cumsum(0)
     k = float((x * sums).sum() / (x * x).sum())
     variance = float((sums - sums.mean()).square().sum())
     residual = float((sums - k * x).square().sum())
-    return {"factor": k, "r2": 1 - residual / variance if variance > 0 else float(residual == 0)}
+    return FitRecord(factor=k, r2=1 - residual / variance if variance > 0 else float(residual == 0))
 
 
-def growth(S: Tensor, A: Tensor, kappa: Tensor, a_eta: Tensor, lambdas: Tensor, schedule: str) -> dict[str, Any]:
+def growth(S: Tensor, A: Tensor, kappa: Tensor, a_eta: Tensor, lambdas: Tensor, schedule: str) -> GrowthRecord:
     """S and A of a stack, (sublayers,) each, with the bounds of its own schedule and a fit to every schedule."""
     count = len(S)
     K, H = float(kappa.max()), float(a_eta.max())
-    fits: dict[str, dict[str, Any]] = {}
+    fits: dict[str, FitsRecord] = {}
     for name, (s_order, a_order) in GROWTH.items():
         steps = torch.tensor([factor(name, l, count) for l in range(1, count + 1)], dtype=S.dtype)
-        fits[name] = {
-            "S_order": s_order,
-            "A_order": a_order,
-            "S": fitted(S, steps),
-            "A": fitted(A, steps.square()),
-        }
-    return {
-        "schedule": schedule,
-        "K": K,
-        "H": H,
-        "S": float(S[-1]),
-        "S_envelope": K * float(lambdas.sum()),
-        "A": float(A[-1]),
-        "A_envelope": H**2 * float(lambdas.square().sum()),
-        "fits": fits,
-        "S_grows_as": max(fits, key=lambda name: fits[name]["S"]["r2"]),
-        "A_grows_as": max(fits, key=lambda name: fits[name]["A"]["r2"]),
-    }
+        fits[name] = FitsRecord(S_order=s_order, A_order=a_order, S=fitted(S, steps), A=fitted(A, steps.square()))
+    return GrowthRecord(
+        schedule=schedule,
+        K=K,
+        H=H,
+        S=float(S[-1]),
+        S_envelope=K * float(lambdas.sum()),
+        A=float(A[-1]),
+        A_envelope=H**2 * float(lambdas.square().sum()),
+        fits=fits,
+        S_grows_as=max(fits, key=lambda name: _explained(fits[name].S)),
+        A_grows_as=max(fits, key=lambda name: _explained(fits[name].A)),
+    )
 
 
-def dyadic(squares: Tensor, lambdas: Tensor) -> list[dict[str, float]]:
+def _explained(fit: FitRecord) -> float:
+    return -math.inf if fit.r2 is None else fit.r2
+
+
+def dyadic(squares: Tensor, lambdas: Tensor) -> list[DyadicRecord]:
     """The squared angle in each whole interval [m, 2m), m = 1, 2, 4, ..., with the sum of lambda^2 over it."""
     rows = []
     m = 1
     while 2 * m - 1 <= len(squares):
         interval = slice(m - 1, 2 * m - 1)
         angle, total = float(squares[interval].sum()), float(lambdas[interval].square().sum())
-        rows.append(
-            {"m": m, "squared_angle": angle, "lambda_squared": total, "ratio": angle / total if total else 0.0}
-        )
+        ratio = angle / total if total else 0.0
+        rows.append(DyadicRecord(m=m, squared_angle=angle, lambda_squared=total, ratio=ratio))
         m *= 2
     return rows

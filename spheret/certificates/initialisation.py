@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from spheret.connections.parse import parse_schemes
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.model.probes import Sublayer, probe
 from spheret.support import files
+from spheret.support.documents import Record
 from spheret.support.machine import check_bytes
 from spheret.support.meter import Meter
 from spheret.support.ranges import check_count
@@ -30,6 +32,17 @@ FACTOR = 1e3
 _REMOVED = 1e-4
 
 
+class StackRecord(Record):
+    """An untrained model of some depth: see `at_start`. None is beyond float64."""
+
+    scheme: str
+    layers: int
+    norm: float | None
+    gradient: float | None
+    condition: float | None
+    removed: int
+
+
 def at_start(
     scheme: str,
     layers: int,
@@ -37,7 +50,7 @@ def at_start(
     options: dict[str, Any] | None = None,
     device: torch.device | None = None,
     seed: int = 0,
-) -> dict[str, Any]:
+) -> StackRecord:
     """Norms, gradients and the condition number of an untrained model of `layers` blocks, in float64.
 
     norm: |h| after the last sublayer, divided by |h| after the entry.
@@ -62,18 +75,22 @@ def at_start(
     first, last = records[0].h, records[-1].out
     gradients = torch.autograd.grad(loss, [first, last])
     twin.requires_grad_(False)
-    return {
-        "norm": finite(_norm(last) / _norm(first)),
-        "gradient": finite(_norm(gradients[0]) / _norm(gradients[1])),
-        **_conditioning(records),
-    }
+    condition, removed = _conditioning(records)
+    return StackRecord(
+        scheme=scheme,
+        layers=layers,
+        norm=finite(_norm(last) / _norm(first)),
+        gradient=finite(_norm(gradients[0]) / _norm(gradients[1])),
+        condition=condition,
+        removed=removed,
+    )
 
 
 def _norm(x: Tensor) -> float:
     return float(x.detach().norm(dim=-1).mean())
 
 
-def _conditioning(records: list[Sublayer]) -> dict[str, Any]:
+def _conditioning(records: list[Sublayer]) -> tuple[float | None, int]:
     """The condition number of the whole stack, and the number of directions that it leaves out."""
     device, width = records[0].h.device, records[0].h.shape[-1]
     positions = torch.arange(TOKENS, device=device) * TIME // TOKENS + TIME // TOKENS - 1
@@ -92,7 +109,7 @@ def _conditioning(records: list[Sublayer]) -> dict[str, Any]:
             # only ratios matter, and a product of unit size cannot overflow
             G = G / torch.linalg.matrix_norm(G)[:, None, None]
     if not G.isfinite().all():
-        return {"condition": None, "removed": 0}
+        return None, 0
     # a norm after the sum removes one or two directions in every update, and the same number in their product
     single = torch.linalg.svdvals(torch.stack(singles))
     removed = int((single < _REMOVED * single[..., :1]).sum(-1).max())
@@ -100,7 +117,7 @@ def _conditioning(records: list[Sublayer]) -> dict[str, Any]:
     ratio = values[:, 0] / values[:, width - 1 - removed]
     # float64 resolves no larger ratio
     resolved = ratio < 1 / (width * torch.finfo(torch.float64).eps)
-    return {"condition": finite(float(ratio.max())) if resolved.all() else None, "removed": removed}
+    return (finite(float(ratio.max())) if resolved.all() else None), removed
 
 
 # key in a row: title of its panel, its vertical axis, and what to look for
@@ -120,11 +137,11 @@ PANELS = {
 }  # fmt: skip
 
 
-def goes_deep(row: dict[str, Any]) -> bool:
+def goes_deep(row: StackRecord) -> bool:
     """Whether norm and gradient change by less than FACTOR, and the condition number stays below float32's limit."""
-    return all(row[name] is not None and 1 / FACTOR < row[name] < FACTOR for name in ("norm", "gradient")) and bool(
-        row["condition"] is not None and row["condition"] < LOST
-    )
+    if row.norm is None or row.gradient is None or row.condition is None:
+        return False
+    return all(1 / FACTOR < change < FACTOR for change in (row.norm, row.gradient)) and row.condition < LOST
 
 
 def parse_depths(text: str) -> list[int]:
@@ -158,17 +175,19 @@ def compare(schemes: str, layers: str, width: int, directory: Path, device: torc
     with few_threads(width), Meter("certify") as meter:
         for choice in choices:
             for depth in depths:
-                numbers = at_start(choice.name, depth, width, choice.options, device)
-                rows.append({"scheme": choice.label, "layers": depth, **numbers})
+                row = at_start(choice.name, depth, width, choice.options, device)
+                rows.append(msgspec.structs.replace(row, scheme=choice.label))
                 done += depth
                 meter.show(f"{choice.label}, {depth} blocks", done / (len(choices) * sum(depths)))
     _print_table(names, depths, rows, width)
     directory.mkdir(parents=True, exist_ok=True)
-    files.write_atomically(directory / FILE, files.dump({"width": width, "tokens": TOKENS, "rows": rows}))
+    files.write_atomically(
+        directory / FILE, files.dump({"width": width, "tokens": TOKENS, "rows": msgspec.to_builtins(rows)})
+    )
     panels = [
         figures.Panel(
             title, "layers", y, look_for,
-            {name: (depths, [row[key] for row in rows if row["scheme"] == name]) for name in names},
+            {name: (depths, [getattr(row, key) for row in rows if row.scheme == name]) for name in names},
             log=True, doubling=True,
         )
         for key, (title, y, look_for) in PANELS.items()
@@ -180,7 +199,7 @@ def compare(schemes: str, layers: str, width: int, directory: Path, device: torc
     return 0
 
 
-def _print_table(names: list[str], depths: list[int], rows: list[dict[str, Any]], width: int) -> None:
+def _print_table(names: list[str], depths: list[int], rows: list[StackRecord], width: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -188,16 +207,16 @@ def _print_table(names: list[str], depths: list[int], rows: list[dict[str, Any]]
     for column in ("scheme", "|h| out/in", "|grad| in/out", "condition", "removed", "goes deep to"):
         table.add_column(column, justify="left" if column == "scheme" else "right")
     for name in names:
-        own_rows = [row for row in rows if row["scheme"] == name]
+        own_rows = [row for row in rows if row.scheme == name]
         reached = 0
         for row in own_rows:
             if not goes_deep(row):
                 break
-            reached = row["layers"]
+            reached = row.layers
         last = own_rows[-1]
         limit = "not at all" if not reached else f"{reached}" + (" or more" if reached == depths[-1] else "")
-        numbers = [_text(last[key]) for key in ("norm", "gradient", "condition")]
-        table.add_row(name, *numbers, str(last["removed"]), limit)
+        numbers = [_text(value) for value in (last.norm, last.gradient, last.condition)]
+        table.add_row(name, *numbers, str(last.removed), limit)
     Console(width=None if sys.stdout.isatty() else 100).print(table)
     print(
         f"A stack goes deep while norm and gradient change by a factor of less than {FACTOR:g} and the condition "

@@ -10,27 +10,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
+from msgspec import UNSET, UnsetType
 from torch import Tensor
 
 from spheret.certificates.certificate import certify
+from spheret.certificates.records import SublayerRecord
 from spheret.model.gpt import GPT
+from spheret.runs.metrics import LiveCertificate, LiveSublayer
 from spheret.support.threads import few_threads
 
-Observer = Callable[[int, GPT, tuple[Tensor, Tensor]], dict[str, Any]]
+Observer = Callable[[int, GPT, tuple[Tensor, Tensor]], LiveCertificate]
 
 
 def observer(tokens: int = 16) -> Observer:
-    """An observer for a training run. It returns plain data on the first `tokens` tokens of a batch.
+    """An observer for a training run. It certifies the first `tokens` tokens of a batch.
 
     It works on a copy, so the model's weights, gradients, modes and random states do not change.
     """
     if tokens < 1:
         raise ValueError(f"tokens must be at least 1, got {tokens}.")
 
-    def observe(step: int, model: GPT, batch: tuple[Tensor, Tensor]) -> dict[str, Any]:
+    def observe(step: int, model: GPT, batch: tuple[Tensor, Tensor]) -> LiveCertificate:
         begun = time.perf_counter()
         ids = batch[0][:, :tokens]
         try:
@@ -38,25 +40,39 @@ def observer(tokens: int = 16) -> Observer:
                 certificate = certify(model, ids, min(tokens, ids.numel()), sequence=0, exact=False)
         except ValueError as error:
             # a failed observation must not end the run
-            return {"failed": str(error), "seconds": time.perf_counter() - begun}
-        part = certificate["own_path"]
-        last = part["depth"][-1]
-        record = {
-            "tokens": certificate["tokens"],
-            "verdicts": part["verdicts"],
-            "inactive": [row["sublayer"] for row in part["sublayers"] if row["inactive"]],
-            "sigma_max": last["sigma_max"],
-            "sigma_min": last["sigma_min"],
-            "condition": last["condition"],
-            "sublayers": [_brief(row) for row in part["sublayers"]],
-        }
-        if "S_max" in last:
-            record |= {"S": last["S_max"], "A": last["A_max"], "product_m": last["product_m_min"]}
-        return {**record, "seconds": time.perf_counter() - begun}
+            return LiveCertificate(failed=str(error), seconds=time.perf_counter() - begun)
+        part = certificate.own_path
+        last = part.depth[-1]
+        return LiveCertificate(
+            tokens=certificate.tokens,
+            verdicts={str(verdict): count for verdict, count in part.verdicts.items()},
+            inactive=[row.sublayer for row in part.sublayers if row.inactive],
+            sigma_max=last.sigma_max,
+            sigma_min=last.sigma_min,
+            condition=last.condition,
+            sublayers=[_brief(row) for row in part.sublayers],
+            S=_if_known(last.S_max),
+            A=_if_known(last.A_max),
+            product_m=_if_known(last.product_m_min),
+            seconds=time.perf_counter() - begun,
+        )
 
     return observe
 
 
-def _brief(row: dict[str, Any]) -> dict[str, Any]:
-    keys = ("sublayer", "angle_max", "moved", "B_max", "Delta_max", "m_min", "sigma_max", "sigma_min", "verdict")
-    return {key: row[key] for key in keys if key in row}
+def _brief(row: SublayerRecord) -> LiveSublayer:
+    return LiveSublayer(
+        sublayer=row.sublayer,
+        angle_max=row.angle_max,
+        moved=row.moved,
+        B_max=row.B_max,
+        Delta_max=_if_known(row.Delta_max),
+        m_min=_if_known(row.m_min),
+        sigma_max=row.sigma_max,
+        sigma_min=row.sigma_min,
+        verdict=row.verdict,
+    )
+
+
+def _if_known(value: float | None) -> float | UnsetType:
+    return UNSET if value is None else value

@@ -7,21 +7,28 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from spheret.analysis.dynamics import BranchKind
+from spheret.analysis.achievement import AchievementRecord
+from spheret.model.probes import BranchKind
 from spheret.support.documents import Count, Document, NonNegative, Positive, Record, Text
 
 # null stands for NaN and infinity, which JSON does not have
 Number = float | None
 Verdict = Literal["proven", "at most", "measured only", "inactive", "violated"]
 PaperVerdict = Literal["holds", "trivial", "does not apply"]
+# of the paper's sums over all sublayers: whether they are bounds or only estimates
+Standing = Literal["proven", "estimated", "none"]
+
+
+# null at the upper end is infinity
+Interval = tuple[NonNegative, NonNegative | None]
 
 
 class ProvenRecord(Record):
-    """The intervals that hold the worst token's numbers. Null at the upper end is infinity."""
+    """The intervals that hold the worst token's numbers."""
 
     sigma_max: tuple[NonNegative, NonNegative]
-    sigma_min: tuple[NonNegative, NonNegative | None]
-    condition: tuple[NonNegative, NonNegative | None]
+    sigma_min: Interval
+    condition: Interval
 
     def __post_init__(self) -> None:
         for name in ("sigma_max", "sigma_min", "condition"):
@@ -32,13 +39,13 @@ class ProvenRecord(Record):
 
 def _together(record: Record, names: tuple[str, ...]) -> bool:
     """Whether the record has these keys. Raises if it has some of them only."""
-    present = {getattr(record, name) is not UNSET for name in names}
+    present = {getattr(record, name) not in (UNSET, None) for name in names}
     if len(present) > 1:
         raise ValueError(f"{', '.join(names)} belong together: all or none is absent")
     return present == {True}
 
 
-class SublayerRecord(Record):
+class SublayerRecord(Record, omit_defaults=True):
     """One sublayer, each quantity at its worst token. Keys that do not apply are absent."""
 
     sublayer: Positive
@@ -63,17 +70,17 @@ class SublayerRecord(Record):
     alpha: Number | UnsetType = UNSET
     lambda_: Number | UnsetType = msgspec.field(name="lambda", default=UNSET)
     # of the paper's bounds
-    Delta_max: float | UnsetType = UNSET
-    delta_max: float | UnsetType = UNSET
-    m_min: float | UnsetType = UNSET
-    m_exact_min: float | UnsetType = UNSET
-    tokens_with_m: Count | UnsetType = UNSET
+    Delta_max: float | None = None
+    delta_max: float | None = None
+    m_min: float | None = None
+    m_exact_min: float | None = None
+    tokens_with_m: Count | None = None
     # of the numerics
     error_max: Number | UnsetType = UNSET
     residual_max_max: Number | UnsetType = UNSET
     radius_max: Number | UnsetType = UNSET
     # in someone else's model, the name of the module that ends the branch
-    module: str | UnsetType = UNSET
+    module: str | None = None
     # measured, where nothing is proven; null is infinity
     condition: NonNegative | UnsetType | None = UNSET
 
@@ -81,22 +88,22 @@ class SublayerRecord(Record):
         _together(self, ("Delta_max", "delta_max", "m_min", "m_exact_min", "tokens_with_m"))
 
 
-class DepthRecord(Record):
+class DepthRecord(Record, omit_defaults=True):
     """The product of the Jacobians of the first `sublayer` sublayers, where it was computed, and its bounds."""
 
     sublayer: Positive
     sigma_max: NonNegative | UnsetType | None = UNSET
     sigma_min: NonNegative | UnsetType | None = UNSET
-    sigma_min_is_upper_bound: bool | UnsetType = UNSET
+    sigma_min_is_upper_bound: bool | None = None
     condition: NonNegative | UnsetType | None = UNSET
     proven: ProvenRecord | UnsetType | None = UNSET
-    S_max: float | UnsetType = UNSET
-    S_mean: float | UnsetType = UNSET
-    A_max: float | UnsetType = UNSET
-    A_mean: float | UnsetType = UNSET
-    product_m_min: float | UnsetType = UNSET
-    criterion_min: float | UnsetType = UNSET
-    violations: Count | UnsetType = UNSET
+    S_max: float | None = None
+    S_mean: float | None = None
+    A_max: float | None = None
+    A_mean: float | None = None
+    product_m_min: float | None = None
+    criterion_min: float | None = None
+    violations: Count | None = None
 
     def __post_init__(self) -> None:
         measured = self.is_measured()
@@ -105,7 +112,12 @@ class DepthRecord(Record):
             raise ValueError("sigma_max and sigma_min are numbers where something is proven")
 
     def is_measured(self) -> bool:
-        return _together(self, ("sigma_max", "sigma_min", "sigma_min_is_upper_bound", "condition", "proven"))
+        # null is a value of the first four
+        absent = {value is UNSET for value in (self.sigma_max, self.sigma_min, self.condition, self.proven)}
+        if len(absent | {self.sigma_min_is_upper_bound is None}) > 1:
+            names = "sigma_max, sigma_min, sigma_min_is_upper_bound, condition, proven"
+            raise ValueError(f"{names} belong together: all or none is absent")
+        return absent == {False}
 
     def is_bounded(self) -> bool:
         return _together(self, ("S_max", "S_mean", "A_max", "A_mean", "product_m_min", "criterion_min"))
@@ -159,7 +171,7 @@ class LostRecord(Record):
     worst: Positive
 
 
-class PartRecord(Record):
+class PartRecord(Record, omit_defaults=True):
     """Tokens on their own paths, or, with `tokens`, that many together as one sequence."""
 
     norm_of_B: Text
@@ -168,12 +180,12 @@ class PartRecord(Record):
     depth: list[DepthRecord]
     verdicts: dict[Verdict, Positive]
     paper: dict[PaperVerdict, Positive]
-    bounds: Literal["proven", "estimated", "none"]
+    bounds: Standing
     lost: LostRecord
-    tokens: Positive | UnsetType = UNSET
+    tokens: Positive | None = None
     # of retractions
-    growth: GrowthRecord | UnsetType = UNSET
-    dyadic: list[DyadicRecord] | UnsetType = UNSET
+    growth: GrowthRecord | None = None
+    dyadic: list[DyadicRecord] | None = None
 
     def __post_init__(self) -> None:
         if not self.sublayers or len(self.sublayers) != len(self.depth):
@@ -182,34 +194,6 @@ class PartRecord(Record):
             raise ValueError("the last row of depth has its singular values")
         if self.bounds == "proven" and not self.depth[-1].is_bounded():
             raise ValueError("the last row of depth has its bounds, because bounds is 'proven'")
-
-
-class AchievedSublayer(Record):
-    """What one sublayer does to the stream."""
-
-    sublayer: Positive
-    angle: float
-    moved: Number
-    inactive: bool
-
-
-class AchievementRecord(Record):
-    """What the model achieves. `learned` is null if the loss of token frequencies alone is not known."""
-
-    loss: Number
-    tokens: Positive
-    unigram_entropy: float | None
-    learned: bool | None
-    token_cosine: float
-    sublayers: list[AchievedSublayer]
-    # by number
-    inactive: list[Positive]
-
-    def __post_init__(self) -> None:
-        if not self.sublayers:
-            raise ValueError("sublayers has at least one row")
-        if (self.learned is None) != (self.unigram_entropy is None):
-            raise ValueError("learned and unigram_entropy belong together: both or none is null")
 
 
 class CertificateRecord(Record):
@@ -235,8 +219,13 @@ class CertificateRecord(Record):
     version: int = 2
 
     def __post_init__(self) -> None:
-        if self.sequence is not None and self.sequence.tokens is UNSET:
+        if self.sequence is not None and self.sequence.tokens is None:
             raise ValueError("sequence.tokens is missing")
+
+    @property
+    def parts(self) -> dict[str, PartRecord]:
+        """The parts that it has, by the names of their keys."""
+        return {"own_path": self.own_path, **({} if self.sequence is None else {"sequence": self.sequence})}
 
 
 CERTIFICATES = Document(CertificateRecord, "certify", "run spheret certify again")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 
 from spheret.analysis.inputs import loss_windows, unigram_entropy, validation_windows
 from spheret.analysis.saved_models import block_of, on_device, open_saved
 from spheret.certificates import certificate
 from spheret.certificates.measure import DENSE
+from spheret.certificates.records import CertificateRecord
 from spheret.support.errors import shortened
 from spheret.support.machine import machine
 from spheret.support.meter import Meter
@@ -34,7 +36,7 @@ def certify_saved(
     data: str | None = None,
     device: str = "cpu",
     quiet: bool = True,
-) -> dict[str, Any]:
+) -> CertificateRecord:
     """The certificate of a saved model, with the data, seconds and machine that it comes from. Nothing is proven."""
     begun = time.perf_counter()
     decoder, source = open_saved(saved, data, torch.float64, device, quiet)
@@ -62,11 +64,11 @@ def certify_saved(
                 f"{type(decoder.model).__name__} holds an operation of which torch has no forward derivative "
                 f"({shortened(str(error), 120)}), so it cannot be certified: spheret inspect takes it."
             ) from None
-    return {
-        **document,
-        "run": saved.name,
-        "model": type(decoder.model).__name__,
-        "data": str(source.path),
-        "seconds": time.perf_counter() - begun,
-        "machine": machine(),
-    }
+    return msgspec.structs.replace(
+        document,
+        run=saved.name,
+        model=type(decoder.model).__name__,
+        data=str(source.path),
+        seconds=time.perf_counter() - begun,
+        machine=machine(),
+    )

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from spheret.connections import Connection
 from spheret.model.gpt import GPT, Attention
+
+# a "parallel" branch of someone else's model holds an attention and an MLP, "other" mixes tokens without attention
+BranchKind = Literal["attention", "mlp", "parallel", "other"]
 
 
 def sublayer_name(number: int) -> str:
@@ -51,8 +54,8 @@ class Sublayer:
         return self.branch.weights(self.branch_input) if isinstance(self.branch, Attention) else None
 
     @property
-    def kind(self) -> str:
-        """attention or mlp. Other people's models also have "parallel" branches of both, and "other"."""
+    def kind(self) -> BranchKind:
+        """attention or mlp."""
         return "attention" if isinstance(self.branch, Attention) else "mlp"
 
     @property

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from spheret.runs.layout import METRICS
 from spheret.support import files
@@ -76,6 +77,41 @@ class EventRecord(Record, omit_defaults=True):
     since: Positive | None = None
 
 
+class LiveSublayer(Record):
+    """One sublayer of a live certificate, with the names of certificate.json. Retractions alone have the bounds."""
+
+    sublayer: Positive
+    angle_max: Number
+    moved: Number
+    B_max: Number
+    Delta_max: Number | UnsetType = UNSET
+    m_min: Number | UnsetType = UNSET
+    sigma_max: Number | UnsetType = UNSET
+    sigma_min: Number | UnsetType = UNSET
+    verdict: str | UnsetType = UNSET
+
+
+class LiveCertificate(Record):
+    """What `--certify-every` found on a few tokens, or why it found nothing (`failed`). null is beyond float64."""
+
+    failed: str | UnsetType = UNSET
+    tokens: Positive | UnsetType = UNSET
+    # how many sublayers have each verdict
+    verdicts: dict[str, Positive] | UnsetType = UNSET
+    # by number
+    inactive: list[Positive] | UnsetType = UNSET
+    # of all sublayers together
+    sigma_max: Number | UnsetType = UNSET
+    sigma_min: Number | UnsetType = UNSET
+    condition: Number | UnsetType = UNSET
+    sublayers: list[LiveSublayer] | UnsetType = UNSET
+    # the paper's bounds on all sublayers together
+    S: Number | UnsetType = UNSET
+    A: Number | UnsetType = UNSET
+    product_m: Number | UnsetType = UNSET
+    seconds: Number | UnsetType = UNSET
+
+
 class MetricsRecord(Record, omit_defaults=True):
     """One line: an update, or the guard that stopped the run before one. Keys that do not apply are absent.
 
@@ -103,7 +139,7 @@ class MetricsRecord(Record, omit_defaults=True):
     backend: str | None = None
     # in the first line of a run
     start: StartRecord | None = None
-    certificate: dict[str, Any] | None = None
+    certificate: LiveCertificate | None = None
     stopped: str | None = None
     # what the guards say in `alarm`, `diverged` and `stopped`. Older files have the sentences alone
     events: list[EventRecord] | None = None

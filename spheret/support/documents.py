@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, UnsetType
 
 from spheret.support import files
 from spheret.support.errors import shortened
@@ -42,6 +42,12 @@ class Record(msgspec.Struct, forbid_unknown_fields=True):
 
 
 T = TypeVar("T", bound=Record)
+V = TypeVar("V")
+
+
+def known(value: V | UnsetType) -> V | None:
+    """The value of a key; None if the key is absent. For keys of which null says something else than absence."""
+    return None if isinstance(value, UnsetType) else value
 
 
 class DamagedDocument(ValueError):

@@ -195,6 +195,7 @@ def _train(world: World, where: Where, settings: Given) -> int:
     torch.manual_seed(config.train.seed)
     model = GPT(config.model, data.counts() if config.model.head_bias == "unigram" else None)
     parameters = model.parameter_count()
+    # before the directory is claimed: --force removes a run only if all that the new one needs was found
     trainer = Trainer(
         path,
         model,
@@ -220,8 +221,6 @@ def _train(world: World, where: Where, settings: Given) -> int:
         environment=_environment(world),
     )
     with claimed(path, where.force, start=run is None) if world.is_main else nullcontext() as lock, explained(path):
-        if lock is not None:
-            trainer.check_directory = lock.check
         saved = None
         if world.is_main:
             saved = checkpoint.newest(path / CHECKPOINTS, _print, trainer.check)
@@ -244,7 +243,7 @@ def _train(world: World, where: Where, settings: Given) -> int:
                     _write_sample(path, trainer, data, world)
                 _print(f"{path} is finished: {config.train.steps} steps.")
             return FINISHED
-        code = trainer.fit()
+        code = trainer.fit() if lock is None else trainer.fit(lock.check)
         if code == FINISHED and world.is_main:
             _write_sample(path, trainer, data, world)
         if code == FINISHED and not where.quiet and world.is_main:

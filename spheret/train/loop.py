@@ -26,7 +26,15 @@ from spheret.runs import checkpoint
 from spheret.runs.checkpoint import Checkpoint
 from spheret.runs.config import EvaluationConfig, TrainConfig, section_as_dict
 from spheret.runs.layout import CHECKPOINTS, METRICS, MODEL, OPTIMIZER, TENSORBOARD
-from spheret.runs.metrics import EventRecord, Log, MetricsRecord, StartRecord, SublayerRecord, Tracker
+from spheret.runs.metrics import (
+    EventRecord,
+    LiveCertificate,
+    Log,
+    MetricsRecord,
+    StartRecord,
+    SublayerRecord,
+    Tracker,
+)
 from spheret.runs.records import BestRecord, StateRecord, TrainingRecord
 from spheret.runs.run import check_config, manifest_sha256
 from spheret.runs.tensors import Form, LazyTensor, form
@@ -41,7 +49,7 @@ from spheret.train.guards import NonFinite, Watch, check_weights, find_non_finit
 LEAST_LOOK_EVERY = 100
 
 # called with the step, the model and a batch; returns a value for the metrics line
-Observer = Callable[[int, GPT, tuple[Tensor, Tensor]], dict[str, Any]]
+Observer = Callable[[int, GPT, tuple[Tensor, Tensor]], LiveCertificate]
 
 
 class Trainer:
@@ -114,8 +122,8 @@ class Trainer:
         self._named = dict(self.model.named_parameters())
         self._look_every = evaluation.eval_every or max(LEAST_LOOK_EVERY, config.steps // 10)
         self.log: Log | None = None
-        # raises if the run directory is no longer the one that was locked for this run
-        self.check_directory: Callable[[], None] = lambda: None
+        # that of `fit`
+        self._check_directory: Callable[[], None] = lambda: None
         # the signal that reached this process, and the one that all processes agreed on
         self._received: int | None = None
         self._stopping: int | None = None
@@ -228,12 +236,17 @@ class Trainer:
         x, y = next(iter(self._validation))[:2] if self._validation else self._loader.batch(0)
         return x.to(self.world.device), y.to(self.world.device)
 
-    def _start(self) -> StartRecord:
-        """What the untrained model predicts."""
+    def _start(self, meter: Meter) -> StartRecord:
+        """What the untrained model predicts. Warns of what may go wrong with it."""
         self.model.at_update(1)
         with self.precision():
             own, loss = own_logit_and_loss(self.model, *self._fixed_tokens())
-        return StartRecord(own_logit=own, loss=loss, expected=expected_start(self.model, self.watch.unigram_entropy))
+        entropy = self.watch.unigram_entropy
+        start = StartRecord(own_logit=own, loss=loss, expected=expected_start(self.model, entropy))
+        warning = start_warning(self.model, start, entropy, self.watch.advice)
+        if warning and self.world.is_main and not self._quiet:
+            meter.say(f"WARNING: {warning}.")
+        return start
 
     def _look_inside(self, line: MetricsRecord, evaluated: bool) -> list[str]:
         """Measure every sublayer, and validate if it is time. Adds both to the line. Returns the alarms."""
@@ -277,63 +290,84 @@ class Trainer:
         with self.world.syncing(False):
             return find_non_finite(self.model, batches, self.precision, self.world)
 
-    def fit(self) -> int:
-        """Train to the last step, or until a signal or a guard stops it. Returns the exit code."""
+    def fit(self, check_directory: Callable[[], None] = lambda: None) -> int:
+        """Train to the last step, or until a signal or a guard stops it. Returns the exit code.
+
+        check_directory: raises if the run directory is no longer the one that was locked for this run.
+        """
+        self._check_directory = check_directory
         self.log = Log(self.path / METRICS, self.step) if self.world.is_main else None
         tracker = Tracker(self.path / TENSORBOARD, self._tensorboard and self.world.is_main, self.step)
         title = f"train {self.model.config.scheme}"
         batches = self._loader.batches(self.step, self.config.steps)
         try:
             with _signals(self.request_stop), Meter(title, self._quiet or not self.world.is_main) as meter:
-                start = self._start() if self.step == 0 else None
-                warning = start and start_warning(self.model, start, self.watch.unigram_entropy, self.watch.advice)
-                if warning and self.world.is_main and not self._quiet:
-                    meter.say(f"WARNING: {warning}.")
+                start = self._start(meter) if self.step == 0 else None
                 while self.step < self.config.steps:
                     try:
-                        line = self.update(batches)
-                        if start is not None and self.step == 1:
-                            line.start = start
-                        self.loss = line.loss
-                        evaluated = self._due(self.step, self.evaluation.eval_every)
-                        alarms = [] if self._gradient_norms is None else self._look_inside(line, evaluated)
-                        for key, (every, observe) in self.observers.items():
-                            if self._due(self.step, every):
-                                setattr(line, key, observe(self.step, self.model, self._loader.batch(self.step - 1)))
-                        if self._stops_diverged():
-                            line.stopped = f"the run diverged at step {self.divergence.step}"
+                        line, alarms = self._measured_update(batches, start)
                         self._write(line, tracker)
-                        if evaluated and not finite(self.val_loss or 0.0):
-                            raise NonFinite(self._where_validation_fails())
-                        if not self._stops_diverged() and (
-                            self._due(self.step, self.config.checkpoint_every) or self._stopping
-                        ):
-                            self.save(self.val_loss if evaluated else None)
+                        self._save_if_due(line)
                     except NonFinite as error:
                         line = MetricsRecord(step=self.step + 1, loss=None, stopped=str(error), events=[error.event])
                         self._write(line, tracker)
                         meter.say(f"stopped before update {self.step + 1}: {error}; {self._kept()}.")
                         return STOPPED_BY_GUARD
-                    for alarm in alarms:
-                        meter.say(f"ALARM: {alarm}.")
-                    if line.backend is not None and self._backend_before is not None:
-                        meter.say(
-                            f"the backend was {self._backend_before} and is {self.backend} from step {self.step} on: "
-                            f"the last bits of its updates differ."
-                        )
-                    if self._stops_diverged():
-                        meter.say(f"stopped at step {self.step}: {line.stopped}; {self._kept()}.")
-                        return STOPPED_BY_GUARD
-                    self._show(meter, line, evaluated)
-                    if self._stopping and self.step < self.config.steps:
-                        meter.say(f"stopped and saved at step {self.step}: run the same command again to continue.")
-                        return SIGNALS[signal.Signals(self._stopping)]
+                    self._announce(meter, line, alarms)
+                    code = self._end(meter, line)
+                    if code is not None:
+                        return code
             return FINISHED
         finally:
             batches.close()
             tracker.close()
             if self.log is not None:
                 self.log.close()
+
+    def _measured_update(
+        self, batches: Iterator[tuple[Tensor, Tensor]], start: StartRecord | None
+    ) -> tuple[MetricsRecord, list[str]]:
+        """One update with all that is measured after it, and the alarms."""
+        line = self.update(batches)
+        if self.step == 1:
+            line.start = start
+        self.loss = line.loss
+        evaluated = self._due(self.step, self.evaluation.eval_every)
+        alarms = [] if self._gradient_norms is None else self._look_inside(line, evaluated)
+        for key, (every, observe) in self.observers.items():
+            if self._due(self.step, every):
+                setattr(line, key, observe(self.step, self.model, self._loader.batch(self.step - 1)))
+        if self._stops_diverged():
+            line.stopped = f"the run diverged at step {self.divergence.step}"
+        return line, alarms
+
+    def _save_if_due(self, line: MetricsRecord) -> None:
+        """Save a checkpoint if it is time, or if the run is asked to stop. Raises NonFinite instead of saving."""
+        if line.evaluated and not finite(self.val_loss or 0.0):
+            raise NonFinite(self._where_validation_fails())
+        due = self._due(self.step, self.config.checkpoint_every) or self._stopping
+        if due and not self._stops_diverged():
+            self.save(self.val_loss if line.evaluated else None)
+
+    def _announce(self, meter: Meter, line: MetricsRecord, alarms: list[str]) -> None:
+        for alarm in alarms:
+            meter.say(f"ALARM: {alarm}.")
+        if line.backend is not None and self._backend_before is not None:
+            meter.say(
+                f"the backend was {self._backend_before} and is {self.backend} from step {self.step} on: "
+                f"the last bits of its updates differ."
+            )
+
+    def _end(self, meter: Meter, line: MetricsRecord) -> int | None:
+        """The exit code of a run that ends before its last step; None if it goes on."""
+        if self._stops_diverged():
+            meter.say(f"stopped at step {self.step}: {line.stopped}; {self._kept()}.")
+            return STOPPED_BY_GUARD
+        self._show(meter, line)
+        if self._stopping and self.step < self.config.steps:
+            meter.say(f"stopped and saved at step {self.step}: run the same command again to continue.")
+            return SIGNALS[signal.Signals(self._stopping)]
+        return None
 
     def _stops_diverged(self) -> bool:
         return self.evaluation.on_divergence == "stop" and self.divergence.step is not None
@@ -351,10 +385,10 @@ class Trainer:
             self.log.append(line)
             tracker.log(line)
 
-    def _show(self, meter: Meter, line: MetricsRecord, evaluated: bool) -> None:
+    def _show(self, meter: Meter, line: MetricsRecord) -> None:
         val = "" if self.val_loss is None else f", val {self.val_loss:.4f}"
         text = f"step {self.step}/{self.config.steps}, loss {line.loss:.4f}{val}"
-        meter.show(f"{text}, {line.tokens_per_second:,.0f} tokens/s", self.step / self.config.steps, evaluated)
+        meter.show(f"{text}, {line.tokens_per_second:,.0f} tokens/s", self.step / self.config.steps, line.evaluated)
 
     def tensors(self) -> dict[str, list[LazyTensor]]:
         """The tensors of a checkpoint: weights, and the optimiser's state under the names of the weights."""
@@ -393,7 +427,7 @@ class Trainer:
             for tensor in (tensor for part in parts.values() for tensor in part):
                 tensor.gather()
             return
-        self.check_directory()
+        self._check_directory()
         # every line up to a checkpoint's step is on the disk before the checkpoint
         self.log.sync()
         checkpoint.save(directory, parts, StateRecord(step=self.step, val_loss=val_loss, training=training))

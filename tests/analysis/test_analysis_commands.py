@@ -12,6 +12,7 @@ from spheret import GPT
 from spheret.analysis import figures
 from spheret.certificates import certificate
 from spheret.certificates.certify import certify_run
+from spheret.certificates.records import CERTIFICATES
 from spheret.cli import main
 from spheret.data import cached
 from spheret.runs.layout import CERTIFICATE
@@ -45,7 +46,7 @@ def test_certify(runs, capsys):
     document = json.loads((runs / "ball" / "certificate.json").read_text())
     assert document["checkpoint"] == 10
     assert document["tokens"] == 16
-    assert certificate.verify(document) == []
+    assert certificate.verify(certificate.read_certificate(runs / "ball")) == []
     assert (runs / "ball" / "certificate.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -79,9 +80,9 @@ def test_a_dead_model_is_no_success(dead, capsys):
         assert row["paper"] != "holds"
     assert document["achieves"]["learned"] is False
     assert document["achieves"]["loss"] > 3 * document["achieves"]["unigram_entropy"]
-    section = certificate.section(dead)
-    assert section["success"] is False
-    assert section["verdicts"]["inactive"] == len(document["achieves"]["inactive"]) > 0
+    record = certificate.read_certificate(dead)
+    assert not certificate.is_success(record)
+    assert record.own_path.verdicts["inactive"] == len(document["achieves"]["inactive"]) > 0
 
 
 def test_inspect_names_dead_sublayers(dead, runs, capsys):
@@ -100,24 +101,23 @@ def test_a_model_that_has_learned_is_a_success(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("The model has learned: its loss is 2.")
 
 
-def test_section(runs):
+def test_a_table_has_a_row_per_sublayer(runs):
     main(["certify", str(runs / "ball"), "--tokens", "8", "--sequence", "2"])
-    section = certificate.section(runs / "ball")
-    assert len(section["rows"]) == 4
-    assert all(len(row) == len(section["columns"]) for row in section["rows"])
-    assert sum(section["verdicts"].values()) == 4
-    assert section["verdicts"]["violated"] == 0
-    assert section["contradictions"] == []
-    assert all(len(values) == 4 for values in section["series"].values())
-    assert len(section["sequence"]["rows"]) == 4
-    json.dumps(section, allow_nan=False)
+    record = certificate.read_certificate(runs / "ball")
+    assert list(record.parts) == ["own_path", "sequence"]
+    for part in record.parts.values():
+        rows = certificate.table(part)
+        assert [row[0] for row in rows] == ["1", "2", "3", "4"]
+        assert all(len(row) == len(certificate.COLUMNS) for row in rows)
+        assert sum(part.verdicts.values()) == 4
+        assert "violated" not in part.verdicts
 
 
-def test_a_forged_certificate_shows_in_the_section(runs, tmp_path):
+def test_a_forged_certificate_is_recognised(runs, tmp_path):
     document = certify_run(open_run(runs / "ball"), tokens=4, sequence=0)
-    document["own_path"]["sublayers"][0]["sigma_max"] = 1e3
-    (tmp_path / CERTIFICATE).write_text(json.dumps(document))
-    assert "sigma_max 1000" in certificate.section(tmp_path)["contradictions"][0]
+    document.own_path.sublayers[0].sigma_max = 1e3
+    CERTIFICATES.write(tmp_path / CERTIFICATE, document)
+    assert "sigma_max 1000" in certificate.verify(certificate.read_certificate(tmp_path))[0]
 
 
 def test_a_violation_ends_with_code_1(runs, capsys, monkeypatch):
@@ -135,10 +135,10 @@ def test_the_live_version(runs):
     lines = open_run(runs / "ball").metrics()
     assert [line.step for line in lines if line.certificate] == [5, 10]
     record = lines[-1].certificate
-    assert record["tokens"] == 16
-    assert sum(record["verdicts"].values()) == 4
-    assert record["seconds"] > 0
-    assert open_run(runs / "flat").metrics()[-1].certificate["verdicts"] == {"proven": 4}
+    assert record.tokens == 16
+    assert sum(record.verdicts.values()) == 4
+    assert record.seconds > 0
+    assert open_run(runs / "flat").metrics()[-1].certificate.verdicts == {"proven": 4}
 
 
 def test_an_observed_run_is_the_same_run(runs):
@@ -299,7 +299,7 @@ class TestBadInput:
 def test_an_older_checkpoint(runs):
     steps = sorted(int(path.name.split("-")[1]) for path in (runs / "ball" / "checkpoints").iterdir())
     document = certify_run(open_run(runs / "ball"), steps[0], tokens=4, sequence=0)
-    assert document["checkpoint"] == steps[0]
+    assert document.checkpoint == steps[0]
 
 
 def test_nothing_but_its_files_is_written(runs, tmp_path):

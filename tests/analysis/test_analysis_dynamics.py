@@ -98,19 +98,19 @@ def test_gradients_are_those_of_backward_and_leave_none():
 def test_every_scheme(name):
     model = trained(name, steps=3)
     record = d.dynamics(model, *windows())
-    assert record["loss"] == pytest.approx(float(model(*windows()).detach()), rel=1e-4)
-    assert len(record["sublayers"]) == 4
-    for index, sublayer in enumerate(record["sublayers"]):
-        numbers = [value for value in sublayer.values() if isinstance(value, float)]
+    assert record.loss == pytest.approx(float(model(*windows()).detach()), rel=1e-4)
+    assert len(record.sublayers) == 4
+    for index, sublayer in enumerate(record.sublayers):
+        numbers = [value for value in vars(sublayer).values() if isinstance(value, float)]
         assert all(map(math.isfinite, numbers))
-        assert 1 <= sublayer["effective_rank"] <= 32
-        assert -1 <= sublayer["token_cosine"] <= 1 + 1e-9
-        assert sublayer["massive"] >= 1
-        assert (sublayer["sink"] is None) == (index % 2 == 1)
+        assert 1 <= sublayer.effective_rank <= 32
+        assert -1 <= sublayer.token_cosine <= 1 + 1e-9
+        assert sublayer.massive >= 1
+        assert (sublayer.sink is None) == (index % 2 == 1)
     assert all(p.grad is None for p in model.parameters())
-    distances = torch.tensor(record["angular_distance"])
+    distances = torch.tensor(record.angular_distance)
     assert distances.shape == (5, 5)
     torch.testing.assert_close(distances, distances.mT)
     if name.endswith("spheretnorm") or name == "geonorm":
-        norms = [sublayer["norm"] for sublayer in record["sublayers"]]
-        assert norms == pytest.approx([record["entry_norm"]] * 4, rel=1e-5)
+        norms = [sublayer.norm for sublayer in record.sublayers]
+        assert norms == pytest.approx([record.entry_norm] * 4, rel=1e-5)

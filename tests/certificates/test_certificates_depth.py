@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spheret.certificates.depth import GROWTH, budgets, dyadic, fitted, growth
+from spheret.certificates.records import FitRecord
 from spheret.schedules import SCHEDULES, factor
 
 
@@ -46,12 +47,12 @@ def test_growth_recognises_its_schedule(name):
     steps = lambdas(name, layers)
     S, A = (K * steps).cumsum(0), (H * steps).square().cumsum(0)
     sums = growth(S, A, torch.full((layers, 2), K), torch.full((layers, 2), H), steps, name)
-    assert sums["S_grows_as"] == name
-    assert sums["fits"][name]["S"]["factor"] == pytest.approx(K)
-    assert sums["fits"][name]["S"]["r2"] == pytest.approx(1)
-    assert sums["fits"][name]["A"]["factor"] == pytest.approx(H**2)
-    assert sums["S"] == pytest.approx(sums["S_envelope"], rel=1e-6)
-    assert sums["A"] == pytest.approx(sums["A_envelope"], rel=1e-6)
+    assert sums.S_grows_as == name
+    assert sums.fits[name].S.factor == pytest.approx(K)
+    assert sums.fits[name].S.r2 == pytest.approx(1)
+    assert sums.fits[name].A.factor == pytest.approx(H**2)
+    assert pytest.approx(sums.S_envelope, rel=1e-6) == sums.S
+    assert pytest.approx(sums.A_envelope, rel=1e-6) == sums.A
 
 
 @pytest.mark.parametrize(("name", "S_limit", "A_limit"), [
@@ -74,10 +75,10 @@ def test_dyadic_budgets_of_the_paper():
     ):
         steps = lambdas(name, 127)
         rows = dyadic((theta * steps).square(), steps)
-        assert [row["m"] for row in rows] == [1, 2, 4, 8, 16, 32, 64]
+        assert [row.m for row in rows] == [1, 2, 4, 8, 16, 32, 64]
         for row in rows:
-            assert low(row["m"]) - 1e-12 <= row["lambda_squared"] <= high(row["m"]) + 1e-12
-            assert row["ratio"] == pytest.approx(theta**2)
+            assert low(row.m) - 1e-12 <= row.lambda_squared <= high(row.m) + 1e-12
+            assert row.ratio == pytest.approx(theta**2)
 
 
 def test_every_schedule_of_the_table_has_its_growth():
@@ -85,4 +86,4 @@ def test_every_schedule_of_the_table_has_its_growth():
 
 
 def test_a_constant_sum_is_no_division_by_zero():
-    assert fitted(torch.zeros(3), torch.ones(3)) == {"factor": 0.0, "r2": 1.0}
+    assert fitted(torch.zeros(3), torch.ones(3)) == FitRecord(factor=0.0, r2=1.0)

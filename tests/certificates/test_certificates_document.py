@@ -4,6 +4,7 @@ import copy
 import json
 import math
 
+import msgspec
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -12,7 +13,7 @@ from trained_models import VOCAB, config, trained, windows
 from spheret import GPT, SCHEMES, SpheretNorm, parameter_groups
 from spheret.analysis.sublayers import float64_twin, states
 from spheret.certificates import measure
-from spheret.certificates.certificate import certify, digits, section, summary, verify
+from spheret.certificates.certificate import certify, digits, read_certificate, summary, verify
 from spheret.certificates.live_certificate import observer
 from spheret.connections import Spherical, scheme
 
@@ -89,48 +90,48 @@ def test_no_bound_is_violated_on_a_trained_model(name, options):
     """Every spherical scheme, every sublayer, 64 tokens; J equals the closed form there too."""
     certificate = certify(trained(name, options=options), windows()[0], 64, sequence=8)
     assert verify(certificate) == []
-    for part in (certificate["own_path"], certificate["sequence"]):
-        for row in part["sublayers"]:
+    for part in (certificate.own_path, certificate.sequence):
+        for row in part.sublayers:
             # the paper's linear schedule ends with a step of 0
-            assert row["verdict"] == ("proven" if row["lambda"] else "inactive")
-            assert row["violations"] == 0
-            assert row["error_max"] < 1e-10
-            assert row["sigma_max"] >= 1 - 1e-12
-            assert (row["paper"] == "does not apply") == (row["m_min"] == 0)
-            assert digits(row["proven"]["condition"]) >= 7
-        for row in part["depth"]:
-            assert row["violations"] == 0
-            assert digits(row["proven"]["condition"]) >= 5
-            assert row["criterion_min"] <= row["product_m_min"] * (1 + 1e-12)
-        growth = part["growth"]
-        assert growth["S"] <= growth["S_envelope"] * (1 + 1e-9)
-        assert growth["A"] <= growth["A_envelope"] * (1 + 1e-9)
-    json.dumps(certificate, allow_nan=False)
+            assert row.verdict == ("proven" if row.lambda_ else "inactive")
+            assert row.violations == 0
+            assert row.error_max < 1e-10
+            assert row.sigma_max >= 1 - 1e-12
+            assert (row.paper == "does not apply") == (row.m_min == 0)
+            assert digits(row.proven.condition) >= 7
+        for row in part.depth:
+            assert row.violations == 0
+            assert digits(row.proven.condition) >= 5
+            assert row.criterion_min <= row.product_m_min * (1 + 1e-12)
+        growth = part.growth
+        assert growth.S_envelope * (1 + 1e-9) >= growth.S
+        assert growth.A_envelope * (1 + 1e-9) >= growth.A
+    json.dumps(msgspec.to_builtins(certificate), allow_nan=False)
 
 
 @pytest.mark.parametrize("name", SPHERICAL)
 def test_proven_where_there_is_something_to_prove(name):
     model = quiet(name)
     certificate = certify(model, windows()[0], 64, sequence=8)
-    assert certificate["own_path"]["verdicts"] == {"proven": 4}
-    last = certificate["own_path"]["depth"][-1]
-    assert 0 < last["criterion_min"] <= last["product_m_min"] <= last["sigma_min"] <= 1 <= last["sigma_max"]
-    assert math.log(last["sigma_max"]) <= last["S_max"]
-    assert certificate["own_path"]["lost"]["paper"] is None
-    assert certificate["own_path"]["paper"] == {"holds": 4}
-    assert certificate["own_path"]["bounds"] == "proven"
+    assert certificate.own_path.verdicts == {"proven": 4}
+    last = certificate.own_path.depth[-1]
+    assert 0 < last.criterion_min <= last.product_m_min <= last.sigma_min <= 1 <= last.sigma_max
+    assert math.log(last.sigma_max) <= last.S_max
+    assert certificate.own_path.lost.paper is None
+    assert certificate.own_path.paper == {"holds": 4}
+    assert certificate.own_path.bounds == "proven"
     assert verify(certificate) == []
 
 
 def test_the_paper_s_verdict_is_that_of_the_worst_token():
     """One token without a lower bound, and the paper's bound does not apply to the whole sublayer."""
     model = copy.deepcopy(trained("proj-spheretnorm"))
-    many = certify(model, windows()[0], 64, sequence=0)["own_path"]["sublayers"]
+    many = certify(model, windows()[0], 64, sequence=0).own_path.sublayers
     for row in many:
-        assert row["tokens_with_m"] < 64
-        assert row["paper"] == "does not apply"
-        assert "m = 0" in row["paper_why"]
-        assert row["loose"] == pytest.approx((1 + row["Delta_max"]) / row["sigma_max"])
+        assert row.tokens_with_m < 64
+        assert row.paper == "does not apply"
+        assert "m = 0" in row.paper_why
+        assert row.loose == pytest.approx((1 + row.Delta_max) / row.sigma_max)
 
 
 def test_own_tokens_do_not_bound_the_sequence():
@@ -147,15 +148,15 @@ def test_own_tokens_do_not_bound_the_sequence():
 def test_flat_schemes_are_proven_without_the_paper(name):
     """A norm after the sum makes J singular: then sigma_max is proven, and sigma_min from above."""
     certificate = certify(trained(name, steps=3), windows()[0], 8, sequence=4)
-    for part in (certificate["own_path"], certificate["sequence"]):
-        assert part["verdicts"] == {"at most" if name in ("post-ln", "deepnorm", "ngpt") else "proven": 4}
-        assert part["paper"] == {"does not apply": 4}
-        assert part["bounds"] == "none"
-        assert all("no retraction" in row["paper_why"] and "m_min" not in row for row in part["sublayers"])
-        assert all(digits(row["proven"]["sigma_max"]) >= 9 for row in part["sublayers"])
+    for part in (certificate.own_path, certificate.sequence):
+        assert part.verdicts == {"at most" if name in ("post-ln", "deepnorm", "ngpt") else "proven": 4}
+        assert part.paper == {"does not apply": 4}
+        assert part.bounds == "none"
+        assert all("no retraction" in row.paper_why and row.m_min is None for row in part.sublayers)
+        assert all(digits(row.proven.sigma_max) >= 9 for row in part.sublayers)
     assert "no retraction of the sphere" in " ".join(summary(certificate))
     assert verify(certificate) == []
-    json.dumps(certificate, allow_nan=False)
+    json.dumps(msgspec.to_builtins(certificate), allow_nan=False)
 
 
 class TestWithoutMatrices:
@@ -202,20 +203,20 @@ class TestWithoutMatrices:
     def test_certificate(self, narrow):
         certificate = certify(quiet("proj-spheretnorm", width=16), windows()[0], 6, sequence=3)
         assert verify(certificate) == []
-        assert certificate["own_path"]["norm_of_B"] == "frobenius"
-        assert certificate["own_path"]["verdicts"] == {"measured only": 4}
-        assert certificate["own_path"]["paper"] == {"holds": 4}
+        assert certificate.own_path.norm_of_B == "frobenius"
+        assert certificate.own_path.verdicts == {"measured only": 4}
+        assert certificate.own_path.paper == {"holds": 4}
         assert "more than 8 rows" in " ".join(summary(certificate))
 
     def test_an_estimate_from_below_proves_nothing(self, narrow):
         certificate = certify(quiet("proj-spheretnorm", width=16), windows()[0], 6, sequence=3, exact=False)
-        for part in (certificate["own_path"], certificate["sequence"]):
-            assert part["norm_of_B"] == "lanczos"
-            assert part["verdicts"] == {"measured only": 4}
-            assert part["paper"] == {"does not apply": 4}
-            assert "below" in part["sublayers"][0]["paper_why"]
-            assert part["bounds"] == "estimated"
-            assert part["lost"]["paper"] is None
+        for part in (certificate.own_path, certificate.sequence):
+            assert part.norm_of_B == "lanczos"
+            assert part.verdicts == {"measured only": 4}
+            assert part.paper == {"does not apply": 4}
+            assert "below" in part.sublayers[0].paper_why
+            assert part.bounds == "estimated"
+            assert part.lost.paper is None
         assert "proven" not in " ".join(summary(certificate))
         assert verify(certificate) == []
 
@@ -250,8 +251,8 @@ class TestForgery:
         honest = SpheretNorm.forward
         monkeypatch.setattr(SpheretNorm, "forward", lambda self, h, f: honest(self, h, 3 * f))
         certificate = certify(trained("proj-spheretnorm"), windows()[0], 8, sequence=4)
-        assert set(certificate["own_path"]["verdicts"]) == {"violated"}
-        assert set(certificate["sequence"]["verdicts"]) == {"violated"}
+        assert set(certificate.own_path.verdicts) == {"violated"}
+        assert set(certificate.sequence.verdicts) == {"violated"}
         assert "proven" not in " ".join(summary(certificate))
         assert verify(certificate)
 
@@ -270,12 +271,12 @@ class TestForgery:
     def test_a_changed_number_is_reported(self, key, value, message):
         certificate = certify(quiet("proj-spheretnorm", width=16), windows()[0], 4, sequence=0)
         assert verify(certificate) == []
-        certificate["own_path"]["sublayers"][1][key] = value
+        setattr(certificate.own_path.sublayers[1], key, value)
         assert any(message in sentence and "sublayer 2" in sentence for sentence in verify(certificate))
 
     def test_an_estimate_does_not_allow_proven(self):
         certificate = certify(quiet("proj-spheretnorm", width=16), windows()[0], 4, sequence=0)
-        certificate["own_path"]["norm_of_B"] = "lanczos"
+        certificate.own_path.norm_of_B = "lanczos"
         assert len(verify(certificate)) == 4
 
 
@@ -303,15 +304,15 @@ class TestBadInput:
         with pytest.raises(ValueError, match="no sphere"):
             certify(model, windows()[0], 4, sequence=0)
 
-    def test_no_certificate_no_section(self, tmp_path):
-        assert section(tmp_path) is None
+    def test_no_certificate_and_a_damaged_one(self, tmp_path):
+        assert read_certificate(tmp_path) is None
         (tmp_path / "certificate.json").write_text("{")
         with pytest.raises(ValueError, match="damaged"):
-            section(tmp_path)
+            read_certificate(tmp_path)
         (tmp_path / "certificate.json").write_text("{}")
         with pytest.raises(ValueError, match="not written by"):
-            section(tmp_path)
-        whole = certify(quiet("proj-spheretnorm", width=16), windows()[0], 2, sequence=0)
+            read_certificate(tmp_path)
+        whole = msgspec.to_builtins(certify(quiet("proj-spheretnorm", width=16), windows()[0], 2, sequence=0))
         for broken in (
             {"own_path": None},
             {"own_path": {"sublayers": []}},
@@ -319,7 +320,7 @@ class TestBadInput:
         ):
             (tmp_path / "certificate.json").write_text(json.dumps(whole | broken))
             with pytest.raises(ValueError, match="is damaged"):
-                section(tmp_path)
+                read_certificate(tmp_path)
 
 
 class TestLive:
@@ -338,10 +339,10 @@ class TestLive:
         assert all(p.requires_grad for p in model.parameters())
         assert all(torch.equal(x, weights[key]) for key, x in model.state_dict().items())
         assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients, strict=True))
-        assert record["tokens"] == 8
-        assert len(record["sublayers"]) == 4
-        assert record["seconds"] > 0
-        json.dumps(record, allow_nan=False)
+        assert record.tokens == 8
+        assert len(record.sublayers) == 4
+        assert record.seconds > 0
+        json.dumps(msgspec.to_builtins(record), allow_nan=False)
 
     def test_a_step_after_it_is_the_same_step(self):
         def stepped(look):
@@ -363,7 +364,7 @@ class TestLive:
         model = GPT(config("proj-spheretnorm"))
         with torch.no_grad():
             model.blocks[0].mlp.hidden.weight[0, 0] = math.inf
-        assert "hidden.weight" in observer(4)(1, model, windows())["failed"]
+        assert "hidden.weight" in observer(4)(1, model, windows()).failed
 
     def test_bad_tokens(self):
         with pytest.raises(ValueError, match="at least 1"):

@@ -15,18 +15,18 @@ from spheret.cli import main
 @pytest.mark.parametrize("name", SCHEMES)
 def test_every_scheme(name):
     row = at_start(name, 4, 16)
-    assert row["condition"] >= 1
-    assert row["norm"] > 0
-    assert row["gradient"] > 0
+    assert row.condition >= 1
+    assert row.norm > 0
+    assert row.gradient > 0
     if name.endswith("spheretnorm") or name == "geonorm":
-        assert row["norm"] == pytest.approx(1)
-        assert row["removed"] == 0
+        assert row.norm == pytest.approx(1)
+        assert row.removed == 0
         assert goes_deep(row)
 
 
 def test_norms_after_the_sum_remove_directions():
-    assert at_start("post-ln", 4, 16)["removed"] == 2
-    assert at_start("ngpt", 4, 16)["removed"] == 1
+    assert at_start("post-ln", 4, 16).removed == 2
+    assert at_start("ngpt", 4, 16).removed == 1
 
 
 def test_it_agrees_with_a_brute_force_jacobian():
@@ -44,7 +44,7 @@ def test_it_agrees_with_a_brute_force_jacobian():
         G = torch.autograd.functional.jacobian(lambda x, t=t: twin.blocks[0](x)[0, t], h)[:, 0, t]
         values = torch.linalg.svdvals(G)
         worst = max(worst, float(values[0] / values[-1]))
-    assert row["condition"] == pytest.approx(worst, rel=1e-8)
+    assert row.condition == pytest.approx(worst, rel=1e-8)
 
 
 def test_command(tmp_path, capsys):

@@ -110,31 +110,31 @@ class TestForgery:
         monkeypatch.setattr(enclosed_jacobians, "token_balls", wrong)
         torch.manual_seed(0)
         certificate = certify(GPT(config("pre-ln", width=16)), windows()[0], 4, sequence=0)
-        assert certificate["own_path"]["verdicts"] == {"violated": 4}
+        assert certificate.own_path.verdicts == {"violated": 4}
         assert verify(certificate)
         assert not is_success(certificate)
 
     @pytest.mark.parametrize(
-        ("change", "message"),
+        ("name", "interval", "message"),
         [
-            (lambda proven: proven.update(sigma_min=[0.9999, 0.99991]), "outside its proven interval"),
-            (lambda proven: proven.update(sigma_max=[1e-3, 1e-2]), "outside its proven interval"),
-            (lambda proven: proven.update(condition=[1e9, 2e9]), "does not follow"),
-            (lambda proven: proven.update(sigma_min=[0.0, 2.0]), "should be 'at most'"),
+            ("sigma_min", (0.9999, 0.99991), "outside its proven interval"),
+            ("sigma_max", (1e-3, 1e-2), "outside its proven interval"),
+            ("condition", (1e9, 2e9), "does not follow"),
+            ("sigma_min", (0.0, 2.0), "should be 'at most'"),
         ],
     )
-    def test_a_changed_interval_is_reported(self, change, message):
+    def test_a_changed_interval_is_reported(self, name, interval, message):
         torch.manual_seed(0)
         certificate = certify(GPT(config("proj-spheretnorm", width=16)), windows()[0], 4, sequence=0)
         assert verify(certificate) == []
-        change(certificate["own_path"]["sublayers"][1]["proven"])
+        setattr(certificate.own_path.sublayers[1].proven, name, interval)
         assert any(message in sentence and "sublayer 2" in sentence for sentence in verify(certificate))
 
     def test_a_verdict_on_an_inactive_sublayer_is_reported(self):
         torch.manual_seed(0)
         certificate = certify(GPT(config("rezero", width=16)), windows()[0], 4, sequence=0)
-        assert certificate["own_path"]["verdicts"] == {"inactive": 4}
-        certificate["own_path"]["sublayers"][0]["verdict"] = "proven"
+        assert certificate.own_path.verdicts == {"inactive": 4}
+        certificate.own_path.sublayers[0].verdict = "proven"
         assert "should be 'inactive'" in verify(certificate)[0]
 
 
@@ -145,9 +145,9 @@ def test_an_operation_without_a_rule_is_measured_only_and_named():
     torch.manual_seed(0)
     model = GPT(config("proj-spheretnorm", width=16, retraction=odd))
     certificate = certify(model, windows()[0], 4, sequence=2)
-    for part in (certificate["own_path"], certificate["sequence"]):
-        assert part["verdicts"] == {"measured only": 4}
-        assert part["depth"][-1]["proven"] is None
+    for part in (certificate.own_path, certificate.sequence):
+        assert part.verdicts == {"measured only": 4}
+        assert part.depth[-1].proven is None
     assert "sinh has no rule" in " ".join(summary(certificate))
     assert verify(certificate) == []
 
@@ -161,10 +161,10 @@ def test_a_branch_of_zeros_is_inactive():
             model.blocks[1].mlp.output.weight.zero_()
             model.blocks[1].mlp.output.bias.zero_()
         certificate = certify(model, windows()[0], 4, sequence=2)
-        row = certificate["own_path"]["sublayers"][3]
-        assert row["verdict"] == "inactive"
-        assert row["proven"]["condition"][1] < 1 + 1e-9
-        assert certificate["achieves"]["inactive"] == [4]
+        row = certificate.own_path.sublayers[3]
+        assert row.verdict == "inactive"
+        assert row.proven.condition[1] < 1 + 1e-9
+        assert certificate.achieves.inactive == [4]
         assert "1 of 4 sublayers are inactive" in summary(certificate)[0]
         assert not is_success(certificate)
 

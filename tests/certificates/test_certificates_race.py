@@ -29,12 +29,12 @@ def raced(tmp_path_factory):
 def test_no_bound_is_violated_on_a_checkpoint_of_the_race(raced, name):
     run = open_run(raced / f"{name.replace(':', '-')}-1337")
     certificate = certify_run(run, tokens=64, sequence=8)
-    assert (certificate["checkpoint"], certificate["tokens"]) == (20, 64)
+    assert (certificate.checkpoint, certificate.tokens) == (20, 64)
     assert verify(certificate) == []
-    for part in (certificate["own_path"], certificate["sequence"]):
-        assert [row["sublayer"] for row in part["sublayers"]] == [1, 2, 3, 4]
-        assert {row["verdict"] for row in part["sublayers"]} <= {"proven"}
-        assert all(row["violations"] == 0 for row in [*part["sublayers"], *part["depth"]])
+    for part in (certificate.own_path, certificate.sequence):
+        assert [row.sublayer for row in part.sublayers] == [1, 2, 3, 4]
+        assert {row.verdict for row in part.sublayers} <= {"proven"}
+        assert all(row.violations == 0 for row in [*part.sublayers, *part.depth])
 
 
 @pytest.mark.slow
@@ -44,10 +44,10 @@ def test_its_bounds_hold_for_the_jacobian_of_the_model_itself(raced, name):
     run = open_run(raced / f"{name}-1337")
     certificate = certify_run(run, tokens=8, sequence=8)
     ids = next(iter(run.data().validation(run.model_config.block, 1, windows=1)))[0][:, :8]
-    for s, row in zip(states(float64_twin(run.model()), ids), certificate["sequence"]["sublayers"], strict=True):
+    for s, row in zip(states(float64_twin(run.model()), ids), certificate.sequence.sublayers, strict=True):
         J = torch.autograd.functional.jacobian(lambda h, s=s: s.connection(h, s.branch), s.h)
         values = torch.linalg.svdvals(J.reshape(s.h.numel(), s.h.numel()))
-        assert float(values[0]) <= 1 + row["delta_max"] + 1e-9
-        assert float(values[-1]) >= row["m_exact_min"] - 1e-9
-        assert float(values[0]) == pytest.approx(row["sigma_max"], rel=1e-9)
-        assert float(values[-1]) == pytest.approx(row["sigma_min"], rel=1e-6)
+        assert float(values[0]) <= 1 + row.delta_max + 1e-9
+        assert float(values[-1]) >= row.m_exact_min - 1e-9
+        assert float(values[0]) == pytest.approx(row.sigma_max, rel=1e-9)
+        assert float(values[-1]) == pytest.approx(row.sigma_min, rel=1e-6)

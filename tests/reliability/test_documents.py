@@ -12,7 +12,7 @@ import pytest
 from spheret.runs.step_cost import COSTS, StepCost
 
 import spheret
-from spheret.analysis.inspect import (
+from spheret.analysis.records import (
     INSPECTIONS,
     InspectedRun,
     InspectedSublayer,
@@ -97,7 +97,7 @@ def read_run(path):
 
 
 # documents in which a key that may be absent is absent when it is null
-OMITTING = ("config", "convert", "metrics")
+OMITTING = ("certificate", "config", "convert", "metrics")
 
 
 def without_nulls(value):

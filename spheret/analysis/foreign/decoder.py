@@ -15,7 +15,7 @@ from spheret.analysis.foreign.probe import Call, ForeignSublayer, Probe, part_of
 from spheret.analysis.foreign.structure import Branch, ConvertedStep, find_structure, trial_tokens
 from spheret.connections import Connection
 from spheret.conversion.trace import Where
-from spheret.model.probes import Sublayer
+from spheret.model.probes import BranchKind, Sublayer
 
 # the largest relative difference between two ways to one derivative, in float64
 _ROUNDING = 1e-9
@@ -101,7 +101,7 @@ class ForeignDecoder:
         return [branch.connection for branch in self.branches]
 
     @property
-    def kinds(self) -> list[str]:
+    def kinds(self) -> list[BranchKind]:
         return [branch.kind for branch in self.branches]
 
     @property

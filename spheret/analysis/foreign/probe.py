@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from spheret.analysis.foreign.structure import Branch
 from spheret.conversion.trace import Where
-from spheret.model.probes import Sublayer
+from spheret.model.probes import BranchKind, Sublayer
 
 NOT_PROVEN = "measured in float64, not proven: ball arithmetic has rules for spheret's own layers alone"
 
@@ -32,7 +32,7 @@ class ForeignSublayer(Sublayer):
     copies: int = 1
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> BranchKind:
         return self.branch.kind
 
     @property

@@ -16,6 +16,7 @@ from spheret.conversion.plan import Chain, ConversionError, Reader, Residual, ma
 from spheret.conversion.steps import Step
 from spheret.conversion.trace import Trace, watch
 from spheret.kernels import compute_dtype, retract_unchecked
+from spheret.model.probes import BranchKind
 from spheret.support.errors import shortened
 
 # the trial's batch and length; no model has heads or channels of such a number
@@ -66,7 +67,7 @@ class Branch:
     # the module that returns attention weights, and where in its output
     weights: tuple[str, int] | None
     parameters: list[nn.Parameter]
-    kind: str
+    kind: BranchKind
     heads: int
     connection: Connection
     step: Step | None = None
@@ -201,7 +202,7 @@ def _attention_weights(trace: Trace, inside: set[str]) -> tuple[str, int] | None
     return None
 
 
-def _kind(classes: Iterable[str]) -> str:
+def _kind(classes: Iterable[str]) -> BranchKind:
     words = [name.lower() for name in classes]
     attention = any("attention" in word or "attn" in word for word in words)
     # Qwen3MoeAttention is no mixture of experts

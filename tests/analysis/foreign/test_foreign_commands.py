@@ -1,5 +1,6 @@
 """inspect and certify of saved models, from the command line."""
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -8,7 +9,8 @@ from small_models import randomize
 
 from spheret import GPT, GPTConfig, conversion
 from spheret.analysis.foreign.text import first_tokens, open_text, with_first_tokens
-from spheret.analysis.inspect import INSPECTIONS, inspect_run
+from spheret.analysis.inspect import inspect_run
+from spheret.analysis.records import INSPECTIONS
 from spheret.analysis.saved_models import inspect_saved
 from spheret.certificates import certificate
 from spheret.certificates.certify import certify_run
@@ -38,7 +40,7 @@ def folder(tmp_path_factory):
 
 
 def numbers(value, path=""):
-    """Every number of a record, by its path."""
+    """Every number of plain data, by its path."""
     if isinstance(value, dict):
         return {k: v for name, part in value.items() for k, v in numbers(part, f"{path}.{name}").items()}
     if isinstance(value, list):
@@ -47,8 +49,8 @@ def numbers(value, path=""):
 
 
 def test_our_gpt_and_its_export_as_gpt2_have_the_same_dynamics(folder):
-    ours = numbers(inspect_run(open_run(folder / "run"), windows=2, data="sotu"))
-    theirs = numbers(inspect_saved(SavedModel(folder / "exported"), windows=2))
+    ours = numbers(msgspec.to_builtins(inspect_run(open_run(folder / "run"), windows=2, data="sotu")))
+    theirs = numbers(msgspec.to_builtins(inspect_saved(SavedModel(folder / "exported"), windows=2)))
     assert ours.pop(".checkpoint") == 0
     assert theirs.pop(".checkpoint") is None
     # the head is ours alone
@@ -68,20 +70,21 @@ def test_our_gpt_and_its_export_as_gpt2_have_the_same_certificate(folder, capsys
     printed = " ".join(capsys.readouterr().out.split())
     assert "exported, GPT2LMHeadModel: 4 tokens on their own paths" in printed
     assert "of which 4 measured only (measured in float64, not proven" in printed
-    theirs = certificate.read(tmp_path / "certificate.json")
+    theirs = certificate.read_certificate(tmp_path)
     assert certificate.verify(theirs) == []
-    assert ours["achieves"]["loss"] == pytest.approx(theirs["achieves"]["loss"], rel=1e-9)
+    assert ours.achieves.loss == pytest.approx(theirs.achieves.loss, rel=1e-9)
     for part in ("own_path", "sequence"):
         for rows in ("sublayers", "depth"):
-            for a, b in zip(ours[part][rows], theirs[part][rows], strict=True):
-                for key in ("sigma_max", "sigma_min"):
-                    assert a[key] == pytest.approx(b[key], rel=1e-8)
-                assert b["proven"] is None
-    assert theirs["own_path"]["sublayers"][1]["module"] == "transformer.h.0.mlp"
+            pairs = (getattr(getattr(record, part), rows) for record in (ours, theirs))
+            for a, b in zip(*pairs, strict=True):
+                assert a.sigma_max == pytest.approx(b.sigma_max, rel=1e-8)
+                assert a.sigma_min == pytest.approx(b.sigma_min, rel=1e-8)
+                assert b.proven is None
+    assert theirs.own_path.sublayers[1].module == "transformer.h.0.mlp"
     # that of the worst token, which is at most the ratio over all tokens
-    for a, b in zip(ours["own_path"]["sublayers"], theirs["own_path"]["sublayers"], strict=True):
-        assert b["condition"] == pytest.approx(a["proven"]["condition"][0], rel=1e-6)
-    assert theirs["model"] == "GPT2LMHeadModel"
+    for a, b in zip(ours.own_path.sublayers, theirs.own_path.sublayers, strict=True):
+        assert b.condition == pytest.approx(a.proven.condition[0], rel=1e-6)
+    assert theirs.model == "GPT2LMHeadModel"
 
 
 def test_inspect_a_model_beside_a_run(folder, capsys, tmp_path, monkeypatch):
@@ -105,14 +108,14 @@ def test_inspect_a_model_beside_a_run(folder, capsys, tmp_path, monkeypatch):
 def test_converted_models(folder):
     for name in ("half", "turned"):
         record = inspect_saved(SavedModel(folder / name), windows=1)
-        assert record["scheme"].startswith("proj-spheretnorm")
-        norms = [row["norm"] for row in record["sublayers"]]
-        assert norms == pytest.approx([record["entry_norm"]] * 4, rel=1e-5)
+        assert record.scheme.startswith("proj-spheretnorm")
+        norms = [row.norm for row in record.sublayers]
+        assert norms == pytest.approx([record.entry_norm] * 4, rel=1e-5)
     with pytest.raises(ValueError, match=r"in the middle of its annealing, at t = 0\.5"):
         certify_saved(SavedModel(folder / "half"))
     document = certify_saved(SavedModel(folder / "turned"), tokens=2, sequence=0)
-    assert document["scheme"] == "proj-spheretnorm"
-    assert document["own_path"]["bounds"] == "proven"
+    assert document.scheme == "proj-spheretnorm"
+    assert document.own_path.bounds == "proven"
     assert certificate.verify(document) == []
 
 

@@ -140,13 +140,13 @@ def test_a_converted_model(name):
     document = certificate.certify(it, IDS, tokens=2, sequence=2)
     # the closed form of the retraction's Jacobian, and the paper's bounds, hold for the model's own derivatives
     assert certificate.verify(document) == []
-    for row in document["own_path"]["sublayers"]:
-        assert row["verdict"] == "measured only"
-        assert row["why"].startswith("measured in float64, not proven")
-        assert row["alpha"] > 0
-        assert row["sigma_max"] <= 1 + row["Delta_max"]
-        assert row["error_max"] < 1e-9
-        assert row["paper"] in ("holds", "does not apply")
+    for row in document.own_path.sublayers:
+        assert row.verdict == "measured only"
+        assert row.why.startswith("measured in float64, not proven")
+        assert row.alpha > 0
+        assert row.sigma_max <= 1 + row.Delta_max
+        assert row.error_max < 1e-9
+        assert row.paper in ("holds", "does not apply")
 
 
 def test_a_wrong_fast_way_is_found(monkeypatch):
