@@ -72,7 +72,7 @@ class Sublayer:
 
 @contextmanager
 def probe(model: GPT, observe: Callable[[Sublayer], object]) -> Iterator[None]:
-    """Within the `with` block, call `observe` after every sublayer of every forward pass. Outside it there are no hooks.
+    """Within the `with` block, call `observe` after every sublayer of every forward pass. Outside there are no hooks.
 
     With `recompute` a backward pass inside the block runs the sublayers again, and `observe` is called again. During
     cached generation a branch receives only the new tokens, so the attention weights cover only those.
