@@ -79,15 +79,15 @@ class Sublayer:
 
 
 @contextmanager
-def probe(model: GPT, see: Callable[[Sublayer], object]) -> Iterator[None]:
-    """Within the `with` block, call `see` after every sublayer of every forward pass. Outside it there are no hooks.
+def probe(model: GPT, observe: Callable[[Sublayer], object]) -> Iterator[None]:
+    """Within the `with` block, call `observe` after every sublayer of every forward pass. Outside there are no hooks.
 
-    With `recompute` a backward pass inside the block runs the sublayers again, and `see` is called again. During
+    With `recompute` a backward pass inside the block runs the sublayers again, and `observe` is called again. During
     cached generation a branch receives only the new tokens, so the attention weights cover only those.
 
     Args:
         model: the GPT to look into.
-        see: called with the `Sublayer`.
+        observe: called with the `Sublayer`.
     """
     handles = []
     number = 0
@@ -108,7 +108,7 @@ def probe(model: GPT, see: Callable[[Sublayer], object]) -> Iterator[None]:
                 module: Any, args: tuple[Any, ...], out: Tensor,
                 recorded: dict[str, Tensor] = recorded, branch: Any = branch, number: int = number,
             ) -> None:  # fmt: skip
-                see(Sublayer(number, args[0], recorded.pop("f"), out, module, branch, recorded.pop("input")))
+                observe(Sublayer(number, args[0], recorded.pop("f"), out, module, branch, recorded.pop("input")))
 
             handles += [
                 branch.register_forward_hook(record_branch),

@@ -176,6 +176,8 @@ def evaluated_by_lm_eval(path, model, shots):
     return [float(answer[0]) for line in results["samples"]["openings"] for answer in line["filtered_resps"]]
 
 
+# lm_eval's command line imports everything once more: 12 s of processor time
+@pytest.mark.slow
 def test_lm_evals_own_command_line(tmp_path):
     """A task of our own file. Our command line gives the export to lm_eval's own model, and few-shot prompts."""
     from spheret.hub.transfer import export

@@ -41,10 +41,10 @@ class TestBuilding:
         assert notices[1] == []
         assert [p.suffix for p in folder(tmp_path).iterdir()] == [".so"]
 
-    def test_several_processes_at_once(self, tmp_path):
+    def test_two_processes_at_once(self, tmp_path):
         env = {**os.environ, "SPHERET_CACHE": str(tmp_path)}
         command = [sys.executable, "-c", SCRIPT]
-        started = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+        started = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
         outputs = {process.communicate()[0] for process in started}
         assert all(process.returncode == 0 for process in started)
         assert len(outputs) == 1

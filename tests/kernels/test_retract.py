@@ -117,7 +117,7 @@ class TestGradients:
 
 
 @pytest.mark.parametrize("cap", [None, math.pi / 4])
-@pytest.mark.parametrize("p", [0.1, 0.5, 1.0, 2.0, 3.7, 50.0])
+@pytest.mark.parametrize("p", [0.1, 1.0, 3.7, 50.0])
 @pytest.mark.parametrize("size", [0.0, 1e-20, 1e-3, 1.0, 1e3])
 def test_a_learned_p_gets_its_gradient(p, cap, size):
     h, f = (x.requires_grad_() for x in pair(d=3, n=2, size=size, along=0.5 if size > 1e-6 else 0.0))

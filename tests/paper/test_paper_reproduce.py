@@ -249,6 +249,8 @@ class TestRunning:
         assert "results-sotu-bytes,geonorm (exact_clamp=true),state,finished" in tables
         assert "results-stdlib-bytes,geonorm (exact_clamp=true),state,finished" in tables
 
+    # tests/train trains on two processes in the quick suite
+    @pytest.mark.slow
     def test_two_processes_train_the_same(self, out, tmp_path, capfd):
         words = self.words(tmp_path / "two")
         words[words.index("--nproc") + 1] = "2"
