@@ -131,7 +131,7 @@ def test_other_bad_input():
         ({"schedul": "sqrt"}, "unknown option of proj-spheretnorm"),
         ({"inner_norm": True}, "the model keeps the norms before its branches"),
         ({"entry_norm": False}, "needs the radius"),
-        ({"prores": 10.0}, "counts the updates"),
+        ({"prores": 10.0}, "with full branches"),
         ({"batches": []}, "batches is empty"),
     ]:
         with pytest.raises(ValueError, match=sentence):
