@@ -19,10 +19,11 @@ from spheret.connections.base import (
     Scheme,
     angle_between,
 )
-from spheret.connections.bounded import Bounded, BoundedScalar
+from spheret.connections.bounded import Bounded, BoundedScalar, float32_scalars
 from spheret.connections.ngpt import NGPT
 from spheret.connections.norms import NORMS, HeadNorm, LayerNorm, Norm, RMSNorm, ScaleNorm
 from spheret.connections.spherical import SpheretNorm, Spherical, SphericalConnection
+from spheret.connections.warmup import at_update
 from spheret.retractions import Retraction
 from spheret.support.errors import unknown
 from spheret.support.ranges import check_above_zero
@@ -48,6 +49,8 @@ __all__ = [
     "Spherical",
     "SphericalConnection",
     "angle_between",
+    "at_update",
+    "float32_scalars",
     "scheme",
 ]
 

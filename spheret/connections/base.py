@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from functools import wraps
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from spheret.connections.warmup import BranchWarmup
 from spheret.kernels import check_rows, compute_dtype
 from spheret.retractions import P, Retraction
-from spheret.support.ranges import check_above_zero
 
 
 def check_dim(dim: int) -> int:
@@ -62,33 +63,6 @@ class RetractionStep(NamedTuple):
     # lambda_l, and the schedule that gave it
     factor: float
     schedule: str
-
-
-class BranchWarmup(nn.Module):
-    """x times min(t/updates, 1) at update t (ProRes, arXiv 2603.05369). Before `at_update` is called it is x.
-
-    The factor is a buffer, so that a checkpoint holds it, and a model that is loaded computes what was trained.
-    """
-
-    factor: Tensor
-
-    def __init__(self, updates: float):
-        super().__init__()
-        self.updates = check_above_zero("the updates of a branch's warm-up", updates)
-        self.register_buffer("factor", torch.ones(1))
-
-    def reset_parameters(self) -> None:
-        nn.init.ones_(self.factor)
-
-    def at_update(self, update: int) -> None:
-        """Set the factor for an update, counted from 1."""
-        self.factor.fill_(min(update / self.updates, 1.0))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.factor.to(x.dtype)
-
-    def extra_repr(self) -> str:
-        return f"updates={self.updates:g}"
 
 
 class Connection(nn.Module):
@@ -204,6 +178,20 @@ class Initialisation:
     hidden: float = 1.0  # the MLP's first projection
 
 
+def _warming(connect: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a scheme that builds connections, which gives them their warm-up if the scheme has `prores`."""
+
+    @wraps(connect)
+    def method(self: Scheme, *args: Any, **options: Any) -> Any:
+        built = connect(self, *args, **options)
+        for connection in built if isinstance(built, tuple) else (built,):
+            if self.prores is not None:
+                connection.warmup = BranchWarmup(self.prores * ((connection.sublayer + 1) // 2))
+        return built
+
+    return method
+
+
 @dataclass(frozen=True)
 class Scheme:
     """Three modules: one where the stream enters, one at each sublayer, and one where the stream leaves.
@@ -215,7 +203,8 @@ class Scheme:
 
     Args:
         name: the row of SCHEMES that it was built from, for reports. A subclass adds its options.
-        prores: ProRes, for any scheme: the branches of block b are multiplied by min(t/(prores b), 1) at update t.
+        prores: ProRes, for any scheme: the branches of block b are multiplied by min(t/(prores b), 1) at update t,
+            of which `at_update` tells the model.
     """
 
     name: str = field(default="", kw_only=True)
@@ -223,10 +212,17 @@ class Scheme:
     # where the method comes from, in one line, for tables and reports
     source: ClassVar[str] = ""
 
+    def __init_subclass__(cls) -> None:
+        # whatever connections a scheme builds, in any model, they warm up
+        for name in ("connect", "connect_block"):
+            if name in cls.__dict__:
+                setattr(cls, name, _warming(cls.__dict__[name]))
+
     def enter(self, dim: int) -> nn.Module:
         """The module between the embeddings and the first sublayer."""
         return nn.Identity()
 
+    @_warming
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
         """The connection of one sublayer."""
         return Connection(dim, sublayer, num_sublayers)
@@ -264,12 +260,6 @@ class Scheme:
         It must be such a product, because the loss applies it to the rows of the head's weight.
         """
         return None
-
-    def warm_up(self, block: int, connections: Iterable[Connection]) -> None:
-        """Give the connections of a block, counted from 1, their warm-up if the scheme has `prores`."""
-        if self.prores is not None:
-            for connection in connections:
-                connection.warmup = BranchWarmup(self.prores * block)
 
     def initialisation(self, num_sublayers: int) -> Initialisation:
         """nanoGPT's: weights that write to the stream start smaller by sqrt(num_sublayers)."""

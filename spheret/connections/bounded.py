@@ -10,6 +10,7 @@ bound, and the first step inward moves the value. A `Constrained` restores its o
 from __future__ import annotations
 
 import functools
+import warnings
 import weakref
 from collections.abc import Container, Iterable
 from typing import Any, NamedTuple, TypeVar
@@ -88,6 +89,8 @@ class Bounded(nn.Module):
     """
 
     exact_clamp: bool = False
+    # whether it was said that its scalars are rounded
+    _warned: bool = False
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -128,6 +131,23 @@ class Bounded(nn.Module):
                 x, g = local(parameter), local(parameter.grad)
                 floor, ceiling = inverse_softplus(low), inverse_softplus(high)
                 g.masked_fill_(((x >= ceiling) & (g < 0)) | ((x <= floor) & (g > 0)), 0.0)
+
+
+def float32_scalars(model: nn.Module) -> None:
+    """Put the learnable scalars of every `Bounded` back into float32, after a model was made half-precise.
+
+    In bfloat16 a scalar near 0.5 has neighbours 0.004 away, and the steps of an optimiser are rounded away. Call it
+    before the optimiser is made. The scalars alone change; what they multiply keeps its dtype.
+    """
+    for module in model.modules():
+        if isinstance(module, Bounded):
+            for parameter in _narrow_scalars(module):
+                parameter.data = parameter.data.float()
+
+
+def _narrow_scalars(module: Bounded) -> list[nn.Parameter]:
+    own = module.parameters(recurse=False)
+    return [p for p in own if p.numel() == 1 and p.dtype in (torch.bfloat16, torch.float16)]
 
 
 # every living Constrained module, by its id
@@ -175,17 +195,28 @@ def _project(scalars: Iterable[BoundedScalar]) -> None:
 def _after_step(optimizer: Optimizer, args: Any, options: Any) -> None:
     """Project the bounded scalars that an optimiser holds, and restore the constraints on its weights."""
     held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-    scalars = []
+    scalars, rounded = [], 0
     # the list of references is copied at once, so other threads may build modules meanwhile
     for reference in _LIVING.valuerefs():
         module = reference()
-        if module is None or module.exact_clamp:
+        if module is None or (module.exact_clamp and module._warned):
             continue
         # a module of another model is not asked: it may be half built
         own = module.parameters() if module._modules else module._parameters.values()
         if any(id(p) in held for p in own):
-            scalars += [scalar for scalar in module.bounded_scalars() if id(scalar.parameter) in held]
+            if not module._warned:
+                rounded += len(_narrow_scalars(module))
+                module._warned = True
+            if not module.exact_clamp:
+                scalars += [scalar for scalar in module.bounded_scalars() if id(scalar.parameter) in held]
     _project(scalars)
+    if rounded:
+        warnings.warn(
+            f"{rounded} step sizes and radii are half-precise, where small steps of an optimiser are rounded away: "
+            "call spheret.connections.float32_scalars(model) before the optimiser is made, or keep float32 weights "
+            "and train under autocast.",
+            stacklevel=2,
+        )
     for weak in _CONSTRAINED.valuerefs():
         model = weak()
         if model is not None and model.constrained_by_steps and any(id(p) in held for p in model.parameters()):

@@ -10,22 +10,24 @@ import torch
 from torch import nn
 
 from spheret.connections import ScaleNorm, Spherical
-from spheret.conversion.plan import Chain, Plan, Reader, Residual, is_norm
+from spheret.conversion.plan import Chain, ConversionPlan, Reader, ResidualSum, is_norm
 from spheret.conversion.steps import (
-    HOOKS,
+    NAME,
     Channel,
+    Home,
+    Hook,
     JoinHook,
     LayerHook,
     Leave,
     OutputHook,
     Passage,
+    Places,
     Position,
     ReadHook,
+    StartHook,
     Step,
 )
 
-# the name of the steps in the module that hosts them, and of the entry in the model's config
-NAME = "spheret"
 # what a host keeps of torch's shortcuts for layers without hooks
 _NESTED = "_spheret_use_nested_tensor"
 # and of its dropouts that the steps have taken over
@@ -34,12 +36,19 @@ _DROPOUTS = "_spheret_dropouts"
 
 def positions(model: nn.Module) -> list[Position]:
     """Every place where a converted model's streams have hooks, in order."""
-    return [module for module in model.modules() if isinstance(module, Position)]
+    # PEFT keeps the places that it has copied beside those in use
+    hosted: list[Any] = [module._modules.get(NAME) for module in model.modules()]
+    used = {id(place) for places in hosted if _holds_places(places) for place in places.listed()}
+    return [module for module in model.modules() if isinstance(module, Position) and id(module) in used]
 
 
 def steps(model: nn.Module) -> list[Step]:
     """The steps of a converted model, in order. A model that is not converted has none."""
-    return [module for module in model.modules() if isinstance(module, Step)]
+    return [place for place in positions(model) if isinstance(place, Step)]
+
+
+def _holds_places(module: nn.Module | None) -> bool:
+    return module is not None and any(isinstance(part, Places) for part in module.modules())
 
 
 @contextmanager
@@ -55,44 +64,53 @@ def watched(model: nn.Module, watcher: Callable[[Step, Passage], None]) -> Itera
             step.watcher = None
 
 
-def attach(model: nn.Module, plan: Plan, scheme: Spherical) -> dict[str, list[Step]]:
+def attach(model: nn.Module, plan: ConversionPlan, scheme: Spherical) -> dict[str, list[Step]]:
     """Add the steps of the plan to the model. Returns the steps of each stack."""
     modules = dict(model.named_modules())
-    numbers: dict[str, int] = {}
-    sizes = {name: len(residuals) for name, residuals in plan.stacks().items()}
-    enters: dict[str, ScaleNorm] = {}
+    sizes = {name: len(sums) for name, sums in plan.stacks().items()}
+    owners: dict[str, Home] = {}
     stacks: dict[str, list[Step]] = {name: [] for name in sizes}
     for chain in plan.chains:
         channel = Channel()
-        for residual in chain.residuals:
-            number = numbers[residual.stack] = numbers.get(residual.stack, 0) + 1
-            connection = scheme.connect(residual.dim, number, sizes[residual.stack])
+        layers: list[LayerHook] = []
+        homes = []
+        for residual in chain.sums:
+            stack = stacks[residual.stack]
+            connection = scheme.connect(residual.dim, len(stack) + 1, sizes[residual.stack])
             like = _like(modules, residual)
-            owns = residual.stack not in enters
-            if owns:
+            entry_norm = None
+            if residual.stack not in owners:
                 enter = scheme.enter(residual.dim)
                 assert isinstance(enter, ScaleNorm)
-                enters[residual.stack] = enter.to(like.device, like.dtype)
+                entry_norm = enter.to(like.device, like.dtype)
             step = Step(
                 channel,
                 connection,
-                enters[residual.stack],
-                owns,
-                residual is chain.residuals[0],
+                entry_norm,
+                residual is chain.sums[0],
                 [end.factor for end in residual.ends],
                 residual.channel_dim,
                 not _reads_direction(modules, residual.readers),
                 like,
             )
-            stacks[residual.stack].append(step)
+            stack.append(step)
             if residual.dropout is not None:
                 name, step.dropout = residual.dropout
                 host = modules[residual.host]
                 host.__dict__.setdefault(_DROPOUTS, {})[name] = step.dropout
                 setattr(host, name, 0.0)
-            _host(modules[residual.host], step)
-            _hook(modules, residual, step)
-        _leave(modules, chain, channel)
+            home = _host(modules[residual.host], step)
+            step.owner = owners.setdefault(residual.stack, home)
+            homes.append(home)
+            if not step.first:
+                layers += _hook_layers(modules, residual.containers, home)
+        leave = _host(modules[chain.sums[-1].host], _leave(modules, chain, channel))
+        # what reads the stream where it leaves may be a layer, too
+        layers += _hook_layers(modules, [r for r in chain.leaving if r.module not in chain.inside], leave)
+        for residual, home in zip(chain.sums, homes, strict=True):
+            _hook(modules, residual, home, layers if residual is chain.sums[0] else [])
+        modules[chain.sums[0].caller].register_forward_pre_hook(StartHook(homes[0]).hook)
+        _hook_leave(modules, chain, leave)
     for module in model.modules():
         # torch turns padded batches into nested tensors, which only its layers without hooks take
         if isinstance(module, nn.TransformerEncoder):
@@ -113,7 +131,7 @@ def _reads_direction(modules: dict[str, nn.Module], readers: list[Reader]) -> bo
     return all(is_norm(modules[reader.module]) for reader in readers)
 
 
-def _like(modules: dict[str, nn.Module], residual: Residual) -> torch.Tensor:
+def _like(modules: dict[str, nn.Module], residual: ResidualSum) -> torch.Tensor:
     """A parameter near the residual, whose device and dtype the new parameters take."""
     near = [reader.module for reader in residual.readers] + [end.module for end in residual.ends]
     for name in (*near, residual.host, ""):
@@ -123,38 +141,48 @@ def _like(modules: dict[str, nn.Module], residual: Residual) -> torch.Tensor:
     return torch.empty(0)
 
 
-def _host(host: nn.Module, place: Position) -> None:
+def _host(host: nn.Module, place: Position) -> Home:
     if not hasattr(host, NAME):
-        host.add_module(NAME, nn.ModuleList())
-    getattr(host, NAME).append(place.train(host.training))
+        host.add_module(NAME, Places())
+    places = getattr(host, NAME)
+    places.append(place.train(host.training))
+    return Home(host, len(places.listed()) - 1)
 
 
-def _hook(modules: dict[str, nn.Module], residual: Residual, step: Step) -> None:
-    if residual.container is not None and not step.first:
-        hook = LayerHook(step, residual.container.where).hook
-        modules[residual.container.module].register_forward_pre_hook(hook, with_kwargs=True)
+def _hook_layers(modules: dict[str, nn.Module], readers: list[Reader], home: Home) -> list[LayerHook]:
+    hooks = [LayerHook(home, reader.where, modules[reader.module]) for reader in readers]
+    for hook in hooks:
+        hook.layer.register_forward_pre_hook(hook.hook, with_kwargs=True)
+    return hooks
+
+
+def _hook(modules: dict[str, nn.Module], residual: ResidualSum, home: Home, layers: list[LayerHook]) -> None:
     for reader in residual.readers:
-        modules[reader.module].register_forward_pre_hook(ReadHook(step, reader.where).hook, with_kwargs=True)
+        hook = ReadHook(home, reader.where, layers).hook
+        modules[reader.module].register_forward_pre_hook(hook, with_kwargs=True)
     for number, end in enumerate(residual.ends):
-        modules[end.module].register_forward_hook(JoinHook(step, number, end.index, end.turn).hook)
+        modules[end.module].register_forward_hook(JoinHook(home, number, end.index, end.turn).hook)
 
 
-def _leave(modules: dict[str, nn.Module], chain: Chain, channel: Channel) -> None:
-    last = chain.residuals[-1]
+def _leave(modules: dict[str, nn.Module], chain: Chain, channel: Channel) -> Leave:
+    last = chain.sums[-1]
     reads_length = not (chain.leaving and _reads_direction(modules, chain.leaving))
-    leave = Leave(channel, last.channel_dim, reads_length, _like(modules, last), max(len(chain.leaving), 1))
-    _host(modules[last.host], leave)
+    return Leave(channel, last.channel_dim, reads_length, _like(modules, last), max(len(chain.leaving), 1))
+
+
+def _hook_leave(modules: dict[str, nn.Module], chain: Chain, home: Home) -> None:
     for reader in chain.leaving:
-        modules[reader.module].register_forward_pre_hook(ReadHook(leave, reader.where).hook, with_kwargs=True)
+        hook = ReadHook(home, reader.where, [], reader.module in chain.inside).hook
+        modules[reader.module].register_forward_pre_hook(hook, with_kwargs=True)
     if not chain.leaving:
         assert chain.last is not None
-        modules[chain.last.module].register_forward_hook(OutputHook(leave, chain.last.index).hook)
+        modules[chain.last.module].register_forward_hook(OutputHook(home, chain.last.index).hook)
 
 
 def _own_hooks(module: nn.Module) -> Iterator[tuple[Any, int]]:
     for hooks in (module._forward_pre_hooks, module._forward_hooks):
         for number, hook in list(hooks.items()):
-            if isinstance(getattr(hook, "__self__", None), HOOKS):
+            if isinstance(getattr(hook, "__self__", None), Hook):
                 yield hooks, number
 
 
@@ -165,7 +193,7 @@ def detach(model: nn.Module) -> None:
             del hooks[number]
             module._forward_pre_hooks_with_kwargs.pop(number, None)
         added = module._modules.get(NAME)
-        if added is not None and any(isinstance(place, Position) for place in added.modules()):
+        if _holds_places(added):
             del module._modules[NAME]
         for name, p in module.__dict__.pop(_DROPOUTS, {}).items():
             setattr(module, name, p)

@@ -22,7 +22,7 @@ _FIXED = {
     "entry_norm": (True, "a converted stream needs the radius of the entry's ScaleNorm"),
     "bias": (True, "the model keeps its own norms"),
     "output_init": ("scaled", "the model keeps its weights"),
-    "prores": (None, "it counts the updates of a GPT's own training"),
+    "prores": (None, "the model has been trained, with full branches"),
 }
 # where softplus(a) starts in its interval (0, 1] unless asked otherwise. The unit makes up for it, and the step size
 # can both fall and double

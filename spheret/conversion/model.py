@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from spheret.bounds import inverse_softplus
 from spheret.conversion import attach as attaching
@@ -15,17 +15,15 @@ from spheret.conversion.checks import Start, check_model, spherical_scheme
 from spheret.conversion.fit import Observations, fitted_alpha, fitted_radius
 from spheret.conversion.inputs import call
 from spheret.conversion.inputs import example_inputs as made_inputs
-from spheret.conversion.plan import ConversionError, Plan, make_plan
+from spheret.conversion.plan import ConversionError, ConversionPlan, make_plan
 from spheret.conversion.report import ConversionReport, ConvertedSublayer
 from spheret.conversion.schedule import anneal
 from spheret.conversion.steps import Step
 from spheret.conversion.trace import watch
+from spheret.conversion.verify import Comparison, outputs
 from spheret.retractions import Retraction
 
 Model = TypeVar("Model", bound=nn.Module)
-
-# how far an output may be from the original's at t = 0, by the largest output. It tells a wrong plan from rounding
-_TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
 
 
 def convert(
@@ -59,10 +57,10 @@ def convert(
     training = {module: module.training for module in model.modules()}
     try:
         model.eval()
-        plan, before = _planned(model, inputs, example_inputs is None)
+        plan, comparison = _planned(model, inputs, example_inputs is None)
         try:
             stacks = attaching.attach(model, plan, chosen)
-            observations, difference = _verified(model, inputs, before, batches)
+            observations = _verified(model, inputs, comparison, batches)
             _set(stacks, observations, start, "radius" not in options)
             _set_leaves(model, observations, start)
             anneal(model, 0.0 if start == "exact" else 1.0)
@@ -78,7 +76,7 @@ def convert(
     attaching.follow_hosts(model)
     examples = "the example alone" if batches is None else "the given batches"
     examples = "random inputs: give batches" if batches is None and example_inputs is None else examples
-    return model, _report(model, scheme, start, plan, stacks, observations, difference, examples)
+    return model, _report(model, scheme, start, plan, stacks, observations, comparison.difference, examples)
 
 
 def revert(model: Model) -> Model:
@@ -93,10 +91,10 @@ def revert(model: Model) -> Model:
     return model
 
 
-def _planned(model: nn.Module, inputs: Any, made: bool) -> tuple[Plan, list[Tensor]]:
-    """The plan of the model, and its outputs before the conversion."""
+def _planned(model: nn.Module, inputs: Any, made: bool) -> tuple[ConversionPlan, Comparison]:
+    """The plan of the model, and what it computes before the conversion."""
     try:
-        trace, output = watch(model, lambda: call(model, inputs))
+        trace, output = watch(model, lambda: call(model, inputs), keeps_values=True)
     except Exception as error:
         whose = "the inputs that convert made up; give example_inputs" if made else "the given example_inputs"
         raise ConversionError(
@@ -107,50 +105,24 @@ def _planned(model: nn.Module, inputs: Any, made: bool) -> tuple[Plan, list[Tens
         raise ConversionError(
             f"{type(model).__name__} has no residual sum h + f of a stream and a module's output: nothing to convert."
         )
-    return plan, _outputs(output)
+    return plan, Comparison(model, trace, plan, outputs(output))
 
 
-def _outputs(output: Any) -> list[Tensor]:
-    """The floating-point tensors that a model returns, without the stream itself and the caches."""
-    if isinstance(output, Tensor):
-        return [output.detach().clone()] if output.is_floating_point() else []
-    if isinstance(output, Mapping):
-        skipped = ("hidden_states", "attentions", "past_key_values", "encoder_hidden_states")
-        return [x for name, part in output.items() if not name.endswith(skipped) for x in _outputs(part)]
-    return [x for part in output for x in _outputs(part)] if isinstance(output, (tuple, list)) else []
-
-
-def _gap(x: Tensor, y: Tensor) -> float:
-    """The largest difference by the largest |x|."""
-    x, y = x.detach().cpu().double(), y.detach().cpu().double()
-    return float((x - y).abs().max() / x.abs().max().clamp(min=1e-30)) if x.numel() else 0.0
-
-
-def _verified(
-    model: nn.Module, inputs: Any, before: list[Tensor], batches: Iterable[Any] | None
-) -> tuple[Observations, float]:
+def _verified(model: nn.Module, inputs: Any, comparison: Comparison, batches: Iterable[Any] | None) -> Observations:
     """Run the model at t = 0 on the example and the batches, and compare the example with the original."""
     anneal(model, 0.0)
     observations = Observations()
     try:
-        with attaching.watched(model, observations.add), torch.no_grad():
-            after = _outputs(call(model, inputs))
+        with attaching.watched(model, observations.add), comparison.watching(), torch.no_grad():
+            output = call(model, inputs)
+    except ConversionError:
+        raise
     except Exception as error:
         raise ConversionError(
             f"the converted {type(model).__name__} fails on the inputs that the original takes, so its residual sums "
             f"are of an unknown kind: {type(error).__name__}: {error} It was reverted."
         ) from error
-    if len(after) != len(before) or any(x.shape != y.shape for x, y in zip(before, after, strict=True)):
-        raise ConversionError("the converted model returns other outputs than the original. It was reverted.")
-    difference = 0.0
-    for x, y in zip(before, after, strict=True):
-        gap = _gap(x, y)
-        difference = max(difference, gap)
-        if not gap <= _TOLERANCES.get(x.dtype, 1e-3):
-            raise ConversionError(
-                f"at the exact start the converted {type(model).__name__} differs from the original by {gap:.1e} of "
-                "its largest output: a part of the model reads the stream where no hook sees it. It was reverted."
-            )
+    comparison.check_outputs(output)
     if batches is not None:
         # the example only checks; the batches count
         observations.sums.clear()
@@ -159,7 +131,7 @@ def _verified(
                 call(model, batch)
         if not observations.sums:
             raise ConversionError("batches is empty: give at least one batch, or leave it out.")
-    return observations, difference
+    return observations
 
 
 @torch.no_grad()
@@ -207,15 +179,15 @@ def _report(
     model: nn.Module,
     scheme: str,
     start: Start,
-    plan: Plan,
+    plan: ConversionPlan,
     stacks: dict[str, list[Step]],
     observations: Observations,
     difference: float,
     examples: str,
 ) -> ConversionReport:
     rows = []
-    for stack, residuals in plan.stacks().items():
-        for number, (residual, step) in enumerate(zip(residuals, stacks[stack], strict=True), start=1):
+    for stack, sums_of_stack in plan.stacks().items():
+        for number, (residual, step) in enumerate(zip(sums_of_stack, stacks[stack], strict=True), start=1):
             sums = observations.of(step)
             rows.append(
                 ConvertedSublayer(

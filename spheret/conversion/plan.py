@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
-from spheret.conversion.trace import Addition, Key, Made, Read, Trace, Where
+from spheret.conversion.trace import Addition, Argument, Key, Made, Read, Trace
 
 
 class ConversionError(ValueError):
@@ -33,20 +33,21 @@ class Reader:
     """A module that reads the stream, and the argument in which it does."""
 
     module: str
-    where: Where
+    where: Argument
     time: int
 
 
 @dataclass
-class Residual:
+class ResidualSum:
     """One addition h + f."""
 
     ends: list[End]
     readers: list[Reader]
     host: str  # the module whose code adds
+    caller: str  # and the one whose code calls the first reader
     path: tuple[str, ...]
-    # the outermost module that is called with h and adds inside; recomputation starts there
-    container: Reader | None
+    # the modules that are called with h and add inside, outermost first; recomputation starts at one of them
+    containers: list[Reader]
     stack: str
     dim: int
     channel_dim: int
@@ -64,24 +65,28 @@ class Residual:
 
 @dataclass
 class Chain:
-    """Residuals that follow each other on one stream, and the modules that read the stream where it leaves."""
+    """Sums that follow each other on one stream, and the modules that read the stream where it leaves."""
 
-    residuals: list[Residual]
+    sums: list[ResidualSum]
     leaving: list[Reader] = field(default_factory=list)
     # the module whose output is the stream, if no module reads it there
     last: Made | None = None
+    # the modules that run inside of the last branch
+    inside: set[str] = field(default_factory=set)
 
 
 @dataclass
-class Plan:
+class ConversionPlan:
+    """What a conversion puts where."""
+
     chains: list[Chain]
     left: list[tuple[str, str]]  # what was not converted: its place, and why
 
-    def stacks(self) -> dict[str, list[Residual]]:
-        """The residuals of each stack of layers, in order."""
-        stacks: dict[str, list[Residual]] = {}
+    def stacks(self) -> dict[str, list[ResidualSum]]:
+        """The residual sums of each stack of layers, in order."""
+        stacks: dict[str, list[ResidualSum]] = {}
         for chain in self.chains:
-            for residual in chain.residuals:
+            for residual in chain.sums:
                 stacks.setdefault(residual.stack, []).append(residual)
         return stacks
 
@@ -153,93 +158,159 @@ def _channel_dim(trace: Trace, stream: Key, modules: Iterable[nn.Module]) -> int
     return -1
 
 
-def make_plan(model: nn.Module, trace: Trace) -> Plan:
-    """The residuals of the traced model. Raises ConversionError if one is of an unknown kind."""
+def make_plan(model: nn.Module, trace: Trace) -> ConversionPlan:
+    """The residual sums of the traced model. Raises ConversionError if one is of an unknown kind."""
     modules = dict(model.named_modules())
-    residuals: list[Residual] = []
-    by_result: dict[Key, Residual] = {}
-    # sums that are no residuals. One that turns out to be the sum of two branches is taken out again
-    others: dict[Key, tuple[str, str]] = {}
-    # unknown sums in code that belongs to no layer
-    outside: dict[str, ConversionError] = {}
+    sorting = _Sorting(trace, modules, type(model).__name__)
     for addition in trace.additions:
-        host = addition.path[-1] if addition.path else ""
-        previous = by_result.get(addition.first) or by_result.get(addition.second)
+        sorting.take(addition)
+    sums = sorting.sums
+    if sorting.outside and not any(layer_of(residual.host) for residual in sums):
+        raise next(iter(sorting.outside.values()))
+    left = list(sorting.others.values())
+    left += [(where, "adds something that no module returns, outside of the layers") for where in sorting.outside]
+    left += _bare_layers(trace, sums, {place.partition(",")[0] for place, _ in left}, modules)
+    sums = _in_stacks(sums, left)
+    _split_widths(sums)
+    _check_shared(sums)
+    _tell_calls(trace, sums)
+    _check_dropouts(trace, sums)
+    return ConversionPlan(_chains(trace, sums, modules), left)
+
+
+class _Sorting:
+    """Sorts the additions of a trace, in order: residual sums, sums that are left, and sums of an unknown kind."""
+
+    def __init__(self, trace: Trace, modules: dict[str, nn.Module], model: str):
+        self.trace, self.modules, self.model = trace, modules, model
+        self.sums: list[ResidualSum] = []
+        self.by_result: dict[Key, ResidualSum] = {}
+        # sums that are no residuals. One that turns out to be the sum of two branches is taken out again
+        self.others: dict[Key, tuple[str, str]] = {}
+        # unknown sums in code that belongs to no layer
+        self.outside: dict[str, ConversionError] = {}
+
+    def take(self, addition: Addition) -> None:
         for stream, branch in ((addition.first, addition.second), (addition.second, addition.first)):
-            ends = _end_of(trace, branch, addition.path, addition.time)
-            if (
-                previous is not None
-                and previous.result == stream
-                and ends
-                and not _readers(trace, stream, addition)[0]
-            ):
-                # h + f + g: the second sum continues the first, because nobody reads the stream between them
-                previous.ends = sorted([*previous.ends, *ends], key=lambda end: end.time)
-                del by_result[previous.result]
-                previous.result = addition.result
-                by_result[addition.result] = previous
-                break
-            readers, containers = _readers(trace, stream, addition)
-            if not readers or (ends and max(end.time for end in ends) < min(read.time for read in readers)):
-                continue
-            layer = layer_of(host)
-            if ends is None and all(layer_of(read.module) != layer for read in readers):
-                # e.g. a position bias that every layer is given: it is no stream of this layer
-                continue
-            where = f"{host or type(model).__name__} ({type(modules[host]).__name__}), {addition.place}"
-            if ends is None:
-                refusal = ConversionError(
-                    f"unknown residual in {where}: the stream is added to something that no module returns, so "
-                    "no hook can take its place. Nothing was changed."
-                )
-                if layer:
-                    raise refusal
-                # e.g. an embedding and its positions, if the residuals stand in layers
-                outside[where] = refusal
-                continue
-            dropout = _dropout(trace, branch, ends, addition, modules[host], where)
-            ends = sorted(ends, key=lambda end: end.time)
-            named = [modules[end.module] for end in ends] + [modules[read.module] for read in readers]
-            channel_dim = _channel_dim(trace, stream, named)
-            if trace.tensors[stream].shape[channel_dim] < 2:
-                raise ConversionError(
-                    f"the stream in {where} has rows of one entry, which have no direction. Nothing was changed."
-                )
-            residual = Residual(
-                ends=ends,
-                readers=[Reader(read.module, read.where, read.time) for read in readers],
-                host=host,
-                path=addition.path,
-                container=Reader(containers[0].module, containers[0].where, containers[0].time)
-                if containers
-                else None,
-                stack=stack_of(ends[-1].module),
-                dim=trace.tensors[stream].shape[channel_dim],
-                channel_dim=channel_dim,
-                place=addition.place,
-                stream=stream,
-                result=addition.result,
-                dropout=dropout,
+            ends = _end_of(self.trace, branch, addition.path, addition.time)
+            if self._continues(addition, stream, ends) or self._is_residual(addition, stream, branch, ends):
+                return
+        self._leave(addition)
+
+    def _continues(self, addition: Addition, stream: Key, ends: list[End] | None) -> bool:
+        """h + f + g: the second sum continues the first, because nobody reads the stream between them."""
+        previous = self.by_result.get(addition.first) or self.by_result.get(addition.second)
+        if previous is None or previous.result != stream or not ends or _readers(self.trace, stream, addition)[0]:
+            return False
+        previous.ends = sorted([*previous.ends, *ends], key=lambda end: end.time)
+        del self.by_result[previous.result]
+        previous.result = addition.result
+        self.by_result[addition.result] = previous
+        return True
+
+    def _is_residual(self, addition: Addition, stream: Key, branch: Key, ends: list[End] | None) -> bool:
+        readers, containers = _readers(self.trace, stream, addition)
+        if not readers:
+            return False
+        if ends is None:
+            self._refuse(addition, readers)
+            return False
+        if max(end.time for end in ends) < min(read.time for read in readers):
+            return False
+        self.others.pop(branch, None)
+        residual = self._residual(addition, stream, branch, ends, readers, containers)
+        self.sums.append(residual)
+        self.by_result[addition.result] = residual
+        return True
+
+    def _where(self, addition: Addition) -> str:
+        host = _host_of(addition)
+        return f"{host or self.model} ({type(self.modules[host]).__name__}), {addition.place}"
+
+    def _refuse(self, addition: Addition, readers: list[Read]) -> None:
+        """Raise if a layer adds something to its stream that no hook reaches. Outside of layers it is noted."""
+        layer, where = layer_of(_host_of(addition)), self._where(addition)
+        if all(layer_of(read.module) != layer for read in readers):
+            # e.g. a position bias that every layer is given: it is no stream of this layer
+            return
+        refusal = ConversionError(
+            f"unknown residual in {where}: the stream is added to something that no module returns, so no hook can "
+            "take its place. Nothing was changed."
+        )
+        if layer:
+            raise refusal
+        # e.g. an embedding and its positions, if the residuals stand in layers
+        self.outside[where] = refusal
+
+    def _residual(
+        self,
+        addition: Addition,
+        stream: Key,
+        branch: Key,
+        ends: list[End],
+        readers: list[Read],
+        containers: list[Read],
+    ) -> ResidualSum:
+        host, where = _host_of(addition), self._where(addition)
+        dropout = _dropout(self.trace, branch, ends, addition, self.modules[host], where)
+        ends = sorted(ends, key=lambda end: end.time)
+        near = [self.modules[end.module] for end in ends] + [self.modules[read.module] for read in readers]
+        channel_dim = _channel_dim(self.trace, stream, near)
+        dim = self.trace.tensors[stream].shape[channel_dim]
+        if dim < 2:
+            raise ConversionError(
+                f"the stream in {where} has rows of one entry, which have no direction. Nothing was changed."
             )
-            others.pop(branch, None)
-            residuals.append(residual)
-            by_result[addition.result] = residual
-            break
-        else:
-            if all(trace.made.get(side) for side in (addition.first, addition.second)) and stack_of(host):
-                why = "a sum of two modules' outputs, of which none is a stream that a branch reads"
-                others[addition.result] = (f"{host}, {addition.place}", why)
-    if outside and not any(layer_of(residual.host) for residual in residuals):
-        raise next(iter(outside.values()))
-    left = list(others.values())
-    left += [(where, "adds something that no module returns, outside of the layers") for where in outside]
-    left += _bare_layers(trace, residuals, {place.partition(",")[0] for place, _ in left}, modules)
-    residuals = _in_stacks(residuals, left)
-    _split_widths(residuals)
-    _check_shared(residuals)
-    _tell_calls(trace, residuals)
-    _check_dropouts(trace, residuals)
-    return Plan(_chains(trace, residuals, modules), left)
+        return ResidualSum(
+            ends=ends,
+            readers=[Reader(read.module, read.where, read.time) for read in readers],
+            host=host,
+            caller=min(readers, key=lambda read: read.time).path[-1],
+            path=addition.path,
+            containers=[Reader(read.module, read.where, read.time) for read in containers],
+            stack=stack_of(ends[-1].module),
+            dim=dim,
+            channel_dim=channel_dim,
+            place=addition.place,
+            stream=stream,
+            result=addition.result,
+            dropout=dropout,
+        )
+
+    def _leave(self, addition: Addition) -> None:
+        """Keep in mind what a report must name: sums in layers that look like residuals and are not converted."""
+        host, sides = _host_of(addition), (addition.first, addition.second)
+        if not stack_of(host):
+            return
+        why = None
+        if all(self.trace.made.get(side) for side in sides):
+            why = "a sum of two modules' outputs, of which none is a stream that a branch reads"
+        elif any(
+            self._holds_stream(addition, x) and self._holds_branch(addition, y) for x, y in (sides, sides[::-1])
+        ):
+            why = "adds to a part or a rearrangement of the stream"
+        if why is not None:
+            self.others[addition.result] = (f"{host}, {addition.place}", why)
+
+    def _holds_stream(self, addition: Addition, side: Key) -> bool:
+        """Whether a tensor holds entries of the layer's input, or of a sum that was taken up before."""
+        sources = self.trace.sources(side)
+        if any(key in self.by_result or key in self.others for key in sources):
+            return True
+        layer = layer_of(_host_of(addition))
+        own = {name for name in addition.path if layer_of(name) == layer}
+        return any(read.module in own for key in sources for read in self.trace.reads.get(key, ()))
+
+    def _holds_branch(self, addition: Addition, side: Key) -> bool:
+        """Whether a tensor holds entries of what a module of the layer has returned."""
+        ends = (_end_of(self.trace, key, addition.path, addition.time) for key in self.trace.sources(side))
+        layer = layer_of(_host_of(addition))
+        return any(layer_of(end.module) == layer for found in ends for end in found or ())
+
+
+def _host_of(addition: Addition) -> str:
+    """The module whose code adds."""
+    return addition.path[-1] if addition.path else ""
 
 
 def _dropout(
@@ -264,7 +335,7 @@ def _dropout(
     return names[0], p
 
 
-def _check_dropouts(trace: Trace, residuals: list[Residual]) -> None:
+def _check_dropouts(trace: Trace, residuals: list[ResidualSum]) -> None:
     """Refuse a host whose dropout attribute may serve other dropouts than those behind its branches."""
     for residual in residuals:
         if residual.dropout is not None:
@@ -278,7 +349,7 @@ def _check_dropouts(trace: Trace, residuals: list[Residual]) -> None:
 
 
 def _bare_layers(
-    trace: Trace, residuals: list[Residual], known: set[str], modules: dict[str, nn.Module]
+    trace: Trace, residuals: list[ResidualSum], known: set[str], modules: dict[str, nn.Module]
 ) -> list[tuple[str, str]]:
     """Layers that ran beside layers with residuals and have none. A lone norm or dropout is no layer."""
     with_residuals = {layer_of(residual.name) for residual in residuals}
@@ -289,7 +360,7 @@ def _bare_layers(
     return [(name, "the layer has no residual sum h + f") for name in bare]
 
 
-def _in_stacks(residuals: list[Residual], left: list[tuple[str, str]]) -> list[Residual]:
+def _in_stacks(residuals: list[ResidualSum], left: list[tuple[str, str]]) -> list[ResidualSum]:
     """Leave residuals outside of all stacks of layers as they are, unless there are no others."""
     if not any(residual.stack for residual in residuals):
         return residuals
@@ -299,7 +370,7 @@ def _in_stacks(residuals: list[Residual], left: list[tuple[str, str]]) -> list[R
     return [residual for residual in residuals if residual.stack]
 
 
-def _split_widths(residuals: list[Residual]) -> None:
+def _split_widths(residuals: list[ResidualSum]) -> None:
     """A list of layers whose width changes is one stack per width."""
     widths = {(residual.stack, residual.dim, residual.channel_dim) for residual in residuals}
     for residual in residuals:
@@ -307,7 +378,7 @@ def _split_widths(residuals: list[Residual]) -> None:
             residual.stack = f"{residual.stack} of width {residual.dim}"
 
 
-def _check_shared(residuals: list[Residual]) -> None:
+def _check_shared(residuals: list[ResidualSum]) -> None:
     """Refuse blocks that run more than once in one forward pass."""
     places: set[tuple[str, str, str]] = set()
     reading: set[str] = set()
@@ -323,7 +394,7 @@ def _check_shared(residuals: list[Residual]) -> None:
         reading.update(reader.module for reader in residual.readers)
 
 
-def _tell_calls(trace: Trace, residuals: list[Residual]) -> None:
+def _tell_calls(trace: Trace, residuals: list[ResidualSum]) -> None:
     """Number the calls of a module that ends a branch and also runs elsewhere in it."""
     for residual in residuals:
         start, stop = min(reader.time for reader in residual.readers), residual.ends[-1].time
@@ -333,7 +404,7 @@ def _tell_calls(trace: Trace, residuals: list[Residual]) -> None:
                 residual.ends[number] = replace(end, turn=calls.index(end.time))
 
 
-def _chains(trace: Trace, residuals: list[Residual], modules: dict[str, nn.Module]) -> list[Chain]:
+def _chains(trace: Trace, residuals: list[ResidualSum], modules: dict[str, nn.Module]) -> list[Chain]:
     chains: list[Chain] = []
     ending: dict[Key, Chain] = {}
     for residual in residuals:
@@ -343,30 +414,32 @@ def _chains(trace: Trace, residuals: list[Residual], modules: dict[str, nn.Modul
             chains.append(chain)
         else:
             # a stream may pass from one list of layers to the next: it keeps its radius
-            residual.stack = chain.residuals[0].stack
-        chain.residuals.append(residual)
+            residual.stack = chain.sums[0].stack
+        chain.sums.append(residual)
         ending[residual.result] = chain
     for chain in chains:
-        last = chain.residuals[-1]
+        last = chain.sums[-1]
         made = trace.made.get(last.result, [])
         passing = {*last.path, *(m.module for m in made)}
         reads = [read for read in trace.reads.get(last.result, []) if read.module not in passing]
         chain.leaving = [Reader(read.module, read.where, read.time) for read in _outermost(reads)]
         chain.last = next(iter(made), None)
+        start = min(reader.time for reader in last.readers)
+        chain.inside = {n for n, times in trace.calls.items() if any(start < t < last.ends[-1].time for t in times)}
         if not chain.leaving and chain.last is None:
             raise ConversionError(
                 f"the stream after {last.name} ({last.place}) is neither read nor returned by a module, so it cannot "
                 "be given its length back. Nothing was changed."
             )
-        for residual in chain.residuals:
+        for residual in chain.sums:
             residual.kind = _kind(residual, chain, modules)
     return chains
 
 
-def _kind(residual: Residual, chain: Chain, modules: dict[str, nn.Module]) -> str:
+def _kind(residual: ResidualSum, chain: Chain, modules: dict[str, nn.Module]) -> str:
     before = all(is_norm(modules[reader.module]) for reader in residual.readers)
     behind = any(is_norm(modules[name]) for name in residual.ends[-1].makers)
-    single = len(chain.residuals) == 1 and chain.leaving and is_norm(modules[chain.leaving[0].module])
+    single = len(chain.sums) == 1 and chain.leaving and is_norm(modules[chain.leaving[0].module])
     if single and not before:
         return "post-norm"
     return {(True, True): "norms around", (True, False): "pre-norm", (False, True): "norm behind"}.get(

@@ -25,8 +25,11 @@ def anneal(model: nn.Module, t: float) -> None:
 
 
 def position(model: nn.Module) -> float:
-    """The position t of a converted model."""
-    return float(_positions(model)[0].t)
+    """The position t of a converted model, read anew at every place."""
+    found = _positions(model)
+    for place in found:
+        place.read_way()
+    return float(found[0].t)
 
 
 def _positions(model: nn.Module) -> list[Any]:
@@ -39,6 +42,8 @@ def _positions(model: nn.Module) -> list[Any]:
 class Annealing:
     """Moves t linearly from 0 to 1 over `steps` calls of `step`, after `wait` calls at 0.
 
+    A model that is on its way, e.g. one that was loaded, goes on from its own t, and one that is at 1 stays there.
+
     schedule = Annealing(model, steps=300)
     for batch in batches:
         ...
@@ -50,8 +55,9 @@ class Annealing:
         for name, value, least in (("steps", steps, 1), ("wait", wait, 0)):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
-        self.model, self.steps, self.wait, self.done = model, steps, wait, 0
-        self.set(0)
+        self.model, self.steps, self.wait = model, steps, wait
+        t = position(model)
+        self.done = wait + round(t * steps) if t > 0 else 0
 
     @property
     def t(self) -> float:
@@ -78,7 +84,8 @@ class Annealing:
 def trainer_callback(steps: int, wait: int = 0) -> TrainerCallback:
     """A transformers TrainerCallback that anneals the Trainer's model over `steps` optimiser steps.
 
-    It goes by the Trainer's own count of steps, so a resumed training goes on where it was.
+    It goes by the Trainer's own count of steps, so a resumed training goes on where it was. A model whose t is not
+    that of the count, e.g. one that was annealed before, goes on from its own t.
     """
     transformers = need("transformers", "hub")
 
@@ -86,14 +93,20 @@ def trainer_callback(steps: int, wait: int = 0) -> TrainerCallback:
         """Moves the position t of a converted model."""
 
         schedule: Annealing | None = None
+        # how far the model was when the Trainer's count was 0
+        ahead = 0
 
         def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module, **_: Any) -> None:
-            self.schedule = Annealing(model, steps, wait)
-            self.schedule.set(state.global_step)
+            schedule = self.schedule = Annealing(model, steps, wait)
+            own, t = schedule.done, schedule.t
+            schedule.done = state.global_step
+            # the count alone knows how long t = 0 and t = 1 have lasted
+            self.ahead = 0 if schedule.t == t else own - state.global_step
+            schedule.set(state.global_step + self.ahead)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             assert self.schedule is not None
-            self.schedule.set(state.global_step)
+            self.schedule.set(state.global_step + self.ahead)
 
     callback: TrainerCallback = AnnealingCallback()
     return callback

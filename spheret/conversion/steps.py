@@ -14,31 +14,47 @@ The position t of the annealing decides which of three ways is taken:
 | 1 | length u | the scheme's own |
 
 `length` is one number per reader: 1 in front of a norm, which reads the direction alone.
+
+t is read from its buffer in every forward pass, and hooks find their places through the module tree. So whatever
+copies, averages, swaps or wraps the state of a model (AveragedModel, functional_call, PEFT's modules_to_save) takes
+effect.
 """
 
 from __future__ import annotations
 
+import copy
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from spheret.connections import Connection, ScaleNorm
 from spheret.conversion import identity
-from spheret.conversion.trace import Where
+from spheret.conversion.trace import Argument
 from spheret.kernels import compute_dtype, retract_unchecked
+
+# the name of the places in the module that hosts them, and of the entry in the model's config
+NAME = "spheret"
+# stands for every t between the two ends
+BETWEEN = 0.5
+
+_MOVED = (
+    "the position t of a converted model was changed where it could not be read: call "
+    "spheret.conversion.position(model), which reads it anew, before the next forward pass."
+)
 
 Hooked = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def _taken(args: tuple[Any, ...], kwargs: dict[str, Any], where: Where) -> Tensor:
+def _taken(args: tuple[Any, ...], kwargs: dict[str, Any], where: Argument) -> Tensor:
     return kwargs[where] if isinstance(where, str) else args[where]
 
 
-def _replaced(args: tuple[Any, ...], kwargs: dict[str, Any], where: Where, x: Tensor) -> Hooked:
+def _replaced(args: tuple[Any, ...], kwargs: dict[str, Any], where: Argument, x: Tensor) -> Hooked:
     if isinstance(where, str):
         return args, {**kwargs, where: x}
     return (*args[:where], x, *args[where + 1 :]), kwargs
@@ -62,10 +78,11 @@ def _per_row(ratio: Tensor | None, rows: Tensor) -> Tensor | None:
 class Flow:
     """What one forward pass carries from one hook to the next."""
 
-    __slots__ = ("calls", "owner", "parts", "radius", "ratio", "rows", "seen", "shown", "wide")
+    __slots__ = ("calls", "owner", "parts", "radius", "ratio", "rows", "seen", "shown", "way", "wide")
 
     def __init__(self, ratio: Tensor | None = None, radius: Tensor | None = None):
         self.ratio, self.radius = ratio, radius  # rho and R of the stream
+        self.way = 1.0  # 0, BETWEEN or 1, of this sublayer
         self.owner: Position | None = None  # the place that has seen the stream last
         self.seen: Tensor | None = None  # the stream as the readers of this sublayer were given it, before the hook
         self.shown: Tensor | None = None  # and after it
@@ -76,16 +93,31 @@ class Flow:
         self.calls: dict[int, int] = {}
 
 
+class _Carried(NamedTuple):
+    """What was carried to a layer's input: rho and R, without their graphs, which a recomputation does not need."""
+
+    memory: StorageWeakRef
+    source: weakref.ref[Tensor]  # rho with its graph
+    ratio: Tensor
+    radius: Tensor | None
+
+
+def _without_graph(x: Tensor) -> Tensor:
+    # a recomputation must save the same tensors for its backward pass
+    return x.detach().requires_grad_(x.requires_grad)
+
+
 class Channel:
     """The side channel of one stream: the flow of every forward pass that is under way.
 
     Recomputation under gradient checkpointing starts in the middle of the stream, after the forward pass has ended.
-    So each layer's input keeps what was carried to it, for as long as autograd keeps the input.
+    So what was carried to each layer's input is kept for as long as the input's memory: nested checkpoints hand the
+    layer a new tensor on the same memory.
     """
 
     def __init__(self) -> None:
         self.flows: dict[int, Flow] = {}
-        self.carried = WeakTensorKeyDictionary()
+        self.carried: dict[tuple[Any, ...], _Carried] = {}
 
     # copies and pickles of a model start with an empty channel
     def __getstate__(self) -> dict[str, Any]:
@@ -99,6 +131,10 @@ class Channel:
         return 0 if torch.compiler.is_compiling() else threading.get_ident()
 
     def start(self) -> Flow:
+        if not torch.compiler.is_compiling():
+            for key, carried in list(self.carried.items()):
+                if carried.memory.expired():
+                    self.carried.pop(key, None)
         flow = Flow()
         self.flows[self._thread()] = flow
         return flow
@@ -111,13 +147,19 @@ class Channel:
 
     def enter_layer(self, x: Tensor) -> None:
         """Take up the stream at a layer's input: remember what was carried to it, or find it again."""
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or type(x) is not Tensor:
             return
-        carried = self.carried.get(x)
-        if carried is not None:
-            self.flows[self._thread()] = Flow(*carried)
-        elif (flow := self.flow()) is not None and flow.ratio is not None:
-            self.carried[x] = flow.ratio, flow.radius
+        memory, flow = x.untyped_storage(), self.flow()
+        key = memory._cdata, x.storage_offset(), x.shape, x._version
+        carried = self.carried.get(key)
+        if carried is not None and not carried.memory.expired():
+            # the layers around this one may have been called with x, too, a moment ago
+            if flow is None or flow.ratio is not carried.source():
+                self.flows[self._thread()] = Flow(carried.ratio, carried.radius)
+        elif flow is not None and flow.ratio is not None:
+            radius = None if flow.radius is None else _without_graph(flow.radius)
+            source = weakref.ref(flow.ratio)
+            self.carried[key] = _Carried(StorageWeakRef(memory), source, _without_graph(flow.ratio), radius)
 
 
 class Passage(NamedTuple):
@@ -128,6 +170,23 @@ class Passage(NamedTuple):
     after: Tensor  # the stream after the sum, on the sphere
     ratio: Tensor | None  # rho before the sum; None at t = 1 and at the first sum of a stream at t = 0
     next_ratio: Tensor | None  # rho after it; None at t = 1
+
+
+class _LastRead:
+    """The tensor and its version that t was read from last. Copies and pickles of a model start without it."""
+
+    def __init__(self) -> None:
+        self.tensor: weakref.ref[Tensor] | None = None
+        self.version = -1
+
+    def __reduce__(self) -> Any:
+        return _LastRead, ()
+
+    def is_of(self, t: Tensor) -> bool:
+        return self.tensor is not None and self.tensor() is t and self.version == t._version
+
+    def note(self, t: Tensor) -> None:
+        self.tensor, self.version = weakref.ref(t), t._version
 
 
 class Position(nn.Module):
@@ -141,20 +200,43 @@ class Position(nn.Module):
         self.channel, self.channel_dim, self.reads_length = channel, channel_dim, reads_length
         self.register_buffer("t", torch.ones(1, device=like.device, dtype=like.dtype))
         self.register_buffer("length", torch.ones(1, device=like.device, dtype=like.dtype))
-        # a Python number beside the buffer: the hooks choose their way by it, and do not wait for a GPU
-        self.stage = 1.0
-        self.register_load_state_dict_post_hook(_set_stage)
+        # the way that t led when it was read last
+        self._way, self._last_read = 1.0, _LastRead()
+        self.register_load_state_dict_post_hook(_read_anew)
 
     def anneal(self, t: float) -> None:
         with torch.no_grad():
             self.t.fill_(t)
-        _set_stage(self)
+        self.read_way()
 
-    def shown_ratio(self, ratio: Tensor | None) -> Tensor | None:
+    def read_way(self) -> float:
+        """Read the buffer t: 0 and 1 are the ends, BETWEEN stands for all others."""
+        t = float(self.t)
+        self._last_read.note(self.t)
+        self._way = t if t in (0.0, 1.0) else BETWEEN
+        return self._way
+
+    def way(self) -> float:
+        """The way that the buffer t leads now: 0, BETWEEN or 1. It does not wait for a GPU."""
+        t = self.t
+        if torch.compiler.is_compiling() or type(t) is not Tensor or t.is_meta:
+            # no number can be read: `check_way` has the graph compare it
+            return self._way
+        if torch._C._functorch.is_batchedtensor(t):
+            # an ensemble under vmap, whose members may stand anywhere. This way leads to the ends, too
+            return BETWEEN
+        return self.read_way() if t.device.type == "cpu" or not self._last_read.is_of(t) else self._way
+
+    def check_way(self, way: float) -> None:
+        """Raise an error where t was changed and could not be read: in a graph, or through `.data` on a GPU."""
+        if way != BETWEEN and (torch.compiler.is_compiling() or self.t.is_cuda):
+            torch._assert_async((self.t == way).all(), _MOVED)
+
+    def shown_ratio(self, ratio: Tensor | None, way: float) -> Tensor | None:
         """The factor by which a reader sees u lengthened; None for 1."""
-        if self.stage == 0:
+        if way == 0:
             return ratio
-        if self.stage == 1:
+        if way == 1:
             return self.length if self.reads_length else None
         assert ratio is not None
         t = self.t.to(ratio.dtype)
@@ -163,10 +245,49 @@ class Position(nn.Module):
         return torch.exp((1 - t) * own + (t * self.length.to(ratio.dtype).log() if self.reads_length else 0.0))
 
 
-def _set_stage(module: Position, _: Any = None) -> None:
-    t = float(module.t)
-    # the three ways: two ends, and one between them for all t
-    module.stage = t if t in (0.0, 1.0) else 0.5
+def _read_anew(module: Position, _: Any) -> None:
+    if not module.t.is_meta:
+        module.read_way()
+
+
+class Places(nn.Module):
+    """The places that one module hosts, under their numbers. A copy of it alone stays a part of the model.
+
+    PEFT's modules_to_save=["spheret"] puts a wrapper in its place, which finds `at` and `listed` in the active copy.
+    """
+
+    def append(self, place: Position) -> None:
+        self.add_module(str(len(self._modules)), place)
+
+    def at(self, number: int) -> Any:
+        return self._modules[str(number)]
+
+    def listed(self) -> list[Position]:
+        return list(self._modules.values())  # type: ignore[arg-type]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Places:
+        if not memo:
+            # nothing else is copied: the streams and their owners stay those of the model
+            for place in self.listed():
+                memo[id(place.channel)] = place.channel
+                if isinstance(place, Step):
+                    memo[id(place.owner.host)] = place.owner.host
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        twin.__setstate__(copy.deepcopy(self.__dict__, memo))
+        return twin
+
+
+class Home:
+    """Where a place stands: in this module, under this number. What is there may be replaced."""
+
+    def __init__(self, host: nn.Module, number: int):
+        self.host, self.number = host, number
+
+    @property
+    def place(self) -> Any:
+        places: Any = self.host._modules[NAME]
+        return places.at(self.number)
 
 
 class Step(Position):
@@ -174,17 +295,18 @@ class Step(Position):
 
     connection: the scheme's own connection, which has the learned step size.
     unit: a fixed factor of the step size. It is fitted, so that the learned step size starts in its interval.
-    enter: the stack's ScaleNorm, which has the radius. It belongs to the first step of the stack.
+    entry_norm: the stack's ScaleNorm, which has the radius. It belongs to the first step of the stack, the `owner`.
     """
 
     unit: Tensor
+    # set where the step is put into a model
+    owner: Home
 
     def __init__(
         self,
         channel: Channel,
         connection: Connection,
-        enter: ScaleNorm,
-        owns_enter: bool,
+        entry_norm: ScaleNorm | None,
         first: bool,
         factors: list[float],
         channel_dim: int,
@@ -194,19 +316,23 @@ class Step(Position):
         super().__init__(channel, channel_dim, reads_length, like)
         self.connection = connection.to(like.device, like.dtype)
         self.register_buffer("unit", torch.ones(1, device=like.device, dtype=like.dtype))
-        # a module in a tuple is not registered, so that a shared radius appears once in the state dict
-        self._enter = (enter,)
         # transformers' Trainer does not decay what has _norm in its name
-        self.entry_norm = enter if owns_enter else None
+        self.entry_norm = entry_norm
         self.first, self.factors = first, factors
         # of the branch's output, if the layer itself would do it behind the hook
         self.dropout = 0.0
         self.watcher: Callable[[Step, Passage], None] | None = None
 
     @property
+    def stack_norm(self) -> ScaleNorm:
+        """The ScaleNorm of the stack, whichever step has it."""
+        norm: ScaleNorm = self.owner.place.entry_norm
+        return norm
+
+    @property
     def radius(self) -> Tensor:
         """R of the stack, a 1-element tensor."""
-        return self._enter[0].radius
+        return self.stack_norm.radius
 
     @property
     def alpha(self) -> Tensor:
@@ -224,16 +350,20 @@ class Step(Position):
 
     def meet(self, x: Tensor) -> Flow:
         """The readers' view of the stream x, which is raw at the first step of a stream and on the sphere later."""
+        way = self.way()
+        if self.first:
+            # all places of a model move together
+            self.check_way(way)
         flow = None if self.first else self.channel.flow()
-        if self.first or (flow is None and self.stage == 1):
+        if self.first or (flow is None and way == 1):
             flow = self.channel.start()
-        if flow is None or (flow.ratio is None and not self.first and self.stage != 1):
+        if flow is None or (flow.ratio is None and not self.first and way != 1):
             raise RuntimeError(
                 "a layer of a converted model was called without the layers before it, or on another way than at "
                 "the conversion. Before the annealing has ended, a layer needs the lengths that the layers before it "
                 "carry: call the whole model, or revert it."
             )
-        if self.training and not torch.is_grad_enabled() and x.requires_grad and self.stage != 1:
+        if self.training and not torch.is_grad_enabled() and x.requires_grad and way != 1:
             raise RuntimeError(
                 "reentrant gradient checkpointing loses the lengths that a converted model carries between its "
                 'layers: take gradient_checkpointing_kwargs={"use_reentrant": False}, or anneal to 1 first.'
@@ -241,8 +371,8 @@ class Step(Position):
         rows = _rows(x, self.channel_dim)
         flow.ratio = None if flow.ratio is None else _per_row(flow.ratio.to(x.device), rows)
         # what a pass that was cut short left behind goes, too
-        flow.seen, flow.owner, flow.parts, flow.calls = x, self, None, {}
-        if self.stage == 0:
+        flow.seen, flow.owner, flow.parts, flow.calls, flow.way = x, self, None, {}, way
+        if way == 0:
             if self.first:
                 flow.ratio, flow.shown, flow.wide = None, x, rows
                 return flow
@@ -250,11 +380,11 @@ class Step(Position):
             wide = identity.lengthened(rows.to(compute_dtype(rows, flow.ratio)), flow.ratio)
             flow.wide, flow.shown = wide, _channels(wide.to(x.dtype), self.channel_dim)
             return flow
-        if self.first and self.stage != 1:
+        if self.first and way != 1:
             rows, flow.ratio = identity.on_sphere(rows, self._radius(flow, x))
         elif self.first:
-            rows = self._enter[0](rows)
-        ratio = self.shown_ratio(flow.ratio)
+            rows = self.stack_norm(rows)
+        ratio = self.shown_ratio(flow.ratio, way)
         shown = rows if ratio is None else identity.lengthened(rows, ratio)
         flow.rows, flow.shown = rows, x if shown is x else _channels(shown, self.channel_dim)
         return flow
@@ -286,7 +416,7 @@ class Step(Position):
             flow.rows = None if flow.rows is None else flow.rows.reshape(f.shape)
         kept, wide = torch.promote_types(x.dtype, f.dtype), compute_dtype(x, f)
         ratio: Tensor | None
-        if self.stage == 0:
+        if flow.way == 0:
             assert flow.wide is not None
             radius = identity.with_unused(self._radius(flow, x).to(wide), self.connection.parameters())
             delta, ratio = identity.exact_delta(x.to(wide), flow.wide.to(wide), f.to(wide), radius)
@@ -294,7 +424,7 @@ class Step(Position):
             assert flow.rows is not None
             step = self.connection.retraction_step()
             assert step is not None
-            if self.stage == 1:
+            if flow.way == 1:
                 turned = retract_unchecked(
                     flow.rows.to(wide), f.to(wide), self.alpha, step.retraction, step.p, step.max_angle
                 )
@@ -332,14 +462,14 @@ class Leave(Position):
         self.readers = readers
 
     def meet(self, x: Tensor) -> Flow:
-        flow = self.channel.flow() or Flow()
-        if flow.ratio is None and self.stage != 1 and self.reads_length:
+        way, flow = self.way(), self.channel.flow() or Flow()
+        if flow.ratio is None and way != 1 and self.reads_length:
             raise RuntimeError(
                 "the end of a converted model was called without its layers, so the lengths of the rows are unknown: "
                 "call the whole model, or revert it."
             )
         carried = None if flow.ratio is None else flow.ratio.to(x.device)
-        ratio = None if carried is None and self.stage != 1 else self.shown_ratio(carried)
+        ratio = None if carried is None and way != 1 else self.shown_ratio(carried, way)
         rows = _rows(x, self.channel_dim)
         ratio = _per_row(ratio, rows)
         flow.seen, flow.owner = x, self
@@ -349,70 +479,127 @@ class Leave(Position):
         return flow
 
 
-class ReadHook:
-    """The hook before a module that reads the stream."""
+def _is_same(x: Tensor, y: Tensor | None) -> bool:
+    """Whether x is y, or another name for its memory: FSDP2 hands each module that it shards fresh tensors."""
+    if x is y or y is None or torch.compiler.is_compiling():
+        return x is y
+    if type(x) is not Tensor or type(y) is not Tensor or x.is_meta:
+        return False
+    return x.shape == y.shape and x.dtype == y.dtype and x.numel() > 0 and x.data_ptr() == y.data_ptr()
 
-    def __init__(self, place: Step | Leave, where: Where):
-        self.place, self.where = place, where
 
-    def hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hooked:
+class Hook:
+    """A hook of a converted model, and the place that it serves."""
+
+    def __init__(self, home: Home):
+        self.home = home
+
+    @property
+    def place(self) -> Any:
+        return self.home.place
+
+
+class ReadHook(Hook):
+    """The hook before a module that reads the stream.
+
+    layers: at the first step of a stream, the hooks before the layers behind it.
+    also_inside: at the end of a stream, whether the module also runs inside of the last branch, as a ResNet's relu.
+    """
+
+    def __init__(self, home: Home, where: Argument, layers: list[LayerHook], also_inside: bool = False):
+        super().__init__(home)
+        self.where, self.layers, self.also_inside = where, layers, also_inside
+
+    def hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hooked | None:
+        place = self.place
+        flow = place.channel.flow()
+        if self.also_inside and (flow is None or isinstance(flow.owner, Step)):
+            return None
         x = _taken(args, kwargs, self.where)
-        flow = self.place.channel.flow()
-        if flow is None or flow.seen is not x or flow.owner is not self.place:
-            flow = self.place.meet(x)
+        if flow is None or flow.owner is not place or not _is_same(x, flow.seen):
+            for layer in self.layers:
+                layer.stand_first()
+            flow = place.meet(x)
         assert flow.shown is not None
         return _replaced(args, kwargs, self.where, flow.shown)
 
 
-class JoinHook:
+class JoinHook(Hook):
     """The hook behind a module that ends a branch."""
 
-    def __init__(self, step: Step, number: int, index: int | None, turn: int | None):
-        self.step, self.number, self.index, self.turn = step, number, index, turn
+    def __init__(self, home: Home, number: int, index: int | None, turn: int | None):
+        super().__init__(home)
+        self.number, self.index, self.turn = number, index, turn
 
     def hook(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        if self.turn is not None and not self._is_turn():
+        step = self.place
+        if self.turn is not None and not self._is_turn(step):
             return output
         if self.index is None:
-            return self.step.part(output, self.number)
-        joined = self.step.part(output[self.index], self.number)
+            return step.part(output, self.number)
+        joined = step.part(output[self.index], self.number)
         parts = [*output[: self.index], joined, *output[self.index + 1 :]]
         return type(output)(parts) if type(output) in (tuple, list) else tuple(parts)
 
-    def _is_turn(self) -> bool:
+    def _is_turn(self, step: Step) -> bool:
         """Whether this call of a module that runs several times in the branch is the one that ends it."""
-        flow = self.step.channel.flow()
-        if flow is None or flow.owner is not self.step:
+        flow = step.channel.flow()
+        if flow is None or flow.owner is not step:
             return False
         done = flow.calls.get(self.number, 0)
         flow.calls[self.number] = done + 1
         return done == self.turn
 
 
-class LayerHook:
+class LayerHook(Hook):
     """The hook before a layer in the middle of a stream, where recomputation may start."""
 
-    def __init__(self, step: Step, where: Where):
-        self.step, self.where = step, where
+    def __init__(self, home: Home, where: Argument, layer: nn.Module):
+        super().__init__(home)
+        self.where, self.layer = where, layer
 
     def hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.step.stage != 1:
-            self.step.channel.enter_layer(_taken(args, kwargs, self.where))
+        step = self.place
+        if not torch.compiler.is_compiling() and step.way() != 1:
+            step.channel.enter_layer(_taken(args, kwargs, self.where))
+
+    def stand_first(self) -> None:
+        """Go before hooks that came later, such as FSDP2's, which hands the layer other tensors in recomputation."""
+        if torch.compiler.is_compiling():
+            return
+        hooks = self.layer._forward_pre_hooks
+        for hook in hooks.values():
+            own = getattr(hook, "__self__", None)
+            if own is self:
+                return
+            if not isinstance(own, LayerHook):
+                break
+        number = next(number for number, hook in hooks.items() if getattr(hook, "__self__", None) is self)
+        hooks.move_to_end(number, last=False)  # type: ignore[attr-defined]
 
 
-class OutputHook:
+class StartHook(Hook):
+    """The hook before the module that calls a stream's first reader: it forgets a pass that was cut short.
+
+    Recomputation under gradient checkpointing stops as soon as it has what the backward pass needs.
+    """
+
+    def hook(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if not torch.compiler.is_compiling():
+            self.place.channel.end()
+
+
+class OutputHook(Hook):
     """The hook behind the last layer, if no module reads the stream there."""
 
-    def __init__(self, leave: Leave, index: int | None):
-        self.leave, self.index = leave, index
+    def __init__(self, home: Home, index: int | None):
+        super().__init__(home)
+        self.index = index
 
     def hook(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         x = output if self.index is None else output[self.index]
-        shown = self.leave.meet(x).shown
+        shown = self.place.meet(x).shown
         if self.index is None:
             return shown
         parts = [*output[: self.index], shown, *output[self.index + 1 :]]
         return type(output)(parts) if type(output) in (tuple, list) else tuple(parts)
-
-
-HOOKS = (ReadHook, JoinHook, LayerHook, OutputHook)

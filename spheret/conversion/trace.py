@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 # a tensor object and its version, because relu(inplace=True) returns the object that it was given
 Key = tuple[int, int]
 # where a module takes a tensor: the index of an argument, or the name of a keyword
-Where = int | str
+Argument = int | str
 
 _ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
 _PRODUCTS = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
@@ -36,6 +36,17 @@ _RESHAPES = {
     torch.reshape,
     torch.flatten,
 }
+# what moves entries to other places, and changes none of them
+_MOVES = _RESHAPES | {
+    getattr(home, name)
+    for home in (torch, Tensor)
+    for name in (
+        "cat", "chunk", "clone", "contiguous", "expand", "flip", "gather", "index_select", "movedim", "narrow",
+        "permute", "repeat", "roll", "split", "squeeze", "stack", "swapaxes", "transpose", "unbind", "unfold",
+        "unflatten", "unsqueeze", "__getitem__",
+    )
+    if hasattr(home, name)
+} | {torch.nn.functional.pad}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -43,7 +54,7 @@ class Read:
     """A module was called with a tensor."""
 
     module: str
-    where: Where
+    where: Argument
     path: tuple[str, ...]  # the modules that were running, outermost first
     time: int
 
@@ -89,32 +100,45 @@ class Trace:
     reads: dict[Key, list[Read]] = field(default_factory=lambda: defaultdict(list))
     made: dict[Key, list[Made]] = field(default_factory=lambda: defaultdict(list))
     additions: list[Addition] = field(default_factory=list)
+    # tensors that hold entries of others in other places
+    moved: dict[Key, list[Key]] = field(default_factory=dict)
+    # what modules were called with, as it was then: a tensor may be changed in place later
+    values: dict[Key, Tensor] = field(default_factory=dict)
     # products with a number: the factor and the tensor that it multiplied
     products: dict[Key, tuple[float, Key]] = field(default_factory=dict)
     dropouts: list[Dropout] = field(default_factory=list)
     # when each module returned
     calls: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
 
+    def sources(self, key: Key) -> set[Key]:
+        """The tensor itself, and those whose entries it holds in other places."""
+        found, waiting = {key}, [key]
+        while waiting:
+            new = set(self.moved.get(waiting.pop(), ())) - found
+            found |= new
+            waiting += new
+        return found
+
 
 def _key(x: Tensor) -> Key:
     return id(x), x._version
 
 
-def _is_rows(x: Any) -> bool:
+def is_rows(x: Any) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point() and x.dim() >= 2 and not isinstance(x, nn.Parameter)
 
 
 def _same_rows(x: Any, y: Any) -> bool:
     """Whether y, which is x reshaped, has the rows of x. Images are left out: their channels are not last."""
-    if not (_is_rows(x) and _is_rows(y)) or x is y:
+    if not (is_rows(x) and is_rows(y)) or x is y:
         return False
     return max(x.dim(), y.dim()) < 4 and x.shape[-1] == y.shape[-1]
 
 
 class _Watch(TorchFunctionMode):
-    def __init__(self, trace: Trace):
+    def __init__(self, trace: Trace, keeps_values: bool):
         super().__init__()
-        self.trace, self.time = trace, 0
+        self.trace, self.time, self.keeps_values = trace, 0, keeps_values
         self.path: list[str] = []
 
     def note(self, x: Tensor) -> Key:
@@ -129,21 +153,23 @@ class _Watch(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if function in _ADDITIONS and len(args) == 2 and _is_rows(args[0]) and _is_rows(args[1]):
+        if function in _ADDITIONS and len(args) == 2 and is_rows(args[0]) and is_rows(args[1]):
             return self._addition(function, args, kwargs)
         out = function(*args, **kwargs)
         if function in _PRODUCTS and len(args) == 2:
-            factor, x = args if _is_rows(args[1]) else reversed(args)
-            if isinstance(factor, (int, float)) and _is_rows(x):
+            factor, x = args if is_rows(args[1]) else reversed(args)
+            if isinstance(factor, (int, float)) and is_rows(x):
                 self.trace.products[self.note(out)] = (float(factor), self.note(x))
-        elif function in _QUOTIENTS and len(args) == 2 and not kwargs and _is_rows(args[0]):
+        elif function in _QUOTIENTS and len(args) == 2 and not kwargs and is_rows(args[0]):
             if isinstance(args[1], (int, float)):
                 self.trace.products[self.note(out)] = (1 / args[1], self.note(args[0]))
         elif function in _RESHAPES and _same_rows(args[0], out):
             source = self.note(args[0])
             self.note(out)
             self.trace.reshaped[_key(out)] = source
-        elif function is torch.nn.functional.dropout and _is_rows(out):
+        elif function in _MOVES:
+            self._move(args, out)
+        elif function is torch.nn.functional.dropout and is_rows(out):
             p = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
             host = self.path[-1] if self.path else ""
             self.trace.dropouts.append(Dropout(self.note(out), float(p), host, self.tick()))
@@ -159,12 +185,23 @@ class _Watch(TorchFunctionMode):
             self.trace.additions.append(Addition(first, second, self.note(out), path, place, self.tick()))
         return out
 
+    def _move(self, args: Any, out: Any) -> None:
+        # torch.cat has its tensors in a list
+        given = args[0] if args and isinstance(args[0], (tuple, list)) else args[:1]
+        sources = [self.note(x) for x in given if is_rows(x)]
+        for x in (out if isinstance(out, (tuple, list)) else (out,)) if sources else ():
+            if is_rows(x) and not any(x is y for y in given):
+                self.trace.moved[self.note(x)] = sources
+
     def before(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
             time, path = self.tick(), tuple(self.path)
             for where, x in [*enumerate(args), *kwargs.items()]:
-                if _is_rows(x):
-                    self.trace.reads[self.note(x)].append(Read(name, where, path, time))
+                if is_rows(x):
+                    key = self.note(x)
+                    self.trace.reads[key].append(Read(name, where, path, time))
+                    if self.keeps_values and key not in self.trace.values:
+                        self.trace.values[key] = x.detach().clone()
             self.path.append(name)
 
         return hook
@@ -176,7 +213,7 @@ class _Watch(TorchFunctionMode):
             self.trace.calls[name].append(time)
             parts = list(enumerate(output)) if isinstance(output, (tuple, list)) else [(None, output)]
             for index, x in parts:
-                if _is_rows(x):
+                if is_rows(x):
                     self.trace.made[self.note(x)].append(Made(name, index, time))
 
         return hook
@@ -195,10 +232,10 @@ def _place() -> str:
     return "unknown code"
 
 
-def watch(model: nn.Module, call: Callable[[], Any]) -> tuple[Trace, Any]:
+def watch(model: nn.Module, call: Callable[[], Any], keeps_values: bool = False) -> tuple[Trace, Any]:
     """Run `call`, which calls the model, and return what was seen and what it returned."""
     trace = Trace()
-    mode = _Watch(trace)
+    mode = _Watch(trace, keeps_values)
     handles = []
     try:
         for name, module in model.named_modules():

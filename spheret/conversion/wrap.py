@@ -60,7 +60,9 @@ class ResidualStack(nn.Module):
 
     def __init__(self, enter: nn.Module, layers: Iterable[Residual], exit: nn.Module, channel_dim: int):
         super().__init__()
-        self.enter, self.layers, self.exit, self.channel_dim = enter, nn.ModuleList(layers), exit, channel_dim
+        # transformers' Trainer does not decay what has _norm in its name
+        self.entry_norm, self.layers, self.exit_norm = enter, nn.ModuleList(layers), exit
+        self.channel_dim = channel_dim
 
     def _on_rows(self, module: nn.Module, h: Tensor) -> Tensor:
         dim = self.channel_dim
@@ -68,10 +70,10 @@ class ResidualStack(nn.Module):
 
     def forward(self, h: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The stream after the last branch. Further arguments go to every branch."""
-        h = self._on_rows(self.enter, h)
+        h = self._on_rows(self.entry_norm, h)
         for layer in self.layers:
             h = layer(h, *args, **kwargs)
-        return self._on_rows(self.exit, h)
+        return self._on_rows(self.exit_norm, h)
 
 
 def residual_stack(
@@ -97,11 +99,6 @@ def residual_stack(
     if isinstance(scheme, Scheme) and options:
         raise ValueError(f"options go with the name of a scheme, got {', '.join(options)} beside a Scheme.")
     chosen = scheme if isinstance(scheme, Scheme) else make_scheme(scheme, **options)
-    if chosen.prores is not None:
-        raise ValueError(
-            f"prores = {chosen.prores:g} counts the updates of a GPT's own training, and a stack of branches has "
-            f"none: leave it out."
-        )
     dim = _width(branches) if dim is None else dim
     layers = [
         Residual(branch, chosen.connect(dim, number, len(branches)), channel_dim)

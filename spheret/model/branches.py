@@ -233,7 +233,6 @@ class Block(nn.Module):
         self.attention = Attention(config, inside)
         self.mlp = MLP(config, scheme.inside_mlp(shape, first + 1, sublayers))
         self.attention_connection, self.mlp_connection = scheme.connect_block(config.width, index + 1, config.layers)
-        scheme.warm_up(index + 1, (self.attention_connection, self.mlp_connection))
 
     def forward(
         self, h: Tensor, past: Past | None = None, mask: Tensor | None = None, turn: Rotation | None = None

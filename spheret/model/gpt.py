@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from spheret.connections.bounded import Constrained
+from spheret.connections.warmup import at_update
 from spheret.model.branches import MLP, Attention, Block, Cache, rotation
 from spheret.model.config import PRESETS, GPTConfig
 from spheret.model.head import Head, Shift
@@ -114,9 +115,8 @@ class GPT(Constrained):
         That is the warm-up of the branches if the scheme has `prores`. A model that is not trained has the full
         branches, and a checkpoint holds those of its update.
         """
-        for block in self.each_block() if self.scheme.prores is not None else ():
-            block.attention_connection.at_update(update)
-            block.mlp_connection.at_update(update)
+        if self.scheme.prores is not None:
+            at_update(self, update)
 
     def parameter_count(self) -> int:
         """The number of parameters. A head that shares its weight with the token embedding is counted once."""

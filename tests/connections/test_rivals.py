@@ -96,7 +96,6 @@ class TestProRes:
     def test_the_branch_of_block_b_has_the_factor_t_over_T_b(self, name):
         built = scheme(name, prores=10.0)
         connections = randomize(nn.ModuleList(built.connect_block(D, 2, BLOCKS)))
-        built.warm_up(2, connections)
         h, f = rows(6, D).float(), 0.3 * rows(6, D, seed=1).float()
         for connection in connections:
             full, still = connection.write(h, f), None

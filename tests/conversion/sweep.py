@@ -2,6 +2,9 @@
 
 `python tests/conversion/sweep.py --out FILE` tries all of them, each in a fork with little memory and little time. It
 writes a line of JSON per class, and goes on where an earlier run has stopped. `--count` only counts what FILE holds.
+
+A class that is converted exactly is also trained for a step at t = 0, 0.3 and 1, with and without gradient
+checkpointing, saved, and loaded.
 """
 
 from __future__ import annotations
@@ -16,26 +19,30 @@ import re
 import resource
 import signal
 import sys
+import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import transformers
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import spheret
-from spheret.conversion import ConversionError
+from spheret.conversion import ConversionError, anneal, load
 
-MEMORY, COMPUTING, WAITING = 2 << 30, 20, 90
+MEMORY, COMPUTING, WAITING = 2 << 30, 60, 400
 SEED, VOCAB, WIDTH = 0, 97, 32
 # more than this is not small: some size was not recognised
 MOST_PARAMETERS = 10_000_000
 # how far an output may be from the original's on inputs that the conversion has not seen, by the largest output
 TOLERANCE = 1e-3
+# and a gradient at t = 0: it crosses all layers twice
+GRADIENT_TOLERANCE = 1e-2
 
 # the sizes of a config by the names of its attributes, first match first. None is made larger than it is
 SIZES = [
@@ -266,8 +273,125 @@ def build(case: Case) -> torch.nn.Module:
     return model
 
 
+Gradients = dict[str, torch.Tensor]
+
+
+def gradients(model: torch.nn.Module, given: dict[str, Any]) -> Gradients:
+    """The gradients of the mean square of all outputs, with the same draws of dropout at every call."""
+    torch.manual_seed(3)
+    # transformers draws masks of audio from numpy's global state
+    np.random.seed(3)  # noqa: NPY002
+    random.seed(3)
+    model.zero_grad()
+    returned = [x for x in _floats(model(**given)) if x.requires_grad]
+    sum(x.square().mean() for x in returned).backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def _floats(output: Any) -> list[torch.Tensor]:
+    if isinstance(output, torch.Tensor):
+        return [output] if output.is_floating_point() else []
+    parts = list(output.values()) if isinstance(output, dict) else output
+    return [x for part in parts for x in _floats(part)] if isinstance(parts, (tuple, list)) else []
+
+
+def _apart(first: Gradients, second: Gradients) -> float:
+    """The largest difference of two gradients, by the largest gradient. What only one of them has counts as 0."""
+    scale = max((float(x.abs().max()) for x in first.values() if x.numel()), default=0.0)
+    gaps = [
+        float((first.get(name, zero) - second.get(name, zero)).abs().max())
+        for name, zero in ((name, torch.zeros_like(x)) for name, x in {**first, **second}.items())
+        if zero.numel()
+    ]
+    return max(gaps, default=0.0) / max(scale, 1e-30)
+
+
+def checkpointed(model: torch.nn.Module, given: dict[str, Any]) -> float:
+    """How far the gradients with gradient checkpointing are from those without, in training mode."""
+    model.train()
+    # batch norms count
+    buffers = {x: x.clone() for x in model.buffers()}
+    try:
+        plain = gradients(model, given)
+        model.gradient_checkpointing_enable()
+        return _apart(plain, gradients(model, given))
+    finally:
+        model.gradient_checkpointing_disable()
+        model.eval()
+        for x, kept in buffers.items():
+            x.copy_(kept)
+
+
+def reloaded(model: torch.nn.Module, opened: Any) -> torch.nn.Module:
+    """The model after it was saved and opened again."""
+    with tempfile.TemporaryDirectory() as directory:
+        model.save_pretrained(directory)
+        return opened(directory).eval()
+
+
+def _works(trial: Any) -> bool:
+    """Whether the unconverted model can do this at all."""
+    try:
+        return bool(trial())
+    except Exception:
+        return False
+
+
+class Uses(NamedTuple):
+    """What the original can do, to which the converted model is held."""
+
+    gradients: Gradients | None
+    checkpointing: bool
+    saving: bool
+
+
+def uses(model: torch.nn.Module, given: dict[str, Any], before: list[torch.Tensor]) -> Uses:
+    try:
+        truth = gradients(model, given)
+        if not truth or not all(x.isfinite().all() for x in truth.values()) or _apart(truth, gradients(model, given)):
+            truth = None
+    except Exception:
+        truth = None
+    return Uses(
+        truth,
+        truth is not None and _works(lambda: checkpointed(model, given) <= TOLERANCE),
+        _works(lambda: _same(before, _run(reloaded(model, type(model).from_pretrained), given))),
+    )
+
+
+def use(model: torch.nn.Module, given: dict[str, Any], able: Uses) -> dict[str, Any]:
+    """Train and load the converted model as far as the original could. A `why` says what is wrong."""
+    outcome: dict[str, Any] = {}
+    if able.gradients is not None:
+        outcome["trained"] = True
+        for t in (0.0, 0.3, 1.0):
+            anneal(model, t)
+            found = gradients(model, given)
+            if not all(x.isfinite().all() for x in found.values()):
+                return {"why": f"gradients that are not finite at t = {t}"}
+            own = {name: x for name, x in found.items() if ".spheret." not in f".{name}"}
+            if t == 0 and not (gap := _apart(able.gradients, own)) <= GRADIENT_TOLERANCE:
+                return {"why": f"gradients at t = 0 differ by {gap:.1e}"}
+            if able.checkpointing and not (gap := checkpointed(model, given)) <= TOLERANCE:
+                return {"why": f"gradients with checkpointing at t = {t} differ by {gap:.1e}"}
+        outcome["checkpointed"] = able.checkpointing
+    if able.saving:
+        anneal(model, 0.3)
+        try:
+            again = reloaded(model, lambda directory: load(directory, example_inputs=given))
+        except ValueError as error:
+            return {**outcome, "loaded": False, "load_refused": _said(error)}
+        state = again.state_dict()
+        if any(not torch.equal(x, state[name]) for name, x in model.state_dict().items()):
+            return {"why": "a loaded model has other weights"}
+        if not _same(_run(model, given), _run(again, given)):
+            return {"why": "a loaded model computes something else"}
+        outcome["loaded"] = True
+    return outcome
+
+
 def attempt(case: Case) -> dict[str, Any]:
-    """Build, convert, compare and revert. The outcome has an `end` and, unless it is exact, a reason."""
+    """Build, convert, compare, use and revert. The outcome has an `end` and, unless it is exact, a reason."""
     try:
         model = build(case)
     except Exception as error:
@@ -287,6 +411,7 @@ def attempt(case: Case) -> dict[str, Any]:
         return {"end": "not run", "why": "its outputs are random, or not finite"}
     others = next(other for place, other in enumerate(inputs(model, 2)) if place == number)
     unseen, state = _run(model, others), model.state_dict().keys()
+    able = uses(model, given, before)
     try:
         report = spheret.convert(model, start="exact", example_inputs=given)[1]
     except ConversionError as error:
@@ -297,6 +422,7 @@ def attempt(case: Case) -> dict[str, Any]:
         return {"end": "crashed", "why": _said(error), "trace": traceback.format_exc()[-2000:]}
     try:
         gap = _gap(unseen, _run(model, others))
+        used = use(model, given, able)
         spheret.revert(model)
     except Exception as error:
         return {"end": "crashed", "why": _said(error), "trace": traceback.format_exc()[-2000:]}
@@ -304,8 +430,10 @@ def attempt(case: Case) -> dict[str, Any]:
         return {"end": "wrong", "why": "revert does not give the original back"}
     if not gap <= TOLERANCE:
         return {"end": "wrong", "why": f"other inputs differ by {gap:.1e}"}
+    if "why" in used:
+        return {"end": "wrong", **used}
     sums = [len(report.converted), len(report.left)]
-    return {"end": "exact", "gap": max(gap, report.difference), "converted": sums[0], "left": sums[1]}
+    return {"end": "exact", "gap": max(gap, report.difference), "converted": sums[0], "left": sums[1], **used}
 
 
 def in_fork(case: Case) -> dict[str, Any]:
@@ -353,6 +481,11 @@ def count(rows: list[dict[str, Any]]) -> str:
         ends = Counter(row["end"] for row in rows if row["table"] == table)
         listed = ", ".join(f"{number} {end}" for end, number in ends.most_common())
         lines.append(f"{table}: {ends.total()} tried: {listed}")
+        exact = [row for row in rows if row["table"] == table and row["end"] == "exact"]
+        done = (
+            f"{sum(row.get(name) is True for row in exact)} {name}" for name in ("trained", "checkpointed", "loaded")
+        )
+        lines.append(f"  of the exact ones: {', '.join(done)}")
     whys = Counter((row["table"], row["end"], reason(row)) for row in rows if row["end"] != "exact")
     lines += [f"{number:4d} {table} {end}: {why}" for (table, end, why), number in whys.most_common()]
     return "\n".join(lines)

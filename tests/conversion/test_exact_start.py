@@ -8,7 +8,7 @@ from foreign_models import DECODERS, KINDS, LAYERS, MODELS, NUMBERS, build, exam
 
 import spheret
 from spheret.conversion import anneal, position, steps
-from spheret.conversion.steps import HOOKS, Position
+from spheret.conversion.steps import Hook, Position
 
 # how far the outputs may be from the original's: the norms' eps at 0 in both precisions, and the models' own eps
 CASES = [(0.0, torch.float32, 1e-5), (0.0, torch.float64, 1e-10), (None, torch.float32, 1e-4)]
@@ -44,7 +44,7 @@ def test_the_outputs_are_those_of_the_original_and_come_back_to_the_bit(name):
         for module in model.modules():
             assert not isinstance(module, Position)
             for hook in [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]:
-                assert not isinstance(getattr(hook, "__self__", None), HOOKS)
+                assert not isinstance(getattr(hook, "__self__", None), Hook)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "olmo2", "gemma2", "cohere", "bert"])
@@ -103,7 +103,7 @@ def _sums(model, inputs):
         for bound in list(module._forward_hooks.values()):
             hook = getattr(bound, "__self__", None)
             if type(hook).__name__ == "OutputHook":
-                call = lambda module, args, out, hook=hook: sums.append((radii[id(hook.leave.channel)], out))  # noqa: E731
+                call = lambda module, args, out, hook=hook: sums.append((radii[id(hook.place.channel)], out))  # noqa: E731
                 handles.append(module.register_forward_hook(call, prepend=True))
     assert any(isinstance(place, Step) for place in model.modules())
     with torch.no_grad():

@@ -10,7 +10,7 @@ from torch import nn
 
 import spheret
 from spheret.conversion import ConversionError, steps
-from spheret.conversion.steps import HOOKS
+from spheret.conversion.steps import Hook
 
 
 class Block(nn.Module):
@@ -46,7 +46,7 @@ def assert_untouched(model, before):
     assert not steps(model)
     for module in model.modules():
         hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-        assert not [hook for hook in hooks if isinstance(getattr(hook, "__self__", None), HOOKS)]
+        assert not [hook for hook in hooks if isinstance(getattr(hook, "__self__", None), Hook)]
     assert model.state_dict().keys() == before.keys()
 
 
@@ -131,7 +131,7 @@ def test_other_bad_input():
         ({"schedul": "sqrt"}, "unknown option of proj-spheretnorm"),
         ({"inner_norm": True}, "the model keeps the norms before its branches"),
         ({"entry_norm": False}, "needs the radius"),
-        ({"prores": 10.0}, "counts the updates"),
+        ({"prores": 10.0}, "with full branches"),
         ({"batches": []}, "batches is empty"),
     ]:
         with pytest.raises(ValueError, match=sentence):

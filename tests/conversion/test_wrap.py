@@ -1,10 +1,14 @@
 """`Residual` and `residual_stack`: any branch with any connection."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
+from transformers import Trainer, TrainingArguments
 
 import spheret
+from spheret.connections import at_update
 
 X = torch.randn(4, 5, 8, generator=torch.Generator().manual_seed(0))
 
@@ -15,11 +19,11 @@ def test_a_stack_of_any_scheme_is_its_modules_one_after_another(name):
     branches = [nn.Linear(8, 8) for _ in range(3)]
     stack = spheret.residual_stack(branches, name)
     assert [layer.branch for layer in stack.layers] == branches
-    h = stack.enter(X)
+    h = stack.entry_norm(X)
     for layer in stack.layers:
         h = layer.connection(h, layer.branch)
     out = stack(X)
-    assert torch.equal(out, stack.exit(h))
+    assert torch.equal(out, stack.exit_norm(h))
     out.sum().backward()
     assert all(branch.weight.grad is not None for branch in branches)
 
@@ -32,13 +36,13 @@ def test_channels_may_stand_in_another_dimension(name):
     images = torch.randn(2, 6, 4, 4)
     out = stack(images)
     assert out.shape == images.shape
-    h = stack.enter(images.movedim(1, -1))
+    h = stack.entry_norm(images.movedim(1, -1))
     for layer in stack.layers:
         read = layer.connection.read(h).movedim(-1, 1)
         h = layer.connection.write(h, layer.branch(read).movedim(1, -1))
         if name == "proj-spheretnorm":
             assert torch.allclose(h.norm(dim=-1), torch.tensor(6.0).sqrt().expand(2, 4, 4), atol=1e-5)
-    assert torch.equal(out, stack.exit(h).movedim(-1, 1))
+    assert torch.equal(out, stack.exit_norm(h).movedim(-1, 1))
 
 
 def test_branches_may_take_more_arguments_and_be_functions():
@@ -63,8 +67,6 @@ def test_branches_may_take_more_arguments_and_be_functions():
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match="prores = 4 counts the updates"):
-        spheret.residual_stack([nn.Linear(8, 8)], prores=4.0)
     with pytest.raises(ValueError, match="at least one branch"):
         spheret.residual_stack([])
     with pytest.raises(ValueError, match="give dim"):
@@ -78,3 +80,42 @@ def test_bad_input():
         spheret.Residual(3, spheret.SpheretNorm(8, 1))
     with pytest.raises(ValueError, match="does not fit"):
         spheret.Residual(nn.Identity(), spheret.SpheretNorm(8, 1, channel_dim=1), channel_dim=2)
+
+
+@pytest.mark.parametrize("name", spheret.SCHEMES)
+def test_transformers_trainer_decays_the_matrices_alone(name, tmp_path):
+    stack = spheret.residual_stack([nn.Linear(8, 8, bias=False) for _ in range(2)], name)
+    arguments = TrainingArguments(output_dir=str(tmp_path), weight_decay=0.1, report_to=[], use_cpu=True)
+    decaying = Trainer(stack, arguments).get_decay_parameter_names(stack)
+    assert decaying == [key for key, p in stack.named_parameters() if p.dim() >= 2]
+
+
+@pytest.mark.parametrize("name", spheret.SCHEMES)
+def test_branches_of_one_s_own_model_warm_up(name):
+    torch.manual_seed(0)
+    stack = spheret.residual_stack([nn.Linear(8, 8) for _ in range(4)], name, prores=10.0)
+    with torch.no_grad():
+        for p in stack.parameters():
+            p.add_(0.1)
+        full = stack(X)
+        at_update(stack, 5)
+        factors = [layer.connection.warmup.factor.item() for layer in stack.layers]
+        assert factors == [0.5, 0.5, 0.25, 0.25]
+        assert not torch.allclose(stack(X), full, atol=1e-4)
+        at_update(stack, 20)
+        assert torch.equal(stack(X), full)
+
+
+def test_a_training_whose_warm_ups_hear_of_no_update_warns():
+    stack = spheret.residual_stack([nn.Linear(8, 8)], "pre-ln", prores=10.0)
+    optimizer = torch.optim.SGD(stack.parameters(), lr=0.1)
+    stack(X).sum().backward()
+    with pytest.warns(UserWarning, match=r"spheret\.connections\.at_update"):
+        optimizer.step()
+    told = spheret.residual_stack([nn.Linear(8, 8)], "pre-ln", prores=10.0)
+    at_update(told, 1)
+    told(X).sum().backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
+        torch.optim.SGD(told.parameters(), lr=0.1).step()

@@ -14,7 +14,7 @@ from spheret.analysis.foreign.arithmetic import Float64, attention_on_own_paths
 from spheret.analysis.foreign.probe import Call, ForeignSublayer, Probe, part_of, put, taken
 from spheret.analysis.foreign.structure import Branch, ConvertedStep, find_structure, trial_tokens
 from spheret.connections import Connection
-from spheret.conversion.trace import Where
+from spheret.conversion.trace import Argument
 from spheret.model.probes import BranchKind, Sublayer
 
 # the largest relative difference between two ways to one derivative, in float64
@@ -249,11 +249,11 @@ class ForeignDecoder:
         branch: Branch = s.branch
         assert s.call is not None
         parts: list[Tensor] = []
-        ratio = None if branch.step is None else branch.step.shown_ratio(None)
+        ratio = None if branch.step is None else branch.step.shown_ratio(None, branch.step.way())
         shown = x if ratio is None else x * ratio
         started = False
 
-        def read(where: Where) -> Callable[..., Call]:
+        def read(where: Argument) -> Callable[..., Call]:
             def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
                 nonlocal started
                 started = True

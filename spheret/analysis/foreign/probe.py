@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from spheret.analysis.foreign.structure import Branch
-from spheret.conversion.trace import Where
+from spheret.conversion.trace import Argument
 from spheret.model.probes import BranchKind, Sublayer
 
 NOT_PROVEN = "measured in float64, not proven: ball arithmetic has rules for spheret's own layers alone"
@@ -81,7 +81,7 @@ class Probe:
         self.see(s)
         s.weights = None
 
-    def state(self, index: int, where: Where) -> Callable[..., None]:
+    def state(self, index: int, where: Argument) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             h = taken(args, kwargs, where)
             step = self.branches[index].step
@@ -118,14 +118,14 @@ class Probe:
 
         return hook
 
-    def leave(self, where: Where) -> Callable[..., None]:
+    def leave(self, where: Argument) -> Callable[..., None]:
         return lambda module, args, kwargs: self._finish(taken(args, kwargs, where))
 
     def last(self, place: int | None) -> Callable[..., None]:
         return lambda module, args, output: self._finish(part_of(output, place))
 
 
-def taken(args: tuple[Any, ...], kwargs: dict[str, Any], where: Where) -> Tensor:
+def taken(args: tuple[Any, ...], kwargs: dict[str, Any], where: Argument) -> Tensor:
     return kwargs[where] if isinstance(where, str) else args[where]
 
 

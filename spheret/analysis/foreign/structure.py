@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from spheret.analysis.foreign.arithmetic import Float64
 from spheret.connections import Connection, RetractionStep
-from spheret.conversion.plan import Chain, ConversionError, Reader, Residual, make_plan
+from spheret.conversion.plan import Chain, ConversionError, Reader, ResidualSum, make_plan
 from spheret.conversion.steps import Step
 from spheret.conversion.trace import Trace, watch
 from spheret.kernels import compute_dtype, retract_unchecked
@@ -61,7 +61,7 @@ class ConvertedStep(Connection):
 class Branch:
     """One sublayer of the decoder, by the names of its modules."""
 
-    residual: Residual
+    residual: ResidualSum
     # the smallest module that is called and holds the readers and the ends of the branch
     root: str
     # the module that returns attention weights, and where in its output
@@ -120,13 +120,13 @@ def find_structure(model: nn.Module) -> Structure:
         chains = make_plan(model, trace).chains
     except ConversionError as error:
         raise ValueError(f"the stream of {name} cannot be followed: {error}") from None
-    residuals = [residual for chain in chains for residual in chain.residuals]
+    residuals = [residual for chain in chains for residual in chain.sums]
     if not residuals:
         raise ValueError(f"{name} has no residual sum h + f of a stream and a module's output: there is no stream.")
     modules = dict(model.named_modules())
     post = len(chains) > 1
     if post and not _follow(trace, chains):
-        places = ", ".join(chain.residuals[0].name for chain in chains[:4])
+        places = ", ".join(chain.sums[0].name for chain in chains[:4])
         raise ValueError(
             f"{name} has {len(chains)} streams that do not follow each other (they begin at {places}), and this "
             "follows one stream from its entry to its exit."
@@ -134,7 +134,7 @@ def find_structure(model: nn.Module) -> Structure:
     branches = [
         _branch(model, trace, modules, residual, chain if post else None)
         for chain in chains
-        for residual in chain.residuals
+        for residual in chain.sums
     ]
     final = chains[-1]
     kinds = list(dict.fromkeys(residual.kind for residual in residuals))
@@ -148,14 +148,14 @@ def find_structure(model: nn.Module) -> Structure:
 
 def _follow(trace: Trace, chains: list[Chain]) -> bool:
     """Whether every stream is one sum with a norm behind it, whose output is the next stream."""
-    if any(chain.residuals[0].kind != "post-norm" for chain in chains):
+    if any(chain.sums[0].kind != "post-norm" for chain in chains):
         return False
-    made = [{m.module for m in trace.made.get(chain.residuals[0].stream, [])} for chain in chains[1:]]
+    made = [{m.module for m in trace.made.get(chain.sums[0].stream, [])} for chain in chains[1:]]
     return all(chain.leaving[0].module in makers for chain, makers in zip(chains, made, strict=False))
 
 
 def _branch(
-    model: nn.Module, trace: Trace, modules: dict[str, nn.Module], residual: Residual, post: Chain | None
+    model: nn.Module, trace: Trace, modules: dict[str, nn.Module], residual: ResidualSum, post: Chain | None
 ) -> Branch:
     start = min(reader.time for reader in residual.readers)
     end = residual.ends[-1].time
@@ -179,7 +179,7 @@ def _branch(
     )
 
 
-def _root(trace: Trace, residual: Residual) -> str:
+def _root(trace: Trace, residual: ResidualSum) -> str:
     names = [reader.module.split(".") for reader in residual.readers] + [
         end.module.split(".") for end in residual.ends
     ]
