@@ -270,23 +270,23 @@ class Laboratory:
         except FileNotFoundError:
             return {}
 
-    @property
-    def measured(self) -> bool:
-        """Whether every group was measured."""
-        return self.costs().keys() >= {group.name for group in self.plan.groups}
+    def unmeasured(self) -> dict[Group, dict[Contestant, float]]:
+        """The groups that are done and have no precise costs of all their contestants, each with its best rate."""
+        results, left = self.results(), {key.group for key in self.wanted()}
+        found = {}
+        for group in self.plan.groups:
+            rates = {each: tuning(self.plan, group, each, results).best for each in group.contestants}
+            tuned = {each: rate for each, rate in rates.items() if rate is not None}
+            known = {key.contestant for key, row in results.items() if key.group == group.name and row.step_seconds}
+            if group.name not in left and group.part.compared_with and not {each.label for each in tuned} <= known:
+                found[group] = tuned
+        return found
 
     def measure(self) -> None:
-        """Measure the update of every contestant of each group that is done and was not measured."""
-        costs, rows = self.costs(), self.rows()
-        left = {key.group for key in self.wanted()}
-        for group in self.plan.groups:
-            rates = {each: tuning(self.plan, group, each, rows).best for each in group.contestants}
-            tuned = {each: rate for each, rate in rates.items() if rate is not None}
-            measured = costs[group.name].seconds.keys() if group.name in costs else set()
-            if group.name in left or not group.part.compared_with or {each.label for each in tuned} <= measured:
-                continue
+        """Measure the update of every contestant of the groups that are done."""
+        costs, device = self.costs(), machine.resolve_device(self.device)
+        for group, tuned in self.unmeasured().items():
             configs = {each.label: self.name(Key(group.name, each.label, rate, 0))[1] for each, rate in tuned.items()}
-            device = machine.resolve_device(self.device)
             cost = measure_step_costs(configs, self.data(group), device, self.threads)
             costs[group.name] = GroupCost(*cost, {**machine.machine(), "threads": self.threads})
             STUDY_COSTS.write(self.directory / COSTS, CostsRecord(costs))

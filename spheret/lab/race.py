@@ -249,7 +249,7 @@ def _run(laboratory: Laboratory, where: RaceOptions, jobs: int) -> None:
             Local(jobs, laboratory.directory, board.watch).run(board.jobs)
     else:
         _say(where, f"all {done} runs of {laboratory.directory} are finished; the report is written again.")
-    if not laboratory.measured:
+    if laboratory.unmeasured():
         _say(where, "measuring the step of every contestant, side by side.")
     try:
         laboratory.measure()
