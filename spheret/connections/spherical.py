@@ -194,6 +194,11 @@ class SphericalConnection(Connection):
     def read(self, h: Tensor) -> Tensor:
         return self.inner_norm(h)
 
+    def write(self, h: Tensor, f: Tensor) -> Tensor:
+        """As in `Connection`."""
+        # the norm checks the rows itself; a warm-up needs them checked before
+        return self.norm(h, f) if self.warmup is None else super().write(h, f)
+
     def join(self, h: Tensor, f: Tensor) -> Tensor:
         return self.norm(h, self._warmed_branch(h, f))
 
