@@ -23,7 +23,7 @@ from spheret.runs.records import DivergenceRecord, WatchRecord
 from spheret.runs.run import open_run
 from spheret.train.distributed import World
 from spheret.train.divergence import FEW, PATIENCE, Divergence, moved_sentence
-from spheret.train.guards import COLLAPSE_UPDATES, HIGH_OWN_LOGIT, NonFinite, Watch, find_non_finite
+from spheret.train.guards import COLLAPSE_LOOK, COLLAPSE_UPDATES, HIGH_OWN_LOGIT, NonFinite, Watch, find_non_finite
 
 ALONE = World(torch.device("cpu"))
 TINY = {"layers": 3, "heads": 2, "width": 16, "block": 16, "vocab": 32}
@@ -204,17 +204,18 @@ class TestCollapse:
             "--layers", "6", "--width", "64", "--batch-size", "8", "--lr", "2e-2", "--warmup", "5", "--seed", "1",
             "--head-bias", "unigram", "--head", head, "--eval-every", "0",
         )  # fmt: skip
-        assert train(tmp_path / "run", "sotu", *words, scheme=kind, steps=32) == 0
+        assert train(tmp_path / "run", "sotu", *words, scheme=kind, steps=60) == 0
         lines = metrics(tmp_path / "run")
         alarms = [line["step"] for line in lines if "alarm" in line]
-        # no evaluation was due: the loss itself asked for a look
-        assert alarms == ([30] if collapses else [])
+        # no evaluation was due: the loss itself asked for a look, and the last bits of a machine decide when
+        assert len(alarms) == collapses
+        assert all(step % COLLAPSE_LOOK == 0 for step in alarms)
         assert capsys.readouterr().err.count("ALARM: token collapse") == collapses
         entropy = open_run(tmp_path / "run").config.data.unigram_entropy
         assert (statistics.median(line["loss"] for line in lines[-10:]) > 0.98 * entropy) == collapses
         # at this rate Pre-LN is slow to leave the plateau
         if kind != "pre-ln":
-            assert (plateau_updates(open_run(tmp_path / "run").metrics(), entropy) > LONG * 32) == collapses
+            assert (plateau_updates(open_run(tmp_path / "run").metrics(), entropy) > LONG * 60) == collapses
         # it was known before the first update
         assert (lines[0]["start"]["own_logit"] > HIGH_OWN_LOGIT) == collapses
 
