@@ -34,8 +34,8 @@ from spheret.data.records import MANIFESTS as DATA_MANIFESTS
 from spheret.data.records import (
     PROGRESSES,
     HubCursor,
-    Position,
     Progress,
+    ResumePoint,
     SettingsRecord,
     ShardRecord,
     SplitRecord,
@@ -142,7 +142,7 @@ def records():
         tokenizer_sha256=HASH,
     )  # fmt: skip
     for name, cursor in cursors.items():
-        position = Position(
+        position = ResumePoint(
             tokenizer=tokenizer, counts={"train": 3, "val": 2}, digest=HASH, cursor=cursor,
             splits={
                 "train": SplitRecord(shards=shards, partial=5, partial_sha256=HASH),
