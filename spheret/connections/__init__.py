@@ -127,6 +127,10 @@ def scheme(name: str, /, **options: Any) -> Scheme:
     scheme_class = row.func if isinstance(row, partial) else row
     kinds = _option_types(scheme_class)
     for option, value in options.items():
+        if option == "channel_dim":
+            raise ValueError(
+                "channel_dim is no option of a scheme: give it to residual_stack, Residual, SpheretNorm or ScaleNorm."
+            )
         if option not in kinds:
             raise unknown(f"option of {name}", option, kinds)
         if not any(accepts(value) for accepts in kinds[option].values()):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,11 @@ from spheret.kernels import check_rows, compute_dtype
 from spheret.retractions import P, Retraction
 
 
-def check_dim(dim: int) -> int:
-    if isinstance(dim, bool) or not isinstance(dim, int) or dim < 2:
+def check_dim(dim: SupportsIndex) -> int:
+    """dim as an int. numpy's integers are integers, too."""
+    if isinstance(dim, bool) or not isinstance(dim, SupportsIndex) or (number := dim.__index__()) < 2:
         raise ValueError(f"dim must be an integer of at least 2, got {dim!r}.")
-    return dim
+    return number
 
 
 def check_sublayer(sublayer: int, num_sublayers: int | None) -> None:

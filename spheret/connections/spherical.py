@@ -144,6 +144,11 @@ class SpheretNorm(Bounded):
     def forward(self, h: Tensor, f: Tensor) -> Tensor:
         """The next state of the stream h, given the branch's output f of the same shape."""
         if not isinstance(f, Tensor) and callable(f):
+            if isinstance(f, torch.fx.Proxy):
+                raise TypeError(
+                    "torch.fx cannot trace SpheretNorm, whose kernel depends on the tensor: make it a leaf of your "
+                    "Tracer (is_leaf_module), or take torch.export or torch.compile."
+                )
             raise TypeError(
                 f"SpheretNorm takes h and the branch's output f, a tensor, but f is a function, {type(f).__name__}: "
                 "pass branch(h), or use a Connection, which takes h and the branch."

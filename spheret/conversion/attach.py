@@ -106,10 +106,11 @@ def attach(model: nn.Module, plan: ConversionPlan, scheme: Spherical) -> dict[st
                 layers += _hook_layers(modules, residual.containers, home)
         leave = _host(modules[chain.sums[-1].host], _leave(modules, chain, channel))
         # what reads the stream where it leaves may be a layer, too
-        layers += _hook_layers(modules, [r for r in chain.leaving if r.module not in chain.inside], leave)
+        layers += _hook_layers(modules, [r for r in chain.leaving if r.module not in chain.shared], leave)
         for residual, home in zip(chain.sums, homes, strict=True):
             _hook(modules, residual, home, layers if residual is chain.sums[0] else [])
-        modules[chain.sums[0].caller].register_forward_pre_hook(StartHook(homes[0]).hook)
+        for name in {"", chain.sums[0].caller}:
+            modules[name].register_forward_pre_hook(StartHook(homes[0]).hook)
         _hook_leave(modules, chain, leave)
     for module in model.modules():
         # torch turns padded batches into nested tensors, which only its layers without hooks take
@@ -172,7 +173,7 @@ def _leave(modules: dict[str, nn.Module], chain: Chain, channel: Channel) -> Lea
 
 def _hook_leave(modules: dict[str, nn.Module], chain: Chain, home: Home) -> None:
     for reader in chain.leaving:
-        hook = ReadHook(home, reader.where, [], reader.module in chain.inside).hook
+        hook = ReadHook(home, reader.where, [], reader.module in chain.shared).hook
         modules[reader.module].register_forward_pre_hook(hook, with_kwargs=True)
     if not chain.leaving:
         assert chain.last is not None

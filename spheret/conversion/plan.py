@@ -71,8 +71,8 @@ class Chain:
     leaving: list[Reader] = field(default_factory=list)
     # the module whose output is the stream, if no module reads it there
     last: Made | None = None
-    # the modules that run inside of the last branch
-    inside: set[str] = field(default_factory=set)
+    # those of `leaving` that also run elsewhere, such as a ResNet's relu inside of the branch
+    shared: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -137,11 +137,13 @@ def _readers(trace: Trace, stream: Key, addition: Addition) -> tuple[list[Read],
     passing = {made.module for made in trace.made.get(stream, [])}
     reads = [r for r in trace.reads.get(stream, []) if r.time < addition.time and r.module not in passing]
     containers = [read for read in reads if read.module in addition.path]
-    # a module that is called with the stream elsewhere, e.g. rotary embeddings, does not start a branch
-    inside = containers[0].module if containers else None
-    layer = layer_of(addition.path[-1]) if addition.path else ""
     readers = [r for r in reads if r.module not in addition.path]
-    near = [r for r in readers if inside in r.path or layer_of(r.module) == layer or r.path == addition.path]
+    # a module that is called with the stream elsewhere, e.g. rotary embeddings, does not start a branch: the readers
+    # stand in the smallest container that has some, or in the layer
+    within = ([r for r in readers if container.module in r.path] for container in reversed(containers))
+    inside = next((found for found in within if found), [])
+    layer = layer_of(_host_of(addition))
+    near = [r for r in readers if r in inside or layer_of(r.module) == layer or r.path == addition.path]
     return _outermost(near), containers
 
 
@@ -424,8 +426,7 @@ def _chains(trace: Trace, residuals: list[ResidualSum], modules: dict[str, nn.Mo
         reads = [read for read in trace.reads.get(last.result, []) if read.module not in passing]
         chain.leaving = [Reader(read.module, read.where, read.time) for read in _outermost(reads)]
         chain.last = next(iter(made), None)
-        start = min(reader.time for reader in last.readers)
-        chain.inside = {n for n, times in trace.calls.items() if any(start < t < last.ends[-1].time for t in times)}
+        chain.shared = {reader.module for reader in chain.leaving if len(trace.calls[reader.module]) > 1}
         if not chain.leaving and chain.last is None:
             raise ConversionError(
                 f"the stream after {last.name} ({last.place}) is neither read nor returned by a module, so it cannot "

@@ -154,7 +154,12 @@ class Channel:
         carried = self.carried.get(key)
         if carried is not None and not carried.memory.expired():
             # the layers around this one may have been called with x, too, a moment ago
-            if flow is None or flow.ratio is not carried.source():
+            known = flow is not None and (
+                flow.ratio is carried.source()
+                or flow.ratio is carried.ratio
+                or (flow.owner is not None and _is_same(x, flow.seen))
+            )
+            if not known:
                 self.flows[self._thread()] = Flow(carried.ratio, carried.radius)
         elif flow is not None and flow.ratio is not None:
             radius = None if flow.radius is None else _without_graph(flow.radius)
@@ -503,17 +508,17 @@ class ReadHook(Hook):
     """The hook before a module that reads the stream.
 
     layers: at the first step of a stream, the hooks before the layers behind it.
-    also_inside: at the end of a stream, whether the module also runs inside of the last branch, as a ResNet's relu.
+    shared: at the end of a stream, whether the module also runs elsewhere, as a ResNet's relu in the branch.
     """
 
-    def __init__(self, home: Home, where: Argument, layers: list[LayerHook], also_inside: bool = False):
+    def __init__(self, home: Home, where: Argument, layers: list[LayerHook], shared: bool = False):
         super().__init__(home)
-        self.where, self.layers, self.also_inside = where, layers, also_inside
+        self.where, self.layers, self.shared = where, layers, shared
 
     def hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hooked | None:
         place = self.place
         flow = place.channel.flow()
-        if self.also_inside and (flow is None or isinstance(flow.owner, Step)):
+        if self.shared and (flow is None or isinstance(flow.owner, Step)):
             return None
         x = _taken(args, kwargs, self.where)
         if flow is None or flow.owner is not place or not _is_same(x, flow.seen):
@@ -579,7 +584,7 @@ class LayerHook(Hook):
 
 
 class StartHook(Hook):
-    """The hook before the module that calls a stream's first reader: it forgets a pass that was cut short.
+    """The hook before a model, and before the module that calls a stream's first reader: it forgets a cut pass.
 
     Recomputation under gradient checkpointing stops as soon as it has what the backward pass needs.
     """

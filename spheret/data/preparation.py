@@ -324,8 +324,9 @@ class _Job:
         if empty and self.val_fraction:
             larger = min(0.5, max(2 * self.val_fraction, 3 / documents))
             raise ValueError(
-                f"none of the {documents} documents fell into the {empty[0]} split with --val-fraction "
-                f"{self.val_fraction:g}: give --val-fraction {larger:.2g}, or 0 for no validation."
+                f"none of the {documents} documents fell into the {empty[0]} split with a share of "
+                f"{self.val_fraction:g} for validation: give more documents, or prepare them with spheret prepare "
+                f"--val-fraction {larger:.2g}, or 0 for no validation."
             )
 
     def _manifest(

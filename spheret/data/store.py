@@ -128,7 +128,7 @@ class Data:
             raise ValueError(
                 f"the {split} split of {self.path} has {self.tokens(split):,} tokens, fewer than one window of "
                 f"{block:,} and its next token: take a smaller block, more text"
-                + (", or a larger --val-fraction." if split == "val" else ".")
+                + (", or a larger share for validation (spheret prepare --val-fraction)." if split == "val" else ".")
             )
 
 

@@ -217,7 +217,9 @@ def check_rows(h: Tensor, f: Tensor, dim: int | None = None) -> None:
     if h.dim() == 0 or h.shape[-1] < 2:
         raise ValueError(f"rows must be at least 2 wide to turn on a sphere, got shape {tuple(h.shape)}.")
     if dim is not None and h.shape[-1] != dim:
-        raise ValueError(f"this connection was built for rows of width {dim}, got shape {tuple(h.shape)}.")
+        places = [place for place, size in enumerate(h.shape) if size == dim]
+        hint = f": its {dim} channels are in dimension {places[0]}, so give channel_dim={places[0]}" if places else ""
+        raise ValueError(f"this connection was built for rows of width {dim}, got shape {tuple(h.shape)}{hint}.")
 
 
 def check_scalar(name: str, x: float | Tensor, h: Tensor) -> None:

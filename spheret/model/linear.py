@@ -28,6 +28,16 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return y if bias is None else y + bias.to(y.dtype)
 
 
+def plain_linears(model: nn.Module) -> None:
+    """Make every `Linear` of a model a plain nn.Linear, with the same weights.
+
+    Tools that go by the exact class, such as torch.ao's quantize_dynamic, pass subclasses over without a word.
+    """
+    for module in model.modules():
+        if type(module) is Linear:
+            module.__class__ = nn.Linear  # type: ignore[assignment]
+
+
 class Linear(nn.Linear):
     """y = W x + b.
 

@@ -25,6 +25,10 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
         model: any module.
         weight_decay: that of the matrices, at least 0.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"parameter_groups takes the model itself, got {type(model).__name__}: leave out .parameters()."
+        )
     _check_decay(weight_decay)
     parameters = [p for p in model.parameters() if p.requires_grad]
     return [
