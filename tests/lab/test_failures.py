@@ -99,6 +99,6 @@ def test_advice_follows_what_the_guard_saw(tmp_path):
 
 
 def test_a_good_run_has_nothing_to_try(tmp_path):
-    write_run(tmp_path / "run", steps=6)
+    write_run(tmp_path / "run", steps=6, quality=3.0)
     section = failures_of(tmp_path)
     assert (len(section.paragraphs), section.tables) == (1, ())

@@ -68,9 +68,7 @@ def test_figures(group, drawings):
     for drawing in drawings.values():
         assert drawing.png.startswith(b"\x89PNG")
         # axis labels have units
-        for word in {"training": ("step", "nats per token"), "angle": ("radians", "sublayer")}.get(
-            drawing.name, ()
-        ):
+        for word in {"training": ("step", "nats per token"), "angle": ("radians", "sublayer")}.get(drawing.name, ()):
             assert word in drawing.svg
 
 

@@ -10,6 +10,9 @@ from spheret.lab.report import run_findings, sections_of
 
 QUALITIES = {"keel": 0.0, "pre-ln": 0.5, "proj-spheretnorm": 1.0}
 PAGE = "report/report.html"
+# of a contestant that collapses, and of two that do not
+RATES = (0.001, 0.002, 0.004)
+BY_RATE = {"pre-ln": (-0.1, 0.0, -0.1), "post-ln": (-0.5, -0.4, -0.5), "geonorm": (0.1, 0.1, 0.1)}
 
 
 def runs_of(tmp_path, seeds, **more):
@@ -96,14 +99,11 @@ def test_equal_contestants_and_none_that_finished(tmp_path, capsys):
 class TestWhollyCollapsed:
     """Every run of a contestant collapsed, at a loss that is lower than those of the others."""
 
-    RATES = (0.001, 0.002, 0.004)
-    QUALITY = {"pre-ln": (-0.1, 0.0, -0.1), "post-ln": (-0.5, -0.4, -0.5), "geonorm": (0.1, 0.1, 0.1)}
-
     @pytest.fixture(scope="class")
     def root(self, tmp_path_factory):
         root = tmp_path_factory.mktemp("collapsed")
-        for name, qualities in self.QUALITY.items():
-            for rate, quality in zip(self.RATES, qualities, strict=True):
+        for name, qualities in BY_RATE.items():
+            for rate, quality in zip(RATES, qualities, strict=True):
                 for seed in (1, 2):
                     write_run(
                         root / "runs" / f"{name}-lr{rate}-{seed}", name, seed, steps=20, quality=quality,
@@ -115,7 +115,7 @@ class TestWhollyCollapsed:
 
     def test_it_is_named_with_its_rates_everywhere(self, root, capsys):
         group = read_group([root / "runs"])
-        assert group.answer.failures == {"collapsed": {"geonorm": list(self.RATES)}}
+        assert group.answer.failures == {"collapsed": {"geonorm": list(RATES)}}
         lines = printed(group, capsys)
         for text in (lines[-1], headline(group)):
             assert "Collapsed: geonorm at 0.001, 0.002 and 0.004" in text

@@ -17,7 +17,8 @@ LOSSES, BOWLS = "losses-sotu-bytes", "bowls-sotu-bytes"
 
 
 def write_rate(path, rate, *arguments, **settings):
-    return write_run(path, *arguments, steps=20, train={"lr": rate, "min_lr": rate / 10}, **settings)
+    train = {"lr": rate, "min_lr": rate / 10}
+    return write_run(path, *arguments, steps=20, eval_every=10, train=train, **settings)
 
 
 @pytest.fixture(scope="module")

@@ -303,7 +303,9 @@ class TestVerdicts:
         assert (answer.seed_table, answer.standing) == (None, None)
         tables = {c["table"] for c in cells(one_seed / "report")}
         assert f"pairs-{GROUP}" not in tables
-        assert {c["column"] for c in cells(one_seed / "report") if c["table"] == LOSSES}.isdisjoint({"p", "95% interval"})
+        assert {c["column"] for c in cells(one_seed / "report") if c["table"] == LOSSES}.isdisjoint(
+            {"p", "95% interval"}
+        )
         # plain differences are shown
         difference = cell(one_seed / "report", LOSSES, "geonorm", "minus pre-ln")
         assert recompute(one_seed / "runs", difference["source"]) == pytest.approx(float(difference["value"]))
@@ -315,7 +317,9 @@ class TestVerdicts:
         assert not answer.gap("keel", "pre-ln").significant
         verdicts = {c["row"]: c["text"] for c in cells(seeds / "report") if c["column"] == "verdict"}
         assert len(verdicts) == 3
-        assert [text for row, text in verdicts.items() if row.startswith("proj")] == ["proj-spheretnorm is better"] * 2
+        assert [text for row, text in verdicts.items() if row.startswith("proj")] == [
+            "proj-spheretnorm is better"
+        ] * 2
 
     def test_one_scheme_under_two_names_has_no_difference(self, tmp_path):
         for seed in (1, 2):
@@ -486,7 +490,9 @@ class TestStringsOfARun:
         for path in (directory / "figures").glob("*.svg"):
             root = ElementTree.fromstring(path.read_text())
             assert not [e for e in root.iter() if e.tag.endswith("script")]
-        drawn = "".join(ElementTree.fromstring((directory / "figures" / f"{GROUP}-curves.svg").read_text()).itertext())
+        drawn = "".join(
+            ElementTree.fromstring((directory / "figures" / f"{GROUP}-curves.svg").read_text()).itertext()
+        )
         assert self.NASTY in drawn
 
     @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "-1+", "+1 ", "-cmd|", "--"])
