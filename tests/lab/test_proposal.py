@@ -1,5 +1,7 @@
 """The plan that a race proposes: one that can be run, with every contestant, around the best rates."""
 
+import math
+
 import pytest
 from study_helpers import bowl, row, run_all
 
@@ -11,7 +13,15 @@ from spheret.runs.config import merge
 
 CONTESTANTS = "pre-ln,proj-spheretnorm:head=tied,p-spheretnorm:p=0.3:schedule=sqrt,keel:head_bias=none"
 RATES = [1e-3, 2e-3, 4e-3]
-SHARED = merge(RECIPE, {"train": {"steps": 30, "lr": 2e-3}, "model": {"dropout": 0.1}})
+SHARED = merge(
+    RECIPE,
+    {
+        "train": {"steps": 30, "lr": 2e-3, "clip": math.inf, "weight_decay": 1e-5},
+        "model": {"dropout": 0.1},
+        # what JSON would escape in a way that TOML does not read
+        "data": {"path": 'my "own" text 😀'},
+    },
+)
 
 
 def answer_of(result, contestants=CONTESTANTS):
@@ -30,7 +40,7 @@ def test_it_has_every_contestant_and_the_settings_of_the_race(tmp_path):
     assert {each.label: each.given["model"] for each in group.contestants} == labels
     assert len(labels) == 4
     assert group.given["train"] == {name: value for name, value in SHARED["train"].items() if name != "lr"}
-    assert group.given["model"] == SHARED["model"]
+    assert (group.given["model"], group.given["data"]) == (SHARED["model"], SHARED["data"])
     # fresh seeds, at all best rates and one step beyond them
     assert (group.part.fresh, group.part.seeds) == (True, SEEDS)
     assert group.part.rates[0] == pytest.approx(1e-3 / STEP, rel=0.01)
