@@ -414,6 +414,9 @@ class TestBadInput:
         write_run(tmp_path / "a")
         (tmp_path / "results.jsonl").write_text("{}\n")
         assert "line 1 of" in self.error(capsys, tmp_path / "a")
+        # a file of somebody else further up is not read
+        run = write_run(tmp_path / "folder" / "a")
+        assert main(["report", str(run), "--out", str(tmp_path / "report")]) == 0
 
     def test_out_is_a_file(self, capsys, tmp_path):
         write_run(tmp_path / "a")
