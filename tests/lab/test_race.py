@@ -212,7 +212,7 @@ class TestSeveralRates:
         rate = cell(tuned / "report", "results", "pre-ln", "lr")
         assert (float(rate["value"]), rate["source"]) == (best, f"pre-ln-lr{best}-1337/config.json[train.lr]")
         (group,) = {c["table"] for c in cells(tuned / "report") if c["table"].startswith("bowls-")}
-        assert cell(tuned / "report", group, "pre-ln", "state")["text"] == "at an edge"
+        assert read_group([tuned]).answer.by_label["pre-ln"].state == "edge"
         assert (tuned / "report" / "figures" / f"{group.removeprefix('bowls-')}-bowls.svg").exists()
         # the rate changes nothing in the cost of a step
         (cost,) = STUDY_COSTS.read(tuned / "costs.json").groups.values()
