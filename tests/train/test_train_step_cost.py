@@ -48,11 +48,13 @@ def test_micro_batches_make_one_update():
     torch.testing.assert_close(*results)
 
 
-class Sleepy(GPT):
-    """A model whose every forward pass takes 30 ms longer."""
+class Slow(GPT):
+    """A model whose every forward pass takes 30 ms of the processor longer."""
 
     def forward(self, *arguments):
-        time.sleep(0.03)
+        end = time.process_time() + 0.03
+        while time.process_time() < end:
+            pass
         return super().forward(*arguments)
 
 
@@ -73,6 +75,6 @@ def test_the_costs_of_several_schemes(prepared, monkeypatch):
     assert torch.equal(torch.get_rng_state(), random)
     assert torch.get_num_threads() == threads
     # an update has two micro-batches
-    monkeypatch.setattr("spheret.train.step_cost.GPT", Sleepy)
+    monkeypatch.setattr("spheret.train.step_cost.GPT", Slow)
     slower, _, _ = measure_step_costs(configs, open_data(prepared), CPU, 1)
     assert all(value >= 0.06 for value in slower.values())
