@@ -71,7 +71,7 @@ def one_seed(tmp_path_factory):
     """The paper's nine schemes with one seed, one of them diverged: runs and report."""
     root = tmp_path_factory.mktemp("one-seed")
     for index, name in enumerate(PAPER_SCHEMES):
-        write_run(root / "runs" / name, name, quality=0.02 * index, diverged=33 if name == "keel" else None, steps=60)
+        write_run(root / "runs" / name, name, quality=0.02 * index, diverged=45 if name == "keel" else None, steps=60)
     report([root / "runs"], root / "report")
     return root
 
@@ -248,10 +248,10 @@ class TestResults:
 
     def test_diverged_is_shown_with_its_step(self, one_seed):
         assert cell(one_seed / "report", "results", "keel", "val loss")["text"] == "diverged"
-        assert cell(one_seed / "report", "results", "keel", "state")["text"] == "diverged at step 33"
+        assert cell(one_seed / "report", "results", "keel", "state")["text"] == "diverged at step 45"
         assert cell(one_seed / "report", LOSSES, "keel", "val loss")["text"] == "-"
         page = (one_seed / "report" / "report.html").read_text()
-        assert "keel, seed 1337, diverged at step 33: the loss is nan, layer 3 first." in page
+        assert "keel, seed 1337, diverged at step 45: the loss is nan, layer 3 first." in page
         assert "keel (x: diverged)" in (one_seed / "report" / "figures" / f"{GROUP}-curves.svg").read_text()
         assert read_group([one_seed / "runs"]).answer.failures == {"diverged": {"keel": [0.003]}}
 
