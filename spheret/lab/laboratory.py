@@ -164,11 +164,11 @@ class Laboratory:
     def _given(self, group: Group, contestant: Contestant, rate: float, seed: int) -> Given:
         model = contestant.given["model"]
         plain = scheme(model["scheme"])
-        # what is given and what is the default anyway are one run
+        # what is given and what is the default anyway are one run, but in a race two contestants with a run each
         options = {
             name: value
             for name, value in model["scheme_options"].items()
-            if not hasattr(plain, name) or getattr(plain, name) != value
+            if self.flat or not hasattr(plain, name) or getattr(plain, name) != value
         }
         own = {"model": {"scheme_options": options}, "train": {"lr": rate, "seed": seed}}
         return merge(RECIPE, group.given, contestant.given, own)

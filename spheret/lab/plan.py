@@ -299,7 +299,8 @@ def _check_rates(where: str, part: PartRecord) -> None:
         raise ValueError(
             f"{where} has fresh = false, so extend must be 0, and noise_floor and stress are not for it."
         )
-    if not part.fresh and rates and rates == sorted(set(rates)):
+    # a rung of a ladder takes the neighbours of the best rate below it
+    if not part.fresh and not part.ladder and rates and rates == sorted(set(rates)):
         return
     if len(rates) < 2:
         raise ValueError(f"rates of {where} must be two or more, from the lowest to the highest, got {len(rates)}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -68,5 +69,11 @@ def _sections(shared: Given) -> list[str]:
             key: value for key, value in shared.get(section, {}).items() if key not in OWN and value is not None
         }
         if values:
-            lines += ["", f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
+            lines += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in values.items())]
     return lines
+
+
+def _toml(value: Any) -> str:
+    """A setting as TOML spells it: as JSON does, but for infinity, as in clip = inf."""
+    # TOML knows no pairs of surrogates
+    return str(value) if value == math.inf else json.dumps(value, ensure_ascii=False)

@@ -378,7 +378,8 @@ def _step_seconds(runs: Sequence[Run]) -> dict[str, float]:
     if len(folders) != 1:
         return {}
     (folder,) = folders
-    for path in (folder / RESULTS, folder.parent / RESULTS):
+    # those of a study lie in a folder of their own
+    for path in (folder / RESULTS, *([folder.parent / RESULTS] if folder.name == RUNS else [])):
         if path.is_file():
             rows = [row for row in read_rows(path).values() if row.run in {run.path.name for run in runs}]
             one = len({row.group for row in rows}) == 1

@@ -23,7 +23,8 @@ from matplotlib.transforms import TransformNode
 
 from spheret.analysis import figures
 from spheret.cli import main
-from spheret.lab.figures import runs as plots
+from spheret.lab.figures import answers as answer_figures
+from spheret.lab.figures import runs as run_figures
 
 # a command hangs if it computes for so many seconds, or if it has not ended after so many on a busy machine
 COMPUTING, WAITING = 10, 60
@@ -162,8 +163,12 @@ def _figures_remembered(memory: Path, keep: bool) -> Iterator[None]:
 
         return drawn
 
-    on_the_page, alone = remembered(plots.render), remembered(figures.png)
-    with mock.patch.object(plots, "render", on_the_page), mock.patch.object(figures, "png", alone):
+    on_the_page, alone = remembered(run_figures.render), remembered(figures.png)
+    with (
+        mock.patch.object(run_figures, "render", on_the_page),
+        mock.patch.object(answer_figures, "render", on_the_page),
+        mock.patch.object(figures, "png", alone),
+    ):
         yield
 
 

@@ -7,19 +7,20 @@ import math
 import re
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from paper_configs import paper_config
 
 from spheret.connections import Spherical, scheme
 from spheret.evaluate import eval_json
 from spheret.evaluate.tasks import PAPER_COLUMNS
-from spheret.lab.report import report_files
-from spheret.lab.runs import read_groups
-from spheret.lab.statistics import mean_and_deviation, over_documents, over_seeds
+from spheret.lab.report import report_files, run_findings
+from spheret.lab.rows import RESULTS, Key, row_of, write_rows
+from spheret.lab.runs import RunGroup, read_groups
+from spheret.lab.statistics import mean_and_deviation
 from spheret.paper.runs import PaperRun
 from spheret.runs.layout import EVAL, EVAL_SAMPLES
 from spheret.runs.run_sample import RunSample
-from spheret.runs.step_cost import StepCost
 
 DOCUMENTS = [700, 1200, 300, 2500, 900, 640]
 
@@ -42,14 +43,13 @@ def write_run(
     model: dict | None = None,
     environment: dict | None = None,
     eval_every: int = 20,
-    step_costs: dict[str, float] | None = None,
     sample: str | None = None,
 ) -> Path:
     """Write a run directory and return its path.
 
     quality: subtracted from every loss. until: the last step. diverged: the step at which the run stopped.
     diverged_finite: the step at which its loss was found to be far too high; it went on.
-    step_costs: the seconds of a step of every scheme, as a race measures them. sample: the text of sample.json.
+    sample: the text of sample.json.
     """
     rng = np.random.default_rng([seed, *scheme_name.encode()])
     path.mkdir(parents=True)
@@ -125,17 +125,33 @@ def write_run(
             line["alarm"] = alarm
         lines.append(line)
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    if step_costs is not None:
-        StepCost.of(scheme_name, step_costs, 7, "cpu", {"threads": 1}).write(path)
     if sample is not None:
         RunSample(sample, "", 1337, 0.8, 128, last).write(path)
     return path
 
 
+def write_costs(folder: Path, seconds: dict[str, float]) -> None:
+    """Write results.jsonl of the runs in a folder, as a race does, with the seconds of a step of some schemes."""
+    rows = []
+    for config in sorted(folder.glob("*/config.json")):
+        settings = json.loads(config.read_text())
+        name, train = settings["model"]["scheme"], settings["train"]
+        row = row_of(config.parent, Key("race", name, train["lr"], train["seed"]))
+        assert row is not None
+        rows.append(msgspec.structs.replace(row, step_seconds=seconds.get(name)))
+    write_rows(folder / RESULTS, rows)
+
+
+def read_group(paths: list[Path]) -> RunGroup:
+    """The only group of some runs."""
+    (group,) = read_groups(paths)
+    return group
+
+
 def write_tables(runs: list[Path], out: Path) -> None:
     """Write a report without its figures, which take most of the time."""
     out.mkdir(exist_ok=True)
-    for name, data in report_files(read_groups(runs), []).items():
+    for name, data in report_files(run_findings(read_groups(runs)), []).items():
         (out / name).write_bytes(data)
 
 
@@ -193,20 +209,25 @@ def cell(directory, table, row, column):
     return next(c for c in cells(directory) if (c["table"], c["row"], c["column"]) == (table, row, column))
 
 
-# RUN/step_cost.json[KEY]
-STEP_COST = re.compile(r"([^\s,(]+)/step_cost\.json\[(\w+)\]")
+# results.jsonl[RUN].step_seconds
+STEP_COST = re.compile(r"results\.jsonl\[([^\]]+)\]\.step_seconds")
 # RUN/config.json[SECTION.KEY]
 SETTING = re.compile(r"([^\s,(]+)/config\.json\[(\w+)\.(\w+)\]")
 # RUN[STEP].KEY and RUN[FIRST..LAST].KEY
 REFERENCE = re.compile(r"([^\s,(]+)\[(\d+)(?:\.\.(\d+))?\]\.([\w.]+)")
+# RUN.val_loss: that of the last line
+LAST = re.compile(r"([^\s,(]+)\.val_loss")
 
 
 def recompute(root, source):
     """Evaluate a source over metrics.jsonl. Of the report's code, only the statistics are used."""
 
+    def lines_of(name):
+        return [json.loads(text) for text in (root / name / "metrics.jsonl").read_text().splitlines()]
+
     def look_up(reference):
         name, first, last, key = reference.groups()
-        lines = [json.loads(text) for text in (root / name / "metrics.jsonl").read_text().splitlines()]
+        lines = lines_of(name)
         if last is None:
             (line,) = [line for line in lines if line["step"] == int(first)]
             value = line[key] if "." not in key else [part[key.split(".")[1]] for part in line["sublayers"]]
@@ -214,16 +235,19 @@ def recompute(root, source):
             value = [line[key] for line in lines if int(first) <= line["step"] <= int(last)]
         return json.dumps(value)
 
+    def step_seconds(reference):
+        rows = map(json.loads, (root / "results.jsonl").read_text().splitlines())
+        return str(next(row["step_seconds"] for row in rows if row["run"] == reference[1]))
+
     def flat(*values):
         return values[0] if isinstance(values[0], list) else list(values)
 
     functions = {
         "mean": lambda *v: math.fsum(flat(*v)) / len(flat(*v)), "sd": lambda *v: mean_and_deviation(flat(*v))[1],
         "exp": math.exp, "min": min, "max": max, "first": lambda v: v[0], "last": lambda v: v[-1], "count": len,
-        "over_documents": lambda a, b: over_documents(a, b).estimate,
-        "over_seeds": lambda *v: over_seeds(v).estimate,
     }  # fmt: skip
-    source = STEP_COST.sub(lambda r: str(json.loads((root / r[1] / "step_cost.json").read_text())[r[2]]), source)
+    source = STEP_COST.sub(step_seconds, source)
     source = SETTING.sub(lambda r: str(json.loads((root / r[1] / "config.json").read_text())[r[2]][r[3]]), source)
-    formula = REFERENCE.sub(look_up, source.removeprefix("estimate of ").partition(" \u00b1 ")[0])
+    formula = REFERENCE.sub(look_up, source.partition(" \u00b1 ")[0])
+    formula = LAST.sub(lambda r: str(lines_of(r[1])[-1]["val_loss"]), formula)
     return eval(formula, {"__builtins__": {}}, functions)

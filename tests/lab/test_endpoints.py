@@ -5,13 +5,12 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
-from spheret.lab.sections.study import sections_of
 from study_helpers import bowl, noise, plan_of, row, run_all
 
 from spheret.lab.answers import group_answers
 from spheret.lab.endpoints import endpoint_answers, two_one_sided
-from spheret.lab.ladders import ladders
 from spheret.lab.page.page import page as page_of
+from spheret.lab.report import sections_of, study_findings
 from spheret.lab.rows import FINAL, STRESS
 from spheret.lab.sections.endpoints import endpoint_sentence, endpoints_section
 from spheret.lab.stages import SEEDS, stage_of
@@ -179,8 +178,7 @@ class TestStress:
 
 def test_they_come_first_among_the_details(study):
     plan, rows = study
-    answers = group_answers(plan, rows)
-    names = [each.name for each in sections_of(answers, ladders(answers), rows, answered(plan, rows))]
+    names = [each.name for each in sections_of(study_findings(plan, rows))]
     assert names.index("endpoints") == names.index("losses") - 1
     section = endpoints_section(answered(plan, rows))
     assert [table.name for table in section.tables] == ["endpoints", "stress"]

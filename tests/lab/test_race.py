@@ -1,5 +1,6 @@
 """A race: real trainings in child processes, killed, resumed and refused as people will do it."""
 
+import html
 import json
 import os
 import shutil
@@ -11,13 +12,16 @@ from pathlib import Path
 
 import pytest
 from planted import planted
-from spheret.lab.scoreboard import Scoreboard
-from spheret.runs.step_cost import measured_together, read_step_cost
+from report_helpers import cell, cells, read_group
 
 from spheret.cli import main
 from spheret.connections import PAPER_SCHEMES, SCHEMES
-from spheret.lab.race import RATES, learning_rates, race_runs, race_seeds
-from spheret.runs.metrics import Follower
+from spheret.lab.answers import group_answers
+from spheret.lab.laboratory import STUDY_COSTS, Laboratory
+from spheret.lab.plan import read_plan
+from spheret.lab.race import RATES, learning_rates, race_plan, race_seeds
+from spheret.lab.rows import read_rows
+from spheret.lab.stages import wanted
 from spheret.runs.run import open_run
 from spheret.train.drill import timeless
 
@@ -26,7 +30,11 @@ TINY = (
     "--lr", "3e-3",
 )  # fmt: skip
 VARIANTS = "pre-ln,proj-spheretnorm,proj-spheretnorm:schedule=sqrt"
-NAMES = ("pre-ln-1337", "proj-spheretnorm-1337", "proj-spheretnorm-schedule=sqrt-1337")
+LABELS = ("pre-ln", "proj-spheretnorm", "proj-spheretnorm (schedule=sqrt)")
+NAMES = tuple(
+    f"{name}-{seed}" for name in ("pre-ln", "proj-spheretnorm", "proj-spheretnorm-schedule=sqrt") for seed in (3, 4)
+)
+SHORT = (*TINY, "--steps", "10", "--schemes", VARIANTS, "--seeds", "3,4")
 LONG = (*TINY, "--steps", "400", "--eval-every", "40", "--schemes", "pre-ln,proj-spheretnorm")
 
 
@@ -44,10 +52,10 @@ def lines(path):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A race of three, two of them the same scheme under two names."""
+    """A race of three with two seeds, two of them the same scheme under two names."""
     out = tmp_path_factory.mktemp("race") / "out"
     with planted(out.parent / "corpus"):
-        assert race(*TINY, "--steps", "10", "--schemes", VARIANTS, "--out", out) == 0
+        assert race(*SHORT, "--out", out) == 0
     return out
 
 
@@ -66,15 +74,14 @@ class TestFinished:
 
     def test_a_scheme_under_two_names_differs_by_exactly_nothing(self, finished):
         output = lines(finished)
-        assert output[NAMES[1]] == output[NAMES[2]]
-        table = (finished / "report" / "tables.csv").read_text()
-        row = "comparisons,proj-spheretnorm - proj-spheretnorm (schedule=sqrt)"
-        assert f"{row},difference,+0.0000,0.0," in table
-        assert f"{row},95% interval,+0.0000 to +0.0000," in table
-        assert f"{row},verdict,no difference at all," in table
+        assert output[NAMES[2]] == output[NAMES[4]]
+        assert output[NAMES[3]] == output[NAMES[5]]
+        gap = read_group([finished]).answer.gap(*LABELS[1:])
+        assert (gap.estimate, gap.significant) == (0.0, False)
 
     def test_nothing_else_is_left(self, finished):
-        assert {p.name for p in finished.iterdir()} == {*NAMES, "race.json", "configs", "report"}
+        written = {"race.json", "configs", "results.jsonl", "costs.json", "report", "plan.toml"}
+        assert {p.name for p in finished.iterdir()} == {*NAMES, *written}
 
     def test_the_report_is_that_of_the_runs(self, finished):
         # in the place of the other one, because a page links its runs
@@ -84,59 +91,80 @@ class TestFinished:
             assert path.read_bytes() == (finished / "report" / path.relative_to(again)).read_bytes(), path
         shutil.rmtree(again)
 
+    def test_report_race_and_rows_have_one_standing(self, finished):
+        rows = read_rows(finished / "results.jsonl")
+        assert {row.run for row in rows.values()} == set(NAMES)
+        (answer,) = group_answers(race_plan(VARIANTS, [3, 4], [3e-3], {}), rows)
+        of_runs = read_group([finished]).answer
+        assert set(of_runs.seed_table.means) == set(LABELS)
+        assert answer.seed_table.means == of_runs.seed_table.means
+        assert (answer.standing, answer.failures) == (of_runs.standing, of_runs.failures)
+        assert {pair: each.adjusted for pair, each in answer.pairs.items()} == {
+            pair: each.adjusted for pair, each in of_runs.pairs.items()
+        }
+
     def test_the_steps_were_measured_side_by_side(self, finished):
-        costs = [read_step_cost(finished / name) for name in NAMES]
-        assert measured_together(costs)
-        assert [f"{cost.contestant}-1337" for cost in costs] == list(NAMES)
-        assert all(cost.machine["threads"] == 1 and cost.rounds > 1 and cost.seconds > 0 for cost in costs)
-        table = (finished / "report" / "tables.csv").read_text()
-        assert f"results,pre-ln,ms per step,{1000 * costs[0].seconds:.1f}," in table
-        assert "measured side by side" in (finished / "report" / "figures" / "time.svg").read_text()
+        (cost,) = STUDY_COSTS.read(finished / "costs.json").groups.values()
+        assert set(cost.seconds) == set(LABELS)
+        assert cost.machine["threads"] == 1
+        rows = read_rows(finished / "results.jsonl")
+        # a busy machine gives no number
+        assert {row.step_seconds is not None for row in rows.values()} == {cost.precise}
+        shown = [c for c in cells(finished / "report") if c["column"] == "ms per step"]
+        assert len(shown) == (3 if cost.precise else 0)
+        assert all(c["text"] == f"{1000 * cost.seconds[c['row']]:.1f}" for c in shown)
+
+    def test_it_proposes_a_study_of_its_contestants(self, finished, tmp_path):
+        plan = read_plan(finished / "plan.toml")
+        (group,) = plan.groups
+        assert tuple(each.label for each in group.contestants) == LABELS
+        assert min(group.part.rates) < 3e-3 < max(group.part.rates)
+        assert group.given["train"]["steps"] == 10
+        Laboratory(plan, tmp_path / "study").check()
 
     def test_again_it_only_writes_the_report(self, finished, capsys):
-        before = {path: path.stat().st_mtime_ns for path in finished.glob("*/[ms]*.json*")}
-        # the metrics, the sample and the cost of a step
-        assert len(before) == 9
+        kept = [*finished.glob("*/[ms]*.json*"), finished / "costs.json"]
+        before = {path: path.stat().st_mtime_ns for path in kept}
+        # the metrics and the sample of each
+        assert len(before) == 13
+        rows, plan = ((finished / name).read_bytes() for name in ("results.jsonl", "plan.toml"))
         (finished / "report" / "report.html").unlink()
-        assert race(*TINY, "--steps", "10", "--schemes", VARIANTS, "--out", finished) == 0
+        assert race(*SHORT, "--out", finished) == 0
         output = capsys.readouterr()
-        first, second = output.err.splitlines()
-        assert first == f"race: 3 runs of 3 contestants on sotu, into {finished}."
-        assert "all 3 runs" in second
-        self.check_outcome(finished, output.out.splitlines())
+        assert "all 6 runs" in output.err
         assert (finished / "report" / "report.html").exists()
-        assert {path: path.stat().st_mtime_ns for path in finished.glob("*/[ms]*.json*")} == before
+        assert {path: path.stat().st_mtime_ns for path in kept} == before
+        assert [(finished / name).read_bytes() for name in ("results.jsonl", "plan.toml")] == [rows, plan]
+        self.check_outcome(finished, output.out.splitlines())
 
     def check_outcome(self, finished, printed):
-        """The contestants, best first, then one sentence, then the path."""
-        assert printed[-1] == str(finished / "report" / "report.html")
-        assert printed[-2].startswith("One seed shows a collapse, a divergence or a large gap, and cannot tell ")
-        assert "`spheret study PLAN.toml`" in printed[-2]
+        """The contestants, best first; the path; what comes next; the verdict, which is the first of the page."""
+        answer = read_group([finished]).answer
+        path, following, verdict = printed[-3:]
+        assert path == str(finished / "report" / "report.html")
+        assert following.startswith(f"next: spheret study {finished / 'plan.toml'}, about ")
+        assert ("wins" in verdict) == (answer.standing.winner is not None)
+        page = html.unescape((finished / "report" / "report.html").read_text())
+        assert page.index(verdict) < page.index("<table")
         rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed if line.startswith("│")]
-        losses = {name: open_run(finished / name).metrics()[-1].val_loss for name in NAMES}
-        assert [row[0] for row in rows] == ["1", "2", "3"]
-        assert [row[3] for row in rows] == [f"{loss:.3f}" for loss in sorted(losses.values())]
-        assert all(row[2] == "0.003" for row in rows)
-        cost = {row[1]: row[6] for row in rows}
-        assert cost["pre-ln"] == f"{1000 * read_step_cost(finished / NAMES[0]).seconds:.1f}"
-        # two of the three are the same
-        assert sum(row[4] == "+0.0000" for row in rows) == (losses[NAMES[1]] < losses[NAMES[0]])
+        assert [row[:3] for row in rows] == [
+            [str(place), entry.label, "0.003"] for place, entry in enumerate(answer.entries, 1)
+        ]
+        assert [row[3] for row in rows] == [f"{entry.mean:.3f}" for entry in answer.entries]
 
     def test_other_settings_are_refused(self, finished, capsys):
-        assert race(*TINY, "--steps", "12", "--schemes", VARIANTS, "--out", finished) == 2
+        assert race(*SHORT, "--steps", "12", "--out", finished) == 2
         output = capsys.readouterr().err
         assert "holds a race with other settings (steps is 10 there and 12 here" in output
         assert "another --out" in output
 
-    def test_fewer_contestants_are_a_smaller_report(self, finished, tmp_path):
+    def test_fewer_contestants_are_a_smaller_report(self, finished, tmp_path, capsys):
         out = tmp_path / "copy"
         shutil.copytree(finished, out)
-        # as if the measurement had been interrupted before it wrote this one
-        (out / NAMES[0] / "step_cost.json").unlink()
-        assert race(*TINY, "--steps", "10", "--schemes", "pre-ln", "--out", out, "--quiet") == 0
-        assert "runs,proj-spheretnorm" in (finished / "report" / "tables.csv").read_text()
-        assert "runs,proj-spheretnorm" not in (out / "report" / "tables.csv").read_text()
-        assert list(read_step_cost(out / NAMES[0]).together) == ["pre-ln"]
+        words = (*TINY, "--steps", "10", "--schemes", "pre-ln", "--seeds", "3,4", "--out", out, "--quiet")
+        assert race(*words) == 0
+        assert capsys.readouterr().out.splitlines() == [str(out / "report" / "report.html")]
+        assert {c["row"] for c in cells(out / "report") if c["table"] == "runs"} == {"pre-ln-3", "pre-ln-4"}
 
 
 def test_text_of_ones_own_in_one_command(tmp_path, capsys, monkeypatch):
@@ -144,13 +172,13 @@ def test_text_of_ones_own_in_one_command(tmp_path, capsys, monkeypatch):
     text = tmp_path / "my.txt"
     text.write_text("".join(f"{number}. A line of my own, and no other.\n" for number in range(1500))[:60_000])
     out = tmp_path / "out"
-    words = (*TINY, "--schemes", "pre-ln,proj-spheretnorm", "--steps", "2", "--seeds", "5,", "--out", out)
+    words = (*TINY, "--schemes", "pre-ln", "--steps", "2", "--seeds", "5,", "--out", out)
     assert race("--data", text, *words) == 0
     output = capsys.readouterr()
     first, second = output.err.splitlines()[:2]
-    assert first == f"race: 2 runs of 2 contestants on {text}, into {out}."
+    assert first == f"race: 1 run of 1 contestants on {text}, into {out}."
     assert second.startswith(f"{text} as bytes: train ")
-    assert output.out.splitlines()[-1] == str(out / "report" / "report.html")
+    assert str(out / "report" / "report.html") in output.out.splitlines()
     run = open_run(out / "pre-ln-5")
     assert run.config.data.corpus.name == "my.txt"
     assert 0.04 < run.config.data.tokens["val"] / 60_000 < 0.06
@@ -180,15 +208,15 @@ class TestSeveralRates:
         assert "min_lr" not in settings
 
     def test_the_report_has_one_row_at_the_best_rate(self, tuned):
-        table = (tuned / "report" / "tables.csv").read_text()
         best = min((0.005, 0.02), key=lambda rate: lines(tuned)[f"pre-ln-lr{rate}-1337"][-1]["val_loss"])
-        assert f"results,pre-ln,lr,{best} (edge),{best},pre-ln-lr{best}-1337/config.json[train.lr]" in table
-        assert table.count("results,pre-ln,val loss") == 1
-        assert (tuned / "report" / "figures" / "bowls.svg").exists()
-        # the rate changes nothing in the cost of a step: one measurement, written to both runs
-        costs = [read_step_cost(tuned / f"pre-ln-lr{rate}-1337") for rate in (0.005, 0.02)]
-        assert costs[0] == costs[1]
-        assert list(costs[0].together) == ["pre-ln"]
+        rate = cell(tuned / "report", "results", "pre-ln", "lr")
+        assert (float(rate["value"]), rate["source"]) == (best, f"pre-ln-lr{best}-1337/config.json[train.lr]")
+        (group,) = {c["table"] for c in cells(tuned / "report") if c["table"].startswith("bowls-")}
+        assert read_group([tuned]).answer.by_label["pre-ln"].state == "edge"
+        assert (tuned / "report" / "figures" / f"{group.removeprefix('bowls-')}-bowls.svg").exists()
+        # the rate changes nothing in the cost of a step
+        (cost,) = STUDY_COSTS.read(tuned / "costs.json").groups.values()
+        assert list(cost.seconds) == ["pre-ln"]
 
     def test_the_same_rates_in_another_order_go_on(self, tuned, capsys):
         assert self.race(tuned, "0.005,2e-2") == 0
@@ -241,7 +269,7 @@ def undisturbed(tmp_path_factory):
 @pytest.mark.parametrize(
     "number",
     [
-        # `test_study_run.py` kills the same executor with kill -9
+        # `test_study.py` kills the same executor with kill -9
         pytest.param(signal.SIGKILL, id="kill -9", marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, id="Ctrl-C"),
         pytest.param(signal.SIGTERM, id="kill", marks=pytest.mark.slow),
@@ -273,11 +301,14 @@ def test_a_divergence_is_a_result(tmp_path, capsys):
     out = tmp_path / "out"
     hot = ("--lr", "10", "--min-lr", "10", "--steps", "16", "--schemes", "pre-ln,proj-spheretnorm")
     assert race(*TINY, *hot, "--on-divergence", "stop", "--out", out) == 0
-    assert "diverged at step" in capsys.readouterr().err
     assert all(5 <= len(records) < 16 for records in lines(out).values())
-    table = (out / "report" / "tables.csv").read_text()
-    assert "results,pre-ln,val loss,diverged," in table
-    assert 'comparisons,pre-ln - proj-spheretnorm,verdict,"pre-ln diverged, proj-spheretnorm diverged",' in table
+    assert read_group([out]).answer.failures == {"diverged": {"pre-ln": [10.0], "proj-spheretnorm": [10.0]}}
+    assert cell(out / "report", "results", "pre-ln", "val loss")["text"] == "diverged"
+    # nothing is proposed, and the verdict names both with their rate
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-2] == str(out / "report" / "report.html")
+    assert "pre-ln at 10; proj-spheretnorm at 10" in printed[-1]
+    assert not (out / "plan.toml").exists()
 
 
 def test_two_races_in_one_directory(tmp_path, capsys):
@@ -358,151 +389,50 @@ class TestRefused:
         assert ("is damaged" if text == "{" else "was not written by spheret race") in capsys.readouterr().err
 
 
-class TestRaceRuns:
+class TestPlan:
+    def contestants(self, words):
+        (group,) = race_plan(words, [1337], [1e-3], {}).groups
+        return [each.label for each in group.contestants]
+
+    def order(self, seeds, rates):
+        return [
+            (key.contestant, key.rate, key.seed) for key in wanted(race_plan("pre-ln,keel", seeds, rates, {}), {})
+        ]
+
     def test_groups(self):
-        assert tuple(e.choice.name for e in race_runs("paper", race_seeds("1"))) == PAPER_SCHEMES
-        assert tuple(e.choice.name for e in race_runs("all", race_seeds("1"))) == tuple(SCHEMES)
-        assert [e.name for e in race_runs("keel,paper", race_seeds("1"))][:2] == ["keel-1337", "pre-ln-1337"]
-        assert len(race_runs("keel,paper", race_seeds("1"))) == 9
+        assert self.contestants("paper") == list(PAPER_SCHEMES)
+        assert self.contestants("all") == list(SCHEMES)
+        assert self.contestants("keel,paper")[:2] == ["keel", "pre-ln"]
+        assert len(self.contestants("keel,paper")) == 9
 
     def test_a_seed_of_everyone_before_the_next(self):
-        assert [e.name for e in race_runs("pre-ln,keel", race_seeds("2"))] == [
-            "pre-ln-1337",
-            "keel-1337",
-            "pre-ln-1338",
-            "keel-1338",
-        ]
+        assert self.order([9, 4], [1e-3]) == [
+            ("pre-ln", 1e-3, 9), ("keel", 1e-3, 9), ("pre-ln", 1e-3, 4), ("keel", 1e-3, 4),
+        ]  # fmt: skip
+
+    def test_the_middle_rates_of_everyone_come_first(self):
+        order = self.order([1, 2], [1e-3, 2e-3, 4e-3])
+        first = [(name, rate, 1) for rate in (2e-3, 1e-3, 4e-3) for name in ("pre-ln", "keel")]
+        assert order == [*first, *((name, rate, 2) for name, rate, _ in first)]
 
     def test_a_number_is_how_many_seeds_and_numbers_are_the_seeds(self):
         assert race_seeds("3") == [1337, 1338, 1339]
         assert race_seeds("3,4, 9") == [3, 4, 9]
         assert race_seeds("7,") == [7]
-        assert [e.name for e in race_runs("pre-ln,keel", race_seeds("9,4"))] == [
-            "pre-ln-9",
-            "keel-9",
-            "pre-ln-4",
-            "keel-4",
-        ]
-
-    def test_the_middle_rates_of_everyone_come_first(self):
-        names = [run.name for run in race_runs("pre-ln,keel", race_seeds("2"), [1e-3, 2e-3, 4e-3])]
-        assert names[:6] == [
-            "pre-ln-lr0.002-1337",
-            "keel-lr0.002-1337",
-            "pre-ln-lr0.001-1337",
-            "keel-lr0.001-1337",
-            "pre-ln-lr0.004-1337",
-            "keel-lr0.004-1337",
-        ]
-        assert names[6:] == [name.replace("1337", "1338") for name in names[:6]]
-        assert [run.lr for run in race_runs("keel", race_seeds("1"), [1, 2, 3, 4])] == [2, 3, 1, 4]
 
     def test_rates_are_sorted_and_ours_are_three(self):
         assert learning_rates("1e-2, 2.5e-3,5e-3") == [0.0025, 0.005, 0.01]
         assert len(RATES) == 3
         assert learning_rates(",".join(map(str, RATES))) == list(RATES)
 
-    def test_rates_that_are_almost_the_same_have_different_names(self):
-        near = [0.001, 0.0010000001]
-        assert len({run.name for run in race_runs("keel", race_seeds("1"), near)}) == 2
-
-    def test_names_are_different(self):
-        names = [
-            e.name for e in race_runs("all,p-spheretnorm:p=0.3,p-spheretnorm:p=0.3:schedule=sqrt", race_seeds("3"))
-        ]
-        assert len(set(names)) == len(names) == 3 * (len(SCHEMES) + 2)
-
-
-def metrics_line(keys):
-    """A line of metrics with these keys, and those that every line has."""
-    line = {"loss": 1.0, "lr": 1e-3, "grad_norm": 1.0, "spikes": 0, "tokens_per_second": 9.0, "seconds": 1.0, **keys}
-    if "val_loss" in keys:
-        names = ("angle_mean", "angle_max", "alpha", "norm", "drift", "cosine", "grad_norm")
-        line |= {"radius": None, "on_bound": [], "sublayers": [{"sublayer": 1, **dict.fromkeys(names)}]}
-    return json.dumps(line) + "\n"
-
-
-class TestScoreboard:
-    def follower(self, path, name, *lines):
-        (path / name).mkdir(exist_ok=True)
-        (path / name / "metrics.jsonl").write_text("".join(map(metrics_line, lines)))
-        return Follower(name, path / name, steps=10)
-
-    def test_ranked_by_validation_loss(self, tmp_path):
-        board = Scoreboard(
-            [
-                [self.follower(tmp_path, "slow", {"step": 4, "val_loss": 2.9}, {"step": 5, "loss": 2.9})],
-                [self.follower(tmp_path, "gone", {"step": 3, "loss": None, "stopped": "nan"})],
-                [self.follower(tmp_path, "fast", {"step": 10, "loss": 2.0, "val_loss": 2.1})],
-                [self.follower(tmp_path, "new", {"step": 1, "loss": 5.0})],
-                [Follower("waiting", tmp_path / "waiting", steps=10)],
-            ],
-            quiet=True,
-        )
-        board.update()
-        head, *rows = board.lines()
-        # of 50 steps 5, 0, 0, 9 and 10 are left
-        assert head == "race: 52%"
-        assert [row.split()[:2] for row in rows] == [["1", "fast"], ["2", "slow"], ["3", "new"], ["4", "gone"]]
-        assert "step 5/10, val 2.9000 at step 4" in rows[1]
-        assert "diverged at step 3" in rows[3]
-
-    def test_one_that_diverged_and_goes_on_is_last(self, tmp_path):
-        diverged = self.follower(
-            tmp_path,
-            "lost",
-            {"step": 3, "loss": 40.0, "diverged": "the loss 40"},
-            {"step": 5, "loss": 1.0, "val_loss": 1.0},
-        )
-        board = Scoreboard(
-            [[diverged], [self.follower(tmp_path, "slow", {"step": 5, "loss": 2.9, "val_loss": 2.9})]], quiet=True
-        )
-        board.update()
-        _, first, last = board.lines()
-        assert "slow" in first
-        assert "lost" in last
-        assert "diverged at step 3, step 5/10, val 1.0000 at step 5" in last
-        assert not diverged.done
-
-    def test_runs_that_share_a_line_show_the_best(self, tmp_path):
-        row = [
-            self.follower(tmp_path, "pre-ln-lr0.1", {"step": 10, "val_loss": 2.9}),
-            self.follower(tmp_path, "pre-ln-lr0.2", {"step": 10, "val_loss": 2.5}),
-            self.follower(tmp_path, "pre-ln-lr0.4", {"step": 2, "diverged": "the loss 40", "val_loss": 1.0}),
-            Follower("pre-ln-lr0.8", tmp_path / "waiting", steps=10),
-        ]
-        board = Scoreboard([row], quiet=True)
-        board.update()
-        head, line = board.lines()
-        # of 40 steps 8 and 10 are left
-        assert head == "race: 55%"
-        assert line.split()[:2] == ["1", "pre-ln-lr0.2"]
-
-    @pytest.mark.parametrize("text", ["garbage", "[]", "{}", "\udcff"])
-    def test_a_damaged_line_is_named(self, tmp_path, text):
-        follower = self.follower(tmp_path, "run", {"step": 1, "loss": 1.0})
-        with (tmp_path / "run" / "metrics.jsonl").open("a", errors="surrogateescape") as file:
-            file.write(text + "\n")
-        with pytest.raises(ValueError, match=r"metrics.jsonl has a damaged line: delete .*run to train"):
-            follower.update()
-
-    def test_follows_what_is_added_torn_and_cut_off(self, tmp_path):
-        follower = self.follower(tmp_path, "run", {"step": 1, "loss": 1.0}, {"step": 2, "loss": 1.0, "val_loss": 3.0})
-        follower.update()
-        path = tmp_path / "run" / "metrics.jsonl"
-        third = metrics_line({"step": 3})
-        with path.open("a") as file:
-            file.write(third[:20])
-        follower.update()
-        assert (follower.step, follower.val_loss) == (2, 3.0)
-        with path.open("a") as file:
-            file.write(third[20:])
-        follower.update()
-        assert follower.step == 3
-        # a resumed run goes back to its checkpoint
-        path.write_text(metrics_line({"step": 1}))
-        follower.update()
-        assert (follower.step, follower.val_loss) == (1, None)
+    def test_names_of_runs_are_different(self, prepared, tmp_path):
+        shared = {"data": {"path": str(prepared)}, "model": {"head": "tied", "head_bias": "none"}}
+        words = "all,p-spheretnorm:p=0.3,p-spheretnorm:p=0.3:schedule=sqrt,pre-ln:head=shifted"
+        plan = race_plan(words, [1, 2], [0.001, 0.0010000001], shared)
+        laboratory = Laboratory(plan, tmp_path, flat=True)
+        names = [laboratory.name(key)[0] for key in wanted(plan, {})]
+        assert len(set(names)) == len(names) == 4 * (len(SCHEMES) + 3)
+        assert "p-spheretnorm-p=0.3-schedule=sqrt-lr0.001-1" in names
 
 
 @pytest.mark.slow
@@ -511,8 +441,7 @@ def test_the_default_race(tmp_path):
     assert race("--out", tmp_path / "out") == 0
     # below ten minutes on two free cores; this is for a machine that is busy
     assert time.monotonic() - begun < 3600
-    table = (tmp_path / "out" / "report" / "tables.csv").read_text()
-    places = [line.split(",")[3] for line in table.splitlines() if line.startswith("learning-rates,")]
-    assert all(f"learning-rates,{name},place in the grid," in table for name in PAPER_SCHEMES)
+    entries = read_group([tmp_path / "out"]).answer.entries
+    assert {entry.scheme for entry in entries} == set(PAPER_SCHEMES)
     # the grid is of use for most of the paper's schemes
-    assert places.count("inside") > len(PAPER_SCHEMES) / 2
+    assert sum(entry.search.bracketed for entry in entries) > len(PAPER_SCHEMES) / 2

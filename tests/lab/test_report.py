@@ -6,11 +6,12 @@ import json
 import math
 import re
 import shutil
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from report_helpers import cell, cells, recompute, write_run, write_tables
+from report_helpers import cell, cells, read_group, recompute, write_costs, write_run, write_tables
 
 from spheret.cli import main
 from spheret.connections import PAPER_SCHEMES, SCHEMES
@@ -18,10 +19,10 @@ from spheret.lab.figures.lines import line_styles
 from spheret.lab.page.page import page
 from spheret.lab.page.tables import Table, TableCell, ranked, to_csv, to_latex, to_markdown
 from spheret.lab.report import report
-from spheret.lab.runs import read_group
-from spheret.lab.sections.sections import Section
-from spheret.lab.statistics import mean_and_deviation, over_documents
-from spheret.lab.verdicts import EVALUATION_NOISE, comparisons
+from spheret.lab.rows import LAST_SHARE, MOST_LAST
+from spheret.lab.sections.section import Section
+from spheret.lab.seed_table import pairs, seed_table
+from spheret.lab.statistics import mean_and_deviation
 
 
 class Page(HTMLParser):
@@ -59,6 +60,9 @@ class Page(HTMLParser):
             self._cell.append(data)
 
 
+# the corpus and the tokenizer of all runs, as file names have them
+GROUP = "sotu-bytes"
+LOSSES = f"losses-{GROUP}"
 STEP_COSTS = {"pre-ln": 0.0801, "keel": 0.09, "proj-spheretnorm": 0.084}
 
 
@@ -67,7 +71,7 @@ def one_seed(tmp_path_factory):
     """The paper's nine schemes with one seed, one of them diverged: runs and report."""
     root = tmp_path_factory.mktemp("one-seed")
     for index, name in enumerate(PAPER_SCHEMES):
-        write_run(root / "runs" / name, name, quality=0.02 * index, diverged=33 if name == "keel" else None, steps=60)
+        write_run(root / "runs" / name, name, quality=0.02 * index, diverged=45 if name == "keel" else None, steps=60)
     report([root / "runs"], root / "report")
     return root
 
@@ -78,7 +82,8 @@ def seeds(tmp_path_factory):
     root = tmp_path_factory.mktemp("seeds")
     for name, quality in (("pre-ln", 0.0), ("keel", 0.001), ("proj-spheretnorm", 0.9)):
         for seed in (1, 2, 3):
-            write_run(root / "runs" / f"{name}-{seed}", name, seed, quality=quality, steps=60, step_costs=STEP_COSTS)
+            write_run(root / "runs" / f"{name}-{seed}", name, seed, quality=quality, steps=60)
+    write_costs(root / "runs", STEP_COSTS)
     write_tables([root / "runs"], root / "report")
     return root
 
@@ -88,11 +93,13 @@ class TestFiles:
         names = {
             p.relative_to(one_seed / "report").as_posix() for p in (one_seed / "report").rglob("*") if p.is_file()
         }
-        figures = ("validation", "training", "time", "gradients", "differences", "angle", "alpha", "norm", "cosine")
+        figures = ("training", "time", "gradients", "angle", "alpha", "norm", "cosine")
+        # one seed has no pairs, and one rate has no bowl
+        of_answers = (f"{GROUP}-answer", f"{GROUP}-curves")
         assert names == {"report.html", "tables.md", "tables.csv", "tables.tex"} | {
-            *(f"figures/{name}.{kind}" for name in figures for kind in ("svg", "png")),
+            *(f"figures/{name}.{kind}" for name in (*figures, *of_answers) for kind in ("svg", "png")),
             # heat maps are images
-            *(f"figures/{name}.pgf" for name in figures[:5]),
+            *(f"figures/{name}.pgf" for name in figures[:3]),
         }
 
     def test_the_same_runs_give_the_same_bytes(self, one_seed, tmp_path):
@@ -110,7 +117,7 @@ class TestFiles:
         assert (tmp_path / "figures" / "alpha.svg").exists()
         report([one_seed / "runs" / "pre-ln"], tmp_path)
         assert not (tmp_path / "figures" / "alpha.svg").exists()
-        assert not (tmp_path / "figures" / "differences.png").exists()
+        assert not (tmp_path / "figures" / f"{GROUP}-answer.png").exists()
 
     def test_the_command(self, one_seed, tmp_path, capsys):
         assert (
@@ -125,7 +132,10 @@ class TestFiles:
             )
             == 0
         )
-        assert capsys.readouterr().out.strip() == str(tmp_path / "report.html")
+        printed = capsys.readouterr().out.splitlines()
+        assert str(tmp_path / "report.html") in printed
+        # the verdict is the last line, and the first of the page
+        assert printed[-1] in unescape((tmp_path / "report.html").read_text())
         assert {c["row"] for c in cells(tmp_path) if c["table"] == "results"} == {"pre-ln", "geonorm"}
 
     @pytest.mark.parametrize("fixture", ["one_seed", "seeds"])
@@ -156,33 +166,44 @@ class TestEveryNumberIsTraced:
         root = request.getfixturevalue(fixture)
         traced = 0
         for c in cells(root / "report"):
-            if c["table"].startswith("paper-"):
-                continue
-            if c["value"]:
-                assert recompute(root / "runs", c["source"]) == pytest.approx(float(c["value"]), rel=1e-12), c
-                traced += 1
-            elif c["table"] in ("results", "stream") and c["column"] != "seeds":
-                # a cell of these tables that has no value shows no number
-                assert not re.match(r"[-+]?\d", c["text"]), c
+            if c["table"] in ("results", "stream", "runs") or (c["table"], c["column"]) == (LOSSES, "val loss"):
+                if c["value"]:
+                    assert recompute(root / "runs", c["source"]) == pytest.approx(float(c["value"]), rel=1e-12), c
+                    traced += 1
+                elif c["column"] not in ("seeds", "seed"):
+                    # a cell that has no value shows no number
+                    assert not re.match(r"[-+]?\d", c["text"]), c
+            assert c["source"] or not c["value"], c
         assert traced > 60
 
     def test_what_is_shown_is_the_number_rounded(self, one_seed, seeds):
         for root in (one_seed, seeds):
             for c in cells(root / "report"):
-                if c["value"]:
+                # a very small p is shown as a bound
+                if c["value"] and not c["text"].startswith("<"):
                     shown = re.match(r"[-+]?[\d,]*\.?\d+(e[-+]\d+)?", c["text"]).group().replace(",", "")
                     digits = len(shown.partition("e")[0].partition(".")[2])
                     unit = 10.0 ** (int(shown.partition("e")[2] or 0) - digits)
                     assert float(shown) == pytest.approx(float(c["value"]), abs=0.501 * unit), c
 
-    def test_the_interval_is_shown(self, one_seed):
-        # the better one comes first
-        c = cell(one_seed / "report", "comparisons", "geonorm - pre-ln", "95% interval")
-        lines = [
-            (one_seed / "runs" / name / "metrics.jsonl").read_text().splitlines() for name in ("geonorm", "pre-ln")
-        ]
-        interval = over_documents(*(json.loads(text[-1])["val_documents"] for text in lines))
-        assert c["text"] == f"{interval.low:+.4f} to {interval.high:+.4f}"
+    def test_pairs_are_those_of_the_losses(self, seeds):
+        losses = {}
+        for path in sorted((seeds / "runs").glob("*/metrics.jsonl")):
+            name, _, seed = path.parent.name.rpartition("-")
+            losses.setdefault(name, {})[int(seed)] = json.loads(path.read_text().splitlines()[-1])["val_loss"]
+        for pair in pairs(seed_table(losses)):
+            first, second, sign = pair.first, pair.second, 1
+            # the better one comes first
+            if pair.estimate > 0:
+                first, second, sign = second, first, -1
+            found = {
+                c["column"]: c for c in cells(seeds / "report")
+                if (c["table"], c["row"]) == (f"pairs-{GROUP}", f"{first} - {second}")
+            }  # fmt: skip
+            assert float(found["difference"]["value"]) == pytest.approx(sign * pair.estimate)
+            assert float(found["p"]["value"]) == pytest.approx(pair.adjusted)
+            ends = sorted((sign * pair.low, sign * pair.high))
+            assert found["95% interval"]["text"] == "{:+.4f} to {:+.4f}".format(*ends)
 
     def test_the_page_carries_the_sources(self, one_seed):
         page = Page((one_seed / "report" / "report.html").read_text())
@@ -191,18 +212,19 @@ class TestEveryNumberIsTraced:
 
 
 class TestResults:
-    def test_train_loss_is_the_mean_of_the_last_200(self, tmp_path):
-        write_run(tmp_path / "run", steps=300)
+    @pytest.mark.parametrize(("steps", "first"), [(60, 55), (300, 271), (2400, 2201)])
+    def test_train_loss_is_the_mean_of_the_last_tenth_of_at_most_200_steps(self, steps, first, tmp_path):
+        assert (LAST_SHARE, MOST_LAST) == (0.1, 200)
+        write_run(tmp_path / "run", steps=steps, eval_every=steps)
         write_tables([tmp_path / "run"], tmp_path / "report")
         losses = [json.loads(text)["loss"] for text in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
         c = cell(tmp_path / "report", "results", "pre-ln", "train loss")
-        assert float(c["value"]) == pytest.approx(math.fsum(losses[100:]) / 200)
-        assert c["source"] == "mean(run[101..300].loss)"
-        assert "or over all steps if there are fewer" not in (tmp_path / "report" / "tables.md").read_text()
-
-    def test_train_loss_is_the_mean_of_all_steps_if_there_are_fewer(self, one_seed):
-        assert cell(one_seed / "report", "results", "pre-ln", "train loss")["source"] == "mean(pre-ln[1..60].loss)"
-        assert "or over all steps if there are fewer" in (one_seed / "report" / "tables.md").read_text()
+        last = losses[first - 1 :]
+        assert float(c["value"]) == pytest.approx(math.fsum(last) / len(last))
+        assert c["source"] == f"mean(run[{first}..{steps}].loss)"
+        # the row says the same
+        (row,) = read_group([tmp_path / "run"]).answer.rows
+        assert row.train_loss == pytest.approx(float(c["value"]))
 
     def test_the_best_is_bold_and_the_second_underlined(self, one_seed):
         rows = Page((one_seed / "report" / "report.html").read_text()).tables["results"]
@@ -226,11 +248,12 @@ class TestResults:
 
     def test_diverged_is_shown_with_its_step(self, one_seed):
         assert cell(one_seed / "report", "results", "keel", "val loss")["text"] == "diverged"
-        assert cell(one_seed / "report", "results", "keel", "state")["text"] == "diverged at step 33"
-        assert cell(one_seed / "report", "comparisons", "pre-ln - keel", "verdict")["text"] == "keel diverged"
+        assert cell(one_seed / "report", "results", "keel", "state")["text"] == "diverged at step 45"
+        assert cell(one_seed / "report", LOSSES, "keel", "val loss")["text"] == "-"
         page = (one_seed / "report" / "report.html").read_text()
-        assert "keel, seed 1337, diverged at step 33: the loss is nan, layer 3 first." in page
-        assert "keel (x: diverged)" in (one_seed / "report" / "figures" / "validation.svg").read_text()
+        assert "keel, seed 1337, diverged at step 45: the loss is nan, layer 3 first." in page
+        assert "keel (x: diverged)" in (one_seed / "report" / "figures" / f"{GROUP}-curves.svg").read_text()
+        assert read_group([one_seed / "runs"]).answer.failures == {"diverged": {"keel": [0.003]}}
 
     def test_a_divergence_that_did_not_stop_the_run_is_a_divergence(self, tmp_path):
         write_run(tmp_path / "a")
@@ -239,7 +262,7 @@ class TestResults:
         for column in ("train loss", "val loss", "perplexity"):
             assert cell(tmp_path / "report", "results", "keel", column)["text"] == "diverged"
         assert cell(tmp_path / "report", "results", "keel", "state")["text"] == "diverged at step 33"
-        assert cell(tmp_path / "report", "comparisons", "pre-ln - keel", "verdict")["text"] == "keel diverged"
+        assert read_group([tmp_path / "a", tmp_path / "b"]).answer.failures == {"diverged": {"keel": [0.003]}}
         assert cell(tmp_path / "report", "runs", "b", "val loss")["text"] == "50.000"
         page = (tmp_path / "report" / "report.html").read_text()
         assert (
@@ -250,15 +273,16 @@ class TestResults:
 
     def test_the_cost_of_a_step_is_shown_if_it_was_measured_side_by_side(self, one_seed, seeds, tmp_path):
         assert cell(seeds / "report", "results", "pre-ln", "ms per step")["text"] == "80.1"
-        assert "their steps were timed in turn" in (seeds / "report" / "tables.md").read_text()
-        # one run without it, or from another measurement
-        for name in ("missing", "other"):
-            runs = [write_run(tmp_path / name / "a", "pre-ln", step_costs=STEP_COSTS)]
-            costs = {**STEP_COSTS, "pre-ln": 0.2} if name == "other" else None
-            runs.append(write_run(tmp_path / name / "b", "keel", step_costs=costs))
+        assert "ms per step" not in {c["column"] for c in cells(one_seed / "report")}
+        # one contestant without it, runs of another race, and runs of no race
+        for name in ("missing", "other", "none"):
+            runs = [write_run(tmp_path / name / "a", "pre-ln")]
+            runs.append(write_run(tmp_path / name / ("deeper" if name == "other" else "") / "b", "keel"))
+            if name != "none":
+                write_costs(runs[0].parent, {"pre-ln": 0.08})
+                write_costs(runs[1].parent, {"pre-ln": 0.08, **({"keel": 0.09} if name == "other" else {})})
             write_tables(runs, tmp_path / name / "report")
-            assert "ms per step" not in (tmp_path / name / "report" / "tables.md").read_text()
-        assert "such as other runs of a race" in (one_seed / "report" / "tables.md").read_text()
+            assert "ms per step" not in {c["column"] for c in cells(tmp_path / name / "report")}
 
     def test_several_seeds_have_a_mean_and_a_deviation(self, seeds):
         runs = [seeds / "runs" / f"keel-{seed}" / "metrics.jsonl" for seed in (1, 2, 3)]
@@ -275,22 +299,27 @@ class TestResults:
 
 class TestVerdicts:
     def test_one_seed_has_no_winner(self, one_seed):
-        assert "One seed (1337)." in (one_seed / "report" / "report.html").read_text()
-        table = [c for c in cells(one_seed / "report") if c["table"] == "comparisons"]
-        assert len({c["row"] for c in table}) == 36
-        verdicts = {c["text"] for c in table if c["column"] == "verdict"}
-        assert verdicts == {"no winner: one seed", "keel diverged"}
-        noise = {c["text"] for c in table if c["column"] == "interval covers"}
-        assert noise == {EVALUATION_NOISE, "-"}
+        answer = read_group([one_seed / "runs"]).answer
+        assert (answer.seed_table, answer.standing) == (None, None)
+        tables = {c["table"] for c in cells(one_seed / "report")}
+        assert f"pairs-{GROUP}" not in tables
+        assert {c["column"] for c in cells(one_seed / "report") if c["table"] == LOSSES}.isdisjoint(
+            {"p", "95% interval"}
+        )
+        # plain differences are shown
+        difference = cell(one_seed / "report", LOSSES, "geonorm", "minus pre-ln")
+        assert recompute(one_seed / "runs", difference["source"]) == pytest.approx(float(difference["value"]))
 
     def test_several_seeds_may_have_a_winner(self, seeds):
-        by_pair = {(c.first, c.second): c for c in comparisons(read_group([seeds / "runs"]))}
-        assert by_pair.pop(("proj-spheretnorm", "pre-ln")).verdict == "proj-spheretnorm is better"
-        assert by_pair.pop(("proj-spheretnorm", "keel")).verdict == "proj-spheretnorm is better"
-        (close,) = by_pair.values()
-        assert close.verdict == "no winner"
-        assert close.noise == "3 seeds"
-        assert EVALUATION_NOISE not in {c["text"] for c in cells(seeds / "report")}
+        answer = read_group([seeds / "runs"]).answer
+        assert answer.standing.winner == "proj-spheretnorm"
+        assert set(answer.standing.behind) == {"pre-ln", "keel"}
+        assert not answer.gap("keel", "pre-ln").significant
+        verdicts = {c["row"]: c["text"] for c in cells(seeds / "report") if c["column"] == "verdict"}
+        assert len(verdicts) == 3
+        assert [text for row, text in verdicts.items() if row.startswith("proj")] == [
+            "proj-spheretnorm is better"
+        ] * 2
 
     def test_one_scheme_under_two_names_has_no_difference(self, tmp_path):
         for seed in (1, 2):
@@ -299,30 +328,25 @@ class TestVerdicts:
                 tmp_path / "runs" / f"b-{seed}", "proj-spheretnorm", seed, options={"schedule": "sqrt"}
             )
             assert (first / "metrics.jsonl").read_bytes() == (second / "metrics.jsonl").read_bytes()
-        for chosen in ("*-1", "*"):
-            (comparison,) = comparisons(read_group(sorted((tmp_path / "runs").glob(chosen))))
-            interval = comparison.interval
-            assert (interval.estimate, interval.low, interval.high) == (0.0, 0.0, 0.0)
-            assert comparison.verdict == "no difference at all"
-            assert comparison.second == "proj-spheretnorm (schedule=sqrt)"
+        answer = read_group([tmp_path / "runs"]).answer
+        gap = answer.gap("proj-spheretnorm", "proj-spheretnorm (schedule=sqrt)")
+        assert (gap.estimate, gap.low, gap.high, gap.p) == (0.0, 0.0, 0.0, 1.0)
+        assert answer.standing.winner is None
 
-    def test_a_verdict_names_every_contestant_that_diverged(self, tmp_path):
-        write_run(tmp_path / "a", "pre-ln", diverged=9)
-        write_run(tmp_path / "b", "keel", diverged=5)
-        write_run(tmp_path / "c", "keel", 2)
-        (comparison,) = comparisons(read_group([tmp_path / "a", tmp_path / "b", tmp_path / "c"]))
-        assert comparison.verdict == "pre-ln diverged, keel diverged in 1 of 2 seeds"
+    def test_a_seed_that_diverged_excludes_its_contestant(self, tmp_path):
+        for seed in (1, 2):
+            write_run(tmp_path / f"a-{seed}", "pre-ln", seed)
+            write_run(tmp_path / f"b-{seed}", "post-ln", seed, quality=0.5)
+            write_run(tmp_path / f"c-{seed}", "keel", seed, quality=1.0, diverged=5 if seed == 1 else None)
+        answer = read_group([tmp_path]).answer
+        assert set(answer.seed_table.means) == {"pre-ln", "post-ln"}
+        assert answer.failures == {"diverged": {"keel": [0.003]}}
 
     def test_no_seed_in_common(self, tmp_path):
         write_run(tmp_path / "a", "pre-ln", 1)
         write_run(tmp_path / "b", "keel", 2)
-        (comparison,) = comparisons(read_group([tmp_path / "a", tmp_path / "b"]))
-        assert comparison.verdict == "not compared: no seed in common"
-        write_tables([tmp_path / "a", tmp_path / "b"], tmp_path / "report")
-        page = (tmp_path / "report" / "report.html").read_text()
-        assert "One seed per contestant, not the same for all (1, 2)." in page
-        assert "standard deviations over seeds" not in page
-        assert "Loss and perplexity, one seed" in page
+        group = read_group([tmp_path / "a", tmp_path / "b"])
+        assert (group.answer.standing, group.one_seed, group.seeds) == (None, True, [1, 2])
 
     def test_settings_that_differ_are_in_the_name(self, tmp_path):
         write_run(tmp_path / "a", train={"clip": 1.0})
@@ -386,9 +410,13 @@ class TestBadInput:
         # the same path twice is one run
         assert main(["report", str(tmp_path / "a"), str(tmp_path / "a"), "--out", str(tmp_path / "report")]) == 0
 
-    def test_a_damaged_step_cost(self, capsys, tmp_path):
-        (write_run(tmp_path / "a") / "step_cost.json").write_text("{")
-        assert "step_cost.json is damaged" in self.error(capsys, tmp_path / "a")
+    def test_damaged_results_beside_the_runs(self, capsys, tmp_path):
+        write_run(tmp_path / "a")
+        (tmp_path / "results.jsonl").write_text("{}\n")
+        assert "line 1 of" in self.error(capsys, tmp_path / "a")
+        # a file of somebody else further up is not read
+        run = write_run(tmp_path / "folder" / "a")
+        assert main(["report", str(run), "--out", str(tmp_path / "report")]) == 0
 
     def test_out_is_a_file(self, capsys, tmp_path):
         write_run(tmp_path / "a")
@@ -404,9 +432,9 @@ class TestUnfinished:
         page = (tmp_path / "report" / "report.html").read_text()
         assert "keel, seed 1337, is not finished: step 45 of 60. It is still running or was interrupted." in page
         assert cell(tmp_path / "report", "results", "keel", "val loss")["source"] == "b[40].val_loss"
-        assert cell(tmp_path / "report", "comparisons", "pre-ln - keel", "verdict")["text"].startswith(
-            "not compared: keel"
-        )
+        answer = read_group([tmp_path / "a", tmp_path / "b"]).answer
+        assert (answer.by_label["keel"].state, answer.by_label["keel"].finals) == ("tuning", {})
+        assert answer.missing["tune"] == 1
         # its loss is the lowest, but it is not marked as the best
         assert "**" not in next(
             x for x in (tmp_path / "report" / "tables.md").read_text().splitlines() if "| keel" in x
@@ -465,7 +493,9 @@ class TestStringsOfARun:
         for path in (directory / "figures").glob("*.svg"):
             root = ElementTree.fromstring(path.read_text())
             assert not [e for e in root.iter() if e.tag.endswith("script")]
-        drawn = "".join(ElementTree.fromstring((directory / "figures" / "validation.svg").read_text()).itertext())
+        drawn = "".join(
+            ElementTree.fromstring((directory / "figures" / f"{GROUP}-curves.svg").read_text()).itertext()
+        )
         assert self.NASTY in drawn
 
     @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "-1+", "+1 ", "-cmd|", "--"])
@@ -505,7 +535,7 @@ def test_every_scheme_can_be_reported(tmp_path):
     write_tables([tmp_path / "runs"], tmp_path / "report")
     assert {c["row"] for c in cells(tmp_path / "report") if c["table"] == "results"} == set(SCHEMES)
     # no two schemes have the same colour and dashes
-    assert len(set(line_styles(read_group([tmp_path / "runs"])).values())) == len(SCHEMES)
+    assert len(set(line_styles(read_group([tmp_path / "runs"]).answer).values())) == len(SCHEMES)
 
 
 def test_runs_with_one_name_in_two_places(tmp_path):
@@ -520,7 +550,7 @@ def test_a_directory_of_runs_names_every_run_in_it(one_seed):
     assert Path(read_group([one_seed / "runs" / "keel"]).results[0].run.path).name == "keel"
 
 
-@pytest.mark.parametrize("name", ["report.html", "tables.csv", "figures/validation.svg"])
+@pytest.mark.parametrize("name", ["report.html", "tables.csv", "figures/training.svg", f"figures/{GROUP}-curves.svg"])
 def test_files_that_are_not_ours_are_not_overwritten(name, tmp_path):
     run = write_run(tmp_path / "runs", "pre-ln")
     own = tmp_path / "out" / name

@@ -119,6 +119,15 @@ def test_the_plans_of_the_docs(tmp_path):
         (TWO.replace("[1e-3, 2e-3, 4e-3]", "[-1e-3, 2e-3]"), "rates"),
         (TWO.replace("[1e-3, 2e-3, 4e-3]", "[nan, nan]"), "rates"),
         (TWO + "seeds = -1", "seeds"),
+        (TWO + "fresh = false", "fresh = false, so extend must be 0"),
+        (TWO + 'fresh = false\nextend = 0\nnoise_floor = "pre-ln"', "fresh = false"),
+        (TWO.replace("1e-3, 2e-3, 4e-3", "1e-3, 1e-3") + "fresh = false\nextend = 0", "rise in equal ratios"),
+        (
+            TWO.replace("1e-3, 2e-3, 4e-3", "1e-3") + "fresh = false\nextend = 0\nladder = [{layers = 2}]",
+            "two or more",
+        ),
+        (TWO + "tuning_seeds = [1, 1]", "tuning_seeds"),
+        (TWO + "tuning_seeds = [101]", "tuning_seeds"),
         (TWO + "seeds = 100000", "seeds"),
         (TWO + 'noise_floor = "keel"', "unknown noise_floor"),
         (TWO + "ladder = [{}]", "changes nothing"),
@@ -162,3 +171,10 @@ def test_what_is_no_file(tmp_path):
     written(tmp_path, "").write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match="is no plan"):
         read_plan(tmp_path / "plan.toml")
+
+
+def test_seeds_of_ones_own_and_any_rates_without_fresh_seeds(tmp_path):
+    text = TWO.replace("1e-3, 2e-3, 4e-3", "1e-3, 5e-3, 6e-3") + "fresh = false\nextend = 0\ntuning_seeds = [1337, 7]"
+    part = plan_of(tmp_path, text).groups[0].part
+    assert (part.rates, part.tuned_with, part.compared_with) == ([1e-3, 5e-3, 6e-3], [1337, 7], 2)
+    assert plan_of(tmp_path, TWO + "tuning_seeds = 2").groups[0].part.tuned_with == range(1, 3)

@@ -9,6 +9,7 @@ from spheret.lab.study_report import study_report
 from study_helpers import bowl, plan_of, row, run_all
 
 from spheret.lab.answers import group_answers
+from spheret.lab.report import study_findings, write_report
 from spheret.lab.sections.transfer import transfer_section, transfer_sentences
 from spheret.lab.transfer import transfers
 
@@ -122,7 +123,7 @@ def test_before_a_second_size_has_runs_there_is_nothing_to_say(plan):
 
 def test_the_page_begins_with_it(plan, tmp_path):
     rows, _ = run_all(plan, loss_of)
-    page = study_report(plan, rows, tmp_path / "report").read_text()
+    page = write_report(study_findings(plan, rows), tmp_path / "report").read_text()
     assert re.search(r"<h2[^>]*>The answer: width", page)
     assert "post-ln: the best rate goes as width to the power -1.00" in page
     assert list((tmp_path / "report").rglob("width-transfer.svg"))

@@ -11,7 +11,7 @@ from planted import planted
 
 from spheret import flags
 from spheret.cli import main
-from spheret.lab.report import report_files
+from spheret.lab.report import report_files, run_findings
 from spheret.lab.runs import read_groups
 from spheret.paper import reproduce
 from spheret.paper import runs as recipe
@@ -245,7 +245,7 @@ class TestRunning:
         assert main([*words, "--out", str(out)]) == 0
         assert "2 of 2 done" in capfd.readouterr().out
         # the two runs have different data, and one report shows both
-        tables = report_files(read_groups([out]), [])["tables.csv"].decode()
+        tables = report_files(run_findings(read_groups([out])), [])["tables.csv"].decode()
         assert "results-sotu-bytes,geonorm (exact_clamp=true),state,finished" in tables
         assert "results-stdlib-bytes,geonorm (exact_clamp=true),state,finished" in tables
 

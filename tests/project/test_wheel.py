@@ -18,12 +18,12 @@ FILES = """
 import pathlib, spheret
 package = pathlib.Path(spheret.__file__).parent
 assert package.is_relative_to(pathlib.Path({prefix!r})), package
-for name in ("py.typed", "race/stage.sbatch.jinja", "hub/card.md.jinja", "study/connections.toml"):
+for name in ("py.typed", "hub/card.md.jinja", "lab/executors/stage.sbatch.jinja", "lab/plans/connections.toml",
+             "lab/explorer/explorer.html.jinja", "lab/explorer/explorer.css", "lab/explorer/explorer.js"):
     assert (package / name).exists(), name
 for name in ("page.html.jinja", "page_parts.html.jinja", "report.css", "report.js", "report_charts.js",
-             "vendor/uPlot.iife.min.js", "vendor/uPlot.min.css", "vendor/uPlot.LICENSE", "explorer.html.jinja",
-             "explorer.css", "explorer.js"):
-    assert (package / "report" / name).exists(), name
+             "vendor/uPlot.iife.min.js", "vendor/uPlot.min.css", "vendor/uPlot.LICENSE"):
+    assert (package / "lab" / "page" / name).exists(), name
 """
 NATIVE = """
 import torch, spheret

@@ -45,7 +45,7 @@ BASES = (
     # finished already. Other valid settings are refused here, and `train` has them too
     Base("race", (), ("--out", "race", "--schemes", "pre-ln", "--lr", "3e-3", "--data", "data", *TINY, "--jobs",
                         "1"),
-         r"race/(report.*|[^/]*/step_cost\.json)"),
+         r"race/(report.*|costs\.json|results\.jsonl|plan\.toml)"),
     Base("study", ("plan.toml",), ("--results", "results.jsonl", "--out", "out/study")),
     Base("prepare", ("texts",), ("--out", "out/data", "--tokenizer", "bytes", "--val-fraction", "0.2", "--workers",
                                  "1")),

@@ -65,7 +65,8 @@ COMMANDS: dict[str, tuple[Sequence[str], str]] = {
     "race": (
         ("race", "--out", "race", "--schemes", "proj-spheretnorm", "--data", "data", *TINY, "--steps", "2", "--jobs",
          "1", "--lr", "3e-3"),
-        rf"race/report.*|race/configs.*|race/.*\.log|{RACED}/((step_cost|sample)\.json|metrics\.jsonl|checkpoints.*)",
+        rf"race/report.*|race/configs.*|race/.*\.log|{RACED}/(sample\.json|metrics\.jsonl|checkpoints.*)"
+        r"|race/(costs\.json|results\.jsonl|plan\.toml)",
     ),
     "prepare": (("prepare", "texts", "--out", "data", "--tokenizer", "bpe:300", "--val-fraction", "0.2"), ""),
     "prepare --verify": (("prepare", "texts", "--out", "data", "--verify"), ""),
@@ -94,7 +95,7 @@ DOCUMENTS: dict[str, tuple[str, ...]] = {
     "run/certificate.json": ("report",),
     "run/inspect.json": ("inspect",),
     "run/sample.json": ("report",),
-    f"{RACED}/step_cost.json": ("race",),
+    "race/costs.json": ("race",),
     f"{RACED}/config.json": ("race",),
     f"{RACED}/metrics.jsonl": ("race",),
     "race/race.json": ("race",),

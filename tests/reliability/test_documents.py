@@ -170,11 +170,10 @@ def records():
         inactive=[], angular_distance=[[0.0]], training=[TrainingGradients(step=1, gradients=[1.0])],
     )  # fmt: skip
     yield "inspect", INSPECTIONS, InspectRecord(runs=[inspected])
-    yield "step cost", COSTS, StepCost.of("keel", {"pre-ln": 0.08, "keel": 0.09}, 7, "cpu", {"threads": 1})
     yield "run sample", RUN_SAMPLES, RunSample("a text", "", 1337, 0.8, 128, 40)
     jobs = [SubmittedJob(name="keel-1337", step=40)]
     yield "slurm stage", STAGES, StageRecord(stage=1, array="17", next="18", jobs=jobs, given_up=False)
-    cost = GroupCost(seconds={"keel": 0.1}, rounds=7, machine={"threads": 1})
+    cost = GroupCost(seconds={"keel": 0.1}, rounds=7, spread=0.02, machine={"threads": 1})
     yield "study costs", STUDY_COSTS, CostsRecord(groups={"nine": cost})
     yield "convert", CONVERSIONS, conversion()
     yield "race", RACES, RaceRecord(settings={"lr": 0.1, "betas": [0.9, 0.95]})
@@ -221,7 +220,7 @@ def cases(run, prepared, tmp_path_factory):
 
 NAMES = (
     "config", "state", "checkpoint", "metrics", "data", "progress", "progress of a stream", "eval", "rows", "race",
-    "samples", "inspect", "step cost", "run sample", "certificate",
+    "samples", "inspect", "run sample", "certificate",
     "slurm stage", "convert", "study costs", "study rows",
 )  # fmt: skip
 
@@ -230,7 +229,7 @@ def test_every_document_has_a_case(cases):
     assert tuple(sorted(cases)) == tuple(sorted(NAMES))
     sources = "".join(path.read_text() for path in Path(spheret.__file__).parent.rglob("*.py"))
     known = {"RUNS", "STATES", "MANIFESTS", "LINES", "PROGRESSES", "EVALS", "ROWS", "RACES", "SAMPLES", "INSPECTIONS"}
-    known |= {"COSTS", "CERTIFICATES", "STAGES", "STUDY_COSTS", "STUDY_ROWS", "RUN_SAMPLES", "CONVERSIONS"}
+    known |= {"CERTIFICATES", "STAGES", "STUDY_COSTS", "STUDY_ROWS", "RUN_SAMPLES", "CONVERSIONS"}
     assert set(re.findall(r"^(\w+) = (?:Document|Lines)\(", sources, re.MULTILINE)) == known
 
 

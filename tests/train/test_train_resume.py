@@ -11,7 +11,7 @@ from train_helpers import train, weights
 from spheret import kernels
 from spheret.cli import main
 from spheret.connections import SCHEMES
-from spheret.lab.runs import read_group
+from spheret.lab.runs import read_groups
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.runs import tensors
 from spheret.runs.layout import MANIFEST, MODEL, OPTIMIZER, STATE
@@ -95,7 +95,7 @@ def test_a_gap_in_the_metrics_is_refused(left, run, finished, tmp_path, capsys):
         assert resume(out) == 2
         assert "metrics.jsonl has a gap, no line" in error(capsys)
         with pytest.raises(ValueError, match=r"metrics.jsonl has a gap, no line"):
-            read_group([out])
+            read_groups([out])
         assert weights(out) == kept
 
 
@@ -121,7 +121,7 @@ def test_an_edited_config_is_named(section, key, value, run, capsys):
         text = error(capsys)
         assert f"config.json has changed since its checkpoint was saved; these differ: {key} (step-4 was" in text
     with pytest.raises(ValueError, match=f"config.json has changed .* {key} "):
-        read_group([run])
+        read_groups([run])
 
 
 def test_what_may_change_may_be_edited(run, finished):

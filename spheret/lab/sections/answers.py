@@ -443,10 +443,12 @@ def receipts(answers: Sequence[GroupAnswer], rows: Mapping[Key, Row]) -> list[Se
         "Point at a number to see its source. RUN.KEY is the value of KEY in the row of that run in results.jsonl; "
         "tables.csv lists the same sources."
     )
+    fresh = {answer.group.name: answer.group.part.fresh for answer in answers}
     every = [
         [
             TableCell(row.run),
-            *map(TableCell, (row.group, row.contestant, f"{row.rate:g}", str(row.seed), stage_of(row.key))),
+            *map(TableCell, (row.group, row.contestant, f"{row.rate:g}", str(row.seed))),
+            TableCell(stage_of(row.key, fresh[row.group])),
             mean_cell([row]),
             TableCell(f"{row.seconds:.1f}", row.seconds, f"{row.run}.seconds"),
             TableCell(row.outcome),

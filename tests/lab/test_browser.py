@@ -5,10 +5,10 @@ import json
 import headless
 import numpy as np
 import pytest
-from report_helpers import cell, write_run
+from report_helpers import cell, cells, write_run
 
 from spheret.connections import PAPER_SCHEMES
-from spheret.lab.report import report, report_files
+from spheret.lab.report import report, report_files, run_findings
 from spheret.lab.runs import read_groups
 from spheret.support.figure_style import Drawing
 
@@ -16,6 +16,8 @@ pytestmark = pytest.mark.skipif(
     headless.find() is None,
     reason=f"no browser here: none of {', '.join(headless.NAMES)} is installed (Debian: apt-get install chromium)",
 )
+# the table of losses and the figure of validation losses
+LOSSES, CURVES = "#table-losses-sotu-bytes", "#figure-sotu-bytes-curves"
 # a laptop and a phone
 SIZES = {1280: 800, 420: 850}
 NASTY = "<img src=http://127.0.0.1:9/x onerror=alert(1)></script><script>alert(2)</script>"
@@ -42,13 +44,13 @@ def page(tmp_path_factory):
                 root / f"{name}-lr{rate}",
                 name,
                 quality=0.02 * index - loss,
-                diverged=33 if name == "keel" else None,
+                diverged=45 if name == "keel" else None,
                 environment={"command": command},
                 alarm=NASTY,
                 sample=NASTY,
                 train={"lr": rate, "min_lr": rate / 10},
             )
-    return report([root], root / "report")
+    return report([root], root / "report")[1]
 
 
 def pixels(png):
@@ -93,21 +95,18 @@ def test_the_first_screen_holds_the_answer_and_the_picture(browser, page):
     for width, height in SIZES.items():
         browser.open(page.as_uri(), width, height=height)
         bottoms = browser.evaluate(
-            "['.lead', '#figure-validation canvas']"
-            ".map(s => document.querySelector(s).getBoundingClientRect().bottom)"
+            f"['.lead', '{CURVES} canvas'].map(s => document.querySelector(s).getBoundingClientRect().bottom)"
         )
         assert bottoms[0] < bottoms[1] < height
     text = page.read_text()
     # the picture is in the page before any script, so the first paint has it
-    assert 0 < text.index('id="figure-validation"') < text.index("<svg", text.index('id="figure-validation"'))
-    assert text.index("<svg", text.index('id="figure-validation"')) < text.index("<script")
+    figure = text.index(f'id="{CURVES[1:]}"')
+    assert 0 < text.index("<svg", figure) < text.index("<script")
     assert page.stat().st_size < LARGEST
 
 
 class TestControls:
     """One visit, on which everything is tried."""
-
-    RANKING = "#table-ranking"
 
     @pytest.fixture(scope="class")
     def visit(self, browser, page):
@@ -117,70 +116,68 @@ class TestControls:
 
     def column(self, browser, place):
         return browser.evaluate(
-            f"[...document.querySelectorAll('{self.RANKING} tbody tr')].map(r => r.cells[{place}].textContent.trim())"
+            f"[...document.querySelectorAll('{LOSSES} tbody tr')].map(r => r.cells[{place}].textContent.trim())"
         )
 
     def canvas(self, browser, name):
         browser.painted()
-        return browser.evaluate(f"document.querySelector('#figure-{name} canvas').toDataURL()")
+        return browser.evaluate(f"document.querySelector('{name} canvas').toDataURL()")
 
     def test_sorting(self, visit):
         def state(place):
             return visit.evaluate(
-                f"document.querySelector('{self.RANKING}').tHead.rows[0].cells[{place}].getAttribute('aria-sort')"
+                f"document.querySelector('{LOSSES}').tHead.rows[0].cells[{place}].getAttribute('aria-sort')"
             )
 
         names, losses = self.column(visit, 0), self.column(visit, 2)
-        numbers = [float(text) for text in losses if text != "diverged"]
+        numbers = [float(text) for text in losses if text != "-"]
         # best first, and what diverged is last
         assert numbers == sorted(numbers)
-        assert losses[-1] == "diverged"
-        header = f"{self.RANKING} thead th:nth-child(3) button"
+        assert losses[-1] == "-"
+        header = f"{LOSSES} thead th:nth-child(3) button"
         visit.click(header)
         assert (state(2), self.column(visit, 2)) == ("ascending", losses)
         visit.press("Enter", header)
-        assert (state(2), self.column(visit, 2)) == ("descending", [*losses[-2::-1], "diverged"])
-        visit.click(f"{self.RANKING} thead th:nth-child(1) button")
+        assert (state(2), self.column(visit, 2)) == ("descending", [*losses[-2::-1], "-"])
+        visit.click(f"{LOSSES} thead th:nth-child(1) button")
         assert (state(2), state(0), self.column(visit, 0)) == (None, "ascending", sorted(names))
-        visit.click(f"{self.RANKING} thead th:nth-child(1) button")
-        visit.click(f"{self.RANKING} thead th:nth-child(1) button")
+        visit.click(f"{LOSSES} thead th:nth-child(1) button")
+        visit.click(f"{LOSSES} thead th:nth-child(1) button")
         assert (state(0), self.column(visit, 0)) == (None, names)
 
     def test_a_series_is_switched_off_and_on(self, visit):
-        button = "#figure-validation .legend li:nth-child(2) button"
-        before = self.canvas(visit, "validation")
+        button = f"{CURVES} .legend li:nth-child(2) button"
+        before = self.canvas(visit, CURVES)
         visit.click(button)
         assert visit.evaluate(f"document.querySelector('{button}').ariaPressed") == "false"
-        without = self.canvas(visit, "validation")
+        without = self.canvas(visit, CURVES)
         assert without != before
         visit.press("Enter", button)
         assert visit.evaluate(f"document.querySelector('{button}').ariaPressed") == "true"
         # the cursor left with the mouse
         visit.move(5, 5)
-        assert self.canvas(visit, "validation") != without
+        assert self.canvas(visit, CURVES) != without
 
     def test_values_under_the_cursor(self, visit, page):
-        values = "[...document.querySelectorAll('#figure-validation .value')].map(e => e.textContent)"
-        names = visit.evaluate(
-            "[...document.querySelectorAll('#figure-validation .legend .name')].map(e => e.textContent)"
-        )
+        values = f"[...document.querySelectorAll('{CURVES} .value')].map(e => e.textContent)"
+        names = visit.evaluate(f"[...document.querySelectorAll('{CURVES} .legend .name')].map(e => e.textContent)")
         at_rest = visit.evaluate(values)
-        x, y = visit.centre("#figure-validation .u-over")
+        x, y = visit.centre(f"{CURVES} .u-over")
         visit.move(x, y)
         assert visit.evaluate(values) != at_rest
-        assert visit.evaluate("document.querySelector('#figure-validation .tip').textContent").startswith("step 40")
+        assert visit.evaluate(f"document.querySelector('{CURVES} .tip').textContent").startswith("step 40")
         # at the end of the curves stand the numbers of the table
-        right = visit.evaluate("document.querySelector('#figure-validation .u-over').getBoundingClientRect().right")
+        right = visit.evaluate(f"document.querySelector('{CURVES} .u-over').getBoundingClientRect().right")
         visit.move(right - 2, y)
         shown = dict(zip(names, visit.evaluate(values), strict=True))
         for name in set(PAPER_SCHEMES) - {"keel"}:
-            assert shown[name] == cell(page.parent, "ranking", name, "val loss")["text"]
+            assert shown[name] == cell(page.parent, "results", name, "val loss")["text"]
         assert shown["keel (\u00d7 diverged)"]
         visit.move(5, 5)
         assert visit.evaluate(values) == at_rest
         # and by the keyboard
-        visit.press("ArrowRight", "#figure-validation .plot")
-        tip = "document.querySelector('#figure-validation .tip').textContent"
+        visit.press("ArrowRight", f"{CURVES} .plot")
+        tip = f"document.querySelector('{CURVES} .tip').textContent"
         assert visit.evaluate(tip).startswith("step 20")
         visit.press("ArrowRight")
         assert visit.evaluate(tip).startswith("step 40")
@@ -188,13 +185,13 @@ class TestControls:
     def test_smoothing(self, visit):
         slider, output = "#figure-training input", "document.querySelector('#figure-training output').textContent"
         visit.centre(slider)
-        rough = self.canvas(visit, "training")
+        rough = self.canvas(visit, "#figure-training")
         assert visit.evaluate(output) == "off"
         visit.press("End", slider)
         assert visit.evaluate(output) == "mean of 20 points"
-        assert self.canvas(visit, "training") != rough
+        assert self.canvas(visit, "#figure-training") != rough
         visit.press("Home", slider)
-        assert self.canvas(visit, "training") == rough
+        assert self.canvas(visit, "#figure-training") == rough
 
     def test_the_source_of_a_number(self, visit, page):
         tip = "document.getElementById('source')"
@@ -204,16 +201,16 @@ class TestControls:
         assert visit.evaluate(f"{tip}.textContent") == source
         visit.move(5, 5)
         assert visit.evaluate(f"{tip}.hidden") is True
-        visit.press("ArrowRight", "#table-matrix td[tabindex='0']")
-        assert "95% interval" in visit.evaluate(f"{tip}.textContent")
-        assert "over_documents(" in visit.evaluate(f"{tip}.textContent")
+        visit.press("ArrowRight", f"{LOSSES} td[tabindex='0']")
+        sources = {c["source"] for c in cells(page.parent) if c["table"] == LOSSES.removeprefix("#table-")}
+        assert visit.evaluate(f"{tip}.textContent") in sources - {""}
 
     def test_the_theme(self, visit):
         back = "getComputedStyle(document.body).backgroundColor"
-        light, drawn = visit.evaluate(back), self.canvas(visit, "validation")
+        light, drawn = visit.evaluate(back), self.canvas(visit, CURVES)
         visit.click("#theme")
         assert visit.evaluate(back) != light
-        assert self.canvas(visit, "validation") != drawn
+        assert self.canvas(visit, CURVES) != drawn
         visit.click("#theme")
         assert visit.evaluate(back) == light
 
@@ -226,7 +223,7 @@ class TestControls:
         seen = visit.evaluate(
             "({back: getComputedStyle(document.body).backgroundColor,"
             "live: document.querySelector('.live').offsetHeight,"
-            "picture: document.querySelector('#figure-validation .static svg').getBoundingClientRect().height,"
+            f"picture: document.querySelector('{CURVES} .static svg').getBoundingClientRect().height,"
             "folded: document.querySelector('#table-environments').getBoundingClientRect().height,"
             "width: document.documentElement.scrollWidth,"
             "controls: ['nav', '#theme'].map(s => document.querySelector(s).offsetHeight)})"
@@ -247,15 +244,13 @@ def test_on_a_phone_every_row_is_a_card(browser, page):
     card = browser.evaluate(
         "(row => ({label: getComputedStyle(row.cells[2], '::before').content, text: row.cells[2].textContent.trim(),"
         "wide: row.getBoundingClientRect().width, display: getComputedStyle(row.cells[2]).display}))"
-        "(document.querySelector('#table-ranking tbody tr'))"
+        f"(document.querySelector('{LOSSES} tbody tr'))"
     )
     assert (card["label"], card["display"]) == ('"val loss"', "flex")
     assert card["wide"] > 350
     # a table can be sorted there too
-    browser.click("#table-ranking thead th:nth-child(1) button")
-    names = browser.evaluate(
-        "[...document.querySelectorAll('#table-ranking tbody th')].map(e => e.textContent.trim())"
-    )
+    browser.click(f"{LOSSES} thead th:nth-child(1) button")
+    names = browser.evaluate(f"[...document.querySelectorAll('{LOSSES} tbody th')].map(e => e.textContent.trim())")
     assert names == sorted(names)
 
 
@@ -281,15 +276,16 @@ def test_text_is_readable_on_its_background(browser, page, scheme):
 def test_names_of_a_run_are_text_in_charts(browser, tmp_path):
     for name, path in (("pre-ln", NASTY), ("keel", "x")):
         write_run(tmp_path / name, name, train={"init_from": path})
-    drawing = Drawing("validation", NASTY, '<svg width="1pt" height="1pt"></svg>', b"")
+    drawing = Drawing(CURVES.removeprefix("#figure-"), NASTY, '<svg width="1pt" height="1pt"></svg>', b"")
     page = tmp_path / "report.html"
-    page.write_bytes(report_files(read_groups([tmp_path / "pre-ln", tmp_path / "keel"]), [drawing])["report.html"])
+    found = run_findings(read_groups([tmp_path / "pre-ln", tmp_path / "keel"]))
+    page.write_bytes(report_files(found, [drawing])["report.html"])
     assert_alone(page, browser.open(page.as_uri(), 1280))
     labels = browser.evaluate("[...document.querySelectorAll('.legend .name')].map(e => e.textContent)")
     assert sorted(labels) == ["keel, init_from=x", f"pre-ln, init_from={NASTY}"]
     assert browser.evaluate("document.querySelectorAll('img').length") == 0
     data = json.loads(browser.evaluate("document.getElementById('charts').textContent"))
-    assert {series["label"] for series in data["validation"]["series"]} == set(labels)
+    assert {series["label"] for series in data[CURVES.removeprefix("#figure-")]["series"]} == set(labels)
 
 
 def test_a_bad_page_would_be_caught(browser, tmp_path):

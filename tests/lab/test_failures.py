@@ -3,14 +3,12 @@
 import json
 
 import pytest
-from report_helpers import write_run
+from report_helpers import read_group, write_run
 
 from spheret.analysis.failure import failure_of
 from spheret.analysis.inspect import inspect_command
 from spheret.cli import main
-from spheret.lab.report import SECTIONS
-from spheret.lab.runs import read_group
-from spheret.lab.sections.failures import failures_section
+from spheret.lab.report import run_findings, sections_of
 from spheret.runs.run import open_run
 
 TINY = ["--layers", "2", "--heads", "2", "--width", "16", "--block", "32", "--batch-size", "4", "--threads", "1"]
@@ -44,18 +42,24 @@ def test_names_the_step_and_the_sublayer(runs):
         assert [each.flags for each in failure.advice][:2] == ["--lr 0.001", "--warmup 8"]
 
 
+def failures_of(path):
+    """The section on failures of the page of a run."""
+    (section,) = (each for each in sections_of(run_findings([read_group([path])])) if each.name == "failures")
+    return section
+
+
 def test_the_page_says_what_to_try(runs):
-    assert failures_section in SECTIONS
-    text = {}
     for name in ("finite", "infinite"):
-        section = failures_section(read_group([runs / name]))
+        section = failures_of(runs / name)
         ((row,),) = (table.rows for table in section.tables)
+        cells = dict(zip(section.tables[0].columns, (cell.text for cell in row), strict=True))
         failure = failure_of(open_run(runs / name))
-        assert [cell.text for cell in row[1:4]] == [failure.what, str(failure.step), failure.place]
-        assert row[2].source == f"{name}[{failure.step}].step"
-        text[name] = " ".join(section.paragraphs)
-    assert "(1) --lr 0.001: the usual rate instead of 6" in text["finite"]
-    assert "at step 2. The first such value: sublayer 1 (attention of block 1)" in text["infinite"]
+        assert (cells["run"], cells["state"]) == (name, "diverged")
+        assert cells["why"].startswith(f"step {failure.step}: {failure.reason}")
+        text = " ".join(section.paragraphs)
+        assert failure.sentence in text
+        assert failure.what_to_try in text
+        assert "--lr 0.001" in text
 
 
 def test_inspect_says_it_too(runs, tmp_path, capsys):
@@ -97,6 +101,7 @@ def test_advice_follows_what_the_guard_saw(tmp_path):
     assert failure_of(open_run(tmp_path / "h" / "run")).place == "not recorded"
 
 
-def test_a_good_run_has_no_such_section(tmp_path):
-    write_run(tmp_path / "run", steps=6)
-    assert failures_section(read_group([tmp_path])) is None
+def test_a_good_run_has_nothing_to_try(tmp_path):
+    write_run(tmp_path / "run", steps=6, quality=3.0)
+    section = failures_of(tmp_path)
+    assert (len(section.paragraphs), section.tables) == (1, ())

@@ -1,4 +1,4 @@
-"""What the page adds to the tables: charts, the matrix of pairs, samples, links, and what differs."""
+"""What the page of runs adds to the tables: charts, samples, links, and what differs."""
 
 import json
 import re
@@ -6,17 +6,18 @@ import shutil
 from html import unescape
 
 import pytest
-from report_helpers import cell, cells, write_run, write_tables
-from spheret.lab.verdicts import between, comparisons
+from report_helpers import cell, cells, read_group, write_run, write_tables
 
-from spheret.lab.page.charts import MOST_POINTS, charts
+from spheret.lab.figures.lines import MOST_POINTS
 from spheret.lab.page.page import FOLDER, page
-from spheret.lab.report import report_files
-from spheret.lab.runs import read_group, read_groups
-from spheret.lab.seed_table import detectable, seed_table, smallest_seen
+from spheret.lab.report import charts_of, report_files, run_findings
+from spheret.lab.runs import read_groups
 from spheret.lab.statistics import mean_and_deviation
+from spheret.lab.words import answer_sentence
 from spheret.support.figure_style import PALETTE, Drawing
 
+# the figure of the validation losses
+CURVES = "sotu-bytes-curves"
 SCHEMES = {"pre-ln": 0.0, "post-ln": 0.001, "keel": 0.6, "proj-spheretnorm": 0.9}
 
 
@@ -27,7 +28,7 @@ def seeds(tmp_path_factory):
     for name, quality in SCHEMES.items():
         for seed in (1, 2, 3):
             write_run(root / "runs" / f"{name}-{seed}", name, seed, quality=quality, sample=f"{name} says")
-    write_run(root / "runs" / "geonorm-1", "geonorm", 1, quality=2.0, diverged=25)
+    write_run(root / "runs" / "geonorm-1", "geonorm", 1, quality=2.0, diverged=45)
     write_tables([root / "runs"], root / "report")
     return root
 
@@ -35,6 +36,10 @@ def seeds(tmp_path_factory):
 @pytest.fixture(scope="module")
 def group(seeds):
     return read_group([seeds / "runs"])
+
+
+def charts(group):
+    return charts_of(run_findings([group]))
 
 
 def text_of(root):
@@ -46,9 +51,9 @@ class TestOrder:
         order = list(group.contestants)
         assert order[:2] == ["proj-spheretnorm", "keel"]
         assert order[-1] == "geonorm"
-        for table in ("ranking", "results", "stream"):
+        for table in ("losses-sotu-bytes", "results", "stream"):
             assert list(dict.fromkeys(c["row"] for c in cells(seeds / "report") if c["table"] == table)) == order
-        assert [series["label"] for series in charts(group)["validation"]["series"]] == order
+        assert [series["label"] for series in charts(group)[CURVES]["series"]] == order
 
     def test_unfinished_ones_follow_those_with_a_loss(self, tmp_path):
         write_run(tmp_path / "a", "pre-ln", until=45, quality=1.0)
@@ -59,14 +64,14 @@ class TestOrder:
 
 class TestCharts:
     def test_the_last_value_is_that_of_the_table(self, seeds, group):
-        for series in charts(group)["validation"]["series"][:-1]:
+        for series in charts(group)[CURVES]["series"][:-1]:
             (line,) = series["lines"]
             shown = cell(seeds / "report", "results", series["label"], "val loss")["text"]
             assert f"{line['y'][-1]:.3f}" == shown.split()[0]
             assert line["low"][-1] <= line["y"][-1] <= line["high"][-1]
 
     def test_lines_have_the_colours_and_dashes_of_the_figures(self, group):
-        for series in charts(group)["validation"]["series"]:
+        for series in charts(group)[CURVES]["series"]:
             assert 0 <= series["colour"] < len(PALETTE)
             assert all(length > 0 for length in series["dash"])
 
@@ -74,7 +79,7 @@ class TestCharts:
         chart = charts(group)["training"]
         (last,) = [series for series in chart["series"] if series["diverged"]]
         (line,) = last["lines"]
-        assert chart["xs"][line["x"]][-1] == 24
+        assert chart["xs"][line["x"]][-1] == 44
         # it does not set the scale
         assert chart["range"][0] > 1.0
 
@@ -95,12 +100,12 @@ class TestCharts:
     def test_seeds_that_end_at_different_steps_are_lines_of_their_own(self, tmp_path):
         write_run(tmp_path / "a", seed=1)
         write_run(tmp_path / "b", seed=2, until=45)
-        lines = charts(read_group([tmp_path]))["validation"]["series"][0]["lines"]
+        lines = charts(read_group([tmp_path]))["training"]["series"][0]["lines"]
         assert [set(line) for line in lines] == [{"x", "y"}] * 2
 
     def test_the_library_is_in_the_page_once_and_only_with_a_chart(self, group):
-        drawing = Drawing("validation", "caption", '<svg width="1pt" height="1pt"></svg>', b"")
-        with_chart = report_files([group], [drawing])["report.html"].decode()
+        drawing = Drawing(CURVES, "caption", '<svg width="1pt" height="1pt"></svg>', b"")
+        with_chart = report_files(run_findings([group]), [drawing])["report.html"].decode()
         library = (FOLDER / "vendor" / "uPlot.iife.min.js").read_text()
         assert with_chart.count(library) == 1
         assert library not in page("t", [], [])
@@ -110,51 +115,22 @@ class TestCharts:
         assert "unsafe-inline" not in policy.split("style-src")[0]
 
 
-class TestMatrix:
-    def test_every_pair_both_ways(self, seeds, group):
-        labels = [label for label in group.contestants if label != "geonorm"]
-        table = {(c["row"], c["column"]): c for c in cells(seeds / "report") if c["table"] == "matrix"}
-        assert set(table) == {(a, b) for a in labels for b in labels}
-        for a in labels:
-            assert table[a, a]["text"] == "-"
-            for b in set(labels) - {a}:
-                assert float(table[a, b]["value"]) == -float(table[b, a]["value"])
-        assert "Without a comparison, and not in the matrix: geonorm." in text_of(seeds)
-
-    def test_a_cell_has_its_p_value_and_its_interval(self, seeds, group):
+class TestVerdict:
+    def test_it_is_the_first_paragraph(self, seeds, group):
         page = text_of(seeds)
-        for comparison in comparisons(group):
-            if comparison.interval is None:
-                continue
-            other = between(comparisons(group), comparison.second, comparison.first)
-            assert other.interval.estimate == -comparison.interval.estimate
-            assert (other.interval.low, other.interval.high) == (-comparison.interval.high, -comparison.interval.low)
-            for each in (comparison, other):
-                assert f"95% interval {each.interval.text}" in page
-                # the first is better: its cell is coloured, and so is that of the second
-        winners = [c for c in comparisons(group) if c.verdict.endswith(" is better")]
-        assert winners
-        assert page.count('class="better"') == page.count('class="worse"') == len(winners)
+        sentence = answer_sentence(group.answer)
+        assert group.answer.standing.winner == "proj-spheretnorm"
+        assert page.index(sentence) < page.index("<table")
+        # who failed is part of it
+        assert sentence.endswith("geonorm at 0.003.")
+        assert f"{group.answer.seen:.3f}" in page
 
-    def test_the_smallest_difference_that_could_be_seen(self, seeds, group):
-        seen = sorted(c.smallest for c in comparisons(group) if c.smallest is not None)
-        assert len(seen) == 6
-        assert f"{seen[0]:.3f} to {seen[-1]:.3f} over all" in text_of(seeds)
-        # two contestants: the paired test and the seed_table are the same test
-        losses = {name: {r.seed: r.val_loss.value for r in group.contestants[name]} for name in ("pre-ln", "keel")}
-        runs = [r.run.path for name in losses for r in group.contestants[name]]
-        (alone,) = comparisons(read_group(runs))
-        assert alone.smallest == pytest.approx(smallest_seen(seed_table(losses)))
-        # more pairs are held to a stricter level, and more seeds show more
-        assert detectable(2, 6) > detectable(2, 1) > detectable(4, 1)
-
-    def test_one_seed_says_once_why_there_is_no_winner(self, seeds, tmp_path):
+    def test_one_seed_has_no_p(self, seeds, tmp_path):
         write_tables(sorted((seeds / "runs").glob("*-1")), tmp_path / "report")
-        page = text_of(tmp_path)
-        assert page.count("these are plain differences, and no pair has a winner") == 1
-        assert "smallest true difference that" not in page
-        assert "<small>" not in page
-        assert "better" not in re.findall(r'<td[^>]* class="([^"]*)"', page)
+        columns = {c["column"] for c in cells(tmp_path / "report") if c["table"] == "losses-sotu-bytes"}
+        assert "minus pre-ln" in columns
+        assert columns.isdisjoint({"p", "95% interval"})
+        assert "wins" not in text_of(tmp_path)
 
 
 class TestSamples:
@@ -184,7 +160,7 @@ class TestSamples:
 
 class TestLinks:
     def hrefs(self, root, out):
-        files = report_files(read_groups([root / "runs"]), [], out)
+        files = report_files(run_findings(read_groups([root / "runs"])), [], out)
         found = re.findall(r'<a href="([^"#]*)"', files["report.html"].decode())
         return files, sorted(set(found))
 

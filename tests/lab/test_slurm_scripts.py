@@ -1,4 +1,4 @@
-"""What is written for SLURM and when it is submitted. The real SLURM is in test_race_slurm.py.
+"""What is written for SLURM and when it is submitted. The real SLURM is in test_slurm.py.
 
 Here `sbatch`, `squeue` and `scontrol` are small programs that note how they are called. The scripts run in bash.
 """

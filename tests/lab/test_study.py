@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from planted import planted
-from spheret.study.rows import read_rows
 
 from spheret.cli import main
+from spheret.lab.plan import PLANS, committed_results
+from spheret.lab.rows import read_rows
 from spheret.runs.run import open_run
 from spheret.train.drill import timeless
 
@@ -102,9 +103,21 @@ def test_rows_are_what_the_runs_say(finished):
 
 def test_a_second_time_it_costs_nothing(finished, plan, capsys):
     before = {path: path.stat().st_mtime_ns for path in (finished / "runs").rglob("*")}
+    rows = (finished / "results.jsonl").read_bytes()
     assert study(plan, "--out", finished) == 0
     assert {path: path.stat().st_mtime_ns for path in (finished / "runs").rglob("*")} == before
-    assert capsys.readouterr().out.strip().endswith("report.html")
+    assert (finished / "results.jsonl").read_bytes() == rows
+    printed = capsys.readouterr()
+    # before it starts it says what there is to do
+    assert "6 runs are done" in printed.err
+    page, change, *verdicts = printed.out.splitlines()[-4:]
+    assert page == str(finished / "report" / "report.html")
+    # with two rates no best one is bracketed: which key to change, then the verdicts
+    assert "two has no answer" in change
+    assert "extend" in change
+    assert ["no winner" in verdict for verdict in verdicts] == [True, False]
+    assert study(plan, "--out", finished, "--quiet") == 0
+    assert capsys.readouterr().out.splitlines() == [page]
 
 
 def test_a_plan_that_grows_keeps_what_is_done(finished, plan, tmp_path):
@@ -113,8 +126,85 @@ def test_a_plan_that_grows_keeps_what_is_done(finished, plan, tmp_path):
     # three rates bracket the middle one or leave an edge; either way the two that are done stay
     longer.write_text(plan.read_text().replace('name = "again"', 'name = "more"').replace("1e-1]", "1e-1, 1]", 1))
     assert study(longer, "--out", out, "--quiet", "--minutes", "0") == 0
-    assert len(read_rows(out / "results.jsonl")) == 6
     assert {path.name for path in (out / "runs").iterdir()} == {path.name for path in (finished / "runs").iterdir()}
+
+
+def test_rows_that_a_plan_no_longer_asks_for_are_kept(finished, plan, tmp_path):
+    out, shorter = tmp_path / "out", tmp_path / "shorter.toml"
+    shutil.copytree(finished, out)
+    text = plan.read_text()
+    shorter.write_text(text[: text.index("# the same scheme")] + text[text.index("[data]") :])
+    assert study(shorter, "--out", out, "--quiet") == 0
+    assert (out / "results.jsonl").read_bytes() == (finished / "results.jsonl").read_bytes()
+
+
+class TestOnlyAReport:
+    """--minutes 0 writes a report, and never results.jsonl."""
+
+    def pages(self, folder):
+        return {path.name: path.read_bytes() for path in (folder / "report").rglob("*") if path.is_file()}
+
+    @pytest.mark.parametrize("case", ["joined rows", "no runs", "another plan"])
+    def test_it_leaves_the_rows(self, case, finished, plan, tmp_path, capsys):
+        out, words = tmp_path / "out", [plan]
+        shutil.copytree(finished, out)
+        rows = (out / "results.jsonl").read_bytes()
+        if case == "joined rows":
+            shutil.move(out / "results.jsonl", tmp_path / "joined.jsonl")
+            (out / "results.jsonl").write_bytes(rows := rows.splitlines(keepends=True)[0])
+            words += ["--join", tmp_path / "joined.jsonl"]
+        if case == "another plan":
+            words = [tmp_path / "other.toml"]
+            words[0].write_text(plan.read_text().replace("steps = 12", "steps = 13"))
+        else:
+            shutil.rmtree(out / "runs")
+        shutil.rmtree(out / "report")
+        assert study(*words, "--out", out, "--minutes", "0", "--quiet") == 0
+        assert (out / "results.jsonl").read_bytes() == rows
+        # what the file held, or what was joined, counts as done
+        assert (self.pages(out) == self.pages(finished)) == (case != "another plan")
+
+    def test_a_stranger_is_refused(self, finished, plan, tmp_path, capsys):
+        rows = (finished / "results.jsonl").read_bytes()
+        (tmp_path / "results.jsonl").write_bytes(rows)
+        assert study(plan, "--out", tmp_path, "--minutes", "0") == 2
+        assert str(tmp_path) in capsys.readouterr().err
+        assert [path.name for path in tmp_path.iterdir()] == ["results.jsonl"]
+        assert (tmp_path / "results.jsonl").read_bytes() == rows
+
+
+def changed(path, **fields):
+    """The first row of a file with other values."""
+    first, *others = path.read_text().splitlines()
+    return "\n".join([json.dumps({**json.loads(first), **fields}), *others]) + "\n"
+
+
+def test_joined_rows_that_contradict_the_own_ones_are_refused(finished, plan, tmp_path, capsys):
+    out, joined = tmp_path / "out", tmp_path / "joined.jsonl"
+    shutil.copytree(finished, out)
+    joined.write_text(changed(finished / "results.jsonl", val_loss=0.5))
+    assert study(plan, "--out", out, "--join", joined, "--quiet") == 2
+    assert "0.5" in capsys.readouterr().err
+    # another processor may give other bits: the own row counts
+    joined.write_text(changed(finished / "results.jsonl", val_loss=0.5, processor="another"))
+    assert study(plan, "--out", out, "--join", joined, "--quiet", "--minutes", "0") == 0
+
+
+def test_rows_of_other_settings_are_not_overwritten(finished, plan, tmp_path, capsys):
+    out = tmp_path / "out"
+    shutil.copytree(finished, out)
+    text = changed(out / "results.jsonl", run="another-run")
+    (out / "results.jsonl").write_text(text)
+    assert study(plan, "--out", out, "--quiet") == 2
+    assert "another-run" in capsys.readouterr().err
+    assert (out / "results.jsonl").read_text() == text
+
+
+def test_the_results_of_a_plan_in_a_checkout(plan):
+    folder = Path(__file__).parents[2] / "docs" / "results"
+    assert committed_results(Path("connections")) == folder / "results.jsonl"
+    assert committed_results(PLANS["depth"]) == committed_results(Path("depth")) == folder / "depth.jsonl"
+    assert committed_results(plan) is None
 
 
 def start(plan, out):
@@ -151,8 +241,8 @@ def test_a_report_at_any_moment(finished, plan, tmp_path, capsys):
     for run in sorted((out / "runs").iterdir()):
         shutil.rmtree(run)
         assert study(plan, "--out", out, "--minutes", "0") == 0
-        page = Path(capsys.readouterr().out.strip().splitlines()[-1])
-        assert page.is_file()
+        assert str(out / "report" / "report.html") in capsys.readouterr().out.splitlines()
+        assert (out / "report" / "report.html").is_file()
 
 
 def test_a_report_of_rows_alone(finished, plan, tmp_path, capsys):

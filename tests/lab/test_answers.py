@@ -1,4 +1,4 @@
-"""The report of a study, from rows that were never trained: what it says, and what it must not say."""
+"""What rows that were never trained say, through every door, on the page and in words; and what they must not say."""
 
 import csv
 import html
@@ -9,8 +9,7 @@ import shutil
 import time
 
 import pytest
-from spheret.lab.sections.study import sections_of
-from spheret.lab.study_report import result_files, study_report
+from report_helpers import read_group, write_run
 from study_helpers import HEAD, TWO, bowl, noise, plan_of, row, run_all
 
 from spheret.lab.answers import costs, group_answers
@@ -18,10 +17,12 @@ from spheret.lab.figures.answers import draw
 from spheret.lab.ladders import ladders
 from spheret.lab.page.page import page as page_of
 from spheret.lab.plan import read_plan
-from spheret.lab.rows import FINAL, FLOOR, TUNE, write_rows
+from spheret.lab.race import race_plan
+from spheret.lab.report import result_files, sections_of, study_findings, write_report
+from spheret.lab.rows import FINAL, FLOOR, TUNE, Key, write_rows
 from spheret.lab.seed_table import pairs
 from spheret.lab.stages import stage_of, wanted
-from spheret.lab.words import answer_sentence, limits
+from spheret.lab.words import answer_sentence, change_words, limits
 
 FOUR = """
 [[parts]]
@@ -46,8 +47,11 @@ def answered(plan, rows):
 
 def undrawn(plan, rows):
     """The text of the page, without its figures, which take most of the time."""
-    answers = group_answers(plan, rows)
-    return plain(page_of(plan.title, sections_of(answers, ladders(answers), rows), ()))
+    return plain(page_of(plan.title, sections_of(study_findings(plan, rows)), ()))
+
+
+def study_report(plan, rows, out):
+    return write_report(study_findings(plan, rows), out)
 
 
 def text_of(path):
@@ -83,12 +87,12 @@ def page(four, tmp_path_factory):
 class TestAnswer:
     def test_the_sentence_says_who_wins_and_who_collapsed(self, four, page):
         answer = answered(*four)["four"]
-        sentence = answer_sentence(answer)
-        assert sentence.startswith(
-            "At 12 layers, 3 seeds, each at its own best learning rate: post-ln has the lowest"
-        )
-        assert "below pre-ln (p" in sentence
-        assert "keel collapsed in 2 of 3 seeds" in sentence
+        sentence, gap = answer_sentence(answer), answer.gap("post-ln", "pre-ln")
+        assert (answer.standing.winner, answer.standing.behind) == ("post-ln", ("pre-ln", "peri-ln"))
+        assert f"post-ln ({answer.seed_table.means['post-ln']:.3f}) wins" in sentence
+        assert f"{-gap.estimate:.3f} below the next, pre-ln" in sentence
+        assert answer.failures == {"collapsed": {"keel": [0.0005, 0.001, 0.002]}}
+        assert "keel at 0.0005, 0.001 and 0.002" in sentence
         # it comes before everything else
         assert text_of(page).index(sentence) < text_of(page).index("The noise floor")
 
@@ -132,9 +136,10 @@ class TestAnswer:
         plan = plan_of(tmp_path, TWO)
         answer = answered(plan, run_all(plan, bowl(2e-3, deviation=0.1))[0])["two"]
         assert answer.gap("pre-ln", "post-ln").p > 0.05
-        best, other = (entry.label for entry in answer.compared)
-        assert ("which is not significant" in answer_sentence(answer)) == (best != answer.reference)
-        assert f"below {other} (p = " in answer_sentence(answer)
+        assert (answer.standing.winner, answer.standing.behind) == (None, ())
+        assert "wins" not in answer_sentence(answer)
+        for label, mean in answer.seed_table.means.items():
+            assert f"{label} ({mean:.3f})" in answer_sentence(answer)
         assert f"A true difference of {answer.seen:.3f}" in " ".join(limits(answer))
 
     def test_what_is_not_bracketed_gets_no_verdict(self, tmp_path):
@@ -145,7 +150,9 @@ class TestAnswer:
         assert "post-ln" not in answer.seed_table.contestants
         assert answer.by_label["post-ln"].state == "edge"
         assert "not bracketed: its best learning rate 0.008 is the highest that was tried" in " ".join(limits(answer))
-        assert "post-ln has the lowest" not in answer_sentence(answer)
+        assert "post-ln" not in (*answer.standing.leaders, *answer.standing.behind)
+        # its loss is lower, and the verdict says why it does not count
+        assert f"post-ln ({answer.by_label['post-ln'].mean:.3f}" not in answer_sentence(answer).partition("wins")[0]
 
     def test_a_run_that_stalled_is_marked_wherever_it_is_printed(self, tmp_path):
         plan = plan_of(tmp_path, FOUR)
@@ -157,6 +164,7 @@ class TestAnswer:
 
         rows, _ = run_all(plan, stalling)
         answer, text = answered(plan, rows)["four"], undrawn(plan, rows)
+        assert answer.by_label["keel"].stalled == "stalled in 1 of 3 seeds"
         assert "keel stalled in 1 of 3 seeds" in answer_sentence(answer)
         assert "compared; stalled in 1 of 3 seeds" in text
         assert "bracketed; stalled at 0.002" in text
@@ -191,9 +199,11 @@ class TestAnswer:
     def test_one_seed_has_no_verdict(self, tmp_path):
         plan = plan_of(tmp_path, TWO + "seeds = 1")
         answer = answered(plan, run_all(plan, loss_of)[0])["two"]
-        assert answer.seed_table is None
-        assert "One seed" in answer_sentence(answer)
+        assert (answer.seed_table, answer.standing) == (None, None)
+        assert "no winner" in answer_sentence(answer)
         assert "p =" not in answer_sentence(answer)
+        # everything was run, and the key that would give an answer is named
+        assert change_words([answer]).startswith("two has no answer: change seeds")
 
     def test_a_half_finished_stage_is_compared_on_common_seeds(self, four):
         plan, rows = four
@@ -220,6 +230,91 @@ class TestAnswer:
                 now = sum(stage_of(key) == stage for key in todo)
                 # seeds of what is still being tuned come later
                 assert answer.missing[stage] == now if stage == TUNE else answer.missing[stage] >= now
+
+
+class TestWhatToChange:
+    @pytest.mark.parametrize(
+        ("more", "result", "key"),
+        [
+            ("", lambda key: loss_of(key), ""),
+            ("seeds = 1", lambda key: loss_of(key), "seeds"),
+            ("extend = 0", lambda key: bowl(1.0)(key), "extend above 0"),
+            ("", lambda key: row(key, None, "diverged"), "rates to lower ones"),
+            ("", lambda key: row(key, 3.0, "collapsed") if key.seed > 100 else loss_of(key), "train.warmup"),
+        ],
+    )
+    def test_a_finished_study_without_an_answer_names_the_key(self, more, result, key, tmp_path):
+        plan = plan_of(tmp_path, TWO + more)
+        rows, _ = run_all(plan, result)
+        (answer,) = group_answers(plan, rows)
+        words = change_words([answer])
+        assert (words == "") == (answer.standing is not None) == (key == "")
+        assert key in words
+
+
+class TestOneEngine:
+    """The same losses give the same statistics, whoever asked for the runs."""
+
+    LABELS = ("pre-ln", "post-ln", "keel")
+
+    @pytest.fixture(scope="class")
+    def runs(self, tmp_path_factory):
+        """Run directories with three seeds, and their answer as `spheret report` gives it."""
+        root = tmp_path_factory.mktemp("runs")
+        for index, label in enumerate(self.LABELS):
+            for seed in (1, 2, 3):
+                write_run(root / f"{label}-{seed}", label, seed, quality=0.04 * index)
+        return read_group([root])
+
+    def losses(self, runs):
+        return {label: {run.seed: run.val_loss.value for run in runs.contestants[label]} for label in self.LABELS}
+
+    def assert_same(self, answer, runs):
+        assert answer.standing == runs.answer.standing
+        assert answer.failures == runs.answer.failures
+        assert answer.seen == pytest.approx(runs.answer.seen)
+        compared = 0
+        for first in self.LABELS:
+            for second in self.LABELS:
+                if first != second:
+                    gap, other = answer.gap(first, second), runs.answer.gap(first, second)
+                    assert (gap.p, gap.significant) == (pytest.approx(other.p), other.significant)
+                    assert (gap.estimate, gap.low) == (pytest.approx(other.estimate), pytest.approx(other.low))
+                    compared += 1
+        assert compared == 6
+        assert runs.answer.standing.winner == "keel"
+
+    def test_a_race_says_what_a_report_says(self, runs):
+        plan = race_plan(",".join(self.LABELS), [1, 2, 3], [3e-3], {})
+        rows = {
+            Key("race", label, 3e-3, seed): row(Key("race", label, 3e-3, seed), loss)
+            for label, by_seed in self.losses(runs).items()
+            for seed, loss in by_seed.items()
+        }
+        assert wanted(plan, rows) == []
+        (answer,) = group_answers(plan, rows)
+        self.assert_same(answer, runs)
+
+    def test_a_study_says_what_a_report_says(self, runs, tmp_path):
+        plan = plan_of(tmp_path, TWO.replace('"pre-ln", "post-ln"', '"pre-ln", "post-ln", "keel"'))
+        losses = self.losses(runs)
+
+        def result(key):
+            # the seeds of the search are others
+            return losses[key.contestant][key.seed - 100] if stage_of(key) == FINAL else loss_of(key)
+
+        (answer,) = group_answers(plan, run_all(plan, result)[0])
+        self.assert_same(answer, runs)
+
+    def test_a_race_compares_on_the_seeds_of_the_search(self):
+        plan = race_plan("pre-ln,keel", [1337, 1338], [1e-3, 2e-3, 4e-3], {})
+        rows, order = run_all(plan, bowl(2e-3))
+        # no rate is added, and no fresh seed
+        assert {(key.rate, key.seed) for key in order} == {(r, s) for r in (1e-3, 2e-3, 4e-3) for s in (1337, 1338)}
+        (answer,) = group_answers(plan, rows)
+        assert answer.seed_table.seeds == (1337, 1338)
+        assert {entry.rate for entry in answer.entries} == {2e-3}
+        assert sum(answer.missing.values()) == 0
 
 
 class TestLadder:
@@ -286,16 +381,19 @@ class TestPage:
     def test_at_every_moment(self, four, tmp_path):
         plan, rows = four
         order = run_all(plan, lambda key: rows[key])[1]
-        answers = []
+        known = []
         for count in range(len(order)):
-            text = undrawn(plan, {key: rows[key] for key in order[:count]})
-            assert ("At 12 layers: not run." in text) == (count == 0)
-            answers.append("no answer yet" not in text)
+            some = {key: rows[key] for key in order[:count]}
+            answer, text = answered(plan, some)["four"], undrawn(plan, some)
+            assert answer_sentence(answer) in text
+            assert ("wins" in answer_sentence(answer)) == bool(answer.standing and answer.standing.winner)
             assert "are still to come" in text
+            assert change_words([answer]) == ""
+            known.append(answer.standing is not None)
         # twelve tries, then two seeds of two contestants at least; once there is an answer there is one until the end
-        first = answers.index(True, 1)
+        first = known.index(True)
         assert first >= 12 + 4
-        assert answers == [True] + [False] * (first - 1) + [True] * (len(order) - first)
+        assert known == [False] * first + [True] * (len(order) - first)
         assert "Everything that the plan asks for has been run" in undrawn(plan, rows)
         # with figures: nothing, one run, one seed of some
         for count in (0, 1, 11):

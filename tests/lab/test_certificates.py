@@ -3,10 +3,9 @@
 import html
 import json
 
-from report_helpers import write_tables
+from report_helpers import read_group, write_tables
 
 from spheret.cli import main
-from spheret.lab.runs import read_group
 
 
 def test_certificates(tmp_path):

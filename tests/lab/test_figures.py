@@ -5,14 +5,13 @@ import re
 from itertools import pairwise
 
 import pytest
-from report_helpers import write_run
+from report_helpers import read_group, write_costs, write_run
 
 from spheret.analysis.line_styles import scheme_styles
 from spheret.connections import PAPER_SCHEMES, SCHEMES
 from spheret.lab.figures.lines import line_styles
-from spheret.lab.figures.runs import FIGURES, draw, spread
+from spheret.lab.figures.runs import FIGURES, SHARED_MACHINE, curves_figure, draw, spread
 from spheret.lab.page.page import inline_svg
-from spheret.lab.runs import read_group
 from spheret.support.figure_style import own_style, render
 from spheret.support.latex import escape_latex
 
@@ -28,8 +27,8 @@ def group(tmp_path_factory):
 
 def test_a_scheme_has_the_same_colour_in_every_report(group):
     alone = read_group([group.contestants["proj-spheretnorm"][0].run.path])
-    colours = line_styles(group)
-    assert line_styles(alone)["proj-spheretnorm"] == colours["proj-spheretnorm"]
+    colours = line_styles(group.answer)
+    assert line_styles(alone.answer)["proj-spheretnorm"] == colours["proj-spheretnorm"]
     assert colours["proj-spheretnorm"][0] == colours["proj-spheretnorm (schedule=constant)"][0]
     assert colours["proj-spheretnorm"][1] != colours["proj-spheretnorm (schedule=constant)"][1]
 
@@ -60,19 +59,16 @@ def drawings(group):
 
 
 def test_figures(group, drawings):
-    # one learning rate makes no bowl
-    assert set(drawings) == set(FIGURES) - {"bowls"}
-    colour = line_styles(group)["proj-spheretnorm"][0]
-    for name in ("validation", "training", "time", "gradients", "differences"):
+    assert set(drawings) == set(FIGURES)
+    colour = line_styles(group.answer)["proj-spheretnorm"][0]
+    for name in ("training", "time", "gradients"):
         assert colour in drawings[name].svg
     # a heat map is an image, which PGF has no lines for
     assert {name for name in drawings if drawings[name].pgf is None} == {"angle", "alpha", "norm", "cosine"}
     for drawing in drawings.values():
         assert drawing.png.startswith(b"\x89PNG")
         # axis labels have units
-        for word in {"validation": ("step", "nats per token"), "angle": ("radians", "sublayer")}.get(
-            drawing.name, ()
-        ):
+        for word in {"training": ("step", "nats per token"), "angle": ("radians", "sublayer")}.get(drawing.name, ()):
             assert word in drawing.svg
 
 
@@ -81,34 +77,35 @@ def test_time_is_what_was_measured_side_by_side(tmp_path):
         root = tmp_path / str(measured)
         costs = {"pre-ln": 0.5, "keel": 3.0}
         for name in costs:
-            write_run(root / name, name, steps=20, eval_every=5, step_costs=costs if measured else None)
+            write_run(root / name, name, steps=20, eval_every=5)
+        if measured:
+            write_costs(root, costs)
         (axes,) = FIGURES["time"][1](read_group([root])).axes
         ends = {line.get_label(): line.get_xdata()[-1] for line in axes.get_legend_handles_labels()[0]}
         # the runs' own clock says 0.064 seconds per step
         seconds = {name: 20 * (cost if measured else 0.064) for name, cost in costs.items()}
         assert ends == pytest.approx(seconds)
-        assert ("measured side by side" in axes.get_xlabel()) == measured
-        assert ("runs that shared a machine slowed each other" in axes.get_xlabel()) == (not measured)
+        assert (SHARED_MACHINE in axes.get_xlabel()) == (not measured)
 
 
 def test_a_run_that_diverged_does_not_set_the_scale(tmp_path):
     write_run(tmp_path / "a", steps=60, eval_every=5)
     write_run(tmp_path / "b", "keel", steps=60, eval_every=5, diverged_finite=20)
-    for name in ("validation", "training", "time"):
-        (axes,) = FIGURES[name][1](read_group([tmp_path])).axes
+    group = read_group([tmp_path])
+    figures = {name: FIGURES[name][1](group) for name in ("training", "time")}
+    for name, figure in {**figures, "curves": curves_figure(group.answer)}.items():
+        (axes,) = figure.axes
         assert axes.get_ylim()[1] < 10
-        # its curve ends where it diverged
-        lines = [line for line in axes.lines if line.get_label() == "keel (x: diverged)"]
-        assert [line.get_ydata()[-1] for line in lines] != []
-        if name != "time":
-            assert lines[0].get_xdata()[-1] == 20
+        (line,) = [line for line in axes.lines if line.get_label() == "keel (x: diverged)"]
+        # its training curve ends where it diverged
+        assert name != "training" or line.get_xdata()[-1] == 20
 
 
 def test_on_the_page_colours_are_variables_and_ids_are_unique(group, drawings):
-    inline = inline_svg(drawings["validation"])
-    assert line_styles(group)["pre-ln"][0] not in inline
+    inline = inline_svg(drawings["training"])
+    assert line_styles(group.answer)["pre-ln"][0] not in inline
     assert "var(--line-0)" in inline
-    assert 'id="validation-figure_1"' in inline
+    assert 'id="training-figure_1"' in inline
     ids = [part.split('"')[0] for part in inline.split(' id="')[1:]]
     assert len(ids) == len(set(ids))
 
@@ -119,7 +116,7 @@ def test_the_best_comes_first(tmp_path):
     write_run(tmp_path / "hot", "geonorm", steps=20, eval_every=5, quality=1.0, diverged_finite=10)
     group = read_group([tmp_path])
     assert list(group.contestants) == ["keel", "post-ln", "pre-ln", "geonorm"]
-    (axes,) = FIGURES["validation"][1](group).axes
+    (axes,) = curves_figure(group.answer).axes
     names = ["keel", "post-ln", "pre-ln", "geonorm (x: diverged)"]
     assert axes.get_legend_handles_labels()[1] == names
     # the names stand beside the lines, the best at the bottom
@@ -147,7 +144,7 @@ def test_pgf_is_whole_and_its_texts_are_text(tmp_path):
     write_run(tmp_path / "a", steps=20)
     write_run(tmp_path / "b", steps=20, train={"init_from": nasty})
     with own_style():
-        text = render("validation", "", FIGURES["validation"][1](read_group([tmp_path])), pgf=True).pgf
+        text = render("training", "", FIGURES["training"][1](read_group([tmp_path])), pgf=True).pgf
     assert escape_latex(nasty) in text
     assert nasty not in text
     body = re.sub(r"\\[\\{}%]", "", text)

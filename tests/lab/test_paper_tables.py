@@ -6,12 +6,11 @@ import re
 import shutil
 
 import pytest
-from report_helpers import cell, cells, write_evaluation, write_paper_run, write_run, write_tables
+from report_helpers import cell, cells, read_group, write_evaluation, write_paper_run, write_run, write_tables
 
 from spheret.cli import main
 from spheret.evaluate.tasks import PAPER_COLUMNS
-from spheret.lab.runs import read_group, read_groups
-from spheret.lab.verdicts import comparisons
+from spheret.lab.runs import read_groups
 from spheret.paper.numbers import CORPORA, FOOTNOTES
 from spheret.paper.runs import PaperRun
 
@@ -35,15 +34,14 @@ class TestBothCorpora:
         for corpus in CORPORA:
             rows = {c["row"] for c in cells(both / "report") if c["table"] == f"results-{corpus}-gpt2"}
             assert rows == {"pre-ln", "proj-spheretnorm (exact_clamp=true)"}
-        assert {c["table"] for c in cells(both / "report")} & {"results", "comparisons", "runs"} == set()
+        assert {c["table"] for c in cells(both / "report")} & {"results", "stream", "runs"} == set()
 
-    def test_no_pair_has_two_corpora(self, both):
-        sources = [
-            c["source"] for c in cells(both / "report")
-            if c["table"].startswith("comparisons") and c["column"] == "difference"
-        ]  # fmt: skip
-        assert len(sources) == 2
-        for source, corpus in zip(sources, CORPORA, strict=True):
+    def test_no_difference_is_between_two_corpora(self, both):
+        for corpus in CORPORA:
+            (source,) = {
+                c["source"] for c in cells(both / "report")
+                if c["table"] == f"losses-{corpus}-gpt2" and c["column"] == "minus pre-ln" and c["value"]
+            }  # fmt: skip
             assert set(re.findall(r"[a-z-]+(?=-S-)", source)) == {corpus}
 
     def test_the_paper_stands_beside_both(self, both):
@@ -71,11 +69,12 @@ class TestBothCorpora:
     def test_figures_of_both(self, both):
         for corpus in CORPORA:
             for kind in ("svg", "png"):
-                assert (both / "report" / "figures" / f"validation-{corpus}-gpt2.{kind}").exists()
+                for name in (f"training-{corpus}-gpt2", f"{corpus}-gpt2-curves"):
+                    assert (both / "report" / "figures" / f"{name}.{kind}").exists()
 
     def test_figures_of_a_corpus_that_left_are_deleted(self, both, tmp_path):
         shutil.copytree(both / "report", tmp_path, dirs_exist_ok=True)
-        stale, other = tmp_path / "figures" / "validation-x.svg", tmp_path / "figures" / "timeline.svg"
+        stale, other = tmp_path / "figures" / "training-x.svg", tmp_path / "figures" / "timeline.svg"
         stale.write_text("")
         other.write_text("")
         run = write_run(tmp_path / "run", steps=2, until=0)
@@ -86,12 +85,6 @@ class TestBothCorpora:
     def test_the_order_of_the_runs_does_not_matter(self, both):
         runs = sorted((both / "runs").iterdir())
         assert [group.name for group in read_groups(runs)] == [group.name for group in read_groups(runs[::-1])]
-
-    def test_a_study_holds_one_corpus(self, both):
-        with pytest.raises(ValueError, match=r"different data or sizes \(fineweb-edu, gpt2; openwebtext, gpt2\)"):
-            read_group([both / "runs"])
-        for group in read_groups([both / "runs"]):
-            assert len(comparisons(group)) == 1
 
     def test_one_corpus_prepared_in_two_ways(self, tmp_path):
         write_run(tmp_path / "a", data="a" * 64)
