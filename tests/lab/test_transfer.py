@@ -5,7 +5,6 @@ import re
 
 import numpy as np
 import pytest
-from spheret.lab.study_report import study_report
 from study_helpers import bowl, plan_of, row, run_all
 
 from spheret.lab.answers import group_answers

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import damage
 import msgspec
 import pytest
-from spheret.runs.step_cost import COSTS, StepCost
 
 import spheret
 from spheret.analysis.records import (
