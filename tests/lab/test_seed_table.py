@@ -163,7 +163,7 @@ class TestPairs:
             assert (high - low) / 2 == pytest.approx((pair.high - pair.low) / 2 / math.sqrt(2))
             if high < other_low or other_high < low:
                 assert not pair.low <= 0 <= pair.high
-        with pytest.raises(ValueError, match="'c9' is not in the seed_table"):
+        with pytest.raises(ValueError, match="'c9' is not in the table"):
             mean_interval(studied, "c9")
 
 
