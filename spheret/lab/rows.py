@@ -46,7 +46,7 @@ class Row(Record):
         200 of them.
     flops: of all steps, counted from the shapes. seconds: training as it took, beside whatever else ran.
     step_seconds: one update, measured side by side with the other contestants of the group; null if not measured.
-    curve: steps and validation losses.
+    curve: steps and validation losses, until it diverged.
     unigram_entropy: the loss of token frequencies alone; null if the data has none to tell.
     """
 
@@ -154,6 +154,7 @@ def row_of_run(run: Run, key: Key, lines: list[MetricsRecord] | None = None) -> 
         return None
     last, stopped = lines[-1], lines[-1].stopped
     state, reason = _state(run, lines)
+    until = next((line.step for line in lines if line.stopped or line.diverged), last.step)
     train, environment, model = run.settings.train, run.config.environment, run.model_config
     losses = [line.loss for line in lines if line.loss is not None]
     tail = losses[-last_steps(len(losses)) :]
@@ -171,7 +172,8 @@ def row_of_run(run: Run, key: Key, lines: list[MetricsRecord] | None = None) -> 
         tokens=steps * tokens,
         flops=steps * (step_flops(model, tokens) + optimizer_flops(model, train.optimizer)),
         seconds=max((line.seconds for line in lines if line.seconds is not None), default=0.0),
-        curve=[(line.step, line.val_loss) for line in lines if line.evaluated],
+        # what comes after a divergence is on no common scale
+        curve=[(line.step, line.val_loss) for line in lines if line.evaluated and line.step <= until],
         run=run.path.name,
         commit=environment.commit,
         torch=environment.torch,

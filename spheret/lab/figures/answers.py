@@ -73,14 +73,15 @@ def _figures(
     for answer in answers:
         name, title = slug(answer.group.name), answer.group.title
         if answer.group.part.compared_with:
+            caption = f"{title}: validation loss by step, at the rate that counts"
+            yield f"{name}-curves", caption, partial(curves_figure, answer)
+        if (answer.group.part.fresh and answer.group.part.compared_with) or answer.group.part.compared_with > 1:
             caption = (
                 f"{title}: loss of each contestant at its own best learning rate, the best first. Dots are means "
                 f"with 95% intervals, to be compared with each other; faint points are single seeds. A seed moves "
                 f"all contestants together, so the points spread wider than the intervals"
             )
             yield f"{name}-answer", capped(caption, answer.entries), partial(_answer, answer)
-            caption = f"{title}: validation loss by step, at the rate that counts"
-            yield f"{name}-curves", caption, partial(curves_figure, answer)
         caption = (
             f"{title}: loss by learning rate, one panel per contestant, the others in grey. A ring marks the rate "
             f"that counts, faint points are its fresh seeds, a triangle a collapsed run, a cross a diverged one"

@@ -18,32 +18,20 @@ BEST, SECOND = 1, 2
 
 @dataclass(frozen=True)
 class TableCell:
-    """The text that is shown, the unrounded number, and the source of the number.
-
-    The rest is for the page alone. note: small print after the text. hint: shown with the source. tone: the class of
-    a coloured cell. href: where the text leads.
-    """
+    """The text that is shown, the unrounded number, and the source of the number. href: where the text leads."""
 
     text: str
     value: float | None = None
     source: str = ""
     rank: int = 0
-    note: str = ""
-    hint: str = ""
-    tone: str = ""
     href: str = ""
-
-    @property
-    def title(self) -> str:
-        """What is shown when a reader points at the cell."""
-        return "\n".join(text for text in (self.hint, self.source) if text)
 
 
 @dataclass(frozen=True)
 class Table:
     """Named columns and rows of cells. The first cell of a row is its name.
 
-    A folded table is closed on the page until the reader opens it. kind: the class of a table with a look of its own.
+    A folded table is closed on the page until the reader opens it.
     """
 
     name: str
@@ -52,7 +40,6 @@ class Table:
     rows: Sequence[Sequence[TableCell]]
     notes: Sequence[str] = field(default_factory=tuple)
     folded: bool = False
-    kind: str = ""
 
     @property
     def text_columns(self) -> list[bool]:
