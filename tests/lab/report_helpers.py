@@ -15,11 +15,12 @@ from spheret.connections import Spherical, scheme
 from spheret.evaluate import eval_json
 from spheret.evaluate.tasks import PAPER_COLUMNS
 from spheret.lab.report import report_files, run_findings
-from spheret.lab.rows import RESULTS, Key, row_of, write_rows
+from spheret.lab.rows import RESULTS, Key, row_of_run, write_rows
 from spheret.lab.runs import RunGroup, read_groups
 from spheret.lab.statistics import mean_and_deviation
 from spheret.paper.runs import PaperRun
 from spheret.runs.layout import EVAL, EVAL_SAMPLES
+from spheret.runs.run import open_run
 from spheret.runs.run_sample import RunSample
 
 DOCUMENTS = [700, 1200, 300, 2500, 900, 640]
@@ -136,7 +137,7 @@ def write_costs(folder: Path, seconds: dict[str, float]) -> None:
     for config in sorted(folder.glob("*/config.json")):
         settings = json.loads(config.read_text())
         name, train = settings["model"]["scheme"], settings["train"]
-        row = row_of(config.parent, Key("race", name, train["lr"], train["seed"]))
+        row = row_of_run(open_run(config.parent), Key("race", name, train["lr"], train["seed"]))
         assert row is not None
         rows.append(msgspec.structs.replace(row, step_seconds=seconds.get(name)))
     write_rows(folder / RESULTS, rows)

@@ -2,19 +2,22 @@
 
 import pytest
 from report_helpers import write_run
-from study_helpers import row
+from study_helpers import TWO, plan_of, row
 
-from spheret.lab.rows import STUDY_ROWS, Key, last_steps, plateau, read_rows, row_of, write_rows
+from spheret.lab.laboratory import Laboratory
+from spheret.lab.rows import STUDY_ROWS, Key, last_steps, plateau, read_rows, row_of_run, write_rows
 from spheret.runs.layout import LOCK
+from spheret.runs.run import open_run
 
 KEY = Key("two", "pre-ln", 1e-3, 1)
 
 
-def test_a_run_that_is_still_starting_has_no_row(tmp_path):
-    assert row_of(tmp_path / "run", KEY) is None
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / LOCK).touch()
-    assert row_of(tmp_path / "run", KEY) is None
+def test_a_run_that_is_still_starting_has_no_row(prepared, tmp_path):
+    laboratory = Laboratory(plan_of(tmp_path, f'[data]\npath = "{prepared}"\n{TWO}'), tmp_path)
+    directory = laboratory.run_directory(laboratory.wanted()[0])
+    directory.mkdir(parents=True)
+    (directory / LOCK).touch()
+    assert laboratory.rows() == {}
 
 
 @pytest.mark.parametrize(
@@ -83,7 +86,7 @@ def test_the_training_loss_is_that_of_the_last_tenth_of_at_most_200_steps(steps,
     ],
 )
 def test_the_row_of_a_run(settings, state, val, tmp_path):
-    found = row_of(write_run(tmp_path / "run", steps=20, **settings), KEY)
+    found = row_of_run(open_run(write_run(tmp_path / "run", steps=20, **settings)), KEY)
     if state is None:
         assert found is None
         return
