@@ -12,7 +12,7 @@ from spheret.lab.laboratory import COSTS, MOST_SPREAD, STUDY_COSTS, CostsRecord,
 from spheret.lab.race import race_plan
 from spheret.lab.rows import RESULTS, read_rows
 from spheret.lab.stages import expected
-from spheret.runs.metrics import Follower
+from spheret.runs.metrics import PATIENCE, Follower
 
 
 def metrics_line(keys):
@@ -51,9 +51,10 @@ class TestBoard:
         race.directory.mkdir()
         board = Board(race, "race")
         assert [job.name for job in board.jobs()] == list(names)
-        write_metrics(race.directory / "pre-ln-7", {"step": 4, "val_loss": 2.9}, {"step": 5})
-        write_metrics(race.directory / "keel-7", {"step": 3, "loss": None, "stopped": "nan"})
-        board.follow()
+        first_steps = [{"step": step} for step in (1, 2, 3)]
+        write_metrics(race.directory / "pre-ln-7", *first_steps, {"step": 4, "val_loss": 2.9}, {"step": 5})
+        write_metrics(race.directory / "keel-7", *first_steps[:2], {"step": 3, "loss": None, "stopped": "nan"})
+        board.watch(last=False)
         head, first, second = board.lines()
         assert head.startswith("race: 0 of 4 runs")
         assert first.strip() == "pre-ln, lr 0.001, seed 7: step 5/10, val 2.900 at step 4"
@@ -73,8 +74,8 @@ class TestBoard:
         (first, *_) = board.jobs()
         digest = first.name.rpartition("-")[2]
         assert len(digest) == 12
-        write_metrics(first.directory, {"step": 2, "val_loss": 2.5})
-        board.follow()
+        write_metrics(first.directory, {"step": 1}, {"step": 2, "val_loss": 2.5})
+        board.watch(last=False)
         head, line = board.lines()
         assert head.startswith("study: 6 of about 10 runs")
         assert line.strip() == "pre-ln, lr 0.002, seed 101, fresh seed: step 2/10, val 2.500 at step 2"
@@ -133,8 +134,22 @@ class TestFollower:
         follower = self.follower(tmp_path, {"step": 1})
         with (tmp_path / "run" / "metrics.jsonl").open("a", errors="surrogateescape") as file:
             file.write(text + "\n")
+        # a run that continues may be writing its lines again
+        for _ in range(PATIENCE):
+            follower.update()
         with pytest.raises(ValueError, match=r"metrics\.jsonl"):
             follower.update()
+
+    def test_lines_that_were_written_again_between_two_looks(self, tmp_path):
+        follower = self.follower(tmp_path, *({"step": step} for step in range(1, 6)))
+        follower.update()
+        # the checkpoint was of step 2; what follows is longer than before
+        write_metrics(
+            tmp_path / "run", {"step": 1}, {"step": 2}, *({"step": s, "alarm": "long"} for s in range(3, 9))
+        )
+        for _ in range(2):
+            follower.update()
+        assert follower.step == 8
 
     def test_follows_what_is_added_torn_and_cut_off(self, tmp_path):
         follower = self.follower(tmp_path, {"step": 1}, {"step": 2, "val_loss": 3.0})

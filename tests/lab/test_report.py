@@ -94,9 +94,9 @@ class TestFiles:
             p.relative_to(one_seed / "report").as_posix() for p in (one_seed / "report").rglob("*") if p.is_file()
         }
         figures = ("training", "time", "gradients", "angle", "alpha", "norm", "cosine")
-        # one seed has no pairs, and one rate has no bowl
-        of_answers = (f"{GROUP}-answer", f"{GROUP}-curves")
-        assert names == {"report.html", "tables.md", "tables.csv", "tables.tex"} | {
+        # one seed has no means and no pairs, and one rate has no bowl
+        of_answers = (f"{GROUP}-curves",)
+        assert names == {"report.html", "tables.md", "tables.csv", "tables.tex", "files.txt"} | {
             *(f"figures/{name}.{kind}" for name in (*figures, *of_answers) for kind in ("svg", "png")),
             # heat maps are images
             *(f"figures/{name}.pgf" for name in figures[:3]),
@@ -550,13 +550,25 @@ def test_a_directory_of_runs_names_every_run_in_it(one_seed):
     assert Path(read_group([one_seed / "runs" / "keel"]).results[0].run.path).name == "keel"
 
 
+@pytest.mark.parametrize("kept", [["tables.csv"], ["tables.md", "figures/training.svg"], []])
+def test_a_report_that_was_killed_half_way_is_written_again(kept, tmp_path):
+    run, out = write_run(tmp_path / "runs", "pre-ln"), tmp_path / "out"
+    report([run], out)
+    whole = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    for path in whole:
+        if path.relative_to(out).as_posix() not in (*kept, "files.txt"):
+            path.unlink()
+    report([run], out)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == whole
+
+
 @pytest.mark.parametrize("name", ["report.html", "tables.csv", "figures/training.svg", f"figures/{GROUP}-curves.svg"])
 def test_files_that_are_not_ours_are_not_overwritten(name, tmp_path):
     run = write_run(tmp_path / "runs", "pre-ln")
     own = tmp_path / "out" / name
     own.parent.mkdir(parents=True)
     own.write_text("a user's")
-    with pytest.raises(FileExistsError, match=f"holds {name}, which spheret report did not write"):
+    with pytest.raises(FileExistsError, match=f"holds {name}, "):
         report([run], tmp_path / "out")
     assert own.read_text() == "a user's"
     assert [path for path in (tmp_path / "out").rglob("*") if path.is_file()] == [own]
