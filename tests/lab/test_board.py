@@ -144,7 +144,8 @@ class TestFollower:
         follower = self.follower(tmp_path, *({"step": step} for step in range(1, 6)))
         follower.update()
         # the checkpoint was of step 2; what follows is longer than before
-        write_metrics(
+        again = [{"step": step, "alarm": "long"} for step in range(3, 9)]
+        write_metrics(tmp_path / "run", {"step": 1}, {"step": 2}, *again)
             tmp_path / "run", {"step": 1}, {"step": 2}, *({"step": s, "alarm": "long"} for s in range(3, 9))
         )
         for _ in range(2):
