@@ -11,7 +11,7 @@ from spheret.conversion.command.records import ConvertRecord, Number
 from spheret.lab.page.output import contents, refuse_other_files, write_files
 from spheret.lab.page.tables import Table, TableCell
 from spheret.lab.sections.section import Section
-from spheret.support.figure_style import INK, PALETTE, STYLE, Drawing, axes_grid, plain_log, render
+from spheret.support.figure_style import INK, PALETTE, Drawing, axes_grid, own_style, plain_log, render
 
 FOLDER = "report"
 FIGURE_NAME = re.compile(r"(losses|step-sizes)\.(svg|png)")
@@ -139,9 +139,7 @@ def _sublayers(record: ConvertRecord) -> Table:
 
 
 def _drawings(record: ConvertRecord) -> list[Drawing]:
-    import matplotlib
-
-    with matplotlib.rc_context(STYLE):
+    with own_style():
         return [_losses(record), _step_sizes(record)]
 
 
