@@ -112,6 +112,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _keep_to_ourselves() -> None:
     """Keep this process and those that libraries start apart from the current directory, which is anybody's."""
+    try:
+        os.getcwd()
+    except OSError:
+        # libraries below torch end the process without a word of why
+        raise FileNotFoundError(
+            "the current directory is gone: go to another, and run the same command again."
+        ) from None
     keep_libraries_inside()
     os.environ["PYTHONSAFEPATH"] = "1"
     # matplotlib looks for its settings there first, when it is imported, and would wait for a pipe of that name
