@@ -81,13 +81,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     name = words[0] if words and words[0] in COMMANDS else ""
-    # a program that calls this function keeps its own environment
-    if name and arguments is None:
-        keep_libraries_inside()
-        # processes that libraries start do not import from the current directory either
-        os.environ["PYTHONSAFEPATH"] = "1"
     prog = f"spheret {name}".rstrip()
     try:
+        # a program that calls this function keeps its own environment
+        if name and arguments is None:
+            _keep_to_ourselves()
         _check_encoding(words)
         code = _run(name, prog, words[1:]) if name else _answer(words)
         # here a full disk is still an error with a sentence
@@ -110,6 +108,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERNAL_ERROR if sentence is None else USAGE_ERROR
     finally:
         _drop_output()
+
+
+def _keep_to_ourselves() -> None:
+    """Keep this process and those that libraries start apart from the current directory, which is anybody's."""
+    try:
+        os.getcwd()
+    except OSError:
+        # libraries below torch end the process without a word of why
+        raise FileNotFoundError(
+            "the current directory is gone: go to another, and run the same command again."
+        ) from None
+    keep_libraries_inside()
+    os.environ["PYTHONSAFEPATH"] = "1"
+    # matplotlib looks for its settings there first, when it is imported, and would wait for a pipe of that name
+    if os.path.lexists("matplotlibrc"):
+        with contextlib.chdir(os.path.dirname(__file__)):
+            importlib.import_module("matplotlib")
 
 
 def _check_encoding(words: Sequence[str]) -> None:

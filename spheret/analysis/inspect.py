@@ -21,7 +21,7 @@ from spheret.analysis.records import (
     TrainingGradients,
     inspected_sublayers,
 )
-from spheret.analysis.saved_models import inspect_saved, open_run_or_model, output_directory
+from spheret.analysis.saved_models import boundary, inspect_saved, open_run_or_model, output_directory
 from spheret.analysis.sublayers import check_finite
 from spheret.data import Data
 from spheret.model.gpt import GPT
@@ -206,16 +206,19 @@ def inspect_command(
     if step is not None and not any(isinstance(one, Run) for one in opened):
         raise ValueError(f"--step is a checkpoint of a run, and {run} holds one model: leave --step out.")
     directory = output_directory("inspect", opened[0], out)
-    files.check_output_directory("--out" if out else "the output", directory)
-    records = [
-        inspect_run(one, step, windows, data, device, quiet=False)
-        if isinstance(one, Run)
-        else inspect_saved(one, windows, data, device, quiet=False)
-        for one in opened
-    ]
+    files.check_results("--out" if out else "the output", directory, INSPECT, INSPECT_FIGURE)
+    with boundary("cannot be inspected", *opened):
+        records = [
+            inspect_run(one, step, windows, data, device, quiet=False)
+            if isinstance(one, Run)
+            else inspect_saved(one, windows, data, device, quiet=False)
+            for one in opened
+        ]
+        document = InspectRecord(runs=records)
+        drawing = figure(records)
     directory.mkdir(parents=True, exist_ok=True)
-    INSPECTIONS.write(directory / INSPECT, InspectRecord(runs=records))
-    files.write_atomically(directory / INSPECT_FIGURE, figure(records))
+    INSPECTIONS.write(directory / INSPECT, document)
+    files.write_figure(directory / INSPECT_FIGURE, drawing)
     show(records)
     print(MEANINGS)
     for label, record in zip(labels(records), records, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from spheret.data import Data
 from spheret.runs.layout import CONFIG
 from spheret.runs.records import RUNS
 from spheret.runs.run import Run, open_run
+from spheret.support.errors import refusing
 from spheret.support.meter import Meter
 
 if TYPE_CHECKING:
@@ -45,6 +47,12 @@ def open_run_or_model(path: str) -> Run | SavedModel:
     from spheret.hub.open import open_decoder
 
     return open_decoder(path)
+
+
+def boundary(what: str, *opened: Run | SavedModel) -> AbstractContextManager[None]:
+    """A block in which whatever goes wrong with someone else's model is said of that model. A run is ours."""
+    foreign = [one.name for one in opened if not isinstance(one, Run)]
+    return refusing(f"{foreign[0]} {what}", "give another model", whole=True) if foreign else nullcontext()
 
 
 def output_directory(command: str, opened: Run | SavedModel, out: str | None) -> Path:

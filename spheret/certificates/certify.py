@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from spheret.analysis.inputs import float64_device, loss_windows, open_data, unigram_entropy, validation_windows
-from spheret.analysis.saved_models import is_saved_model, open_run_or_model, output_directory
+from spheret.analysis.saved_models import boundary, is_saved_model, open_run_or_model, output_directory
 from spheret.analysis.sublayers import check_finite
 from spheret.certificates import certificate
 from spheret.certificates.figure import certificate_figure
@@ -73,16 +73,19 @@ def certify_command(
     assert run is not None
     opened = open_run_or_model(run)
     directory = output_directory("certify", opened, out)
-    files.check_output_directory("--out" if out else "the output", directory)
-    if isinstance(opened, Run):
-        document = certify_run(opened, step, tokens, sequence, data, device, quiet=False)
-    elif step is not None:
+    files.check_results("--out" if out else "the output", directory, CERTIFICATE, CERTIFICATE_FIGURE)
+    if step is not None and not isinstance(opened, Run):
         raise ValueError(f"--step is a checkpoint of a run, and {run} holds one model: leave --step out.")
-    else:
-        document = certify_saved(opened, tokens, sequence, data, device, quiet=False)
+    with boundary("cannot be certified", opened):
+        document = (
+            certify_run(opened, step, tokens, sequence, data, device, quiet=False)
+            if isinstance(opened, Run)
+            else certify_saved(opened, tokens, sequence, data, device, quiet=False)
+        )
+        drawing = certificate_figure(document)
     directory.mkdir(parents=True, exist_ok=True)
     CERTIFICATES.write(directory / CERTIFICATE, document)
-    files.write_atomically(directory / CERTIFICATE_FIGURE, certificate_figure(document))
+    files.write_figure(directory / CERTIFICATE_FIGURE, drawing)
     show(document)
     print(f"Wrote {directory / CERTIFICATE} and {CERTIFICATE_FIGURE} in {known(document.seconds):.1f} s.")
     for sentence in certificate.verify(document):

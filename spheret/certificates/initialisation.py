@@ -24,7 +24,7 @@ from spheret.support.meter import Meter
 from spheret.support.ranges import check_count
 from spheret.support.threads import few_threads
 
-FILE, FIGURE = "initialisation.json", "initialisation.png"
+FILE, FIGURE, FORMAT = "initialisation.json", "initialisation.png", "spheret-initialisation"
 VOCAB, TIME, TOKENS = 256, 32, 4
 # a stream or a gradient that changes by more than this factor over the stack has exploded or vanished
 FACTOR = 1e3
@@ -167,6 +167,7 @@ def compare(schemes: str, layers: str, width: int, directory: Path, device: torc
     """Measure untrained models of every scheme at every depth; print the table, and write it with its figure."""
     choices, depths = parse_schemes(schemes), parse_depths(layers)
     check_count("each number of --layers", max(depths))
+    files.check_results("--out", directory, FILE, FIGURE)
     # the weights in float32, and their twin in float64
     model = f"a model of {max(depths):,} layers of width {width:,}"
     check_bytes(12.0 * 12 * width**2 * max(depths), device or torch.device("cpu"), model, "take a smaller one")
@@ -182,7 +183,8 @@ def compare(schemes: str, layers: str, width: int, directory: Path, device: torc
     _print_table(names, depths, rows, width)
     directory.mkdir(parents=True, exist_ok=True)
     files.write_atomically(
-        directory / FILE, files.dump({"width": width, "tokens": TOKENS, "rows": msgspec.to_builtins(rows)})
+        directory / FILE,
+        files.dump({"format": FORMAT, "width": width, "tokens": TOKENS, "rows": msgspec.to_builtins(rows)}),
     )
     panels = [
         figures.Panel(
@@ -194,7 +196,7 @@ def compare(schemes: str, layers: str, width: int, directory: Path, device: torc
     ]  # fmt: skip
     names_of_schemes = {choice.label: choice.name for choice in choices}
     figure = figures.lines(f"Untrained models of width {width}, by depth", panels, names_of_schemes)
-    files.write_atomically(directory / FIGURE, figure)
+    files.write_figure(directory / FIGURE, figure)
     print(f"Wrote {directory / FILE} and {FIGURE}.")
     return 0
 

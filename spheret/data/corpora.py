@@ -30,6 +30,7 @@ class Corpus:
     signature: a hash that changes when the files change. It is empty if the revision determines the documents.
     root: the folder that is read, if it is one. Nothing may be written below it.
     files: the user's own files, if these are the corpus. Their documents may be too few to set whole ones aside.
+    check_unchanged: raises if the files are no longer what they were when the corpus was resolved.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Corpus:
     signature: str = ""
     root: Path | None = None
     files: tuple[Path, ...] = ()
+    check_unchanged: Callable[[], None] = lambda: None
 
 
 # a corpus below SMALL_BYTES needs the larger share: 0.005 of it would be a document or none
@@ -231,6 +233,20 @@ def _from_path(name: str, column: str) -> Corpus:
     if not files:
         raise ValueError(f"the folder {name} holds no file: give one with text, .jsonl or .parquet files.")
     size = sum(file.stat().st_size for file in files)
+    folder = root or Path(os.path.commonpath([file.parent for file in files]))
+    known = signature(files, folder)
+
+    def check_unchanged() -> None:
+        try:
+            same = signature(files, folder) == known
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise ValueError(
+                f"{name} has changed while it was read: wait until nobody writes to it, and run the same command "
+                "again."
+            )
+
     return Corpus(
         name=path.resolve().name,
         licence="unspecified: that of the files",
@@ -240,9 +256,10 @@ def _from_path(name: str, column: str) -> Corpus:
         val_fraction=SMALL_VAL_FRACTION if size < SMALL_BYTES else VAL_FRACTION,
         read=lambda cursor: FileReader(files, column, cursor),
         size=size,
-        signature=signature(files, root or Path(os.path.commonpath([file.parent for file in files]))),
+        signature=known,
         root=root,
         files=tuple(files),
+        check_unchanged=check_unchanged,
     )
 
 

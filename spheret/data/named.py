@@ -52,17 +52,21 @@ def check_named(name: str) -> None:
         )
 
 
-def open_named(name: str, tokenizer: str | None, quiet: bool) -> Data:
+def open_named(name: str, tokenizer: str | None, quiet: bool, out: Path | None = None) -> Data:
     """Open a data directory, a corpus by name, or a file, folder or glob of text. The cache holds what is prepared.
 
     For a name, None takes the corpus's default tokenizer. For a directory, a tokenizer must be the one of the data.
     For text, None takes `bytes`, or `gpt2` from 16 MiB on. Unless `quiet`, a line on stderr says how it is split.
+
+    out: where the command writes. It may not lie below the text, or it would be text the next time.
     """
     check_named(name)
     if name in CORPORA:
         return cached(name, tokenizer, quiet=quiet)
     path = Path(name).expanduser()
     if not (path / shards.MANIFEST).exists():
+        if out is not None:
+            _refuse_below(name, out)
         return _own_text(name, tokenizer, quiet)
     data = open_data(path)
     prepared_with = data.manifest.tokenizer.name
@@ -72,6 +76,17 @@ def open_named(name: str, tokenizer: str | None, quiet: bool) -> Data:
             f"out, or prepare it again."
         )
     return data
+
+
+def _refuse_below(name: str, out: Path) -> None:
+    """Raise if `out` lies in the folder of a text, or where a glob looks at every depth."""
+    before, recursive, _ = os.path.expanduser(name).partition("**")
+    folder = Path(before if recursive else os.path.expanduser(name)).resolve()
+    if (recursive or folder.is_dir()) and out.expanduser().resolve().is_relative_to(folder):
+        raise ValueError(
+            f"--out {out} lies inside --data {name}, and would be read as text the next time: give an --out "
+            "elsewhere, or the folder of the text alone."
+        )
 
 
 def _own_text(name: str, tokenizer: str | None, quiet: bool) -> Data:

@@ -248,7 +248,25 @@ class _Job:
             finally:
                 for writer in writers.values():
                     writer.close()
+        self._check_unchanged(workspace, None if position is None else digest)
         workspace.finish(self._manifest(tokenizers.describe(tokenizer), counts, digest, writers))
+
+    def _check_unchanged(self, workspace: Workspace, continued: int | None) -> None:
+        """Raise if what was read is not the text of the settings. Then nothing of it is kept.
+
+        continued: the digest of the documents, if an earlier call read some of them. The files may have been others
+        then, and the same again since.
+        """
+        try:
+            self.corpus.check_unchanged()
+            if continued is not None and self.corpus.files and _documents_digest(self.corpus) != _hex(continued):
+                raise ValueError(
+                    f"{self.corpus.name} was another text when this preparation began, so its work was thrown away: "
+                    "run the same command again."
+                )
+        except ValueError:
+            workspace.forget()
+            raise
 
     def _tokenizer(self, position: ResumePoint | None, team: Team) -> tokenizers.Tokenizer:
         """Return the tokenizer and start the worker processes with it. Writes its file if its name is not enough."""

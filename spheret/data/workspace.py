@@ -103,6 +103,10 @@ class Workspace:
         self.resumable = self._continued = note.position is not None
         return note
 
+    def forget(self) -> None:
+        """Let an error remove what earlier calls wrote, too: it is of another text."""
+        self._continued = False
+
     def record(self, settings: SettingsRecord, position: ResumePoint | None) -> None:
         """Note the progress, so that a later kill loses nothing of it."""
         PROGRESSES.write(self.directory / PROGRESS, Progress.of(settings, position))

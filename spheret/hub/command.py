@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from spheret.support.errors import need
+from spheret.support.errors import need, refusing
 
 
 def export_command(
@@ -49,7 +49,8 @@ def import_command(source: str, /, out: Path, tokenizer: str | None = None) -> i
     need("transformers", "hub")
     from spheret.hub.transfer import import_
 
-    run = import_(source, out, tokenizer)
+    with refusing(f"{source} cannot be imported", "give another model", whole=True):
+        run = import_(source, out, tokenizer)
     config = run.model_config
     print(f"{run.path}: {config.layers} layers, {config.scheme}, tokenizer {run.tokenizer().name}")
     return 0

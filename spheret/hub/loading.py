@@ -19,17 +19,19 @@ from torch.nn.modules import module as torch_modules
 
 from spheret.conversion import convert
 from spheret.conversion.attach import NAME
-from spheret.hub.open import CONFIG, OWN, SavedModel, refusing
+from spheret.hub.open import CONFIG, OWN, SavedModel
 from spheret.support.documents import MOST_BYTES, read_bytes
-from spheret.support.errors import need, shortened
+from spheret.support.errors import need, refusing, shortened
 from spheret.support.machine import check_bytes, memory_bytes
 
+_REMEDY = "save the model again"
 # no model in use has more modules; one that asks for more would be built for hours
 MOST_MODULES = 200_000
-# keys of config.json that say how many layers there are, at any depth of it
-_LAYERS = re.compile(r"(n|num)_(\w+_)?layers?|((encoder|decoder)_)?layers|depth")
-# a layer has tensors. Some configs count layers that were not saved
-_FEW_LAYERS = 1000
+# keys of config.json, at any depth of it, that say how many layers there are, and how many there are of anything
+_LAYERS = re.compile(r"(n|num)_(\w+_)?(layers?|blocks?|stages?|groups?)|(\w+_)?layers|depth")
+_COUNTS = re.compile(r"(n|num)_\w+|\w+_num")
+# a layer has tensors, and a count is the length of one. Some configs count what was not saved: so much costs little
+_FEW_LAYERS, _SMALL_COUNT = 1000, 1 << 20
 
 
 @contextmanager
@@ -82,24 +84,37 @@ def _bounded(what: str) -> Iterator[None]:
             handle.remove()
 
 
-def _check_layers(saved: SavedModel, part: Any) -> None:
-    """Refuse layers that no tensors are for, before transformers makes lists of them."""
-    tensors = len(saved.forms)
-    for key, value in part.items() if isinstance(part, dict) else ():
-        if isinstance(value, dict):
-            _check_layers(saved, value)
-        elif isinstance(value, int) and value > max(tensors, _FEW_LAYERS) and _LAYERS.fullmatch(str(key)):
+def _check_counts(saved: SavedModel) -> None:
+    """Refuse layers that no tensors are for, and counts beyond any tensor, before transformers makes lists of it."""
+    layers = max(len(saved.forms), _FEW_LAYERS)
+    longest = max([len(saved.forms), _SMALL_COUNT, *(max(shape, default=1) for _, shape in saved.forms.values())])
+    for key, value, listed in _numbers(saved.config):
+        is_layers = _LAYERS.fullmatch(key) is not None
+        most = layers if is_layers and not listed else longest
+        if value > most and (listed or is_layers or _COUNTS.fullmatch(key)):
             raise ValueError(
-                f"{saved.path / CONFIG} has {key} = {shortened(str(value))}, and the weights are {tensors} tensors: "
-                "save the model again."
+                f"{saved.path / CONFIG} has {key} = {shortened(str(value))}, and the weights are {len(saved.forms)} "
+                f"tensors, none longer than {longest:,}: save the model again."
             )
+
+
+def _numbers(part: Any, key: str = "", listed: bool = False) -> Iterator[tuple[str, int, bool]]:
+    """Every whole number at any depth of a config: the key it stands under, and whether it stands in a list there."""
+    if isinstance(part, dict):
+        for name, value in part.items():
+            yield from _numbers(value, name, False)
+    elif isinstance(part, list):
+        for value in part:
+            yield from _numbers(value, key, True)
+    elif isinstance(part, int):
+        yield key, part, listed
 
 
 def config_of(saved: SavedModel) -> Any:
     """transformers' config of a saved model, after all files that its loader would read were looked at."""
     transformers = need("transformers", "hub")
     saved.refuse_adapter()
-    _check_layers(saved, saved.config)
+    _check_counts(saved)
     for path in saved.path.glob("*config*.json"):
         if (file := saved.file(path.name)) is not None:
             read_bytes(file, MOST_BYTES, "save the model again", follow=True)
@@ -108,7 +123,7 @@ def config_of(saved: SavedModel) -> Any:
             f"{saved.path} is a {shortened(repr(saved.kind))}, which transformers {transformers.__version__} does "
             "not know. Code of a model's own is never run."
         )
-    with quietly(), refusing(f"transformers cannot load {saved.given}"):
+    with quietly(), refusing(f"transformers cannot load {saved.given}", _REMEDY):
         config = transformers.AutoConfig.from_pretrained(saved.path, local_files_only=True, trust_remote_code=False)
         # a file does not choose the kernels of this machine
         config._attn_implementation = config._experts_implementation = None
@@ -122,7 +137,7 @@ def load_as(saved: SavedModel, kind: Any, config: Any, **options: Any) -> Any:
     """
     words = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
     what = f"transformers cannot load {saved.given}"
-    with quietly(), refusing(what), _bounded(saved.given):
+    with quietly(), refusing(what, _REMEDY), _bounded(saved.given):
         model, info = kind.from_pretrained(
             saved.path, config=config, output_loading_info=True, **{**options, **words}
         )

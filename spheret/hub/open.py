@@ -11,7 +11,6 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from spheret.hub.tokenizer_files import built_name
 from spheret.runs import tensors
 from spheret.support.cache import cache_directory
 from spheret.support.documents import MOST_BYTES, DamagedDocument, check_regular, read_bytes
-from spheret.support.errors import shortened
+from spheret.support.errors import refusing, shortened
 
 CONFIG, WEIGHTS, INDEX, ADAPTER = (
     "config.json", "model.safetensors", "model.safetensors.index.json", "adapter_config.json",
@@ -94,30 +93,6 @@ def open_decoder(path: str | Path) -> SavedModel:
             f"{saved.path} is an encoder with a decoder ({shortened(saved.kind)}), and this takes decoders alone."
         )
     return saved
-
-
-@contextmanager
-def refusing(what: str, remedy: str = _REMEDY) -> Iterator[None]:
-    """Whatever a library makes of someone else's files in this block becomes one ValueError that begins with `what`.
-
-    Libraries look at some values without a check, so that any exception may come. A package that is not installed is
-    not the file's fault, nor is a lack of memory.
-    """
-    try:
-        yield
-    except (ImportError, MemoryError):
-        raise
-    except Exception as error:
-        reason = error
-    except BaseException as error:
-        # Rust code that fails an assertion, as that of tokenizers
-        if type(error).__name__ != "PanicException":
-            raise
-        reason = error  # type: ignore[assignment]
-    else:
-        return
-    lines = [line.strip() for line in str(reason).splitlines() if line.strip()] or [type(reason).__name__]
-    raise ValueError(f"{what} ({shortened(lines[0], 300).rstrip('.:')}): {remedy}.")
 
 
 def _fetched(name: str) -> Path:
@@ -332,7 +307,7 @@ class SavedModel:
                 f"{self.path} has no {TOKENIZER}, so its text is unknown: save the model's tokenizer beside it "
                 "(AutoTokenizer.from_pretrained(...).save_pretrained)."
             )
-        with refusing(f"{self.path / TOKENIZER} cannot be used"):
+        with refusing(f"{self.path / TOKENIZER} cannot be used", _REMEDY):
             # named ones are prepared faster, and fit data that was prepared with them
             name = built_name(content)
             return JSONTokenizer(content, TOKENIZER) if name is None else load_tokenizer(name)

@@ -56,7 +56,11 @@ def _processor() -> str:
 
 def _compiler() -> list[str]:
     """The command of the C compiler, as a list: $CC, which may hold flags, or the first of cc, gcc and clang."""
-    command = shlex.split(os.environ.get("CC", ""))
+    given = os.environ.get("CC", "")
+    try:
+        command = shlex.split(given)
+    except ValueError as error:
+        raise OSError(f"CC={given} is no command ({error}).") from None
     if command:
         if shutil.which(command[0]) is None:
             raise OSError(f"there is no C compiler {command[0]!r}, which CC names.")

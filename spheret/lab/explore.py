@@ -148,11 +148,11 @@ def explorer_page(runs: Sequence[RunSteps] = ()) -> bytes:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    script = (FOLDER / SCRIPT).read_text()
+    script = (FOLDER / SCRIPT).read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     page = environment.get_template(TEMPLATE).render(
         data=explorer_data(runs),
-        style=Markup(_colours() + (FOLDER / STYLE).read_text()),
+        style=Markup(_colours() + (FOLDER / STYLE).read_text(encoding="utf-8")),
         script=Markup(script),
         script_hash=Markup(f"'sha256-{digest}'"),
     )

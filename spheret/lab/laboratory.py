@@ -158,7 +158,7 @@ class Laboratory:
         asked = merge(RECIPE, group.given)["data"]
         place = asked["path"], asked.get("tokenizer")
         if place not in self._data:
-            self._data[place] = open_named(*place, self.quiet)
+            self._data[place] = open_named(*place, self.quiet, self.directory)
         return self._data[place]
 
     def _given(self, group: Group, contestant: Contestant, rate: float, seed: int) -> Given:

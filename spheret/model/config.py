@@ -161,6 +161,20 @@ class GPTConfig:
         hidden = 16 * math.ceil(self.width / 6) if gated else 4 * self.width
         return BranchShape(self.width, self.heads, self.kv_heads or self.heads, hidden, gated)
 
+    @property
+    def matrix_entries(self) -> int:
+        """The entries of one block's matrices."""
+        shape = self.shape
+        attention = (2 * shape.heads + 2 * shape.kv_heads) * shape.head_dim
+        return shape.dim * (attention + (3 if shape.gated else 2) * shape.hidden)
+
+    @property
+    def least_parameters(self) -> int:
+        """The entries of the matrices, the embeddings and an untied head. Gains and biases come on top."""
+        positions = self.block if self.positions == "learned" else 0
+        rows = positions + (2 if self.head == "untied" else 1) * self.vocab
+        return self.matrix_entries * self.layers + rows * self.width
+
     def build_scheme(self) -> Scheme:
         """The scheme with its options. If the model has no biases, its norms have none either."""
         built = scheme(self.scheme, **self.scheme_options)

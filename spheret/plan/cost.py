@@ -126,7 +126,7 @@ def fits(setup: Setup) -> bool:
 def forward_flops(config: GPTConfig, tokens: int) -> tuple[int, int]:
     """FLOP of the matrix products in all blocks, and of those in the head; attention counts as a full square."""
     d = config.width
-    blocks = config.layers * tokens * (2 * memory.matrix_entries(config) + 4 * config.block * d)
+    blocks = config.layers * tokens * (2 * config.matrix_entries + 4 * config.block * d)
     return blocks, 2 * tokens * d * config.vocab
 
 

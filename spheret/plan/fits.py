@@ -14,13 +14,6 @@ from spheret.support.machine import check_bytes
 IGNORE_MEMORY = ", or give --ignore-memory to try all the same"
 
 
-def least_parameters(config: GPTConfig) -> int:
-    """The entries of the matrices, the embeddings and an untied head. Gains and biases come on top."""
-    positions = config.block if config.positions == "learned" else 0
-    rows = positions + (2 if config.head == "untied" else 1) * config.vocab
-    return memory.matrix_entries(config) * config.layers + rows * config.width
-
-
 def least_training_bytes(
     config: GPTConfig, tokens: int, precision: str, shards: int = 1, optimizer: str = "adamw"
 ) -> float:
@@ -31,9 +24,9 @@ def least_training_bytes(
     kept = memory.least_activations(config, tokens, precision)
     workspace = memory.loss_workspace(config, tokens, precision)
     # weights, gradients and AdamW's two moments, or Muon's one moment of a matrix
-    held = 4 * FLOAT * least_parameters(config) / shards
+    held = 4 * FLOAT * config.least_parameters / shards
     if optimizer == "muon":
-        held -= FLOAT * memory.matrix_entries(config) * config.layers / shards
+        held -= FLOAT * config.matrix_entries * config.layers / shards
     if not config.recompute:
         return held + kept.total + workspace
     block = (kept.connections + kept.attention + kept.mlp + kept.copies) / config.layers
@@ -73,5 +66,5 @@ def check_run(config: RunConfig, device: torch.device, ignore: bool, shards: int
 def check_generating(config: GPTConfig, rows: int, tokens: int, device: torch.device) -> None:
     """Raise if generating `rows` texts of `tokens` tokens at once cannot fit: weights, keys and values, and ids."""
     cache = 2 * FLOAT * config.layers * config.block * config.shape.kv_heads * config.shape.head_dim
-    needed = FLOAT * least_parameters(config) + rows * (cache + 8 * tokens)
+    needed = FLOAT * config.least_parameters + rows * (cache + 8 * tokens)
     check_bytes(needed, device, f"{rows:,} texts of {tokens:,} tokens at once", "ask for fewer or shorter texts")

@@ -252,13 +252,6 @@ class Activations:
         return self.connections + self.attention + self.mlp + self.ends + self.copies
 
 
-def matrix_entries(config: GPTConfig) -> int:
-    """The entries of one block's matrices."""
-    shape = config.shape
-    attention = (2 * shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    return shape.dim * (attention + (3 if shape.gated else 2) * shape.hidden)
-
-
 def least_activations(config: GPTConfig, tokens: int, precision: str) -> Activations:
     """The part of `activations` that every scheme keeps, by formulas alone: a connection keeps its branch's input."""
     d, shape, number = config.width, config.shape, PRECISIONS[precision]
@@ -270,7 +263,7 @@ def least_activations(config: GPTConfig, tokens: int, precision: str) -> Activat
         mlp=config.layers * tokens * (3 if shape.gated else 2) * shape.hidden * number,
         # token ids and targets, the final stream and its gradient, the gradient of the head, and rotary positions
         ends=tokens * (16 + 2 * FLOAT * d) + FLOAT * config.vocab * d + rotation_bytes(config, config.block),
-        copies=0 if precision == "float32" else number * matrix_entries(config) * config.layers,
+        copies=0 if precision == "float32" else number * config.matrix_entries * config.layers,
     )
 
 

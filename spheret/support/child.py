@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from spheret.support.files import replaced
+
 _PR_SET_PDEATHSIG = 1
 # seconds that a child may take to save when it is asked to stop
 PATIENCE = 60.0
@@ -69,7 +71,7 @@ class Child:
 
     def __init__(self, arguments: Sequence[str], log: Path) -> None:
         self.log = log
-        self._file: IO[bytes] = log.open("wb")
+        self._file: IO[bytes] = replaced(log)
         self._process = subprocess.Popen(
             spheret_command(arguments),
             stdin=subprocess.DEVNULL,

@@ -7,9 +7,11 @@ import importlib
 import linecache
 import os
 import re
+import secrets
 import time
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -83,6 +85,37 @@ def explanation(error: Exception) -> str | None:
     return str(error) if _raised_here(error) else None
 
 
+@contextmanager
+def refusing(what: str, remedy: str, whole: bool = False) -> Iterator[None]:
+    """Whatever a library makes of someone else's files in this block becomes one ValueError that begins with `what`.
+
+    Libraries look at some values without a check, so that any exception may come. A package that is not installed is
+    not the file's fault, nor is a lack of memory.
+
+    whole: the block is the whole work of a command, ours included. Then sentences of spheret's own stay as they are,
+    and the trace of anything else is kept in a file, because the mistake may be ours.
+    """
+    try:
+        yield
+    except (ImportError, MemoryError):
+        raise
+    except Exception as error:
+        if whole and explanation(error) is not None:
+            raise
+        reason: BaseException = error
+    except BaseException as error:
+        # Rust code that fails an assertion, as that of tokenizers
+        if type(error).__name__ != "PanicException":
+            raise
+        reason = error
+    else:
+        return
+    lines = [line.strip() for line in str(reason).splitlines() if line.strip()] or [type(reason).__name__]
+    kept = _keep_trace(reason) if whole else None
+    place = "" if kept is None else f" The trace is in {kept}."
+    raise ValueError(f"{what} ({shortened(lines[0], 300).rstrip('.:')}): {remedy}.{place}")
+
+
 def _raised_here(error: Exception) -> bool:
     """Whether a raise statement of spheret raised this exception, and not a library or a mistake in an expression."""
     frames = list(traceback.walk_tb(error.__traceback__))
@@ -96,11 +129,22 @@ def _raised_here(error: Exception) -> bool:
 def internal_error(error: Exception) -> str:
     """Write the trace of an unexpected exception into the cache, and return one sentence that names the file."""
     reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    trace = "".join(traceback.format_exception(error))
-    path = cache_directory() / "errors" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(trace)
-    except OSError:
+    path = _keep_trace(error)
+    if path is None:
+        trace = "".join(traceback.format_exception(error))
         return f"internal error, {reason}: please report it with this trace.\n{trace}"
     return f"internal error, {reason}: please report it with the trace in {path}."
+
+
+def _keep_trace(error: BaseException) -> Path | None:
+    """Write a trace into the cache. Returns its path, or None if nothing can be written there."""
+    try:
+        # the cache may be given as the home of a user who is not there
+        folder = cache_directory() / "errors"
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{secrets.token_hex(4)}.txt"
+        with (folder / name).open("x", encoding="utf-8", errors="backslashreplace") as file:
+            file.writelines(traceback.format_exception(error))
+    except (OSError, RuntimeError):
+        return None
+    return folder / name

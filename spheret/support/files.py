@@ -9,6 +9,7 @@ import re
 import secrets
 import shutil
 import stat
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +24,8 @@ except ImportError:  # Windows
 
 # the numbers of a command are a few kilobytes
 _MOST_NUMBERS = 1 << 26
+# how a PNG begins, where its header ends, and the keyword and the text of our mark in it
+_PNG, _PNG_HEADER, _MARK = b"\x89PNG\r\n\x1a\n", 33, b"Software\0spheret"
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 
 
@@ -109,6 +112,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     temporary = _temporary(path)
     # "x" creates the file, and follows no link that has its name
     with temporary.open("xb", buffering=0) as file:
+        _hold(file.fileno())
         try:
             write_all(file, data)
             os.fsync(file.fileno())
@@ -116,7 +120,52 @@ def write_atomically(path: Path, data: bytes) -> None:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+    _remove_abandoned(path)
     sync_directory(path.parent)
+
+
+def _hold(descriptor: int) -> bool:
+    """Lock an unfinished file or directory until its process ends. Returns False if another process holds it."""
+    try:
+        return fcntl is None or lock_descriptor(descriptor, blocking=False)
+    except OSError:
+        # some network file systems have no locks
+        return False
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove what killed processes have left of a file or directory of this name: what no process holds.
+
+    Only names that `_temporary` gives are looked at, and no link is followed.
+    """
+    ours = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp")
+    if fcntl is None:
+        return
+    for entry in [Path(entry) for entry in os.scandir(path.parent) if ours.fullmatch(entry.name)]:
+        # another process may remove it first
+        with contextlib.suppress(OSError):
+            descriptor = os.open(entry, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+                if kind in (stat.S_IFREG, stat.S_IFDIR) and _hold(descriptor):
+                    entry.unlink() if kind == stat.S_IFREG else shutil.rmtree(entry)
+            finally:
+                os.close(descriptor)
+
+
+def replaced(path: Path) -> IO[bytes]:
+    """A new file in the place of an older one, open for writing. Whoever has the old one, by a link too, keeps it.
+
+    Anything but a file in its place is an error.
+    """
+    try:
+        os.close(open_regular(path))
+        path.unlink()
+    except FileNotFoundError:
+        pass
+    except NotRegular as error:
+        raise ValueError(f"{error}, and would be written to: remove it, and run the same command again.") from None
+    return path.open("xb")
 
 
 @contextlib.contextmanager
@@ -124,12 +173,18 @@ def directory_written_whole(target: Path) -> Iterator[Path]:
     """A new directory, which takes the place of `target` (missing or empty) at the end of a block that succeeds."""
     temporary = _temporary(target)
     temporary.mkdir(parents=True)
+    descriptor = os.open(temporary, os.O_RDONLY) if fcntl is not None else None
     try:
+        if descriptor is not None:
+            _hold(descriptor)
         yield temporary
         if target.exists():
             target.rmdir()
         temporary.replace(target)
+        _remove_abandoned(target)
     finally:
+        if descriptor is not None:
+            os.close(descriptor)
         shutil.rmtree(temporary, ignore_errors=True)
 
 
@@ -142,17 +197,36 @@ def refuse_links(directory: Path, names: Iterable[str]) -> None:
             )
 
 
-def _are_numbers(content: bytes) -> bool:
+def is_result(content: bytes) -> bool:
+    """Whether a file says that spheret wrote it: JSON with our format or with a command's numbers, or a PNG."""
+    if content.startswith(_PNG):
+        return _MARK in content
     try:
-        return "command" in msgspec.json.decode(content, type=dict[str, Any])
-    except msgspec.MsgspecError:
+        document = msgspec.json.decode(content, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False
+    # a command's numbers name the command, and the version of spheret
+    return str(document.get("format")).startswith("spheret-") or {"command", "spheret"} <= document.keys()
 
 
-def check_output_file(flag: str, path: Path | None, is_ours: Callable[[bytes], bool] = _are_numbers) -> None:
+def write_figure(path: Path, png: bytes) -> None:
+    """Write a PNG with a mark by which `is_result` knows it. The mark is a line of text behind the header."""
+    text = b"tEXt" + _MARK
+    chunk = (len(_MARK)).to_bytes(4, "big") + text + zlib.crc32(text).to_bytes(4, "big")
+    write_atomically(path, png[:_PNG_HEADER] + chunk + png[_PNG_HEADER:])
+
+
+def check_results(flag: str, directory: Path, *names: str) -> None:
+    """Raise if a command cannot write these files there, or if one of them is there and is not its own."""
+    check_output_directory(flag, directory)
+    for name in names:
+        check_output_file(flag, directory / name)
+
+
+def check_output_file(flag: str, path: Path | None, is_ours: Callable[[bytes], bool] = is_result) -> None:
     """Raise if a command's result cannot be written there. It is asked before the work whose result goes there.
 
-    A file that is there must hold such a result, or be empty. is_ours: by default the numbers of a command.
+    A file that is there must hold such a result, or be empty.
     """
     if path is None:
         return
@@ -168,7 +242,9 @@ def check_output_file(flag: str, path: Path | None, is_ours: Callable[[bytes], b
     except NotRegular as error:
         raise ValueError(f"{flag}: {error}. Give another file.") from None
     if content and not is_ours(content):
-        raise FileExistsError(f"{flag} {path} was not written by spheret and is not overwritten: give another file.")
+        raise FileExistsError(
+            f"{flag} {path} was not written by spheret and is not overwritten: move it away, or write elsewhere."
+        )
 
 
 def check_output_directory(flag: str, path: Path) -> None:

@@ -111,7 +111,7 @@ def _check_memory(config: RunConfig, world: World, ignore: bool) -> None:
 
 
 def _resolve(
-    run: Run | None, settings: Given, resume: bool, world: World, ignore_memory: bool, quiet: bool
+    run: Run | None, settings: Given, out: Path, resume: bool, world: World, ignore_memory: bool, quiet: bool
 ) -> tuple[RunConfig, Data]:
     """The config and the data. A run that continues must have the same config, apart from what may change."""
     if run is not None:
@@ -119,7 +119,7 @@ def _resolve(
     # wrong settings are found before a corpus is prepared
     config = complete(settings, world.device.type, world.size)
     _check_memory(config, world, ignore_memory)
-    data = open_named(config.data.path, config.data.tokenizer, quiet or not world.is_main)
+    data = open_named(config.data.path, config.data.tokenizer, quiet or not world.is_main, out)
     config = complete(settings, world.device.type, world.size, data.vocab_size, data.padded_vocab_size)
     _check_memory(config, world, ignore_memory)
     if run is not None:
@@ -186,7 +186,7 @@ def _train(world: World, where: Where, settings: Given) -> int:
     path = Path(where.out).expanduser()
     # the main process looks, and prepares a corpus, before the others do
     run = existing(path, where.resume, where.force) if world.is_main else None
-    asked = settings, where.resume, world, where.ignore_memory, where.quiet
+    asked = settings, path, where.resume, world, where.ignore_memory, where.quiet
     resolved = _resolve(run, *asked) if world.is_main else None
     run = world.share(run)
     config, data = resolved or _resolve(run, *asked)

@@ -16,7 +16,7 @@ from spheret.optim.coordinates import LOGITS, Coordinates, Setting, as_dict, pow
 from spheret.plan.fits import check_training
 from spheret.support import files
 from spheret.support.errors import unknown
-from spheret.support.figure_style import PALETTE, STYLE, Drawing, axes_grid, render
+from spheret.support.figure_style import PALETTE, Drawing, axes_grid, own_style, render
 from spheret.support.machine import write_measurement
 from spheret.support.meter import Meter
 from spheret.support.ranges import check_above_zero, check_counts, counts
@@ -81,7 +81,7 @@ def coord_check(
             "numbers."
         )
     directory = Path(out).expanduser()
-    files.check_output_directory("--out", directory)
+    files.check_results("--out", directory, RESULT, FIGURE)
     setting = Setting(
         choices[0], parametrization, optimizer, lr, steps, batch_size, block, seeds, wide[0], deep[0]
     )  # fmt: skip
@@ -98,7 +98,7 @@ def coord_check(
     directory.mkdir(parents=True, exist_ok=True)
     result = {size: as_dict(*each) for size, each in found.items()}
     write_measurement(directory / RESULT, {"verdict": sentence, "setting": _described(setting), **result})
-    files.write_atomically(directory / FIGURE, draw(sentence, rows).png)
+    files.write_figure(directory / FIGURE, draw(sentence, rows).png)
     print(sentence)
     print(f"Wrote {directory / RESULT} and {FIGURE}.")
     return 0
@@ -117,10 +117,9 @@ def _described(setting: Setting) -> dict[str, Any]:
 
 def draw(sentence: str, rows: Mapping[str, Sequence[Coordinates]]) -> Drawing:
     """States and updates, over widths and over depths, one line per place along the depth."""
-    import matplotlib
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE}):
+    with own_style():
         # one scale for both sizes, so that what is flat looks flat
         figure, grid = axes_grid(2, 2, (9.6, 7.2), sharey="col")
         for axes_row, (size, measured) in zip(grid, rows.items(), strict=True):

@@ -341,9 +341,7 @@ def test_every_backbone_is_counted(scheme, options):
         # the lower bound of what fits is one
         least = memory.least_activations(model.config, size[-1] * model.config.block, precision)
         assert 0.4 * planned.total < least.total <= planned.total
-        assert (
-            fits.least_parameters(model.config) <= model.parameter_count() < 1.1 * fits.least_parameters(model.config)
-        )
+        assert model.config.least_parameters <= model.parameter_count() < 1.1 * model.config.least_parameters
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         forward(model, "float32", size[-1]).backward()
     assert cost.step_flops(model.config, size[-1] * model.config.block) == counter.get_total_flops()

@@ -76,6 +76,7 @@ COMMANDS: dict[str, tuple[Sequence[str], str]] = {
         "unfinished/.*",
     ),
     "import": (("import", "gpt2", "--out", "out/imported"), ""),
+    "inspect a model": (("inspect", "gpt2", "--windows", "1", "--data", "data", "--out", "out/inspected"), ""),
     "import back": (("import", "exported", "--out", "out/imported"), ""),
     "convert": (("convert", *CONVERT, "--out", "out/converted"), ""),
     "convert again": (("convert", *CONVERT, "--out", "converted"), r"converted/report/.*"),
@@ -101,7 +102,7 @@ DOCUMENTS: dict[str, tuple[str, ...]] = {
     "race/race.json": ("race",),
     "data/manifest.json": OF_DATA,
     "unfinished/progress.json": ("prepare again",),
-    "gpt2/config.json": ("import", "convert"),
+    "gpt2/config.json": ("import", "convert", "inspect a model"),
     "exported/config.json": ("import back",),
     "converted/convert.json": ("convert again",),
 }
@@ -111,7 +112,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "race": ("race",),
     "data": OF_DATA,
     "unfinished": ("prepare again",),
-    "gpt2": ("import", "convert"),
+    "gpt2": ("import", "convert", "inspect a model"),
     "exported": ("import back",),
     "converted": ("convert again",),
 }

@@ -34,13 +34,15 @@ from spheret.conversion.report import ConvertedSublayer
 from spheret.data import Data
 from spheret.flags import shown
 from spheret.hub.loading import quietly
+from spheret.hub.open import SavedModel
 from spheret.runs.directory import claimed, explained
 from spheret.runs.layout import CHECKPOINTS, CONFIG, LOCK
 from spheret.runs.records import Environment
 from spheret.runs.run import manifest_sha256
 from spheret.support import files, machine
 from spheret.support.allocator import keep_freed_memory
-from spheret.support.errors import shortened, unknown
+from spheret.support.documents import DamagedDocument
+from spheret.support.errors import refusing, shortened, unknown
 from spheret.support.meter import Meter
 from spheret.support.ranges import check_above_zero, check_count, check_counts
 from spheret.support.threads import check_threads, most_threads
@@ -54,6 +56,8 @@ FITTED = 4
 # weights, gradients and two moments in float32
 BYTES_PER_PARAMETER = 16
 LARGEST_SEED = 2**31
+# where the model is written before its files get their places
+_UNSAVED = ".model"
 
 
 @tyro.conf.configure(tyro.conf.FlagCreatePairsOff, tyro.conf.UseAppendAction)
@@ -122,9 +126,11 @@ def convert_command(
     place = machine.resolve_device(device)
     path = Path(out).expanduser()
     files.check_output_directory("--out", path)
-    existing = _existing(path)
-    subject = open_subject(model, tokenizer)
-    text = open_text(data, subject, quiet)
+    # a directory of somebody else's is refused before anything is read
+    _existing(path)
+    with refusing(f"{model} cannot be converted", "give another model", whole=True):
+        subject = open_subject(model, tokenizer)
+        text = open_text(data, subject, path, quiet)
     asked = Settings(
         model=model,
         model_sha256=subject.sha256,
@@ -146,15 +152,19 @@ def convert_command(
     # wrong sizes are errors before any work
     text.loader(asked.block, asked.batch_size, asked.seed)
     text.validation(asked.block, asked.batch_size, asked.eval_windows)
-    if existing is not None:
-        _check_same(path, existing.settings, asked)
-        if threads is None and existing.environment.threads is not None:
-            torch.set_num_threads(min(existing.environment.threads, most_threads()))
     keep_freed_memory()
     with claimed(path, force=False), explained(path), Meter("spheret convert", quiet) as meter:
-        record = existing
+        # asked once nobody else can write: another process may have begun a conversion meanwhile, or ended it
+        record = _existing(path)
+        if record is not None:
+            _check_same(path, record.settings, asked)
+            if threads is None and record.environment.threads is not None:
+                torch.set_num_threads(min(record.environment.threads, most_threads()))
         if record is None or not record.finished:
-            record = _work(path, subject, text, asked, place, meter)
+            with refusing(f"{model} cannot be converted", "give another model", whole=True):
+                record = _work(path, subject, text, asked, place, meter, record)
+        _check_whole(path)
+        _remove_checkpoints(path)
         page = write_report(record, path)
     if not quiet:
         print(outcome(record))
@@ -195,6 +205,28 @@ def _existing(path: Path) -> ConvertRecord | None:
     return CONVERSIONS.read(path / CONVERT)
 
 
+def _check_whole(path: Path) -> None:
+    """Raise if a finished conversion has lost its model. Its training is over, so it cannot be saved again."""
+    try:
+        saved = SavedModel(path)
+        whole = saved.is_converted and bool(saved.forms)
+        reason = f"{CONFIG} is not that of a converted model"
+    except (OSError, ValueError) as error:
+        whole, reason = False, str(error)
+    if not whole:
+        raise ValueError(
+            f"{path} is a finished conversion that has lost its model ({reason.rstrip('.')}): put the files back, or "
+            "delete the directory and convert again."
+        )
+
+
+def _remove_checkpoints(path: Path) -> None:
+    """Remove what only an unfinished conversion needs. A kill after its end leaves it."""
+    for name in (CONTROL, CONVERTED, _UNSAVED):
+        shutil.rmtree(path / CHECKPOINTS / name, ignore_errors=True)
+    files.remove_empty(path / CHECKPOINTS, path / CHECKPOINTS)
+
+
 def _check_same(path: Path, saved: Settings, asked: Settings) -> None:
     before, now = msgspec.to_builtins(saved), msgspec.to_builtins(asked)
     changed = [
@@ -210,11 +242,18 @@ def _check_same(path: Path, saved: Settings, asked: Settings) -> None:
 
 
 def _work(
-    path: Path, subject: Subject, data: Data, settings: Settings, device: torch.device, meter: Meter
+    path: Path,
+    subject: Subject,
+    data: Data,
+    settings: Settings,
+    device: torch.device,
+    meter: Meter,
+    record: ConvertRecord | None,
 ) -> ConvertRecord:
-    """Measure the starts, train both models, and save the converted one."""
-    record = CONVERSIONS.read(path / CONVERT) if (path / CONVERT).exists() else None
-    if record is None:
+    """Measure the starts, train both models, and save the converted one. record: what is known already."""
+    if record is not None:
+        _check_sublayers(record, subject, data, settings, device)
+    else:
         meter.show("the losses right after the conversion", 0.0, now=True)
         record = _measured_starts(subject, data, settings, device)
         CONVERSIONS.write(path / CONVERT, record)
@@ -246,8 +285,19 @@ def _work(
     _save_model(trained.eval(), subject, path)
     record.finished = True
     CONVERSIONS.write(path / CONVERT, record)
-    shutil.rmtree(path / CHECKPOINTS)
     return record
+
+
+def _check_sublayers(
+    record: ConvertRecord, subject: Subject, data: Data, settings: Settings, device: torch.device
+) -> None:
+    """Raise unless convert.json has the sublayers of this model. Their rows are filled in after all training."""
+    found = _convert(subject.load().to(device), settings, data, device, "plain").converted
+    if [row.name for row in found] != [row.name for row in record.sublayers]:
+        raise DamagedDocument(
+            f"{CONVERT} is damaged, its {len(record.sublayers)} sublayers are not the {len(found)} of "
+            f"{subject.name}: {CONVERSIONS.remedy}."
+        )
 
 
 def _convert(model: Any, settings: Settings, data: Data, device: torch.device, start: Start) -> ConversionReport:
@@ -267,6 +317,7 @@ def _measured_starts(subject: Subject, data: Data, settings: Settings, device: t
     losses = {"original": validation_loss(model, data, settings, device)}
     if not math.isfinite(losses["original"]):
         raise ValueError(f"the loss of {subject.name} is not finite: the model is broken, give another.")
+    _try_training(model, data, settings, device)
     reports = {}
     for start in get_args(Start):
         reports[start] = _convert(model, settings, data, device, start)
@@ -289,6 +340,14 @@ def _measured_starts(subject: Subject, data: Data, settings: Settings, device: t
     )
 
 
+@torch.no_grad()
+def _try_training(model: Any, data: Data, settings: Settings, device: torch.device) -> None:
+    """Run the model as it is trained. One that cannot be, by its dropout, is found before anything is written."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        model.train()(**calibration(data, settings, device, 1)[0])
+    model.eval()
+
+
 def _untrained(row: ConvertedSublayer) -> Sublayer:
     fields = asdict(row)
     del fields["readers"]
@@ -297,7 +356,7 @@ def _untrained(row: ConvertedSublayer) -> Sublayer:
 
 def _save_model(model: Any, subject: Subject, path: Path) -> None:
     """Write the model and its tokenizer. Its config.json comes last: an unfinished model does not open."""
-    temporary = path / CHECKPOINTS / ".model"
+    temporary = path / CHECKPOINTS / _UNSAVED
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     with quietly():

@@ -15,13 +15,13 @@ from spheret.data.shards import MANIFEST, TOKENIZER
 from spheret.data.tokenizers import Tokenizer, describe, load
 from spheret.hub.loading import config_of, load_as
 from spheret.hub.model import SpheretForCausalLM
-from spheret.hub.open import BESIDE_TOKENIZER, CONFIG, SavedModel, refusing
+from spheret.hub.open import BESIDE_TOKENIZER, CONFIG, SavedModel
 from spheret.hub.tokenizer_files import write_tokenizer
 from spheret.runs import layout
 from spheret.runs.records import RUNS
 from spheret.runs.run import open_run
 from spheret.support.documents import MOST_BYTES, read_bytes
-from spheret.support.errors import need, shortened
+from spheret.support.errors import need, refusing, shortened
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,13 @@ def open_subject(given: str, tokenizer: str | None) -> Subject:
     return _of_transformers(SavedModel(given), tokenizer)
 
 
+def _changed(given: str) -> ValueError:
+    return ValueError(
+        f"{given} has changed since this conversion began: put the old model back, or convert the new one into "
+        "another --out."
+    )
+
+
 def _of_a_run(path: Path, choice: str | None) -> Subject:
     run = open_run(path)
     if choice is not None:
@@ -59,13 +66,18 @@ def _of_a_run(path: Path, choice: str | None) -> Subject:
     tokenizer, step = run.tokenizer(), run.checkpoint().step
     manifest = path / layout.CHECKPOINTS / f"step-{step}" / layout.MANIFEST
     described, end, block = describe(tokenizer), tokenizer.end_of_text, run.model_config.block
+    sha256 = hashlib.sha256(manifest.read_bytes()).hexdigest()
 
     def model() -> Any:
-        return SpheretForCausalLM.of(run.model(step), bos_token_id=end, eos_token_id=end)
+        loaded = run.model(step)
+        # the manifest has the hashes of the weights, which were just compared with it
+        if hashlib.sha256(manifest.read_bytes()).hexdigest() != sha256:
+            raise _changed(str(path))
+        return SpheretForCausalLM.of(loaded, bos_token_id=end, eos_token_id=end)
 
     return Subject(
         name=f"{run.name}, step {step}",
-        sha256=hashlib.sha256(manifest.read_bytes()).hexdigest(),
+        sha256=sha256,
         load=model,
         tokenizer=tokenizer,
         spec=tokenizer.name if tokenizer.file is None else str(path / TOKENIZER),
@@ -87,6 +99,7 @@ def _of_transformers(saved: SavedModel, choice: str | None) -> Subject:
         kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         text = config.get_text_config()
         rows, most = int(text.vocab_size), getattr(text, "max_position_embeddings", None)
+        most = int(most) if most else None
     if saved.architecture not in (kind.__name__, saved.kind):
         raise ValueError(
             f"{given} is a {shortened(saved.architecture)}, and spheret convert measures the loss of the next token: "
@@ -104,10 +117,7 @@ def _of_transformers(saved: SavedModel, choice: str | None) -> Subject:
         # each fine-tuning opens the files again, perhaps hours later
         again = SavedModel(saved.path)
         if again.sha256() != sha256:
-            raise ValueError(
-                f"{given} has changed since this conversion began: put the old model back, or convert the new one "
-                "into another --out."
-            )
+            raise _changed(given)
         return load_as(again, kind, config_of(again), dtype=torch.float32)
 
     return Subject(
@@ -132,10 +142,13 @@ def _copy_tokenizer(saved: SavedModel, tokenizer: Tokenizer, out: Path) -> None:
             (out / name).write_bytes(read_bytes(path, MOST_BYTES, "save the model again", follow=True))
 
 
-def open_text(name: str, subject: Subject, quiet: bool) -> Data:
-    """The data, in the ids of the model's tokenizer. Prepared data must have been prepared with it."""
+def open_text(name: str, subject: Subject, out: Path, quiet: bool) -> Data:
+    """The data, in the ids of the model's tokenizer. Prepared data must have been prepared with it.
+
+    out: where the command writes, which may not lie among the text.
+    """
     prepared = (Path(name).expanduser() / MANIFEST).exists()
-    data = open_named(name, None if prepared else subject.spec, quiet)
+    data = open_named(name, None if prepared else subject.spec, quiet, out)
     if data.manifest.tokenizer.sha256 != subject.tokenizer.sha256:
         raise ValueError(
             f"--data {name} was prepared with the tokenizer {data.manifest.tokenizer.name!r}, which is not that of "

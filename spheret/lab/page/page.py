@@ -66,7 +66,7 @@ def _key(colour: str, dash: Any) -> LineKey:
 
 @cache
 def _source(name: str) -> str:
-    return (FOLDER / name).read_text()
+    return (FOLDER / name).read_text(encoding="utf-8")
 
 
 def _code(text: str) -> Markup:

@@ -16,7 +16,9 @@ from spheret.conversion.command.subject import open_subject
 from spheret.conversion.command.training import FineTuning, rate, validation_loss
 from spheret.data import open_data, prepare
 from spheret.hub.tokenizer_files import write_tokenizer
+from spheret.model.gpt import GPT, GPTConfig
 from spheret.runs import tensors
+from spheret.runs.run import create_run
 from spheret.runs.tensors import lazy_tensor
 from spheret.support.meter import Meter
 
@@ -308,3 +310,73 @@ def test_a_model_that_changes_meanwhile_is_noticed(llama, tmp_path):
         file.write("\n")
     with pytest.raises(ValueError, match="has changed since this conversion began"):
         subject.load()
+
+
+@pytest.fixture
+def out(converted, tmp_path):
+    """A finished conversion that may be changed."""
+    return shutil.copytree(converted, tmp_path / "out")
+
+
+def test_two_at_once_do_not_mix(convert, converted, tmp_path, capsys, monkeypatch):
+    """The other one ends its conversion after this one has looked, and before this one has the lock."""
+    out, keep = tmp_path / "out", command.keep_freed_memory
+
+    def meanwhile():
+        shutil.copytree(converted, out)
+        keep()
+
+    monkeypatch.setattr(command, "keep_freed_memory", meanwhile)
+    assert convert(out, "--seed", "7", "--quiet") == 2
+    assert "these differ: seed (0 there, 7 asked)" in capsys.readouterr().err
+    for name in ("convert.json", "model.safetensors", "report/report.html"):
+        assert (out / name).read_bytes() == (converted / name).read_bytes()
+
+
+def test_a_run_that_changes_meanwhile_is_noticed(prepared, tmp_path):
+    tokenizer = open_data(prepared).manifest.tokenizer
+    config = GPTConfig(layers=1, heads=1, width=8, block=16, vocab=257, scheme="pre-ln")
+    create_run(tmp_path / "run", GPT(config), tokenizer)
+    subject = open_subject(str(tmp_path / "run"), None)
+    assert subject.load() is not None
+    torch.manual_seed(1)
+    create_run(tmp_path / "other", GPT(config), tokenizer)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    shutil.copytree(tmp_path / "other" / "checkpoints", tmp_path / "run" / "checkpoints")
+    with pytest.raises(ValueError, match="has changed since this conversion began"):
+        subject.load()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_model_that_is_lost_is_not_said_to_be_there(convert, out, capsys, name):
+    (out / name).unlink()
+    assert convert(out, "--quiet") == 2
+    assert f"lost its model ({out} has no {name}" in capsys.readouterr().err
+
+
+def test_what_a_kill_left_is_removed_and_nothing_else(convert, converted, out):
+    remains = out / "checkpoints"
+    for name in ("control/step-1", "converted/step-1", ".model"):
+        (remains / name).mkdir(parents=True)
+        (remains / name / "model.safetensors").touch()
+    (out / ".convert.json.0123456789abcdef.tmp").touch()
+    (out / "report" / ".report.html.0123456789abcdef.tmp").touch()
+    (remains / "notes.txt").touch()
+    assert convert(out, "--quiet") == 0
+    found, expected = ({path.relative_to(top) for path in top.rglob("*")} for top in (out, converted))
+    assert {str(path) for path in found ^ expected} == {"checkpoints", "checkpoints/notes.txt"}
+    (remains / "notes.txt").unlink()
+    command._remove_checkpoints(out)
+    assert not remains.exists()
+
+
+def test_a_lost_sublayer_is_noticed_before_the_training(convert, out, capsys, monkeypatch):
+    record = json.loads((out / "convert.json").read_bytes())
+    record |= {"finished": False, "sublayers": record["sublayers"][:-1]}
+    for arm in ("control", "converted"):
+        record[arm] = {"losses": [], "evaluations": []}
+    (out / "convert.json").write_text(json.dumps(record))
+    assert len(CONVERSIONS.read(out / "convert.json").sublayers) == 3
+    monkeypatch.setattr(FineTuning, "_update", lambda self: pytest.fail("it trained"))
+    assert convert(out, "--quiet") == 2
+    assert "its 3 sublayers are not the 4 of" in capsys.readouterr().err
