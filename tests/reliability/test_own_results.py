@@ -147,7 +147,7 @@ def test_surroundings(name, tmp_path):
     done = subprocess.run(
         [sys.executable, "-P", "-c", script],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), **environment},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent), **environment},
         capture_output=True,
         text=True,
         timeout=120,
