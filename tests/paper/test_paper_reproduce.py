@@ -18,7 +18,7 @@ from spheret.paper import runs as recipe
 from spheret.paper.assumptions import ASSUMPTIONS, READINGS, TABLE_SCHEMES
 from spheret.paper.runs import PaperRun, paper_runs
 from spheret.runs.run import open_run
-from spheret.train import command as train_command
+from spheret.train import train_command
 from spheret.train.recipes import complete
 
 DOCS = Path(__file__).parents[2] / "docs" / "scale.md"

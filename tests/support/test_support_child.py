@@ -23,7 +23,7 @@ def test_only_one_file_knows_how_python_is_started() -> None:
     programs = {
         "data/workers.py": "[*COMMAND", "doctor.py": "[path",
         "kernels/native.py": "[*compiler", "paper/reproduce.py": "_command_here(",
-        "race/slurm.py": "[program",
+        "lab/executors/slurm.py": "[program",
         "support/child.py": "spheret_command(", "support/machine.py": '["git"', "train/drill.py": "command",
     }  # fmt: skip
     for path in PACKAGE.rglob("*.py"):
