@@ -31,4 +31,5 @@ INSPECT_FIGURE = "inspect.png"
 # everything a run may hold; `--force` removes these and nothing else, the config last: without it this is no run
 RUN_FILES = (
     METRICS, CHECKPOINTS, TOKENIZER, TENSORBOARD, EVAL, EVAL_SAMPLES, EVAL_FEWSHOT, EVAL_FEWSHOT_SAMPLES, CERTIFICATE,
+    CERTIFICATE_FIGURE, INSPECT, INSPECT_FIGURE, SAMPLE, CONFIG,
 )  # fmt: skip

@@ -70,7 +70,7 @@ def test_every_block_adds_the_same_number_of_operations_to_a_step(scheme, monkey
     ("words", "message"),
     [
         (["--layers", "4"], "--layers must be two or more different"),
-        (["--widths", "32", "b"], "--widths"),
+        (["--widths", "32", "b"], "--help"),
         (["--repeats", "0"], "at least 1"),
     ],
 )

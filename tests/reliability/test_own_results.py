@@ -46,7 +46,7 @@ def test_files_of_others_stay(name, ending, run, capsys):
     path = run / f"{name}.{ending}"
     path.write_bytes(FOREIGN[ending])
     assert main(RESULTS[name]) == 2
-    assert f"{path.name} is no file of spheret's" in capsys.readouterr().err
+    assert f"{path.name} was not written by spheret" in capsys.readouterr().err
     assert path.read_bytes() == FOREIGN[ending]
     path.unlink()
     path.symlink_to("/dev/null")

