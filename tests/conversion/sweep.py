@@ -441,7 +441,9 @@ def in_fork(case: Case) -> dict[str, Any]:
     if child == 0:
         try:
             os.close(reads)
-            resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+            # beyond what the process that forked holds, which may have run other tests before
+            limit = MEMORY + int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
             silent = os.open(os.devnull, os.O_WRONLY)
             os.dup2(silent, 1)
             os.dup2(silent, 2)
