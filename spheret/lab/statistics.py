@@ -26,12 +26,6 @@ class Interval:
         """The ends, for a table."""
         return "none: one document" if math.isinf(self.high) else f"{self.low:+.4f} to {self.high:+.4f}"
 
-    @property
-    def mirrored(self) -> Interval:
-        """The interval of the difference the other way round."""
-        # 0 - x is no negative zero, which a table would show as one
-        return Interval(0 - self.estimate, 0 - self.high, 0 - self.low, self.degrees, self.p)
-
 
 @lru_cache(maxsize=1024)
 def quantile(level: float, degrees: float) -> float:
