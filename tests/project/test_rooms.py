@@ -22,6 +22,7 @@ FLOORS = [
     ["connections"],
     ["conversion"],
     ["model"],
+    ["watching"],
     ["optim"],
     ["data"],
     ["runs"],
@@ -36,7 +37,7 @@ FLOORS = [
     ["cli"],
 ]
 # what `pip install spheret` alone serves: rooms that need torch and numpy, and of spheret only support and each other
-CORE = ["retractions", "schedules", "bounds", "kernels", "connections", "conversion", "model", "optim"]
+CORE = ["retractions", "schedules", "bounds", "kernels", "connections", "conversion", "model", "watching", "optim"]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -1,0 +1,1 @@
+"""What happens inside a model while it trains, in any loop: measurements, alarms, remedies."""
