@@ -338,7 +338,7 @@ def last_cosine(model: GPT, tokens: Tensor) -> float:
 
     with probe(model, see):
         model.stream(tokens)
-    return mean_cosine(last[0])
+    return float(mean_cosine(last[0]))
 
 
 class Corpus:

@@ -63,7 +63,7 @@ def achievement(model: Decoder, x: Tensor, y: Tensor, unigram_entropy: float | N
                 inactive=is_inactive(share),
             )
         )
-        cosine = mean_cosine(s.out)
+        cosine = float(mean_cosine(s.out))
 
     with model.probe(measure):
         loss = float(model.token_losses(x, y).double().mean())

@@ -178,7 +178,7 @@ def dynamics(model: GPT | Decoder, x: Tensor, y: Tensor, tick: Callable[[], obje
                 moved=float(share.median()),
                 inactive=is_inactive(share),
                 update_cosine=cosines[index],
-                token_cosine=mean_cosine(s.out),
+                token_cosine=float(mean_cosine(s.out)),
                 effective_rank=effective_rank(s.out),
                 sink=sum(heads) / len(heads) if heads else None,
                 sink_heads=heads,

@@ -19,7 +19,7 @@ from spheret.conversion.plan import ConversionError, ConversionPlan, make_plan
 from spheret.conversion.report import ConversionReport, ConvertedSublayer
 from spheret.conversion.schedule import anneal
 from spheret.conversion.steps import Step
-from spheret.conversion.trace import watch
+from spheret.conversion.trace import trace_call
 from spheret.conversion.verify import Comparison, outputs
 from spheret.retractions import Retraction
 
@@ -94,7 +94,7 @@ def revert(model: Model) -> Model:
 def _planned(model: nn.Module, inputs: Any, made: bool) -> tuple[ConversionPlan, Comparison]:
     """The plan of the model, and what it computes before the conversion."""
     try:
-        trace, output = watch(model, lambda: call(model, inputs), keeps_values=True)
+        trace, output = trace_call(model, lambda: call(model, inputs), keeps_values=True)
     except Exception as error:
         whose = "the inputs that convert made up; give example_inputs" if made else "the given example_inputs"
         raise ConversionError(

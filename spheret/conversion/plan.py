@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -178,6 +179,15 @@ def make_plan(model: nn.Module, trace: Trace) -> ConversionPlan:
     _tell_calls(trace, sums)
     _check_dropouts(trace, sums)
     return ConversionPlan(_chains(trace, sums, modules), left)
+
+
+def residual_sums(model: nn.Module, trace: Trace) -> list[ResidualSum]:
+    """The residual sums of the traced model as far as they are of a known kind. Others are left out."""
+    sorting = _Sorting(trace, dict(model.named_modules()), type(model).__name__)
+    for addition in trace.additions:
+        with contextlib.suppress(ConversionError):
+            sorting.take(addition)
+    return _in_stacks(sorting.sums, [])
 
 
 class _Sorting:

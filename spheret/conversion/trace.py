@@ -135,7 +135,7 @@ def _same_rows(x: Any, y: Any) -> bool:
     return max(x.dim(), y.dim()) < 4 and x.shape[-1] == y.shape[-1]
 
 
-class _Watch(TorchFunctionMode):
+class _Tracing(TorchFunctionMode):
     def __init__(self, trace: Trace, keeps_values: bool):
         super().__init__()
         self.trace, self.time, self.keeps_values = trace, 0, keeps_values
@@ -232,10 +232,10 @@ def _place() -> str:
     return "unknown code"
 
 
-def watch(model: nn.Module, call: Callable[[], Any], keeps_values: bool = False) -> tuple[Trace, Any]:
+def trace_call(model: nn.Module, call: Callable[[], Any], keeps_values: bool = False) -> tuple[Trace, Any]:
     """Run `call`, which calls the model, and return what was seen and what it returned."""
     trace = Trace()
-    mode = _Watch(trace, keeps_values)
+    mode = _Tracing(trace, keeps_values)
     handles = []
     try:
         for name, module in model.named_modules():

@@ -22,18 +22,18 @@ from spheret.support.sharding import whole
 ENTROPY_MARGIN = 0.03
 
 
-def mean_cosine(states: Tensor) -> float:
+def mean_cosine(states: Tensor) -> Tensor:
     """The mean cosine between the states of different tokens, from (..., width): (|sum u|^2 - n) / (n (n - 1))."""
     units = nn.functional.normalize(states.double().flatten(0, -2), dim=-1)
     count = len(units)
-    return float((units.sum(0).square().sum() - count) / max(1, count * (count - 1)))
+    return (units.sum(0).square().sum() - count) / max(1, count * (count - 1))
 
 
-def common_share(rows: Tensor) -> float:
+def common_share(rows: Tensor) -> Tensor:
     """|mean| / |rest| over rows (..., width): the common direction against the root mean square of what is left."""
     rows = rows.double().flatten(0, -2)
     mean = rows.mean(0)
-    return float(mean.norm() / (rows - mean).square().sum(-1).mean().sqrt())
+    return mean.norm() / (rows - mean).square().sum(-1).mean().sqrt()
 
 
 def common_gradient_share(gradient: Tensor, delta_sum: Tensor, y_mean: Tensor) -> float:
@@ -85,8 +85,8 @@ def _sublayer_metrics(measured: Sublayer, first_norm: Tensor) -> SublayerMetrics
         alpha=None if alpha is None else float(alpha),
         norm=float(norm.mean()),
         drift=float(((norm - first_norm).abs() / first_norm).max()),
-        cosine=mean_cosine(measured.out),
-        common_output=common_share(measured.f),
+        cosine=float(mean_cosine(measured.out)),
+        common_output=float(common_share(measured.f)),
     )
 
 

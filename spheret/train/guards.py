@@ -1,12 +1,8 @@
-"""Guards: warn before the first update, count loss spikes, raise an alarm when tokens collapse, name the first
-sublayer that is not finite.
-"""
+"""Guards of `spheret train`: a warning before the first update, and the first sublayer that is not finite."""
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -18,17 +14,12 @@ from spheret.analysis.remedies import Advice
 from spheret.model.gpt import GPT
 from spheret.model.monitor import keeps_its_norm
 from spheret.model.probes import Sublayer, probe, sublayer_name
-from spheret.runs.metrics import EventRecord, NotFinite, StartRecord, SublayerRecord
-from spheret.runs.plateau import on_plateau
-from spheret.runs.records import WatchRecord
+from spheret.runs.metrics import EventRecord, NotFinite, StartRecord
 from spheret.support.sharding import local
 from spheret.train.distributed import World
+from spheret.watching.losses import LossGuard
+from spheret.watching.observations import Finding
 
-SPIKE_WINDOW, SPIKE_LEAST, SPIKE_Z = 64, 20, 5.0
-# a healthy run passes the unigram entropy within these updates; a collapsed one stays there. While it does, the
-# sublayers are measured this often
-COLLAPSE_UPDATES, COLLAPSE_LOOK = 20, 10
-COLLAPSED_COSINE = 0.95
 # at the start Pre-LN has 1.0, a spherical stream 2.0 at width 32 and 3.1 at width 64
 HIGH_OWN_LOGIT = 1.5
 # nats; of bytes of English they are worth 2.5
@@ -56,67 +47,10 @@ def _not_finite_sentence(event: EventRecord) -> str:
     return f"the {event.measured} {at} {sublayer_name(event.sublayer)} is not finite"
 
 
-class Watch:
-    """What the guards remember from step to step."""
-
-    def __init__(self, unigram_entropy: float | None, advice: Sequence[Advice] = ()) -> None:
-        """advice: what helps against a collapse, for the alarm."""
-        self.unigram_entropy, self.advice = unigram_entropy, advice
-        self.spikes = 0
-        self.alarmed = False
-        self.losses: deque[float] = deque(maxlen=SPIKE_WINDOW)
-
-    def state(self) -> WatchRecord:
-        return WatchRecord(
-            spikes=self.spikes,
-            alarmed=self.alarmed,
-            losses=list(self.losses),
-        )
-
-    def restore(self, state: WatchRecord) -> None:
-        self.spikes, self.alarmed = state.spikes, state.alarmed
-        self.losses.clear()
-        self.losses.extend(state.losses)
-
-    def loss(self, value: float) -> None:
-        """Count a spike: a loss more than SPIKE_Z standard deviations above the mean of the last losses."""
-        if len(self.losses) >= SPIKE_LEAST:
-            mean, deviation = statistics.fmean(self.losses), statistics.pstdev(self.losses)
-            self.spikes += value > mean + SPIKE_Z * max(deviation, 1e-6)
-        self.losses.append(value)
-
-    def stays_on_plateau(self) -> bool:
-        """Whether the loss was at the unigram entropy at each of the last COLLAPSE_UPDATES updates."""
-        entropy, losses = self.unigram_entropy, list(self.losses)
-        if entropy is None or len(losses) < COLLAPSE_UPDATES:
-            return False
-        return all(on_plateau(losses[: len(losses) - ago], entropy) for ago in range(COLLAPSE_UPDATES))
-
-    def suspects_collapse(self, step: int) -> bool:
-        """Whether the sublayers must be measured after this update, although no evaluation may be due."""
-        return not self.alarmed and step % COLLAPSE_LOOK == 0 and self.stays_on_plateau()
-
-    def collapse(self, sublayers: Iterable[SublayerRecord]) -> EventRecord | None:
-        """The alarm, once: all states share one direction and the loss stays at the unigram entropy."""
-        cosine, worst = max(((_cosine(sublayer), sublayer) for sublayer in sublayers), key=lambda pair: pair[0])
-        if self.alarmed or cosine < COLLAPSED_COSINE or not self.stays_on_plateau():
-            return None
-        self.alarmed = True
-        return EventRecord(kind="collapsed", sublayer=worst.sublayer, measured="cosine", now=cosine)
-
-    def collapse_sentence(self, event: EventRecord) -> str:
-        """What the alarm says, at the step of the event."""
-        assert event.sublayer is not None
-        recent = statistics.fmean(list(self.losses)[-COLLAPSE_UPDATES:])
-        return (
-            f"token collapse: after {sublayer_name(event.sublayer)} the states of different tokens have a mean "
-            f"cosine of {event.now:.3f}, and the loss {recent:.3f} stays at the unigram entropy "
-            f"{self.unigram_entropy:.3f}; what helps, the most promising first: {_flags(self.advice)}"
-        )
-
-
-def _cosine(sublayer: SublayerRecord) -> float:
-    return math.nan if sublayer.cosine is None else sublayer.cosine
+def collapse_sentence(guard: LossGuard, finding: Finding, advice: Iterable[Advice]) -> str:
+    """What the alarm says, with the flags that may help."""
+    sentence = guard.collapse_sentence(finding, sublayer_name)
+    return f"{sentence}; what helps, the most promising first: {_flags(advice)}"
 
 
 def _flags(advice: Iterable[Advice]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -11,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ from spheret.analysis.remedies import against_collapse
 from spheret.data import Data, Validation
 from spheret.model.gpt import GPT
 from spheret.model.monitor import common_gradients, expected_start, gradient_norms, measure_stream, own_logit_and_loss
+from spheret.model.probes import sublayer_name
 from spheret.optim import build_optimizer, clip_gradients, set_learning_rate
 from spheret.optim.parametrization import parametrize
 from spheret.runs import checkpoint
@@ -35,15 +38,23 @@ from spheret.runs.metrics import (
     SublayerRecord,
     Tracker,
 )
-from spheret.runs.records import BestRecord, StateRecord, TrainingRecord
+from spheret.runs.records import BestRecord, DivergenceRecord, StateRecord, TrainingRecord, WatchRecord
 from spheret.runs.run import check_config, manifest_sha256
 from spheret.runs.tensors import Form, LazyTensor, form
 from spheret.support.exit_codes import FINISHED, SIGNALS, STOPPED_BY_GUARD
 from spheret.support.meter import Meter
 from spheret.support.sharding import like, local, whole
 from spheret.train.distributed import World, check_random_state, random_state, set_random_state
-from spheret.train.divergence import Divergence, moved_sentence
-from spheret.train.guards import NonFinite, Watch, check_weights, find_non_finite, finite, start_warning
+from spheret.train.guards import (
+    NonFinite,
+    check_weights,
+    collapse_sentence,
+    find_non_finite,
+    finite,
+    start_warning,
+)
+from spheret.watching.divergence import Divergence, DivergenceState, moved_sentence
+from spheret.watching.losses import LossGuard, LossState
 
 # without evaluations the sublayers are measured this seldom, or ten times per run, for the divergence guard
 LEAST_LOOK_EVERY = 100
@@ -80,8 +91,12 @@ class Trainer:
         # of the last update and of the last evaluation
         self.loss: float | None = None
         self.val_loss: float | None = None
-        self.watch = Watch(unigram_entropy, tuple(against_collapse(model.config, config)))
-        self.divergence = Divergence(unigram_entropy, model.config.vocab, config.warmup, config.steps)
+        self.losses = LossGuard(unigram_entropy)
+        self.advice = tuple(against_collapse(model.config, config))
+        level, name = math.log(model.config.vocab), "loss of a uniform guess"
+        if unigram_entropy is not None:
+            level, name = unigram_entropy, "unigram entropy"
+        self.divergence = Divergence(level, name, config.warmup, config.steps)
         # the gradient norm of each sublayer, at updates after which the sublayers are measured
         self._gradient_norms: list[float] | None = None
         self.observers = observers or {}
@@ -172,10 +187,10 @@ class Trainer:
                 set_random_state(self.world.device, random)
             with self.world.syncing(False):
                 raise NonFinite(find_non_finite(self.model, seen_batches, self.precision, self.world))
-        self.watch.loss(mean)
-        diverged = self.divergence.loss(step, list(self.watch.losses))
+        self.losses.loss(mean)
+        diverged = self.divergence.loss(step, list(self.losses.losses))
         # the update clears the gradients
-        looking = diverged or step == 1 or self._due(step, self._look_every) or self.watch.suspects_collapse(step)
+        looking = diverged or step == 1 or self._due(step, self._look_every) or self.losses.suspects_collapse(step)
         self._gradient_norms = gradient_norms(self.model) if looking else None
         set_learning_rate(self.optimizer, lr)
         self.optimizer.step()
@@ -188,7 +203,7 @@ class Trainer:
             loss=mean,
             lr=lr,
             grad_norm=norm,
-            spikes=self.watch.spikes,
+            spikes=self.losses.spikes,
             tokens_per_second=self.config.tokens_per_update / took,
             seconds=self.seconds,
         )
@@ -241,9 +256,9 @@ class Trainer:
         self.model.at_update(1)
         with self.precision():
             own, loss = own_logit_and_loss(self.model, *self._fixed_tokens())
-        entropy = self.watch.unigram_entropy
+        entropy = self.losses.unigram_entropy
         start = StartRecord(own_logit=own, loss=loss, expected=expected_start(self.model, entropy))
-        warning = start_warning(self.model, start, entropy, self.watch.advice)
+        warning = start_warning(self.model, start, entropy, self.advice)
         if warning and self.world.is_main and not self._quiet:
             meter.say(f"WARNING: {warning}.")
         return start
@@ -270,15 +285,15 @@ class Trainer:
             if self.step == self.config.steps:
                 line.val_documents = [(d, tokens, loss) for d, (tokens, loss) in documents.items()]
         events = []
-        collapse = self.watch.collapse(sublayers)
+        collapse = self.losses.collapse(sublayers)
         if collapse is not None:
-            line.alarm = self.watch.collapse_sentence(collapse)
-            events.append(collapse)
+            line.alarm = collapse_sentence(self.losses, collapse, self.advice)
+            events.append(EventRecord(**asdict(collapse)))
             alarms.append(line.alarm)
         if self.divergence.step == self.step:
             moved = self.divergence.moved(sublayers)
-            line.diverged = f"{self.divergence.reason}; {moved_sentence(moved)}"
-            events.append(moved)
+            line.diverged = f"{self.divergence.reason}; {moved_sentence(moved, sublayer_name)}"
+            events.append(EventRecord(**asdict(moved)))
             alarms.append(f"divergence: {line.diverged}")
         line.events = events or None
         self.divergence.remember(self.step, sublayers)
@@ -413,8 +428,8 @@ class Trainer:
             last_val_loss=self.val_loss,
             best=self.best,
             seconds=self.seconds,
-            watch=self.watch.state(),
-            divergence=self.divergence.state(),
+            watch=msgspec.convert(self.losses.state(), WatchRecord, from_attributes=True),
+            divergence=msgspec.convert(self.divergence.state(), DivergenceRecord, from_attributes=True),
             rng=self.world.gather(random_state(self.world.device)),
             threads=torch.get_num_threads(),
             backend=self.backend or "none",
@@ -478,8 +493,8 @@ class Trainer:
         self.step, self.seconds = saved.step, training.seconds
         self.best, self.val_loss = training.best, training.last_val_loss
         self._backend_before = training.backend
-        self.watch.restore(training.watch)
-        self.divergence.restore(training.divergence)
+        self.losses.restore(msgspec.convert(training.watch, LossState, from_attributes=True))
+        self.divergence.restore(msgspec.convert(training.divergence, DivergenceState, from_attributes=True))
         self.world.restore_random(training.rng, self.config.seed + self.step)
 
     @torch.no_grad()

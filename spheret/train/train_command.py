@@ -306,7 +306,7 @@ def _conclude(path: Path, trainer: Trainer) -> None:
 def _judgement(trainer: Trainer) -> str:
     """What a user must know who reads only the loss."""
     end = trainer.loss if trainer.val_loss is None else trainer.val_loss
-    frequencies = trainer.divergence.unigram_entropy
+    frequencies = trainer.losses.unigram_entropy
     if trainer.divergence.step is not None:
         return f" (it diverged at step {trainer.divergence.step:,}: the report says where it began and what to try)"
     if end is None or frequencies is None:

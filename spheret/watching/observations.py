@@ -3,12 +3,45 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 # what the sublayers were found by: modules of spheret, sums in the code of the model, or neither
 Found = Literal["connections", "residual sums", "parameters only"]
 EventKind = Literal["not finite", "spike", "diverged", "collapsed", "dead", "exploding", "head"]
 Level = Literal["alarm", "warning"]
+Moved = Literal["angle", "gradient share", "norm factor"]
+
+
+class Measured(Protocol):
+    """What the guards need to know of a sublayer."""
+
+    @property
+    def sublayer(self) -> int: ...
+    @property
+    def norm(self) -> float | None: ...
+    @property
+    def angle_mean(self) -> float | None: ...
+    @property
+    def cosine(self) -> float | None: ...
+    @property
+    def grad_norm(self) -> float | None: ...
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a guard found, before it is put into words.
+
+    sublayer, parameter: where. A finding about the whole model has neither.
+    measured: what was measured there; before, now: the measure when the loss was last normal, at step `since`, and now.
+    """
+
+    kind: Literal["collapsed", "diverged", "not finite"]
+    sublayer: int | None = None
+    parameter: str | None = None
+    measured: str | None = None
+    before: float | None = None
+    now: float | None = None
+    since: int | None = None
 
 
 @dataclass(frozen=True)
@@ -41,7 +74,8 @@ class SublayerObservation:
 
     norm: the mean |h| behind it; growth: by what factor it changed it.
     angle_mean, angle_max: by what angle it turned the stream, in radians.
-    moved: the median over the tokens of how far the branch moved the stream, as a share of its length.
+    moved, moved_max: the median and the largest over the tokens of how far the branch moved the stream, as a share of
+        its length.
     cosine: the mean cosine between tokens behind it.
     common_stream, common_output, common_gradient: the share of the common direction, see `common_share` and
         `common_gradient_share`, in the stream behind it, in the branch's output and in the gradient of the matrix
@@ -58,6 +92,7 @@ class SublayerObservation:
     angle_mean: float | None = None
     angle_max: float | None = None
     moved: float | None = None
+    moved_max: float | None = None
     cosine: float | None = None
     common_stream: float | None = None
     common_output: float | None = None

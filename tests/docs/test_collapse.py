@@ -82,7 +82,7 @@ def test_turning_towards_a_common_direction_costs_each_token_its_own_part():
     theta = math.atan(step)
     out = spheret.retract(h, f, 1.0, "projection")
     # what the tokens share grows by sin^2, what is their own shrinks by cos
-    assert mean_cosine(out) == pytest.approx(math.sin(theta) ** 2)
+    assert float(mean_cosine(out)) == pytest.approx(math.sin(theta) ** 2)
     assert out.diagonal().tolist() == pytest.approx([math.cos(theta)] * 2)
     # and the Jacobian contracts what is orthogonal to h and f by the same cos
     other = torch.eye(width, dtype=torch.float64)[5].expand(2, -1)

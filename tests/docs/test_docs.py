@@ -134,7 +134,7 @@ def trained_nanogpt(example, steps):
     with torch.no_grad():
         logits = namespace["model"](text[:, :-1])
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
-    return loss.item(), mean_cosine(states[0])
+    return loss.item(), float(mean_cosine(states[0]))
 
 
 def test_the_nanogpt_of_the_tutorial_does_not_collapse():

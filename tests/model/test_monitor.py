@@ -34,8 +34,8 @@ def test_the_common_share_is_the_mean_over_the_rest():
     flat = rows.reshape(-1, 8)
     mean = flat.sum(0) / 200
     rest = math.sqrt(sum(float((row - mean) @ (row - mean)) for row in flat) / 200)
-    assert common_share(rows) == pytest.approx(float(mean.norm()) / rest, rel=1e-12)
-    assert common_share(torch.ones(3, 8)) == math.inf
+    assert float(common_share(rows)) == pytest.approx(float(mean.norm()) / rest, rel=1e-12)
+    assert float(common_share(torch.ones(3, 8))) == math.inf
 
 
 def shares_token_by_token(model, x, y):
@@ -89,7 +89,7 @@ def test_a_sublayer_record_holds_the_share_of_its_branch():
     outputs = []
     model.blocks[1].mlp.register_forward_hook(lambda module, args, out: outputs.append(out))
     records = measure_stream(model, x, y).sublayers
-    assert records[3].common_output == common_share(outputs[0])
+    assert records[3].common_output == float(common_share(outputs[0]))
 
 
 @pytest.mark.parametrize("head", HEADS)

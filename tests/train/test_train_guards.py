@@ -16,14 +16,17 @@ from spheret.cli import main
 from spheret.connections import PAPER_SCHEMES, SCHEMES, scheme
 from spheret.model.gpt import GPT, MLP, Attention, GPTConfig
 from spheret.model.monitor import mean_cosine, measure_stream, on_bound
+from spheret.model.probes import sublayer_name
 from spheret.runs import checkpoint
 from spheret.runs.metrics import EventRecord, SublayerRecord
 from spheret.runs.plateau import LONG, plateau_updates
 from spheret.runs.records import DivergenceRecord, WatchRecord
 from spheret.runs.run import open_run
 from spheret.train.distributed import World
-from spheret.train.divergence import FEW, PATIENCE, Divergence, moved_sentence
-from spheret.train.guards import COLLAPSE_LOOK, COLLAPSE_UPDATES, HIGH_OWN_LOGIT, NonFinite, Watch, find_non_finite
+from spheret.train.guards import HIGH_OWN_LOGIT, NonFinite, collapse_sentence, find_non_finite
+from spheret.watching.divergence import FEW, PATIENCE, Divergence, moved_sentence
+from spheret.watching.losses import COLLAPSE_LOOK, COLLAPSE_UPDATES, LossGuard, LossState
+from spheret.watching.observations import Finding
 
 ALONE = World(torch.device("cpu"))
 TINY = {"layers": 3, "heads": 2, "width": 16, "block": 16, "vocab": 32}
@@ -122,7 +125,7 @@ def test_a_huge_learning_rate_ends_with_a_sentence_and_a_good_checkpoint(prepare
 
 
 def test_spikes_are_counted():
-    watch = Watch(None)
+    watch = LossGuard(None)
     generator = torch.Generator().manual_seed(0)
     for value in (3 + 0.1 * torch.randn(200, generator=generator)).tolist():
         watch.loss(value)
@@ -131,7 +134,7 @@ def test_spikes_are_counted():
     watch.loss(3.0)
     watch.loss(6.0)
     assert watch.spikes == 2
-    again = Watch(None)
+    again = LossGuard(None)
     again.restore(msgspec.json.decode(msgspec.json.encode(watch.state()), type=WatchRecord))
     assert again.state() == watch.state()
 
@@ -145,7 +148,7 @@ SUBLAYERS = [sublayer(1, cosine=0.5), sublayer(2, cosine=0.999)]
 
 
 def watch_of(*losses):
-    guard = Watch(3.0, (Advice("--head shifted", ""), Advice("--lr 0.1", "")))
+    guard = LossGuard(3.0)
     for loss in losses:
         guard.loss(loss)
     return guard
@@ -161,8 +164,9 @@ class TestCollapse:
         # the first median of the plateau has ten losses, of which six are on it
         (step,) = alarms
         assert step == 2 + 8 + COLLAPSE_UPDATES - 1
-        assert alarms[step] == EventRecord("collapsed", sublayer=2, measured="cosine", now=0.999)
-        sentence = guard.collapse_sentence(alarms[step])
+        assert alarms[step] == Finding("collapsed", sublayer=2, measured="cosine", now=0.999)
+        advice = Advice("--head shifted", ""), Advice("--lr 0.1", "")
+        sentence = collapse_sentence(guard, alarms[step], advice)
         assert all(fact in sentence for fact in ("sublayer 2 (MLP of block 1)", "0.999", "3.020", "3.000"))
         assert sentence.endswith("--head shifted, --lr 0.1")
         assert watch_of(*[2.5] * 200).collapse(SUBLAYERS) is None
@@ -183,17 +187,16 @@ class TestCollapse:
         assert not any(guard.suspects_collapse(step) for step in range(100))
 
     def test_without_an_entropy_nothing_is_suspected(self):
-        guard = Watch(None)
+        guard = LossGuard(None)
         for _ in range(60):
             guard.loss(3.0)
         assert not guard.stays_on_plateau()
 
     def test_a_checkpoint_of_an_older_version_is_read(self):
         old = b'{"spikes":1,"collapsed_since":40,"alarmed":false,"losses":[3.0]}'
-        guard = Watch(3.0)
+        guard = LossGuard(3.0)
         guard.restore(msgspec.json.decode(old, type=WatchRecord))
-        assert guard.state() == WatchRecord(spikes=1, alarmed=False, losses=[3.0])
-        assert b"collapsed_since" not in msgspec.json.encode(guard.state())
+        assert guard.state() == LossState(spikes=1, alarmed=False, losses=[3.0])
 
     @pytest.mark.parametrize(
         ("kind", "head", "collapses"),
@@ -289,16 +292,20 @@ def noisy(*pieces):
     return (values + 0.1 * torch.randn(len(values), generator=generator)).tolist()
 
 
+def divergence(entropy, steps):
+    return Divergence(math.log(VOCAB) if entropy is None else entropy, "level", WARMUP, steps)
+
+
 def steps_of_divergence(values, entropy=ENTROPY, steps=1000, reload=False):
     """The steps at which the guard raised its alarm."""
-    guard, recent, alarms = Divergence(entropy, VOCAB, WARMUP, steps), deque(maxlen=64), []
+    guard, recent, alarms = divergence(entropy, steps), deque(maxlen=64), []
     for step, value in enumerate(values, start=1):
         recent.append(value)
         if guard.loss(step, list(recent)):
             alarms.append(step)
         if reload:
             state = msgspec.json.decode(msgspec.json.encode(guard.state()), type=DivergenceRecord)
-            guard = Divergence(entropy, VOCAB, WARMUP, steps)
+            guard = divergence(entropy, steps)
             guard.restore(state)
     return alarms
 
@@ -366,22 +373,24 @@ class TestDivergence:
         ],
     )
     def test_the_layer_that_moved_is_named(self, change, measured, before, now):
-        guard = Divergence(ENTROPY, VOCAB, WARMUP, 100)
+        guard = divergence(ENTROPY, 100)
         guard.loss(1, [5.8])
         records = [sublayer(number) for number in range(1, 9)]
-        assert guard.moved(records) == EventRecord("diverged")
+        assert guard.moved(records) == Finding("diverged")
         guard.remember(1, records)
-        assert guard.moved(records) == EventRecord("diverged", since=1)
+        assert guard.moved(records) == Finding("diverged", since=1)
         # later sublayers inherit the norm
         event = guard.moved(
             [sublayer(n, **(change if n == 5 or (n > 5 and "norm" in change) else {})) for n in range(1, 9)]
         )
         assert (event.kind, event.sublayer, event.measured, event.since) == ("diverged", 5, measured, 1)
         assert (event.before, event.now) == pytest.approx((before, now))
-        assert moved_sentence(event).startswith("sublayer 5 (attention of block 3) moved most since step 1: ")
+        assert moved_sentence(event, sublayer_name).startswith(
+            "sublayer 5 (attention of block 3) moved most since step 1: "
+        )
 
     def test_a_record_of_a_bad_moment_is_not_a_baseline(self):
-        guard = Divergence(ENTROPY, VOCAB, WARMUP, 100)
+        guard = divergence(ENTROPY, 100)
         record = [sublayer(1)]
         guard.loss(1, [5.8])
         guard.remember(1, record)
@@ -495,8 +504,8 @@ def test_mean_cosine():
     flat = torch.nn.functional.normalize(x.reshape(15, 7), dim=-1)
     pairs = flat @ flat.T
     expected = (pairs.sum() - pairs.trace()) / (15 * 14)
-    assert mean_cosine(x) == pytest.approx(float(expected), abs=1e-12)
-    assert mean_cosine(torch.ones(4, 3)) == pytest.approx(1.0)
+    assert float(mean_cosine(x)) == pytest.approx(float(expected), abs=1e-12)
+    assert float(mean_cosine(torch.ones(4, 3))) == pytest.approx(1.0)
 
 
 def test_a_scheme_has_an_entry_norm_or_not():

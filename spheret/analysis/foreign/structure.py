@@ -14,7 +14,7 @@ from spheret.analysis.foreign.arithmetic import Float64
 from spheret.connections import Connection, RetractionStep
 from spheret.conversion.plan import Chain, ConversionError, Reader, ResidualSum, make_plan
 from spheret.conversion.steps import Step
-from spheret.conversion.trace import Trace, watch
+from spheret.conversion.trace import Trace, trace_call
 from spheret.kernels import compute_dtype, retract_unchecked
 from spheret.model.probes import BranchKind
 from spheret.support.errors import shortened
@@ -109,7 +109,7 @@ def find_structure(model: nn.Module) -> Structure:
     name = type(model).__name__
     ids = trial_tokens(model)
     try:
-        trace, _ = watch(model, lambda: model(input_ids=ids, use_cache=False))
+        trace, _ = trace_call(model, lambda: model(input_ids=ids, use_cache=False))
     # the code is not ours, so that any exception may come
     except Exception as error:
         raise ValueError(

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from spheret.model.probes import sublayer_name
-from spheret.runs.metrics import EventRecord, Moved, SublayerRecord
-from spheret.runs.records import DivergenceRecord, HealthyRecord, HealthySublayer
+from spheret.watching.observations import Finding, Measured, Moved
 
 # the median of the last WINDOW losses is watched: the spike of a few batches does not change it
 WINDOW = 20
@@ -33,17 +31,51 @@ _MOVES: dict[str, str] = {
 }
 
 
+@dataclass(frozen=True)
+class HealthySublayer:
+    """What is remembered of a sublayer."""
+
+    sublayer: int
+    norm: float | None
+    angle_mean: float | None
+    grad_norm: float | None
+
+
+@dataclass(frozen=True)
+class Healthy:
+    """What the sublayers measured when the loss was last normal."""
+
+    step: int
+    sublayers: list[HealthySublayer]
+
+
+@dataclass(frozen=True)
+class DivergenceState:
+    """What the guard remembers from step to step. `step` is the one at which the run diverged."""
+
+    lowest: float | None
+    above_since: int | None
+    step: int | None
+    reason: str
+    healthy: Healthy | None
+
+
 class Divergence:
     """Watches the training loss. The reference is the higher of two losses:
 
-    - the unigram entropy, or ln(vocabulary) if the data gives no entropy;
+    - that of a model that knows nothing of the input, `level`: the unigram entropy, or ln(vocabulary) if the data gives
+      no entropy, or the first losses of the run;
     - the lowest median of FEW losses that this run has had, so that a slow run is not called diverged.
+
+    Args:
+        level: in the unit of the losses. Nothing is judged if it is not positive, because ratios mean nothing then.
+        name: what the level is, for a sentence.
+        warmup: updates before which a slow rise is not judged.
+        steps: those of the whole run, if they are known: patience is a share of them.
     """
 
-    def __init__(self, unigram_entropy: float | None, vocab: int, warmup: int, steps: int) -> None:
-        self._name = "unigram entropy" if unigram_entropy is not None else "loss of a uniform guess"
-        self.unigram_entropy = unigram_entropy
-        self._level = math.log(vocab) if unigram_entropy is None else unigram_entropy
+    def __init__(self, level: float, name: str, warmup: int = 0, steps: int = 0) -> None:
+        self._name, self._level = name, level
         self._warmup, self._steps = warmup, steps
         self._patience = max(PATIENCE, round(PATIENCE_SHARE * steps))
         self.lowest: float | None = None
@@ -52,11 +84,11 @@ class Divergence:
         self.step: int | None = None
         self.reason = ""
         # the last step at which the loss was normal and the sublayers were measured, with their records
-        self.healthy: HealthyRecord | None = None
+        self.healthy: Healthy | None = None
         self._above = False
 
-    def state(self) -> DivergenceRecord:
-        return DivergenceRecord(
+    def state(self) -> DivergenceState:
+        return DivergenceState(
             lowest=self.lowest,
             above_since=self.above_since,
             step=self.step,
@@ -64,12 +96,14 @@ class Divergence:
             healthy=self.healthy,
         )
 
-    def restore(self, state: DivergenceRecord) -> None:
+    def restore(self, state: DivergenceState) -> None:
         self.lowest, self.above_since, self.healthy = state.lowest, state.above_since, state.healthy
         self.step, self.reason = state.step, state.reason
 
     def loss(self, step: int, losses: Sequence[float]) -> bool:
         """Judge the last losses, the newest last. Returns True once: at the step at which the run diverged."""
+        if self._level <= 0:
+            return False
         if self.lowest is None:
             self.lowest = losses[-1]
         reference = max(self._level, self.lowest)
@@ -106,23 +140,23 @@ class Divergence:
         self.step = step
         return True
 
-    def remember(self, step: int, sublayers: Sequence[SublayerRecord]) -> None:
+    def remember(self, step: int, sublayers: Sequence[Measured]) -> None:
         """Keep the records of the sublayers while the loss is normal, for comparison with a later step."""
         if not self._above and self.step is None:
-            self.healthy = HealthyRecord(step=step, sublayers=[_remembered(sublayer) for sublayer in sublayers])
+            self.healthy = Healthy(step=step, sublayers=[_remembered(sublayer) for sublayer in sublayers])
 
-    def moved(self, sublayers: Sequence[SublayerRecord]) -> EventRecord:
+    def moved(self, sublayers: Sequence[Measured]) -> Finding:
         """Which sublayer moved most since the loss was last normal, and how."""
         if self.healthy is None:
-            return EventRecord(kind="diverged")
+            return Finding(kind="diverged")
         since = self.healthy.step
         most = max(
             _changes(self.healthy.sublayers, [_remembered(sublayer) for sublayer in sublayers]),
             key=lambda change: change.size,
         )
         if most.size < math.log(MOVED):
-            return EventRecord(kind="diverged", since=since)
-        return EventRecord(
+            return Finding(kind="diverged", since=since)
+        return Finding(
             kind="diverged",
             sublayer=most.sublayer,
             measured=most.measured,
@@ -132,18 +166,18 @@ class Divergence:
         )
 
 
-def moved_sentence(event: EventRecord) -> str:
-    """What `Divergence.moved` found, in words."""
+def moved_sentence(event: Finding, name: Callable[[int], str]) -> str:
+    """What `Divergence.moved` found, in words. name: what a sublayer is called."""
     if event.since is None:
         return "no earlier record of the sublayers to compare with"
     since = f"since step {event.since}"
     if event.sublayer is None or event.measured is None:
         return f"no sublayer moved by itself {since}: look at the embedding and the head"
     change = _MOVES[event.measured].format(event.before, event.now)
-    return f"{sublayer_name(event.sublayer)} moved most {since}: {change}"
+    return f"{name(event.sublayer)} moved most {since}: {change}"
 
 
-def _remembered(sublayer: SublayerRecord) -> HealthySublayer:
+def _remembered(sublayer: Measured) -> HealthySublayer:
     return HealthySublayer(
         sublayer=sublayer.sublayer,
         norm=sublayer.norm,

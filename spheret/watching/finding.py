@@ -1,0 +1,259 @@
+"""The sublayers of any model, found by one trial forward pass: how to see each, and which weights are its own.
+
+A sublayer is a `Connection` of spheret that is called, or a sum h + f in the code of the model, as `spheret.convert`
+finds it. What is not found is still watched by its weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from spheret.connections import Connection
+from spheret.conversion.plan import Chain, ConversionError, ResidualSum, layer_of, make_plan, residual_sums
+from spheret.conversion.trace import Argument, Trace, trace_call
+from spheret.support.errors import shortened
+from spheret.watching.observations import Found, SublayerName
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a module in a forward pass: which of its calls it is, from 0."""
+
+    module: str
+    turn: int
+
+
+@dataclass(frozen=True)
+class BranchEnd:
+    """A call whose output, or an index of it, times `factor` is added to the stream."""
+
+    call: Call
+    index: int | None
+    factor: float
+
+
+@dataclass
+class FoundSublayer:
+    """One sublayer.
+
+    connection: the call of the `Connection` that joins it, if there is one. Otherwise the stream is what `reader` is
+        called with at `where`, and the branch's output is the sum of `ends`.
+    behind: the call of a norm behind the sum, whose output is the next state, as in Post-LN.
+    channel_dim: the dimension of the stream's channels.
+    writer: the module that holds the matrix that writes to the stream.
+    parameters: its own weights, by name.
+    """
+
+    name: str
+    branch: str
+    connection: Call | None = None
+    reader: Call | None = None
+    where: Argument = 0
+    ends: list[BranchEnd] = field(default_factory=list)
+    behind: Call | None = None
+    channel_dim: int = -1
+    writer: str | None = None
+    parameters: dict[str, nn.Parameter] = field(default_factory=dict)
+
+    @property
+    def peers(self) -> str:
+        """Sublayers of one kind in different layers have the same."""
+        return re.sub(r"\d+", "#", self.name)
+
+
+@dataclass
+class Anatomy:
+    """The sublayers of a model in order, and its other weights by the name of the place that holds them."""
+
+    found: Found
+    sublayers: list[FoundSublayer]
+    places: dict[str, dict[str, nn.Parameter]]
+    note: str = ""
+
+    def names(self) -> list[SublayerName]:
+        return [SublayerName(number, each.name, each.branch) for number, each in enumerate(self.sublayers, start=1)]
+
+
+def without_stream(model: nn.Module, note: str) -> Anatomy:
+    """A model that is watched by its weights alone."""
+    return Anatomy("parameters only", [], _places(model, set()), note)
+
+
+def find_sublayers(model: nn.Module, call: Callable[[], Any]) -> Anatomy:
+    """Run `call`, which calls the model, once. Whatever goes wrong in it leaves the weights to be watched."""
+    try:
+        trace, _ = trace_call(model, call)
+    # the code is not ours, so that any exception may come
+    except Exception as error:
+        return without_stream(model, f"the trial forward pass failed: {shortened(str(error), 200)}")
+    modules = dict(model.named_modules())
+    connections = {name for name, module in modules.items() if isinstance(module, Connection) and name in trace.calls}
+    if connections:
+        sublayers = _of_connections(trace, modules, connections)
+        kind: Found = "connections"
+    else:
+        sublayers = _of_sums(model, trace, modules)
+        kind = "residual sums"
+    if not sublayers:
+        return without_stream(model, "no sum h + f of a stream and a module's output was found in its code")
+    seen: set[int] = set()
+    for sublayer in sublayers:
+        # a weight that several sublayers share belongs to the first
+        sublayer.parameters = {name: p for name, p in sublayer.parameters.items() if id(p) not in seen}
+        seen |= {id(p) for p in sublayer.parameters.values()}
+    return Anatomy(kind, sublayers, _places(model, seen))
+
+
+def _places(model: nn.Module, seen: set[int]) -> dict[str, dict[str, nn.Parameter]]:
+    """The weights that are not in `seen`, by layer, or by module outside of layers."""
+    places: dict[str, dict[str, nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in seen:
+            place = layer_of(name) or name.rpartition(".")[0] or name
+            places.setdefault(place, {})[name] = parameter
+    return places
+
+
+def _of_connections(trace: Trace, modules: dict[str, nn.Module], connections: set[str]) -> list[FoundSublayer]:
+    """Sublayers whose stream and next state a `Connection` is given and returns."""
+    calls = sorted((time, name, turn) for name in connections for turn, time in enumerate(trace.calls[name]))
+    found: list[FoundSublayer] = []
+    for time, name, turn in calls:
+        start = max((t for _, t in _starts(trace, name) if t < time), default=0)
+        inside = {
+            other: [t for t in times if start < t <= time]
+            for other, times in trace.calls.items()
+            if any(start < t <= time for t in times)
+        }
+        branch = {other: times for other, times in inside.items() if other != name}
+        if len(branch) == 0 or all(other.startswith(f"{name}.") for other in branch):
+            # SpheretNorm(h, f): the branch ran before
+            branch |= _before(trace, name, start)
+        own = {**branch, name: [time]}
+        outer = _outer(branch) or name
+        found.append(
+            FoundSublayer(
+                name=outer,
+                branch=_kind([type(modules[other]).__name__ for other in branch]),
+                connection=Call(name, turn),
+                writer=_writer(modules, {other: times for other, times in branch.items() if other in modules}),
+                parameters=_parameters(modules, own),
+            )
+        )
+    return found
+
+
+def _starts(trace: Trace, name: str) -> list[tuple[str, int]]:
+    return [(read.module, read.time) for reads in trace.reads.values() for read in reads if read.module == name]
+
+
+def _before(trace: Trace, name: str, start: int) -> dict[str, list[int]]:
+    """The modules that ran between the first reader of the stream and the connection that is given h and f."""
+    given = {
+        read.where: key for key, reads in trace.reads.items() for read in reads
+        if read.module == name and read.time == start
+    }  # fmt: skip
+    if 0 not in given:
+        return {}
+    readers = [read.time for read in trace.reads[given[0]] if read.time < start and not name.startswith(read.module)]
+    made = [one.time for key in given.values() for one in trace.made.get(key, []) if one.time < start]
+    first, last = min(readers, default=start), max(made, default=start)
+    return {
+        other: [t for t in times if first < t <= last]
+        for other, times in trace.calls.items()
+        if any(first < t <= last for t in times) and not name.startswith(f"{other}.")
+    }
+
+
+def _of_sums(model: nn.Module, trace: Trace, modules: dict[str, nn.Module]) -> list[FoundSublayer]:
+    """Sublayers whose sum stands in the code of a model that is not ours."""
+    behind: dict[int, Chain] = {}
+    try:
+        plan = make_plan(model, trace)
+        for chain in plan.chains:
+            if chain.sums[0].kind == "post-norm":
+                behind[id(chain.sums[0])] = chain
+        sums = [residual for chain in plan.chains for residual in chain.sums]
+    except ConversionError:
+        # what a conversion cannot replace can still be seen
+        sums = residual_sums(model, trace)
+    order = {addition.result: addition.time for addition in trace.additions}
+    sums.sort(key=lambda residual: order[residual.result])
+    return [_of_sum(trace, modules, residual, behind.get(id(residual))) for residual in sums]
+
+
+def _of_sum(trace: Trace, modules: dict[str, nn.Module], residual: ResidualSum, chain: Chain | None) -> FoundSublayer:
+    first = min(residual.readers, key=lambda reader: reader.time)
+    last = residual.ends[-1].time
+    inside = {
+        name: [t for t in times if first.time < t <= last]
+        for name, times in trace.calls.items()
+        if any(first.time < t <= last for t in times)
+    }
+    norm = chain.leaving[0] if chain is not None else None
+    own = inside if norm is None else {**inside, norm.module: [norm.time]}
+    return FoundSublayer(
+        name=_outer(inside) or residual.name,
+        branch=_kind([type(modules[name]).__name__ for name in inside]),
+        reader=Call(first.module, _turn(trace, first.module, first.time)),
+        where=first.where,
+        ends=[
+            BranchEnd(Call(end.module, trace.calls[end.module].index(end.time)), end.index, end.factor)
+            for end in residual.ends
+        ],
+        behind=None if norm is None else Call(norm.module, _turn(trace, norm.module, norm.time)),
+        channel_dim=residual.channel_dim,
+        writer=_writer(modules, inside),
+        parameters=_parameters(modules, own),
+    )
+
+
+def _turn(trace: Trace, module: str, time: int) -> int:
+    """Which call of a module begins at a time."""
+    return sum(ended < time for ended in trace.calls[module])
+
+
+def _outer(inside: dict[str, list[int]]) -> str:
+    """The module of a branch that is called last and holds most of it, e.g. an attention: for a name."""
+    holding = {name: sum(other.startswith(f"{name}.") for other in inside) for name in inside}
+    most = max(holding.values(), default=0)
+    if most:
+        return next(name for name, count in holding.items() if count == most)
+    return max(inside, key=lambda name: inside[name][-1], default="")
+
+
+def _writer(modules: dict[str, nn.Module], inside: dict[str, list[int]]) -> str | None:
+    """The last module of a branch that has a matrix."""
+    matrices = [name for name in inside if _matrix(modules[name]) is not None]
+    return max(matrices, key=lambda name: inside[name][-1], default=None)
+
+
+def _matrix(module: nn.Module) -> Tensor | None:
+    weight = module._parameters.get("weight")
+    return weight if weight is not None and weight.dim() == 2 else None
+
+
+def _parameters(modules: dict[str, nn.Module], inside: dict[str, list[int]]) -> dict[str, nn.Parameter]:
+    return {
+        f"{name}.{inner}" if name else inner: parameter
+        for name in inside
+        for inner, parameter in modules[name].named_parameters()
+    }
+
+
+def _kind(classes: list[str]) -> str:
+    """attention, mlp, both (parallel), or other, by the words that the classes are called."""
+    words = [name.lower() for name in classes]
+    attention = any("attention" in word or "attn" in word for word in words)
+    mlp = any(
+        word.endswith(("mlp", "moe", "moeblock", "experts", "feedforward", "ffn", "dense", "intermediate"))
+        for word in words
+    )
+    if attention:
+        return "parallel" if mlp else "attention"
+    return "mlp" if mlp or any("linear" in word or "conv1d" in word for word in words) else "other"
