@@ -30,6 +30,7 @@ _HOMES = {
     "retract": "spheret.kernels",
     "revert": "spheret.conversion",
     "scheme": "spheret.connections",
+    "watch": "spheret.watching",
 }
 __all__ = ["__version__", *_HOMES]
 __getattr__, __dir__ = lazy(__name__, _HOMES)
@@ -57,3 +58,4 @@ if TYPE_CHECKING:
     from spheret.retractions import Retraction as Retraction
     from spheret.retractions import angular as angular
     from spheret.schedules import SCHEDULES as SCHEDULES
+    from spheret.watching import watch as watch

@@ -20,6 +20,8 @@ from spheret.support.sharding import whole
 
 # a loss this close to the unigram entropy, as a share of it, is that of a model that knows only token frequencies
 ENTROPY_MARGIN = 0.03
+# at the start Pre-LN has 1.0, a spherical stream 2.0 at width 32 and 3.1 at width 64
+HIGH_OWN_LOGIT = 1.5
 
 
 def mean_cosine(states: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from spheret.analysis.remedies import Advice
 from spheret.model.gpt import GPT
-from spheret.model.monitor import keeps_its_norm
+from spheret.model.monitor import HIGH_OWN_LOGIT, keeps_its_norm
 from spheret.model.probes import Sublayer, probe, sublayer_name
 from spheret.runs.metrics import EventRecord, NotFinite, StartRecord
 from spheret.support.sharding import local
@@ -20,8 +20,6 @@ from spheret.train.distributed import World
 from spheret.watching.losses import LossGuard
 from spheret.watching.observations import Finding
 
-# at the start Pre-LN has 1.0, a spherical stream 2.0 at width 32 and 3.1 at width 64
-HIGH_OWN_LOGIT = 1.5
 # nats; of bytes of English they are worth 2.5
 HIGH_FREQUENCIES = 0.5
 

@@ -63,8 +63,8 @@ class DivergenceState:
 class Divergence:
     """Watches the training loss. The reference is the higher of two losses:
 
-    - that of a model that knows nothing of the input, `level`: the unigram entropy, or ln(vocabulary) if the data gives
-      no entropy, or the first losses of the run;
+    - that of a model that knows nothing of the input, `level`: the unigram entropy, or ln(vocabulary) if the data
+      gives no entropy, or the first losses of the run;
     - the lowest median of FEW losses that this run has had, so that a slow run is not called diverged.
 
     Args:

@@ -19,6 +19,9 @@ from spheret.conversion.trace import Argument, Trace, trace_call
 from spheret.support.errors import shortened
 from spheret.watching.observations import Found, SublayerName
 
+# how the names of classes end that are an MLP or a part of one
+_MLP_WORDS = ("mlp", "moe", "moeblock", "experts", "feedforward", "ffn", "dense", "intermediate")
+
 
 @dataclass(frozen=True)
 class Call:
@@ -250,10 +253,7 @@ def _kind(classes: list[str]) -> str:
     """attention, mlp, both (parallel), or other, by the words that the classes are called."""
     words = [name.lower() for name in classes]
     attention = any("attention" in word or "attn" in word for word in words)
-    mlp = any(
-        word.endswith(("mlp", "moe", "moeblock", "experts", "feedforward", "ffn", "dense", "intermediate"))
-        for word in words
-    )
+    mlp = any(word.endswith(_MLP_WORDS) for word in words)
     if attention:
         return "parallel" if mlp else "attention"
     return "mlp" if mlp or any("linear" in word or "conv1d" in word for word in words) else "other"

@@ -1,13 +1,14 @@
 """Hooks that see the stream at one step, in the forward and backward passes that the loop makes anyway.
 
-They read and change nothing. A module that runs again, because its layer is checkpointed or because a step has several
-micro-batches, is seen once.
+They read and change nothing. A module that runs again, because its layer is checkpointed or because a step has
+several micro-batches, is seen once.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,53 +16,74 @@ from torch import Tensor, nn
 
 from spheret.connections import Connection
 from spheret.model.branches import Attention
-from spheret.watching.finding import Anatomy, BranchEnd, Call, FoundSublayer
-from spheret.watching.measures import StreamMeasures, WriterGradient, first_token, sample, stream_measures
+from spheret.watching.finding import Anatomy, BranchEnd, FoundSublayer
+from spheret.watching.measures import StreamMeasures, WriterGradient, sample, stream_measures
 
 # how far the sums of attention weights may be from 1
 _ROUNDING = 0.02
 
 
 class _Seen:
-    """What one sublayer has shown so far in this step."""
+    """What one sublayer has shown so far in this step.
 
-    def __init__(self, found: FoundSublayer, connection: Connection | None) -> None:
-        self.found, self.connection = found, connection
+    Args:
+        found: the sublayer.
+        write: (h, f) -> the next state, of rows, if it is not h + f.
+        alpha: the step size, if there is one.
+    """
+
+    def __init__(
+        self, found: FoundSublayer, write: Callable[[Tensor, Tensor], Tensor] | None, alpha: Tensor | None
+    ) -> None:
+        self.found, self.write, self.alpha = found, write, alpha
         self.h: Tensor | None = None
-        self.parts: dict[Call, Tensor] = {}
         self.f: Tensor | None = None
+        # of the first token of every sequence, where the stream has tokens
+        self.first_h: Tensor | None = None
+        self.first_f: Tensor | None = None
+        self.waiting = len(found.ends)
         self.first: Tensor | None = None
         self.sink: Tensor | None = None
         self.measured: StreamMeasures | None = None
 
+    def _first(self, x: Tensor) -> Tensor | None:
+        has_tokens = x.dim() == 3 and x.shape[1] > 1 and self.found.channel_dim == -1
+        return x.detach()[:, 0].double() if has_tokens else None
+
     def stream(self, h: Tensor) -> None:
-        self.h = sample(h, self.found.channel_dim)
+        self.h, self.first_h = sample(h, self.found.channel_dim), self._first(h)
 
     def part(self, end: BranchEnd, output: Any) -> None:
         """One part of the branch's output; the last one completes it."""
         x = output[end.index] if end.index is not None else output
-        if not isinstance(x, Tensor):
+        if not isinstance(x, Tensor) or self.h is None:
             return
-        self.parts[end.call] = sample(x, self.found.channel_dim).double() * end.factor
-        if len(self.parts) == len(self.found.ends):
-            self.f = sum(self.parts.values(), start=torch.zeros_like(self.parts[end.call]))
-            if self.found.behind is None:
-                self.state(None)
+        self.waiting -= 1
+        rows, first = sample(x, self.found.channel_dim).double() * end.factor, self._first(x)
+        self.f = rows if self.f is None else self.f + rows
+        if first is not None:
+            self.first_f = first * end.factor if self.first_f is None else self.first_f + first * end.factor
+        if self.waiting == 0 and self.found.behind is None:
+            self._measure(self.h.double() + self.f, None if self.first_h is None else self._sum(self.first_h))
 
-    def state(self, out: Tensor | None) -> None:
-        """The next state, or None if it is h + f. Measures, and lets go of what was kept."""
+    def _sum(self, first_h: Tensor) -> Tensor | None:
+        return None if self.first_f is None else first_h + self.first_f
+
+    def state(self, out: Any) -> None:
+        """The next state, where a module returns it."""
+        if isinstance(out, Tensor):
+            self._measure(sample(out, self.found.channel_dim), self._first(out))
+
+    @torch.no_grad()
+    def _measure(self, out: Tensor, first: Tensor | None) -> None:
         h, f = self.h, self.f
-        self.h, self.f, self.parts = None, None, {}
+        self.h = self.f = self.first_h = self.first_f = None
         if h is None or f is None or len(h) != len(f):
             return
-        rows = h.double() + f if out is None else sample(out, self.found.channel_dim)
-        still = h
-        if self.connection is not None:
-            with torch.no_grad():
-                still = self.connection.write(h, torch.zeros_like(h))
-        self.measured = stream_measures(h, f, rows, still)
-        if out is not None and out.dim() == 3 and out.shape[1] > 1 and self.found.channel_dim == -1:
-            self.first = first_token(out)
+        still = h if self.write is None else self.write(h, torch.zeros_like(h))
+        self.measured = stream_measures(h, f, out, still)
+        if first is not None:
+            self.first = first.norm(dim=-1).mean() / self.measured.norm
 
 
 class StreamHooks:
@@ -76,21 +98,19 @@ class StreamHooks:
         before: dict[str, dict[int, Callable[[Any, Any], Any]]] = defaultdict(dict)
         after: dict[str, dict[int, list[Callable[[Any, Any], None]]]] = defaultdict(lambda: defaultdict(list))
         for found in anatomy.sublayers:
-            joined = found.connection is not None
-            connection = modules[found.connection.module] if found.connection is not None else None
-            seen = _Seen(found, connection if isinstance(connection, Connection) else None)
+            seen = _seen(found, modules)
             self.sublayers.append(seen)
             if found.connection is not None:
                 before[found.connection.module][found.connection.turn] = self._given(seen)
-                after[found.connection.module][found.connection.turn].append(lambda args, out, s=seen: s.state(out))
+                after[found.connection.module][found.connection.turn].append(partial(_state, seen))
             elif found.reader is not None:
                 before[found.reader.module][found.reader.turn] = self._read(seen)
                 for end in found.ends:
-                    after[end.call.module][end.call.turn].append(lambda args, out, s=seen, e=end: s.part(e, out))
+                    after[end.call.module][end.call.turn].append(partial(_part, seen, end))
                 if found.behind is not None:
-                    after[found.behind.module][found.behind.turn].append(lambda args, out, s=seen: s.state(out))
-            for name in self._attentions(found, modules, joined):
-                after[name][0].append(lambda args, out, s=seen, m=modules[name]: _attention(s, m, args, out))
+                    after[found.behind.module][found.behind.turn].append(partial(_state, seen))
+            for name in _attentions(found, modules):
+                after[name][0].append(partial(_attention, seen, modules[name]))
             writer = WriterGradient() if gradients and found.writer is not None else None
             self.writers.append(writer)
             if writer is not None and found.writer is not None:
@@ -102,15 +122,6 @@ class StreamHooks:
             )
             self._handles.append(module.register_forward_hook(self._done(name, after.get(name, {}))))
         self._turns: dict[str, int] = {}
-
-    def _attentions(self, found: FoundSublayer, modules: dict[str, nn.Module], joined: bool) -> list[str]:
-        owners = {name.rpartition(".")[0] for name in found.parameters}
-        holders = {name for owner in owners for name in (owner, owner.rpartition(".")[0]) if name in modules}
-        return [
-            name
-            for name in holders
-            if isinstance(modules[name], Attention) or "attention" in type(modules[name]).__name__.lower()
-        ]
 
     def _count(self, name: str, hooks: dict[int, Callable[[Any, Any], Any]]) -> Callable[..., Any]:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -170,6 +181,32 @@ class StreamHooks:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+
+def _state(seen: _Seen, args: Any, output: Any) -> None:
+    seen.state(output)
+
+
+def _part(seen: _Seen, end: BranchEnd, args: Any, output: Any) -> None:
+    seen.part(end, output)
+
+
+def _seen(found: FoundSublayer, modules: dict[str, nn.Module]) -> _Seen:
+    if found.connection is not None:
+        connection = modules[found.connection.module]
+        assert isinstance(connection, Connection)
+        return _Seen(found, connection.write, connection.alpha)
+    if found.behind is not None:
+        norm = modules[found.behind.module].forward
+        return _Seen(found, lambda h, f: norm(h + f), None)
+    return _Seen(found, None, None)
+
+
+def _attentions(found: FoundSublayer, modules: dict[str, nn.Module]) -> list[str]:
+    """The modules of a sublayer that may hold attention weights."""
+    owners = {name.rpartition(".")[0] for name in found.parameters}
+    holders = {name for owner in owners for name in (owner, owner.rpartition(".")[0]) if name in modules}
+    return [name for name in sorted(holders) if "attention" in type(modules[name]).__name__.lower()]
 
 
 @torch.no_grad()

@@ -61,13 +61,6 @@ def stream_measures(h: Tensor, f: Tensor, out: Tensor, still: Tensor) -> StreamM
     )
 
 
-@torch.no_grad()
-def first_token(out: Tensor) -> Tensor:
-    """The norm of the first token's state over the mean norm of the others, from (batch, time, width)."""
-    norms = out.detach().double().norm(dim=-1)
-    return norms[:, 0].mean() / norms[:, 1:].mean()
-
-
 def norms(tensors: list[Tensor]) -> list[float]:
     """The norm of each tensor as a whole. If one is sharded, every process must call this."""
     if not tensors:

@@ -32,7 +32,7 @@ class Finding:
     """What a guard found, before it is put into words.
 
     sublayer, parameter: where. A finding about the whole model has neither.
-    measured: what was measured there; before, now: the measure when the loss was last normal, at step `since`, and now.
+    measured: what was measured there; before, now: that when the loss was last normal, at step `since`, and now.
     """
 
     kind: Literal["collapsed", "diverged", "not finite"]
@@ -80,7 +80,7 @@ class SublayerObservation:
     common_stream, common_output, common_gradient: the share of the common direction, see `common_share` and
         `common_gradient_share`, in the stream behind it, in the branch's output and in the gradient of the matrix
         that writes to the stream.
-    massive: the largest activation over the median one; first_token: the first token's norm over that of the others.
+    massive: the largest activation over the median one; first_token: the first tokens' norm over the mean.
     sink: the mean attention to the first token, where weights are to be had.
     alpha: the step size, if the connection has one.
     grad_norm: of all its weights; update: the norm of their last change over their own norm.
@@ -154,6 +154,11 @@ class Observation:
     skipped: int = 0
     own_logit: float | None = None
     seconds: float | None = None
+
+    @property
+    def everywhere(self) -> list[SublayerObservation | PlaceObservation]:
+        """The sublayers, then the other places."""
+        return [*self.sublayers, *self.places]
 
     @property
     def loss(self) -> float | None:

@@ -15,7 +15,7 @@ from spheret.analysis.remedies import Advice
 from spheret.cli import main
 from spheret.connections import PAPER_SCHEMES, SCHEMES, scheme
 from spheret.model.gpt import GPT, MLP, Attention, GPTConfig
-from spheret.model.monitor import mean_cosine, measure_stream, on_bound
+from spheret.model.monitor import HIGH_OWN_LOGIT, mean_cosine, measure_stream, on_bound
 from spheret.model.probes import sublayer_name
 from spheret.runs import checkpoint
 from spheret.runs.metrics import EventRecord, SublayerRecord
@@ -23,7 +23,7 @@ from spheret.runs.plateau import LONG, plateau_updates
 from spheret.runs.records import DivergenceRecord, WatchRecord
 from spheret.runs.run import open_run
 from spheret.train.distributed import World
-from spheret.train.guards import HIGH_OWN_LOGIT, NonFinite, collapse_sentence, find_non_finite
+from spheret.train.guards import NonFinite, collapse_sentence, find_non_finite
 from spheret.watching.divergence import FEW, PATIENCE, Divergence, moved_sentence
 from spheret.watching.losses import COLLAPSE_LOOK, COLLAPSE_UPDATES, LossGuard, LossState
 from spheret.watching.observations import Finding

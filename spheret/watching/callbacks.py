@@ -1,0 +1,65 @@
+"""`spheret.watch` for trainers that have a loop of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from spheret.support.errors import need
+from spheret.watching.watch import Watch
+
+if TYPE_CHECKING:
+    from transformers import TrainerCallback
+
+
+def trainer_callback(every: int = 50, **options: Any) -> TrainerCallback:
+    """A callback for transformers' Trainer: its attribute `watch` is the `Watch`. options: those of `watch`.
+
+    The Trainer clips before it calls it: give it `max_grad_norm=0` to see the gradient norms as they were.
+    """
+    transformers = need("transformers", "hub")
+
+    class WatchCallback(transformers.TrainerCallback):  # type: ignore[name-defined]
+        """Watches the Trainer's model."""
+
+        watch: Watch | None = None
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module, **_: Any) -> None:
+            self.watch = Watch(model, every, **options)
+            self.watch.steps = state.global_step
+
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if self.watch is not None:
+                self.watch.step()
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if self.watch is not None:
+                self.watch.close()
+
+    return WatchCallback()
+
+
+def lightning_callback(every: int = 50, **options: Any) -> Any:
+    """A callback for Lightning: its attribute `watch` is the `Watch`. The loss is that of `training_step`."""
+    lightning = need("lightning", "hub")
+
+    class WatchCallback(lightning.Callback):  # type: ignore[name-defined]
+        """Watches the LightningModule."""
+
+        watch: Watch
+        loss: Any = None
+
+        def on_fit_start(self, trainer: Any, module: nn.Module) -> None:
+            self.watch = Watch(module, every, **options)
+
+        def on_before_backward(self, trainer: Any, module: nn.Module, loss: Any) -> None:
+            self.loss = loss.detach()
+
+        def on_before_optimizer_step(self, trainer: Any, module: nn.Module, optimizer: Any) -> None:
+            self.watch.step(self.loss)
+
+        def on_fit_end(self, trainer: Any, module: nn.Module) -> None:
+            self.watch.close()
+
+    return WatchCallback()

@@ -1,0 +1,591 @@
+"""`spheret.watch`: see what happens inside a model while it trains, in any loop."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from spheret.model.head import own_logit
+from spheret.model.monitor import on_bound
+from spheret.support.errors import need, shortened, unknown
+from spheret.support.ranges import check_count
+from spheret.support.sharding import local
+from spheret.watching.alarms import Alarms, Item, RobustLimit, TokenCounts
+from spheret.watching.calls import first_rows, logits_of, loss_of, token_ids
+from spheret.watching.finding import Anatomy, find_sublayers, without_stream
+from spheret.watching.hooks import StreamHooks
+from spheret.watching.measures import norms
+from spheret.watching.nonfinite import WHOLE, BadPlace, bad_gradient, bad_output, bad_weights
+from spheret.watching.observations import Event, Header, Observation, PlaceObservation, SublayerObservation
+from spheret.watching.outputs import LineFile, Log, logger, say, scalars
+
+Policy = Literal["alarm", "skip", "stop"]
+_POLICIES = ("alarm", "skip", "stop")
+# a page is not rewritten more often, in seconds, nor for more than this share of the time
+_PAGE_EVERY, _PAGE_SHARE = 10.0, 0.01
+
+
+class Stopped(RuntimeError):
+    """A watch with policy="stop" has ended the training before an update. The weights are those before it."""
+
+    def __init__(self, event: Event) -> None:
+        super().__init__(f"stopped at step {event.step}: {event.sentence}. What helps: {event.remedy}.")
+        self.event = event
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside of DDP and of torch.compile."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and isinstance(model, nn.parallel.DistributedDataParallel):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    return any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules())
+
+
+def _processes() -> int:
+    distributed = torch.distributed
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+class _Losses:
+    """Losses that are not known yet. On a GPU they are read when they are wanted, and nobody waits before."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[int, Tensor | float]] = []
+
+    def add(self, step: int, loss: Tensor | float) -> None:
+        self.waiting.append((step, loss.detach().clone() if isinstance(loss, Tensor) else float(loss)))
+
+    def known(self, wait: bool, processes: int) -> list[tuple[int, float]]:
+        """Those that are known; all of them with `wait`. Several processes take their mean, all at the same steps."""
+        if not self.waiting or not (wait or (processes == 1 and all(_at_hand(loss) for _, loss in self.waiting))):
+            return []
+        steps = [step for step, _ in self.waiting]
+        values = torch.stack([torch.as_tensor(loss).double().reshape(()) for _, loss in self.waiting])
+        if processes > 1:
+            torch.distributed.all_reduce(values)
+            values = values / processes
+        self.waiting = []
+        return list(zip(steps, values.tolist(), strict=True))
+
+
+def _at_hand(loss: Tensor | float) -> bool:
+    return not isinstance(loss, Tensor) or loss.device.type == "cpu"
+
+
+class Watch:
+    """What `watch` returns: see there.
+
+    Attributes:
+        events: all that was said so far; `alarms` without the warnings.
+        observations: what was seen at the watched steps.
+        steps: how many updates there were.
+        skipped: how many of them were skipped.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        every: int = 50,
+        *,
+        policy: Policy = "alarm",
+        out: str | Path | None = None,
+        log: Any = None,
+        on_alarm: Callable[[Event], object] | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        unigram_entropy: float | None = None,
+        quiet: bool = False,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"watch takes a torch module, got {type(model).__name__}.")
+        if policy not in _POLICIES:
+            raise unknown("policy", policy, _POLICIES)
+        if unigram_entropy is not None and not unigram_entropy > 0:
+            raise ValueError(f"unigram_entropy must be positive, in nats, got {unigram_entropy!r}.")
+        self.every = check_count("every", every)
+        self.model, self.policy = unwrapped(model), policy
+        self._outer, self._on_alarm, self._quiet = model, on_alarm, quiet
+        self._log: Log | None = logger(log)
+        self._given_entropy = unigram_entropy
+        self.steps, self.skipped = 0, 0
+        self.events: list[Event] = []
+        self.observations: list[Observation] = []
+        self.anatomy: Anatomy | None = None
+        self.alarm_state: Alarms | None = None
+        # in compiled code hooks do not run, so that the stream is seen in a forward pass of its own
+        self._own_pass = _is_compiled(model)
+        self._processes = _processes()
+        self._is_main = self._processes == 1 or torch.distributed.get_rank() == 0
+        self._file = LineFile(Path(out)) if out is not None and self._is_main else None
+        self._modules: dict[str, nn.Module] = {}
+        self._hooks: StreamHooks | None = None
+        self._looks = True
+        self._inputs: tuple[tuple[Any, ...], dict[str, Any], list[tuple[str, torch.dtype]]] | None = None
+        self._returned: list[Tensor] = []
+        self._summed = False
+        self._own_logit: float | None = None
+        self._tokens: TokenCounts | None = None
+        self._losses = _Losses()
+        self._since: list[float | None] = []
+        self._limits = RobustLimit(), RobustLimit()
+        # an observation that waits for the optimiser's step, with the weights before it
+        self._pending: Observation | None = None
+        self._before: list[Tensor] = []
+        self._begun = time.perf_counter()
+        self._page: Path | None = None
+        self._page_written, self._page_cost = 0.0, 0.0
+        self._inside = False
+        self._handles: list[Any] = [
+            model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
+            model.register_forward_hook(self._after_forward, with_kwargs=True),
+        ]
+        if optimizer is not None:
+            self._handles.append(optimizer.register_step_pre_hook(self._before_update))
+            self._handles.append(optimizer.register_step_post_hook(lambda *_: self._finish()))
+
+    @property
+    def alarms(self) -> list[Event]:
+        """The events without the warnings."""
+        return [event for event in self.events if event.level == "alarm"]
+
+    def due(self, step: int) -> bool:
+        """Whether a step is watched: the first, and every `every`-th."""
+        return step == 1 or step % self.every == 0
+
+    def _before_update(self, *_: Any) -> None:
+        self.step()
+
+    # what follows is called by the model
+
+    @torch.compiler.disable
+    def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._inside or not torch.is_grad_enabled():
+            return
+        self._finish()
+        types = {p.device.type for p in self.model.parameters()} or {"cpu"}
+        cast = [(t, torch.get_autocast_dtype(t)) for t in types if torch.is_autocast_enabled(t)]
+        self._inputs = args, kwargs, cast
+        if self.anatomy is None:
+            self._begin(args, kwargs)
+        if self._looks and self._hooks is None and self.anatomy is not None and not self._own_pass:
+            self._hooks = StreamHooks(self.anatomy, self._modules)
+        if self._looks and self._tokens is not None and (ids := token_ids(args, kwargs)) is not None:
+            self._tokens.see(ids)
+
+    @torch.compiler.disable
+    def _after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if self._inside or not torch.is_grad_enabled():
+            return
+        loss = loss_of(output)
+        if loss is not None:
+            self._returned.append(loss.detach())
+            # the parts of one mean
+            self._summed = kwargs.get("num_items_in_batch") is not None
+        if self._looks and self.steps == 0 and self._own_logit is None:
+            self._own_logit = self._head(output, args, kwargs)
+
+    def _head(self, output: Any, args: Any, kwargs: Any) -> float | None:
+        """The logit of the current token above the mean logit, if the head is the transposed embedding."""
+        ids, logits = token_ids(args, kwargs), logits_of(output)
+        if ids is None or logits is None or logits.shape[:-1] != ids.shape:
+            return None
+        # one matrix for all tokens, which is the embedding
+        matrices = [p for p in self.model.parameters() if p.dim() == 2 and len(p) == logits.shape[-1]]
+        return own_logit(logits.detach(), ids) if len(matrices) == 1 else None
+
+    # and this by its loop
+
+    def step(self, loss: Tensor | float | None = None) -> bool:
+        """Call it after the backward passes of an update and before the optimiser's step, best before clipping.
+
+        Args:
+            loss: that of the update; by default what the model has returned as its loss.
+
+        Returns:
+            Whether the update is to be made. With policy="skip" a bad one is not, and its gradients are set to None,
+            so that torch's optimisers leave the weights and their moments as they are.
+        """
+        self._finish()
+        self.steps += 1
+        step, due = self.steps, self.due(self.steps)
+        self._losses.add(step, self._own_loss() if loss is None else loss)
+        self._returned = []
+        if self.anatomy is None:
+            self._start(without_stream(self.model, "the model was not called before the first step"))
+        assert self.alarm_state is not None
+        alarms = self.alarm_state
+        judged = self.policy != "alarm"
+        spike: float | None = None
+        bad_loss = False
+        value = math.nan
+        for number, value in self._losses.known(due or judged, self._processes):
+            self._since.append(value if math.isfinite(value) else None)
+            if not math.isfinite(value):
+                bad_loss |= number == step
+            elif alarms.loss(number, value) and number == step:
+                spike = value
+        looks = due or self._looks or spike is not None or bad_loss
+        observation = self._observe(step) if looks else None
+        total = observation.grad_norm if observation is not None else self._grad_norm() if judged else None
+        bad_gradient = total is not None and not math.isfinite(total)
+        events: list[Event] = []
+        if bad_loss or bad_gradient:
+            events += self._not_finite(step, bad_loss)
+        if spike is not None:
+            events += alarms.spike(step, spike, observation)
+        if observation is not None:
+            entropy = None if self._tokens is None else self._tokens.entropy()
+            events += alarms.observed(observation, entropy, spike is None and not bad_loss and not bad_gradient)
+            observation.events += events
+            self._pending = observation
+            self._before = [p.detach().clone() for p in self._weights()]
+        self._raise(events)
+        self._looks = self.due(step + 1) or alarms.wants_a_look(step)
+        makes = True
+        if judged:
+            beyond = [limit.exceeded(each) for limit, each in zip(self._limits, (value, total), strict=True)]  # type: ignore[arg-type]
+            makes = self._obey(step, any(beyond), value, total, events)
+        return makes
+
+    def _obey(self, step: int, beyond: bool, value: float, total: float | None, events: list[Event]) -> bool:
+        """Skip a bad update, or stop before it."""
+        worst = next((event for event in events if event.level == "alarm"), None)
+        if self.policy == "stop" and worst is not None:
+            self._finish()
+            raise Stopped(worst)
+        if self.policy != "skip" or not beyond:
+            return True
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        self.skipped += 1
+        if self._pending is not None:
+            self._pending.skipped = self.skipped
+        self._raise(
+            [
+                Event(
+                    "spike", step, "the update",
+                    f"the update was skipped: its loss is {value:.4g} and its gradient norm {total:.4g}",
+                    level="warning", now=total,
+                )
+            ]
+        )  # fmt: skip
+        return False
+
+    def _own_loss(self) -> Tensor:
+        if not self._returned:
+            raise ValueError("the model returned no loss: call watch.step(loss) with the loss of the update.")
+        losses = torch.stack([each.reshape(()) for each in self._returned])
+        return losses.sum() if self._summed else losses.mean()
+
+    # the trial
+
+    def _begin(self, args: Any, kwargs: Any) -> None:
+        few = first_rows((args, kwargs))
+        note = "the stream is looked for where the model is called with tensors, numbers and nothing else"
+        anatomy = without_stream(self.model, note)
+        if few is not None:
+            with self._quietly():
+                anatomy = find_sublayers(self.model, lambda: self.model(*few[0], **few[1]))
+                if not anatomy.sublayers:
+                    # some models cannot take a part of their batch
+                    whole = find_sublayers(self.model, lambda: self.model(*args, **kwargs))
+                    anatomy = whole if whole.sublayers else anatomy
+        self._start(anatomy)
+        vocab = max((m.num_embeddings for m in self.model.modules() if isinstance(m, nn.Embedding)), default=0)
+        if vocab and self._given_entropy is None and token_ids(args, kwargs) is not None:
+            self._tokens = TokenCounts(vocab)
+
+    def _start(self, anatomy: Anatomy) -> None:
+        self.anatomy = anatomy
+        self._modules = dict(self.model.named_modules())
+        items = [Item(found.name, found.peers, number) for number, found in enumerate(anatomy.sublayers, start=1)]
+        peers = "layer" if anatomy.found == "parameters only" else ""
+        items += [Item(name, peers if any(c.isdigit() for c in name) else "") for name in anatomy.places]
+        state, self.alarm_state = self.alarm_state, Alarms(items, self._given_entropy)
+        if state is not None:
+            self.alarm_state.losses = state.losses
+        count = sum(p.numel() for p in self.model.parameters())
+        self.header = Header(
+            type(self.model).__name__, count, self.every, anatomy.found, anatomy.names(), anatomy.note
+        )
+        if self._file is not None:
+            self._file.begin(self.header)
+        if anatomy.found == "parameters only" and self._is_main and not self._quiet:
+            print(
+                f"spheret.watch: the stream of {self.header.model} was not found, so that its weights alone are "
+                f"watched: {anatomy.note}.",
+                file=sys.stderr,
+            )
+
+    @contextmanager
+    def _quietly(self) -> Iterator[None]:
+        """A context for passes of ours: no gradient, no dropout, no compiled code, no random number is used up."""
+        modes = [(module, module.training) for module in self.model.modules()]
+        devices = sorted({p.device.index or 0 for p in self.model.parameters() if p.device.type == "cuda"})
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices=devices))
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            self._inside = True
+            self.model.eval()
+            try:
+                yield
+            finally:
+                self._inside = False
+                for module, training in modes:
+                    module.training = training
+
+    # the observation
+
+    def _weights(self) -> list[nn.Parameter]:
+        return [p for group in self._groups() for p in group.values()]
+
+    def _groups(self) -> list[dict[str, nn.Parameter]]:
+        """The weights of the sublayers, then those of the other places."""
+        assert self.anatomy is not None
+        return [*(found.parameters for found in self.anatomy.sublayers), *self.anatomy.places.values()]
+
+    def _observe(self, step: int) -> Observation:
+        assert self.anatomy is not None
+        if self._own_pass and self.anatomy.sublayers and self._inputs is not None:
+            self._pass_of_its_own()
+        hooks, self._hooks = self._hooks, None
+        observation = Observation(step, losses=self._since, skipped=self.skipped)
+        self._since = []
+        observation.seconds = time.perf_counter() - self._begun
+        observation.on_bound = on_bound(self.model)
+        observation.own_logit, self._own_logit = self._own_logit, None
+        observation.sublayers = [SublayerObservation(n) for n in range(1, len(self.anatomy.sublayers) + 1)]
+        observation.places = [PlaceObservation(name) for name in self.anatomy.places]
+        if hooks is not None:
+            hooks.remove()
+            if self.anatomy.sublayers and not hooks.fired:
+                self._own_pass = True
+            self._fill(observation, hooks)
+        self._fill_gradients(observation)
+        return observation
+
+    @contextmanager
+    def _again(self) -> Iterator[Callable[[], object]]:
+        """A function that calls the model once more as it was called last, without gradients. It does not raise."""
+        assert self._inputs is not None
+        args, kwargs, cast = self._inputs
+
+        def call() -> None:
+            # the loop must not end by a look
+            try:
+                self.model(*args, **kwargs)
+            except Exception as error:
+                print(f"spheret.watch: another forward pass failed: {shortened(str(error), 200)}", file=sys.stderr)
+
+        with self._quietly(), ExitStack() as stack:
+            for device, dtype in cast:
+                stack.enter_context(torch.autocast(device, dtype))
+            yield call
+
+    def _pass_of_its_own(self) -> None:
+        """One forward pass without gradients, for a model whose own pass shows nothing."""
+        assert self.anatomy is not None
+        self._hooks = StreamHooks(self.anatomy, self._modules, gradients=False)
+        with self._again() as call:
+            call()
+        self._hooks.remove()
+
+    def _fill(self, observation: Observation, hooks: StreamHooks) -> None:
+        """The numbers of the stream, which are waited for here."""
+        assert self.anatomy is not None
+        rows: list[Tensor] = []
+        places: list[tuple[int, str]] = []
+        for index, seen in enumerate(hooks.sublayers):
+            named = {} if seen.measured is None else dict(seen.measured._asdict())
+            named |= {key: x for key, x in (("first_token", seen.first), ("sink", seen.sink)) if x is not None}
+            if seen.alpha is not None:
+                named["alpha"] = local(seen.alpha.detach()).double().mean()
+            rows += [x.double() for x in named.values()]
+            places += [(index, key) for key in named]
+        values = torch.stack([x.reshape(()).to(rows[0].device) for x in rows]).tolist() if rows else []
+        for (index, key), value in zip(places, values, strict=True):
+            setattr(observation.sublayers[index], key, value if math.isfinite(value) else None)
+        for index, (writer, found) in enumerate(zip(hooks.writers, self.anatomy.sublayers, strict=True)):
+            weight = None if found.writer is None else self._modules[found.writer]._parameters.get("weight")
+            if writer is not None and weight is not None and weight.grad is not None:
+                share = writer.share(weight.grad, self._processes)
+                finite = share is not None and math.isfinite(share)
+                observation.sublayers[index].common_gradient = share if finite else None
+
+    def _grad_norm(self) -> float:
+        return math.hypot(*norms([p.grad for p in self.model.parameters() if p.grad is not None]), 0.0)
+
+    def _fill_gradients(self, observation: Observation) -> None:
+        groups = self._groups()
+        grads = [p.grad for group in groups for p in group.values() if p.grad is not None]
+        values = iter(norms(grads))
+        total = 0.0
+        for target, group in zip(observation.everywhere, groups, strict=True):
+            own = [next(values) for p in group.values() if p.grad is not None]
+            if own:
+                norm = math.hypot(*own)
+                total = math.hypot(total, norm)
+                target.grad_norm = norm if math.isfinite(norm) else None
+        observation.grad_norm = total
+
+    def _finish(self) -> None:
+        """After the optimiser's step: how large it was. The observation is then complete."""
+        observation, before = self._pending, self._before
+        if observation is None or self.alarm_state is None:
+            return
+        self._pending, self._before = None, []
+        with torch.no_grad():
+            sizes = norms(before)
+            changes = norms([p.detach() - old for p, old in zip(self._weights(), before, strict=True)])
+        pairs = iter(zip(changes, sizes, strict=True))
+        for target, group in zip(observation.everywhere, self._groups(), strict=True):
+            own = [next(pairs) for _ in group]
+            size = math.hypot(*(size for _, size in own)) if own else 0.0
+            ratio = math.hypot(*(change for change, _ in own)) / size if size > 0 else math.nan
+            target.update = ratio if math.isfinite(ratio) else None
+        events = self.alarm_state.updated(observation)
+        observation.events += events
+        self._raise(events)
+        if observation.grad_norm is not None and not math.isfinite(observation.grad_norm):
+            observation.grad_norm = None
+        self.observations.append(observation)
+        if not self._is_main:
+            return
+        if self._file is not None:
+            self._file.append(observation)
+        if self._log is not None:
+            self._log(scalars(observation), observation.step)
+        self._rewrite()
+
+    def _not_finite(self, step: int, bad_loss: bool) -> list[Event]:
+        assert self.alarm_state is not None
+        groups = list(zip(self.alarm_state.items, self._groups(), strict=True))
+        place = bad_weights(groups)
+        if place is None and bad_loss and self._inputs is not None:
+            with self._again() as call:
+                place = bad_output(self.model, call, groups)
+        place = place or bad_gradient(groups) or BadPlace(Item("the model", ""), WHOLE[bad_loss])
+        return self.alarm_state.not_finite(step, place.item.name, place.sentence, place.item.sublayer)
+
+    def _raise(self, events: list[Event]) -> None:
+        self.events += events
+        if not self._is_main:
+            return
+        for event in events:
+            if not self._quiet:
+                say(event)
+            if self._on_alarm is not None:
+                self._on_alarm(event)
+
+    # what it shows
+
+    def page(self, path: str | Path) -> Path:
+        """Write the report's page of what was seen so far, one offline file, and again while training goes on."""
+        self._page = Path(path)
+        if self._is_main:
+            self._write_page(live=True)
+        return self._page
+
+    def _write_page(self, live: bool) -> None:
+        begun = time.perf_counter()
+        if self._page is not None and self.anatomy is not None:
+            lab = need("spheret.lab.watched", "lab")
+            lab.write_page(self._page, self.header, self.observations, _PAGE_EVERY if live else None)
+        self._page_written = time.perf_counter()
+        self._page_cost = self._page_written - begun
+
+    def _rewrite(self) -> None:
+        waited = time.perf_counter() - self._page_written
+        if self._page is not None and waited > max(_PAGE_EVERY, self._page_cost / _PAGE_SHARE):
+            self._write_page(live=True)
+
+    def _repr_html_(self) -> str:
+        if self.anatomy is None:
+            return "<p>spheret.watch: no step yet</p>"
+        return str(need("spheret.lab.watched", "lab").summary_html(self.header, self.observations))
+
+    def __repr__(self) -> str:
+        found = "not seen yet" if self.anatomy is None else f"{len(self.anatomy.sublayers)} sublayers"
+        return (
+            f"Watch({type(self.model).__name__}, {found}, step {self.steps}, {len(self.alarms)} alarms, "
+            f"{self.skipped} skipped)"
+        )
+
+    def close(self) -> None:
+        """Take all hooks out of the model, and complete the file and the page. The model is as it was."""
+        if self._hooks is not None:
+            self._hooks.remove()
+            self._hooks = None
+        self._finish()
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._inputs, self._returned = [], None, []
+        if self._page is not None and self._is_main:
+            self._write_page(live=False)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def watch(
+    model: nn.Module,
+    every: int = 50,
+    *,
+    policy: Policy = "alarm",
+    out: str | Path | None = None,
+    log: Any = None,
+    on_alarm: Callable[[Event], object] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    unigram_entropy: float | None = None,
+    quiet: bool = False,
+) -> Watch:
+    """Watch a model while it trains: call `watch.step(loss)` after each backward pass. ::
+
+        watch = spheret.watch(model, every=50)
+        for x, y in batches:
+            loss = model(x, y)
+            loss.backward()
+            watch.step(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    The first forward pass is preceded by a trial pass on two rows of its batch, which finds the residual stream.
+    Training is the same to the bit.
+
+    Args:
+        model: any torch module, also in DDP, with FSDP2, or compiled: then give the compiled one.
+        every: the first step and every `every`-th one are watched.
+        policy: "alarm" speaks; "skip" also leaves out updates whose loss or gradient is not finite or far beyond the
+            last ones; "stop" raises `Stopped` at an alarm. The last two wait for the loss at every step.
+        out: a directory for watch.jsonl, which `spheret report` shows.
+        log: the loop's own logger: a function of (values, step), a SummaryWriter, or what has log(values, step=...).
+        on_alarm: called with every `Event`.
+        optimizer: if given, its step calls `watch.step`, and the loss is what the model returns.
+        unigram_entropy: that of the token frequencies, in nats; by default it is estimated from the tokens seen.
+        quiet: print nothing.
+    """
+    return Watch(
+        model, every, policy=policy, out=out, log=log, on_alarm=on_alarm, optimizer=optimizer,
+        unigram_entropy=unigram_entropy, quiet=quiet,
+    )  # fmt: skip
