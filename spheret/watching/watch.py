@@ -171,9 +171,9 @@ class Watch:
 
     # what follows is called by the model
 
-    @torch.compiler.disable
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._inside or not torch.is_grad_enabled():
+        # a model inside of a compiled one is left to the compiler: a hook there would change what is compiled
+        if torch.compiler.is_compiling() or self._inside or not torch.is_grad_enabled():
             return
         self._finish()
         types = {p.device.type for p in self.model.parameters()} or {"cpu"}
@@ -186,9 +186,8 @@ class Watch:
         if self._looks and self._tokens is not None and (ids := token_ids(args, kwargs)) is not None:
             self._tokens.see(ids)
 
-    @torch.compiler.disable
     def _after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if self._inside or not torch.is_grad_enabled():
+        if torch.compiler.is_compiling() or self._inside or not torch.is_grad_enabled():
             return
         loss = loss_of(output)
         if loss is not None:
@@ -225,7 +224,8 @@ class Watch:
         self._losses.add(step, self._own_loss() if loss is None else loss)
         self._returned = []
         if self.anatomy is None:
-            self._start(without_stream(self.model, "the model was not called before the first step"))
+            note = "no forward pass was seen before the first step; of a compiled model, watch the compiled one"
+            self._start(without_stream(self.model, note))
         assert self.alarm_state is not None
         alarms = self.alarm_state
         judged = self.policy != "alarm"
