@@ -11,6 +11,7 @@ import linecache
 import sys
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from torch.overrides import TorchFunctionMode
 
 # a tensor object and its version, because relu(inplace=True) returns the object that it was given
 Key = tuple[int, int]
+# the name of a connection, the stream, the branch's output and the next state
+Joined = Callable[[str, Tensor, Tensor, Tensor], None]
 # where a module takes a tensor: the index of an argument, or the name of a keyword
 Argument = int | str
 
@@ -90,6 +93,18 @@ class Dropout:
     time: int
 
 
+@dataclass(frozen=True)
+class Join:
+    """A connection of spheret joined a branch's output to the stream."""
+
+    name: str
+    stream: Key
+    branch: Key
+    result: Key
+    path: tuple[str, ...]
+    time: int
+
+
 @dataclass
 class Trace:
     """What the trial saw."""
@@ -100,6 +115,7 @@ class Trace:
     reads: dict[Key, list[Read]] = field(default_factory=lambda: defaultdict(list))
     made: dict[Key, list[Made]] = field(default_factory=lambda: defaultdict(list))
     additions: list[Addition] = field(default_factory=list)
+    joins: list[Join] = field(default_factory=list)
     # tensors that hold entries of others in other places
     moved: dict[Key, list[Key]] = field(default_factory=dict)
     # what modules were called with, as it was then: a tensor may be changed in place later
@@ -193,6 +209,10 @@ class _Tracing(TorchFunctionMode):
             if is_rows(x) and not any(x is y for y in given):
                 self.trace.moved[self.note(x)] = sources
 
+    def join(self, name: str, h: Tensor, f: Tensor, out: Tensor) -> None:
+        keys = self.note(h), self.note(f), self.note(out)
+        self.trace.joins.append(Join(name, *keys, tuple(self.path), self.tick()))
+
     def before(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
             time, path = self.tick(), tuple(self.path)
@@ -232,8 +252,16 @@ def _place() -> str:
     return "unknown code"
 
 
-def trace_call(model: nn.Module, call: Callable[[], Any], keeps_values: bool = False) -> tuple[Trace, Any]:
-    """Run `call`, which calls the model, and return what was seen and what it returned."""
+def trace_call(
+    model: nn.Module,
+    call: Callable[[], Any],
+    keeps_values: bool = False,
+    joining: Callable[[nn.Module, Joined], AbstractContextManager[object]] | None = None,
+) -> tuple[Trace, Any]:
+    """Run `call`, which calls the model, and return what was seen and what it returned.
+
+    joining: a context in which the connections of the model call the given function with what they join.
+    """
     trace = Trace()
     mode = _Tracing(trace, keeps_values)
     handles = []
@@ -241,7 +269,7 @@ def trace_call(model: nn.Module, call: Callable[[], Any], keeps_values: bool = F
         for name, module in model.named_modules():
             handles.append(module.register_forward_pre_hook(mode.before(name), with_kwargs=True))
             handles.append(module.register_forward_hook(mode.after(name)))
-        with torch.no_grad(), mode:
+        with torch.no_grad(), mode, joining(model, mode.join) if joining is not None else nullcontext():
             output = call()
     finally:
         for handle in handles:

@@ -23,9 +23,9 @@ SPIKE_LEAST, SPIKE_Z, SPIKE_NEAR, SPIKE_CLEAR = 20, 6.0, 20, 2.0
 STANDS_OUT = 3.0
 # a branch that moves no token by this share of its state does nothing, if that lasts this many updates
 STILL, STILL_UPDATES = 1e-6, 20
-# updates relative to the weights this many times larger than those of the nearest layers explode; smaller ones than
-# the last number do no harm
-EXPLODES, HARMLESS = 10.0, 3e-3
+# updates relative to the weights this many times larger than those of the nearest layers, now and at this many looks
+# before, explode: where a training comes to rest, the updates of single layers fall. Smaller ones do no harm
+EXPLODES, REMEMBERED, HARMLESS = 10.0, 8, 3e-3
 # a stream of constant norm: by how much a sublayer may change it
 CONSTANT = 0.02
 # tokens per kind of token from which on their frequencies are known well enough
@@ -82,7 +82,7 @@ class TokenCounts:
 
 
 class Alarms:
-    """Judges what was seen. Every kind of alarm is raised once per place, a spike each time.
+    """Judges what was seen. Every kind of alarm is raised once per place, but what may pass is raised each time.
 
     Args:
         items: the sublayers first, in order, then the other places.
@@ -99,6 +99,9 @@ class Alarms:
         self.diverged_at: int | None = None
         self._raised: set[tuple[str, str]] = set()
         self._still_since: dict[int, int] = {}
+        # of the last observations, by item
+        self._updates: list[list[float | None]] = []
+        self._was_finite = True
         # gradient norms of the items at the last step at which all was well
         self._usual: list[float | None] | None = None
 
@@ -130,7 +133,7 @@ class Alarms:
         return self.diverged_at is not None or self.losses.suspects_collapse(step)
 
     def _event(self, kind: EventKind, step: int, where: str, sentence: str, **more: object) -> list[Event]:
-        if kind != "spike" and (kind, where) in self._raised:
+        if kind not in ("spike", "not finite") and (kind, where) in self._raised:
             return []
         self._raised.add((kind, where))
         return [Event(kind, step, where, sentence, REMEDIES[kind], **more)]  # type: ignore[arg-type]
@@ -166,8 +169,14 @@ class Alarms:
                 found[index] = math.log(now / before)
         return found
 
+    def finite(self) -> None:
+        """The loss and the gradient of a step were finite."""
+        self._was_finite = True
+
     def not_finite(self, step: int, where: str, sentence: str, sublayer: int | None = None) -> list[Event]:
-        return self._event("not finite", step, where, sentence, sublayer=sublayer)
+        """An event, unless the step before was not finite either."""
+        was, self._was_finite = self._was_finite, False
+        return self._event("not finite", step, where, sentence, sublayer=sublayer) if was else []
 
     def observed(self, observation: Observation, entropy: float | None, normal: bool) -> list[Event]:
         """What the stream and the gradients of a step say.
@@ -229,8 +238,7 @@ class Alarms:
     def updated(self, observation: Observation) -> list[Event]:
         """What the size of the updates says, after the optimiser's step."""
         updates = [each.update for each in observation.everywhere]
-        if len(updates) < len(self.items):
-            return []
+        self._updates = [*self._updates[1 - REMEMBERED :], updates]
         kinds: dict[str, list[int]] = defaultdict(list)
         for index, item in enumerate(self.items):
             if item.peers and updates[index] is not None:
@@ -242,7 +250,7 @@ class Alarms:
                 now = updates[index]
                 if len(near) < 2 or now is None:
                     continue
-                usual = max(updates[indices[i]] or 0.0 for i in near)
+                usual = max(past[indices[i]] or 0.0 for past in self._updates for i in near)
                 if now > max(EXPLODES * usual, HARMLESS) and usual > 0:
                     item = self.items[index]
                     sentence = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 # the rows of a batch that the trial forward pass is given
 _TRIAL_ROWS = 2
@@ -35,6 +35,17 @@ def logits_of(output: Any) -> Tensor | None:
         if isinstance(each, Tensor) and each.dim() == 3:
             return each
     return None
+
+
+def has_tied_head(model: nn.Module, vocab: int) -> bool:
+    """Whether the matrix of an embedding is also the head: two modules hold it, or no other one is of its shape."""
+    weights = [m.weight for m in model.modules() if isinstance(m, nn.Embedding) and len(m.weight) == vocab]
+    for weight in weights:
+        owners = [m for m in model.modules() if any(p is weight for p in m._parameters.values())]
+        alike = [p for p in model.parameters() if p.shape == weight.shape]
+        if len(owners) > 1 or len(alike) == 1:
+            return True
+    return False
 
 
 def first_rows(given: Any) -> Any:

@@ -7,16 +7,17 @@ finds it. What is not found is still watched by its weights.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
-from spheret.connections import Connection
 from spheret.conversion.plan import Chain, ConversionError, ResidualSum, layer_of, make_plan, residual_sums
-from spheret.conversion.trace import Argument, Trace, trace_call
+from spheret.conversion.trace import Argument, Join, Trace, trace_call
 from spheret.support.errors import shortened
+from spheret.watching.joins import joining
 from spheret.watching.observations import Found, SublayerName
 
 # how the names of classes end that are an MLP or a part of one
@@ -44,8 +45,8 @@ class BranchEnd:
 class FoundSublayer:
     """One sublayer.
 
-    connection: the call of the `Connection` that joins it, if there is one. Otherwise the stream is what `reader` is
-        called with at `where`, and the branch's output is the sum of `ends`.
+    join: the call of the connection of spheret that joins it, if there is one. Otherwise the stream is what `reader`
+        is called with at `where`, and the branch's output is the sum of `ends`.
     behind: the call of a norm behind the sum, whose output is the next state, as in Post-LN.
     channel_dim: the dimension of the stream's channels.
     writer: the module that holds the matrix that writes to the stream.
@@ -54,7 +55,7 @@ class FoundSublayer:
 
     name: str
     branch: str
-    connection: Call | None = None
+    join: Call | None = None
     reader: Call | None = None
     where: Argument = 0
     ends: list[BranchEnd] = field(default_factory=list)
@@ -71,12 +72,16 @@ class FoundSublayer:
 
 @dataclass
 class Anatomy:
-    """The sublayers of a model in order, and its other weights by the name of the place that holds them."""
+    """The sublayers of a model in order, and its other weights by the name of the place that holds them.
+
+    entry: the places that are called before the first sublayer.
+    """
 
     found: Found
     sublayers: list[FoundSublayer]
     places: dict[str, dict[str, nn.Parameter]]
     note: str = ""
+    entry: set[str] = field(default_factory=set)
 
     def names(self) -> list[SublayerName]:
         return [SublayerName(number, each.name, each.branch) for number, each in enumerate(self.sublayers, start=1)]
@@ -90,14 +95,13 @@ def without_stream(model: nn.Module, note: str) -> Anatomy:
 def find_sublayers(model: nn.Module, call: Callable[[], Any]) -> Anatomy:
     """Run `call`, which calls the model, once. Whatever goes wrong in it leaves the weights to be watched."""
     try:
-        trace, _ = trace_call(model, call)
+        trace, _ = trace_call(model, call, joining=joining)
     # the code is not ours, so that any exception may come
     except Exception as error:
         return without_stream(model, f"the trial forward pass failed: {shortened(str(error), 200)}")
     modules = dict(model.named_modules())
-    connections = {name for name, module in modules.items() if isinstance(module, Connection) and name in trace.calls}
-    if connections:
-        sublayers = _of_connections(trace, modules, connections)
+    if trace.joins:
+        sublayers = _of_joins(trace, modules)
         kind: Found = "connections"
     else:
         sublayers = _of_sums(model, trace, modules)
@@ -109,7 +113,10 @@ def find_sublayers(model: nn.Module, call: Callable[[], Any]) -> Anatomy:
         # a weight that several sublayers share belongs to the first
         sublayer.parameters = {name: p for name, p in sublayer.parameters.items() if id(p) not in seen}
         seen |= {id(p) for p in sublayer.parameters.values()}
-    return Anatomy(kind, sublayers, _places(model, seen))
+    places = _places(model, seen)
+    first = min(time for name in sublayers[0].parameters for time in trace.calls.get(name.rpartition(".")[0], [0]))
+    entry = {place for place in places if any(time < first for time in trace.calls.get(place, ()))}
+    return Anatomy(kind, sublayers, places, entry=entry)
 
 
 def _places(model: nn.Module, seen: set[int]) -> dict[str, dict[str, nn.Parameter]]:
@@ -122,55 +129,49 @@ def _places(model: nn.Module, seen: set[int]) -> dict[str, dict[str, nn.Paramete
     return places
 
 
-def _of_connections(trace: Trace, modules: dict[str, nn.Module], connections: set[str]) -> list[FoundSublayer]:
-    """Sublayers whose stream and next state a `Connection` is given and returns."""
-    calls = sorted((time, name, turn) for name in connections for turn, time in enumerate(trace.calls[name]))
+def _of_joins(trace: Trace, modules: dict[str, nn.Module]) -> list[FoundSublayer]:
+    """Sublayers that a connection of spheret joins to the stream."""
     found: list[FoundSublayer] = []
-    for time, name, turn in calls:
-        start = max((t for _, t in _starts(trace, name) if t < time), default=0)
-        inside = {
-            other: [t for t in times if start < t <= time]
-            for other, times in trace.calls.items()
-            if any(start < t <= time for t in times)
+    turns: Counter[str] = Counter()
+    ended = 0
+    for join in trace.joins:
+        start = max(ended, _start(trace, join))
+        ended = join.time
+        inside = {name: [t for t in times if start < t <= join.time] for name, times in trace.calls.items()}
+        # the connection's own norms run inside of it, and belong to it
+        branch = {
+            name: times
+            for name, times in inside.items()
+            if times and not f"{name}.".startswith(f"{join.name}.") and name not in join.path
         }
-        branch = {other: times for other, times in inside.items() if other != name}
-        if len(branch) == 0 or all(other.startswith(f"{name}.") for other in branch):
-            # SpheretNorm(h, f): the branch ran before
-            branch |= _before(trace, name, start)
-        own = {**branch, name: [time]}
-        outer = _outer(branch) or name
         found.append(
             FoundSublayer(
-                name=outer,
-                branch=_kind([type(modules[other]).__name__ for other in branch]),
-                connection=Call(name, turn),
-                writer=_writer(modules, {other: times for other, times in branch.items() if other in modules}),
-                parameters=_parameters(modules, own),
+                name=_outer(branch) or join.name,
+                branch=_kind([type(modules[name]).__name__ for name in branch]),
+                join=Call(join.name, turns[join.name]),
+                writer=_writer(modules, branch),
+                parameters=_parameters(modules, {**branch, join.name: [join.time]}),
             )
         )
+        turns[join.name] += 1
     return found
 
 
-def _starts(trace: Trace, name: str) -> list[tuple[str, int]]:
-    return [(read.module, read.time) for reads in trace.reads.values() for read in reads if read.module == name]
-
-
-def _before(trace: Trace, name: str, start: int) -> dict[str, list[int]]:
-    """The modules that ran between the first reader of the stream and the connection that is given h and f."""
-    given = {
-        read.where: key for key, reads in trace.reads.items() for read in reads
-        if read.module == name and read.time == start
-    }  # fmt: skip
-    if 0 not in given:
-        return {}
-    readers = [read.time for read in trace.reads[given[0]] if read.time < start and not name.startswith(read.module)]
-    made = [one.time for key in given.values() for one in trace.made.get(key, []) if one.time < start]
-    first, last = min(readers, default=start), max(made, default=start)
-    return {
-        other: [t for t in times if first < t <= last]
-        for other, times in trace.calls.items()
-        if any(first < t <= last for t in times) and not name.startswith(f"{other}.")
-    }
+def _start(trace: Trace, join: Join) -> int:
+    """When a branch began: its connection was called, its stream was read, or its layer was called."""
+    layer = layer_of(join.name)
+    times = []
+    for key, reads in trace.reads.items():
+        for read in reads:
+            if read.time < join.time and (
+                read.module == join.name or (key == join.stream and read.module not in join.path)
+            ):
+                times.append(read.time)
+    if times:
+        # a module that has read the stream long before, e.g. another layer, does not start this branch
+        return min(times)
+    called = [r.time for reads in trace.reads.values() for r in reads if r.module == layer and r.time < join.time]
+    return max(called, default=0)
 
 
 def _of_sums(model: nn.Module, trace: Trace, modules: dict[str, nn.Module]) -> list[FoundSublayer]:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from spheret.connections import Connection
 from spheret.model.branches import Attention
-from spheret.watching.finding import Anatomy, BranchEnd, FoundSublayer
+from spheret.watching.finding import Anatomy, BranchEnd, Call, FoundSublayer
+from spheret.watching.joins import joining, write_of
 from spheret.watching.measures import StreamMeasures, WriterGradient, sample, stream_measures
 
 # how far the sums of attention weights may be from 1
@@ -94,15 +95,16 @@ class StreamHooks:
         self.sublayers = []
         self.writers: list[WriterGradient | None] = []
         self._calls: dict[str, int] = defaultdict(int)
+        self._joins: dict[Call, _Seen] = {}
+        self._joining: ExitStack | None = None
         self._handles: list[Any] = []
         before: dict[str, dict[int, Callable[[Any, Any], Any]]] = defaultdict(dict)
         after: dict[str, dict[int, list[Callable[[Any, Any], None]]]] = defaultdict(lambda: defaultdict(list))
         for found in anatomy.sublayers:
             seen = _seen(found, modules)
             self.sublayers.append(seen)
-            if found.connection is not None:
-                before[found.connection.module][found.connection.turn] = self._given(seen)
-                after[found.connection.module][found.connection.turn].append(partial(_state, seen))
+            if found.join is not None:
+                self._joins[found.join] = seen
             elif found.reader is not None:
                 before[found.reader.module][found.reader.turn] = self._read(seen)
                 for end in found.ends:
@@ -122,6 +124,9 @@ class StreamHooks:
             )
             self._handles.append(module.register_forward_hook(self._done(name, after.get(name, {}))))
         self._turns: dict[str, int] = {}
+        if self._joins:
+            self._joining = ExitStack()
+            self._joining.enter_context(joining(modules[""], self._joined))
 
     def _count(self, name: str, hooks: dict[int, Callable[[Any, Any], Any]]) -> Callable[..., Any]:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -148,29 +153,14 @@ class StreamHooks:
 
         return hook
 
-    def _given(self, seen: _Seen) -> Callable[[Any, Any], Any]:
-        """A connection is given the stream, and the branch as a function or as its output."""
-
-        def hook(args: Any, kwargs: Any) -> Any:
-            if not args or not isinstance(args[0], Tensor):
-                return None
-            seen.stream(args[0])
-            other = args[1] if len(args) > 1 else next(iter(kwargs.values()), None)
-            if isinstance(other, Tensor):
-                seen.f = sample(other)
-                return None
-            if len(args) < 2 or not callable(other):
-                return None
-
-            def branch(*given: Any, **named: Any) -> Any:
-                f = other(*given, **named)
-                if isinstance(f, Tensor) and seen.h is not None:
-                    seen.f = sample(f)
-                return f
-
-            return (args[0], branch, *args[2:]), kwargs
-
-        return hook
+    def _joined(self, name: str, h: Tensor, f: Tensor, out: Tensor) -> None:
+        """A connection has joined a branch's output to the stream."""
+        seen = self._joins.get(Call(name, self._calls[name]))
+        self._calls[name] += 1
+        if seen is not None:
+            seen.stream(h)
+            seen.f = sample(f)
+            seen.state(out)
 
     @property
     def fired(self) -> bool:
@@ -181,6 +171,9 @@ class StreamHooks:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        if self._joining is not None:
+            self._joining.close()
+            self._joining = None
 
 
 def _state(seen: _Seen, args: Any, output: Any) -> None:
@@ -192,10 +185,9 @@ def _part(seen: _Seen, end: BranchEnd, args: Any, output: Any) -> None:
 
 
 def _seen(found: FoundSublayer, modules: dict[str, nn.Module]) -> _Seen:
-    if found.connection is not None:
-        connection = modules[found.connection.module]
-        assert isinstance(connection, Connection)
-        return _Seen(found, connection.write, connection.alpha)
+    if found.join is not None:
+        connection = modules[found.join.module]
+        return _Seen(found, write_of(connection), getattr(connection, "alpha", None))
     if found.behind is not None:
         norm = modules[found.behind.module].forward
         return _Seen(found, lambda h, f: norm(h + f), None)

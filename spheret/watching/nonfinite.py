@@ -39,8 +39,8 @@ def bad_weights(groups: Sequence[Group]) -> BadPlace | None:
 
 
 def bad_gradient(groups: Sequence[Group]) -> BadPlace | None:
-    """The last place with such a gradient: backward it is the first that is computed."""
-    for item, group in reversed(groups):
+    """The first place with such a gradient. groups: in the order of the backward pass."""
+    for item, group in groups:
         for name, parameter in group.items():
             if parameter.grad is not None and not _is_finite(parameter.grad):
                 return BadPlace(item, f"the gradient of {name} is not finite")

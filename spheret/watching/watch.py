@@ -19,11 +19,11 @@ from spheret.support.errors import need, shortened, unknown
 from spheret.support.ranges import check_count
 from spheret.support.sharding import local
 from spheret.watching.alarms import Alarms, Item, RobustLimit, TokenCounts
-from spheret.watching.calls import first_rows, logits_of, loss_of, token_ids
+from spheret.watching.calls import first_rows, has_tied_head, logits_of, loss_of, token_ids
 from spheret.watching.finding import Anatomy, find_sublayers, without_stream
 from spheret.watching.hooks import StreamHooks
 from spheret.watching.measures import norms
-from spheret.watching.nonfinite import WHOLE, BadPlace, bad_gradient, bad_output, bad_weights
+from spheret.watching.nonfinite import WHOLE, BadPlace, Group, bad_gradient, bad_output, bad_weights
 from spheret.watching.observations import Event, Header, Observation, PlaceObservation, SublayerObservation
 from spheret.watching.outputs import LineFile, Log, logger, say, scalars
 
@@ -202,9 +202,7 @@ class Watch:
         ids, logits = token_ids(args, kwargs), logits_of(output)
         if ids is None or logits is None or logits.shape[:-1] != ids.shape:
             return None
-        # one matrix for all tokens, which is the embedding
-        matrices = [p for p in self.model.parameters() if p.dim() == 2 and len(p) == logits.shape[-1]]
-        return own_logit(logits.detach(), ids) if len(matrices) == 1 else None
+        return own_logit(logits.detach(), ids) if has_tied_head(self.model, logits.shape[-1]) else None
 
     # and this by its loop
 
@@ -245,6 +243,8 @@ class Watch:
         events: list[Event] = []
         if bad_loss or bad_gradient:
             events += self._not_finite(step, bad_loss)
+        else:
+            alarms.finite()
         if spike is not None:
             events += alarms.spike(step, spike, observation)
         if observation is not None:
@@ -479,8 +479,14 @@ class Watch:
         if place is None and bad_loss and self._inputs is not None:
             with self._again() as call:
                 place = bad_output(self.model, call, groups)
-        place = place or bad_gradient(groups) or BadPlace(Item("the model", ""), WHOLE[bad_loss])
+        place = place or bad_gradient(self._backward(groups)) or BadPlace(Item("the model", ""), WHOLE[bad_loss])
         return self.alarm_state.not_finite(step, place.item.name, place.sentence, place.item.sublayer)
+
+    def _backward(self, groups: list[Group]) -> list[Group]:
+        """The order in which a backward pass comes to them."""
+        entry = set() if self.anatomy is None else self.anatomy.entry
+        order = [1 if item.sublayer is not None else 0 if item.name in entry else 2 for item, _ in groups]
+        return [group for _, group in sorted(zip(order, groups, strict=True), key=lambda pair: pair[0])][::-1]
 
     def _raise(self, events: list[Event]) -> None:
         self.events += events

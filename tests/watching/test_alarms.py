@@ -1,0 +1,63 @@
+"""Planted faults are named: what it is, and where. Normal runs raise no alarm."""
+
+import pytest
+from watched_training import NAMES, gpt, llama, train
+
+# what the first alarm is to be, by the fault
+FAULTS = {"rate": "exploding", "zero": "dead", "nan": "not finite", "batch": "spike"}
+MODELS = {"llama": llama, "gpt": gpt}
+# these collapse with every seed: little to learn beyond the frequencies, a tied head, a high rate
+COLLAPSING = {"head": "tied", "lr": 1e-2, "spread": 0.7}
+
+
+def check_fault(make, fault, seed):
+    watch, name = train(make, seed, fault)
+    first = watch.alarms[0]
+    assert first.kind == FAULTS[fault], first
+    assert first.where == ("the batch" if fault == "batch" else name)
+    assert first.remedy
+    number = [each.sublayer for each in watch.header.sublayers if each.name == name]
+    assert first.sublayer == (None if fault == "batch" else number[0])
+
+
+def check_collapse(seed):
+    watch, _ = train(gpt, seed, "collapse", **COLLAPSING)
+    # before training it is said that it may happen
+    assert [event.kind for event in watch.events] == ["head", "collapsed"]
+    event = watch.alarms[0]
+    last = next(each for each in reversed(watch.observations) if each.sublayers[0].cosine is not None)
+    worst = max(last.sublayers, key=lambda each: each.cosine)
+    assert (event.sublayer, event.where) == (worst.sublayer, NAMES[gpt](worst.sublayer - 1))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_planted_fault_is_named(model, fault):
+    check_fault(MODELS[model], fault, seed=1)
+
+
+def test_a_collapse_is_named():
+    check_collapse(seed=0)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_normal_run_raises_no_alarm(model):
+    assert train(MODELS[model], 2)[0].events == []
+
+
+@pytest.mark.slow
+class TestManySeeds:
+    @pytest.mark.parametrize("fault", FAULTS)
+    @pytest.mark.parametrize("model", MODELS)
+    def test_faults(self, model, fault):
+        for seed in range(20):
+            check_fault(MODELS[model], fault, seed)
+
+    def test_collapses(self):
+        for seed in range(20):
+            check_collapse(seed)
+
+    def test_fifty_normal_runs(self):
+        for seed in range(25):
+            assert train(llama, seed)[0].events == []
+            assert train(gpt, seed)[0].events == []

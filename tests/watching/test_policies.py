@@ -1,0 +1,119 @@
+"""What a watch does about a bad update."""
+
+import copy
+import math
+
+import pytest
+import torch
+from small_models import tokens
+from watched_training import Chain, llama, loss_of
+
+import spheret
+from spheret.watching import Stopped
+
+
+def state_of(optimizer):
+    return copy.deepcopy(optimizer.state_dict()["state"])
+
+
+def test_a_bad_update_is_skipped_and_counted():
+    model, chain = llama(layers=2), Chain(0)
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    events = []
+    watch = spheret.watch(model, 1000, policy="skip", on_alarm=events.append, quiet=True)
+    made = []
+    for step in range(1, 81):
+        x = chain.noise() if step == 70 else chain.batch()
+        loss = loss_of(model, x)
+        loss.backward()
+        if step == 40:
+            model.lm_head.weight.grad[0, 0] = math.inf
+        before, moments = [p.detach().clone() for p in model.parameters()], state_of(optimizer)
+        made.append(watch.step(loss))
+        optimizer.step()
+        optimizer.zero_grad()
+        if step in (40, 70):
+            assert all(map(torch.equal, before, model.parameters()))
+            assert str(moments) == str(state_of(optimizer))
+    assert [step for step, makes in enumerate(made, start=1) if not makes] == [40, 70]
+    assert watch.skipped == 2
+    assert {(event.step, event.level) for event in events if event.level == "warning"} == {
+        (40, "warning"),
+        (70, "warning"),
+    }
+    kinds = [(event.kind, event.step) for event in watch.alarms]
+    assert ("not finite", 40) in kinds
+    assert ("spike", 70) in kinds
+
+
+def test_without_a_policy_nothing_is_skipped():
+    model = llama(layers=2)
+    watch = spheret.watch(model, 1000, quiet=True)
+    x = tokens(batch=2, time=33, vocab=64)
+    for _ in range(2):
+        loss = loss_of(model, x)
+        loss.backward()
+        assert watch.step(loss * math.nan)
+    assert all(p.grad is not None for p in model.parameters())
+    assert [event.kind for event in watch.alarms] == ["not finite"]
+
+
+def test_a_run_stops_before_the_update():
+    model = llama(layers=2)
+    watch = spheret.watch(model, 1000, policy="stop", quiet=True)
+    x = tokens(batch=2, time=33, vocab=64)
+    loss = loss_of(model, x)
+    loss.backward()
+    assert watch.step(loss)
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[0, 0] = math.nan
+    loss = loss_of(model, x)
+    loss.backward()
+    with pytest.raises(Stopped) as stopped:
+        watch.step(loss)
+    assert stopped.value.event.where == "model.layers.1.mlp"
+    assert "model.layers.1.mlp.up_proj.weight" in str(stopped.value)
+
+
+@pytest.mark.parametrize("place", ["forward", "backward"])
+def test_a_value_that_is_not_finite_is_found_where_the_weights_are(place):
+    """An overflow inside of a branch, whose weights are finite."""
+    model = llama(layers=3)
+    module = model.model.layers[1].mlp.down_proj
+    if place == "forward":
+        module.register_forward_hook(lambda m, args, out: out * math.inf)
+    else:
+        module.register_full_backward_hook(lambda m, gi, go: tuple(g * math.inf for g in gi))
+    watch = spheret.watch(model, quiet=True)
+    loss = loss_of(model, tokens(batch=2, time=33, vocab=64))
+    loss.backward()
+    watch.step(loss)
+    (event,) = watch.alarms
+    assert (event.kind, event.where) == ("not finite", "model.layers.1.mlp")
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "fact"),
+    [
+        ({"policy": "ignore"}, ValueError, "ignore"),
+        ({"every": 0}, ValueError, "every"),
+        ({"unigram_entropy": -1.0}, ValueError, "-1.0"),
+        ({"log": 3}, TypeError, "int"),
+    ],
+)
+def test_what_is_refused(given, error, fact):
+    with pytest.raises(error, match=fact):
+        spheret.watch(llama(layers=1), **given)
+
+
+def test_only_modules_are_watched():
+    with pytest.raises(TypeError, match="dict"):
+        spheret.watch({})
+
+
+def test_a_loss_must_come_from_somewhere():
+    model = torch.nn.Linear(2, 2)
+    watch = spheret.watch(model, quiet=True)
+    model(torch.ones(3, 2)).sum().backward()
+    with pytest.raises(ValueError, match=r"watch\.step\(loss\)"):
+        watch.step()
