@@ -114,7 +114,8 @@ def find_sublayers(model: nn.Module, call: Callable[[], Any]) -> Anatomy:
         sublayer.parameters = {name: p for name, p in sublayer.parameters.items() if id(p) not in seen}
         seen |= {id(p) for p in sublayer.parameters.values()}
     places = _places(model, seen)
-    first = min(time for name in sublayers[0].parameters for time in trace.calls.get(name.rpartition(".")[0], [0]))
+    own = {name.rpartition(".")[0] for name in sublayers[0].parameters}
+    first = min((time for name in own for time in trace.calls.get(name, ())), default=0)
     entry = {place for place in places if any(time < first for time in trace.calls.get(place, ()))}
     return Anatomy(kind, sublayers, places, entry=entry)
 
