@@ -24,6 +24,7 @@ import generate
 import scale
 import step
 import train
+import watch
 from measuring import Comparison, print_table
 
 BENCHMARKS: tuple[ModuleType, ...] = (
@@ -36,6 +37,7 @@ BENCHMARKS: tuple[ModuleType, ...] = (
     data,
     convert,
     certify,
+    watch,
 )
 
 

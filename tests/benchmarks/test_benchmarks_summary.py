@@ -70,4 +70,4 @@ def test_one_table_and_what_failed(monkeypatch, capsys):
     rows = [[cell.strip() for cell in line] for line in lines]
     assert [row[0] for row in rows] == [name for name in BENCHMARKS if name != "evaluation"]
     assert rows[0][1:] == ["2 ms", "4 ms", "0.50"]
-    assert rows[-1][1:] == ["2 ms", "-", "-"]
+    assert next(row for row in rows if row[0] == "certify")[1:] == ["2 ms", "-", "-"]
