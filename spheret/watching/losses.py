@@ -8,6 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from spheret.model.monitor import ENTROPY_MARGIN
 from spheret.watching.observations import Finding, Measured
 
@@ -97,3 +100,29 @@ class LossGuard:
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else value
+
+
+class WaitingLosses:
+    """Losses that are not known yet. On a GPU they are read when they are wanted, and nobody waits before."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[int, Tensor | float]] = []
+
+    def add(self, step: int, loss: Tensor | float) -> None:
+        self.waiting.append((step, loss.detach().clone() if isinstance(loss, Tensor) else float(loss)))
+
+    def known(self, wait: bool, processes: int) -> list[tuple[int, float]]:
+        """Those that are known; all of them with `wait`. Several processes take their mean, all at the same steps."""
+        if not self.waiting or not (wait or (processes == 1 and all(_at_hand(loss) for _, loss in self.waiting))):
+            return []
+        steps = [step for step, _ in self.waiting]
+        values = torch.stack([torch.as_tensor(loss).double().reshape(()) for _, loss in self.waiting])
+        if processes > 1:
+            torch.distributed.all_reduce(values)
+            values = values / processes
+        self.waiting = []
+        return list(zip(steps, values.tolist(), strict=True))
+
+
+def _at_hand(loss: Tensor | float) -> bool:
+    return not isinstance(loss, Tensor) or loss.device.type == "cpu"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -61,7 +62,7 @@ def stream_measures(h: Tensor, f: Tensor, out: Tensor, still: Tensor) -> StreamM
     )
 
 
-def norms(tensors: list[Tensor]) -> list[float]:
+def norms(tensors: Sequence[Tensor]) -> list[float]:
     """The norm of each tensor as a whole. If one is sharded, every process must call this."""
     if not tensors:
         return []

@@ -17,18 +17,21 @@ from spheret.model.head import own_logit
 from spheret.model.monitor import on_bound
 from spheret.support.errors import need, shortened, unknown
 from spheret.support.ranges import check_count
-from spheret.support.sharding import local
 from spheret.watching.alarms import Alarms, Item, RobustLimit, TokenCounts
 from spheret.watching.calls import first_rows, has_tied_head, logits_of, loss_of, token_ids
 from spheret.watching.finding import Anatomy, find_sublayers, without_stream
 from spheret.watching.hooks import StreamHooks
+from spheret.watching.losses import WaitingLosses
 from spheret.watching.measures import norms
 from spheret.watching.nonfinite import WHOLE, BadPlace, Group, bad_gradient, bad_output, bad_weights
 from spheret.watching.observations import Event, Header, Observation, PlaceObservation, SublayerObservation
+from spheret.watching.observing import fill_common_gradients, fill_gradients, fill_stream, fill_updates
 from spheret.watching.outputs import LineFile, Log, logger, say, scalars
 
 Policy = Literal["alarm", "skip", "stop"]
 _POLICIES = ("alarm", "skip", "stop")
+# a long training keeps every second of its older observations
+_MOST_OBSERVATIONS = 2000
 # a page is not rewritten more often, in seconds, nor for more than this share of the time
 _PAGE_EVERY, _PAGE_SHARE = 10.0, 0.01
 
@@ -59,32 +62,6 @@ def _is_compiled(model: nn.Module) -> bool:
 def _processes() -> int:
     distributed = torch.distributed
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
-
-
-class _Losses:
-    """Losses that are not known yet. On a GPU they are read when they are wanted, and nobody waits before."""
-
-    def __init__(self) -> None:
-        self.waiting: list[tuple[int, Tensor | float]] = []
-
-    def add(self, step: int, loss: Tensor | float) -> None:
-        self.waiting.append((step, loss.detach().clone() if isinstance(loss, Tensor) else float(loss)))
-
-    def known(self, wait: bool, processes: int) -> list[tuple[int, float]]:
-        """Those that are known; all of them with `wait`. Several processes take their mean, all at the same steps."""
-        if not self.waiting or not (wait or (processes == 1 and all(_at_hand(loss) for _, loss in self.waiting))):
-            return []
-        steps = [step for step, _ in self.waiting]
-        values = torch.stack([torch.as_tensor(loss).double().reshape(()) for _, loss in self.waiting])
-        if processes > 1:
-            torch.distributed.all_reduce(values)
-            values = values / processes
-        self.waiting = []
-        return list(zip(steps, values.tolist(), strict=True))
-
-
-def _at_hand(loss: Tensor | float) -> bool:
-    return not isinstance(loss, Tensor) or loss.device.type == "cpu"
 
 
 class Watch:
@@ -139,7 +116,7 @@ class Watch:
         self._summed = False
         self._own_logit: float | None = None
         self._tokens: TokenCounts | None = None
-        self._losses = _Losses()
+        self._losses = WaitingLosses()
         self._since: list[float | None] = []
         self._limits = RobustLimit(), RobustLimit()
         # an observation that waits for the optimiser's step, with the weights before it
@@ -149,6 +126,7 @@ class Watch:
         self._page: Path | None = None
         self._page_written, self._page_cost = 0.0, 0.0
         self._inside = False
+        self._devices: set[str] = set()
         self._handles: list[Any] = [
             model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             model.register_forward_hook(self._after_forward, with_kwargs=True),
@@ -176,8 +154,9 @@ class Watch:
         if torch.compiler.is_compiling() or self._inside or not torch.is_grad_enabled():
             return
         self._finish()
-        types = {p.device.type for p in self.model.parameters()} or {"cpu"}
-        cast = [(t, torch.get_autocast_dtype(t)) for t in types if torch.is_autocast_enabled(t)]
+        if not self._devices:
+            self._devices = {p.device.type for p in self.model.parameters()} or {"cpu"}
+        cast = [(t, torch.get_autocast_dtype(t)) for t in self._devices if torch.is_autocast_enabled(t)]
         self._inputs = args, kwargs, cast
         if self.anatomy is None:
             self._begin(args, kwargs)
@@ -227,16 +206,16 @@ class Watch:
         assert self.alarm_state is not None
         alarms = self.alarm_state
         judged = self.policy != "alarm"
-        spike: float | None = None
+        spikes: dict[int, float] = {}
         bad_loss = False
         value = math.nan
         for number, value in self._losses.known(due or judged, self._processes):
             self._since.append(value if math.isfinite(value) else None)
             if not math.isfinite(value):
-                bad_loss |= number == step
-            elif alarms.loss(number, value) and number == step:
-                spike = value
-        looks = due or self._looks or spike is not None or bad_loss
+                bad_loss = True
+            elif alarms.loss(number, value):
+                spikes[number] = value
+        looks = due or self._looks or bool(spikes) or bad_loss
         observation = self._observe(step) if looks else None
         total = observation.grad_norm if observation is not None else self._grad_norm() if judged else None
         bad_gradient = total is not None and not math.isfinite(total)
@@ -245,11 +224,12 @@ class Watch:
             events += self._not_finite(step, bad_loss)
         else:
             alarms.finite()
-        if spike is not None:
-            events += alarms.spike(step, spike, observation)
+        for number, each in spikes.items():
+            # where several processes or a GPU are not waited for, a spike is known later than its gradient
+            events += alarms.spike(number, each, observation if number == step else None)
         if observation is not None:
             entropy = None if self._tokens is None else self._tokens.entropy()
-            events += alarms.observed(observation, entropy, spike is None and not bad_loss and not bad_gradient)
+            events += alarms.observed(observation, entropy, not (spikes or bad_loss or bad_gradient))
             observation.events += events
             self._pending = observation
             self._before = [p.detach().clone() for p in self._weights()]
@@ -315,9 +295,7 @@ class Watch:
         items = [Item(found.name, found.peers, number) for number, found in enumerate(anatomy.sublayers, start=1)]
         peers = "layer" if anatomy.found == "parameters only" else ""
         items += [Item(name, peers if any(c.isdigit() for c in name) else "") for name in anatomy.places]
-        state, self.alarm_state = self.alarm_state, Alarms(items, self._given_entropy)
-        if state is not None:
-            self.alarm_state.losses = state.losses
+        self.alarm_state = Alarms(items, self._given_entropy)
         count = sum(p.numel() for p in self.model.parameters())
         self.header = Header(
             type(self.model).__name__, count, self.every, anatomy.found, anatomy.names(), anatomy.note
@@ -375,8 +353,10 @@ class Watch:
             hooks.remove()
             if self.anatomy.sublayers and not hooks.fired:
                 self._own_pass = True
-            self._fill(observation, hooks)
-        self._fill_gradients(observation)
+            fill_stream(observation, hooks)
+            sublayers = self.anatomy.sublayers
+            fill_common_gradients(observation, hooks, sublayers, self._modules, self._processes)
+        fill_gradients(observation, self._groups())
         return observation
 
     @contextmanager
@@ -405,43 +385,8 @@ class Watch:
             call()
         self._hooks.remove()
 
-    def _fill(self, observation: Observation, hooks: StreamHooks) -> None:
-        """The numbers of the stream, which are waited for here."""
-        assert self.anatomy is not None
-        rows: list[Tensor] = []
-        places: list[tuple[int, str]] = []
-        for index, seen in enumerate(hooks.sublayers):
-            named = {} if seen.measured is None else dict(seen.measured._asdict())
-            named |= {key: x for key, x in (("first_token", seen.first), ("sink", seen.sink)) if x is not None}
-            if seen.alpha is not None:
-                named["alpha"] = local(seen.alpha.detach()).double().mean()
-            rows += [x.double() for x in named.values()]
-            places += [(index, key) for key in named]
-        values = torch.stack([x.reshape(()).to(rows[0].device) for x in rows]).tolist() if rows else []
-        for (index, key), value in zip(places, values, strict=True):
-            setattr(observation.sublayers[index], key, value if math.isfinite(value) else None)
-        for index, (writer, found) in enumerate(zip(hooks.writers, self.anatomy.sublayers, strict=True)):
-            weight = None if found.writer is None else self._modules[found.writer]._parameters.get("weight")
-            if writer is not None and weight is not None and weight.grad is not None:
-                share = writer.share(weight.grad, self._processes)
-                finite = share is not None and math.isfinite(share)
-                observation.sublayers[index].common_gradient = share if finite else None
-
     def _grad_norm(self) -> float:
         return math.hypot(*norms([p.grad for p in self.model.parameters() if p.grad is not None]), 0.0)
-
-    def _fill_gradients(self, observation: Observation) -> None:
-        groups = self._groups()
-        grads = [p.grad for group in groups for p in group.values() if p.grad is not None]
-        values = iter(norms(grads))
-        total = 0.0
-        for target, group in zip(observation.everywhere, groups, strict=True):
-            own = [next(values) for p in group.values() if p.grad is not None]
-            if own:
-                norm = math.hypot(*own)
-                total = math.hypot(total, norm)
-                target.grad_norm = norm if math.isfinite(norm) else None
-        observation.grad_norm = total
 
     def _finish(self) -> None:
         """After the optimiser's step: how large it was. The observation is then complete."""
@@ -449,21 +394,17 @@ class Watch:
         if observation is None or self.alarm_state is None:
             return
         self._pending, self._before = None, []
-        with torch.no_grad():
-            sizes = norms(before)
-            changes = norms([p.detach() - old for p, old in zip(self._weights(), before, strict=True)])
-        pairs = iter(zip(changes, sizes, strict=True))
-        for target, group in zip(observation.everywhere, self._groups(), strict=True):
-            own = [next(pairs) for _ in group]
-            size = math.hypot(*(size for _, size in own)) if own else 0.0
-            ratio = math.hypot(*(change for change, _ in own)) / size if size > 0 else math.nan
-            target.update = ratio if math.isfinite(ratio) else None
+        fill_updates(observation, self._groups(), before)
         events = self.alarm_state.updated(observation)
         observation.events += events
         self._raise(events)
         if observation.grad_norm is not None and not math.isfinite(observation.grad_norm):
             observation.grad_norm = None
         self.observations.append(observation)
+        if len(self.observations) > _MOST_OBSERVATIONS:
+            # the file has all of them
+            half = len(self.observations) // 2
+            self.observations = [*self.observations[:half:2], *self.observations[half:]]
         if not self._is_main:
             return
         if self._file is not None:
@@ -524,6 +465,13 @@ class Watch:
         if self.anatomy is None:
             return "<p>spheret.watch: no step yet</p>"
         return str(need("spheret.lab.watched", "lab").summary_html(self.header, self.observations))
+
+    def state_dict(self) -> dict[str, int]:
+        """What a restarted loop needs: the step, and how many updates were skipped."""
+        return {"steps": self.steps, "skipped": self.skipped}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.steps, self.skipped = state["steps"], state["skipped"]
 
     def __repr__(self) -> str:
         found = "not seen yet" if self.anatomy is None else f"{len(self.anatomy.sublayers)} sublayers"
