@@ -160,11 +160,15 @@ def charts_of(found: Findings) -> dict[str, Chart]:
 
 
 def report_files(
-    found: Findings, drawings: Sequence[Drawing] | None = None, directory: Path | None = None
+    found: Findings,
+    drawings: Sequence[Drawing] | None = None,
+    directory: Path | None = None,
+    refresh: int | None = None,
 ) -> dict[str, bytes]:
     """The content of every file of a report, by file name.
 
-    drawings: by default all of them. directory: where the report will be; without it the page links no run.
+    drawings: by default all of them. directory: where the report will be; without it the page links no run. refresh:
+    after so many seconds a browser reads the page again.
     """
     if directory is not None:
         places = run_places([(run.name, run.run) for group in found.groups for run in group.every], directory)
@@ -173,7 +177,7 @@ def report_files(
     sections = sections_of(found)
     drawings = drawings_of(found) if drawings is None else drawings
     styles = {label: style for answer in found.answers for label, style in line_styles(answer).items()}
-    return contents(found.title, sections, drawings, charts_of(found), styles)
+    return contents(found.title, sections, drawings, charts_of(found), styles, refresh)
 
 
 def write_report(found: Findings, directory: Path) -> Path:

@@ -12,7 +12,6 @@ from spheret.lab.figures.watched import curves, draw
 from spheret.lab.page.page import is_page, page
 from spheret.lab.sections.watched import headline, watched_sections
 from spheret.lab.watch_file import WATCH, Watched, in_order
-from spheret.support.figure_style import INK
 from spheret.support.files import check_output_file, write_atomically
 from spheret.watching.observations import Header, Observation
 
@@ -43,9 +42,9 @@ def summary_html(header: Header, observations: Sequence[Observation]) -> str:
     parts = [Markup("<p><b>{}</b><br>{}</p>").format(headline(watched), header.model)]
     loss = curves(watched).get("loss")
     if loss is not None:
-        # a notebook may be light or dark, and has its own ink
-        svg = draw_chart("loss", *loss).svg.replace(INK, "currentColor")
-        parts.append(Markup('<div style="max-width: 32rem">{}</div>').format(Markup(svg)))
+        # a notebook may be light or dark, and the colours are for white paper
+        paper = Markup('<div style="background: #ffffff; display: inline-block; padding: 4px">{}</div>')
+        parts.append(paper.format(Markup(draw_chart("loss", *loss).svg)))
     if watched.events:
         row = Markup("<tr><td>{:,}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>")
         rows = [row.format(each.step, each.kind, each.where, each.sentence, each.remedy) for each in watched.events]
