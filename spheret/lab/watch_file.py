@@ -3,29 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import cached_property
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
+from types import UnionType
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
 
 from spheret.runs.layout import CONFIG
-from spheret.support.documents import DECODE_ERRORS, DamagedDocument, Envelope, Lines
-from spheret.support.errors import shortened
+from spheret.support.documents import Count, DamagedDocument, Document, Lines, Record
 from spheret.watching.observations import Event, Header, Observation, PlaceObservation, SublayerObservation
 
 WATCH = "watch.jsonl"
 # nobody can see more columns on one map
 MOST_COLUMNS = 200
-MOST_COUNT = 1 << 53
 # numbers beyond are as good as infinite
 MOST = 1e100
 
+
+def _record(kind: Any) -> Any:
+    """The type of a document that a type stands for: a dataclass becomes a record, an integer has bounds.
+
+    The core, which writes these files, has dataclasses, because it needs torch alone.
+    """
+    if is_dataclass(kind):
+        types = get_type_hints(kind)
+        named = [(each.name, _record(types[each.name]), *_default(each)) for each in fields(kind)]
+        return msgspec.defstruct(cast(Any, kind).__name__, named, bases=(Record,), kw_only=True)
+    if get_origin(kind) is list:
+        return list[_record(get_args(kind)[0])]  # type: ignore[misc]
+    if get_origin(kind) is UnionType:
+        return Union[tuple(map(_record, get_args(kind)))]  # noqa: UP007
+    return Count if kind is int else kind
+
+
+def _default(each: Field[Any]) -> list[Any]:
+    if each.default_factory is not MISSING:
+        return [msgspec.field(default_factory=each.default_factory)]
+    return [] if each.default is MISSING else [each.default]
+
+
 _REMEDY = "copy the file back, or delete it and watch the training again"
-HEADERS = Lines(Header, _REMEDY, appended=True)
-OBSERVATIONS = Lines(Observation, _REMEDY, appended=True)
+HEADERS = Document(_record(Header), "watch", _REMEDY)
+OBSERVATIONS = Lines(_record(Observation), _REMEDY, appended=True)
 
 
 @dataclass(frozen=True)
@@ -44,6 +68,22 @@ class Watched:
     @cached_property
     def events(self) -> list[Event]:
         return [event for observation in self.observations for event in observation.events]
+
+    @cached_property
+    def losses(self) -> tuple[np.ndarray, np.ndarray]:
+        """The steps that have a loss, ascending, and their losses."""
+        lengths = [len(each.losses) for each in self.observations]
+        firsts = [each.step + 1 - length for each, length in zip(self.observations, lengths, strict=True)]
+        # None becomes NaN
+        values = np.array(list(chain.from_iterable(each.losses for each in self.observations)), dtype=float)
+        within = np.arange(len(values)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        return _finite(np.repeat(firsts, lengths) + within, values)
+
+    @cached_property
+    def norms(self) -> tuple[np.ndarray, np.ndarray]:
+        """The watched steps that have a gradient norm, and their norms."""
+        steps = np.array([each.step for each in self.observations], dtype=int)
+        return _finite(steps, np.array([each.grad_norm for each in self.observations], dtype=float))
 
     @property
     def alarms(self) -> list[Event]:
@@ -91,6 +131,11 @@ class Watched:
         return self.shown[-1] if self.shown else None
 
 
+def _finite(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    known = np.abs(values) < MOST
+    return steps[known], values[known]
+
+
 def _stride(count: int) -> int:
     return max(1, -(-count // MOST_COLUMNS))
 
@@ -107,53 +152,21 @@ def in_order(observations: Iterable[Observation]) -> list[Observation]:
 
 def read_watched(path: Path, name: str) -> Watched:
     """Read a watch.jsonl. A last line that a kill has cut short is left out."""
-    head, *lines = HEADERS.split(path) or [b""]
+    head, *lines = OBSERVATIONS.split(path) or [b""]
     if not head:
         raise DamagedDocument(
             f"{path} has no whole line yet: wait until the training has begun, or give another path."
         )
-    header = _header(head, path)
+    header = msgspec.convert(HEADERS.decode(head, path), Header, from_attributes=True)
     stride, found = _stride(len(lines)), list[Observation]()
     for number, line in enumerate(lines, start=2):
-        observation = OBSERVATIONS.decode(line, f"line {number} of {path}")
-        _check_numbers(f"line {number} of {path}", _numbers(observation))
+        record = OBSERVATIONS.decode(line, f"line {number} of {path}")
+        observation = msgspec.convert(record, Observation, from_attributes=True)
         # a long training has more than its page can show: what is not shown is not kept
         if (len(lines) + 1 - number) % stride:
             observation = replace(observation, sublayers=[], places=[])
         found.append(observation)
     return Watched(name, header, in_order(found))
-
-
-def _header(line: bytes, path: Path) -> Header:
-    expected = Header("", 0, 0, "parameters only", [])
-    try:
-        envelope = msgspec.json.decode(line, type=Envelope)
-    except DECODE_ERRORS:
-        envelope = Envelope()
-    if envelope.format != expected.format:
-        raise DamagedDocument(f"{path} was not written by spheret.watch: give another path.")
-    if envelope.version != expected.version:
-        raise DamagedDocument(
-            f"{path} has format version {shortened(repr(envelope.version))}, this spheret reads {expected.version}: "
-            "use the spheret that wrote it."
-        )
-    header = HEADERS.decode(line, f"line 1 of {path}")
-    _check_numbers(
-        f"line 1 of {path}", [header.parameters, header.every, *(each.sublayer for each in header.sublayers)]
-    )
-    return header
-
-
-def _check_numbers(where: str, numbers: Iterable[int]) -> None:
-    """Raise if something is counted that nobody can count to: msgspec reads integers of any length."""
-    if not all(0 <= number <= MOST_COUNT for number in numbers):
-        raise DamagedDocument(f"{where} is damaged (a number is below 0 or above {MOST_COUNT:,}): {_REMEDY}.")
-
-
-def _numbers(observation: Observation) -> list[int]:
-    sublayers = [each.sublayer for each in observation.sublayers]
-    sublayers += [event.sublayer for event in observation.events if event.sublayer is not None]
-    return [observation.step, observation.skipped, *sublayers, *(event.step for event in observation.events)]
 
 
 def find_watched(paths: Iterable[str | Path]) -> tuple[list[Path], list[str | Path]]:

@@ -54,9 +54,7 @@ class DamagedDocument(ValueError):
     """A file that is not what its record says."""
 
 
-class Envelope(msgspec.Struct):
-    """What a file says that it is."""
-
+class _Envelope(msgspec.Struct):
     format: Any = ""
     version: Any = None
 
@@ -85,7 +83,7 @@ class Document(Generic[T]):
     def format_of(self, path: Path) -> Any:
         """What a file says that it is, and nothing else of it: "" if it says nothing, None if it is damaged."""
         try:
-            return msgspec.json.decode(self.read_bytes(path), type=Envelope).format
+            return msgspec.json.decode(self.read_bytes(path), type=_Envelope).format
         except msgspec.ValidationError:
             return ""
         except (*DECODE_ERRORS, DamagedDocument):
@@ -102,10 +100,10 @@ class Document(Generic[T]):
 
     def _check_format(self, data: bytes, path: Path) -> None:
         try:
-            envelope = msgspec.json.decode(data, type=Envelope)
+            envelope = msgspec.json.decode(data, type=_Envelope)
         except msgspec.ValidationError:
             # no object at all
-            envelope = Envelope()
+            envelope = _Envelope()
         if envelope.format != self.format:
             raise DamagedDocument(
                 f"{path} was not written by spheret {self.command}: give another path, or {self.remedy}."
@@ -128,17 +126,17 @@ class Document(Generic[T]):
         return data
 
 
-class Lines(Generic[V]):
-    """Files with one record per line: a Record or a dataclass.
+class Lines(Generic[T]):
+    """Files with one record per line.
 
     remedy: as in Document. appended: whether lines are written one by one, so that a kill may cut the last one short.
     """
 
-    def __init__(self, record: type[V], remedy: str, appended: bool = False) -> None:
+    def __init__(self, record: type[T], remedy: str, appended: bool = False) -> None:
         self.record, self.remedy, self.appended = record, remedy, appended
         self._decoder, self._encoder = msgspec.json.Decoder(record), msgspec.json.Encoder()
 
-    def read(self, path: Path, start: int = 0) -> Iterator[tuple[V, int]]:
+    def read(self, path: Path, start: int = 0) -> Iterator[tuple[T, int]]:
         """Every record after the byte `start`, with the byte at which its line ends.
 
         If lines are appended, a last one without its end is left out. Any other line must hold a record.
@@ -154,13 +152,13 @@ class Lines(Generic[V]):
         # after the last end there is nothing, or the beginning of a line
         return lines[:-1] if self.appended or not lines[-1] else lines
 
-    def decode(self, line: bytes, where: str) -> V:
+    def decode(self, line: bytes, where: str) -> T:
         try:
             return self._decoder.decode(line)
         except DECODE_ERRORS as error:
             raise DamagedDocument(f"{where} is damaged ({explain(error)}): {self.remedy}.") from None
 
-    def encode(self, record: V) -> bytes:
+    def encode(self, record: T) -> bytes:
         """A line with its end. NaN and infinity become null."""
         return self._encoder.encode(record) + b"\n"
 

@@ -7,7 +7,7 @@ training waits.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +16,14 @@ import numpy as np
 from spheret.lab.figures.lines import MOST_POINTS, later_range
 from spheret.lab.figures.svg import Ring, draw_chart, draw_map
 from spheret.lab.page.charts import Chart
-from spheret.lab.watch_file import MOST, Watched
+from spheret.lab.watch_file import Watched
 from spheret.support.figure_style import Drawing
 
 # so many events are marked on a curve
 MOST_MARKS = 30
 # numbers of the palette
 COLOURS = {"alarm": 1, "warning": 7}
+ENDS = {"low": np.minimum, "high": np.maximum}
 # colour and dashes of the last watched step, of one half-way and of the first
 STYLES: tuple[tuple[int, list[float]], ...] = ((0, []), (3, [5, 2]), (7, [1.5, 1.5]))
 
@@ -101,24 +102,15 @@ OTHERS = (
 )
 
 
-def known(value: float | None) -> float | None:
-    """A number that can be drawn, or None."""
-    return value if value is not None and abs(value) < MOST else None
-
-
 def curves(watched: Watched) -> dict[str, tuple[str, Chart]]:
     """The captions and numbers of the loss and of the whole gradient norm, by the name of the figure."""
-    losses = {
-        observation.step - len(observation.losses) + 1 + index: value
-        for observation in watched.observations
-        for index, loss in enumerate(observation.losses)
-        if (value := known(loss)) is not None
-    }
-    norms = {each.step: value for each in watched.observations if (value := known(each.grad_norm)) is not None}
     marks = _marks(watched)
     found = {
-        "loss": ("Loss by step, with the alarms and warnings", _curve(losses, "loss", marks)),
-        "gradient": ("Norm of the whole gradient at watched steps", _curve(norms, "gradient norm", marks, log=True)),
+        "loss": ("Loss by step, with the alarms and warnings", _curve(*watched.losses, "loss", marks)),
+        "gradient": (
+            "Norm of the whole gradient at watched steps",
+            _curve(*watched.norms, "gradient norm", marks, log=True),
+        ),
     }
     return {name: (caption, chart) for name, (caption, chart) in found.items() if chart is not None}
 
@@ -129,24 +121,26 @@ def _marks(watched: Watched) -> list[dict[str, Any]]:
     return [{"x": step, "text": kind, "colour": COLOURS[level]} for step, level, kind in sorted(seen)[:MOST_MARKS]]
 
 
-def _curve(points: Mapping[int, float], y: str, marks: list[dict[str, Any]], log: bool = False) -> Chart | None:
+def _curve(
+    steps: np.ndarray, values: np.ndarray, y: str, marks: list[dict[str, Any]], log: bool = False
+) -> Chart | None:
     """One line. Many points become the means of a few each, with the range of these: a spike stays visible."""
-    kept = [(step, value) for step, value in sorted(points.items()) if value > 0 or not log]
-    if not kept:
+    if log:
+        steps, values = steps[values > 0], values[values > 0]
+    if not len(steps):
         return None
-    every = -(-len(kept) // MOST_POINTS)
-    chunks = [kept[start : start + every] for start in range(0, len(kept), every)]
-    steps = [chunk[-1][0] for chunk in chunks]
-    values = [[value for _, value in chunk] for chunk in chunks]
-    means = [math.fsum(chunk) / len(chunk) for chunk in values]
+    every = -(-len(steps) // MOST_POINTS)
+    starts = np.arange(0, len(steps), every)
+    places = [int(step) for step in steps[np.append(starts[1:], len(steps)) - 1]]
+    means = np.add.reduceat(values, starts) / np.diff(starts, append=len(steps))
     line: dict[str, Any] = {"x": 0, "y": _rounded(means)}
     if every > 1:
-        line |= {"low": _rounded(map(min, values)), "high": _rounded(map(max, values))}
-    limits = None if log else later_range([([float(step) for step in steps], means)])
-    inside = [mark for mark in marks if steps[0] <= mark["x"] <= steps[-1]]
+        line |= {name: _rounded(end.reduceat(values, starts)) for name, end in ENDS.items()}
+    limits = None if log else later_range([([float(place) for place in places], means.tolist())])
+    inside = [mark for mark in marks if places[0] <= mark["x"] <= places[-1]]
     series = {"label": y, "colour": 0, "dash": [], "diverged": False, "lines": [line]}
     name = f"{y}, mean and range of {every} steps" if every > 1 else y
-    return _chart("step", name, [steps], [series], log=log, limits=limits, window=1, marks=inside)
+    return _chart("step", name, [places], [series], log=log, limits=limits, window=1, marks=inside)
 
 
 def _rounded(values: Any) -> list[float]:
