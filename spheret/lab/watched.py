@@ -29,8 +29,11 @@ def watched_page(header: Header, observations: Sequence[Observation], refresh: i
     return page(header.model, watched_sections(watched), drawings, charts, alone=True, refresh=refresh)
 
 
-def write_page(path: Path, header: Header, observations: Sequence[Observation], refresh: int | None = None) -> None:
+def write_page(
+    path: str | Path, header: Header, observations: Sequence[Observation], refresh: int | None = None
+) -> None:
     """Write the page in one step, in the place of an earlier one. Any other file there is an error."""
+    path = Path(path).expanduser()
     check_output_file("the page", path, is_page)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, watched_page(header, observations, refresh).encode())

@@ -3,10 +3,14 @@
 import base64
 import io
 import json
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -159,6 +163,12 @@ class TestFigures:
         _, chart = curves(watched(seen=[Observation(4, [3.0, None, 1e300, 2.0])]))["loss"]
         assert chart["xs"] == [[1, 4]]
 
+    def test_the_alarm_of_a_loss_that_is_not_finite_stands_at_the_end_of_the_line(self):
+        seen = observations()
+        last = Observation(300, [2.0] * 9 + [None] * 41, events=[event(260, kind="not finite", sublayer=None)])
+        _, chart = curves(watched(seen=[*seen, last]))["loss"]
+        assert chart["xs"][0][-1] == chart["marks"][0]["x"] == 259
+
     def test_alarms_are_marked(self):
         events = {2: [event(90), event(90, sublayer=1)], 4: [event(200, level="warning", kind="dead")]}
         found = watched(seen=observations(events=events))
@@ -275,6 +285,18 @@ class TestPage:
 
     def test_equal_observations_give_equal_bytes(self):
         assert watched_page(header(), observations()) == watched_page(header(), observations())
+
+    def test_numbers_that_are_not_finite_are_as_those_that_were_not_measured(self):
+        def seen(value):
+            found = observations()
+            found[2] = replace(found[2], losses=[value, *found[2].losses[1:]], grad_norm=value)
+            found[-1].sublayers[1] = replace(found[-1].sublayers[1], norm=value, update=value)
+            found[-1].places[0] = replace(found[-1].places[0], grad_norm=value)
+            return found
+
+        expected = watched_page(header(), seen(None))
+        assert watched_page(header(), seen(float("nan"))) == expected
+        assert watched_page(header(), seen(float("inf"))) == expected
 
     def test_hostile_names_are_text(self):
         names = [SublayerName(k, f"{NASTY}{k}", NASTY) for k in (1, 2)]
@@ -393,3 +415,19 @@ class TestReport:
         assert "line 8" in error
         assert "Traceback" not in error
         assert not (tmp_path / "report").exists()
+
+
+def test_a_page_is_made_without_matplotlib():
+    # drawing with it takes seconds, while a training waits
+    code = """
+import sys
+from watched_helpers import event, header, observations
+from spheret.lab.watched import summary_html, watched_page
+seen = observations(events={2: [event(100)]})
+watched_page(header(), seen), summary_html(header(), seen)
+print("matplotlib" in sys.modules)
+"""
+    path = os.pathsep.join(map(str, (Path(__file__).parents[1] / "helpers", Path(__file__).parents[2])))
+    environment = {**os.environ, "PYTHONPATH": path}
+    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
+    assert run.stdout == "False\n"

@@ -137,7 +137,8 @@ def _curve(
     if every > 1:
         line |= {name: _rounded(end.reduceat(values, starts)) for name, end in ENDS.items()}
     limits = None if log else later_range([([float(place) for place in places], means.tolist())])
-    inside = [mark for mark in marks if places[0] <= mark["x"] <= places[-1]]
+    # a loss that is not finite has no place, and its alarm stands where the line ends
+    inside = [{**mark, "x": min(max(mark["x"], places[0]), places[-1])} for mark in marks]
     series = {"label": y, "colour": 0, "dash": [], "diverged": False, "lines": [line]}
     name = f"{y}, mean and range of {every} steps" if every > 1 else y
     return _chart("step", name, [places], [series], log=log, limits=limits, window=1, marks=inside)

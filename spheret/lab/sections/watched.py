@@ -13,6 +13,8 @@ from spheret.watching.observations import Event
 
 # so many alarms stand on the first screen, and so many events in the table
 FIRST, MOST = 3, 100
+# a table of more rows is closed at first
+MANY = 12
 
 
 def headline(watched: Watched) -> str:
@@ -87,7 +89,7 @@ def _inside_section(watched: Watched, name: str, title: str, figures: list[str])
 
 
 def _cell(value: float | None, source: str) -> TableCell:
-    return TableCell("-") if value is None or math.isnan(value) else TableCell(f"{value:.4g}", value, source)
+    return TableCell("-") if value is None or not math.isfinite(value) else TableCell(f"{value:.4g}", value, source)
 
 
 def _table_section(watched: Watched) -> Section | None:
@@ -106,7 +108,9 @@ def _table_section(watched: Watched) -> Section | None:
         cells += [_cell(float(watched.measures[each.key][place, -1]), f"{where}.{each.key}") for each in measures]
         rows.append(cells)
     columns = ["name", "number", *(["branch"] if found else []), *(measure.name for measure in measures)]
-    table = Table(kind, f"{caption} at step {last.step:,}", columns, rows, folded=bool(found)).without_empty_columns
+    table = Table(
+        kind, f"{caption} at step {last.step:,}", columns, rows, folded=len(rows) > MANY
+    ).without_empty_columns
     tables = [table] if rows else []
     if found and last.places:
         columns = ["name", "gradient norm", "update"]
