@@ -13,6 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
+import damage
 import numpy as np
 import pytest
 from matplotlib import colormaps
@@ -101,6 +102,22 @@ class TestFile:
         with pytest.raises(DamagedDocument, match=words) as error:
             read_watched(path, "mine")
         assert str(path) in str(error.value)
+
+    @pytest.mark.parametrize("line", [0, 1, 2])
+    def test_what_is_read_can_be_shown(self, tmp_path, line):
+        path = write_watch(
+            tmp_path / "watch.jsonl", header(2), observations(2, 2, 2, events={1: [event(2)]}, places=1)
+        )
+        lines, shown = path.read_bytes().splitlines(), 0
+        for _, _, damaged in damage.damages(json.loads(lines[line])):
+            path.write_bytes(b"\n".join([*lines[:line], damage.dump(damaged).encode(), *lines[line + 1 :], b""]))
+            try:
+                found = read_watched(path, "mine")
+            except DamagedDocument:
+                continue
+            watched_page(found.header, found.observations)
+            shown += 1
+        assert shown > 10
 
     def test_an_empty_file_is_no_training_yet(self, tmp_path):
         for content in (b"", b'{"format": "spheret'):
