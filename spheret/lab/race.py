@@ -20,16 +20,18 @@ import tyro
 from spheret.data import check_named
 from spheret.flags import given, section_flags, shown
 from spheret.lab.answers import group_answers
-from spheret.lab.board import Board
+from spheret.lab.board import FOLLOWED, Board
 from spheret.lab.estimate import duration_words, seconds_left
 from spheret.lab.executors.local import Local
 from spheret.lab.laboratory import LOCK, Laboratory, claimed
+from spheret.lab.live_page import LivePage
 from spheret.lab.outcome import print_outcome
 from spheret.lab.plan import OWN_SETTINGS, RECIPE, Group, PartRecord, Plan, named_contestants, read_plan
 from spheret.lab.proposal import propose_study
-from spheret.lab.report import run_findings, write_report
+from spheret.lab.report import Findings, run_findings, write_report
 from spheret.lab.runs import read_groups
 from spheret.runs.config import Given, merge, read_config
+from spheret.runs.layout import CONFIG
 from spheret.runs.run import manifest_sha256
 from spheret.support import files, machine
 from spheret.support.documents import Document, Record
@@ -216,9 +218,10 @@ def race(
     jobs = where.jobs or max(1, machine.cores() // where.threads)
     try:
         with claimed(directory, "race", lambda: _check_directory(directory, settings)):
-            _run(laboratory, where, jobs)
-            found = run_findings(read_groups([laboratory.run_directory(key) for key in laboratory.rows()]))
-            page = write_report(found, directory / REPORT)
+            with LivePage(directory / REPORT, lambda: _so_far(laboratory), "race", where.quiet) as live:
+                _run(laboratory, where, jobs, live)
+                found = run_findings(read_groups([laboratory.run_directory(key) for key in laboratory.rows()]))
+                page = write_report(found, directory / REPORT)
             following = _next(laboratory, shared, jobs)
     except KeyboardInterrupt:
         print("stopped; every training has saved. Run the same command again to go on.", file=sys.stderr)
@@ -238,14 +241,21 @@ def _size(plan: Plan) -> str:
     return f"{runs} run{'s' * (runs > 1)} of {len(group.contestants)} contestants"
 
 
-def _run(laboratory: Laboratory, where: RaceOptions, jobs: int) -> None:
+def _so_far(laboratory: Laboratory) -> Findings | None:
+    """What the runs that have begun say; None before the first."""
+    keys = [*laboratory.rows(), *laboratory.wanted()[:FOLLOWED]]
+    begun = [path for path in map(laboratory.run_directory, keys) if (path / CONFIG).exists()]
+    return run_findings(read_groups(begun)) if begun else None
+
+
+def _run(laboratory: Laboratory, where: RaceOptions, jobs: int, live: LivePage) -> None:
     """Train what is left, and measure what a step costs."""
     left, done = len(laboratory.wanted()), len(laboratory.rows())
     if left:
         already = f"; {done} are done already" if done else ""
         time = duration_words(seconds_left(laboratory, jobs))
         _say(where, f"{left} runs, {min(jobs, left)} at a time, {where.threads} threads each, {time}{already}.")
-        with Board(laboratory, "race") as board:
+        with Board(laboratory, "race", live) as board:
             Local(jobs, laboratory.directory, board.watch).run(board.jobs)
     else:
         _say(where, f"all {done} runs of {laboratory.directory} are finished; the report is written again.")

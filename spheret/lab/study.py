@@ -18,10 +18,11 @@ from spheret.lab.executors.job import Executor
 from spheret.lab.executors.local import Local
 from spheret.lab.executors.slurm import Slurm
 from spheret.lab.laboratory import LOCK, LOGS, PLAN, REPORT, Laboratory, claimed
+from spheret.lab.live_page import LivePage
 from spheret.lab.outcome import print_outcome
 from spheret.lab.plan import OURS, committed_results, read_plan
 from spheret.lab.race import RACE
-from spheret.lab.report import study_findings, write_report
+from spheret.lab.report import Findings, study_findings, write_report
 from spheret.lab.rows import RUNS, read_rows
 from spheret.lab.stages import expected
 from spheret.lab.words import change_words, listed
@@ -145,7 +146,8 @@ def _run(laboratory: Laboratory, where: StudyOptions, plan: Path) -> int:
             for name in (RUNS, LOGS):
                 (directory / name).mkdir(exist_ok=True)
             _announce(laboratory, where)
-            with Board(laboratory, "study") as board:
+            live = LivePage(directory / REPORT, lambda: _so_far(laboratory), "study", where.quiet)
+            with live, Board(laboratory, "study", live) as board:
                 done = _executor(laboratory, where, plan, board).run(board.jobs)
             if done or where.on == "local":
                 laboratory.measure()
@@ -156,6 +158,12 @@ def _run(laboratory: Laboratory, where: StudyOptions, plan: Path) -> int:
         print("stopped; every training has saved. Run the same command again to go on.", file=sys.stderr)
         return INTERRUPTED
     return 0
+
+
+def _so_far(laboratory: Laboratory) -> Findings | None:
+    """What the runs that have ended say; None before the first."""
+    results = laboratory.results()
+    return study_findings(laboratory.plan, results) if results else None
 
 
 def _announce(laboratory: Laboratory, where: StudyOptions) -> None:

@@ -68,7 +68,10 @@ def own_style() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure as SVG and PNG, and as PGF for LaTeX, with its name and caption. A figure with an image has no PGF."""
+    """A figure as SVG and PNG, and as PGF for LaTeX, with its name and caption.
+
+    A figure with an image has no PGF. One that was not drawn by matplotlib has no PNG either: its bytes are empty.
+    """
 
     name: str
     caption: str

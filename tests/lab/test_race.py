@@ -290,7 +290,6 @@ def test_stopped_in_the_middle_it_goes_on(number, undisturbed, tmp_path, capsys)
         assert process.returncode == 130
         assert "Run the same command again to go on." in output
         assert not any(map(is_alive, trainings))
-    assert not (out / "report").exists()
     assert race(*LONG, "--out", out) == 0
     assert lines(out) == undisturbed
     assert (out / "report" / "report.html").exists()

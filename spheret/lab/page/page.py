@@ -28,6 +28,8 @@ FOLDER = Path(__file__).parent
 TEMPLATE = "page.html.jinja"
 STYLE, SCRIPT, CHART_SCRIPT = "report.css", "report.js", "report_charts.js"
 CHART_LIBRARY, CHART_STYLE = "vendor/uPlot.iife.min.js", "vendor/uPlot.min.css"
+# by which a page is known as ours
+GENERATOR = '<meta name="generator" content="spheret report">'
 # colours that figures and page share, by the name of their CSS variable: (on white, on black)
 _COLOURS = {
     "ink": (INK, "#e6e6e6"),
@@ -74,21 +76,8 @@ def _code(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
-def page(
-    title: str,
-    sections: Sequence[Section],
-    drawings: Sequence[Drawing],
-    charts: Mapping[str, Chart] | None = None,
-    styles: Mapping[str, tuple[str, Any]] | None = None,
-) -> str:
-    """The whole of report.html.
-
-    charts: the numbers behind interactive figures, by the name of the figure. styles: the line of each contestant.
-    """
-    inline = {drawing.name: replace(drawing, svg=Markup(inline_svg(drawing))) for drawing in drawings}
-    alive = {name: chart for name, chart in (charts or {}).items() if name in inline}
-    scripts = [*([CHART_LIBRARY, CHART_SCRIPT] if alive else []), SCRIPT]
-    hashes = [base64.b64encode(hashlib.sha256(_source(name).encode()).digest()).decode() for name in scripts]
+@cache
+def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(FOLDER),
         autoescape=True,
@@ -98,17 +87,52 @@ def page(
         keep_trailing_newline=True,
     )
     environment.filters["code"] = _code
-    return environment.get_template(TEMPLATE).render(
-        title=title,
-        sections=sections,
-        figures={section.name: [inline[name] for name in section.figures if name in inline] for section in sections},
-        charts=alive,
-        charts_json=htmlsafe_json_dumps(alive, separators=(",", ":")),
-        keys={label: _key(*style) for label, style in (styles or {}).items()},
-        colours=_COLOURS,
-        style=Markup("".join(map(_source, [*([CHART_STYLE] if alive else []), STYLE]))),
-        scripts=[Markup(_source(name)) for name in scripts],
-        script_hashes=Markup(" ".join(f"'sha256-{value}'" for value in hashes)),
-        BEST=BEST,
-        SECOND=SECOND,
+    return environment
+
+
+def is_page(content: bytes) -> bool:
+    """Whether a file is a page of ours."""
+    return GENERATOR.encode() in content[:1000]
+
+
+def page(
+    title: str,
+    sections: Sequence[Section],
+    drawings: Sequence[Drawing],
+    charts: Mapping[str, Chart] | None = None,
+    styles: Mapping[str, tuple[str, Any]] | None = None,
+    alone: bool = False,
+    refresh: int | None = None,
+) -> str:
+    """The whole of report.html.
+
+    charts: the numbers behind interactive figures, by the name of the figure. styles: the line of each contestant.
+    alone: whether no figures lie beside the page as files. refresh: after so many seconds a browser reads it again.
+    """
+    inline = {drawing.name: replace(drawing, svg=Markup(inline_svg(drawing))) for drawing in drawings}
+    alive = {name: chart for name, chart in (charts or {}).items() if name in inline}
+    scripts = [*([CHART_LIBRARY, CHART_SCRIPT] if alive else []), SCRIPT]
+    hashes = [base64.b64encode(hashlib.sha256(_source(name).encode()).digest()).decode() for name in scripts]
+    return (
+        _environment()
+        .get_template(TEMPLATE)
+        .render(
+            title=title,
+            sections=sections,
+            figures={
+                section.name: [inline[name] for name in section.figures if name in inline] for section in sections
+            },
+            charts=alive,
+            charts_json=htmlsafe_json_dumps(alive, separators=(",", ":")),
+            keys={label: _key(*style) for label, style in (styles or {}).items()},
+            colours=_COLOURS,
+            style=Markup("".join(map(_source, [*([CHART_STYLE] if alive else []), STYLE]))),
+            scripts=[Markup(_source(name)) for name in scripts],
+            script_hashes=Markup(" ".join(f"'sha256-{value}'" for value in hashes)),
+            generator=Markup(GENERATOR),
+            alone=alone,
+            refresh=refresh,
+            BEST=BEST,
+            SECOND=SECOND,
+        )
     )
