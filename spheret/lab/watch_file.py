@@ -17,8 +17,8 @@ import numpy as np
 from spheret.runs.layout import CONFIG
 from spheret.support.documents import Count, DamagedDocument, Document, Lines, Record
 from spheret.watching.observations import Event, Header, Observation, PlaceObservation, SublayerObservation
+from spheret.watching.outputs import WATCH
 
-WATCH = "watch.jsonl"
 # nobody can see more columns on one map
 MOST_COLUMNS = 200
 # numbers beyond are as good as infinite

@@ -66,8 +66,8 @@ def observations(sublayers=4, steps=6, every=50, seed=0, events=None, places=3):
 
 
 def event(step, sublayer=3, **given):
-    values = {"kind": "exploding", "where": f"layers.{sublayer}", "sentence": "Its update is 30 times as large.",
-              "remedy": "Lower its learning rate."}  # fmt: skip
+    values = {"kind": "exploding", "where": f"layers.{sublayer}", "sentence": "its update is 30 times as large",
+              "remedy": "lower its learning rate"}  # fmt: skip
     return Event(step=step, sublayer=sublayer, **{**values, **given})
 
 

@@ -52,9 +52,13 @@ def watched_sections(watched: Watched, opening: bool = True) -> list[Section]:
     return [section for section in sections if section is not None]
 
 
+def _helps(event: Event) -> str:
+    return f" What helps: {event.remedy}." if event.remedy else ""
+
+
 def _first_words(watched: Watched) -> list[str]:
     events = watched.alarms[:FIRST]
-    words = [f"Step {each.step:,}, {each.where}: {each.sentence} {each.remedy}".strip() for each in events]
+    words = [f"Step {each.step:,}, {each.where}: {each.sentence}.{_helps(each)}" for each in events]
     left = len(watched.alarms) - len(events)
     header = watched.header
     told = f"{header.model}, {header.parameters:,} parameters, watched every {header.every:,} steps."
