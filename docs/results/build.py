@@ -17,11 +17,11 @@ from scipy import stats
 
 from spheret.lab.answers import Entry, GroupAnswer, group_answers, sound
 from spheret.lab.endpoints import ALPHA, Comparison, comparison, endpoint_answers, rung_names, slope_per_doubling
-from spheret.lab.ladders import in_order
 from spheret.lab.page.tables import to_markdown
 from spheret.lab.plan import OURS, PLANS, Plan, read_plan
 from spheret.lab.report import result_files, sections_of, study_findings
 from spheret.lab.rows import Key, Row, read_rows
+from spheret.lab.rungs import in_order
 from spheret.lab.sections.endpoints import endpoint_sentence
 from spheret.lab.sections.transfer import transfer_sentences
 from spheret.lab.transfer import transfers

@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 from spheret.lab import curves
 from spheret.lab.curves import Bowl
-from spheret.lab.plan import RECIPE, Contestant, Group, Plan
+from spheret.lab.plan import Contestant, Group, Plan
 from spheret.lab.rows import FINAL, FINISHED, FLOOR, STRESS, TUNE, Key, Row
 from spheret.lab.seed_table import (
     Pair,
@@ -30,7 +30,6 @@ from spheret.lab.seed_table import (
 )
 from spheret.lab.stages import Rows, Tuning, final_rates, seeds_of, start_rates, stress_rate, tuning
 from spheret.lab.statistics import Interval
-from spheret.runs.config import SECTIONS, merge
 
 # tuned: its best rate lies between two others. edge: it does not. hopeless: no rate gave a loss.
 # tuning: some rates have not ended. waiting: the rung below is not tuned.
@@ -257,27 +256,9 @@ class GroupAnswer:
         return [*own, *(self.floor.rows if self.floor else ()), *stressed]
 
 
-def setting_of(group: Group, name: str) -> Any:
-    """A setting of all contestants of a group, given or by default."""
-    given = merge(RECIPE, group.given)
-    for section, kind in SECTIONS.items():
-        for each in fields(kind):
-            if each.name == name:
-                return given.get(section, {}).get(name, each.default)
-    raise KeyError(name)
-
-
 def group_answers(plan: Plan, rows: Rows) -> list[GroupAnswer]:
     """What is known about every group, in the order of the plan."""
     return [_group_answer(plan, group, rows) for group in plan.groups]
-
-
-def by_part(answers: Sequence[GroupAnswer]) -> list[list[GroupAnswer]]:
-    """The rungs of each part, in the order of the plan."""
-    parts: dict[str, list[GroupAnswer]] = {}
-    for answer in answers:
-        parts.setdefault(answer.group.part.name, []).append(answer)
-    return list(parts.values())
 
 
 def sound(row: Row) -> bool:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
-from spheret.lab.answers import Entry, GroupAnswer, by_part, sound
-from spheret.lab.ladders import in_order
+from spheret.lab.answers import Entry, GroupAnswer, sound
 from spheret.lab.plan import EndpointRecord
 from spheret.lab.rows import Row
+from spheret.lab.rungs import by_part, in_order
 from spheret.lab.statistics import LEVEL, Interval, mean_and_deviation, over_seeds
 
 ALPHA = 1 - LEVEL

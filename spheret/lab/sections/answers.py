@@ -256,8 +256,8 @@ def _ladder_section(ladder: Ladder) -> Section | None:
     notes = [f"The gap is the loss minus that of {ladder.reference} \u00b1 half its 95% interval. Below 0 is better."]
     if sized:
         notes += [
-            f"The change is that of the gap per doubling of {ladder.key}, by weighted least squares. p is that of no "
-            "change, for this contestant alone.",
+            f"The change is that of the gap per doubling of {ladder.key}: for each seed a least-squares slope, then "
+            "their mean. p is that of no change, for this contestant alone.",
             f"The gain is how many times its FLOPs {ladder.reference} would need for the same loss, read between its "
             f"own sizes and not beyond. Few and small sizes are no scaling law.",
         ]
@@ -279,14 +279,13 @@ def _climb_row(ladder: Ladder, climb: Climb, sized: bool) -> list[TableCell]:
             text = f"{gap.estimate:+.4f}" + (f" \u00b1 {half:.4f}" if math.isfinite(half) else "")
             cells.append(TableCell(text, gap.estimate, _layout_source(step.answer)))
     if sized:
-        trend = climb.trend
-        if trend is None:
+        slope = None if climb.slope is None else climb.slope.interval
+        if slope is None:
             cells += [NONE, NONE]
         else:
-            half = (trend.high - trend.low) / 2
-            text = f"{trend.slope:+.4f}" + (f" \u00b1 {half:.4f}" if math.isfinite(half) else "")
-            source = f"weighted least squares of the gaps over log2({ladder.key})"
-            cells += [TableCell(text, trend.slope, source), TableCell(f"{trend.p:.2g}", trend.p, source)]
+            text = f"{slope.estimate:+.4f} \u00b1 {(slope.high - slope.low) / 2:.4f}"
+            source = f"mean over the seeds of the least-squares slopes of the gap over log2({ladder.key})"
+            cells += [TableCell(text, slope.estimate, source), TableCell(f"{slope.p:.2g}", slope.p, source)]
         for step in climb.steps:
             factor = None if step.gain is None else step.gain.factor
             source = f"flops of {ladder.reference} at this loss / flops" if factor is not None else ""
