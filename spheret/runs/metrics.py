@@ -267,7 +267,6 @@ class Follower:
         self._offset = 0
         self.step, self.val_step = 0, 0
         self.val_loss: float | None = None
-        self.stopped: str | None = None
         self.diverged: int | None = None
 
     def update(self) -> None:
@@ -293,19 +292,10 @@ class Follower:
             if record.step != self.step + 1:
                 raise ValueError(_gap(metrics, self.step, record.step))
             self._offset, self.step = end, record.step
-            self.stopped = record.stopped
             if self.diverged is None and (record.stopped or record.diverged):
                 self.diverged = record.step
             if record.val_loss is not None:
                 self.val_loss, self.val_step = record.val_loss, record.step
-
-    @property
-    def done(self) -> bool:
-        return self.stopped is not None or self.step >= self.steps
-
-    @property
-    def steps_left(self) -> int:
-        return 0 if self.done else self.steps - self.step
 
 
 # of a sublayer, in TensorBoard
