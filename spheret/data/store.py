@@ -72,6 +72,12 @@ class Data:
 
         return torch.from_numpy(shards.read_counts(self.path, self.manifest).astype(np.int64))
 
+    def unigram_entropy(self) -> float:
+        """Return the entropy of the train split's token frequencies in nats: the loss of knowing these alone."""
+        counts = self.counts().double()
+        share = counts[counts > 0] / counts.sum()
+        return float(-(share * share.log()).sum())
+
     def stream(self, split: str = "train") -> Stream:
         """Return the ids of a split as one memory-mapped sequence over its shards."""
         from spheret.data.loader import Stream

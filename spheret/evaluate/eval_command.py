@@ -22,7 +22,7 @@ from msgspec import UNSET, UnsetType
 
 from spheret import __version__
 from spheret.evaluate import eval_json
-from spheret.evaluate.records import EVALS, SAMPLES, EvalRecord, MetricRecord, SampleRecord, TaskRecord
+from spheret.evaluate.records import EVALS, SAMPLES, EvalRecord, SampleRecord, TaskRecord
 from spheret.evaluate.tasks import check_data, check_include_path, load_tasks, parse_tasks, set_examples
 from spheret.evaluate.tasks import prefetch as fetch
 from spheret.runs.layout import EVAL, EVAL_FEWSHOT, EVAL_FEWSHOT_SAMPLES, EVAL_SAMPLES
@@ -190,9 +190,7 @@ def _entry(
         version=answers["versions"].get(name),
         hash=hashlib.sha256(identity.encode()).hexdigest(),
         data_sha256=data_sha256,
-        metrics={
-            metric: MetricRecord(**eval_json.summary(metric, [row[metric] for row in rows])) for metric in metrics
-        },
+        metrics={metric: eval_json.summary(metric, [row[metric] for row in rows]) for metric in metrics},
     )
 
 
@@ -276,8 +274,8 @@ def _show(results: EvalRecord) -> None:
     console = Console()
     print_whole(console, table)
     if (mean := eval_json.average(results)) is not None:
-        error = "" if mean["stderr"] is None else f" +- {mean['stderr']:.2f}"
-        console.print(f"average {'few' if results.num_fewshot else 'zero'}-shot accuracy {mean['value']:.2f}{error}")
+        error = "" if mean.stderr is None else f" +- {mean.stderr:.2f}"
+        console.print(f"average {'few' if results.num_fewshot else 'zero'}-shot accuracy {mean.value:.2f}{error}")
     if results.truncated:
         console.print(
             f"{results.truncated:,} of {results.requests:,} requests were longer than the context: their left "

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
-from spheret.evaluate.records import AGAIN, EVALS, SAMPLES, EvalRecord
-from spheret.evaluate.tasks import ACCURACIES, PAPER_COLUMNS
+from spheret.evaluate.records import AGAIN, EVALS, SAMPLES, EvalRecord, MetricRecord, SampleRecord
+from spheret.evaluate.tasks import ACCURACIES, PAPER_COLUMNS, Column
 from spheret.runs.layout import EVAL, EVAL_FEWSHOT, EVAL_SAMPLES
 
 
@@ -63,10 +64,9 @@ METRICS: dict[str, Callable[[Sequence[Any]], tuple[float, float | None]]] = {
 }
 
 
-def summary(metric: str, values: Sequence[Any]) -> dict[str, float | None]:
+def summary(metric: str, values: Sequence[Any]) -> MetricRecord:
     """The value of a metric and its standard error, from its values per document."""
-    value, error = METRICS.get(metric, _mean_with_error)(values)
-    return {"value": value, "stderr": error}
+    return MetricRecord(*METRICS.get(metric, _mean_with_error)(values))
 
 
 def read(run: str | Path, fewshot: bool = False) -> EvalRecord:
@@ -78,13 +78,13 @@ def read(run: str | Path, fewshot: bool = False) -> EvalRecord:
         raise FileNotFoundError(f"{run} has not been evaluated: run spheret eval {run}{flag}.") from None
 
 
-def samples(run: str | Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """The metrics of every document: task, then document, then metric."""
+def samples(run: str | Path) -> dict[str, dict[str, SampleRecord]]:
+    """The line of every document: task, then document."""
     path = Path(run) / EVAL_SAMPLES
-    by_task: dict[str, dict[str, dict[str, Any]]] = {}
+    by_task: dict[str, dict[str, SampleRecord]] = {}
     try:
         for row, _ in SAMPLES.read(path):
-            by_task.setdefault(row.task, {})[f"{row.document} {row.hash}"] = row.metrics
+            by_task.setdefault(row.task, {})[f"{row.document} {row.hash}"] = row
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing: {AGAIN}.") from None
     return by_task
@@ -97,68 +97,91 @@ VALUES: dict[str, Any] = {
 }
 
 
-def _values(run: str | Path, documents: dict[str, dict[str, Any]], task: str, metric: str) -> list[Any]:
+def _values(run: str | Path, documents: dict[str, SampleRecord], metric: str) -> list[Any]:
     """The metric at every document of a task, in the order of the documents' names."""
     values = []
-    for name in sorted(documents):
+    for _, row in sorted(documents.items()):
         try:
-            values.append(msgspec.convert(documents[name].get(metric), VALUES.get(metric, float)))
+            values.append(msgspec.convert(row.metrics.get(metric), VALUES.get(metric, float)))
         except msgspec.ValidationError as error:
             raise ValueError(
-                f"{Path(run) / EVAL_SAMPLES} is damaged ({metric} of document {name.split()[0]} of {task}: {error}): "
-                f"{AGAIN}."
+                f"{Path(run) / EVAL_SAMPLES} is damaged ({metric} of document {row.document} of {row.task}: {error}):"
+                f" {AGAIN}."
             ) from None
     return values
 
 
-def average(results: EvalRecord) -> dict[str, float | None] | None:
+@dataclass(frozen=True)
+class EvalCell:
+    """A number of the paper's tables: an accuracy in percent, or a perplexity. value: None if it was not measured."""
+
+    column: Column
+    value: float | None
+    stderr: float | None
+
+
+@dataclass(frozen=True)
+class EvalRow:
+    """A run in the paper's layout: one cell per column of PAPER_COLUMNS, and the average accuracy."""
+
+    run: str
+    cells: tuple[EvalCell, ...]
+    average: MetricRecord | None
+
+
+@dataclass(frozen=True)
+class PairedMetric:
+    """A metric of two runs on the same documents.
+
+    difference: first minus second, in percentage points of accuracy or in perplexity.
+    stderr: of the difference; for a perplexity, of `log_ratio`.
+    wins, losses: documents on which the first run is better, and on which it is worse.
+    p: McNemar's exact test for accuracies, a normal test of the mean log-likelihood difference for perplexities.
+    log_ratio: for perplexities only, log(first / second).
+    """
+
+    column: Column
+    documents: int
+    difference: float
+    stderr: float | None
+    wins: int
+    losses: int
+    p: float | None
+    log_ratio: float | None = None
+
+
+def average(results: EvalRecord) -> MetricRecord | None:
     """The mean of the paper's ten accuracies in percent with its standard error, or None if one is missing."""
-    cells = [_cell(results, column.task, column.metric) for column in PAPER_COLUMNS if is_accuracy(column.metric)]
-    if any(cell["value"] is None for cell in cells):
+    cells = [_cell(results, column) for column in PAPER_COLUMNS if column.higher_is_better]
+    values = [cell.value for cell in cells if cell.value is not None]
+    errors = [cell.stderr for cell in cells if cell.stderr is not None]
+    if len(values) < len(cells):
         return None
-    errors = [cell["stderr"] for cell in cells]
-    together = None if None in errors else math.sqrt(math.fsum(e * e for e in errors)) / len(cells)
-    return {"value": _mean([cell["value"] for cell in cells]), "stderr": together}
+    together = math.sqrt(math.fsum(e * e for e in errors)) / len(cells) if len(errors) == len(cells) else None
+    return MetricRecord(_mean(values), together)
 
 
 def is_accuracy(metric: str) -> bool:
     return metric in ACCURACIES
 
 
-def _cell(results: EvalRecord, task: str, metric: str) -> dict[str, Any]:
-    """Value and standard error, accuracies in percent; both None if the task was not run."""
-    entry = results.tasks.get(task)
-    cell = None if entry is None else entry.metrics.get(metric)
-    if cell is None:
-        return {"value": None, "stderr": None}
-    factor = 100.0 if is_accuracy(metric) else 1.0
-    return {
-        "value": None if cell.value is None else factor * cell.value,
-        "stderr": None if cell.stderr is None else factor * cell.stderr,
-    }
+def _cell(results: EvalRecord, column: Column) -> EvalCell:
+    task = results.tasks.get(column.task)
+    found = None if task is None else task.metrics.get(column.metric)
+    if found is None:
+        return EvalCell(column, None, None)
+    factor = 100.0 if column.higher_is_better else 1.0
+    value, error = (None if x is None else factor * x for x in (found.value, found.stderr))
+    return EvalCell(column, value, error)
 
 
-def table(runs: Iterable[str | Path]) -> list[dict[str, Any]]:
-    """The paper's layout: one row per run, one cell per column of PAPER_COLUMNS, and the average accuracy.
-
-    {"run", "step", "limit", "cells": [{"column", "task", "metric", "value", "stderr"}, ...], "average": {...} | None}
-    """
+def table(runs: Iterable[str | Path]) -> list[EvalRow]:
+    """The paper's layout: one row per run."""
     rows = []
     for run in runs:
         results = read(run)
-        cells = [
-            {"column": name, "task": task, "metric": metric, **_cell(results, task, metric)}
-            for name, task, metric in PAPER_COLUMNS
-        ]
-        rows.append(
-            {
-                "run": Path(run).resolve().name,
-                "step": results.step,
-                "limit": results.limit,
-                "cells": cells,
-                "average": average(results),
-            }
-        )
+        cells = tuple(_cell(results, column) for column in PAPER_COLUMNS)
+        rows.append(EvalRow(Path(run).resolve().name, cells, average(results)))
     return rows
 
 
@@ -173,57 +196,33 @@ def _normal_test(difference: float, error: float | None) -> float | None:
     return None if not error else math.erfc(abs(difference) / error / math.sqrt(2))
 
 
-def _paired(metric: str, first: list[Any], second: list[Any]) -> dict[str, Any]:
-    if is_accuracy(metric):
+def _paired(column: Column, first: list[Any], second: list[Any]) -> PairedMetric:
+    if column.higher_is_better:
         changes = [100.0 * (a - b) for a, b in zip(first, second, strict=True)]
         wins, losses = sum(x > 0 for x in changes), sum(x < 0 for x in changes)
-        counts = {"wins": wins, "losses": losses, "p": _exact_test(wins, losses)}
-        return {"difference": _mean(changes), "stderr": _stderr(changes), **counts}
+        p = _exact_test(wins, losses)
+        return PairedMetric(column, len(first), _mean(changes), _stderr(changes), wins, losses, p)
     # perplexities are compared as log-likelihoods per token or per word
-    pairs = [(a, b) if isinstance(a, tuple) else ([a, 1], [b, 1]) for a, b in zip(first, second, strict=True)]
+    pairs = [(a, b) if isinstance(a, tuple) else ((a, 1), (b, 1)) for a, b in zip(first, second, strict=True)]
     rate, error = _per_unit([(a[0] - b[0], a[1]) for a, b in pairs])
     wins, losses = sum(a[0] > b[0] for a, b in pairs), sum(a[0] < b[0] for a, b in pairs)
-    return {
-        "difference": METRICS[metric](first)[0] - METRICS[metric](second)[0],
-        "log_ratio": -rate,
-        "stderr": error,
-        "wins": wins,
-        "losses": losses,
-        "p": _normal_test(rate, error),
-    }
+    difference = METRICS[column.metric](first)[0] - METRICS[column.metric](second)[0]
+    return PairedMetric(column, len(first), difference, error, wins, losses, _normal_test(rate, error), -rate)
 
 
-def compare(first: str | Path, second: str | Path) -> list[dict[str, Any]]:
-    """Compare two runs on the same documents: one row per column of the paper that both runs have.
-
-    {"column", "task", "metric", "documents", "difference", "stderr", "wins", "losses", "p"}
-
-    difference: first minus second, in percentage points of accuracy or in perplexity.
-    log_ratio: for perplexities only, log(first / second). `stderr` is then the standard error of `log_ratio`.
-    wins, losses: documents on which the first run is better, and on which it is worse.
-    p: McNemar's exact test for accuracies, a normal test of the mean log-likelihood difference for perplexities.
-    """
+def compare(first: str | Path, second: str | Path) -> list[PairedMetric]:
+    """Compare two runs on the same documents: one row per column of the paper that both runs have."""
     both = samples(first), samples(second)
     rows = []
-    for column, task, metric in PAPER_COLUMNS:
-        if not all(task in by_task for by_task in both):
+    for column in PAPER_COLUMNS:
+        if not all(column.task in by_task for by_task in both):
             continue
-        documents = sorted(both[0][task])
-        if documents != sorted(both[1][task]):
+        ours, theirs = (by_task[column.task] for by_task in both)
+        if ours.keys() != theirs.keys():
             raise ValueError(
-                f"{first} and {second} were evaluated on different documents of {task}: evaluate both with the same "
-                "--data and --limit."
+                f"{first} and {second} were evaluated on different documents of {column.task}: evaluate both with "
+                "the same --data and --limit."
             )
-        values = [
-            _values(run, by_task[task], task, metric) for run, by_task in zip((first, second), both, strict=True)
-        ]
-        rows.append(
-            {
-                "column": column,
-                "task": task,
-                "metric": metric,
-                "documents": len(documents),
-                **_paired(metric, *values),
-            }
-        )
+        values = [_values(run, documents, column.metric) for run, documents in ((first, ours), (second, theirs))]
+        rows.append(_paired(column, *values))
     return rows

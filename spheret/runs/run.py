@@ -247,8 +247,6 @@ def describe_data(data: Data | None, tokenizer: TokenizerRecord) -> DataRecord:
             val_fraction=None,
             unigram_entropy=None,
         )
-    counts = data.counts().double()
-    share = counts[counts > 0] / counts.sum()
     return DataRecord(
         path=str(data.path.resolve()),
         manifest_sha256=manifest_sha256(data),
@@ -256,7 +254,7 @@ def describe_data(data: Data | None, tokenizer: TokenizerRecord) -> DataRecord:
         tokenizer=tokenizer,
         tokens=data.manifest.tokens,
         val_fraction=data.manifest.val_fraction,
-        unigram_entropy=float(-(share * share.log()).sum()),
+        unigram_entropy=data.unigram_entropy(),
     )
 
 

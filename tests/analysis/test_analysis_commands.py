@@ -234,7 +234,7 @@ class TestBadInput:
             ([], "one of the two"),
             (["nowhere"], "no run directory"),
             (["--schemes", "preln"], "Did you mean 'pre-ln'"),
-            (["--schemes", "pre-ln", "--layers", "deep"], "like 4..512"),
+            (["--schemes", "pre-ln", "--layers", "deep"], "--layers must be a whole number of at least 1, got 'deep'"),
             (["RUN", "--device", "tpu"], "--device tpu is not available"),
         ],
     )

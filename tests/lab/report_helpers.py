@@ -183,7 +183,7 @@ def write_evaluation(run: Path, right: int, step: int = 60, limit: int | None = 
             values = [[10 * value, 10] for value in values]
         counts = {"requests": 20, "truncated": 0, "documents": 10}
         entry = tasks.setdefault(task, {**counts, "version": 1, "hash": "a" * 64, "data_sha256": None, "metrics": {}})
-        entry["metrics"][metric] = eval_json.summary(metric, values)
+        entry["metrics"][metric] = msgspec.to_builtins(eval_json.summary(metric, values))
         lines += [(task, i, metric, value) for i, value in enumerate(values)]
     merged = {}
     for task, document, metric, value in lines:
