@@ -13,7 +13,7 @@ from spheret.analysis.dynamics import dynamics
 from spheret.analysis.foreign.decoder import ForeignDecoder
 from spheret.analysis.foreign.text import open_text, with_first_tokens
 from spheret.analysis.inputs import float64_device, validation_windows
-from spheret.analysis.records import InspectedRun, inspected_sublayers
+from spheret.analysis.inspect_json import InspectedRun, inspected_sublayers
 from spheret.data import Data
 from spheret.runs.layout import CONFIG
 from spheret.runs.records import RUNS

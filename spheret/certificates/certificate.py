@@ -23,9 +23,7 @@ from torch import Tensor
 from spheret.analysis import achievement
 from spheret.analysis.decoders import Decoder
 from spheret.analysis.sublayers import OwnDecoder, check_finite, float64_twin
-from spheret.certificates.measure import ROUNDING, Tick, measure_sequence, measure_tokens
-from spheret.certificates.midpoint_radius import ULPS
-from spheret.certificates.records import (
+from spheret.certificates.certificate_json import (
     CERTIFICATES,
     CertificateRecord,
     DepthRecord,
@@ -33,6 +31,8 @@ from spheret.certificates.records import (
     PartRecord,
     SublayerRecord,
 )
+from spheret.certificates.measure import ROUNDING, Tick, measure_sequence, measure_tokens
+from spheret.certificates.midpoint_radius import ULPS
 from spheret.certificates.sublayer_verdicts import (
     DOES_NOT_APPLY,
     HOLDS,

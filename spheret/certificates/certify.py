@@ -12,8 +12,8 @@ from spheret.analysis.inputs import float64_device, loss_windows, open_data, val
 from spheret.analysis.saved_models import boundary, is_saved_model, open_run_or_model, output_directory
 from spheret.analysis.sublayers import check_finite
 from spheret.certificates import certificate
+from spheret.certificates.certificate_json import CERTIFICATES, CertificateRecord
 from spheret.certificates.figure import certificate_figure
-from spheret.certificates.records import CERTIFICATES, CertificateRecord
 from spheret.certificates.saved_models import certify_saved
 from spheret.runs.layout import CERTIFICATE, CERTIFICATE_FIGURE
 from spheret.runs.run import Run

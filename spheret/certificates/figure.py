@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from spheret.analysis import figures
 from spheret.analysis.figures import count_ticks, describe, doubling_ticks, draw_line, log_scale, panel_grid
-from spheret.certificates.records import (
+from spheret.certificates.certificate_json import (
     CertificateRecord,
     DepthRecord,
     DyadicRecord,

@@ -16,7 +16,7 @@ from msgspec import UNSET, UnsetType
 from torch import Tensor
 
 from spheret.certificates.certificate import certify
-from spheret.certificates.records import SublayerRecord
+from spheret.certificates.certificate_json import SublayerRecord
 from spheret.model.gpt import GPT
 from spheret.runs.metrics import LiveCertificate, LiveSublayer
 from spheret.support.threads import few_threads

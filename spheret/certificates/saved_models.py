@@ -11,8 +11,8 @@ import torch
 from spheret.analysis.inputs import loss_windows, validation_windows
 from spheret.analysis.saved_models import block_of, on_device, open_saved
 from spheret.certificates import certificate
+from spheret.certificates.certificate_json import CertificateRecord
 from spheret.certificates.measure import DENSE
-from spheret.certificates.records import CertificateRecord
 from spheret.support.errors import shortened
 from spheret.support.machine import machine
 from spheret.support.meter import Meter

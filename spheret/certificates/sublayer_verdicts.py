@@ -13,9 +13,7 @@ from torch import Tensor
 from spheret.analysis.decoders import Decoder
 from spheret.analysis.sublayers import is_inactive
 from spheret.certificates import depth, enclosures
-from spheret.certificates.enclosures import Enclosure
-from spheret.certificates.measure import ROUNDING, Measured, Numbers
-from spheret.certificates.records import (
+from spheret.certificates.certificate_json import (
     DepthRecord,
     DyadicRecord,
     GrowthRecord,
@@ -27,6 +25,8 @@ from spheret.certificates.records import (
     SublayerRecord,
     Verdict,
 )
+from spheret.certificates.enclosures import Enclosure
+from spheret.certificates.measure import ROUNDING, Measured, Numbers
 from spheret.model.probes import BranchKind
 from spheret.support.documents import known
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from spheret.data import shards, tokenizers
-from spheret.data.records import Manifest
+from spheret.data.manifest import Manifest
 from spheret.support.errors import unknown
 
 # torch is imported by the methods that return tensors, so that `spheret prepare` starts without it

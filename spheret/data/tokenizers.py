@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from spheret.data.records import TOKENIZER, TokenizerRecord
+from spheret.data.manifest import TOKENIZER, TokenizerRecord
 from spheret.data.shards import read_tokenizer
 from spheret.data.words import WordEncoder, pieces
 from spheret.support.errors import need, unknown

@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from spheret.data import Data, Tokenizer, open_data, tokenizers
-from spheret.data.records import MANIFESTS, TokenizerRecord
+from spheret.data.manifest import MANIFESTS, TokenizerRecord
 from spheret.data.shards import MANIFEST as DATA_MANIFEST
 from spheret.data.shards import TOKENIZER
 from spheret.model.gpt import GPT, GPTConfig

@@ -14,7 +14,7 @@ from spheret.cli import main
 from spheret.data.tokenizers import describe
 from spheret.data.tokenizers import load as load_tokenizer
 from spheret.evaluate import PAPER_COLUMNS, TASKS, compare, read, table
-from spheret.evaluate.eval_json import samples
+from spheret.evaluate.results import samples
 from spheret.evaluate.tasks import MANIFEST, check_data, prefetch
 from spheret.runs.layout import RUN_FILES
 from spheret.runs.run import create_run

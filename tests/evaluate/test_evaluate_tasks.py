@@ -11,8 +11,8 @@ from spheret import GPT, GPTConfig
 from spheret.data.tokenizers import describe
 from spheret.data.tokenizers import load as load_tokenizer
 from spheret.evaluate.eval_command import answer
-from spheret.evaluate.eval_json import summary
 from spheret.evaluate.lm import SpheretLM
+from spheret.evaluate.results import summary
 from spheret.evaluate.tasks import PAPER_COLUMNS, TASKS
 from spheret.hub import SpheretForCausalLM, from_gpt2
 from spheret.hub.tokenizer_files import write_tokenizer

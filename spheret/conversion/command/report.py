@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from spheret.conversion.command.records import ConvertRecord, Number
+from spheret.conversion.command.convert_json import ConvertRecord, Number
 from spheret.lab.page.output import contents, write_files
 from spheret.lab.page.tables import Table, TableCell
 from spheret.lab.sections.section import Section

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from itertools import combinations
 
-from spheret.evaluate import eval_json
-from spheret.evaluate.eval_json import EvalCell, PairedMetric
-from spheret.evaluate.records import MetricRecord
+from spheret.evaluate.eval_json import MetricRecord
+from spheret.evaluate.results import EvalCell, PairedMetric, average, compare, read, table
 from spheret.evaluate.tasks import PAPER_COLUMNS
 from spheret.lab.page.tables import Table, TableCell
 from spheret.lab.runs import Number, Result, RunGroup
@@ -24,7 +23,7 @@ def zero_shot_number(result: Result, task: str, metric: str) -> Number | None:
     """One metric of a run's eval.json, accuracies in percent as in the paper; None if it was not measured."""
     if not _is_evaluated(result):
         return None
-    for cell in eval_json.table([result.run.path])[0].cells:
+    for cell in table([result.run.path])[0].cells:
         if (cell.column.task, cell.column.metric) == (task, metric) and cell.value is not None:
             return Number(cell.value, f"{result.name}/{EVAL} tasks.{task}.metrics.{metric}")
     return None
@@ -32,17 +31,17 @@ def zero_shot_number(result: Result, task: str, metric: str) -> Number | None:
 
 def average_accuracy(result: Result) -> Number | None:
     """The mean of the ten accuracies of a run's eval.json in percent; None if one of them was not measured."""
-    average = eval_json.average(eval_json.read(result.run.path)) if _is_evaluated(result) else None
-    if average is None or average.value is None:
+    mean = average(read(result.run.path)) if _is_evaluated(result) else None
+    if mean is None or mean.value is None:
         return None
-    return Number(average.value, f"{result.name}/{EVAL} mean of the ten accuracies")
+    return Number(mean.value, f"{result.name}/{EVAL} mean of the ten accuracies")
 
 
 def evaluation_marks(result: Result) -> list[str]:
     """What makes an evaluation less than the paper's: a limit of documents, or a step that is not the last."""
     if not _is_evaluated(result):
         return []
-    evaluation = eval_json.read(result.run.path)
+    evaluation = read(result.run.path)
     marks = [] if evaluation.limit is None else [f"limit {evaluation.limit}"]
     return [*marks, *([] if evaluation.step == result.run.steps else [f"step {evaluation.step}"])]
 
@@ -57,7 +56,7 @@ def zero_shot_section(group: RunGroup) -> Section | None:
         if first.seed != second.seed:
             continue
         try:
-            metrics = eval_json.compare(first.run.path, second.run.path)
+            metrics = compare(first.run.path, second.run.path)
         except (ValueError, OSError) as error:
             paragraphs.append(f"{first.name} and {second.name} are not compared: {error}")
             continue
@@ -81,7 +80,7 @@ def _is_evaluated(result: Result) -> bool:
 
 
 def _metrics_table(evaluated: list[Result]) -> Table:
-    evaluations = eval_json.table([result.run.path for result in evaluated])
+    evaluations = table([result.run.path for result in evaluated])
     headings = [f"{column.name} {column.metric}" for column in PAPER_COLUMNS]
     rows = []
     for result, evaluation in zip(evaluated, evaluations, strict=True):

@@ -10,7 +10,7 @@ from small_models import randomize
 from spheret import GPT, GPTConfig, conversion
 from spheret.analysis.foreign.text import first_tokens, open_text, with_first_tokens
 from spheret.analysis.inspect import inspect_run
-from spheret.analysis.records import INSPECTIONS
+from spheret.analysis.inspect_json import INSPECTIONS
 from spheret.analysis.saved_models import inspect_saved
 from spheret.certificates import certificate
 from spheret.certificates.certify import certify_run

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from spheret.evaluate.eval_json import compare, read, samples, summary
+from spheret.evaluate.results import compare, read, samples, summary
 from spheret.runs.layout import EVAL, EVAL_SAMPLES
 
 
