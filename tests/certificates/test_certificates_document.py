@@ -285,7 +285,7 @@ class TestBadInput:
         model = copy.deepcopy(trained("proj-spheretnorm"))
         with torch.no_grad():
             model.blocks[1].mlp.hidden.weight[0, 0] = math.nan
-        with pytest.raises(ValueError, match=r"NaN or infinity in blocks\.1\.mlp\.hidden\.weight"):
+        with pytest.raises(ValueError, match=r"blocks\.1\.mlp\.hidden\.weight"):
             certify(model, windows()[0], 4)
 
     @pytest.mark.parametrize(
@@ -301,16 +301,16 @@ class TestBadInput:
         with torch.no_grad():
             model.tokens.weight.zero_()
             model.positions.weight.zero_()
-        with pytest.raises(ValueError, match="no sphere"):
+        with pytest.raises(ValueError, match="sphere"):
             certify(model, windows()[0], 4, sequence=0)
 
     def test_no_certificate_and_a_damaged_one(self, tmp_path):
         assert read_certificate(tmp_path) is None
         (tmp_path / "certificate.json").write_text("{")
-        with pytest.raises(ValueError, match="damaged"):
+        with pytest.raises(ValueError, match=r"certificate\.json"):
             read_certificate(tmp_path)
         (tmp_path / "certificate.json").write_text("{}")
-        with pytest.raises(ValueError, match="not written by"):
+        with pytest.raises(ValueError, match=r"certificate\.json .*spheret certify"):
             read_certificate(tmp_path)
         whole = msgspec.to_builtins(certify(quiet("proj-spheretnorm", width=16), windows()[0], 2, sequence=0))
         for broken in (
@@ -319,7 +319,7 @@ class TestBadInput:
             {"own_path": whole["own_path"] | {"depth": []}},
         ):
             (tmp_path / "certificate.json").write_text(json.dumps(whole | broken))
-            with pytest.raises(ValueError, match="is damaged"):
+            with pytest.raises(ValueError, match=r"certificate\.json .*(own_path|sublayers|depth)"):
                 read_certificate(tmp_path)
 
 
