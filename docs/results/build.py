@@ -15,8 +15,9 @@ from pathlib import Path
 import collapse_tables
 from scipy import stats
 
-from spheret.lab.answers import Entry, GroupAnswer, group_answers, sound
+from spheret.lab.answers import GroupAnswer, group_answers
 from spheret.lab.endpoints import ALPHA, Comparison, comparison, endpoint_answers, rung_names, slope_per_doubling
+from spheret.lab.entries import Entry, sound
 from spheret.lab.page.tables import to_markdown
 from spheret.lab.plan import OURS, PLANS, Plan, read_plan
 from spheret.lab.report import result_files, sections_of, study_findings

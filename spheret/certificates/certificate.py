@@ -215,7 +215,7 @@ def _check_depth(row: DepthRecord) -> list[str]:
 
 
 def read_certificate(run: Path) -> CertificateRecord | None:
-    """The certificate of a run; None if the run has none."""
+    """The certificate of a run; None if there is no file."""
     try:
         return CERTIFICATES.read(run / CERTIFICATE)
     except FileNotFoundError:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
-from spheret.lab.answers import Entry, GroupAnswer, sound
+from spheret.lab.answers import GroupAnswer
+from spheret.lab.entries import Entry, sound
 from spheret.lab.plan import EndpointRecord
 from spheret.lab.rows import Row
 from spheret.lab.rungs import by_part, in_order

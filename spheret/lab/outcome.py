@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spheret.lab.answers import Entry, GroupAnswer
+from spheret.lab.answers import GroupAnswer
+from spheret.lab.entries import Entry
 from spheret.lab.words import answer_sentence, p_words, short_reason
 from spheret.support.tables import print_whole
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spheret.lab.answers import Entry, GroupAnswer, sound
+from spheret.lab.answers import GroupAnswer
+from spheret.lab.entries import Entry, sound
 from spheret.lab.rows import Row
 from spheret.lab.rungs import by_part, size_of
 from spheret.lab.stages import NEAR

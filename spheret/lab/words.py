@@ -6,8 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from spheret.lab.answers import Entry, Gap, GroupAnswer, failures
+from spheret.lab.answers import Gap, GroupAnswer
 from spheret.lab.curves import Bowl, ComputeGain
+from spheret.lab.entries import Entry, failures
 from spheret.lab.rows import FINAL, FINISHED, TUNE
 from spheret.lab.stages import stage_of
 

@@ -12,7 +12,8 @@ import pytest
 from report_helpers import read_group, write_run
 from study_helpers import HEAD, TWO, bowl, noise, plan_of, row, run_all
 
-from spheret.lab.answers import costs, group_answers
+from spheret.lab.answers import group_answers
+from spheret.lab.costs import costs
 from spheret.lab.figures.answers import draw
 from spheret.lab.ladders import ladders
 from spheret.lab.page.page import page as page_of

@@ -408,7 +408,7 @@ class TestNoisy:
         # 400 studies: two standard errors are 0.03
         assert np.mean(false) <= 0.1
 
-    def test_the_others_are_told_apart_as_without_it(self):
+    def test_the_others_differ_as_they_do_without_it(self):
         # of the true deviation, with the degrees of freedom of eight and the pairs of nine
         seen = smallest_seen(
             replace(seed_table(by_seed(studies([0] * 9, np.ones(9), 5)[0])), deviation=1.0, degrees=28)

@@ -210,7 +210,7 @@ def test_a_damaged_random_state_falls_back(run, finished, capsys):
 
 
 def test_infinity_survives(prepared, tmp_path):
-    """As a word, because JSON has none."""
+    """Infinity is a word there, because JSON does not have it."""
     out = tmp_path / "run"
     words = ("--clip", "inf", "--set", "p=inf")
     assert train(out, prepared, *words, scheme="p-spheretnorm", steps=2) == 0

@@ -6,8 +6,10 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from spheret.lab.answers import Entry, Gap, GroupAnswer, costs
+from spheret.lab.answers import Gap, GroupAnswer
+from spheret.lab.costs import costs
 from spheret.lab.endpoints import EndpointAnswer
+from spheret.lab.entries import Entry
 from spheret.lab.figures.parts import MOST, slug
 from spheret.lab.ladders import Climb, Ladder
 from spheret.lab.page.tables import Table, TableCell, ranked
