@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -34,7 +33,7 @@ from spheret.support.allocator import keep_freed_memory
 from spheret.support.exit_codes import FINISHED
 from spheret.support.threads import check_threads, most_threads
 from spheret.train.distributed import Group, World, join
-from spheret.train.loop import Observer, Trainer
+from spheret.train.loop import Trainer
 from spheret.train.recipes import SMALL, WITH_SIZE, complete
 from spheret.train.sample import write_ending_sample
 
@@ -160,16 +159,6 @@ def _initial_weights(source: str, trainer: Trainer) -> None:
         trainer.load_weights(open_run(path).checkpoint())
 
 
-def _observers(config: RunConfig) -> dict[str, tuple[int, Observer]]:
-    every = config.evaluation.certify_every
-    if not every:
-        return {}
-    # most runs do without, and start a quarter of a second sooner
-    from spheret.certificates.live_certificate import observer
-
-    return {"certificate": (every, observer())}
-
-
 def _environment(world: World) -> Environment:
     return Environment(
         **machine.machine(),
@@ -206,7 +195,6 @@ def _train(world: World, where: Where, settings: Given) -> int:
         described.unigram_entropy,
         not where.no_tensorboard,
         where.quiet,
-        _observers(config),
     )
     if config.train.init_from is not None and run is None:
         _initial_weights(config.train.init_from, trainer)
@@ -318,12 +306,3 @@ def _judgement(trainer: Trainer) -> str:
         spent_of = f"{spent:,} of {trainer.step:,} updates"
         return f" ({spent_of} had the loss of token frequencies, {frequencies:.4f}: docs/collapse.md says why)"
     return ""
-
-
-def rewrite(words: Sequence[str]) -> list[str]:
-    """Read `--resume auto` as `--resume`, which starts a run where there is none."""
-    result: list[str] = []
-    for word in words:
-        if not (word == "auto" and result and result[-1] == "--resume"):
-            result.append(word)
-    return result

@@ -169,13 +169,14 @@ def _losses_table(answer: GroupAnswer) -> Table:
     seeds = "fresh seeds that all compared contestants have in common"
     if not answer.group.part.fresh:
         seeds = "the seeds that chose it, so that the losses are slightly optimistic"
-    notes = [
-        f"Each contestant at its own best learning rate, on {seeds}. Losses are in nats per token.",
-        f"The intervals are to be compared with each other: they leave out that a seed moves all contestants "
-        f"together. {CORRECTED}",
-        "Bold is the lowest and underlined the second lowest. This is a ranking: the verdicts are in the table of "
-        "pairs.",
-    ]
+    notes = [f"Each contestant at its own best learning rate, on {seeds}. Losses are in nats per token."]
+    if answer.seed_table is not None:
+        notes += [
+            f"The intervals are to be compared with each other: they leave out that a seed moves all contestants "
+            f"together. {CORRECTED}",
+            "Bold is the lowest and underlined the second lowest. This is a ranking: the verdicts are in the table "
+            "of pairs.",
+        ]
     if any(row.stalled for entry in answer.entries for row in (*entry.finals.values(), *entry.abandoned)):
         notes.append(STALLED)
     table = Table(f"losses-{name}", f"{answer.group.title}: loss", columns, rows, notes)
