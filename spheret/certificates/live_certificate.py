@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 from torch import Tensor
 
 from spheret.certificates.certificate import certify
-from spheret.certificates.certificate_json import SublayerRecord
+from spheret.certificates.certificate_json import CertifiedSublayer
 from spheret.model.gpt import GPT
 from spheret.runs.metrics import LiveCertificate, LiveSublayer
 from spheret.support.threads import few_threads
@@ -51,7 +51,7 @@ def live_certificate(model: GPT, ids: Tensor, tokens: int = 16) -> LiveCertifica
     )
 
 
-def _brief(row: SublayerRecord) -> LiveSublayer:
+def _brief(row: CertifiedSublayer) -> LiveSublayer:
     return LiveSublayer(
         sublayer=row.sublayer,
         angle_max=row.angle_max,

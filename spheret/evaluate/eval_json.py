@@ -6,10 +6,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, UnsetType
 
-from spheret.support.documents import Count, Document, Lines, NonNegative, Positive, Record, Sha256, Text
-
-# null stands for NaN and infinity, which JSON does not have
-Number = float | None
+from spheret.support.documents import Count, Document, Lines, NonNegative, Number, Positive, Record, Sha256, Text
 
 
 class MetricRecord(Record):

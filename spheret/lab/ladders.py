@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from spheret.lab.answers import Gap, GroupAnswer
 from spheret.lab.curves import ComputeGain, compute_gain
-from spheret.lab.endpoints import Comparison, slope_per_doubling
+from spheret.lab.endpoints import PairedComparison, slope_per_doubling
 from spheret.lab.rungs import by_part, in_order
 
 
@@ -27,7 +27,7 @@ class Climb:
     label: str
     scheme: str
     steps: tuple[RungGap, ...]
-    slope: Comparison | None
+    slope: PairedComparison | None
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,10 @@ from msgspec import UNSET, UnsetType
 from spheret.runs.layout import METRICS
 from spheret.support import files
 from spheret.support.background import silence_threads
-from spheret.support.documents import Count, Lines, Positive, Record
+from spheret.support.documents import Count, Lines, Number, Positive, Record
 
 # fields that the clock decides; all others are bit-identical when a run is repeated
 TIMING = ("seconds", "tokens_per_second")
-
-# None: the key is absent, or its value is null. JSON has neither NaN nor infinity, and a writer of them writes null
-Number = float | None
 
 
 # that of `alarm`, `diverged` and `stopped`

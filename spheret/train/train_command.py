@@ -32,7 +32,7 @@ from spheret.support import machine
 from spheret.support.allocator import keep_freed_memory
 from spheret.support.exit_codes import FINISHED
 from spheret.support.threads import check_threads, most_threads
-from spheret.train.distributed import Group, World, join
+from spheret.train.distributed import TorchrunWorld, World, join
 from spheret.train.loop import Trainer
 from spheret.train.recipes import SMALL, WITH_SIZE, complete
 from spheret.train.sample import write_ending_sample
@@ -44,7 +44,7 @@ EvaluationFlags = section_flags("evaluation", SMALL.sections, WITH_SIZE)
 
 
 @dataclass(frozen=True)
-class Where:
+class TrainOptions:
     """Where a run is written, and what it runs on.
 
     Args:
@@ -76,7 +76,7 @@ class Where:
 
 @tyro.conf.configure(tyro.conf.OmitArgPrefixes, tyro.conf.UseAppendAction)
 def train(
-    where: Annotated[Where, tyro.conf.FlagCreatePairsOff],
+    where: Annotated[TrainOptions, tyro.conf.FlagCreatePairsOff],
     model: ModelFlags,  # type: ignore[valid-type]
     data: DataFlags,  # type: ignore[valid-type]
     optimisation: OptimisationFlags,  # type: ignore[valid-type]
@@ -105,7 +105,7 @@ def train(
 
 def _check_memory(config: RunConfig, world: World, ignore: bool) -> None:
     """Raise if the model and a micro-batch cannot fit into the memory here."""
-    shards = world.size if isinstance(world, Group) and world.parallel == "fsdp" else 1
+    shards = world.size if isinstance(world, TorchrunWorld) and world.parallel == "fsdp" else 1
     check_run(config, world.device, ignore, shards)
 
 
@@ -164,14 +164,14 @@ def _environment(world: World) -> Environment:
         **machine.machine(),
         device=world.device.type,
         processes=world.size,
-        parallel=world.parallel if isinstance(world, Group) else None,
+        parallel=world.parallel if isinstance(world, TorchrunWorld) else None,
         commit=machine.commit(),
         command=shlex.join(["spheret", *sys.argv[1:]]),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
 
-def _train(world: World, where: Where, settings: Given) -> int:
+def _train(world: World, where: TrainOptions, settings: Given) -> int:
     path = Path(where.out).expanduser()
     # the main process looks, and prepares a corpus, before the others do
     run = existing(path, where.resume, where.force) if world.is_main else None
@@ -242,7 +242,7 @@ def _train(world: World, where: Where, settings: Given) -> int:
 def _write_sample(path: Path, trainer: Trainer, data: Data, world: World) -> None:
     """Write a short text of the trained model into the run."""
     # no process has all weights of a model that is sharded
-    if not (isinstance(world, Group) and world.parallel == "fsdp"):
+    if not (isinstance(world, TorchrunWorld) and world.parallel == "fsdp"):
         write_ending_sample(path, trainer.model, data.tokenizer(), trainer.step)
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from spheret.runs.records import Environment
-from spheret.support.documents import Count, Document, Fraction, NonNegative, Positive, Record, Sha256, Text
+from spheret.support.documents import Count, Document, Fraction, NonNegative, Number, Positive, Record, Sha256, Text
 
 CONVERT = "convert.json"
-# null stands for NaN and infinity, which JSON does not have
-Number = float | None
 CONTROL, CONVERTED = "control", "converted"
 
 

@@ -13,7 +13,7 @@ import msgspec
 from spheret.connections import scheme
 from spheret.lab.page.tables import Table, TableCell, ranked
 from spheret.lab.rows import FINISHED, MOST_LAST
-from spheret.lab.runs import RATE_SETTINGS, Number, Result, RunGroup
+from spheret.lab.runs import RATE_SETTINGS, Result, RunGroup, SourcedNumber
 from spheret.lab.sections.section import Section, format_loss, format_perplexity, number_cell, perplexity
 from spheret.runs.layout import CONFIG, METRICS
 from spheret.runs.records import corpus_name
@@ -196,7 +196,7 @@ def _format_with(specification: str, value: float) -> str:
     return format(value, specification)
 
 
-def _over_sublayers(result: Result, function: str, key: str) -> Number | None:
+def _over_sublayers(result: Result, function: str, key: str) -> SourcedNumber | None:
     """A function of one key of all sublayers at the last evaluation."""
     line = result.validation
     if line is None or not line.sublayers:
@@ -205,7 +205,7 @@ def _over_sublayers(result: Result, function: str, key: str) -> Number | None:
     if any(value is None for value in values):
         return None
     value = float(SUBLAYER_FUNCTIONS[function](values))
-    return Number(value, f"{function}({result.name}[{line.step}].sublayers.{key})")
+    return SourcedNumber(value, f"{function}({result.name}[{line.step}].sublayers.{key})")
 
 
 SUBLAYER_FUNCTIONS: dict[str, Callable[[Sequence[float]], float]] = {

@@ -9,7 +9,7 @@ from spheret.evaluate.eval_json import MetricRecord
 from spheret.evaluate.results import EvalCell, PairedMetric, average, compare, read, table
 from spheret.evaluate.tasks import PAPER_COLUMNS
 from spheret.lab.page.tables import Table, TableCell
-from spheret.lab.runs import Number, Result, RunGroup
+from spheret.lab.runs import Result, RunGroup, SourcedNumber
 from spheret.lab.sections.section import Section
 from spheret.runs.layout import EVAL
 
@@ -19,22 +19,22 @@ MARKS = (
 )
 
 
-def zero_shot_number(result: Result, task: str, metric: str) -> Number | None:
+def zero_shot_number(result: Result, task: str, metric: str) -> SourcedNumber | None:
     """One metric of a run's eval.json, accuracies in percent as in the paper; None if it was not measured."""
     if not _is_evaluated(result):
         return None
     for cell in table([result.run.path])[0].cells:
         if (cell.column.task, cell.column.metric) == (task, metric) and cell.value is not None:
-            return Number(cell.value, f"{result.name}/{EVAL} tasks.{task}.metrics.{metric}")
+            return SourcedNumber(cell.value, f"{result.name}/{EVAL} tasks.{task}.metrics.{metric}")
     return None
 
 
-def average_accuracy(result: Result) -> Number | None:
+def average_accuracy(result: Result) -> SourcedNumber | None:
     """The mean of the ten accuracies of a run's eval.json in percent; None if one of them was not measured."""
     mean = average(read(result.run.path)) if _is_evaluated(result) else None
     if mean is None or mean.value is None:
         return None
-    return Number(mean.value, f"{result.name}/{EVAL} mean of the ten accuracies")
+    return SourcedNumber(mean.value, f"{result.name}/{EVAL} mean of the ten accuracies")
 
 
 def evaluation_marks(result: Result) -> list[str]:
