@@ -192,6 +192,12 @@ def manifest_sha256(data: Data) -> str:
     return hashlib.sha256(MANIFESTS.read_bytes(data.path / DATA_MANIFEST)).hexdigest()
 
 
+def is_run(directory: Path) -> bool:
+    """Whether a directory holds a run: models of transformers have a config.json too."""
+    config = directory / CONFIG
+    return config.is_file() and RUNS.format_of(config) == RUNS.format
+
+
 def open_run(path: str | Path) -> Run:
     """Open a run directory and check its config. Weights are not read.
 
