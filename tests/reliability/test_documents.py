@@ -12,26 +12,26 @@ import pytest
 from watched_helpers import event, header, observations, write_watch
 
 import spheret
-from spheret.analysis.records import (
+from spheret.analysis.inspect_json import (
     INSPECTIONS,
     InspectedRun,
     InspectedSublayer,
     InspectRecord,
     TrainingGradients,
 )
-from spheret.certificates.records import CERTIFICATES
+from spheret.certificates.certificate_json import CERTIFICATES
 from spheret.cli import main
-from spheret.conversion.command.records import (
+from spheret.conversion.command.convert_json import (
     CONVERSIONS,
     Arm,
     ConvertRecord,
     Evaluation,
+    ResidualRecord,
     Settings,
     Starts,
-    Sublayer,
 )
-from spheret.data.records import MANIFESTS as DATA_MANIFESTS
-from spheret.data.records import (
+from spheret.data.manifest import MANIFESTS as DATA_MANIFESTS
+from spheret.data.manifest import (
     PROGRESSES,
     HubCursor,
     Progress,
@@ -41,7 +41,7 @@ from spheret.data.records import (
     SplitRecord,
 )
 from spheret.data.tokenizers import describe, load
-from spheret.evaluate.records import (
+from spheret.evaluate.eval_json import (
     EVALS,
     ROWS,
     SAMPLES,
@@ -122,7 +122,7 @@ def conversion():
         options={"radius": 4.0}, start="exact", steps=2, anneal=1, lr=3e-4, alpha_lr=3e-3, batch_size=8, block=32,
         seed=0, eval_every=1, eval_windows=4,
     )  # fmt: skip
-    sublayer = Sublayer(
+    sublayer = ResidualRecord(
         name="layers.0.mlp", kind="pre-norm", stack="layers", sublayer=1, mean_angle=0.4, rows=64, beyond_half_turn=1,
         beyond_reach=2, alpha=0.5, alpha_after=None, radius=4.0, radius_after=None,
     )  # fmt: skip
