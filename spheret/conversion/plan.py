@@ -24,6 +24,7 @@ class End:
     index: int | None
     factor: float
     time: int  # when it was called
+    key: Key
     makers: tuple[str, ...]  # every module that returned this tensor: the last one may be a dropout in eval mode
     # which of the module's calls in the branch it is, from 0, if there are several: one dropout may serve all places
     turn: int | None = None
@@ -120,7 +121,7 @@ def _end_of(trace: Trace, key: Key, path: tuple[str, ...], before: int) -> list[
     """The modules whose outputs make up a branch's output; None if something else does."""
     made = [m for m in trace.made.get(key, []) if m.module not in path and m.time < before]
     if made:
-        return [End(made[-1].module, made[-1].index, 1.0, made[-1].time, tuple(m.module for m in made))]
+        return [End(made[-1].module, made[-1].index, 1.0, made[-1].time, key, tuple(m.module for m in made))]
     if key in trace.products:
         factor, source = trace.products[key]
         ends = _end_of(trace, source, path, before)
@@ -145,7 +146,9 @@ def _readers(trace: Trace, stream: Key, addition: Addition) -> tuple[list[Read],
     inside = next((found for found in within if found), [])
     layer = layer_of(_host_of(addition))
     near = [r for r in readers if r in inside or layer_of(r.module) == layer or r.path == addition.path]
-    return _outermost(near), containers
+    first = min((read.time for read in near), default=0)
+    # a module that is given the branch's output, too, and adds, is called behind the branch
+    return _outermost(near), [container for container in containers if container.time < first]
 
 
 def _channel_dim(trace: Trace, stream: Key, modules: Iterable[nn.Module]) -> int:
@@ -173,7 +176,7 @@ def make_plan(model: nn.Module, trace: Trace) -> ConversionPlan:
     left = list(sorting.others.values())
     left += [(where, "adds something that no module returns, outside of the layers") for where in sorting.outside]
     left += _bare_layers(trace, sums, {place.partition(",")[0] for place, _ in left}, modules)
-    sums = _in_stacks(sums, left)
+    sums = _of_one_layer(_in_stacks(sums, left), left)
     _split_widths(sums)
     _check_shared(sums)
     _tell_calls(trace, sums)
@@ -213,6 +216,9 @@ class _Sorting:
         """h + f + g: the second sum continues the first, because nobody reads the stream between them."""
         previous = self.by_result.get(addition.first) or self.by_result.get(addition.second)
         if previous is None or previous.result != stream or not ends or _readers(self.trace, stream, addition)[0]:
+            return False
+        if any(self.trace.reads.get(key) for key in self.trace.rearranged(stream)):
+            # e.g. the windows of an image, which the branch reads
             return False
         previous.ends = sorted([*previous.ends, *ends], key=lambda end: end.time)
         del self.by_result[previous.result]
@@ -382,6 +388,17 @@ def _in_stacks(residuals: list[ResidualSum], left: list[tuple[str, str]]) -> lis
     return [residual for residual in residuals if residual.stack]
 
 
+def _of_one_layer(residuals: list[ResidualSum], left: list[tuple[str, str]]) -> list[ResidualSum]:
+    """Leave sums with a tensor that several layers add to, e.g. positions: a stream is another one in each layer."""
+    layers: dict[Key, set[str]] = {}
+    for residual in residuals:
+        layers.setdefault(residual.stream, set()).add(layer_of(residual.host))
+    for residual in residuals:
+        if len(layers[residual.stream]) > 1:
+            left.append((f"{residual.host}, {residual.place}", "adds something that several layers add"))
+    return [residual for residual in residuals if len(layers[residual.stream]) == 1]
+
+
 def _split_widths(residuals: list[ResidualSum]) -> None:
     """A list of layers whose width changes is one stack per width."""
     widths = {(residual.stack, residual.dim, residual.channel_dim) for residual in residuals}
@@ -436,6 +453,9 @@ def _chains(trace: Trace, residuals: list[ResidualSum], modules: dict[str, nn.Mo
         reads = [read for read in trace.reads.get(last.result, []) if read.module not in passing]
         chain.leaving = [Reader(read.module, read.where, read.time) for read in _outermost(reads)]
         chain.last = next(iter(made), None)
+        if chain.last is not None and _is_used_beside(trace, last.result, chain):
+            # every reader finds the length in what the last layer returns
+            chain.leaving = []
         chain.shared = {reader.module for reader in chain.leaving if len(trace.calls[reader.module]) > 1}
         if not chain.leaving and chain.last is None:
             raise ConversionError(
@@ -445,6 +465,17 @@ def _chains(trace: Trace, residuals: list[ResidualSum], modules: dict[str, nn.Mo
         for residual in chain.sums:
             residual.kind = _kind(residual, chain, modules)
     return chains
+
+
+def _is_used_beside(trace: Trace, result: Key, chain: Chain) -> bool:
+    """Whether the stream, where it leaves, is also used where no reader of it has a hook, e.g. returned by the model."""
+    assert chain.last is not None
+    names = {reader.module for reader in chain.leaving}
+    if not names or min(reader.time for reader in chain.leaving) < chain.last.time:
+        return False
+    rearranged = trace.rearranged(result)
+    reads = [read for key in rearranged for read in trace.reads.get(key, ())]
+    return not trace.returned.isdisjoint({result, *rearranged}) or any(names.isdisjoint(read.path) for read in reads)
 
 
 def _kind(residual: ResidualSum, chain: Chain, modules: dict[str, nn.Module]) -> str:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import linecache
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,8 @@ _MOVES = _RESHAPES | {
     )
     if hasattr(home, name)
 } | {torch.nn.functional.pad}  # fmt: skip
+# what a model returns of the stream itself, and its caches
+_SKIPPED = ("hidden_states", "attentions", "past_key_values", "encoder_hidden_states")
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,8 @@ class Trace:
     dropouts: list[Dropout] = field(default_factory=list)
     # when each module returned
     calls: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    # what the model returned
+    returned: set[Key] = field(default_factory=set)
 
     def sources(self, key: Key) -> set[Key]:
         """The tensor itself, and those whose entries it holds in other places."""
@@ -134,6 +138,33 @@ class Trace:
             found |= new
             waiting += new
         return found
+
+    def rearranged(self, key: Key) -> list[Key]:
+        """The tensors that hold entries of this one in other places."""
+        return [other for other in self.moved if other != key and key in self.sources(other)]
+
+
+def returned_tensors(output: Any, known: set[int] | None = None) -> Iterator[Tensor]:
+    """The floating-point tensors in what a model returns, without the stream itself and the caches."""
+    known = set() if known is None else known
+    if isinstance(output, Tensor):
+        if output.is_floating_point():
+            yield output
+        return
+    if id(output) in known or isinstance(output, (str, bytes, type, nn.Module)):
+        return
+    known.add(id(output))
+    if isinstance(output, Mapping):
+        parts = dict(output)
+    elif is_dataclass(output):
+        parts = {field.name: getattr(output, field.name) for field in fields(output)}
+    elif isinstance(output, (tuple, list)):
+        parts = dict(enumerate(output))
+    else:
+        parts = getattr(output, "__dict__", {})
+    for name, part in parts.items():
+        if not str(name).endswith(_SKIPPED):
+            yield from returned_tensors(part, known)
 
 
 def _key(x: Tensor) -> Key:
@@ -271,6 +302,7 @@ def trace_call(
             handles.append(module.register_forward_hook(mode.after(name)))
         with torch.no_grad(), mode, joining(model, mode.join) if joining is not None else nullcontext():
             output = call()
+        trace.returned = {mode.note(x) for x in returned_tensors(output)}
     finally:
         for handle in handles:
             handle.remove()

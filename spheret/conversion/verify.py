@@ -8,49 +8,25 @@ any other.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from spheret.conversion.plan import ConversionError, ConversionPlan
-from spheret.conversion.trace import Argument, Key, Trace, is_rows
+from spheret.conversion.trace import Argument, Key, Trace, is_rows, returned_tensors
 
 # how far a tensor may be from the original's at t = 0, by its largest entry. It tells a wrong plan from rounding
 _TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
 # a tensor whose largest entry is smaller than this may be what rounding left of a difference
 _SMALL = 1e-3
-# what a model returns of the stream itself, and its caches
-_SKIPPED = ("hidden_states", "attentions", "past_key_values", "encoder_hidden_states")
 
 
 def outputs(output: Any) -> list[Tensor]:
-    """The floating-point tensors in what a model returns, without the stream itself and the caches."""
-    return list(_tensors(output, set()))
-
-
-def _tensors(output: Any, known: set[int]) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        if output.is_floating_point():
-            yield output.detach().clone()
-        return
-    if id(output) in known or isinstance(output, (str, bytes, type, nn.Module)):
-        return
-    known.add(id(output))
-    if isinstance(output, Mapping):
-        parts = dict(output)
-    elif is_dataclass(output):
-        parts = {field.name: getattr(output, field.name) for field in fields(output)}
-    elif isinstance(output, (tuple, list)):
-        parts = dict(enumerate(output))
-    else:
-        parts = getattr(output, "__dict__", {})
-    for name, part in parts.items():
-        if not str(name).endswith(_SKIPPED):
-            yield from _tensors(part, known)
+    """A copy of the floating-point tensors in what a model returns, without the stream itself and the caches."""
+    return [x.detach().clone() for x in returned_tensors(output)]
 
 
 def _gap(x: Tensor, y: Tensor) -> float:
@@ -82,12 +58,14 @@ class Comparison:
         streams = {residual.result for residual in sums}
         readers = {(residual.stream, reader.module) for residual in sums for reader in residual.readers}
         readers |= {(chain.sums[-1].result, reader.module) for chain in plan.chains for reader in chain.leaving}
+        # a module that adds may be given f, too: it has the step of the sphere in its place
+        adding = {(end.key, name) for residual in sums for end in residual.ends for name in residual.path}
         calls: dict[str, dict[int, dict[Argument, tuple[Key, int]]]] = defaultdict(lambda: defaultdict(dict))
         for key, reads in self.trace.reads.items():
             for read in reads:
                 given = calls[read.module][read.time]
                 # layers and dropouts pass the stream on, and that is on the sphere
-                if key not in streams or (key, read.module) in readers:
+                if (key not in streams or (key, read.module) in readers) and (key, read.module) not in adding:
                     given[read.where] = key, read.time
         return {name: [calls[name][time] for time in sorted(calls[name])] for name in calls}
 

@@ -8,7 +8,14 @@ import spheret
 from spheret.conversion import ConversionError, anneal, steps
 
 WIDTH, LAYERS = 8, 3
+# ways in which the stream is used beside the norm that reads it where it leaves
+BESIDE = ("the model returns the stream, too", "the last norm reads a rearrangement, too")
 X = torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(0))
+
+
+class Add(nn.Module):
+    def forward(self, f, h):
+        return f + h
 
 
 class Block(nn.Module):
@@ -18,6 +25,7 @@ class Block(nn.Module):
         super().__init__()
         self.norm, self.first, self.second = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.dropout, self.kind = nn.Dropout(0.3), kind
+        self.add = Add()
 
     def forward(self, h, bias=None):
         kind, shape = self.kind, h.shape
@@ -26,13 +34,15 @@ class Block(nn.Module):
             return (h + self.dropout(self.first(self.norm(h)))).view(shape)
         if kind == "flattened branch":
             return h + self.dropout(self.first(self.norm(h).flatten(0, 1))).view(h.shape)
-        if kind == "quotient":
+        if kind in ("quotient", *BESIDE):
             return h + self.dropout(self.first(self.norm(h))) / 3
         if kind == "one dropout inside and at the end":
             return h + self.dropout(self.second(self.dropout(self.first(self.norm(h)).relu())))
         if kind == "one dropout behind both branches":
             x = self.norm(h)
             return self.dropout(self.first(x)) + self.dropout(self.second(x)) + h
+        if kind == "a module that adds what it is given":
+            return self.add(self.dropout(self.first(self.norm(h))), h)
         # a tensor that every layer is given, and adds to something of its own
         assert kind == "bias for every layer"
         x = self.norm(h)
@@ -42,6 +52,7 @@ class Block(nn.Module):
 class Network(nn.Module):
     def __init__(self, kind):
         super().__init__()
+        self.kind = kind
         self.layers, self.norm = nn.ModuleList(Block(kind) for _ in range(LAYERS)), nn.LayerNorm(WIDTH)
         self.embed, self.reads = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
 
@@ -49,6 +60,10 @@ class Network(nn.Module):
         h = self.embed(x)
         for layer in self.layers:
             h = layer(h, x)
+        if self.kind == "the model returns the stream, too":
+            return self.norm(h), h
+        if self.kind == "the last norm reads a rearrangement, too":
+            return self.norm(torch.cat([self.norm(h), h.transpose(0, 1).flip(0).transpose(0, 1)], dim=1))
         return self.norm(h)
 
 
@@ -68,13 +83,14 @@ class SplitLists(nn.Module):
 
 KINDS = [
     "flattened stream", "flattened branch", "quotient", "one dropout inside and at the end",
-    "one dropout behind both branches", "bias for every layer",
+    "one dropout behind both branches", "bias for every layer", "a module that adds what it is given", *BESIDE,
 ]  # fmt: skip
 
 
 def run(model, x):
     torch.manual_seed(1)
-    return model(x)
+    returned = model(x)
+    return torch.cat(returned) if isinstance(returned, tuple) else returned
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "split lists"])
@@ -95,6 +111,66 @@ def test_exact_start_and_the_way_from_it(kind):
         run(model, x).square().sum().backward()
         assert all(p.grad.isfinite().all() for step in steps(model) for p in step.parameters())
     assert torch.equal(run(spheret.revert(model), x), before)
+
+
+class Windows(nn.Module):
+    """The first branch reads the stream in another order, as in Swin v2; the second one reads the stream."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)) for _ in range(2))
+
+    def forward(self, h):
+        h = h + self.first(h.roll(1, dims=1))
+        return h + self.second(h)
+
+
+class Shift(nn.Module):
+    """Adds positions that every layer is given, as DETR's decoder does."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, positions):
+        return self.attention(x + positions)
+
+
+class PositionsEverywhere(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.own, self.other = Shift(), Shift()
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+
+    def forward(self, h, positions):
+        h = self.norms[0](h + self.own(h, positions))
+        return self.norms[1](h + self.other(h, positions))
+
+
+class Stack(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.layers, self.kind = nn.ModuleList(kind() for _ in range(LAYERS)), kind
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, h):
+        positions = h.cumsum(1).tanh()
+        for layer in self.layers:
+            h = layer(h) if self.kind is Windows else layer(h, positions)
+        return self.norm(h)
+
+
+@pytest.mark.parametrize(("kind", "each", "why"), [
+    (Windows, 1, "none is a stream that a branch reads"), (PositionsEverywhere, 2, "something that several layers add")
+])  # fmt: skip
+def test_sums_that_look_like_residuals_are_left_and_named(kind, each, why):
+    torch.manual_seed(0)
+    model = Stack(kind).double().eval()
+    before = model(X.double())
+    _, report = spheret.convert(model, example_inputs=X.double())
+    assert len(report.converted) == each * LAYERS
+    assert {layer for where, reason in report.left if why in reason for layer in where[7]} >= set("12")
+    torch.testing.assert_close(model(X.double()), before, rtol=0, atol=1e-10)
 
 
 class Positions(Network):
