@@ -62,20 +62,24 @@ def check_model(model: nn.Module) -> None:
             "this model was saved after a conversion, and transformers has left out its step sizes: load it with "
             "spheret.conversion.load(directory)."
         )
-    if torch.is_inference_mode_enabled() or any(p.is_inference() for p in model.parameters()):
+    inference = next((name for name, p in model.named_parameters() if p.is_inference()), None)
+    if torch.is_inference_mode_enabled() or inference is not None:
+        what = "convert was called" if inference is None else f"{inference} was made"
         raise ConversionError(
-            "the model was made, or convert was called, under torch.inference_mode(), whose tensors cannot be "
-            "trained: build and convert the model outside of it."
+            f"{what} under torch.inference_mode(), whose tensors cannot be trained: build and convert the model "
+            "outside of it."
         )
-    if getattr(model, "is_quantized", False) or any(_is_quantised(module) for module in model.modules()):
+    quantised = next((name for name, module in model.named_modules() if _is_quantised(module)), None)
+    if getattr(model, "is_quantized", False) or quantised is not None:
         raise ConversionError(
-            "the model has quantised linear layers, whose rounded outputs no retraction reproduces: convert the "
+            f"{quantised or 'the model'} is quantised, and no retraction reproduces rounded outputs: convert the "
             "model before it is quantised."
         )
     if not any(p.is_floating_point() for p in model.parameters()):
         raise ConversionError(f"{type(model).__name__} has no parameters, so it has no residual branches.")
-    if any(p.is_meta for p in model.parameters()):
-        raise ConversionError("the model's weights are on the meta device: load them before converting it.")
+    meta = next((name for name, p in model.named_parameters() if p.is_meta), None)
+    if meta is not None:
+        raise ConversionError(f"{meta} is on the meta device: load the weights before converting the model.")
 
 
 def _is_quantised(module: nn.Module) -> bool:

@@ -98,14 +98,27 @@ def _planned(model: nn.Module, inputs: Any, made: bool) -> tuple[ConversionPlan,
     except Exception as error:
         whose = "the inputs that convert made up; give example_inputs" if made else "the given example_inputs"
         raise ConversionError(
-            f"the trial forward pass of {type(model).__name__} failed with {whose}: {type(error).__name__}: {error}"
+            f"the trial forward pass of {type(model).__name__} failed with {whose}. {_failure(model, error)}"
         ) from error
     plan = make_plan(model, trace)
     if not plan.chains:
+        looked_at = "".join(f" {where}: {why}." for where, why in plan.left[:1])
         raise ConversionError(
-            f"{type(model).__name__} has no residual sum h + f of a stream and a module's output: nothing to convert."
+            f"{type(model).__name__} has no residual sum h + f of a stream and a module's output: nothing to "
+            f"convert.{looked_at}"
         )
     return plan, Comparison(model, trace, plan, outputs(output))
+
+
+def _failure(model: nn.Module, error: Exception) -> str:
+    """For people: the innermost module of the model that was running, and the error."""
+    own = {name: module for name, module in model.named_modules() if name and attaching.NAME not in name.split(".")}
+    names = {id(module): name for name, module in own.items()}
+    inner, trace = "the model's own code", error.__traceback__
+    while trace is not None:
+        inner = names.get(id(trace.tb_frame.f_locals.get("self")), inner)
+        trace = trace.tb_next
+    return f"In {inner}: {type(error).__name__}: {error}"
 
 
 def _verified(model: nn.Module, inputs: Any, comparison: Comparison, batches: Iterable[Any] | None) -> Observations:
@@ -120,7 +133,7 @@ def _verified(model: nn.Module, inputs: Any, comparison: Comparison, batches: It
     except Exception as error:
         raise ConversionError(
             f"the converted {type(model).__name__} fails on the inputs that the original takes, so its residual sums "
-            f"are of an unknown kind: {type(error).__name__}: {error} It was reverted."
+            f"are of an unknown kind. It was reverted. {_failure(model, error)}"
         ) from error
     comparison.check_outputs(output)
     if batches is not None:

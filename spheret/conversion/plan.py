@@ -64,6 +64,11 @@ class ResidualSum:
     def name(self) -> str:
         return self.ends[-1].module
 
+    @property
+    def where(self) -> str:
+        """For people: the module that adds, and the one that ends the branch."""
+        return f"{self.host or 'the model'} (the branch that ends in {self.name})"
+
 
 @dataclass
 class Chain:
@@ -172,7 +177,7 @@ def make_plan(model: nn.Module, trace: Trace) -> ConversionPlan:
         sorting.take(addition)
     sums = sorting.sums
     if sorting.outside and not any(layer_of(residual.host) for residual in sums):
-        raise next(iter(sorting.outside.values()))
+        raise ConversionError(next(iter(sorting.outside.values())))
     left = list(sorting.others.values())
     left += [(where, "adds something that no module returns, outside of the layers") for where in sorting.outside]
     left += _bare_layers(trace, sums, {place.partition(",")[0] for place, _ in left}, modules)
@@ -203,7 +208,7 @@ class _Sorting:
         # sums that are no residuals. One that turns out to be the sum of two branches is taken out again
         self.others: dict[Key, tuple[str, str]] = {}
         # unknown sums in code that belongs to no layer
-        self.outside: dict[str, ConversionError] = {}
+        self.outside: dict[str, str] = {}
 
     def take(self, addition: Addition) -> None:
         for stream, branch in ((addition.first, addition.second), (addition.second, addition.first)):
@@ -251,12 +256,12 @@ class _Sorting:
         if all(layer_of(read.module) != layer for read in readers):
             # e.g. a position bias that every layer is given: it is no stream of this layer
             return
-        refusal = ConversionError(
+        refusal = (
             f"unknown residual in {where}: the stream is added to something that no module returns, so no hook can "
             "take its place. Nothing was changed."
         )
         if layer:
-            raise refusal
+            raise ConversionError(refusal)
         # e.g. an embedding and its positions, if the residuals stand in layers
         self.outside[where] = refusal
 
@@ -361,7 +366,7 @@ def _check_dropouts(trace: Trace, residuals: list[ResidualSum]) -> None:
             own = [r for r in residuals if r.host == residual.host and r.dropout == residual.dropout]
             if sum(d.host == residual.host and d.p == p for d in trace.dropouts) != len(own):
                 raise ConversionError(
-                    f"{residual.host} drops out more than its branches' outputs with p = {p:g}, so its attribute "
+                    f"{residual.where} drops out more than its branches' outputs with p = {p:g}, so its attribute "
                     f"{name} cannot be taken over. Set this dropout to 0 in the model, and convert again."
                 )
 
@@ -416,7 +421,7 @@ def _check_shared(residuals: list[ResidualSum]) -> None:
         place = residual.host, residual.place, residual.name
         if place in places or any(reader.module in reading for reader in residual.readers):
             raise ConversionError(
-                f"{residual.host} (the branch that ends in {residual.name}) runs more than once in one forward pass: "
+                f"{residual.where} runs more than once in one forward pass: "
                 "blocks that share their weights cannot have step sizes of their own, so the model is not converted."
             )
         places.add(place)
@@ -468,7 +473,7 @@ def _chains(trace: Trace, residuals: list[ResidualSum], modules: dict[str, nn.Mo
 
 
 def _is_used_beside(trace: Trace, result: Key, chain: Chain) -> bool:
-    """Whether the stream, where it leaves, is also used where no reader of it has a hook, e.g. returned by the model."""
+    """Whether the stream is also used where it leaves and no reader of it has a hook, e.g. returned by the model."""
     assert chain.last is not None
     names = {reader.module for reader in chain.leaving}
     if not names or min(reader.time for reader in chain.leaving) < chain.last.time:

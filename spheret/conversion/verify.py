@@ -48,6 +48,7 @@ class Comparison:
         # what is compared after the last residual sum tells whether the stream has left as it should
         results = {chain.sums[-1].result for chain in plan.chains}
         self.last = max(addition.time for addition in trace.additions if addition.result in results)
+        self.last_name = plan.chains[-1].sums[-1].name
         self.compared_after = False
         self.difference = 0.0
         self.expected = self._expected(plan)
@@ -111,12 +112,14 @@ class Comparison:
         if len(returned) != len(self.returned) or any(
             x.shape != y.shape for x, y in zip(self.returned, returned, strict=True)
         ):
-            raise ConversionError("the converted model returns other outputs than the original. It was reverted.")
+            raise ConversionError(
+                f"the converted {self.name} returns other outputs than the original. It was reverted."
+            )
         for x, y in zip(self.returned, returned, strict=True):
             self.difference = max(self.difference, self._check(x, y, self.last + 1, "what the model returns"))
         if not self.compared_after:
             raise ConversionError(
-                f"nothing that {self.name} returns, or gives to a module behind its last residual sum, can be "
-                "compared with the original's: it returns no floating-point tensor, or zeros alone. Return the "
-                "logits or the stream, and convert again. The model was reverted."
+                f"nothing that {self.name} returns, or gives to a module behind its last residual sum (that of "
+                f"{self.last_name}), can be compared with the original's: it returns no floating-point tensor, or "
+                "zeros alone. Return the logits or the stream, and convert again. The model was reverted."
             )

@@ -161,7 +161,8 @@ class Stack(nn.Module):
 
 
 @pytest.mark.parametrize(("kind", "each", "why"), [
-    (Windows, 1, "none is a stream that a branch reads"), (PositionsEverywhere, 2, "something that several layers add")
+    (Windows, 1, "none is a stream that a branch reads"),
+    (PositionsEverywhere, 2, "something that several layers add"),
 ])  # fmt: skip
 def test_sums_that_look_like_residuals_are_left_and_named(kind, each, why):
     torch.manual_seed(0)
@@ -227,13 +228,7 @@ class Picky(nn.Module):
 
 def test_what_fails_after_the_conversion_is_refused_in_a_sentence():
     model = Picky()
-    with pytest.raises(ConversionError, match=r"the converted Picky fails .* KeyError: 'too small' It was reverted"):
+    with pytest.raises(ConversionError, match=r"the converted Picky fails .* KeyError: 'too small'"):
         spheret.convert(model, example_inputs=X)
     assert not steps(model)
     model(X)
-
-
-def test_rows_of_one_entry_are_refused():
-    block = nn.TransformerEncoderLayer(1, 1, 4, batch_first=True, norm_first=True)
-    with pytest.raises(ConversionError, match="rows of one entry"):
-        spheret.convert(block, example_inputs=X[..., :1])
