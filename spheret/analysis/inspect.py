@@ -23,7 +23,7 @@ from spheret.analysis.inspect_json import (
 )
 from spheret.analysis.saved_models import boundary, inspect_saved, open_run_or_model, output_directory
 from spheret.analysis.sublayers import check_finite
-from spheret.data import Data
+from spheret.data import Data, refuse_output_among_text
 from spheret.model.gpt import GPT
 from spheret.model.monitor import expected_start, own_logit_and_loss
 from spheret.optim.parametrization import parametrize
@@ -207,6 +207,8 @@ def inspect_command(
         raise ValueError(f"--step is a checkpoint of a run, and {run} holds one model: leave --step out.")
     directory = output_directory("inspect", opened[0], out)
     files.check_results("--out" if out else "the output", directory, INSPECT, INSPECT_FIGURE)
+    if data is not None:
+        refuse_output_among_text(data, directory)
     with boundary("cannot be inspected", *opened):
         records = [
             inspect_run(one, step, windows, data, device, quiet=False)

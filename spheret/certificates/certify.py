@@ -15,6 +15,7 @@ from spheret.certificates import certificate
 from spheret.certificates.certificate_json import CERTIFICATES, CertificateRecord
 from spheret.certificates.figure import certificate_figure
 from spheret.certificates.saved_models import certify_saved
+from spheret.data import refuse_output_among_text
 from spheret.runs.layout import CERTIFICATE, CERTIFICATE_FIGURE
 from spheret.runs.run import Run
 from spheret.support import files
@@ -74,6 +75,8 @@ def certify_command(
     opened = open_run_or_model(run)
     directory = output_directory("certify", opened, out)
     files.check_results("--out" if out else "the output", directory, CERTIFICATE, CERTIFICATE_FIGURE)
+    if data is not None:
+        refuse_output_among_text(data, directory)
     if step is not None and not isinstance(opened, Run):
         raise ValueError(f"--step is a checkpoint of a run, and {run} holds one model: leave --step out.")
     with boundary("cannot be certified", opened):

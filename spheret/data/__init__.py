@@ -21,6 +21,7 @@ _HOMES = {
     "open_data": "spheret.data.store",
     "open_named": "spheret.data.named",
     "prepare": "spheret.data.preparation",
+    "refuse_output_among_text": "spheret.data.named",
     "resolve": "spheret.data.corpora",
     "verify": "spheret.data.shards",
 }
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from spheret.data.named import cached as cached
     from spheret.data.named import check_named as check_named
     from spheret.data.named import open_named as open_named
+    from spheret.data.named import refuse_output_among_text as refuse_output_among_text
     from spheret.data.preparation import prepare as prepare
     from spheret.data.shards import verify as verify
     from spheret.data.store import Data as Data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import glob
 import hashlib
 import json
@@ -66,7 +67,7 @@ def open_named(name: str, tokenizer: str | None, quiet: bool, out: Path | None =
     path = Path(name).expanduser()
     if not (path / shards.MANIFEST).exists():
         if out is not None:
-            _refuse_below(name, out)
+            refuse_output_among_text(name, out)
         return _own_text(name, tokenizer, quiet)
     data = open_data(path)
     prepared_with = data.manifest.tokenizer.name
@@ -78,15 +79,32 @@ def open_named(name: str, tokenizer: str | None, quiet: bool, out: Path | None =
     return data
 
 
-def _refuse_below(name: str, out: Path) -> None:
-    """Raise if `out` lies in the folder of a text, or where a glob looks at every depth."""
-    before, recursive, _ = os.path.expanduser(name).partition("**")
-    folder = Path(before if recursive else os.path.expanduser(name)).resolve()
-    if (recursive or folder.is_dir()) and out.expanduser().resolve().is_relative_to(folder):
+def refuse_output_among_text(name: str, out: Path) -> None:
+    """Raise if `out`, a directory or a file, lies in the folder of a text, or where a glob looks."""
+    path = Path(name).expanduser()
+    if name in CORPORA or (path / shards.MANIFEST).exists():
+        return
+    magic = (place for place, part in enumerate(path.parts) if glob.has_magic(part))
+    fixed = len(path.parts) if path.exists() else next(magic, len(path.parts))
+    folder, patterns = Path(*path.parts[:fixed]).resolve(), path.parts[fixed:]
+    written = out.expanduser().resolve()
+    if not written.is_relative_to(folder):
+        return
+    if _looks_at(patterns, written.relative_to(folder).parts, bool(out.suffix)) if patterns else folder.is_dir():
         raise ValueError(
             f"--out {out} lies inside --data {name}, and would be read as text the next time: give an --out "
             "elsewhere, or the folder of the text alone."
         )
+
+
+def _looks_at(patterns: tuple[str, ...], parts: tuple[str, ...], is_file: bool) -> bool:
+    """Whether a glob may match this file, or files in this directory."""
+    for pattern, part in zip(patterns, parts, strict=False):
+        if "**" in pattern:
+            return True
+        if not fnmatch.fnmatch(part, pattern):
+            return False
+    return len(patterns) > len(parts) or (is_file and len(patterns) == len(parts))
 
 
 def _own_text(name: str, tokenizer: str | None, quiet: bool) -> Data:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from spheret.analysis.inputs import float64_device
 from spheret.analysis.step_lengths import BIN_EDGES, RunSteps, run_steps
+from spheret.data import refuse_output_among_text
 from spheret.lab.runs import find_runs
 from spheret.retractions import RETRACTIONS, Retraction, angular
 from spheret.runs.run import Run, open_run
@@ -191,6 +192,8 @@ def explore_command(
         )
     path = Path(out).expanduser()
     files.check_output_file("--out", path, _is_explorer)
+    if data is not None:
+        refuse_output_among_text(data, path)
     page = explorer_page(_measured([open_run(run) for run in find_runs(runs)], windows, data, device))
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_atomically(path, page)

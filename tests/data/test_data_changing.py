@@ -1,10 +1,15 @@
 """Text that changes while it is read, and text among which a command would write."""
 
 import pytest
+from small_models import TINY as SMALL
+from small_models import randomize
 
+from spheret import GPT, GPTConfig
 from spheret.cli import main
 from spheret.data import named, open_named, preparation
 from spheret.data.preparation import _Job
+from spheret.data.tokenizers import describe, load
+from spheret.runs.run import create_run
 
 TEXT = "some words about a sphere, and more of them.\n" * 400
 
@@ -90,6 +95,12 @@ TINY = (
         ("texts", "texts/run", True),
         ("texts", "run", False),
         ("texts/*.txt", "run", False),
+        # a glob that is not recursive reaches the files of a directory that its folders match
+        ("*/*", "run", True),
+        ("*/*", "texts/run", False),
+        ("*/*/*", "texts/run", True),
+        ("t*/*", "run", False),
+        ("texts/*", "texts/run", False),
     ],
 )
 def test_no_output_among_the_text(text, tmp_path, monkeypatch, capsys, data, out, refused):
@@ -103,3 +114,23 @@ def test_no_output_among_the_text(text, tmp_path, monkeypatch, capsys, data, out
     else:
         # the same command finds the same data
         assert main(words) == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "out", "data", "refused"),
+    [
+        ("inspect", "texts/other", "texts", True),
+        ("inspect", "texts/other", "texts/*/*", True),
+        ("inspect", "texts/other", "texts/*", False),
+        ("certify", "texts/other", "texts", True),
+        ("explore", "texts/explorer.html", "texts", True),
+        ("explore", "texts/explorer.html", "texts/*", True),
+        ("explore", "explorer.html", "texts", False),
+    ],
+)
+def test_no_measurement_among_the_text(text, tmp_path, monkeypatch, capsys, command, out, data, refused):
+    monkeypatch.chdir(tmp_path)
+    create_run("run", randomize(GPT(GPTConfig(**{**SMALL, "vocab": 257}))), describe(load("bytes")))
+    assert main([command, "run", "--data", data, "--out", out]) == (2 if refused else 0)
+    assert (f"--out {out} lies inside --data {data}" in capsys.readouterr().err) == refused
+    assert (tmp_path / out).exists() != refused
