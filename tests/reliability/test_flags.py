@@ -11,7 +11,9 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
+import flag_sweep
 import pytest
+import saved_decoders
 import torch
 
 from spheret.cli import COMMANDS, main
@@ -239,6 +241,42 @@ def test_a_race_needs_validation_and_says_so_at_once(refused, prepared):
     sentence = refused("race", "--data", prepared, "--out", "race", *words)
     assert "split of" in sentence
     assert "--eval-every" not in sentence
+
+
+# text that is too short for a window, of training or of validation, or for documents of both kinds
+SHORT = {
+    "one document": {"a": "short"},
+    "training": {"a": "a few words", "b": "more"},
+    "validation": {"a": "word " * 99},
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("command", ["train", "race", "study", "convert"])
+def test_a_sentence_about_short_text_names_flags_that_are_there(
+    command, name, refused, tmp_path_factory, monkeypatch
+):
+    place = tmp_path_factory.mktemp("given")
+    monkeypatch.setenv("SPHERET_CACHE", str(place / "cache"))
+    texts, plan = place / "texts", place / "plan.toml"
+    texts.mkdir()
+    for file, text in SHORT[name].items():
+        (texts / file).write_text(text)
+    part = 'name = "a"\ncontestants = ["pre-ln", "post-ln"]\nrates = [1e-3, 2e-3]'
+    plan.write_text(f'title = "A"\n[data]\npath = "{texts}"\n[[parts]]\n{part}\n')
+    words = {
+        "train": ["--scheme", "pre-ln", "--steps", "2", "--data", texts],
+        "race": ["--schemes", "pre-ln", "--data", texts],
+        "study": [plan],
+        "convert": [place / "model", "--data", texts],
+    }
+    if command == "convert":
+        saved_decoders.save(saved_decoders.build("llama"), place / "model")
+    sentence = refused(command, *words[command], "--out", "out", "--quiet")
+    flags = re.findall(r"(?:spheret ([a-z-]+) )?(--[a-z-]+)", sentence)
+    assert (("prepare", "--val-fraction") in flags) == (name != "training"), sentence
+    for other, flag in flags:
+        assert flag in {known.name for known in flag_sweep.flags(other or command)}, sentence
 
 
 def test_memory_is_compared_and_can_be_ignored(prepared, tmp_path, monkeypatch, refused):
