@@ -1,7 +1,12 @@
-"""Packages that train or change a model of ours, each in a process of its own: they live apart (Makefile)."""
+"""Packages that train or change a model of ours, each in a process of its own. Some live apart (Makefile).
 
+Those of peft are in tests/conversion/test_copies.py, those of timm in tests/conversion/test_timm.py.
+"""
+
+import re
 import subprocess
 import sys
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -54,13 +59,98 @@ assert len(linears) == 8
 assert all("Int8" in type(linear.weight).__name__ for linear in linears)
 assert 0 < float((gpt(tokens) - truth).abs().max()) < 0.05 * float(truth.abs().max())
 """,
+    # a loop that is saved in its middle and loaded again ends as the unbroken one, to the bit
+    "accelerate": """
+import tempfile
+
+from accelerate import Accelerator
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from spheret.conversion import Annealing, position
+
+class Own(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        branches = [torch.nn.Linear(16, 16) for _ in range(4)]
+        self.embed, self.head = torch.nn.Embedding(11, 16), torch.nn.Linear(16, 11)
+        self.stack = spheret.residual_stack(branches, alpha=0.5, radius=3.0)
+
+    def forward(self, ids):
+        h = self.head(self.stack(self.embed(ids)))
+        return torch.nn.functional.cross_entropy(h.flatten(0, 1), ids.flatten())
+
+class Causal(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        sizes = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2)
+        self.llama = LlamaForCausalLM(LlamaConfig(vocab_size=11, **sizes))
+        spheret.convert(self.llama)
+
+    def forward(self, ids):
+        return self.llama(ids, labels=ids).loss
+
+rows = torch.utils.data.TensorDataset(torch.randint(11, (12, 8)))
+for kind in (Own, Causal):
+    accelerator = Accelerator(cpu=True)
+    module = kind()
+    model, optimizer, loader = accelerator.prepare(
+        module, torch.optim.AdamW(spheret.parameter_groups(module, 0.1), lr=0.01),
+        torch.utils.data.DataLoader(rows, batch_size=2),
+    )
+    schedule = Annealing(model, steps=5) if kind is Causal else None
+    if schedule:
+        accelerator.register_for_checkpointing(schedule)
+
+    def train(batches):
+        for (ids,) in batches:
+            accelerator.backward(model(ids))
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            if schedule:
+                schedule.step()
+
+    def state():
+        return {name: x.clone() for name, x in accelerator.unwrap_model(model).state_dict().items()}
+
+    with tempfile.TemporaryDirectory() as place:
+        first, second = list(loader)[:3], list(loader)[3:]
+        start = state()
+        train(first)
+        accelerator.save_state(place)
+        middle = state()
+        train(second)
+        end = state()
+        accelerator.load_state(place)
+        assert all(torch.equal(x, middle[name]) for name, x in state().items())
+        assert not schedule or (schedule.t, position(model)) == (0.6, float(torch.tensor(0.6)))
+        train(second)
+    assert all(torch.equal(x, end[name]) for name, x in state().items())
+    scalars = [name for name, p in module.named_parameters() if p.numel() == 1]
+    assert len(scalars) >= 4 and all(not torch.equal(start[name], end[name]) for name in scalars)
+""",
 }
+PINNED = ("lightning", "torchao", "accelerate", "peft", "timm", "torchvision", "transformers", "torch")
 
 
-@pytest.mark.skipif(not APART.is_dir(), reason="make env installs lightning and torchao")
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_package(name, tmp_path):
+    if name != "accelerate" and not APART.is_dir():
+        pytest.skip("make env installs lightning and torchao")
     run = subprocess.run(
         [sys.executable, "-c", START + SCRIPTS[name], str(APART)], cwd=tmp_path, capture_output=True, text=True
     )
     assert run.returncode == 0, run.stderr[-2000:]
+
+
+@pytest.mark.parametrize("name", PINNED)
+def test_the_version_is_the_pinned_one(name):
+    text = (Path(__file__).parents[1] / "constraints.txt").read_text()
+    pinned = re.search(rf"^{name}==(\S+)$", text, re.MULTILINE)
+    assert pinned
+    places = [str(APART), f"{sys.prefix}/timm", *sys.path]
+    found = next(iter(distributions(name=name, path=places)), None)
+    if found is None:
+        pytest.skip(f"{name} is not installed")
+    # torch may say for which device it was built
+    assert found.version.partition("+")[0] == pinned[1]
