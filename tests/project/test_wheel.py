@@ -95,15 +95,19 @@ def pip(*words):
     subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", *words], check=True)
 
 
-@pytest.fixture(scope="module")
-def core(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
-    # a copy of what git would hand out, so that no build leaves traces in the tree
+def copied(folder):
+    """A copy of what git would hand out, so that no build leaves traces in the tree."""
     source = folder / "source"
     subprocess.run(["cp", "-r", ROOT / "spheret", source.mkdir() or source], check=True)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         (source / name).write_bytes((ROOT / name).read_bytes())
-    pip("wheel", "--no-deps", "-w", folder, source)
+    return source
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    pip("wheel", "--no-deps", "-w", folder, copied(folder))
     (wheel,) = folder.glob("spheret-*.whl")
     return Environment(folder, wheel)
 
@@ -164,3 +168,22 @@ def test_a_command_names_what_installs_it(words, core):
 def test_a_library_call_names_what_installs_it(code, extra, core):
     run = core.run("-c", code)
     assert run.stderr.splitlines()[-1].endswith(f'is not installed. Run: pip install "spheret[{extra}]"')
+
+
+def test_type_checkers_see_an_editable_install(tmp_path):
+    """`pip install -e .` writes the path of the tree, which they follow, and no hook into imports."""
+    source = copied(tmp_path)
+    build = f"from setuptools import build_meta; build_meta.build_editable({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("spheret-*.whl")
+    venv.create(tmp_path / "env", with_pip=False, symlinks=True)
+    (site,) = (tmp_path / "env").glob("lib/python*/site-packages")
+    pip("install", "--no-deps", "--target", site, wheel)
+    assert not list(site.glob("*.py"))
+    (path,) = site.glob("*.pth")
+    assert path.read_text() == f"{source}\n"
+    (tmp_path / "use.py").write_text("import spheret\nreveal_type(spheret.convert(1)[1].converted)\n")
+    words = ["--python-executable", tmp_path / "env" / "bin" / "python", "--follow-imports", "silent", "use.py"]
+    checked = subprocess.run([sys.executable, "-m", "mypy", *words], cwd=tmp_path, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout
+    assert 'Revealed type is "tuple[spheret.conversion.report.ConvertedSublayer, ...]"' in checked.stdout
