@@ -13,7 +13,7 @@ from spheret.cli import main
 from spheret.data.tokenizers import describe, load
 from spheret.runs.run import create_run
 from spheret.support import files
-from spheret.support.child import Child
+from spheret.support.child import Child, python_environment, spheret_command
 from spheret.support.figure_style import axes_grid, own_style, render
 
 PNG = render("a", "a figure", axes_grid()[0]).png
@@ -156,6 +156,32 @@ def test_surroundings(name, tmp_path):
     assert "internal error" not in done.stderr
     assert "Traceback" not in done.stderr
     assert sentence in done.stderr
+
+
+def test_a_locale_without_letters_beyond_ascii(tmp_path):
+    """The same bytes as in any other locale."""
+    (tmp_path / "texts").mkdir()
+    for name in ("ä.txt", "b.txt"):
+        (tmp_path / "texts" / name).write_text("Schöne Sphären, überall. " * 99, encoding="utf-8")
+    commands = {
+        "explorer.html": ["explore", "--out"],
+        "data": ["prepare", "texts", "--tokenizer", "bytes", "--val-fraction", "0.5", "--workers", "1", "--out"],
+    }
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for place, locale in (("plain", {"LC_ALL": "C.UTF-8"}), ("ascii", ascii_only)):
+        (tmp_path / place).mkdir()
+        for out, words in commands.items():
+            done = subprocess.run(
+                spheret_command([*words, f"{place}/{out}"]),
+                cwd=tmp_path,
+                env={**python_environment(), "PYTHONUTF8": "1", **locale},
+                capture_output=True,
+            )
+            assert done.returncode == 0, done.stderr
+    files = [path.relative_to(tmp_path / "plain") for path in (tmp_path / "plain").rglob("*") if path.is_file()]
+    assert len(files) > 3
+    for path in files:
+        assert (tmp_path / "plain" / path).read_bytes() == (tmp_path / "ascii" / path).read_bytes(), path
 
 
 def test_an_open_quote_is_no_compiler(monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from spheret.model.gpt import GPT, GPTConfig
 from spheret.runs import tensors
 from spheret.runs.run import create_run
 from spheret.runs.tensors import lazy_tensor
+from spheret.support.child import python_environment, spheret_command
 from spheret.support.meter import Meter
 
 STEPS = 6
@@ -150,6 +152,18 @@ def test_a_kill_changes_no_bit(convert, converted, tmp_path, monkeypatch):
     assert convert(out, "--quiet") == 0
     for name in ("convert.json", "model.safetensors", "report/report.html"):
         assert (out / name).read_bytes() == (converted / name).read_bytes(), name
+
+
+def test_settings_of_matplotlib_in_the_current_directory_change_nothing(converted, llama, prepared, tmp_path):
+    (tmp_path / "matplotlibrc").write_text("lines.linewidth: 9\nfigure.facecolor: red\ntext.usetex: True\n")
+    words = ["convert", str(llama), "--data", str(prepared), "--out", "out", *WORDS, "--quiet"]
+    done = subprocess.run(
+        spheret_command(words), cwd=tmp_path, env=python_environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    files = [path.relative_to(converted) for path in sorted(converted.rglob("*")) if path.is_file()]
+    assert {".png", ".html", ".safetensors"} <= {path.suffix for path in files}
+    assert [path for path in files if (converted / path).read_bytes() != (tmp_path / "out" / path).read_bytes()] == []
 
 
 def test_damaged_checkpoints_are_trained_again(convert, converted, tmp_path, monkeypatch, capsys):
