@@ -67,7 +67,7 @@ class Row(Record):
     commit: str | None
     torch: str | None
     processor: str | None
-    threads: int | None
+    threads: Positive | None
     step_seconds: float | None
     unigram_entropy: float | None
 

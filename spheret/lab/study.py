@@ -24,7 +24,7 @@ from spheret.lab.place import Place
 from spheret.lab.plan import OURS, committed_results, read_plan
 from spheret.lab.race import RACE
 from spheret.lab.report import Findings, study_findings, write_report
-from spheret.lab.rows import RUNS, read_rows
+from spheret.lab.rows import RUNS, Key, Row, read_rows
 from spheret.lab.stages import expected
 from spheret.lab.words import change_words, listed
 from spheret.support import files
@@ -74,7 +74,7 @@ def study(
     directory = Path(where.out).expanduser()
     files.check_output_directory("--out", directory)
     if where.results is not None:
-        found = study_findings(asked, read_rows(where.results))
+        found = study_findings(asked, _given_rows("--results", where.results))
         print_outcome(found.answers, write_report(found, directory), place.quiet)
         return 0
     laboratory = place.laboratory(asked, directory)
@@ -101,11 +101,18 @@ def _join(laboratory: Laboratory, where: StudyOptions, plan: Path) -> None:
     path = committed_results(plan) if where.join is None else where.join
     if path is None:
         return
-    rows = read_rows(path)
+    rows = read_rows(path) if where.join is None else _given_rows("--join", path)
     joined = laboratory.join(rows.values())
     if not laboratory.quiet and (joined or where.join is not None):
         text = f"{joined} of the {len(rows)} runs in {path} are of this plan, and count as done."
         print(f"study: {text}", file=sys.stderr, flush=True)
+
+
+def _given_rows(flag: str, path: Path) -> dict[Key, Row]:
+    rows = read_rows(path)
+    if not rows:
+        raise ValueError(f"{flag} {path} is empty: give a results.jsonl that holds the results of runs.")
+    return rows
 
 
 def _check(where: StudyOptions) -> None:

@@ -150,9 +150,10 @@ class Lines(Generic[T]):
 
     def split(self, path: Path, start: int = 0) -> list[bytes]:
         """The lines of a file after the byte `start`, without their ends."""
-        lines = read_bytes(path, MOST_BYTES_OF_LINES, self.remedy, start).split(b"\n")
-        # after the last end there is nothing, or the beginning of a line
-        return lines[:-1] if self.appended or not lines[-1] else lines
+        *lines, rest = read_bytes(path, MOST_BYTES_OF_LINES, self.remedy, start).split(b"\n")
+        if rest and not self.appended:
+            raise DamagedDocument(f"line {len(lines) + 1} of {path} is damaged (it has no end): {self.remedy}.")
+        return lines
 
     def decode(self, line: bytes, where: str) -> T:
         try:

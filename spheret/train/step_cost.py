@@ -64,7 +64,7 @@ def measure_step_costs(
     The configs differ in their schemes and optimisers alone. All models share their matrices and their optimisers. On
     a CPU the seconds are those of the processor, which other work on the machine changes least.
     """
-    clock = time.process_time if device.type == "cpu" else time.perf_counter
+    clocks = [time.process_time, time.perf_counter] if device.type == "cpu" else [time.perf_counter]
     keep_freed_memory()
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -74,8 +74,12 @@ def measure_step_costs(
             # the first update compiles kernels and takes memory; the second tells how many there is time for
             slowest = max(interleaved(runs, 1, warm_up=1).values())
             rounds = max(FEWEST_ROUNDS, min(MOST_ROUNDS, int(SECONDS / slowest)))
-            times = interleaved_times(runs, rounds, clock=clock, warm_up=0)
-            medians = {name: statistics.median(values) for name, values in times.items()}
+            for clock in clocks:
+                times = interleaved_times(runs, rounds, clock=clock, warm_up=0)
+                medians = {name: statistics.median(values) for name, values in times.items()}
+                # the processor's clock may be too coarse, e.g. while a timer of the process runs
+                if min(medians.values()) > 0:
+                    break
             return medians, rounds, max(map(spread, times.values()))
     finally:
         torch.set_num_threads(before)

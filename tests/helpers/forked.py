@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -131,6 +132,9 @@ class _Content(pickle.Pickler):
     """Pickles what a figure holds. A transform also keeps the addresses of those that use it, which never repeat."""
 
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, FunctionType):
+            # a function inside of another is its name and what it holds
+            return tuple, ([value.__qualname__, [cell.cell_contents for cell in value.__closure__ or ()]],)
         if not isinstance(value, TransformNode):
             return NotImplemented
         return object.__new__, (type(value),), value.__getstate__() | {"_parents": None}

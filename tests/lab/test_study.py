@@ -286,9 +286,18 @@ class TestRefused:
         assert "is not empty and no study" in capsys.readouterr().err
         assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
-    def test_a_damaged_row(self, finished, plan, tmp_path, capsys):
-        rows = (finished / "results.jsonl").read_text().splitlines()
-        first = {**json.loads(rows[0]), "state": "splendid"}
-        (tmp_path / "rows.jsonl").write_text("\n".join([json.dumps(first), *rows[1:]]) + "\n")
-        assert study(plan, "--results", tmp_path / "rows.jsonl", "--out", tmp_path / "out") == 2
-        assert "line 1 of" in capsys.readouterr().err
+    @pytest.mark.parametrize("flag", ["--results", "--join"])
+    def test_damaged_rows(self, finished, plan, tmp_path, capsys, flag):
+        path, whole = tmp_path / "rows.jsonl", (finished / "results.jsonl").read_text()
+        first, *rest = whole.splitlines()
+        for changed, sentence in (
+            ("\n".join([json.dumps({**json.loads(first), "state": "splendid"}), *rest, ""]), "line 1 of"),
+            ("\n".join([json.dumps({**json.loads(first), "threads": 10**400}), *rest, ""]), "line 1 of"),
+            # a cut behind a whole record
+            (whole[:-1], f"line {len(rest) + 1} of"),
+            ("", f"{flag} {path} is empty"),
+        ):
+            path.write_text(changed)
+            assert study(plan, flag, path, "--out", tmp_path / "out") == 2
+            assert sentence in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()

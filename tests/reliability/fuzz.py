@@ -7,6 +7,7 @@ must end with the right result, or with exit code 2 or 3 and one sentence. Nothi
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import hashlib
 import importlib
 import json
@@ -35,6 +36,31 @@ CONVERT = (
     "--threads", "1",
 )  # fmt: skip
 RACED = "race/proj-spheretnorm-1337"
+STUDIED = "study/runs/pre-ln-lr0.02-seed1-*"
+STUDY = ("study", "plan.toml", "--jobs", "1", "--quiet")
+PLAN = """
+title = "A trial"
+[data]
+path = "data"
+[model]
+layers = 1
+heads = 2
+width = 16
+block = 32
+[train]
+steps = 2
+batch_size = 2
+checkpoint_every = 1
+[evaluation]
+eval_every = 1
+eval_windows = 2
+[[parts]]
+name = "two"
+contestants = ["pre-ln", "post-ln"]
+rates = [2e-2, 4e-2]
+extend = 0
+seeds = 1
+"""
 NEWEST = "run/checkpoints/step-4"
 
 # what to put in the place of a key: {missing, null, wrong types, huge, negative, NaN}
@@ -80,6 +106,20 @@ COMMANDS: dict[str, tuple[Sequence[str], str]] = {
     "import back": (("import", "exported", "--out", "out/imported"), ""),
     "convert": (("convert", *CONVERT, "--out", "out/converted"), ""),
     "convert again": (("convert", *CONVERT, "--out", "converted"), r"converted/report/.*"),
+    "certify a model": (
+        ("certify", "gpt2", "--tokens", "2", "--sequence", "2", "--data", "data", "--out", "out/certified"), ""
+    ),
+    "inspect a conversion": (
+        ("inspect", "converted", "--windows", "1", "--data", "data", "--out", "out/inspected"), ""
+    ),
+    # what is lost of a run is trained again
+    "study": (
+        (*STUDY, "--out", "study"),
+        r"study/(report.*|configs.*|logs.*|costs\.json|results\.jsonl|plan\.toml)|study/runs/.*",
+    ),
+    "study --minutes 0": ((*STUDY, "--out", "study", "--minutes", "0"), r"study/report.*"),
+    "study --join": ((*STUDY, "--out", "out/joined", "--join", "joined/rows.jsonl"), ""),
+    "study --results": ((*STUDY, "--out", "out/results", "--results", "joined/rows.jsonl"), ""),
 }  # fmt: skip
 OF_A_RUN = ("train --resume", "train --init-from", "report", "sample", "eval", "certify", "inspect", "export")
 OF_WEIGHTS = tuple(name for name in OF_A_RUN if name != "report")
@@ -102,9 +142,13 @@ DOCUMENTS: dict[str, tuple[str, ...]] = {
     "race/race.json": ("race",),
     "data/manifest.json": OF_DATA,
     "unfinished/progress.json": ("prepare again",),
-    "gpt2/config.json": ("import", "convert", "inspect a model"),
+    "gpt2/config.json": ("import", "convert", "inspect a model", "certify a model"),
     "exported/config.json": ("import back",),
     "converted/convert.json": ("convert again",),
+    "converted/config.json": ("inspect a conversion",),
+    "study/results.jsonl": ("study", "study --minutes 0"),
+    "study/costs.json": ("study", "study --minutes 0"),
+    "joined/rows.jsonl": ("study --join", "study --results"),
 }
 # each folder, and the commands that read in it
 FOLDERS: dict[str, tuple[str, ...]] = {
@@ -112,12 +156,14 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "race": ("race",),
     "data": OF_DATA,
     "unfinished": ("prepare again",),
-    "gpt2": ("import", "convert", "inspect a model"),
+    "gpt2": ("import", "convert", "inspect a model", "certify a model"),
     "exported": ("import back",),
-    "converted": ("convert again",),
+    "converted": ("convert again", "inspect a conversion"),
+    "study": ("study", "study --minutes 0"),
+    "joined": ("study --join", "study --results"),
 }
 # what takes longest to make
-LONG = ("race", "converted")
+LONG = ("race", "converted", "study", "joined")
 # files that the clock changes
 UNSTABLE = re.compile(r"metrics\.jsonl|config\.json|state\.json|manifest\.json")
 # what a report shows as it stands
@@ -144,10 +190,11 @@ class Stage:
     run: after a kill between step 4 and step 6, with everything that later commands write.
     unbroken: the same run as it ends. race: a finished race of one scheme. data: finished. unfinished: after a kill.
     exported: the run for transformers. gpt2: a GPT-2 as transformers saves it. converted: what became of it.
+    study: a finished study of four runs. joined: the rows of it, for another one.
     """
 
     def __init__(self, root: Path, race: bool) -> None:
-        """race: whether there are a race and a conversion, which take longest."""
+        """race: whether there are a race, a conversion and a study, which take longest."""
         self.root, self.stage, self.pristine = root, root / "stage", root / "pristine"
         self.stage.mkdir()
         self.child = Child(self.stage, root)
@@ -197,6 +244,10 @@ class Stage:
         self._save_a_gpt2()
         if race:
             self._do(*COMMANDS["convert again"][0])
+            (self.stage / "plan.toml").write_text(PLAN.replace('"data"', json.dumps(data)))
+            self._do(*COMMANDS["study"][0])
+            (self.stage / "joined").mkdir()
+            shutil.copy(self.stage / "study" / "results.jsonl", self.stage / "joined" / "rows.jsonl")
 
     def _save_a_gpt2(self) -> None:
         from transformers import GPT2Config, GPT2LMHeadModel
@@ -272,6 +323,8 @@ class Stage:
         for path in self.whole:
             folder = path.split("/")[0]
             ours = not path.endswith("/") and "/report/" not in path and not path.endswith("notes.txt")
+            # one run of a study stands for all
+            ours = ours and (not path.startswith("study/runs/") or fnmatch.fnmatch(path, f"{STUDIED}/*"))
             for what in FILES if folder in FOLDERS and ours else ():
                 for command in FOLDERS[folder]:
                     yield Case(path, what, None, command)
@@ -353,7 +406,10 @@ class Stage:
             same_ids = after["unfinished/counts.bin"] == after["data/counts.bin"]
             return None if same_ids else "its data differs from that of an unbroken preparation"
         # files of transformers have no hashes: a changed bit is a changed weight or word
-        if case.what == "flipped" and case.command.startswith("import"):
+        if case.what == "flipped" and case.command.startswith(("import", "inspect a", "certify a")):
+            return None
+        # nor have the numbers of a study
+        if case.what == "flipped" and case.command.startswith("study"):
             return None
         if case.command.startswith("import"):
             name = "imported/checkpoints/step-0/model.safetensors"

@@ -74,6 +74,12 @@ def test_the_costs_of_several_schemes(prepared, monkeypatch):
     assert 0 <= spread < math.inf
     assert torch.equal(torch.get_rng_state(), random)
     assert torch.get_num_threads() == threads
+    # the processor's clock may be coarser than an update, e.g. while a timer of the process runs
+    with monkeypatch.context() as patch:
+        patch.setattr("time.process_time", lambda: 0.0)
+        timed, _, spread = measure_step_costs(configs, open_data(prepared), CPU, 1)
+    assert all(value > 0 for value in timed.values())
+    assert spread < math.inf
     # an update has two micro-batches
     monkeypatch.setattr("spheret.train.step_cost.GPT", Slow)
     slower, _, _ = measure_step_costs(configs, open_data(prepared), CPU, 1)
