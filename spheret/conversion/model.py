@@ -118,7 +118,7 @@ def _failure(model: nn.Module, error: Exception) -> str:
     while trace is not None:
         inner = names.get(id(trace.tb_frame.f_locals.get("self")), inner)
         trace = trace.tb_next
-    return f"In {inner}: {type(error).__name__}: {error}"
+    return f"In {inner}: {type(error).__name__}: {str(error).rstrip('.')}."
 
 
 def _verified(model: nn.Module, inputs: Any, comparison: Comparison, batches: Iterable[Any] | None) -> Observations:

@@ -151,6 +151,7 @@ def test_a_refusal_names_the_place_and_the_reason(name):
     with pytest.raises(ConversionError, match=place) as refused:
         spheret.convert(model, **{"example_inputs": X, **(other[0] if other else {})})
     assert re.search(reason, str(refused.value))
+    assert str(refused.value).endswith(".")
     assert list(model.state_dict()) == keys
     assert steps(model) == first
     if not first:
