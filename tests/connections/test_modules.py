@@ -278,6 +278,9 @@ def test_no_room_but_connections_names_a_method():
             # a conversion always leads to a sphere, and its Residual is another
             if path.is_relative_to(package / "conversion"):
                 names = [name for name in names if name not in ("SpheretNorm", "ScaleNorm", "Spherical", "Residual")]
+            # a model of one's own calls SpheretNorm itself, and is watched
+            elif path == package / "watching" / "joins.py":
+                names = [name for name in names if name != "SpheretNorm"]
             elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("spheret.conversion"):
                 names = []
             named += [f"{path.relative_to(package)}:{node.lineno} {name}" for name in names]
