@@ -31,7 +31,8 @@ def trainer_callback(every: int = 50, **options: Any) -> TrainerCallback:
 
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if self.watch is not None:
-                self.watch.step()
+                # the Trainer counts the tokens of all processes, so that their losses add up
+                self.watch.step(self.watch.own_loss(args.world_size if args.average_tokens_across_devices else 1))
 
         def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if self.watch is not None:
