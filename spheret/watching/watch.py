@@ -205,6 +205,7 @@ class Watch:
         alarms = self.alarm_state
         judged = self.policy != "alarm"
         spikes: dict[int, float] = {}
+        events: list[Event] = []
         bad_loss = False
         value = math.nan
         for number, value in self._losses.known(due or judged, self._processes):
