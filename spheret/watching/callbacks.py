@@ -14,9 +14,13 @@ if TYPE_CHECKING:
 
 
 def trainer_callback(every: int = 50, **options: Any) -> TrainerCallback:
-    """A callback for transformers' Trainer: its attribute `watch` is the `Watch`. options: those of `watch`.
+    """A callback for transformers' Trainer: its attribute `watch` is the `Watch`.
 
     The Trainer clips before it calls it: give it `max_grad_norm=0` to see the gradient norms as they were.
+
+    Args:
+        every: the first step and every `every`-th one are watched.
+        options: those of `watch`.
     """
     transformers = need("transformers", "hub")
 
@@ -42,7 +46,12 @@ def trainer_callback(every: int = 50, **options: Any) -> TrainerCallback:
 
 
 def lightning_callback(every: int = 50, **options: Any) -> Any:
-    """A callback for Lightning: its attribute `watch` is the `Watch`. The loss is that of `training_step`."""
+    """A callback for Lightning: its attribute `watch` is the `Watch`. The loss is that of `training_step`.
+
+    Args:
+        every: the first step and every `every`-th one are watched.
+        options: those of `watch`.
+    """
     lightning = need("lightning", "hub")
 
     class WatchCallback(lightning.Callback):  # type: ignore[name-defined]

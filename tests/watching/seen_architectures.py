@@ -38,7 +38,7 @@ def call(model: torch.nn.Module, given: Any) -> Any:
 
 
 def train(model: torch.nn.Module, given: Any, watch: spheret.watching.Watch | None) -> list[torch.Tensor]:
-    """The parameters and buffers after three steps in training mode, with the same random numbers in each training."""
+    """The parameters and buffers after three steps in training mode, with the same random numbers each time."""
     torch.manual_seed(3)
     # transformers draws masks of audio from numpy's global state
     np.random.seed(3)  # noqa: NPY002

@@ -45,7 +45,8 @@ class Module(lightning.LightningModule):
 
 ends = []
 for callbacks in ([], [lightning_callback(every=2, quiet=True)]):
-    quiet = {name: False for name in ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")}
+    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    quiet = dict.fromkeys(off, False)
     trainer = lightning.Trainer(max_steps=4, accelerator="cpu", callbacks=callbacks, **quiet)
     module = Module()
     trainer.fit(module, torch.utils.data.DataLoader(torch.utils.data.TensorDataset(tokens), batch_size=2))
