@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -27,3 +27,10 @@ def like(full: Tensor, pattern: Tensor) -> Tensor:
     mesh: Any = pattern.device_mesh  # type: ignore[attr-defined]
     # every process has the whole tensor already, so nothing is sent
     return distribute_tensor(full.to(mesh.device_type), mesh, pattern.placements, src_data_rank=None)
+
+
+def reshard(module: nn.Module) -> None:
+    """Let go of the whole weights that FSDP2 has gathered for a module, if the module is one of FSDP2's."""
+    let_go: Any = getattr(module, "reshard", None)
+    if let_go is not None and hasattr(module, "set_requires_gradient_sync"):
+        let_go()

@@ -14,9 +14,13 @@ if TYPE_CHECKING:
 
 
 def trainer_callback(every: int = 50, **options: Any) -> TrainerCallback:
-    """A callback for transformers' Trainer: its attribute `watch` is the `Watch`. options: those of `watch`.
+    """A callback for transformers' Trainer: its attribute `watch` is the `Watch`.
 
     The Trainer clips before it calls it: give it `max_grad_norm=0` to see the gradient norms as they were.
+
+    Args:
+        every: the first step and every `every`-th one are watched.
+        options: those of `watch`.
     """
     transformers = need("transformers", "hub")
 
@@ -31,7 +35,8 @@ def trainer_callback(every: int = 50, **options: Any) -> TrainerCallback:
 
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if self.watch is not None:
-                self.watch.step()
+                # the Trainer counts the tokens of all processes, so that their losses add up
+                self.watch.step(self.watch.own_loss(args.world_size if args.average_tokens_across_devices else 1))
 
         def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if self.watch is not None:
@@ -41,7 +46,12 @@ def trainer_callback(every: int = 50, **options: Any) -> TrainerCallback:
 
 
 def lightning_callback(every: int = 50, **options: Any) -> Any:
-    """A callback for Lightning: its attribute `watch` is the `Watch`. The loss is that of `training_step`."""
+    """A callback for Lightning: its attribute `watch` is the `Watch`. The loss is that of `training_step`.
+
+    Args:
+        every: the first step and every `every`-th one are watched.
+        options: those of `watch`.
+    """
     lightning = need("lightning", "hub")
 
     class WatchCallback(lightning.Callback):  # type: ignore[name-defined]

@@ -81,7 +81,11 @@ class _Seen:
         self.h = self.f = self.first_h = self.first_f = None
         if h is None or f is None or len(h) != len(f):
             return
-        still = h if self.write is None else self.write(h, torch.zeros_like(h))
+        try:
+            still = h if self.write is None else self.write(h, torch.zeros_like(h))
+        # the norm's code is not ours, and the loop must not end by a look
+        except Exception:
+            return
         self.measured = stream_measures(h, f, out, still)
         if first is not None:
             self.first = first.norm(dim=-1).mean() / self.measured.norm
@@ -162,11 +166,6 @@ class StreamHooks:
             seen.f = sample(f)
             seen.state(out)
 
-    @property
-    def fired(self) -> bool:
-        """Whether a sublayer was seen. In compiled code hooks may not run."""
-        return any(seen.measured is not None for seen in self.sublayers)
-
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
@@ -189,9 +188,19 @@ def _seen(found: FoundSublayer, modules: dict[str, nn.Module]) -> _Seen:
         connection = modules[found.join.module]
         return _Seen(found, write_of(connection), getattr(connection, "alpha", None))
     if found.behind is not None:
-        norm = modules[found.behind.module].forward
-        return _Seen(found, lambda h, f: norm(h + f), None)
+        return _Seen(found, _behind(modules[found.behind.module].forward, found.channel_dim), None)
     return _Seen(found, None, None)
+
+
+def _behind(norm: Callable[[Tensor], Tensor], channel_dim: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """Rows h and f to those of norm(h + f), whose norm may want its channels in another place."""
+
+    def write(h: Tensor, f: Tensor) -> Tensor:
+        if channel_dim == -1:
+            return norm(h + f)
+        return norm((h + f).T[None])[0].T
+
+    return write
 
 
 def _attentions(found: FoundSublayer, modules: dict[str, nn.Module]) -> list[str]:

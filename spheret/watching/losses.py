@@ -13,6 +13,7 @@ from torch import Tensor
 
 from spheret.model.monitor import ENTROPY_MARGIN
 from spheret.watching.observations import Finding, Measured
+from spheret.watching.processes import Processes
 
 SPIKE_WINDOW, SPIKE_LEAST, SPIKE_Z = 64, 20, 5.0
 # the median of so many losses is compared, because one batch may be easier or harder than all
@@ -111,15 +112,14 @@ class WaitingLosses:
     def add(self, step: int, loss: Tensor | float) -> None:
         self.waiting.append((step, loss.detach().clone() if isinstance(loss, Tensor) else float(loss)))
 
-    def known(self, wait: bool, processes: int) -> list[tuple[int, float]]:
+    def known(self, wait: bool, processes: Processes) -> list[tuple[int, float]]:
         """Those that are known; all of them with `wait`. Several processes take their mean, all at the same steps."""
-        if not self.waiting or not (wait or (processes == 1 and all(_at_hand(loss) for _, loss in self.waiting))):
+        at_hand = processes.size == 1 and all(_at_hand(loss) for _, loss in self.waiting)
+        if not self.waiting or not (wait or at_hand):
             return []
         steps = [step for step, _ in self.waiting]
         values = torch.stack([torch.as_tensor(loss).double().reshape(()) for _, loss in self.waiting])
-        if processes > 1:
-            torch.distributed.all_reduce(values)
-            values = values / processes
+        values = processes.sum(values) / processes.size
         self.waiting = []
         return list(zip(steps, values.tolist(), strict=True))
 

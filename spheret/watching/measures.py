@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from spheret.connections import angle_between
 from spheret.model.monitor import common_share, mean_cosine
 from spheret.support.sharding import local, whole
+from spheret.watching.processes import Processes
 
 # states of more tokens are not looked at. They are taken from the whole batch, at equal distances
 MOST_TOKENS = 512
@@ -122,18 +123,14 @@ class WriterGradient:
 
         output.register_hook(take)
 
-    def share(self, gradient: Tensor, processes: int = 1) -> float | None:
-        """|C| / |G - C| of the gradient (out, in), C = (sum of delta) mean(y)^T; None if nothing was seen.
-
-        Every process must call this if there are several, because each has seen tokens of its own.
-        """
+    def share(self, gradient: Tensor, processes: Processes) -> float | None:
+        """|C| / |G - C| of the gradient (out, in), C = (sum of delta) mean(y)^T; None if nothing was seen."""
         if self.delta is None or self.against_ones is None or self.y is None:
             return None
-        parts = torch.cat([self.delta, self.against_ones, self.y / self.tokens])
-        if processes > 1:
-            torch.distributed.all_reduce(parts)
-            parts = parts / processes
-        delta, against_ones, y = parts.split([len(self.delta), len(self.delta), len(self.y)])
+        count = self.y.new_tensor([self.tokens])
+        parts = processes.sum(torch.cat([self.delta, self.against_ones, self.y, count]))
+        delta, against_ones, y, count = parts.split([len(self.delta), len(self.delta), len(self.y), 1])
+        y = y / count
         full = whole(gradient).to(parts.dtype)
         # some layers hold their matrix transposed, which a square one does not tell by its shape
         ways = [x for x in (full, full.mT) if x.shape == (len(delta), len(y))]

@@ -11,15 +11,18 @@ from torch import Tensor, nn
 from spheret.support.sharding import local
 from spheret.watching.finding import FoundSublayer
 from spheret.watching.hooks import StreamHooks
-from spheret.watching.measures import norms
+from spheret.watching.measures import StreamMeasures, norms
 from spheret.watching.observations import Observation
+from spheret.watching.processes import Processes
 
 # the weights of the sublayers by name, then those of the other places
 Groups = Sequence[Mapping[str, nn.Parameter]]
+# the numbers of the stream, which each process sees in its own part of the batch
+_OF_THE_STREAM = (*StreamMeasures._fields, "first_token", "sink", "alpha")
 
 
-def fill_stream(observation: Observation, hooks: StreamHooks) -> None:
-    """What the hooks have seen of the stream."""
+def fill_stream(observation: Observation, hooks: StreamHooks, processes: Processes) -> None:
+    """What the hooks have seen of the stream: those of the main process, in its part of the batch."""
     rows: list[Tensor] = []
     places: list[tuple[int, str]] = []
     for index, seen in enumerate(hooks.sublayers):
@@ -30,8 +33,11 @@ def fill_stream(observation: Observation, hooks: StreamHooks) -> None:
         rows += [x.double() for x in named.values()]
         places += [(index, key) for key in named]
     values = torch.stack([x.reshape(()).to(rows[0].device) for x in rows]).tolist() if rows else []
-    for (index, key), value in zip(places, values, strict=True):
-        setattr(observation.sublayers[index], key, _finite(value))
+    measured = dict(zip(places, values, strict=True))
+    wanted = [(index, key) for index in range(len(hooks.sublayers)) for key in _OF_THE_STREAM]
+    shared = processes.of_main([measured.get(place) for place in wanted])
+    for (index, key), value in zip(wanted, shared, strict=True):
+        setattr(observation.sublayers[index], key, value)
 
 
 def fill_common_gradients(
@@ -39,13 +45,20 @@ def fill_common_gradients(
     hooks: StreamHooks,
     sublayers: Sequence[FoundSublayer],
     modules: Mapping[str, nn.Module],
-    processes: int,
+    processes: Processes,
 ) -> None:
     """The common direction in the gradients of the matrices that write to the stream."""
-    for each, writer, found in zip(observation.sublayers, hooks.writers, sublayers, strict=True):
-        weight = None if found.writer is None else modules[found.writer]._parameters.get("weight")
-        if writer is not None and weight is not None and weight.grad is not None:
-            share = writer.share(weight.grad, processes)
+    weights = [None if s.writer is None else modules[s.writer]._parameters.get("weight") for s in sublayers]
+    gradients = [None if weight is None else weight.grad for weight in weights]
+    # a process whose tokens did not come here, as in a mixture of experts, must not leave the others waiting
+    seen = [
+        writer is not None and writer.tokens > 0 and gradient is not None
+        for writer, gradient in zip(hooks.writers, gradients, strict=True)
+    ]
+    rows = zip(observation.sublayers, hooks.writers, gradients, processes.all(seen), strict=True)
+    for each, writer, gradient, everywhere in rows:
+        if everywhere and writer is not None and gradient is not None:
+            share = writer.share(gradient, processes)
             each.common_gradient = None if share is None else _finite(share)
 
 

@@ -17,6 +17,7 @@ from spheret.model.head import own_logit
 from spheret.model.monitor import on_bound
 from spheret.support.errors import need, shortened, unknown
 from spheret.support.ranges import check_count
+from spheret.support.sharding import reshard
 from spheret.watching.alarms import Alarms, Item, RobustLimit, TokenCounts
 from spheret.watching.calls import first_rows, has_tied_head, logits_of, loss_of, token_ids
 from spheret.watching.finding import Anatomy, find_sublayers, without_stream
@@ -27,6 +28,7 @@ from spheret.watching.nonfinite import WHOLE, BadPlace, Group, bad_gradient, bad
 from spheret.watching.observations import Event, Header, Observation, PlaceObservation, SublayerObservation
 from spheret.watching.observing import fill_common_gradients, fill_gradients, fill_stream, fill_updates
 from spheret.watching.outputs import LineFile, Log, logger, say, scalars
+from spheret.watching.processes import Processes
 
 Policy = Literal["alarm", "skip", "stop"]
 _POLICIES = ("alarm", "skip", "stop")
@@ -57,11 +59,6 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def _is_compiled(model: nn.Module) -> bool:
     return any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules())
-
-
-def _processes() -> int:
-    distributed = torch.distributed
-    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 class Watch:
@@ -105,8 +102,8 @@ class Watch:
         self.alarm_state: Alarms | None = None
         # in compiled code hooks do not run, so that the stream is seen in a forward pass of its own
         self._own_pass = _is_compiled(model)
-        self._processes = _processes()
-        self._is_main = self._processes == 1 or torch.distributed.get_rank() == 0
+        self._processes = Processes(next((p.device for p in model.parameters()), torch.device("cpu")))
+        self._is_main = self._processes.is_main
         self._file = LineFile(Path(out)) if out is not None and self._is_main else None
         self._modules: dict[str, nn.Module] = {}
         self._hooks: StreamHooks | None = None
@@ -128,7 +125,8 @@ class Watch:
         self._inside = False
         self._devices: set[str] = set()
         self._handles: list[Any] = [
-            model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
+            # before those of FSDP2, which gather the weights of the pass that follows
+            model.register_forward_pre_hook(self._before_forward, with_kwargs=True, prepend=True),
             model.register_forward_hook(self._after_forward, with_kwargs=True),
         ]
         if optimizer is not None:
@@ -198,7 +196,7 @@ class Watch:
         self._finish()
         self.steps += 1
         step, due = self.steps, self.due(self.steps)
-        self._losses.add(step, self._own_loss() if loss is None else loss)
+        self._losses.add(step, self.own_loss() if loss is None else loss)
         self._returned = []
         if self.anatomy is None:
             note = "no forward pass was seen before the first step; of a compiled model, watch the compiled one"
@@ -207,6 +205,7 @@ class Watch:
         alarms = self.alarm_state
         judged = self.policy != "alarm"
         spikes: dict[int, float] = {}
+        events: list[Event] = []
         bad_loss = False
         value = math.nan
         for number, value in self._losses.known(due or judged, self._processes):
@@ -219,7 +218,6 @@ class Watch:
         observation = self._observe(step) if looks else None
         total = observation.grad_norm if observation is not None else self._grad_norm() if judged else None
         bad_gradient = total is not None and not math.isfinite(total)
-        events: list[Event] = []
         if bad_loss or bad_gradient:
             events += self._not_finite(step, bad_loss)
         else:
@@ -228,7 +226,7 @@ class Watch:
             # where several processes or a GPU are not waited for, a spike is known later than its gradient
             events += alarms.spike(number, each, observation if number == step else None)
         if observation is not None:
-            entropy = None if self._tokens is None else self._tokens.entropy()
+            (entropy,) = self._processes.of_main([None if self._tokens is None else self._tokens.entropy()])
             events += alarms.observed(observation, entropy, not (spikes or bad_loss or bad_gradient))
             observation.events += events
             self._pending = observation
@@ -265,11 +263,15 @@ class Watch:
         )  # fmt: skip
         return False
 
-    def _own_loss(self) -> Tensor:
+    def own_loss(self, parts: int = 1) -> Tensor:
+        """The loss of the update as the model has returned it, for this process.
+
+        parts: of how many processes the losses add up, where the model was told over how many tokens to take means.
+        """
         if not self._returned:
             raise ValueError("the model returned no loss: call watch.step(loss) with the loss of the update.")
         losses = torch.stack([each.reshape(()) for each in self._returned])
-        return losses.sum() if self._summed else losses.mean()
+        return losses.sum() * parts if self._summed else losses.mean()
 
     # the trial
 
@@ -326,6 +328,8 @@ class Watch:
                 self._inside = False
                 for module, training in modes:
                     module.training = training
+                    # FSDP2 leaves the weights of the root whole, and their gradients would not be found
+                    reshard(module)
 
     # the observation
 
@@ -351,10 +355,11 @@ class Watch:
         observation.places = [PlaceObservation(name) for name in self.anatomy.places]
         if hooks is not None:
             hooks.remove()
-            if self.anatomy.sublayers and not hooks.fired:
-                self._own_pass = True
-            fill_stream(observation, hooks)
+            fill_stream(observation, hooks, self._processes)
             sublayers = self.anatomy.sublayers
+            if sublayers and all(each.norm is None for each in observation.sublayers):
+                # in compiled code hooks may not run
+                self._own_pass = True
             fill_common_gradients(observation, hooks, sublayers, self._modules, self._processes)
         fill_gradients(observation, self._groups())
         return observation
@@ -416,11 +421,14 @@ class Watch:
     def _not_finite(self, step: int, bad_loss: bool) -> list[Event]:
         assert self.alarm_state is not None
         groups = list(zip(self.alarm_state.items, self._groups(), strict=True))
-        place = bad_weights(groups)
+        # of sharded weights each process sees its own part, and all must go on to the next look together
+        place = self._processes.first(bad_weights(groups))
         if place is None and bad_loss and self._inputs is not None:
             with self._again() as call:
                 place = bad_output(self.model, call, groups)
-        place = place or bad_gradient(self._backward(groups)) or BadPlace(Item("the model", ""), WHOLE[bad_loss])
+            place = self._processes.first(place)
+        place = place or self._processes.first(bad_gradient(self._backward(groups)))
+        place = place or BadPlace(Item("the model", ""), WHOLE[bad_loss])
         return self.alarm_state.not_finite(step, place.item.name, place.sentence, place.item.sublayer)
 
     def _backward(self, groups: list[Group]) -> list[Group]:

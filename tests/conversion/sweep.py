@@ -22,7 +22,7 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,6 +108,9 @@ class Case(NamedTuple):
     table: str
     model_type: str
     name: str
+
+
+Trial = Callable[[Case], dict[str, Any]]
 
 
 def cases() -> list[Case]:
@@ -435,8 +438,11 @@ def attempt(case: Case) -> dict[str, Any]:
     return {"end": "exact", "gap": max(gap, report.difference), "converted": sums[0], "left": sums[1], **used}
 
 
-def in_fork(case: Case) -> dict[str, Any]:
-    """The outcome of one case, in a fork with limits. What ends the fork is an outcome, too."""
+def in_fork(case: Case, trial: Trial | None = None) -> dict[str, Any]:
+    """The outcome of one case, in a fork with limits. What ends the fork is an outcome, too.
+
+    trial: what is tried there; by default a conversion.
+    """
     reads, writes = os.pipe()
     child = os.fork()
     if child == 0:
@@ -451,10 +457,10 @@ def in_fork(case: Case) -> dict[str, Any]:
             signal.setitimer(signal.ITIMER_PROF, COMPUTING)
             signal.alarm(WAITING)
             try:
-                outcome = attempt(case)
+                outcome = (trial or attempt)(case)
             except Exception:
                 # an error of this file, or of the model where it has worked before
-                outcome = {"end": "crashed", "why": "outside of convert", "trace": traceback.format_exc()[-2000:]}
+                outcome = {"end": "crashed", "why": "outside of the trial", "trace": traceback.format_exc()[-2000:]}
             os.write(writes, json.dumps(outcome).encode())
         finally:
             os._exit(0)

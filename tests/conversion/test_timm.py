@@ -1,28 +1,15 @@
-"""timm's models and torch's ResNets, in a process of their own: timm and its torchvision live apart."""
-
-import json
-import subprocess
-import sys
+"""timm's models and torch's ResNets are converted."""
 
 import pytest
+import timm_process
 
 SCRIPT = """
-import json, sys
-
-sys.path.append(sys.prefix + "/timm")
-import torch
-
-# torchvision there is built for CUDA and has lost its own ops; timm only needs their names
-library = torch.library.Library("torchvision", "DEF")
-library.define("nms(Tensor x) -> Tensor")
-library.define("qnms(Tensor x) -> Tensor")
 from timm.models.resnet import BasicBlock, Bottleneck, ResNet
 from timm.models.vision_transformer import ResPostBlock, VisionTransformer
 
 import spheret
 from spheret.conversion import anneal, steps
 
-torch.set_num_threads(1)
 small = dict(img_size=16, patch_size=4, embed_dim=32, depth=2, num_heads=4, num_classes=5)
 models = {
     "vit": lambda: VisionTransformer(**small),
@@ -66,9 +53,7 @@ print(json.dumps(results))
 
 @pytest.fixture(scope="module")
 def results():
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return timm_process.run(SCRIPT)
 
 
 @pytest.mark.parametrize(

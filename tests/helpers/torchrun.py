@@ -34,6 +34,11 @@ def start(*words: Any) -> subprocess.Popen[bytes]:
     )
 
 
+def run(*words: Any, processes: int = 2) -> None:
+    """Run a script with its words in so many processes on this machine. It must succeed."""
+    finish(start("--standalone", f"--nproc_per_node={processes}", *words), 300)
+
+
 def finish(process: subprocess.Popen[bytes], seconds: float = 120) -> None:
     """Wait for its end, which must be a success. If it takes too long, it is killed with its workers."""
     try:
