@@ -13,7 +13,7 @@ from pathlib import Path
 
 import matplotlib
 
-from spheret.conversion.command.records import CONVERSIONS, ConvertRecord
+from spheret.conversion.command.convert_json import CONVERSIONS, ConvertRecord
 from spheret.support.figure_style import INK, PALETTE, STYLE, axes_grid, render
 
 ROOT = Path(__file__).parent.parent

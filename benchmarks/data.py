@@ -21,9 +21,9 @@ from measuring import Comparison, run, write
 
 from spheret.data.corpora import resolve
 from spheret.data.loader import Loader
+from spheret.data.manifest import MANIFESTS
 from spheret.data.preparation import prepare
 from spheret.data.readers import Document
-from spheret.data.records import MANIFESTS
 from spheret.data.shards import COUNTS, MANIFEST, SplitWriter, dtype_for, scan
 from spheret.data.store import Data, open_data
 from spheret.data.tokenizers import GPT2Tokenizer

@@ -154,8 +154,6 @@ def _run(name: str, prog: str, words: Sequence[str]) -> int:
     need_lab()
     module, _, function = COMMANDS[name][0].partition(":")
     loaded = importlib.import_module(module)
-    # a module may take words that tyro has no form for
-    words = getattr(loaded, "rewrite", list)(words)
     try:
         call = parse(getattr(loaded, function), prog, words)
     except SystemExit:

@@ -14,7 +14,7 @@ from pathlib import Path
 from PIL import Image
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parents[1] / "tests" / "report"))
+sys.path.insert(0, str(HERE.parents[1] / "tests" / "lab"))
 
 import headless  # noqa: E402
 

@@ -15,13 +15,21 @@ from pathlib import Path
 import collapse_tables
 from scipy import stats
 
-from spheret.lab.answers import Entry, GroupAnswer, group_answers, sound
-from spheret.lab.endpoints import ALPHA, Comparison, comparison, endpoint_answers, rung_names, slope_per_doubling
-from spheret.lab.ladders import in_order
+from spheret.lab.answers import GroupAnswer, group_answers
+from spheret.lab.endpoints import (
+    ALPHA,
+    PairedComparison,
+    comparison,
+    endpoint_answers,
+    rung_names,
+    slope_per_doubling,
+)
+from spheret.lab.entries import Entry, sound
 from spheret.lab.page.tables import to_markdown
 from spheret.lab.plan import OURS, PLANS, Plan, read_plan
 from spheret.lab.report import result_files, sections_of, study_findings
 from spheret.lab.rows import Key, Row, read_rows
+from spheret.lab.rungs import in_order
 from spheret.lab.sections.endpoints import endpoint_sentence
 from spheret.lab.sections.transfer import transfer_sentences
 from spheret.lab.transfer import transfers
@@ -217,7 +225,7 @@ PRETRAINING = "Pre-Training Language Models"
 CONSTANT = "proj-spheretnorm (schedule=constant)"
 
 
-def verdict_of(comparisons: Sequence[Comparison]) -> str:
+def verdict_of(comparisons: Sequence[PairedComparison]) -> str:
     """Whether a claim holds that the first of each comparison has the lower loss, or lies within the margin."""
     verdicts = {each.verdict for each in comparisons}
     if "higher" in verdicts or any(_outside(each) for each in comparisons):
@@ -227,7 +235,7 @@ def verdict_of(comparisons: Sequence[Comparison]) -> str:
     return "not run" if "not run" in verdicts else "not decided"
 
 
-def _outside(each: Comparison) -> bool:
+def _outside(each: PairedComparison) -> bool:
     """Whether the interval of a comparison with a margin lies beyond it."""
     if each.margin is None or each.interval is None or each.verdict != "not shown":
         return False
@@ -256,7 +264,9 @@ def _claims_table(rungs: Sequence[GroupAnswer]) -> str:
     names = rung_names(rungs)
     by_layers = {names[answer.group.name]: answer for answer in in_order(rungs)[1]}
 
-    def compared(first: str, second: str, layers: Sequence[int], margin: float | None = None) -> list[Comparison]:
+    def compared(
+        first: str, second: str, layers: Sequence[int], margin: float | None = None
+    ) -> list[PairedComparison]:
         sizes = [f"layers {count}" for count in layers]
         return [comparison(by_layers[size], first, second, size, margin) for size in sizes]
 
@@ -297,7 +307,7 @@ def _claims_table(rungs: Sequence[GroupAnswer]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _numbers(comparisons: Sequence[Comparison]) -> str:
+def _numbers(comparisons: Sequence[PairedComparison]) -> str:
     if not any(each.seeds or each.failed for each in comparisons):
         return "-"
     return ", ".join(

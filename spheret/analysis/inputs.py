@@ -43,13 +43,6 @@ def loss_windows(data: Data, block: int, most: int = _LOSS_TOKENS) -> tuple[Tens
     return validation_windows(data, block, min(_LOSS_TOKENS, most, (available - 1) // time * time))
 
 
-def unigram_entropy(data: Data) -> float:
-    """The entropy of the training split's token frequencies, in nats: the loss of a model that knows these alone."""
-    counts = data.counts().double()
-    share = counts[counts > 0] / counts.sum()
-    return float(-(share * share.log()).sum())
-
-
 def validation_windows(data: Data, block: int, tokens: int) -> tuple[Tensor, Tensor]:
     """Inputs and targets, (windows, time), of the fewest validation windows that hold `tokens` tokens.
 

@@ -13,7 +13,7 @@ from spheret.analysis.achievement import inactive_sentence
 from spheret.analysis.dynamics import dynamics, gradients
 from spheret.analysis.failure import failure_of
 from spheret.analysis.inputs import float64_device, open_data, validation_windows
-from spheret.analysis.records import (
+from spheret.analysis.inspect_json import (
     INSPECTIONS,
     InspectedRun,
     InspectedSublayer,

@@ -13,11 +13,9 @@ from spheret.analysis.dynamics import dynamics
 from spheret.analysis.foreign.decoder import ForeignDecoder
 from spheret.analysis.foreign.text import open_text, with_first_tokens
 from spheret.analysis.inputs import float64_device, validation_windows
-from spheret.analysis.records import InspectedRun, inspected_sublayers
+from spheret.analysis.inspect_json import InspectedRun, inspected_sublayers
 from spheret.data import Data
-from spheret.runs.layout import CONFIG
-from spheret.runs.records import RUNS
-from spheret.runs.run import Run, open_run
+from spheret.runs.run import Run, is_run, open_run
 from spheret.support.errors import refusing
 from spheret.support.meter import Meter
 
@@ -32,8 +30,7 @@ BLOCK = 256
 def is_saved_model(path: str | Path) -> bool:
     """Whether a directory holds a model of transformers, or one in another format, and is not a run."""
     directory = Path(path).expanduser()
-    config = directory / CONFIG
-    if not directory.is_dir() or (config.is_file() and RUNS.format_of(config) == RUNS.format):
+    if not directory.is_dir() or is_run(directory):
         return False
     from spheret.hub import open as hub
 

@@ -23,16 +23,16 @@ from torch import Tensor
 from spheret.analysis import achievement
 from spheret.analysis.decoders import Decoder
 from spheret.analysis.sublayers import OwnDecoder, check_finite, float64_twin
-from spheret.certificates.measure import ROUNDING, Tick, measure_sequence, measure_tokens
-from spheret.certificates.midpoint_radius import ULPS
-from spheret.certificates.records import (
+from spheret.certificates.certificate_json import (
     CERTIFICATES,
     CertificateRecord,
+    CertifiedSublayer,
     DepthRecord,
     Interval,
     PartRecord,
-    SublayerRecord,
 )
+from spheret.certificates.measure import ROUNDING, Tick, measure_sequence, measure_tokens
+from spheret.certificates.midpoint_radius import ULPS
 from spheret.certificates.sublayer_verdicts import (
     DOES_NOT_APPLY,
     HOLDS,
@@ -150,7 +150,7 @@ def verify(certificate: CertificateRecord) -> list[str]:
     return contradictions
 
 
-def _check_intervals(row: SublayerRecord | DepthRecord) -> list[str]:
+def _check_intervals(row: CertifiedSublayer | DepthRecord) -> list[str]:
     """The values must lie in their own proven intervals, and the intervals must agree with each other."""
     proven = known(row.proven)
     if proven is None:
@@ -179,7 +179,7 @@ def _or_infinity(x: float | None) -> float:
     return math.inf if x is None else x
 
 
-def _check_sublayer(row: SublayerRecord, norm_method: str) -> list[str]:
+def _check_sublayer(row: CertifiedSublayer, norm_method: str) -> list[str]:
     contradictions = _check_intervals(row)
     verdict, _ = judge(row.violations, row.inactive, row.moved, row.proven)
     if row.verdict != verdict:
@@ -215,7 +215,7 @@ def _check_depth(row: DepthRecord) -> list[str]:
 
 
 def read_certificate(run: Path) -> CertificateRecord | None:
-    """The certificate of a run; None if the run has none."""
+    """The certificate of a run; None if there is no file."""
     try:
         return CERTIFICATES.read(run / CERTIFICATE)
     except FileNotFoundError:

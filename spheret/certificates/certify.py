@@ -8,12 +8,12 @@ from pathlib import Path
 
 import msgspec
 
-from spheret.analysis.inputs import float64_device, loss_windows, open_data, unigram_entropy, validation_windows
+from spheret.analysis.inputs import float64_device, loss_windows, open_data, validation_windows
 from spheret.analysis.saved_models import boundary, is_saved_model, open_run_or_model, output_directory
 from spheret.analysis.sublayers import check_finite
 from spheret.certificates import certificate
+from spheret.certificates.certificate_json import CERTIFICATES, CertificateRecord
 from spheret.certificates.figure import certificate_figure
-from spheret.certificates.records import CERTIFICATES, CertificateRecord
 from spheret.certificates.saved_models import certify_saved
 from spheret.runs.layout import CERTIFICATE, CERTIFICATE_FIGURE
 from spheret.runs.run import Run
@@ -114,7 +114,7 @@ def certify_run(
     with few_threads(model.config.width), Meter("certify", quiet) as meter:
         tick = meter.counter(tokens, "tokens", parts=sublayers)
         document = certificate.certify(
-            model, ids, tokens, sequence, tick=tick, text=text, unigram_entropy=unigram_entropy(source)
+            model, ids, tokens, sequence, tick=tick, text=text, unigram_entropy=source.unigram_entropy()
         )
     return msgspec.structs.replace(
         document,

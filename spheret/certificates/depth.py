@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spheret.certificates.records import DyadicRecord, FitRecord, FitsRecord, GrowthRecord
+from spheret.certificates.certificate_json import DyadicRecord, FitRecord, FitsRecord, GrowthRecord
 from spheret.schedules import factor
 
 # the order of S and of A in the number of updates L, for constant K and H

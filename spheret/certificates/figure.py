@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from spheret.analysis import figures
 from spheret.analysis.figures import count_ticks, describe, doubling_ticks, draw_line, log_scale, panel_grid
-from spheret.certificates.records import (
+from spheret.certificates.certificate_json import (
     CertificateRecord,
+    CertifiedSublayer,
     DepthRecord,
     DyadicRecord,
     GrowthRecord,
     PartRecord,
-    SublayerRecord,
 )
 from spheret.support.documents import known
 from spheret.support.figure_style import INK, PALETTE, own_style
@@ -29,7 +29,7 @@ _FIRST, _SECOND = {"color": PALETTE[5][0]}, {"color": PALETTE[7][0]}
 
 
 def _shade(
-    axes: Axes, rows: Sequence[SublayerRecord] | Sequence[DepthRecord], name: str, style: dict[str, Any]
+    axes: Axes, rows: Sequence[CertifiedSublayer] | Sequence[DepthRecord], name: str, style: dict[str, Any]
 ) -> None:
     """The proven intervals of a quantity, as a band."""
     proven = [(row.sublayer, *getattr(row.proven, name)) for row in rows if known(row.proven) is not None]

@@ -21,7 +21,7 @@ from spheret.support import files
 from spheret.support.documents import Record
 from spheret.support.machine import check_bytes
 from spheret.support.meter import Meter
-from spheret.support.ranges import check_count
+from spheret.support.ranges import counts, whole_number
 from spheret.support.threads import few_threads
 
 FILE, FIGURE, FORMAT = "initialisation.json", "initialisation.png", "spheret-initialisation"
@@ -146,27 +146,17 @@ def goes_deep(row: StackRecord) -> bool:
 
 def parse_depths(text: str) -> list[int]:
     """The depths that --layers names: 4..512 doubles from 4 to 512; 4,6,8 is a list."""
-    depths = []
-    try:
-        if ".." in text:
-            low, high = (int(part) for part in text.split("..", 1))
-            while 0 < low <= high:
-                depths.append(low)
-                low *= 2
-        else:
-            depths = [int(part) for part in text.split(",")]
-    # int refuses more than 4,300 digits
-    except ValueError:
-        depths = []
-    if not depths or min(depths) < 1:
-        raise ValueError(f"layers must be like 4..512 (doubling), 4,6,8 or one number, got {text!r}.")
-    return depths
+    if ".." not in text:
+        return counts("--layers", text)
+    first, last = (whole_number("each end of --layers", word) for word in text.split("..", 1))
+    if first > last:
+        raise ValueError(f"--layers {text} holds no depth: give the smaller number first, as in 4..512.")
+    return [first << k for k in range((last // first).bit_length())]
 
 
 def compare(schemes: str, layers: str, width: int, directory: Path, device: torch.device | None = None) -> int:
     """Measure untrained models of every scheme at every depth; print the table, and write it with its figure."""
     choices, depths = parse_schemes(schemes), parse_depths(layers)
-    check_count("each number of --layers", max(depths))
     files.check_results("--out", directory, FILE, FIGURE)
     # the weights in float32, and their twin in float64
     model = f"a model of {max(depths):,} layers of width {width:,}"

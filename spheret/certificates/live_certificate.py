@@ -1,4 +1,4 @@
-"""A certificate during training: `spheret train --certify-every N` calls this observer every N updates.
+"""A certificate during training: `spheret train --certify-every N` calls this every N updates.
 
 A call works in float64 and holds a float64 copy of the weights. For every token and every sublayer it computes
 `width` directional derivatives in ball arithmetic and three decompositions of width x width matrices. Above width 512
@@ -9,58 +9,49 @@ result records the seconds that the call took.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import torch
 from msgspec import UNSET, UnsetType
 from torch import Tensor
 
 from spheret.certificates.certificate import certify
-from spheret.certificates.records import SublayerRecord
+from spheret.certificates.certificate_json import CertifiedSublayer
 from spheret.model.gpt import GPT
 from spheret.runs.metrics import LiveCertificate, LiveSublayer
 from spheret.support.threads import few_threads
 
-Observer = Callable[[int, GPT, tuple[Tensor, Tensor]], LiveCertificate]
 
-
-def observer(tokens: int = 16) -> Observer:
-    """An observer for a training run. It certifies the first `tokens` tokens of a batch.
+def live_certificate(model: GPT, ids: Tensor, tokens: int = 16) -> LiveCertificate:
+    """Certify the first `tokens` tokens of a batch of ids (windows, time).
 
     It works on a copy, so the model's weights, gradients, modes and random states do not change.
     """
-    if tokens < 1:
-        raise ValueError(f"tokens must be at least 1, got {tokens}.")
-
-    def observe(step: int, model: GPT, batch: tuple[Tensor, Tensor]) -> LiveCertificate:
-        begun = time.perf_counter()
-        ids = batch[0][:, :tokens]
-        try:
-            with few_threads(model.config.width), torch.autocast(ids.device.type, enabled=False):
-                certificate = certify(model, ids, min(tokens, ids.numel()), sequence=0, exact=False)
-        except ValueError as error:
-            # a failed observation must not end the run
-            return LiveCertificate(failed=str(error), seconds=time.perf_counter() - begun)
-        part = certificate.own_path
-        last = part.depth[-1]
-        return LiveCertificate(
-            tokens=certificate.tokens,
-            verdicts={str(verdict): count for verdict, count in part.verdicts.items()},
-            inactive=[row.sublayer for row in part.sublayers if row.inactive],
-            sigma_max=last.sigma_max,
-            sigma_min=last.sigma_min,
-            condition=last.condition,
-            sublayers=[_brief(row) for row in part.sublayers],
-            S=_if_known(last.S_max),
-            A=_if_known(last.A_max),
-            product_m=_if_known(last.product_m_min),
-            seconds=time.perf_counter() - begun,
-        )
-
-    return observe
+    begun = time.perf_counter()
+    ids = ids[:, :tokens]
+    try:
+        with few_threads(model.config.width), torch.autocast(ids.device.type, enabled=False):
+            certificate = certify(model, ids, min(tokens, ids.numel()), sequence=0, exact=False)
+    except ValueError as error:
+        # a failed certificate must not end the run
+        return LiveCertificate(failed=str(error), seconds=time.perf_counter() - begun)
+    part = certificate.own_path
+    last = part.depth[-1]
+    return LiveCertificate(
+        tokens=certificate.tokens,
+        verdicts={str(verdict): count for verdict, count in part.verdicts.items()},
+        inactive=[row.sublayer for row in part.sublayers if row.inactive],
+        sigma_max=last.sigma_max,
+        sigma_min=last.sigma_min,
+        condition=last.condition,
+        sublayers=[_brief(row) for row in part.sublayers],
+        S=_if_known(last.S_max),
+        A=_if_known(last.A_max),
+        product_m=_if_known(last.product_m_min),
+        seconds=time.perf_counter() - begun,
+    )
 
 
-def _brief(row: SublayerRecord) -> LiveSublayer:
+def _brief(row: CertifiedSublayer) -> LiveSublayer:
     return LiveSublayer(
         sublayer=row.sublayer,
         angle_max=row.angle_max,

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
-from spheret.analysis.inputs import loss_windows, unigram_entropy, validation_windows
+from spheret.analysis.inputs import loss_windows, validation_windows
 from spheret.analysis.saved_models import block_of, on_device, open_saved
 from spheret.certificates import certificate
+from spheret.certificates.certificate_json import CertificateRecord
 from spheret.certificates.measure import DENSE
-from spheret.certificates.records import CertificateRecord
 from spheret.support.errors import shortened
 from spheret.support.machine import machine
 from spheret.support.meter import Meter
@@ -55,7 +55,7 @@ def certify_saved(
         try:
             document = certificate.certify(
                 decoder, ids, tokens, sequence, exact=decoder.width <= DENSE, tick=tick, text=text,
-                unigram_entropy=unigram_entropy(source),
+                unigram_entropy=source.unigram_entropy(),
             )  # fmt: skip
         except RuntimeError as error:
             if not any(word in str(error) for word in _NOT_FORWARD):

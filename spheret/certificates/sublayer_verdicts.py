@@ -13,9 +13,9 @@ from torch import Tensor
 from spheret.analysis.decoders import Decoder
 from spheret.analysis.sublayers import is_inactive
 from spheret.certificates import depth, enclosures
-from spheret.certificates.enclosures import Enclosure
-from spheret.certificates.measure import ROUNDING, Measured, Numbers
-from spheret.certificates.records import (
+from spheret.certificates.certificate_json import (
+    BoundsStanding,
+    CertifiedSublayer,
     DepthRecord,
     DyadicRecord,
     GrowthRecord,
@@ -23,10 +23,10 @@ from spheret.certificates.records import (
     PaperVerdict,
     PartRecord,
     ProvenRecord,
-    Standing,
-    SublayerRecord,
     Verdict,
 )
+from spheret.certificates.enclosures import Enclosure
+from spheret.certificates.measure import ROUNDING, Measured, Numbers
 from spheret.model.probes import BranchKind
 from spheret.support.documents import known
 
@@ -90,7 +90,7 @@ def _proven(numbers: Numbers) -> ProvenRecord | None:
 
 def _sublayer(
     number: int, kind: BranchKind, numbers: Numbers, norm_method: str, reason: str | None
-) -> SublayerRecord:
+) -> CertifiedSublayer:
     """The row of one sublayer: each quantity at its worst token, and the verdicts."""
     proven, violations = _proven(numbers), int(_violations(numbers, norm_method).sum())
     share, inactive = float(numbers["moved"].median()), is_inactive(numbers["moved"])
@@ -100,7 +100,7 @@ def _sublayer(
     m_min = float(numbers["m"].min()) if bounded else None
     verdict, why = judge(violations, inactive, share, proven, reason)
     paper, paper_why = judge_paper(m_min, violations, inactive, norm_method)
-    row = SublayerRecord(
+    row = CertifiedSublayer(
         sublayer=number,
         branch=kind,
         angle_median=float(numbers["angle"].median()),
@@ -245,7 +245,7 @@ def _budgets(
 
 def _standing(
     verdicts: dict[Verdict, int], depth_rows: list[DepthRecord], norm_method: str, spherical: bool
-) -> Standing:
+) -> BoundsStanding:
     """The standing of the paper's sums over all sublayers: proven, estimated or none."""
     if not spherical:
         return "none"
@@ -253,7 +253,7 @@ def _standing(
     return "proven" if bounds_hold(norm_method) and not broken else "estimated"
 
 
-def _lost(sublayers: list[SublayerRecord], depth_rows: list[DepthRecord], standing: Standing) -> LostRecord:
+def _lost(sublayers: list[CertifiedSublayer], depth_rows: list[DepthRecord], standing: BoundsStanding) -> LostRecord:
     """Three sublayers, by number; None if there is no such sublayer.
 
     paper: the first after which the paper gives no lower bound.

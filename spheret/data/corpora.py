@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spheret.data.manifest import Cursor, HubCursor
 from spheret.data.readers import Document, FileReader, Reader, file_size, missing_column, signature, text_of
-from spheret.data.records import Cursor, HubCursor
 from spheret.support.cache import cache_directory
 from spheret.support.errors import need, unknown
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from spheret.data.records import MIB, ShardRecord, check_ids
+from spheret.data.manifest import MIB, ShardRecord, check_ids
 from spheret.data.shards import check_hash
 
 Batch = tuple[torch.Tensor, torch.Tensor]

@@ -19,8 +19,7 @@ import numpy as np
 from spheret.data import shards, tokenizers
 from spheret.data.chunks import chunks, repair
 from spheret.data.corpora import CORPORA, Corpus, resolve
-from spheret.data.readers import Reader
-from spheret.data.records import (
+from spheret.data.manifest import (
     CorpusRecord,
     Manifest,
     ResumePoint,
@@ -29,6 +28,7 @@ from spheret.data.records import (
     TokenizerRecord,
     dtype_name,
 )
+from spheret.data.readers import Reader
 from spheret.data.split import Split, choose
 from spheret.data.store import Data, open_data
 from spheret.data.workers import Team

@@ -16,7 +16,7 @@ from typing import IO, Any, Protocol
 
 import msgspec
 
-from spheret.data.records import Cursor
+from spheret.data.manifest import Cursor
 from spheret.support.errors import need
 
 # a document as it stands in its file: bytes that should be UTF-8, or text that may hold lone surrogates

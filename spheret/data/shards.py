@@ -11,9 +11,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from spheret.data.records import MANIFESTS, MIB, Manifest, ShardRecord, SplitRecord, check_ids, dtype_name
-from spheret.data.records import SPLITS as SPLITS
-from spheret.data.records import TOKENIZER as TOKENIZER
+from spheret.data.manifest import MANIFESTS, MIB, Manifest, ShardRecord, SplitRecord, check_ids, dtype_name
+from spheret.data.manifest import SPLITS as SPLITS
+from spheret.data.manifest import TOKENIZER as TOKENIZER
 from spheret.support import files
 from spheret.support.documents import read_bytes
 

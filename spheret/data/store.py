@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from spheret.data import shards, tokenizers
-from spheret.data.records import Manifest
+from spheret.data.manifest import Manifest
 from spheret.support.errors import unknown
 
 # torch is imported by the methods that return tensors, so that `spheret prepare` starts without it
@@ -71,6 +71,12 @@ class Data:
         import torch
 
         return torch.from_numpy(shards.read_counts(self.path, self.manifest).astype(np.int64))
+
+    def unigram_entropy(self) -> float:
+        """Return the entropy of the train split's token frequencies in nats: the loss of knowing these alone."""
+        counts = self.counts().double()
+        share = counts[counts > 0] / counts.sum()
+        return float(-(share * share.log()).sum())
 
     def stream(self, split: str = "train") -> Stream:
         """Return the ids of a split as one memory-mapped sequence over its shards."""

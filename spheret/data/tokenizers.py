@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from spheret.data.records import TOKENIZER, TokenizerRecord
+from spheret.data.manifest import TOKENIZER, TokenizerRecord
 from spheret.data.shards import read_tokenizer
 from spheret.data.words import WordEncoder, pieces
 from spheret.support.errors import need, unknown
@@ -56,14 +56,9 @@ class Tokenizer(ABC):
     def _decode(self, ids: np.ndarray) -> str:
         """Return the text of ids that are in range."""
 
-    @property
-    def padded_vocab_size(self) -> int:
-        """The rows of a model's embedding: the vocabulary size rounded up to a multiple of 64 (gpt2: 50,304)."""
-        return padded(self.vocab_size)
-
 
 def padded(vocab_size: int) -> int:
-    """Return the vocabulary size rounded up to a multiple of 64, for which matrix units are faster."""
+    """Return the vocabulary size rounded up to a multiple of 64 (gpt2: 50,304), for which matrix units are faster."""
     return -(-vocab_size // 64) * 64
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from spheret.data.records import MANIFESTS, PROGRESSES, Manifest, Progress, ResumePoint, SettingsRecord
+from spheret.data.manifest import MANIFESTS, PROGRESSES, Manifest, Progress, ResumePoint, SettingsRecord
 from spheret.data.shards import COUNTS, MANIFEST, PROGRESS, TOKENIZER, read_manifest
 from spheret.support.files import Lock, is_temporary, refuse_links, remove_empty
 

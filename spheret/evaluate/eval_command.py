@@ -21,8 +21,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from spheret import __version__
-from spheret.evaluate import eval_json
-from spheret.evaluate.records import EVALS, SAMPLES, EvalRecord, MetricRecord, SampleRecord, TaskRecord
+from spheret.evaluate.eval_json import EVALS, SAMPLES, EvalRecord, SampleRecord, TaskRecord
+from spheret.evaluate.results import average, is_accuracy, summary
 from spheret.evaluate.tasks import check_data, check_include_path, load_tasks, parse_tasks, set_examples
 from spheret.evaluate.tasks import prefetch as fetch
 from spheret.runs.layout import EVAL, EVAL_FEWSHOT, EVAL_FEWSHOT_SAMPLES, EVAL_SAMPLES
@@ -190,9 +190,7 @@ def _entry(
         version=answers["versions"].get(name),
         hash=hashlib.sha256(identity.encode()).hexdigest(),
         data_sha256=data_sha256,
-        metrics={
-            metric: MetricRecord(**eval_json.summary(metric, [row[metric] for row in rows])) for metric in metrics
-        },
+        metrics={metric: summary(metric, [row[metric] for row in rows]) for metric in metrics},
     )
 
 
@@ -269,15 +267,15 @@ def _show(results: EvalRecord) -> None:
         table.add_column(column, justify=side)  # type: ignore[arg-type]
     for name, task in results.tasks.items():
         for metric, cell in task.metrics.items():
-            factor = 100 if eval_json.is_accuracy(metric) else 1
+            factor = 100 if is_accuracy(metric) else 1
             error = "" if cell.stderr is None else _number(factor * cell.stderr)
             value = "not finite" if cell.value is None else _number(factor * cell.value)
             table.add_row(name, metric, value, error, f"{task.documents:,}")
     console = Console()
     print_whole(console, table)
-    if (mean := eval_json.average(results)) is not None:
-        error = "" if mean["stderr"] is None else f" +- {mean['stderr']:.2f}"
-        console.print(f"average {'few' if results.num_fewshot else 'zero'}-shot accuracy {mean['value']:.2f}{error}")
+    if (mean := average(results)) is not None:
+        error = "" if mean.stderr is None else f" +- {mean.stderr:.2f}"
+        console.print(f"average {'few' if results.num_fewshot else 'zero'}-shot accuracy {mean.value:.2f}{error}")
     if results.truncated:
         console.print(
             f"{results.truncated:,} of {results.requests:,} requests were longer than the context: their left "

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from spheret.evaluate import rows
-from spheret.evaluate.records import ROWS, RowsManifest, RowsRecord
+from spheret.evaluate.eval_json import ROWS, RowsManifest, RowsRecord
 from spheret.support.cache import cache_directory
 from spheret.support.documents import read_bytes
 from spheret.support.errors import need, unknown

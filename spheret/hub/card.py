@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 from huggingface_hub import ModelCardData
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from spheret import __version__
 from spheret.hub.config import CODE
@@ -19,6 +18,7 @@ from spheret.model.gpt import GPT
 from spheret.runs.checkpoint import Checkpoint
 from spheret.runs.run import Run
 from spheret.support.errors import shortened
+from spheret.support.templates import environment
 
 CARD = "README.md"
 TEMPLATE = "card.md.jinja"
@@ -45,16 +45,11 @@ def write_card(directory: Path, run: Run, saved: Checkpoint, model: GPT, kind: s
         run has none.
     """
     config, scheme = run.config, model.scheme
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["code"] = code
+    # Markdown: the filter `code` takes the place of HTML's escapes
+    templates = environment(Path(__file__).parent, autoescape=False)
+    templates.filters["code"] = code
     training = saved.state.training
-    text = environment.get_template(TEMPLATE).render(
+    text = templates.get_template(TEMPLATE).render(
         metadata=_metadata(kind, model.config.scheme),
         name=run.name,
         stock=STOCK.get(kind),

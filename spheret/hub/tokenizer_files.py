@@ -6,7 +6,7 @@ import json
 from importlib.util import find_spec
 from pathlib import Path
 
-from spheret.data.records import TOKENIZER, TokenizerRecord
+from spheret.data.manifest import TOKENIZER, TokenizerRecord
 from spheret.data.tokenizers import END_OF_TEXT, GPT2Tokenizer, byte_letters, splits_like_gpt2
 from spheret.support.errors import need
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from spheret.lab.executors.job import Job
 from spheret.lab.laboratory import Laboratory
+from spheret.lab.live_page import LivePage
 from spheret.lab.rows import TUNE, Key
 from spheret.lab.stages import expected, stage_of
 from spheret.runs.metrics import Follower
@@ -39,8 +40,8 @@ class Followed:
 class Board:
     """Hands out the jobs of a plan, follows them, and shows how far they are. name: race or study."""
 
-    def __init__(self, laboratory: Laboratory, name: str) -> None:
-        self._laboratory, self._name = laboratory, name
+    def __init__(self, laboratory: Laboratory, name: str, page: LivePage | None = None) -> None:
+        self._laboratory, self._name, self._page = laboratory, name, page
         self._live = LiveLines(self.lines, laboratory.quiet)
         self._fresh = {group.name: group.part.fresh for group in laboratory.plan.groups}
         self._followed: dict[str, Followed] = {}
@@ -73,6 +74,8 @@ class Board:
         for each in self._followed.values():
             each.follower.update()
         self._live.show(last)
+        if self._page is not None and not last:
+            self._page.update()
 
     def lines(self) -> list[str]:
         active = [each for each in self._followed.values() if each.follower.step]

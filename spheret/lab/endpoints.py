@@ -12,21 +12,24 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
-from spheret.lab.answers import Entry, GroupAnswer, by_part, sound
-from spheret.lab.ladders import in_order
+from spheret.lab.answers import GroupAnswer
+from spheret.lab.entries import Entry, sound
 from spheret.lab.plan import EndpointRecord
 from spheret.lab.rows import Row
+from spheret.lab.rungs import by_part, in_order
 from spheret.lab.statistics import LEVEL, Interval, mean_and_deviation, over_seeds
 
 ALPHA = 1 - LEVEL
 # two one-sided tests at 5 % each find what an interval of 90 % leaves out
 EQUIVALENCE_LEVEL = 1 - 2 * ALPHA
 
-Verdict = Literal["lower", "higher", "no significant difference", "equivalent", "not shown", "failed", "not run"]
+EndpointVerdict = Literal[
+    "lower", "higher", "no significant difference", "equivalent", "not shown", "failed", "not run"
+]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PairedComparison:
     """The loss of one contestant minus that of another.
 
     where: the rung; or what the difference changes by per doubling of the size.
@@ -49,7 +52,7 @@ class Comparison:
     failed: bool
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> EndpointVerdict:
         if self.trouble or self.interval is None or self.p is None:
             return "failed" if self.failed else "not run"
         if self.margin is not None:
@@ -79,8 +82,8 @@ class EndpointAnswer:
     """What is known about one endpoint. slope: the change per doubling of the size; None without sizes."""
 
     endpoint: EndpointRecord
-    comparisons: tuple[Comparison, ...] = ()
-    slope: Comparison | None = None
+    comparisons: tuple[PairedComparison, ...] = ()
+    slope: PairedComparison | None = None
     stresses: tuple[Stress, ...] = ()
     factor: float = 0.0
 
@@ -115,7 +118,9 @@ def rung_names(rungs: Sequence[GroupAnswer]) -> dict[str, str]:
     return {answer.group.name: f"{key} {size:g}" for answer, size in zip(ordered, sizes, strict=True)}
 
 
-def comparison(answer: GroupAnswer, first: str, second: str, where: str, margin: float | None = None) -> Comparison:
+def comparison(
+    answer: GroupAnswer, first: str, second: str, where: str, margin: float | None = None
+) -> PairedComparison:
     """The paired difference of two contestants of a group, with the test of a gap or of an equivalence."""
     by_seed, planned = differences(answer, first, second), answer.group.part.compared_with
     trouble, failed = _trouble(answer, first, second), True
@@ -126,7 +131,7 @@ def comparison(answer: GroupAnswer, first: str, second: str, where: str, margin:
         values = list(by_seed.values())
         interval = over_seeds(values, LEVEL if margin is None else EQUIVALENCE_LEVEL)
         p = interval.p if margin is None else two_one_sided(values, margin)
-    return Comparison(first, second, where, interval, p, margin, len(by_seed), planned, trouble, failed)
+    return PairedComparison(first, second, where, interval, p, margin, len(by_seed), planned, trouble, failed)
 
 
 def differences(answer: GroupAnswer, first: str, second: str) -> dict[int, float]:
@@ -159,7 +164,7 @@ def two_one_sided(values: Sequence[float], margin: float) -> float:
     return float(special.stdtr(degrees, (abs(mean) - margin) / error))
 
 
-def slope_per_doubling(rungs: Sequence[GroupAnswer], first: str, second: str) -> Comparison | None:
+def slope_per_doubling(rungs: Sequence[GroupAnswer], first: str, second: str) -> PairedComparison | None:
     """How the difference changes per doubling of the size: a least-squares slope for each seed, and their mean.
 
     Rungs that no seed has are left out, and are named. None if the rungs have no size.
@@ -180,7 +185,7 @@ def slope_per_doubling(rungs: Sequence[GroupAnswer], first: str, second: str) ->
         trouble = f"{len(known)} of {len(points)} sizes, {len(seeds)} of {planned} seeds"
     p = None if interval is None else interval.p
     where = f"per doubling of {key}"
-    return Comparison(first, second, where, interval, p, None, len(seeds), planned, trouble, failed)
+    return PairedComparison(first, second, where, interval, p, None, len(seeds), planned, trouble, failed)
 
 
 def _slope(points: Sequence[tuple[float, float]]) -> float:

@@ -6,8 +6,6 @@ holds samples of every row of RETRACTIONS and SCHEDULES, taken here, so that a n
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import math
 from collections.abc import Sequence
 from itertools import groupby, pairwise
@@ -15,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from torch import Tensor
 
@@ -28,6 +25,7 @@ from spheret.schedules import SCHEDULES, factor
 from spheret.support import files
 from spheret.support.figure_style import PALETTE
 from spheret.support.ranges import check_counts
+from spheret.support.templates import environment, script_hashes
 
 FOLDER = Path(__file__).parent / "explorer"
 TEMPLATE, STYLE, SCRIPT = "explorer.html.jinja", "explorer.css", "explorer.js"
@@ -140,27 +138,22 @@ def explorer_data(runs: Sequence[RunSteps] = ()) -> dict[str, Any]:
 
 def explorer_page(runs: Sequence[RunSteps] = ()) -> bytes:
     """The whole of explorer.html. The policy allows this one script and nothing from anywhere."""
-    environment = Environment(
-        loader=FileSystemLoader(FOLDER),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
     script = (FOLDER / SCRIPT).read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    page = environment.get_template(TEMPLATE).render(
-        data=explorer_data(runs),
-        style=Markup(_colours() + (FOLDER / STYLE).read_text(encoding="utf-8")),
-        script=Markup(script),
-        script_hash=Markup(f"'sha256-{digest}'"),
+    page = (
+        environment(FOLDER)
+        .get_template(TEMPLATE)
+        .render(
+            data=explorer_data(runs),
+            style=Markup(_colours() + (FOLDER / STYLE).read_text(encoding="utf-8")),
+            script=Markup(script),
+            script_hash=script_hashes([script]),
+        )
     )
     return page.encode()
 
 
 def _measured(runs: Sequence[Run], windows: int, data: str | None, device: str) -> list[RunSteps]:
-    """The steps of each run. Runs of one name are told apart by their paths."""
+    """The steps of each run. Runs that share a name are shown by their paths."""
     names = [run.name for run in runs]
     steps = [run_steps(run, windows, data, device) for run in runs]
     return [

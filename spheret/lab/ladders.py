@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spheret.lab import curves
-from spheret.lab.answers import Gap, GroupAnswer, by_part, setting_of
-from spheret.lab.curves import ComputeGain, Trend
-
-# the settings that are a size
-SIZES = ("layers", "width", "steps")
+from spheret.lab.answers import Gap, GroupAnswer
+from spheret.lab.curves import ComputeGain, compute_gain
+from spheret.lab.endpoints import PairedComparison, slope_per_doubling
+from spheret.lab.rungs import by_part, in_order
 
 
 @dataclass(frozen=True)
@@ -24,12 +22,12 @@ class RungGap:
 
 @dataclass(frozen=True)
 class Climb:
-    """One contestant on all rungs. trend: the change of its gap per doubling of the size."""
+    """One contestant on all rungs. slope: the change of its gap per doubling of the size; None without sizes."""
 
     label: str
     scheme: str
     steps: tuple[RungGap, ...]
-    trend: Trend | None
+    slope: PairedComparison | None
 
 
 @dataclass(frozen=True)
@@ -63,33 +61,9 @@ def _ladder(answers: Sequence[GroupAnswer]) -> Ladder:
         if label == reference:
             continue
         steps = tuple(RungGap(each, each.gap(label, reference), _gain(each, label, compute)) for each in answers)
-        known = [(size, step.gap) for size, step in zip(sizes, steps, strict=False) if step.gap is not None]
-        trend = None
-        if len(known) > 1:
-            trend = curves.gap_by_size([(size, (g.estimate, g.pair.error, g.pair.degrees)) for size, g in known])
-        climbs.append(Climb(label, contestant.given["model"]["scheme"], steps, trend))
+        slope = slope_per_doubling(answers, label, reference)
+        climbs.append(Climb(label, contestant.given["model"]["scheme"], steps, slope))
     return Ladder(part.name, part.title or part.name, reference, key, sizes, tuple(answers), tuple(climbs))
-
-
-def in_order(
-    answers: Sequence[GroupAnswer],
-) -> tuple[str | None, tuple[GroupAnswer, ...], tuple[float, ...]]:
-    """The rungs of a part from the smallest to the largest; as in the plan if they have no size."""
-    key, sizes = size_of(answers)
-    if key is None:
-        return None, tuple(answers), ()
-    ordered = sorted(zip(sizes, answers, strict=True), key=lambda each: each[0])
-    return key, tuple(answer for _, answer in ordered), tuple(size for size, _ in ordered)
-
-
-def size_of(answers: Sequence[GroupAnswer]) -> tuple[str | None, tuple[float, ...]]:
-    """The setting that is the size of a rung, with its value on each; None if the rungs differ in something else."""
-    changed = {name for answer in answers for name in answer.group.setting if name in SIZES}
-    if len(changed) != 1:
-        return None, ()
-    (key,) = changed
-    values = tuple(float(setting_of(answer.group, key)) for answer in answers)
-    return (key, values) if len(set(values)) == len(values) else (None, ())
 
 
 def _reference_compute(answers: Sequence[GroupAnswer], reference: str) -> list[tuple[float, float]]:
@@ -106,4 +80,4 @@ def _gain(answer: GroupAnswer, label: str, reference: Sequence[tuple[float, floa
     if len(reference) < 2 or answer.seed_table is None or label not in answer.seed_table.means:
         return None
     flops = answer.by_label[label].finals[answer.seed_table.seeds[0]].flops
-    return curves.compute_gain(reference, float(flops), answer.seed_table.means[label])
+    return compute_gain(reference, float(flops), answer.seed_table.means[label])

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spheret.lab.answers import Entry, GroupAnswer
+from spheret.lab.answers import GroupAnswer
+from spheret.lab.entries import Entry
 from spheret.lab.words import answer_sentence, p_words, short_reason
 from spheret.support.tables import print_whole
 
@@ -30,8 +31,8 @@ def print_outcome(answers: Sequence[GroupAnswer], page: Path, quiet: bool = Fals
     for answer in begun if len(begun) <= MOST_TABLES else ():
         print_whole(console, _table(answer))
     print(page)
-    for line in filter(None, [following]):
-        print(line)
+    if following:
+        print(following)
     for answer in begun:
         name = f"{answer.group.title}. " if len(begun) > 1 else ""
         console.print(name + answer_sentence(answer), highlight=False, soft_wrap=True, markup=False)

@@ -171,6 +171,15 @@ class Group:
         title = self.part.title or self.part.name
         return f"{title}, {_words(self.setting)}" if self.setting else title
 
+    def value(self, name: str) -> Any:
+        """A setting of all contestants, given or by default."""
+        given = merge(RECIPE, self.given)
+        for section, kind in SECTIONS.items():
+            for each in fields(kind):
+                if each.name == name:
+                    return given.get(section, {}).get(name, each.default)
+        raise KeyError(name)
+
     @property
     def ratio(self) -> float:
         """The ratio of two neighbouring learning rates."""

@@ -20,22 +20,24 @@ import tyro
 from spheret.data import check_named
 from spheret.flags import given, section_flags, shown
 from spheret.lab.answers import group_answers
-from spheret.lab.board import Board
+from spheret.lab.board import FOLLOWED, Board
 from spheret.lab.estimate import duration_words, seconds_left
 from spheret.lab.executors.local import Local
 from spheret.lab.laboratory import LOCK, Laboratory, claimed
+from spheret.lab.live_page import LivePage
 from spheret.lab.outcome import print_outcome
+from spheret.lab.place import Place
 from spheret.lab.plan import OWN_SETTINGS, RECIPE, Group, PartRecord, Plan, named_contestants, read_plan
 from spheret.lab.proposal import propose_study
-from spheret.lab.report import run_findings, write_report
+from spheret.lab.report import Findings, run_findings, write_report
 from spheret.lab.runs import read_groups
 from spheret.runs.config import Given, merge, read_config
+from spheret.runs.layout import CONFIG
 from spheret.runs.run import manifest_sha256
-from spheret.support import files, machine
+from spheret.support import files
 from spheret.support.documents import Document, Record
 from spheret.support.exit_codes import INTERRUPTED
-from spheret.support.ranges import check_above_zero, check_count, check_counts
-from spheret.support.threads import check_threads
+from spheret.support.ranges import check_above_zero, check_count, counts, whole_number
 
 RACE, REPORT = "race.json", "report"
 FIRST_SEED, MOST_SEEDS = 1337, 10_000
@@ -76,18 +78,11 @@ def learning_rates(text: str) -> list[float]:
 
 def race_seeds(text: str) -> list[int]:
     """The seeds of the flag --seeds: a number is how many, and numbers with commas are the seeds themselves."""
-    words = [word.strip() for word in text.split(",")]
+    if "," not in text:
+        return [FIRST_SEED + k for k in range(whole_number("--seeds", text.strip(), most=MOST_SEEDS))]
     # a comma at the end makes a list of one seed
-    listed = words[:-1] if len(words) > 1 and not words[-1] else words
-    # longer words are too large in any case, and Python refuses to read the longest
-    if not all(word.removeprefix("-").isdecimal() and len(word) < 4000 for word in listed):
-        raise ValueError(f"--seeds must be a number, or seeds with commas, such as 3,4,9 or 7, got {text[:60]!r}.")
-    numbers = [int(word) for word in listed]
-    if len(words) == 1:
-        return [FIRST_SEED + k for k in range(check_count("--seeds", numbers[0], most=MOST_SEEDS))]
-    check_count("the seeds of --seeds", len(numbers), most=MOST_SEEDS)
-    for seed in numbers:
-        check_count("each seed of --seeds", seed, least=0)
+    numbers = counts("--seeds", text.strip().removesuffix(","), least=0)
+    check_count("the number of --seeds", len(numbers), most=MOST_SEEDS)
     if len(set(numbers)) < len(numbers):
         raise ValueError(f"--seeds {text[:60]} has a seed twice: give each once.")
     return numbers
@@ -109,7 +104,7 @@ def _rates(where: RaceOptions, shared: Given) -> list[float]:
     return [shared["train"]["lr"]] if "lr" in shared["train"] else list(RATES)
 
 
-def _shared_settings(laboratory: Laboratory, where: RaceOptions) -> dict[str, Any]:
+def _shared_settings(laboratory: Laboratory) -> dict[str, Any]:
     """What all runs of a race have in common, by name. Several rates are one setting, which they share."""
     (group,) = laboratory.plan.groups
     config = laboratory.config(group, group.contestants[0])
@@ -123,7 +118,7 @@ def _shared_settings(laboratory: Laboratory, where: RaceOptions) -> dict[str, An
         if "min_lr" not in group.given["train"]:
             del settings["min_lr"]
     manifest = manifest_sha256(laboratory.data(group))
-    return {**settings, "manifest_sha256": manifest, "threads": where.threads, "device": where.device}
+    return {**settings, "manifest_sha256": manifest, "threads": laboratory.threads, "device": laboratory.device}
 
 
 def _check_directory(directory: Path, settings: dict[str, Any]) -> None:
@@ -154,7 +149,7 @@ def _check_same(path: Path, settings: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class RaceOptions:
-    """Who races, where the race is written, and what it runs on.
+    """Who races, and where the race is written.
 
     Args:
         schemes: "paper" for its nine, "all", or names with commas; scheme:option=value races a variant, and
@@ -163,11 +158,6 @@ class RaceOptions:
         lr: Highest learning rates with commas. Every scheme is trained at each and reported at its best.
         out: The directory of the race: one run directory per contestant, and report/.
         config: A TOML or JSON file of settings, by section; flags win over it.
-        threads: CPU threads per training. They are recorded; another number changes the last bits.
-        jobs: Trainings at a time.
-        device: cpu, cuda or mps.
-        ignore_memory: Start although a model and its batch need more memory than there is.
-        quiet: Print no progress.
     """
 
     schemes: str = CONTESTANTS
@@ -175,24 +165,19 @@ class RaceOptions:
     lr: Annotated[str | None, shown("LIST", ",".join(map(str, RATES)))] = None
     out: str = "runs/race"
     config: Annotated[Path | None, shown("PATH", "none")] = None
-    threads: int = 1
-    jobs: Annotated[int | None, shown("INT", "as many as the cores allow")] = None
-    device: str = "cpu"
-    ignore_memory: bool = False
-    quiet: bool = False
 
 
 @tyro.conf.configure(tyro.conf.OmitArgPrefixes)
 def race(
     where: Annotated[RaceOptions, tyro.conf.FlagCreatePairsOff],
+    place: Annotated[Place, tyro.conf.FlagCreatePairsOff],
     model: ModelFlags,  # type: ignore[valid-type]
     data: DataFlags,  # type: ignore[valid-type]
     optimisation: OptimisationFlags,  # type: ignore[valid-type]
     evaluation: EvaluationFlags,  # type: ignore[valid-type]
 ) -> int:
     """Train every scheme on the same batches, then say who wins. Run the same command again to continue."""
-    check_threads("--threads", where.threads)
-    check_counts(jobs=where.jobs)
+    place.check()
     directory = Path(where.out).expanduser()
     files.check_output_directory("--out", directory)
     shared = merge(
@@ -206,29 +191,29 @@ def race(
         # what is validated is saved
         shared["train"].setdefault("checkpoint_every", every)
     plan = race_plan(where.schemes, race_seeds(where.seeds), _rates(where, shared), shared)
-    laboratory = Laboratory(plan, directory, where.device, where.threads, where.ignore_memory, where.quiet, flat=True)
+    laboratory = place.laboratory(plan, directory, flat=True)
     # wrong settings are found before anything is written or prepared
     laboratory.check()
     check_named(shared["data"]["path"])
-    _say(where, f"{_size(plan)} on {shared['data']['path']}, into {directory}.")
+    _say(laboratory, f"{_size(plan)} on {shared['data']['path']}, into {directory}.")
     laboratory.prepare()
-    settings = _shared_settings(laboratory, where)
-    jobs = where.jobs or max(1, machine.cores() // where.threads)
+    settings = _shared_settings(laboratory)
     try:
         with claimed(directory, "race", lambda: _check_directory(directory, settings)):
-            _run(laboratory, where, jobs)
-            found = run_findings(read_groups([laboratory.run_directory(key) for key in laboratory.rows()]))
-            page = write_report(found, directory / REPORT)
-            following = _next(laboratory, shared, jobs)
+            with LivePage(directory / REPORT, lambda: _so_far(laboratory), "race", laboratory.quiet) as live:
+                _run(laboratory, place.at_a_time, live)
+                found = run_findings(read_groups([laboratory.run_directory(key) for key in laboratory.rows()]))
+                page = write_report(found, directory / REPORT)
+            following = _next(laboratory, shared, place.at_a_time)
     except KeyboardInterrupt:
         print("stopped; every training has saved. Run the same command again to go on.", file=sys.stderr)
         return INTERRUPTED
-    print_outcome(found.answers, page, where.quiet, following)
+    print_outcome(found.answers, page, place.quiet, following)
     return 0
 
 
-def _say(where: RaceOptions, text: str) -> None:
-    if not where.quiet:
+def _say(laboratory: Laboratory, text: str) -> None:
+    if not laboratory.quiet:
         print(f"race: {text}", file=sys.stderr, flush=True)
 
 
@@ -238,19 +223,29 @@ def _size(plan: Plan) -> str:
     return f"{runs} run{'s' * (runs > 1)} of {len(group.contestants)} contestants"
 
 
-def _run(laboratory: Laboratory, where: RaceOptions, jobs: int) -> None:
-    """Train what is left, and measure what a step costs."""
+def _so_far(laboratory: Laboratory) -> Findings | None:
+    """What the runs that have begun say; None before the first."""
+    keys = [*laboratory.rows(), *laboratory.wanted()[:FOLLOWED]]
+    begun = [path for path in map(laboratory.run_directory, keys) if (path / CONFIG).exists()]
+    return run_findings(read_groups(begun)) if begun else None
+
+
+def _run(laboratory: Laboratory, jobs: int, live: LivePage) -> None:
+    """Train what is left, so many at a time, and measure what a step costs."""
     left, done = len(laboratory.wanted()), len(laboratory.rows())
     if left:
         already = f"; {done} are done already" if done else ""
         time = duration_words(seconds_left(laboratory, jobs))
-        _say(where, f"{left} runs, {min(jobs, left)} at a time, {where.threads} threads each, {time}{already}.")
-        with Board(laboratory, "race") as board:
+        _say(
+            laboratory,
+            f"{left} runs, {min(jobs, left)} at a time, {laboratory.threads} threads each, {time}{already}.",
+        )
+        with Board(laboratory, "race", live) as board:
             Local(jobs, laboratory.directory, board.watch).run(board.jobs)
     else:
-        _say(where, f"all {done} runs of {laboratory.directory} are finished; the report is written again.")
+        _say(laboratory, f"all {done} runs of {laboratory.directory} are finished; the report is written again.")
     if laboratory.unmeasured():
-        _say(where, "measuring the step of every contestant, side by side.")
+        _say(laboratory, "measuring the step of every contestant, side by side.")
     try:
         laboratory.measure()
     # such as too little memory: the race has its results all the same
@@ -258,7 +253,8 @@ def _run(laboratory: Laboratory, where: RaceOptions, jobs: int) -> None:
         print(f"the steps could not be measured side by side ({error}); the report says so.", file=sys.stderr)
     busy = [f"{cost.spread:.0%}" for cost in laboratory.costs().values() if not cost.precise]
     if busy:
-        _say(where, f"step costs: not measured, machine busy (their rounds lie {busy[0]} apart, 10% is the limit).")
+        text = f"step costs: not measured, machine busy (their rounds lie {busy[0]} apart, 10% is the limit)."
+        _say(laboratory, text)
     laboratory.write_results()
 
 

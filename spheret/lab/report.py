@@ -14,6 +14,7 @@ from spheret.lab.answers import GroupAnswer, group_answers
 from spheret.lab.endpoints import EndpointAnswer, endpoint_answers
 from spheret.lab.figures import answers as answer_figures
 from spheret.lab.figures import runs as run_figures
+from spheret.lab.figures import watched as watched_figures
 from spheret.lab.figures.lines import line_styles
 from spheret.lab.ladders import ladders
 from spheret.lab.links import run_places
@@ -36,10 +37,14 @@ from spheret.lab.sections.runs import (
 )
 from spheret.lab.sections.samples import samples_section
 from spheret.lab.sections.section import Section
+from spheret.lab.sections.watched import headline, watched_sections
 from spheret.lab.sections.zero_shot import zero_shot_section
+from spheret.lab.watch_file import Watched, find_watched, read_all
+from spheret.support.errors import one_line
 from spheret.support.figure_style import Drawing
 
 TITLE = "Deep connections compared"
+WATCHED_TITLE = "Watched training"
 # the sections of one group of runs, in the order of the page
 RUN_SECTIONS: tuple[Callable[[RunGroup], Section | None], ...] = (
     summary_section,
@@ -54,13 +59,17 @@ RUN_SECTIONS: tuple[Callable[[RunGroup], Section | None], ...] = (
 
 @dataclass(frozen=True)
 class Findings:
-    """What a page is made from. groups: runs whose directories are here, with their answers. rows: all that ended."""
+    """What a page is made from. groups: runs whose directories are here, with their answers. rows: all that ended.
+
+    watched: trainings by others' loops, of which there is a watch.jsonl.
+    """
 
     title: str
     answers: Sequence[GroupAnswer]
     rows: Mapping[Key, Row] = field(default_factory=dict)
     endpoints: Sequence[EndpointAnswer] = ()
     groups: Sequence[RunGroup] = ()
+    watched: Sequence[Watched] = ()
 
 
 def study_findings(plan: Plan, rows: Mapping[Key, Row]) -> Findings:
@@ -69,9 +78,10 @@ def study_findings(plan: Plan, rows: Mapping[Key, Row]) -> Findings:
     return Findings(plan.title, answers, rows, endpoint_answers(plan.endpoints, answers))
 
 
-def run_findings(groups: Sequence[RunGroup]) -> Findings:
+def run_findings(groups: Sequence[RunGroup], watched: Sequence[Watched] = ()) -> Findings:
     """What runs say that no plan asked for."""
-    return Findings(TITLE, [group.answer for group in groups], groups=groups)
+    title = TITLE if groups else WATCHED_TITLE
+    return Findings(title, [group.answer for group in groups], groups=groups, watched=watched)
 
 
 def sections_of(found: Findings) -> list[Section]:
@@ -79,6 +89,9 @@ def sections_of(found: Findings) -> list[Section]:
 
     With several groups of runs the names of their sections, tables and figures end in the name of the group.
     """
+    watched = [section for number in range(len(found.watched)) for section in _watched_sections(found, number)]
+    if watched and not found.groups:
+        return watched
     results = {run.row.key: run for group in found.groups for run in group.every if run.row is not None}
     sections = answer_sections(found.answers, ladders(found.answers), found.endpoints, results)
     if not found.groups:
@@ -86,22 +99,34 @@ def sections_of(found: Findings) -> list[Section]:
     sections += [groups_section(found.groups)] if len(found.groups) > 1 else []
     for group in found.groups:
         own = [section for section in (function(group) for function in RUN_SECTIONS) if section is not None]
-        sections += own if len(found.groups) == 1 else [_renamed(section, group) for section in own]
-    return [*sections, paper_section(found.groups)]
+        sections += (
+            own if len(found.groups) == 1 else [_renamed(section, _suffix(group), group.name) for section in own]
+        )
+    return [*sections, *watched, paper_section(found.groups)]
 
 
 def _suffix(group: RunGroup) -> str:
     return "-" + re.sub(r"[^a-z0-9]+", "-", group.name.lower()).strip("-")
 
 
-def _renamed(section: Section, group: RunGroup) -> Section:
-    suffix = _suffix(group)
+def _watched_suffix(found: Findings, number: int) -> str:
+    """What the names of a watched training end in: nothing if it is alone on the page."""
+    return f"-watched-{number + 1}" if found.groups or len(found.watched) > 1 else ""
+
+
+def _watched_sections(found: Findings, number: int) -> list[Section]:
+    suffix, watched = _watched_suffix(found, number), found.watched[number]
+    own = watched_sections(watched, opening=not suffix)
+    return [_renamed(section, suffix, watched.name) for section in own] if suffix else own
+
+
+def _renamed(section: Section, suffix: str, name: str) -> Section:
     return replace(
         section,
         name=section.name + suffix,
-        title=f"{section.title}: {group.name}",
-        tables=[replace(t, name=t.name + suffix, caption=f"{t.caption}: {group.name}") for t in section.tables],
-        figures=[name + suffix for name in section.figures],
+        title=f"{section.title}: {name}",
+        tables=[replace(t, name=t.name + suffix, caption=f"{t.caption}: {name}") for t in section.tables],
+        figures=[figure + suffix for figure in section.figures],
     )
 
 
@@ -112,6 +137,13 @@ def drawings_of(found: Findings) -> list[Drawing]:
         for drawing in run_figures.draw(group):
             suffix, words = (_suffix(group), f": {group.name}") if len(found.groups) > 1 else ("", "")
             drawings.append(replace(drawing, name=drawing.name + suffix, caption=drawing.caption + words))
+    for number, watched in enumerate(found.watched):
+        suffix = _watched_suffix(found, number)
+        words = f": {watched.name}" if suffix else ""
+        drawings += [
+            replace(drawing, name=drawing.name + suffix, caption=drawing.caption + words)
+            for drawing in watched_figures.draw(watched)[0]
+        ]
     return drawings
 
 
@@ -121,15 +153,22 @@ def charts_of(found: Findings) -> dict[str, Chart]:
     for group in found.groups:
         suffix = _suffix(group) if len(found.groups) > 1 else ""
         charts |= {name + suffix: chart for name, chart in run_charts(group).items()}
+    for number, watched in enumerate(found.watched):
+        suffix = _watched_suffix(found, number)
+        charts |= {name + suffix: chart for name, chart in watched_figures.draw(watched)[1].items()}
     return charts
 
 
 def report_files(
-    found: Findings, drawings: Sequence[Drawing] | None = None, directory: Path | None = None
+    found: Findings,
+    drawings: Sequence[Drawing] | None = None,
+    directory: Path | None = None,
+    refresh: int | None = None,
 ) -> dict[str, bytes]:
     """The content of every file of a report, by file name.
 
-    drawings: by default all of them. directory: where the report will be; without it the page links no run.
+    drawings: by default all of them. directory: where the report will be; without it the page links no run. refresh:
+    after so many seconds a browser reads the page again.
     """
     if directory is not None:
         places = run_places([(run.name, run.run) for group in found.groups for run in group.every], directory)
@@ -138,7 +177,7 @@ def report_files(
     sections = sections_of(found)
     drawings = drawings_of(found) if drawings is None else drawings
     styles = {label: style for answer in found.answers for label, style in line_styles(answer).items()}
-    return contents(found.title, sections, drawings, charts_of(found), styles)
+    return contents(found.title, sections, drawings, charts_of(found), styles, refresh)
 
 
 def write_report(found: Findings, directory: Path) -> Path:
@@ -163,19 +202,25 @@ def report(runs: Sequence[str | Path], out: str | Path) -> tuple[Findings, Path]
     directory = Path(out).expanduser()
     # before the runs are read, which may take long
     refuse_other_files(directory)
-    found = run_findings(read_groups(runs))
+    files, others = find_watched(runs)
+    watched = read_all(files)
+    found = run_findings(read_groups(others) if others or not watched else [], watched)
     return found, write_report(found, directory)
 
 
 def report_command(runs: tuple[str, ...] = (), /, out: str = "report") -> int:
     """Compare runs: one self-contained page, tables in Markdown, CSV and LaTeX, figures in SVG, PNG and PGF.
 
-    Runs are compared only with runs on the same data and, of the paper's sizes, of the same size.
+    Runs are compared only with runs on the same data and, of the paper's sizes, of the same size. Watched trainings
+    are shown, and compared with nothing.
 
     Args:
-        runs: run directories, or directories that contain run directories, such as that of a race.
+        runs: run directories, directories that contain run directories, such as that of a race, or a watch.jsonl of
+            spheret.watch or its directory.
         out: the directory for report.html, tables.* and figures/.
     """
     found, page = report(runs, out)
     print_outcome(found.answers, page)
+    for watched in found.watched:
+        print(one_line(f"{watched.name}: {headline(watched)}"))
     return 0

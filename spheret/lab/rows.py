@@ -47,7 +47,7 @@ class Row(Record):
     flops: of all steps, counted from the shapes. seconds: training as it took, beside whatever else ran.
     step_seconds: one update, measured side by side with the other contestants of the group; null if not measured.
     curve: steps and validation losses, until it diverged.
-    unigram_entropy: the loss of token frequencies alone; null if the data has none to tell.
+    unigram_entropy: the loss of token frequencies alone; null if the data is not known.
     """
 
     group: str

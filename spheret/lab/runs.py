@@ -29,7 +29,7 @@ RATE_SETTINGS = ("lr", "min_lr")
 
 
 @dataclass(frozen=True)
-class Number:
+class SourcedNumber:
     """A number and its source: a formula over RUN[STEP].KEY or RUN[FIRST..LAST].KEY, lines of RUN/metrics.jsonl."""
 
     value: float
@@ -119,40 +119,40 @@ class Result:
         return [(line.step, line.alarm) for line in self.lines if line.alarm]
 
     @property
-    def train_loss(self) -> Number | None:
+    def train_loss(self) -> SourcedNumber | None:
         """The mean training loss over the last steps."""
         return self._mean("loss", self.steps[-last_steps(len(self.steps)) :])
 
     @property
-    def tokens_per_second(self) -> Number | None:
+    def tokens_per_second(self) -> SourcedNumber | None:
         return self._mean("tokens_per_second", self.steps)
 
     @property
-    def milliseconds_per_step(self) -> Number | None:
+    def milliseconds_per_step(self) -> SourcedNumber | None:
         """The cost of a step that was measured beside the other contestants."""
         if self.step_seconds is None:
             return None
-        return Number(1000 * self.step_seconds, f"1000 * {RESULTS}[{self.run.path.name}].step_seconds")
+        return SourcedNumber(1000 * self.step_seconds, f"1000 * {RESULTS}[{self.run.path.name}].step_seconds")
 
-    def _mean(self, key: str, lines: list[MetricsRecord]) -> Number | None:
+    def _mean(self, key: str, lines: list[MetricsRecord]) -> SourcedNumber | None:
         values = [value for line in lines if (value := getattr(line, key)) is not None]
         if not values:
             return None
         source = f"{self.name}[{lines[0].step}..{lines[-1].step}].{key}"
-        return Number(math.fsum(values) / len(values), f"mean({source})")
+        return SourcedNumber(math.fsum(values) / len(values), f"mean({source})")
 
     @property
-    def val_loss(self) -> Number | None:
+    def val_loss(self) -> SourcedNumber | None:
         return self.at_last_evaluation("val_loss")
 
-    def at_last_evaluation(self, key: str) -> Number | None:
+    def at_last_evaluation(self, key: str) -> SourcedNumber | None:
         line = self.validation
-        return None if line is None else Number(float(getattr(line, key)), f"{self.name}[{line.step}].{key}")
+        return None if line is None else SourcedNumber(float(getattr(line, key)), f"{self.name}[{line.step}].{key}")
 
-    def at_last_step(self, key: str) -> Number | None:
+    def at_last_step(self, key: str) -> SourcedNumber | None:
         """The value in the last line that has this key, such as the seconds so far."""
         line = next((line for line in reversed(self.lines) if getattr(line, key) is not None), None)
-        return None if line is None else Number(float(getattr(line, key)), f"{self.name}[{line.step}].{key}")
+        return None if line is None else SourcedNumber(float(getattr(line, key)), f"{self.name}[{line.step}].{key}")
 
 
 @dataclass(frozen=True)

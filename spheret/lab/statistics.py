@@ -24,7 +24,7 @@ class Interval:
     @property
     def text(self) -> str:
         """The ends, for a table."""
-        return "none: one document" if math.isinf(self.high) else f"{self.low:+.4f} to {self.high:+.4f}"
+        return "none" if math.isinf(self.high) else f"{self.low:+.4f} to {self.high:+.4f}"
 
 
 @lru_cache(maxsize=1024)

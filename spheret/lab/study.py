@@ -18,25 +18,25 @@ from spheret.lab.executors.job import Executor
 from spheret.lab.executors.local import Local
 from spheret.lab.executors.slurm import Slurm
 from spheret.lab.laboratory import LOCK, LOGS, PLAN, REPORT, Laboratory, claimed
+from spheret.lab.live_page import LivePage
 from spheret.lab.outcome import print_outcome
+from spheret.lab.place import Place
 from spheret.lab.plan import OURS, committed_results, read_plan
 from spheret.lab.race import RACE
-from spheret.lab.report import study_findings, write_report
+from spheret.lab.report import Findings, study_findings, write_report
 from spheret.lab.rows import RUNS, read_rows
 from spheret.lab.stages import expected
 from spheret.lab.words import change_words, listed
-from spheret.support import files, machine
+from spheret.support import files
 from spheret.support.errors import unknown
 from spheret.support.exit_codes import INTERRUPTED
-from spheret.support.ranges import check_counts
-from spheret.support.threads import check_threads
 
 EXECUTORS = ("local", "slurm")
 
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """StudyOptions a study is written and where it runs.
+    """Where a study is written and where it runs.
 
     Args:
         out: The directory of the study: its runs, results.jsonl and report/.
@@ -45,11 +45,6 @@ class StudyOptions:
         join: A results.jsonl of the same study: its runs count as done. In a checkout, the plans that come with
             spheret join what docs/results holds of them.
         results: Write the report of this results.jsonl and train nothing.
-        threads: CPU threads per training. Another number changes the last bits, and is another run.
-        jobs: Trainings at a time.
-        device: cpu, cuda or mps.
-        ignore_memory: Start although a model and its batch need more memory than there is.
-        quiet: Print no progress.
     """
 
     out: str = "runs/study"
@@ -57,16 +52,12 @@ class StudyOptions:
     minutes: Annotated[float | None, shown("MINUTES", "until it is done")] = None
     join: Annotated[Path | None, shown("PATH", "the plan's own in docs/results")] = None
     results: Annotated[Path | None, shown("PATH", "the runs in --out")] = None
-    threads: int = 1
-    jobs: Annotated[int | None, shown("INT", "as many as the cores, or the cluster, allow")] = None
-    device: str = "cpu"
-    ignore_memory: bool = False
-    quiet: bool = False
 
 
 @tyro.conf.configure(tyro.conf.OmitArgPrefixes)
 def study(
     where: Annotated[StudyOptions, tyro.conf.FlagCreatePairsOff],
+    place: Annotated[Place, tyro.conf.FlagCreatePairsOff],
     plan: Annotated[Path, tyro.conf.Positional, shown("PLAN", "the plan of docs/results")] = OURS,
 ) -> int:
     """Give every contestant its own best learning rate, then fresh seeds there, and say who wins.
@@ -77,15 +68,16 @@ def study(
         plan: A TOML file: contestants, learning rates, seeds, sizes. docs/lab.md lists its keys. Or the name of a
             plan that comes with spheret: connections, depth, modern, transfer or transfer-more.
     """
+    place.check()
     _check(where)
     asked = read_plan(plan)
     directory = Path(where.out).expanduser()
     files.check_output_directory("--out", directory)
     if where.results is not None:
         found = study_findings(asked, read_rows(where.results))
-        print_outcome(found.answers, write_report(found, directory), where.quiet)
+        print_outcome(found.answers, write_report(found, directory), place.quiet)
         return 0
-    laboratory = Laboratory(asked, directory, where.device, where.threads, where.ignore_memory, where.quiet)
+    laboratory = place.laboratory(asked, directory)
     laboratory.check(here=where.on == "local" and where.minutes != 0)
     laboratory.prepare()
     _join(laboratory, where, plan)
@@ -94,12 +86,12 @@ def study(
             raise FileNotFoundError(f"--out {directory} holds no study yet: run it without --minutes 0.")
         laboratory.rows()
     else:
-        code = _run(laboratory, where, plan)
+        code = _run(laboratory, where, place, plan)
         if code:
             return code
     found = study_findings(asked, laboratory.results())
     page = write_report(found, directory / REPORT)
-    print_outcome(found.answers, page, where.quiet, "" if where.quiet else change_words(found.answers))
+    print_outcome(found.answers, page, place.quiet, "" if place.quiet else change_words(found.answers))
     return 0
 
 
@@ -111,7 +103,7 @@ def _join(laboratory: Laboratory, where: StudyOptions, plan: Path) -> None:
         return
     rows = read_rows(path)
     joined = laboratory.join(rows.values())
-    if not where.quiet and (joined or where.join is not None):
+    if not laboratory.quiet and (joined or where.join is not None):
         text = f"{joined} of the {len(rows)} runs in {path} are of this plan, and count as done."
         print(f"study: {text}", file=sys.stderr, flush=True)
 
@@ -119,8 +111,6 @@ def _join(laboratory: Laboratory, where: StudyOptions, plan: Path) -> None:
 def _check(where: StudyOptions) -> None:
     if where.on not in EXECUTORS:
         raise unknown("--on", where.on, EXECUTORS)
-    check_threads("--threads", where.threads)
-    check_counts(jobs=where.jobs)
     if where.minutes is not None and not 0 <= where.minutes < 1e6:
         raise ValueError(f"--minutes must be 0 or more, got {where.minutes}: leave it out to run until it is done.")
     if where.minutes and where.on != "local":
@@ -136,7 +126,7 @@ def _check_directory(directory: Path) -> None:
         raise FileExistsError(f"--out {directory} holds a race: give a new or empty directory.")
 
 
-def _run(laboratory: Laboratory, where: StudyOptions, plan: Path) -> int:
+def _run(laboratory: Laboratory, where: StudyOptions, place: Place, plan: Path) -> int:
     """Train what comes next, and write the rows. Returns an exit code: 0 to go on with the report."""
     directory = laboratory.directory
     try:
@@ -144,13 +134,14 @@ def _run(laboratory: Laboratory, where: StudyOptions, plan: Path) -> int:
             files.write_atomically(directory / PLAN, laboratory.plan.text)
             for name in (RUNS, LOGS):
                 (directory / name).mkdir(exist_ok=True)
-            _announce(laboratory, where)
-            with Board(laboratory, "study") as board:
-                done = _executor(laboratory, where, plan, board).run(board.jobs)
+            _announce(laboratory, where, place.at_a_time)
+            live = LivePage(directory / REPORT, lambda: _so_far(laboratory), "study", laboratory.quiet)
+            with live, Board(laboratory, "study", live) as board:
+                done = _executor(laboratory, where, place, plan, board).run(board.jobs)
             if done or where.on == "local":
                 laboratory.measure()
             laboratory.write_results()
-            if not done and where.on == "local" and not where.quiet:
+            if not done and where.on == "local" and not place.quiet:
                 print("study: not done yet. Run the same command again to go on.", file=sys.stderr)
     except KeyboardInterrupt:
         print("stopped; every training has saved. Run the same command again to go on.", file=sys.stderr)
@@ -158,12 +149,18 @@ def _run(laboratory: Laboratory, where: StudyOptions, plan: Path) -> int:
     return 0
 
 
-def _announce(laboratory: Laboratory, where: StudyOptions) -> None:
+def _so_far(laboratory: Laboratory) -> Findings | None:
+    """What the runs that have ended say; None before the first."""
+    results = laboratory.results()
+    return study_findings(laboratory.plan, results) if results else None
+
+
+def _announce(laboratory: Laboratory, where: StudyOptions, jobs: int) -> None:
     """Say what the study will do and how long it takes."""
-    if where.quiet or where.on != "local":
+    if laboratory.quiet or where.on != "local":
         return
     plan, rows = laboratory.plan, laboratory.rows()
-    left, jobs = max(0, expected(plan, rows) - len(rows)), _jobs(where)
+    left = max(0, expected(plan, rows) - len(rows))
     parts = listed(list(dict.fromkeys(group.part.title or group.part.name for group in plan.groups)))
     time = f"about {left} runs to come, {jobs} at a time, {duration_words(seconds_left(laboratory, jobs))}"
     bound = f"; it stops after {where.minutes:g} minutes" if where.minutes else ""
@@ -171,21 +168,17 @@ def _announce(laboratory: Laboratory, where: StudyOptions) -> None:
     print(f"study: {text}", file=sys.stderr, flush=True)
 
 
-def _jobs(where: StudyOptions) -> int:
-    return where.jobs or max(1, machine.cores() // where.threads)
-
-
-def _executor(laboratory: Laboratory, where: StudyOptions, plan: Path, board: Board) -> Executor:
+def _executor(laboratory: Laboratory, where: StudyOptions, place: Place, plan: Path, board: Board) -> Executor:
     if where.on == "slurm":
-        gpus = where.device.startswith("cuda")
-        return Slurm(laboratory.directory, _words(where, plan), where.threads, gpus, where.jobs)
+        gpus = place.device.startswith("cuda")
+        return Slurm(laboratory.directory, _words(where, place, plan), place.threads, gpus, place.jobs)
     deadline = None if where.minutes is None else time.monotonic() + 60 * where.minutes
-    return Local(_jobs(where), laboratory.directory / LOGS, board.watch, deadline)
+    return Local(place.at_a_time, laboratory.directory / LOGS, board.watch, deadline)
 
 
-def _words(where: StudyOptions, plan: Path) -> list[str]:
+def _words(where: StudyOptions, place: Place, plan: Path) -> list[str]:
     """The words of this command without `spheret`."""
-    words = ["study", str(plan), "--out", where.out, "--on", where.on, "--threads", str(where.threads)]
-    words += ["--device", where.device, *(["--jobs", str(where.jobs)] if where.jobs else [])]
+    words = ["study", str(plan), "--out", where.out, "--on", where.on, "--threads", str(place.threads)]
+    words += ["--device", place.device, *(["--jobs", str(place.jobs)] if place.jobs else [])]
     words += ["--join", str(where.join)] if where.join else []
-    return words + ["--ignore-memory"] * where.ignore_memory + ["--quiet"] * where.quiet
+    return words + ["--ignore-memory"] * place.ignore_memory + ["--quiet"] * place.quiet

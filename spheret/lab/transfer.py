@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spheret.lab.answers import Entry, GroupAnswer, by_part, sound
-from spheret.lab.ladders import size_of
+from spheret.lab.answers import GroupAnswer
+from spheret.lab.entries import Entry, sound
 from spheret.lab.rows import Row
+from spheret.lab.rungs import by_part, size_of
 from spheret.lab.stages import NEAR
 from spheret.optim.coordinates import power
 

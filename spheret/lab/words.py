@@ -6,8 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from spheret.lab.answers import Entry, Gap, GroupAnswer, failures, setting_of
+from spheret.lab.answers import Gap, GroupAnswer
 from spheret.lab.curves import Bowl, ComputeGain
+from spheret.lab.entries import Entry, failures
 from spheret.lab.rows import FINAL, FINISHED, TUNE
 from spheret.lab.stages import stage_of
 
@@ -31,7 +32,7 @@ def p_words(p: float) -> str:
 def place(answer: GroupAnswer) -> str:
     """The size of a group in words."""
     setting = answer.group.setting
-    layers = setting_of(answer.group, "layers")
+    layers = answer.group.value("layers")
     words = [f"{layers} layer{'s' * (layers != 1)}"]
     for name, value in setting.items():
         if name != "layers":

@@ -78,7 +78,7 @@ def check_scheme(parametrization: str, model: GPTConfig) -> None:
     if not scheme.unit_weights and not readout_gains(exit_module, last):
         raise ValueError(
             f"--parametrization {parametrization} needs a norm before the head, to carry the width's factor on the "
-            f"logits, and {model.scheme} with these options has none: take another scheme, or --parametrization "
+            f"logits. {model.scheme} with these options does not have one: take another scheme, or --parametrization "
             f"standard."
         )
     if "base_layers" not in PARAMETRIZATIONS[parametrization]:

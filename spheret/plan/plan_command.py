@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 # tyro reads annotations from the module
 import tyro
 
@@ -22,6 +24,70 @@ from spheret.support.tables import print_whole
 GROWTH = (8, 64, 1024)
 BACKBONE = ("bias", "positions", "mlp", "norm", "qk_norm", "kv_heads", "head")
 BackboneFlags = section_flags("model", {}, without=tuple(name for name in HELP["model"] if name not in BACKBONE))
+
+
+class Needs(msgspec.Struct):
+    """What a setup holds, computes and sends, and how long it takes. flops: of a step, on all GPUs."""
+
+    bytes: dict[str, float]
+    fits: bool
+    flops: float
+    sent: dict[str, float]
+    compute_seconds: float
+    network_seconds: float
+    step_seconds: float
+    hours: float
+
+
+class Saved(msgspec.Struct):
+    """The bytes that the paper's arithmetic would keep in addition, and those of a loss that holds its logits."""
+
+    connections: float
+    loss: float
+
+
+class Fastest(msgspec.Struct):
+    """The fastest setup that fits. waiting: the share of a step that it waits for the network."""
+
+    parallel: str
+    recompute: bool
+    batch_size: int
+    accumulation: int
+    bytes: float
+    step_seconds: float
+    waiting: float
+    hours: float
+
+
+class GrowthRow(msgspec.Struct):
+    """One size on so many GPUs. fastest: None if nothing fits."""
+
+    size: str
+    parameters: int
+    gpus: int
+    tokens_per_update: int
+    fastest: Fastest | None
+
+
+class PlanResult(msgspec.Struct):
+    """What `--json` writes."""
+
+    size: str
+    gpus: int
+    gpu: str
+    parallel: str
+    scheme: str
+    precision: str
+    optimizer: str
+    batch_size: int
+    accumulation: int
+    tokens_per_update: int
+    steps: int
+    parameters: int
+    plain: Needs
+    recompute: Needs
+    saved: Saved
+    growth: list[GrowthRow]
 
 
 @tyro.conf.configure(tyro.conf.OmitArgPrefixes)
@@ -84,43 +150,38 @@ def plan_command(
         config, GPUS[gpu], gpus, parallel, batch, accumulation, precision, False, utilisation, network, optimizer
     )  # fmt: skip
     recomputing = replace(setup, recompute=True)
-    result = {
-        "size": size, "gpus": gpus, "gpu": gpu, "parallel": parallel, "scheme": scheme, "precision": precision,
-        "optimizer": optimizer,
-        "batch_size": batch, "accumulation": accumulation, "tokens_per_update": tokens_per_update, "steps": steps,
-        "parameters": memory.shape(config).parameters,
-        "plain": _numbers(setup, steps), "recompute": _numbers(recomputing, steps), "saved": _saved(setup),
-        "growth": _growth(setup, batch_size, steps),
-    }  # fmt: skip
+    result = PlanResult(
+        size, gpus, gpu, parallel, scheme, precision, optimizer, batch, accumulation, tokens_per_update, steps,
+        memory.shape(config).parameters, _needs(setup, steps), _needs(recomputing, steps), _saved(setup),
+        _growth(setup, batch_size, steps),
+    )  # fmt: skip
     _print(result, setup)
-    write_measurement(json, result)
+    write_measurement(json, msgspec.to_builtins(result))
     return 0
 
 
-def _numbers(setup: Setup, steps: int) -> dict[str, Any]:
+def _needs(setup: Setup, steps: int) -> Needs:
     seconds = cost.step_seconds(setup)
-    return {
-        "bytes": cost.bytes_held(setup),
-        "fits": cost.fits(setup),
-        "flops": setup.accumulation * setup.gpus
-        * cost.step_flops(setup.config, setup.tokens, setup.recompute)
-        + cost.optimizer_flops(setup.config, setup.optimizer),
-        "sent": cost.bytes_sent(setup),
-        "compute_seconds": cost.compute_seconds(setup),
-        "network_seconds": cost.network_seconds(setup),
-        "step_seconds": seconds,
-        "hours": seconds * steps / 3600,
-    }  # fmt: skip
+    of_each = cost.step_flops(setup.config, setup.tokens, setup.recompute)
+    return Needs(
+        bytes=cost.bytes_held(setup),
+        fits=cost.fits(setup),
+        flops=setup.accumulation * setup.gpus * of_each + cost.optimizer_flops(setup.config, setup.optimizer),
+        sent=cost.bytes_sent(setup),
+        compute_seconds=cost.compute_seconds(setup),
+        network_seconds=cost.network_seconds(setup),
+        step_seconds=seconds,
+        hours=seconds * steps / 3600,
+    )
 
 
-def _saved(setup: Setup) -> dict[str, float]:
-    """The bytes that the paper's arithmetic would keep in addition, and those of a loss that holds its logits."""
+def _saved(setup: Setup) -> Saved:
     config, tokens, precision = setup.config, setup.tokens, setup.precision
     fused, paper = (sum(memory.connections(config, tokens, precision, name)) for name in (None, "reference"))
-    return {"connections": paper - fused, "loss": memory.full_logits(config, tokens, precision)}
+    return Saved(paper - fused, memory.full_logits(config, tokens, precision))
 
 
-def _growth(setup: Setup, batch_size: int, steps: int) -> list[dict[str, Any]]:
+def _growth(setup: Setup, batch_size: int, steps: int) -> list[GrowthRow]:
     """One row per size and number of GPUs, all for the same total number of tokens."""
     rows, total = [], setup.tokens_per_update * steps
     for size in SIZES:
@@ -133,70 +194,73 @@ def _growth(setup: Setup, batch_size: int, steps: int) -> list[dict[str, Any]]:
                 config, setup.gpu, gpus, sequences, batch_size, setup.precision, setup.utilisation, setup.network,
                 setup.optimizer,
             )  # fmt: skip
-            row: dict[str, Any] = {
-                "size": size, "parameters": memory.shape(config).parameters, "gpus": gpus,
-                "tokens_per_update": sequences * config.block,
-            }  # fmt: skip
-            if best is not None:
-                seconds = cost.step_seconds(best)
-                row |= {
-                    "parallel": best.parallel, "recompute": best.recompute, "batch_size": best.batch,
-                    "accumulation": best.accumulation, "bytes": sum(cost.bytes_held(best).values()),
-                    "step_seconds": seconds, "waiting": 1 - cost.compute_seconds(best) / seconds,
-                    "hours": seconds * total / best.tokens_per_update / 3600,
-                }  # fmt: skip
-            rows.append(row)
+            fastest = None if best is None else _fastest(best, total)
+            parameters = memory.shape(config).parameters
+            rows.append(GrowthRow(size, parameters, gpus, sequences * config.block, fastest))
     return rows
 
 
-def _print(result: dict[str, Any], setup: Setup) -> None:
+def _fastest(best: Setup, total: int) -> Fastest:
+    """total: the tokens of the whole training."""
+    seconds = cost.step_seconds(best)
+    return Fastest(
+        parallel=best.parallel,
+        recompute=best.recompute,
+        batch_size=best.batch,
+        accumulation=best.accumulation,
+        bytes=sum(cost.bytes_held(best).values()),
+        step_seconds=seconds,
+        waiting=1 - cost.compute_seconds(best) / seconds,
+        hours=seconds * total / best.tokens_per_update / 3600,
+    )
+
+
+def _print(result: PlanResult, setup: Setup) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console, columns = Console(), (result["plain"], result["recompute"])
+    console, columns = Console(), (result.plain, result.recompute)
     say = _say(console)
     say(
-        f"{result['scheme']} {result['size']}, {result['parameters']:,} parameters, on {result['gpus']} x "
-        f"{result['gpu']} with {result['parallel']}"
+        f"{result.scheme} {result.size}, {result.parameters:,} parameters, on {result.gpus} x "
+        f"{result.gpu} with {result.parallel}"
     )
     table = Table()
     table.add_column("GB per GPU", no_wrap=True)
     for title in ("without recompute", "with recompute"):
         table.add_column(title, justify="right", no_wrap=True)
-    for name in columns[0]["bytes"]:
-        table.add_row(name, *(f"{numbers['bytes'][name] / 1e9:.2f}" for numbers in columns))
-    table.add_row("total", *(f"{sum(numbers['bytes'].values()) / 1e9:.2f}" for numbers in columns))
-    table.add_row(
-        f"fits in {setup.gpu.memory / 1e9:.0f} GB", *("yes" if numbers["fits"] else "no" for numbers in columns)
-    )
-    table.add_row("PFLOP per step, all GPUs", *(f"{numbers['flops'] / 1e15:.2f}" for numbers in columns))
-    for name in columns[0]["sent"]:
-        table.add_row(f"GB {name} per step and GPU", *(f"{numbers['sent'][name] / 1e9:.2f}" for numbers in columns))
+    for name in columns[0].bytes:
+        table.add_row(name, *(f"{needs.bytes[name] / 1e9:.2f}" for needs in columns))
+    table.add_row("total", *(f"{sum(needs.bytes.values()) / 1e9:.2f}" for needs in columns))
+    table.add_row(f"fits in {setup.gpu.memory / 1e9:.0f} GB", *("yes" if needs.fits else "no" for needs in columns))
+    table.add_row("PFLOP per step, all GPUs", *(f"{needs.flops / 1e15:.2f}" for needs in columns))
+    for name in columns[0].sent:
+        table.add_row(f"GB {name} per step and GPU", *(f"{needs.sent[name] / 1e9:.2f}" for needs in columns))
     for name, key in (("computing", "compute_seconds"), ("sending", "network_seconds"), ("per step", "step_seconds")):
-        table.add_row(f"seconds {name}", *(f"{numbers[key]:.3f}" for numbers in columns))
-    table.add_row(f"hours for {result['steps']:,} steps", *(f"{numbers['hours']:.1f}" for numbers in columns))
+        table.add_row(f"seconds {name}", *(f"{getattr(needs, key):.3f}" for needs in columns))
+    table.add_row(f"hours for {result.steps:,} steps", *(f"{needs.hours:.1f}" for needs in columns))
     print_whole(console, table)
     kept = memory.activations(setup.config, setup.tokens, setup.precision)
     parts = ", ".join(
         f"{name} {getattr(kept, name) / 1e9:.2f}" for name in ("connections", "attention", "mlp", "ends")
     )
     say(
-        f"{result['tokens_per_update']:,} tokens per update: {result['gpus']} GPUs x {result['accumulation']} "
-        f"micro-batches x {result['batch_size']} sequences x {setup.config.block:,} tokens."
+        f"{result.tokens_per_update:,} tokens per update: {result.gpus} GPUs x {result.accumulation} "
+        f"micro-batches x {result.batch_size} sequences x {setup.config.block:,} tokens."
     )
     # FSDP gathers the weights in bfloat16, so autocast copies none
     copies = f", bfloat16 copies of weights {kept.copies / 1e9:.2f}" if setup.parallel == "ddp" else ""
     say(f"GB of activations kept for the backward: {parts}{copies}.")
     say(
-        f"Saved: {result['saved']['connections'] / 1e9:.2f} GB that the paper's arithmetic would keep in the "
-        f"connections, and {result['saved']['loss'] / 1e9:.2f} GB of logits."
+        f"Saved: {result.saved.connections / 1e9:.2f} GB that the paper's arithmetic would keep in the "
+        f"connections, and {result.saved.loss / 1e9:.2f} GB of logits."
     )
     say(_when_fsdp(result, setup))
-    print_whole(console, _growth_table(Table(title=f"other sizes and numbers of {result['gpu']}"), result["growth"]))
+    print_whole(console, _growth_table(Table(title=f"other sizes and numbers of {result.gpu}"), result.growth))
     say(
         "Each row is the fastest DDP setup that fits, or the fastest FSDP setup if no DDP setup fits. Batch is "
         "sequences per GPU and micro-batch x micro-batches per update. Wait is the share of a step spent waiting for "
-        f"the network. Hours are for {setup.tokens_per_update * result['steps'] / 1e9:.2f} B tokens."
+        f"the network. Hours are for {setup.tokens_per_update * result.steps / 1e9:.2f} B tokens."
     )
     for line in _assumptions(setup):
         say(f"- {line}")
@@ -206,9 +270,9 @@ def _say(console: Any) -> Any:
     return lambda text: console.print(text, highlight=False, soft_wrap=True)
 
 
-def _when_fsdp(result: dict[str, Any], setup: Setup) -> str:
+def _when_fsdp(result: PlanResult, setup: Setup) -> str:
     # weights, gradients and buckets, and the optimiser's moments
-    held = 3 * memory.FLOAT + memory.optimizer_bytes(setup.config, setup.optimizer) / result["parameters"]
+    held = 3 * memory.FLOAT + memory.optimizer_bytes(setup.config, setup.optimizer) / result.parameters
     most = cost.USABLE * setup.gpu.memory / held
     rule = (
         f"DDP holds {held:.0f} bytes per parameter on every GPU, so this GPU needs FSDP above {most / 1e9:.1f} B "
@@ -224,23 +288,23 @@ def _when_fsdp(result: dict[str, Any], setup: Setup) -> str:
     return f"{rule}. The fastest setup here: {mode}."
 
 
-def _growth_table(table: Any, rows: list[dict[str, Any]]) -> Any:
+def _growth_table(table: Any, rows: list[GrowthRow]) -> Any:
     for column in ("size", "GPUs", "mode", "batch", "tokens/update", "GB", "s/step", "wait", "hours"):
         table.add_column(column, justify="left" if column in ("size", "mode") else "right", no_wrap=True)
     for row in rows:
-        start = [row["size"], f"{row['gpus']:,}"]
-        if "parallel" not in row:
-            table.add_row(*start, "does not fit", "", f"{row['tokens_per_update']:,}", "", "", "", "")
+        start, best = [row.size, f"{row.gpus:,}"], row.fastest
+        if best is None:
+            table.add_row(*start, "does not fit", "", f"{row.tokens_per_update:,}", "", "", "", "")
             continue
         table.add_row(
             *start,
-            row["parallel"] + (", recompute" if row["recompute"] else ""),
-            f"{row['batch_size']} x {row['accumulation']}",
-            f"{row['tokens_per_update']:,}",
-            f"{row['bytes'] / 1e9:.1f}",
-            f"{row['step_seconds']:.3f}",
-            f"{row['waiting']:.0%}",
-            f"{row['hours']:.2f}",
+            best.parallel + (", recompute" if best.recompute else ""),
+            f"{best.batch_size} x {best.accumulation}",
+            f"{row.tokens_per_update:,}",
+            f"{best.bytes / 1e9:.1f}",
+            f"{best.step_seconds:.3f}",
+            f"{best.waiting:.0%}",
+            f"{best.hours:.2f}",
         )
     return table
 

@@ -15,13 +15,10 @@ from msgspec import UNSET, UnsetType
 from spheret.runs.layout import METRICS
 from spheret.support import files
 from spheret.support.background import silence_threads
-from spheret.support.documents import Count, Lines, Positive, Record
+from spheret.support.documents import Count, Lines, Number, Positive, Record
 
 # fields that the clock decides; all others are bit-identical when a run is repeated
 TIMING = ("seconds", "tokens_per_second")
-
-# None: the key is absent, or its value is null. JSON has neither NaN nor infinity, and a writer of them writes null
-Number = float | None
 
 
 # that of `alarm`, `diverged` and `stopped`
@@ -267,7 +264,6 @@ class Follower:
         self._offset = 0
         self.step, self.val_step = 0, 0
         self.val_loss: float | None = None
-        self.stopped: str | None = None
         self.diverged: int | None = None
 
     def update(self) -> None:
@@ -293,19 +289,10 @@ class Follower:
             if record.step != self.step + 1:
                 raise ValueError(_gap(metrics, self.step, record.step))
             self._offset, self.step = end, record.step
-            self.stopped = record.stopped
             if self.diverged is None and (record.stopped or record.diverged):
                 self.diverged = record.step
             if record.val_loss is not None:
                 self.val_loss, self.val_step = record.val_loss, record.step
-
-    @property
-    def done(self) -> bool:
-        return self.stopped is not None or self.step >= self.steps
-
-    @property
-    def steps_left(self) -> int:
-        return 0 if self.done else self.steps - self.step
 
 
 # of a sublayer, in TensorBoard

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from spheret.data.records import CorpusRecord, TokenizerRecord
+from spheret.data.manifest import CorpusRecord, TokenizerRecord
 from spheret.runs.layout import MODEL, OPTIMIZER, STATE
 from spheret.support.documents import Count, Document, Fraction, NonNegative, Positive, Record, Sha256, Text
 

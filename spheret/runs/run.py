@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from spheret.data import Data, Tokenizer, open_data, tokenizers
-from spheret.data.records import MANIFESTS, TokenizerRecord
+from spheret.data.manifest import MANIFESTS, TokenizerRecord
 from spheret.data.shards import MANIFEST as DATA_MANIFEST
 from spheret.data.shards import TOKENIZER
 from spheret.model.gpt import GPT, GPTConfig
@@ -192,6 +192,12 @@ def manifest_sha256(data: Data) -> str:
     return hashlib.sha256(MANIFESTS.read_bytes(data.path / DATA_MANIFEST)).hexdigest()
 
 
+def is_run(directory: Path) -> bool:
+    """Whether a directory holds a run: models of transformers have a config.json too."""
+    config = directory / CONFIG
+    return config.is_file() and RUNS.format_of(config) == RUNS.format
+
+
 def open_run(path: str | Path) -> Run:
     """Open a run directory and check its config. Weights are not read.
 
@@ -247,8 +253,6 @@ def describe_data(data: Data | None, tokenizer: TokenizerRecord) -> DataRecord:
             val_fraction=None,
             unigram_entropy=None,
         )
-    counts = data.counts().double()
-    share = counts[counts > 0] / counts.sum()
     return DataRecord(
         path=str(data.path.resolve()),
         manifest_sha256=manifest_sha256(data),
@@ -256,7 +260,7 @@ def describe_data(data: Data | None, tokenizer: TokenizerRecord) -> DataRecord:
         tokenizer=tokenizer,
         tokens=data.manifest.tokens,
         val_fraction=data.manifest.val_fraction,
-        unigram_entropy=float(-(share * share.log()).sum()),
+        unigram_entropy=data.unigram_entropy(),
     )
 
 

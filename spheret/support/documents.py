@@ -28,6 +28,8 @@ MOST_BYTES_OF_LINES = 1 << 31
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 Positive = Annotated[int, Meta(ge=1, le=1 << 53)]
 # JSON has no NaN and no infinity, so that every float is finite
+# null stands for NaN and infinity
+Number = float | None
 NonNegative = Annotated[float, Meta(ge=0)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]

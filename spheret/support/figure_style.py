@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 INK, GRID = "#222222", "#d0d0d0"
 # of notes, which stand back behind titles and labels
 MUTED = "#5c5c5c"
-# one pair per scheme of the paper, (on white, on the dark page), in the order of SCHEMES. Found by a search, so that
-# protanopes and deuteranopes can tell any two apart as well: tests/lab/search_palette.py
+# one pair per scheme of the paper, (on white, on the dark page), in the order of SCHEMES. Protanopes
+# and deuteranopes can distinguish any two as well: tests/lab/test_palette.py
 PALETTE = (
     ("#023da9", "#8bb8ff"), ("#872e1d", "#ffb4ad"), ("#899a65", "#ece45a"), ("#1d9ba9", "#89e9e6"),
     ("#734064", "#b080ab"), ("#017958", "#0a8d6f"), ("#f73397", "#fd3170"), ("#a56100", "#f57403"),
@@ -68,7 +68,10 @@ def own_style() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure as SVG and PNG, and as PGF for LaTeX, with its name and caption. A figure with an image has no PGF."""
+    """A figure as SVG and PNG, and as PGF for LaTeX, with its name and caption.
+
+    A figure with an image has no PGF. One that was not drawn by matplotlib has no PNG either: its bytes are empty.
+    """
 
     name: str
     caption: str

@@ -107,7 +107,7 @@ def _meet(store: dist.Store, rank: int, size: int, wait: timedelta) -> dist.Stor
     return room
 
 
-class Group(World):
+class TorchrunWorld(World):
     """The processes that torchrun started, data-parallel: DDP, or FSDP2 with its shards."""
 
     def __init__(self, device: torch.device, parallel: str, timeout: int) -> None:
@@ -203,7 +203,7 @@ def join(wanted: str | None, parallel: str | None, timeout: int) -> World:
         )
     # a single process under torchrun still shards if --parallel is given
     if started and (int(os.environ["WORLD_SIZE"]) > 1 or parallel is not None):
-        return Group(device, parallel or "ddp", timeout)
+        return TorchrunWorld(device, parallel or "ddp", timeout)
     return World(device)
 
 

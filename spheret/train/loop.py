@@ -31,7 +31,6 @@ from spheret.runs.config import EvaluationConfig, TrainConfig, section_as_dict
 from spheret.runs.layout import CHECKPOINTS, METRICS, MODEL, OPTIMIZER, TENSORBOARD
 from spheret.runs.metrics import (
     EventRecord,
-    LiveCertificate,
     Log,
     MetricsRecord,
     StartRecord,
@@ -59,9 +58,6 @@ from spheret.watching.losses import LossGuard, LossState
 # without evaluations the sublayers are measured this seldom, or ten times per run, for the divergence guard
 LEAST_LOOK_EVERY = 100
 
-# called with the step, the model and a batch; returns a value for the metrics line
-Observer = Callable[[int, GPT, tuple[Tensor, Tensor]], LiveCertificate]
-
 
 class Trainer:
     """Trains one run in a directory that is locked for it. `fit` returns an exit code."""
@@ -77,9 +73,7 @@ class Trainer:
         unigram_entropy: float | None = None,
         tensorboard: bool = True,
         quiet: bool = False,
-        observers: dict[str, tuple[int, Observer]] | None = None,
     ) -> None:
-        """observers: per key of the metrics line, the interval in updates and the function that gives the value."""
         self.path, self.config, self.evaluation, self.world = path, config, evaluation, world
         self.model = model.to(world.device).train()
         self.step, self.seconds = 0, 0.0
@@ -99,7 +93,6 @@ class Trainer:
         self.divergence = Divergence(level, name, config.warmup, config.steps)
         # the gradient norm of each sublayer, at updates after which the sublayers are measured
         self._gradient_norms: list[float] | None = None
-        self.observers = observers or {}
         self._tensorboard, self._quiet = tensorboard, quiet
         block = model.config.block
         self._accumulation = config.accumulation(block, world.size)
@@ -349,9 +342,11 @@ class Trainer:
         self.loss = line.loss
         evaluated = self._due(self.step, self.evaluation.eval_every)
         alarms = [] if self._gradient_norms is None else self._look_inside(line, evaluated)
-        for key, (every, observe) in self.observers.items():
-            if self._due(self.step, every):
-                setattr(line, key, observe(self.step, self.model, self._loader.batch(self.step - 1)))
+        if self._due(self.step, self.evaluation.certify_every):
+            # most runs do without, and start a quarter of a second sooner
+            from spheret.certificates.live_certificate import live_certificate
+
+            line.certificate = live_certificate(self.model, self._loader.batch(self.step - 1)[0])
         if self._stops_diverged():
             line.stopped = f"the run diverged at step {self.divergence.step}"
         return line, alarms

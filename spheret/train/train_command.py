@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -33,8 +32,8 @@ from spheret.support import machine
 from spheret.support.allocator import keep_freed_memory
 from spheret.support.exit_codes import FINISHED
 from spheret.support.threads import check_threads, most_threads
-from spheret.train.distributed import Group, World, join
-from spheret.train.loop import Observer, Trainer
+from spheret.train.distributed import TorchrunWorld, World, join
+from spheret.train.loop import Trainer
 from spheret.train.recipes import SMALL, WITH_SIZE, complete
 from spheret.train.sample import write_ending_sample
 
@@ -45,7 +44,7 @@ EvaluationFlags = section_flags("evaluation", SMALL.sections, WITH_SIZE)
 
 
 @dataclass(frozen=True)
-class Where:
+class TrainOptions:
     """Where a run is written, and what it runs on.
 
     Args:
@@ -77,7 +76,7 @@ class Where:
 
 @tyro.conf.configure(tyro.conf.OmitArgPrefixes, tyro.conf.UseAppendAction)
 def train(
-    where: Annotated[Where, tyro.conf.FlagCreatePairsOff],
+    where: Annotated[TrainOptions, tyro.conf.FlagCreatePairsOff],
     model: ModelFlags,  # type: ignore[valid-type]
     data: DataFlags,  # type: ignore[valid-type]
     optimisation: OptimisationFlags,  # type: ignore[valid-type]
@@ -106,7 +105,7 @@ def train(
 
 def _check_memory(config: RunConfig, world: World, ignore: bool) -> None:
     """Raise if the model and a micro-batch cannot fit into the memory here."""
-    shards = world.size if isinstance(world, Group) and world.parallel == "fsdp" else 1
+    shards = world.size if isinstance(world, TorchrunWorld) and world.parallel == "fsdp" else 1
     check_run(config, world.device, ignore, shards)
 
 
@@ -160,29 +159,19 @@ def _initial_weights(source: str, trainer: Trainer) -> None:
         trainer.load_weights(open_run(path).checkpoint())
 
 
-def _observers(config: RunConfig) -> dict[str, tuple[int, Observer]]:
-    every = config.evaluation.certify_every
-    if not every:
-        return {}
-    # most runs do without, and start a quarter of a second sooner
-    from spheret.certificates.live_certificate import observer
-
-    return {"certificate": (every, observer())}
-
-
 def _environment(world: World) -> Environment:
     return Environment(
         **machine.machine(),
         device=world.device.type,
         processes=world.size,
-        parallel=world.parallel if isinstance(world, Group) else None,
+        parallel=world.parallel if isinstance(world, TorchrunWorld) else None,
         commit=machine.commit(),
         command=shlex.join(["spheret", *sys.argv[1:]]),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
 
-def _train(world: World, where: Where, settings: Given) -> int:
+def _train(world: World, where: TrainOptions, settings: Given) -> int:
     path = Path(where.out).expanduser()
     # the main process looks, and prepares a corpus, before the others do
     run = existing(path, where.resume, where.force) if world.is_main else None
@@ -206,7 +195,6 @@ def _train(world: World, where: Where, settings: Given) -> int:
         described.unigram_entropy,
         not where.no_tensorboard,
         where.quiet,
-        _observers(config),
     )
     if config.train.init_from is not None and run is None:
         _initial_weights(config.train.init_from, trainer)
@@ -254,7 +242,7 @@ def _train(world: World, where: Where, settings: Given) -> int:
 def _write_sample(path: Path, trainer: Trainer, data: Data, world: World) -> None:
     """Write a short text of the trained model into the run."""
     # no process has all weights of a model that is sharded
-    if not (isinstance(world, Group) and world.parallel == "fsdp"):
+    if not (isinstance(world, TorchrunWorld) and world.parallel == "fsdp"):
         write_ending_sample(path, trainer.model, data.tokenizer(), trainer.step)
 
 
@@ -318,12 +306,3 @@ def _judgement(trainer: Trainer) -> str:
         spent_of = f"{spent:,} of {trainer.step:,} updates"
         return f" ({spent_of} had the loss of token frequencies, {frequencies:.4f}: docs/collapse.md says why)"
     return ""
-
-
-def rewrite(words: Sequence[str]) -> list[str]:
-    """Read `--resume auto` as `--resume`, which starts a run where there is none."""
-    result: list[str] = []
-    for word in words:
-        if not (word == "auto" and result and result[-1] == "--resume"):
-            result.append(word)
-    return result

@@ -21,6 +21,9 @@ from spheret.watching.observations import Event, EventKind, Observation
 SPIKE_LEAST, SPIKE_Z, SPIKE_NEAR, SPIKE_CLEAR = 20, 6.0, 20, 2.0
 # in a spike, a sublayer stands out if its gradient rose this many times more than that of most
 STANDS_OUT = 3.0
+# at a watched step, a gradient norm or an update this many times larger than the largest of the last ones is a spike,
+# too, if there were enough of them
+JUMPS, JUMP_LEAST = 5.0, 5
 # a branch that moves no token by this share of its state does nothing, if that lasts this many updates
 STILL, STILL_UPDATES = 1e-6, 20
 # updates relative to the weights this many times larger than those of the nearest layers, now and at this many looks
@@ -102,8 +105,9 @@ class Alarms:
         # of the last observations, by item
         self._updates: list[list[float | None]] = []
         self._was_finite = True
-        # gradient norms of the items at the last step at which all was well
+        # gradient norms of the items at the last step at which all was well, and of all together at the last looks
         self._usual: list[float | None] | None = None
+        self._totals: list[float] = []
 
     def name(self, sublayer: int) -> str:
         return self.items[sublayer - 1].name
@@ -142,22 +146,40 @@ class Alarms:
         """A spike of the loss, and where its gradient rose most. observation: of the same step, if there is one."""
         usual = statistics.median(self.losses.losses)
         text = f"the loss jumped to {value:.4g}, where {usual:.4g} is usual"
-        where, detail, sublayer = "the model", "", None
-        if observation is not None and self._usual is not None:
-            rises = self._rises(observation)
-            if rises:
-                middle = statistics.median(rises.values())
-                most = max(rises, key=lambda index: rises[index])
-                if rises[most] > math.log(STANDS_OUT) + max(middle, 0.0):
-                    item = self.items[most]
-                    where, sublayer = item.name, item.sublayer
-                    detail = f"; the gradient of {where} rose {math.exp(rises[most]):.3g} times, that of most places "
-                    detail += f"{math.exp(middle):.3g} times"
-                else:
-                    where = "the batch"
-                    detail = f"; the gradient rose everywhere alike, {math.exp(middle):.3g} times at most places: "
-                    detail += "look at the batch of this step"
-        return self._event("spike", step, where, text + detail, sublayer=sublayer, before=usual, now=value)
+        where, sublayer, detail = self._where_it_rose(observation)
+        more = {"measured": "loss", "before": usual, "now": value}
+        return self._event("spike", step, where, text + detail, sublayer=sublayer, **more)
+
+    def _where_it_rose(self, observation: Observation | None) -> tuple[str, int | None, str]:
+        """The place whose gradient rose most, or the batch if all rose alike; its number; and this in words."""
+        rises = {} if observation is None or self._usual is None else self._rises(observation)
+        if not rises:
+            return "the model", None, ""
+        middle = statistics.median(rises.values())
+        most = max(rises, key=lambda index: rises[index])
+        if rises[most] > math.log(STANDS_OUT) + max(middle, 0.0):
+            item = self.items[most]
+            usual = f"that of most places {math.exp(middle):.3g} times"
+            return (
+                item.name,
+                item.sublayer,
+                f"; the gradient of {item.name} rose {math.exp(rises[most]):.3g} times, {usual}",
+            )
+        alike = f"; the gradient rose everywhere alike, {math.exp(middle):.3g} times at most places"
+        return "the batch", None, f"{alike}: look at the batch of this step"
+
+    def _gradient(self, observation: Observation) -> list[Event]:
+        """A gradient norm far beyond those of the last looks."""
+        now, last = observation.grad_norm, self._totals
+        if now is None or not math.isfinite(now):
+            return []
+        self._totals = [*last[1 - REMEMBERED :], now]
+        if len(last) < JUMP_LEAST or now <= JUMPS * max(last):
+            return []
+        where, sublayer, detail = self._where_it_rose(observation)
+        text = f"the gradient norm jumped to {now:.3g}, where at most {max(last):.3g} was seen lately{detail}"
+        more = {"measured": "gradient", "before": max(last), "now": now}
+        return self._event("spike", observation.step, where, text, sublayer=sublayer, **more)
 
     def _rises(self, observation: Observation) -> dict[int, float]:
         """By how much, in logarithms, the gradient norm of each item rose since all was well."""
@@ -187,6 +209,8 @@ class Alarms:
         if self.given_entropy is None:
             self.losses.unigram_entropy = entropy
         events = self._head(observation) + self._dead(observation)
+        # the spike of a loss is said already
+        events += self._gradient(observation) if normal else []
         seen = any(each.cosine is not None for each in sublayers)
         collapse = self.losses.collapse(sublayers) if seen else None
         if collapse is not None and collapse.sublayer is not None:
@@ -235,15 +259,32 @@ class Alarms:
                 )
         return events
 
+    def _jumps(self, step: int, updates: list[float | None]) -> list[Event]:
+        """The place whose update grew most, if it is far beyond its own last ones."""
+        most: tuple[float, int, float, float] | None = None
+        for index, now in enumerate(updates):
+            last = [past[index] or 0.0 for past in self._updates]
+            if not self.items[index].peers or now is None or len(last) < JUMP_LEAST or not max(last) > 0:
+                continue
+            if now > max(JUMPS * max(last), HARMLESS) and (most is None or now / max(last) > most[0]):
+                most = now / max(last), index, max(last), now
+        if most is None:
+            return []
+        factor, index, before, now = most
+        item = self.items[index]
+        text = f"the update of {item.name} jumped to {now:.2g} of its weights, {factor:.3g} times its last ones"
+        more = {"measured": "update", "before": before, "now": now}
+        return self._event("spike", step, item.name, text, sublayer=item.sublayer, **more)
+
     def updated(self, observation: Observation) -> list[Event]:
         """What the size of the updates says, after the optimiser's step."""
         updates = [each.update for each in observation.everywhere]
+        events = self._jumps(observation.step, updates)
         self._updates = [*self._updates[1 - REMEMBERED :], updates]
         kinds: dict[str, list[int]] = defaultdict(list)
         for index, item in enumerate(self.items):
             if item.peers and updates[index] is not None:
                 kinds[item.peers].append(index)
-        events = []
         for indices in kinds.values():
             for place, index in enumerate(indices):
                 near = sorted((i for i in range(len(indices)) if i != place), key=lambda i: abs(i - place))[:2]

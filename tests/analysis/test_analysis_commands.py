@@ -11,8 +11,8 @@ from trained_models import config
 from spheret import GPT
 from spheret.analysis import figures
 from spheret.certificates import certificate
+from spheret.certificates.certificate_json import CERTIFICATES
 from spheret.certificates.certify import certify_run
-from spheret.certificates.records import CERTIFICATES
 from spheret.cli import main
 from spheret.data import cached
 from spheret.runs.layout import CERTIFICATE
@@ -234,7 +234,10 @@ class TestBadInput:
             ([], "one of the two"),
             (["nowhere"], "no run directory"),
             (["--schemes", "preln"], "Did you mean 'pre-ln'"),
-            (["--schemes", "pre-ln", "--layers", "deep"], "like 4..512"),
+            (
+                ["--schemes", "pre-ln", "--layers", "deep"],
+                "--layers must be a whole number of at least 1, got 'deep'",
+            ),
             (["RUN", "--device", "tpu"], "--device tpu is not available"),
         ],
     )

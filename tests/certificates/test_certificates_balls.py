@@ -153,13 +153,13 @@ def test_the_derivative_of_a_composite():
 
 def test_an_operation_without_a_rule():
     x = Ball.of(torch.ones(3, dtype=torch.float64))
-    with pytest.raises(NotEnclosed, match="cumsum has no rule"):
+    with pytest.raises(NotEnclosed, match="cumsum"):
         x.cumsum(0)
     with pytest.raises(NotEnclosed, match="conversion"):
         x.to(torch.float32)
     with pytest.raises(NotEnclosed, match="power"):
         x**0.3
-    with pytest.raises(NotEnclosed, match="add with these arguments"):
+    with pytest.raises(NotEnclosed, match="add"):
         torch.add(x, x, alpha=2)
 
 

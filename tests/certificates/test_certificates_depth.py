@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spheret.certificates.certificate_json import FitRecord
 from spheret.certificates.depth import GROWTH, budgets, dyadic, fitted, growth
-from spheret.certificates.records import FitRecord
 from spheret.schedules import SCHEDULES, factor
 
 

@@ -14,7 +14,7 @@ from spheret import GPT, SCHEMES, SpheretNorm, parameter_groups
 from spheret.analysis.sublayers import float64_twin, states
 from spheret.certificates import measure
 from spheret.certificates.certificate import certify, digits, read_certificate, summary, verify
-from spheret.certificates.live_certificate import observer
+from spheret.certificates.live_certificate import live_certificate
 from spheret.connections import Spherical, scheme
 
 SPHERICAL = tuple(name for name in SCHEMES if isinstance(scheme(name), Spherical))
@@ -285,7 +285,7 @@ class TestBadInput:
         model = copy.deepcopy(trained("proj-spheretnorm"))
         with torch.no_grad():
             model.blocks[1].mlp.hidden.weight[0, 0] = math.nan
-        with pytest.raises(ValueError, match=r"NaN or infinity in blocks\.1\.mlp\.hidden\.weight"):
+        with pytest.raises(ValueError, match=r"blocks\.1\.mlp\.hidden\.weight"):
             certify(model, windows()[0], 4)
 
     @pytest.mark.parametrize(
@@ -301,16 +301,16 @@ class TestBadInput:
         with torch.no_grad():
             model.tokens.weight.zero_()
             model.positions.weight.zero_()
-        with pytest.raises(ValueError, match="no sphere"):
+        with pytest.raises(ValueError, match="sphere"):
             certify(model, windows()[0], 4, sequence=0)
 
     def test_no_certificate_and_a_damaged_one(self, tmp_path):
         assert read_certificate(tmp_path) is None
         (tmp_path / "certificate.json").write_text("{")
-        with pytest.raises(ValueError, match="damaged"):
+        with pytest.raises(ValueError, match=r"certificate\.json"):
             read_certificate(tmp_path)
         (tmp_path / "certificate.json").write_text("{}")
-        with pytest.raises(ValueError, match="not written by"):
+        with pytest.raises(ValueError, match=r"certificate\.json .*spheret certify"):
             read_certificate(tmp_path)
         whole = msgspec.to_builtins(certify(quiet("proj-spheretnorm", width=16), windows()[0], 2, sequence=0))
         for broken in (
@@ -319,7 +319,7 @@ class TestBadInput:
             {"own_path": whole["own_path"] | {"depth": []}},
         ):
             (tmp_path / "certificate.json").write_text(json.dumps(whole | broken))
-            with pytest.raises(ValueError, match="is damaged"):
+            with pytest.raises(ValueError, match=r"certificate\.json .*(own_path|sublayers|depth)"):
                 read_certificate(tmp_path)
 
 
@@ -332,7 +332,7 @@ class TestLive:
         weights = {key: x.clone() for key, x in model.state_dict().items()}
         gradients = [p.grad.clone() for p in model.parameters()]
         random, threads = torch.get_rng_state(), torch.get_num_threads()
-        record = observer(tokens=8)(3, model, windows())
+        record = live_certificate(model, windows()[0], 8)
         assert torch.equal(torch.get_rng_state(), random)
         assert torch.get_num_threads() == threads
         assert all(module.training for module in model.modules())
@@ -349,12 +349,12 @@ class TestLive:
             torch.manual_seed(2)
             model = GPT(config("p-spheretnorm"))
             optimizer = torch.optim.AdamW(parameter_groups(model, 0.1), lr=1e-3)
-            for step in range(3):
+            for _ in range(3):
                 model(*windows()).backward()
                 optimizer.step()
                 optimizer.zero_grad()
                 if look:
-                    observer(4)(step, model, windows())
+                    live_certificate(model, windows()[0], 4)
             return model.state_dict()
 
         with_it, without = stepped(True), stepped(False)
@@ -364,8 +364,4 @@ class TestLive:
         model = GPT(config("proj-spheretnorm"))
         with torch.no_grad():
             model.blocks[0].mlp.hidden.weight[0, 0] = math.inf
-        assert "hidden.weight" in observer(4)(1, model, windows()).failed
-
-    def test_bad_tokens(self):
-        with pytest.raises(ValueError, match="at least 1"):
-            observer(0)
+        assert "hidden.weight" in live_certificate(model, windows()[0], 4).failed

@@ -15,7 +15,7 @@ import torch
 from data_helpers import spheret
 
 from spheret.data import open_data, prepare, verify
-from spheret.data.records import MIB
+from spheret.data.manifest import MIB
 from spheret.data.shards import dtype_for
 
 

@@ -14,7 +14,7 @@ from spheret.cli import main
 from spheret.data.tokenizers import describe
 from spheret.data.tokenizers import load as load_tokenizer
 from spheret.evaluate import PAPER_COLUMNS, TASKS, compare, read, table
-from spheret.evaluate.eval_json import samples
+from spheret.evaluate.results import samples
 from spheret.evaluate.tasks import MANIFEST, check_data, prefetch
 from spheret.runs.layout import RUN_FILES
 from spheret.runs.run import create_run
@@ -61,9 +61,9 @@ def test_the_papers_tasks(tmp_path, capsys):
     assert {p.name for p in tmp_path.iterdir()} == {"run", "cache"}
     assert {p.name for p in run.path.iterdir()} == {"config.json", "checkpoints", "eval.json", "eval_samples.jsonl"}
     (row,) = table([run.path])
-    assert [(c["column"], c["task"], c["metric"]) for c in row["cells"]] == list(PAPER_COLUMNS)
-    accuracies = [cell["value"] for cell in row["cells"][:10]]
-    assert row["average"]["value"] == pytest.approx(sum(accuracies) / 10)
+    assert [cell.column for cell in row.cells] == list(PAPER_COLUMNS)
+    accuracies = [cell.value for cell in row.cells[:10]]
+    assert row.average.value == pytest.approx(sum(accuracies) / 10)
 
 
 def test_tasks_one_after_another(tmp_path):
@@ -79,8 +79,8 @@ def test_tasks_one_after_another(tmp_path):
     assert read(run.path).tasks["piqa"].documents == 2
     assert again.tasks["piqa"].documents == 3
     (row,) = table([run.path])
-    assert row["average"] is None
-    assert [cell["task"] for cell in row["cells"] if cell["value"] is not None] == ["piqa"]
+    assert row.average is None
+    assert [cell.column.task for cell in row.cells if cell.value is not None] == ["piqa"]
 
 
 def test_a_torn_line_costs_its_own_task_alone(tmp_path, capsys):
@@ -101,13 +101,13 @@ def test_two_runs_on_the_same_documents(tmp_path):
     for run in (first, second):
         evaluated(run)
     rows = compare(first.path, second.path)
-    assert [(r["column"], r["task"], r["metric"]) for r in rows] == list(PAPER_COLUMNS)
-    cells = [{c["task"] + c["metric"]: c["value"] for c in table([run.path])[0]["cells"]} for run in (first, second)]
+    assert [row.column for row in rows] == list(PAPER_COLUMNS)
+    cells = [{cell.column: cell.value for cell in row.cells} for row in table([first.path, second.path])]
     for row in rows:
-        key = row["task"] + row["metric"]
-        assert row["difference"] == pytest.approx(cells[0][key] - cells[1][key], rel=1e-9, abs=1e-9)
-        assert row["wins"] + row["losses"] <= row["documents"]
-        assert 0 <= row["p"] <= 1
+        expected = cells[0][row.column] - cells[1][row.column]
+        assert row.difference == pytest.approx(expected, rel=1e-9, abs=1e-9)
+        assert row.wins + row.losses <= row.documents
+        assert 0 <= row.p <= 1
     evaluated(second, "--limit", "2")
     with pytest.raises(ValueError, match="arc_challenge"):
         compare(first.path, second.path)

@@ -11,8 +11,8 @@ from spheret import GPT, GPTConfig
 from spheret.data.tokenizers import describe
 from spheret.data.tokenizers import load as load_tokenizer
 from spheret.evaluate.eval_command import answer
-from spheret.evaluate.eval_json import summary
 from spheret.evaluate.lm import SpheretLM
+from spheret.evaluate.results import summary
 from spheret.evaluate.tasks import PAPER_COLUMNS, TASKS
 from spheret.hub import SpheretForCausalLM, from_gpt2
 from spheret.hub.tokenizer_files import write_tokenizer
@@ -93,9 +93,7 @@ def test_the_same_answers_as_hf(model, reference, batch_size):
 def test_the_values_are_lm_evals(model, reference):
     for _, task, metric in PAPER_COLUMNS:
         values = [row[metric] for row in reference["samples"][task]]
-        assert summary(metric, values)["value"] == pytest.approx(
-            reference["results"][task][f"{metric},none"], rel=1e-12
-        )
+        assert summary(metric, values).value == pytest.approx(reference["results"][task][f"{metric},none"], rel=1e-12)
 
 
 def test_standard_errors_are_lm_evals():
@@ -103,13 +101,13 @@ def test_standard_errors_are_lm_evals():
 
     generator = torch.Generator().manual_seed(0)
     flips = (torch.rand(200, generator=generator) < 0.3).double().tolist()
-    assert summary("acc", flips)["stderr"] == pytest.approx(mean_stderr(flips), rel=1e-12)
+    assert summary("acc", flips).stderr == pytest.approx(mean_stderr(flips), rel=1e-12)
     likelihoods = (-3 + torch.randn(400, generator=generator)).tolist()
     bootstrapped = bootstrap_stderr(perplexity, likelihoods, iters=1000)
-    assert summary("perplexity", likelihoods)["stderr"] == pytest.approx(bootstrapped, rel=0.15)
+    assert summary("perplexity", likelihoods).stderr == pytest.approx(bootstrapped, rel=0.15)
     # with one word per document, word perplexity is perplexity
     by_word = summary("word_perplexity", [[x, 1] for x in likelihoods])
-    assert by_word["stderr"] == pytest.approx(summary("perplexity", likelihoods)["stderr"])
+    assert by_word.stderr == pytest.approx(summary("perplexity", likelihoods).stderr)
 
 
 @pytest.mark.parametrize("block", [24, 256])

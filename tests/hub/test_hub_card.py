@@ -210,7 +210,5 @@ class TestStockGPT2:
         model = tiny("pre-ln", head_bias="zero")
         with torch.no_grad():
             model.final_norm.weight[3] = 0
-        with pytest.raises(
-            ValueError, match=r"a gain of its final norm is 0\.0e\+00, too near 0. Export it as spheret"
-        ):
+        with pytest.raises(ValueError, match=r"gain .*norm.* 0\.0e\+00"):
             to_gpt2(model)

@@ -79,22 +79,22 @@ def test_every_head(kind, changes, head, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes", "reason"),
+    ("kind", "changes", "fact"),
     [
-        ("llama", {"qk_norm": True}, "it has qk_norm=True in place of False"),
-        ("qwen3", {}, "it has qk_norm=False in place of True"),
-        ("qwen3", {"qk_norm": True}, "it has biases"),
-        ("llama", {"positions": "learned"}, "it has positions='learned' in place of 'rope'"),
-        ("llama", {"mlp": "relu2"}, "it has mlp='relu2'"),
-        ("llama", {"norm": None}, "its norms are not RMSNorms"),
-        ("llama", {"head_bias": "zero"}, "it has head_bias='zero'"),
-        ("llama", {"scheme": "peri-ln"}, "its scheme is peri-ln"),
-        ("gpt2", {"bias": True}, "it has positions='rope', mlp='swiglu', norm='rmsnorm', kv_heads=2"),
+        ("llama", {"qk_norm": True}, "qk_norm=True .*False"),
+        ("qwen3", {}, "qk_norm=False .*True"),
+        ("qwen3", {"qk_norm": True}, "biases"),
+        ("llama", {"positions": "learned"}, "positions='learned' .*'rope'"),
+        ("llama", {"mlp": "relu2"}, "mlp='relu2'"),
+        ("llama", {"norm": None}, "RMSNorm"),
+        ("llama", {"head_bias": "zero"}, "head_bias='zero'"),
+        ("llama", {"scheme": "peri-ln"}, "peri-ln"),
+        ("gpt2", {"bias": True}, "positions='rope', mlp='swiglu', norm='rmsnorm', kv_heads=2"),
     ],
 )
-def test_what_is_not_theirs_is_refused(kind, changes, reason, tmp_path):
+def test_what_is_not_theirs_is_refused(kind, changes, fact, tmp_path):
     run, _ = make_run(tmp_path / "run", **changes)
-    with pytest.raises(ValueError, match=reason):
+    with pytest.raises(ValueError, match=fact):
         export(run, tmp_path / "hub", kind)
     assert not (tmp_path / "hub").exists()
 
@@ -104,7 +104,7 @@ def test_a_branch_that_is_still_warming_up_is_refused():
     model.at_update(20)
     assert to_transformers(model, "llama").config.num_key_value_heads == 2
     model.at_update(19)
-    with pytest.raises(ValueError, match="the branches of 2 sublayers are still multiplied by less than 1"):
+    with pytest.raises(ValueError, match="2 sublayers"):
         to_transformers(model, "llama")
 
 

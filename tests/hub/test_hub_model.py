@@ -171,7 +171,7 @@ class TestGeneration:
 
     def test_beyond_the_context(self):
         model = wrapped("proj-spheretnorm")
-        with pytest.raises(ValueError, match="25 tokens do not fit the context of 24"):
+        with pytest.raises(ValueError, match=r"\b25\b.*\b24\b"):
             model.generate(tokens(1, 20), attention_mask=torch.ones(1, 20), max_new_tokens=6, do_sample=False)
 
     def test_logits_to_keep_and_hidden_states(self):
@@ -307,7 +307,7 @@ class TestCitizenship:
         state = load_file(file)
         del state["model.entry_norm.gamma"]
         save_file(state, file, {"format": "pt"})
-        with pytest.raises(ValueError, match=r"no model.entry_norm.gamma \(1 missing\)"):
+        with pytest.raises(ValueError, match=r"model\.entry_norm\.gamma"):
             AutoModelForCausalLM.from_pretrained(tmp_path)
 
 

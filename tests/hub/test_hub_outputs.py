@@ -62,11 +62,11 @@ class TestEmbeddings:
     @pytest.mark.parametrize("kind", CLASSES)
     def test_one_of_both(self, kind):
         model = kind.of(tiny("pre-ln"))
-        with pytest.raises(ValueError, match="takes input_ids or inputs_embeds, got neither"):
+        with pytest.raises(ValueError, match="input_ids or inputs_embeds, got neither"):
             model()
-        with pytest.raises(ValueError, match="takes input_ids or inputs_embeds, got both"):
+        with pytest.raises(ValueError, match="input_ids or inputs_embeds, got both"):
             model(tokens(1, 4), inputs_embeds=torch.zeros(1, 4, 16))
-        with pytest.raises(ValueError, match=r"embeddings \(batch, time, 16\), got \(1, 4, 8\)"):
+        with pytest.raises(ValueError, match=r"16\).*\(1, 4, 8\)"):
             model(inputs_embeds=torch.zeros(1, 4, 8))
 
 

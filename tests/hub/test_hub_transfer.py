@@ -159,7 +159,7 @@ class TestGPT2:
         assert import_(tmp_path / "gpt2", tmp_path / "run", "bytes").model_config.head == "tied"
         del state["lm_head.weight"]
         save_file(state, tmp_path / "gpt2" / "model.safetensors", {"format": "pt"})
-        with pytest.raises(ValueError, match=r"lacks lm_head\.weight"):
+        with pytest.raises(ValueError, match=r"lm_head\.weight"):
             import_(tmp_path / "gpt2", tmp_path / "other", "bytes")
 
     def test_in_by_its_weights_file_and_in_half_precision(self, tmp_path):
@@ -184,7 +184,7 @@ class TestGPT2:
         self.saved(tmp_path / "gpt2")
         for content in (b"", b"[]", b'{"model": null}'):
             (tmp_path / "gpt2" / "tokenizer.json").write_bytes(content)
-            with pytest.raises(ValueError, match=r"is not a tokenizer\.json of the tokenizers"):
+            with pytest.raises(ValueError, match=r"tokenizer\.json"):
                 import_(tmp_path / "gpt2", tmp_path / "run")
 
     @pytest.mark.parametrize(
@@ -193,8 +193,8 @@ class TestGPT2:
             ({"n_inner": 32}, "n_inner = 32"),
             ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon"),
             ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True"),
-            ({"activation_function": "relu"}, "unknown activation_function"),
-            ({"attn_pdrop": 0.3}, "must be equal"),
+            ({"activation_function": "relu"}, "activation_function .*relu"),
+            ({"attn_pdrop": 0.3}, "attn_pdrop"),
         ],
     )
     def test_unsupported_options(self, tmp_path, changes, message):
@@ -205,20 +205,20 @@ class TestGPT2:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            (lambda state: state.pop("transformer.h.0.mlp.c_fc.bias"), r"lacks h\.0\.mlp\.c_fc\.bias"),
+            (lambda state: state.pop("transformer.h.0.mlp.c_fc.bias"), r"h\.0\.mlp\.c_fc\.bias"),
             (
                 lambda state: state.update({"transformer.wpe.weight": torch.zeros(30, 16)}),
-                r"another shape of wpe\.weight",
+                r"shape of wpe\.weight",
             ),
             (
                 lambda state: state.update({"transformer.h.7.ln_1.bias": torch.zeros(16)}),
-                r"does not describe: h\.7\.ln_1\.bias",
+                r"h\.7\.ln_1\.bias",
             ),
             (
                 lambda state: state.update({"lm_head.weight": state["transformer.wte.weight"] + 1}),
-                "a head that is not its token embedding.*set tie_word_embeddings to false",
+                "tie_word_embeddings",
             ),
-            (lambda state: state.update({"lm_head.weight": torch.zeros(3, 16)}), r"another shape of lm_head\.weight"),
+            (lambda state: state.update({"lm_head.weight": torch.zeros(3, 16)}), r"shape of lm_head\.weight"),
         ],
     )
     def test_incomplete_weights(self, tmp_path, change, message):
@@ -242,9 +242,9 @@ class TestGPT2:
     @pytest.mark.parametrize(
         ("changes", "reason"),
         [
-            ({"scheme": "peri-ln"}, "its scheme is peri-ln"),
-            ({"scheme_options": {"norm": "rmsnorm"}}, "its scheme has"),
-            ({"bias": False}, "no biases"),
+            ({"scheme": "peri-ln"}, "peri-ln"),
+            ({"scheme_options": {"norm": "rmsnorm"}}, "norm"),
+            ({"bias": False}, "biases"),
         ],
     )
     def test_models_that_are_not_a_gpt2(self, tmp_path, changes, reason):

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 
 import pytest
 import torch
@@ -94,36 +95,36 @@ class TestRefused:
         whole = load_file(model / WEIGHTS)
         lost = next(name for name in whole if "down_proj" in name)
         save_file({name: x for name, x in whole.items() if name != lost}, model / WEIGHTS, {"format": "pt"})
-        with pytest.raises(ValueError, match=f"lacks {lost}"):
+        with pytest.raises(ValueError, match=lost):
             hub.load(model)
 
     def test_step_sizes_that_are_missing(self, model):
         whole = load_file(model / WEIGHTS)
         lost = next(name for name in whole if ".spheret." in name)
         save_file({name: x for name, x in whole.items() if name != lost}, model / WEIGHTS, {"format": "pt"})
-        with pytest.raises(ValueError, match=f"lacks {lost}"):
+        with pytest.raises(ValueError, match=lost):
             hub.load(model)
         whole[lost] = torch.zeros(3)
         save_file(whole, model / WEIGHTS, {"format": "pt"})
-        with pytest.raises(ValueError, match=f"has another shape of {lost}"):
+        with pytest.raises(ValueError, match=f"shape of {lost}"):
             hub.load(model)
 
     def test_a_model_that_is_not_converted(self, tmp_path):
         with quietly():
             build("llama").save_pretrained(tmp_path)
-        with pytest.raises(ValueError, match="was not saved as a converted one"):
+        with pytest.raises(ValueError, match=re.escape(str(tmp_path))):
             hub.load(tmp_path)
 
     @pytest.mark.parametrize("entry", [{}, {"scheme": 3, "options": {}}, {"scheme": "proj-spheretnorm"}])
     def test_an_entry_that_says_nothing(self, model, entry):
         self.change(model, spheret=entry)
-        with pytest.raises(ValueError, match="does not say how the model was converted"):
+        with pytest.raises(ValueError, match=r"config\.json"):
             hub.load(model)
 
     @pytest.mark.parametrize("name", ["LlamaForNothing", "nn", "AutoModel"])
     def test_an_unknown_class(self, model, name):
         self.change(model, architectures=[name])
-        with pytest.raises(ValueError, match="transformers has no class"):
+        with pytest.raises(ValueError, match=rf"\b{name}\b"):
             hub.load(model)
 
     def test_no_code_of_the_directory_runs(self, model, monkeypatch):
@@ -136,7 +137,7 @@ class TestRefused:
     def test_no_pickle_is_read(self, model):
         (model / WEIGHTS).unlink()
         (model / "pytorch_model.bin").write_bytes(pickle.dumps({}))
-        with pytest.raises(FileNotFoundError, match="pickles are never read"):
+        with pytest.raises(FileNotFoundError, match=r"pytorch_model\.bin"):
             hub.load(model)
 
     def test_an_index_beside_whole_weights_is_not_asked(self, model, tmp_path):

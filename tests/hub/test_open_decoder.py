@@ -167,24 +167,24 @@ class TestSizes:
     """Nothing is allocated, and nothing is built for long, because a config.json says so."""
 
     @pytest.mark.parametrize(
-        ("changes", "sentence"),
+        ("changes", "fact"),
         [
-            ({"vocab_size": 10**12}, "and this machine has"),
-            ({"intermediate_size": 10**12}, "and this machine has"),
-            ({"num_hidden_layers": 10**9}, "has num_hidden_layers = 1000000000, and the weights are"),
-            ({"text_config": {"decoder_layers": 10**9}}, "has decoder_layers = 1000000000, and the weights are"),
-            ({"architectures": 3, "num_attention_heads": None}, "transformers cannot load"),
-            ({"attention_dropout": None, "hidden_size": "16"}, "transformers cannot load"),
+            ({"vocab_size": 10**12}, "TB.* has .*GB"),
+            ({"intermediate_size": 10**12}, "TB.* has .*GB"),
+            ({"num_hidden_layers": 10**9}, "num_hidden_layers = 1000000000"),
+            ({"text_config": {"decoder_layers": 10**9}}, "decoder_layers = 1000000000"),
+            ({"architectures": 3, "num_attention_heads": None}, "transformers.* model"),
+            ({"attention_dropout": None, "hidden_size": "16"}, "transformers.* model"),
         ],
     )
-    def test_a_config_that_asks_for_too_much(self, folder, tmp_path, changes, sentence):
+    def test_a_config_that_asks_for_too_much(self, folder, tmp_path, changes, fact):
         saved = SavedModel(copied(folder / "llama", tmp_path / "model", **changes))
-        with pytest.raises(ValueError, match=sentence):
+        with pytest.raises(ValueError, match=fact):
             load_decoder(saved)
 
     def test_modules_without_end(self, folder, tmp_path, monkeypatch):
         monkeypatch.setattr("spheret.hub.loading.MOST_MODULES", 10)
-        with pytest.raises(ValueError, match="asks for more than 10 modules"):
+        with pytest.raises(ValueError, match="10 modules"):
             load_decoder(SavedModel(folder / "llama"))
         monkeypatch.undo()
         # nothing counts on
@@ -223,5 +223,5 @@ def test_older_tokenizer_files_do_not_say_their_type(folder, tmp_path):
 def test_a_file_that_is_not_a_tokenizer(folder, tmp_path, content):
     model = copied(folder / "llama", tmp_path / "model")
     (model / "tokenizer.json").write_text(content)
-    with pytest.raises(ValueError, match=r"tokenizer\.json cannot be used"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json"):
         SavedModel(model).tokenizer  # noqa: B018

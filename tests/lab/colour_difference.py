@@ -1,4 +1,4 @@
-"""How well colours are told apart: CIEDE2000 between colours as trichromats and dichromats see them, and contrast."""
+"""How well colours can be distinguished: CIEDE2000 between them as all and as dichromats see them, and contrast."""
 
 from itertools import combinations
 

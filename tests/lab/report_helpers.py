@@ -12,7 +12,7 @@ import numpy as np
 from paper_configs import paper_config
 
 from spheret.connections import Spherical, scheme
-from spheret.evaluate import eval_json
+from spheret.evaluate.results import is_accuracy, summary
 from spheret.evaluate.tasks import PAPER_COLUMNS
 from spheret.lab.report import report_files, run_findings
 from spheret.lab.rows import RESULTS, Key, row_of_run, write_rows
@@ -178,12 +178,12 @@ def write_evaluation(run: Path, right: int, step: int = 60, limit: int | None = 
     """Write the files of spheret eval: `right` of ten documents have the right answer in every task."""
     lines, tasks = [], {}
     for _, task, metric in PAPER_COLUMNS:
-        values = [float(i < right) if eval_json.is_accuracy(metric) else -2.0 - 0.01 * i for i in range(10)]
+        values = [float(i < right) if is_accuracy(metric) else -2.0 - 0.01 * i for i in range(10)]
         if metric == "word_perplexity":
             values = [[10 * value, 10] for value in values]
         counts = {"requests": 20, "truncated": 0, "documents": 10}
         entry = tasks.setdefault(task, {**counts, "version": 1, "hash": "a" * 64, "data_sha256": None, "metrics": {}})
-        entry["metrics"][metric] = eval_json.summary(metric, values)
+        entry["metrics"][metric] = msgspec.to_builtins(summary(metric, values))
         lines += [(task, i, metric, value) for i, value in enumerate(values)]
     merged = {}
     for task, document, metric, value in lines:

@@ -12,7 +12,8 @@ import pytest
 from report_helpers import read_group, write_run
 from study_helpers import HEAD, TWO, bowl, noise, plan_of, row, run_all
 
-from spheret.lab.answers import costs, group_answers
+from spheret.lab.answers import group_answers
+from spheret.lab.costs import costs
 from spheret.lab.figures.answers import draw
 from spheret.lab.ladders import ladders
 from spheret.lab.page.page import page as page_of
@@ -334,10 +335,10 @@ class TestLadder:
     def test_the_gap_changes_per_doubling(self, climbed):
         (ladder,) = ladders(group_answers(*climbed))
         assert (ladder.key, ladder.sizes, ladder.reference) == ("layers", (12.0, 24.0, 48.0), "pre-ln")
-        slopes = {climb.label: climb.trend for climb in ladder.climbs}
+        slopes = {climb.label: climb.slope for climb in ladder.climbs}
         for label, slope in (("post-ln", -0.1), ("peri-ln", 0.05), ("keel", 0.0)):
-            assert slopes[label].slope == pytest.approx(slope, abs=0.02)
-            assert slopes[label].rungs == 3
+            assert slopes[label].interval.estimate == pytest.approx(slope, abs=0.02)
+            assert (slopes[label].where, slopes[label].trouble) == ("per doubling of layers", "")
 
     def test_the_gain_is_read_between_the_sizes_of_the_reference(self, climbed):
         (ladder,) = ladders(group_answers(*climbed))

@@ -6,10 +6,12 @@ import headless
 import numpy as np
 import pytest
 from report_helpers import cell, cells, write_run
+from watched_helpers import event, header, observations
 
 from spheret.connections import PAPER_SCHEMES
 from spheret.lab.report import report, report_files, run_findings
 from spheret.lab.runs import read_groups
+from spheret.lab.watched import write_page
 from spheret.support.figure_style import Drawing
 
 pytestmark = pytest.mark.skipif(
@@ -271,6 +273,22 @@ def test_text_is_readable_on_its_background(browser, page, scheme):
         high, low = sorted([luminance(colour), luminance(back)], reverse=True)
         # WCAG AA
         assert (high + 0.05) / (low + 0.05) >= 4.5, colour
+
+
+@pytest.mark.parametrize("width", SIZES)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_watched_training(browser, tmp_path, width, scheme):
+    page, seen = tmp_path / "watch.html", observations(8, 30, events={20: [event(1000, 3, where=NASTY)]})
+    write_page(page, header(8, model=NASTY), seen, refresh=60)
+    assert_alone(page, browser.open(page.as_uri(), width, scheme, SIZES[width]))
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    places = browser.evaluate("document.querySelectorAll('figure[data-chart]').length")
+    assert browser.evaluate("document.querySelectorAll('figure.is-live canvas').length") == places > 10
+    # the mark of the alarm is in its colour: without it the curve looks different
+    marked = browser.evaluate("document.querySelector('#figure-loss canvas').toDataURL()")
+    write_page(page, header(8, model=NASTY), observations(8, 30))
+    browser.open(page.as_uri(), width, scheme, SIZES[width])
+    assert browser.evaluate("document.querySelector('#figure-loss canvas').toDataURL()") != marked
 
 
 def test_names_of_a_run_are_text_in_charts(browser, tmp_path):

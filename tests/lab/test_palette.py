@@ -1,4 +1,4 @@
-"""The palette by number: any two colours are told apart as well as those of the best published palette of nine."""
+"""The palette by number: any two colours differ as much as those of the best published palette of nine."""
 
 from itertools import pairwise
 from pathlib import Path

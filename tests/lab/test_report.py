@@ -251,7 +251,7 @@ class TestResults:
         assert cell(one_seed / "report", "results", "keel", "state")["text"] == "diverged at step 45"
         assert cell(one_seed / "report", LOSSES, "keel", "val loss")["text"] == "-"
         page = (one_seed / "report" / "report.html").read_text()
-        assert "keel, seed 1337, diverged at step 45: the loss is nan, layer 3 first." in page
+        assert "step 45: the loss is nan, layer 3 first" in page
         assert "keel (x: diverged)" in (one_seed / "report" / "figures" / f"{GROUP}-curves.svg").read_text()
         assert read_group([one_seed / "runs"]).answer.failures == {"diverged": {"keel": [0.003]}}
 
@@ -265,11 +265,8 @@ class TestResults:
         assert read_group([tmp_path / "a", tmp_path / "b"]).answer.failures == {"diverged": {"keel": [0.003]}}
         assert cell(tmp_path / "report", "runs", "b", "val loss")["text"] == "50.000"
         page = (tmp_path / "report" / "report.html").read_text()
-        assert (
-            "keel, seed 1337, diverged at step 33: the loss 50 is above the unigram entropy; sublayer 3 moved" in page
-        )
-        assert "keel, seed 1337, went on to step 60. Its numbers are in the table of every run." in page
-        assert "is not finished" not in page
+        assert "step 33: the loss 50 is above the unigram entropy; sublayer 3 moved" in page
+        assert "not finished" not in page
 
     def test_the_cost_of_a_step_is_shown_if_it_was_measured_side_by_side(self, one_seed, seeds, tmp_path):
         assert cell(seeds / "report", "results", "pre-ln", "ms per step")["text"] == "80.1"
@@ -429,8 +426,7 @@ class TestUnfinished:
         write_run(tmp_path / "a")
         write_run(tmp_path / "b", "keel", until=45, quality=1.0)
         write_tables([tmp_path / "a", tmp_path / "b"], tmp_path / "report")
-        page = (tmp_path / "report" / "report.html").read_text()
-        assert "keel, seed 1337, is not finished: step 45 of 60. It is still running or was interrupted." in page
+        assert cell(tmp_path / "report", "results", "keel", "state")["text"] == "unfinished: step 45 of 60"
         assert cell(tmp_path / "report", "results", "keel", "val loss")["source"] == "b[40].val_loss"
         answer = read_group([tmp_path / "a", tmp_path / "b"]).answer
         assert (answer.by_label["keel"].state, answer.by_label["keel"].finals) == ("tuning", {})

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, special, stats
 
-from spheret.lab.curves import ComputeGain, bowl, compute_gain, gap_by_size
+from spheret.lab.curves import ComputeGain, bowl, compute_gain
 from spheret.lab.seed_table import (
     dominant,
     mean_interval,
@@ -19,7 +19,6 @@ from spheret.lab.seed_table import (
     pairs,
     seed_table,
     smallest_seen,
-    unusual_spread,
 )
 from spheret.lab.statistics import LEVEL, holm, over_seeds, quantile
 
@@ -56,11 +55,9 @@ class TestLayout:
         variance = (residuals**2).sum() / degrees
         assert studied.degrees == degrees
         assert studied.deviation == pytest.approx(math.sqrt(variance), rel=1e-9)
-        assert studied.seed_deviation == pytest.approx(math.sqrt(table.var(1, ddof=1).mean()), rel=1e-9)
         assert list(studied.means.values()) == pytest.approx(table.mean(1), rel=1e-14)
         own = np.sqrt((residuals**2).sum(1) * contestants / degrees)
         assert list(studied.deviations.values()) == pytest.approx(own, rel=1e-9)
-        assert studied.spread == pytest.approx(own.max() / own.min(), rel=1e-9)
         covariance = np.linalg.pinv(design.T @ design) * variance
         for pair, (i, j) in zip(pairs(studied), combinations(range(contestants), 2), strict=True):
             contrast = np.eye(contestants + seeds)[i] - np.eye(contestants + seeds)[j]
@@ -76,11 +73,11 @@ class TestLayout:
         assert studied.seeds == (0, 1, 3)
         assert studied == seed_table({name: {s: row[s] for s in (0, 1, 3)} for name, row in losses.items()})
 
-    @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf, None])
+    @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
     def test_a_loss_that_is_no_number_is_refused(self, loss):
         losses = by_seed(random_table(3, 3))
         losses["c1"][2] = loss
-        with pytest.raises(ValueError, match=r"the loss of c1 at seed 2 is .* leave out what diverged"):
+        with pytest.raises(ValueError, match=rf"c1 .*seed 2 .*{loss}"):
             seed_table(losses)
 
     def test_too_little_is_refused(self):
@@ -149,7 +146,7 @@ class TestPairs:
 
     def test_one_contestant_under_several_names_has_no_difference_at_all(self):
         studied = seed_table(by_seed([[2.1, 2.3, 2.2]] * 3))
-        assert (studied.deviation, studied.spread, smallest_seen(studied)) == (0.0, 1.0, 0.0)
+        assert (studied.deviation, smallest_seen(studied)) == (0.0, 0.0)
         for pair in pairs(studied):
             assert (pair.estimate, pair.low, pair.high, pair.p, pair.verdict) == (0.0, 0.0, 0.0, 1.0, "none")
 
@@ -163,8 +160,6 @@ class TestPairs:
             assert (high - low) / 2 == pytest.approx((pair.high - pair.low) / 2 / math.sqrt(2))
             if high < other_low or other_high < low:
                 assert not pair.low <= 0 <= pair.high
-        with pytest.raises(ValueError, match="'c9' is not in the table"):
-            mean_interval(studied, "c9")
 
 
 class Simulated:
@@ -260,14 +255,6 @@ class TestSimulated:
         assert coverage.mean() >= 0.92
         assert (simulated.p().min(1) * 36 < 0.05).mean() <= 0.13
 
-    def test_a_spread_of_equal_noise_is_seldom_called_unusual(self, seeds):
-        losses = studies([0] * 9, np.ones(9), seeds)[:300]
-        layouts = [seed_table(by_seed(table)) for table in losses]
-        unusual = np.mean([studied.spread > unusual_spread(studied) for studied in layouts])
-        # 300 studies: four standard errors are 0.05
-        assert unusual <= 0.1
-        assert unusual_spread(layouts[0]) == pytest.approx({3: 22, 5: 6}[seeds], abs=1)
-
 
 class TestSmallestSeen:
     @pytest.mark.parametrize(("contestants", "seeds"), [(2, 2), (2, 3), (3, 3), (9, 3), (9, 5), (40, 5)])
@@ -288,9 +275,6 @@ class TestSmallestSeen:
     def test_more_power_and_stricter_levels_need_a_larger_difference(self):
         studied = seed_table(by_seed(random_table(9, 3)))
         assert smallest_seen(studied, 0.5) < smallest_seen(studied, 0.8) < smallest_seen(studied, 0.8, level=0.01)
-        for power in (0.0, 0.0001, 1.0, math.nan):
-            with pytest.raises(ValueError, match=r"must lie between 0\.000694"):
-                smallest_seen(studied, power)
 
     def test_more_seeds_see_a_smaller_difference(self):
         smallest = [
@@ -318,38 +302,30 @@ class TestNoiseFloor:
         floor = noise_floor([2.1, 2.1], [2.1, 2.1])
         assert (floor.estimate, floor.low, floor.high, floor.p) == (0.0, 0.0, 0.0, 1.0)
 
-    def test_missing_losses_are_refused(self):
-        with pytest.raises(ValueError, match="a set of seeds is empty"):
-            noise_floor([], [1.0])
-        with pytest.raises(ValueError, match="is nan"):
-            noise_floor([1.0, math.nan], [1.0, 2.0])
-
 
 class TestBowl:
     def test_by_hand(self):
         result = bowl({1e-3: 2.35, 2e-3: 2.25, 4e-3: 2.2, 8e-3: 2.4, 16e-3: None})
-        assert (result.best, result.loss, result.bracketed) == (4e-3, 2.2, True)
+        assert (result.best, result.loss) == (4e-3, 2.2)
         # the rate with exactly the tolerated loss is inside, and the loss rises by 0.2 per doubling on the other side
         assert result.low == pytest.approx(2e-3)
         assert result.high == pytest.approx(4e-3 * 2**0.25)
         assert result.factor == result.at_least == pytest.approx(2**1.25)
-        assert (result.open_low, result.open_high) == (False, False)
 
     def test_a_diverged_run_ends_the_bowl_at_the_rate_before_it(self):
         result = bowl({1e-3: 2.5, 2e-3: 2.0, 4e-3: None})
-        assert (result.high, result.open_high, result.bracketed) == (2e-3, False, True)
+        assert result.high == 2e-3
 
     def test_the_end_of_the_grid_leaves_the_bowl_open(self):
         result = bowl({1e-3: 2.02, 2e-3: 2.0, 4e-3: 2.01})
         assert (result.low, result.high, result.factor, result.at_least) == (None, None, None, 4.0)
-        assert (result.open_low, result.open_high, result.bracketed) == (True, True, True)
         result = bowl({1e-3: 2.5, 2e-3: 2.0})
-        assert (result.best, result.bracketed, result.open_low, result.open_high) == (2e-3, False, False, True)
+        assert (result.best, result.high) == (2e-3, None)
         assert result.low == pytest.approx(2e-3 * 0.5**0.1)
         assert result.factor is None
         assert result.at_least == pytest.approx(2**0.1)
         single = bowl({1e-3: 2.0})
-        assert (single.best, single.bracketed, single.open_low, single.open_high) == (1e-3, False, True, True)
+        assert (single.best, single.low, single.high, single.at_least) == (1e-3, None, None, 1.0)
 
     def test_a_second_dip_does_not_widen_the_bowl(self):
         result = bowl({1: 3.0, 2: 2.0, 4: 3.0, 8: 2.01, 16: 3.0})
@@ -370,96 +346,10 @@ class TestBowl:
         result, scaled = bowl(grid, tolerance), bowl({rate * unit: loss for rate, loss in grid.items()}, tolerance)
         assert scaled.at_least == pytest.approx(result.at_least, rel=1e-6)
         assert scaled.best == pytest.approx(result.best * unit)
-        assert (scaled.open_low, scaled.open_high) == (result.open_low, result.open_high)
+        assert (scaled.low is None, scaled.high is None) == (result.low is None, result.high is None)
         assert bowl(grid, tolerance + 0.1).at_least >= result.at_least * (1 - 1e-12)
-        assert (result.low is None, result.high is None) == (result.open_low, result.open_high)
         assert result.low is None or result.low <= result.best
         assert result.high is None or result.best <= result.high
-
-    @pytest.mark.parametrize(
-        ("losses", "tolerance", "sentence"),
-        [
-            ({}, 0.05, "none of the 0 learning rates"),
-            ({1e-3: None}, 0.05, "none of the 1 learning rates"),
-            ({1e-3: math.nan}, 0.05, "give None for a run that diverged"),
-            ({1e-3: math.inf}, 0.05, "give None for a run that diverged"),
-            ({0.0: 1.0}, 0.05, "must be a positive number"),
-            ({1e-3: 1.0}, -0.1, "must be 0 or more"),
-        ],
-    )
-    def test_nonsense_is_refused(self, losses, tolerance, sentence):
-        with pytest.raises(ValueError, match=sentence):
-            bowl(losses, tolerance)
-
-
-class TestTrend:
-    def test_the_slope_is_numpys_weighted_fit(self):
-        rng = np.random.default_rng(0)
-        sizes, errors = [6, 12, 24, 48], np.array([1.0, 0.5, 2.0, 1.5])
-        for gaps in (rng.normal(0, 0.1, 4), rng.normal(0, 9, 4)):
-            rungs = list(zip(sizes, zip(gaps.tolist(), errors.tolist(), [16] * 4, strict=True), strict=True))
-            trend = gap_by_size(rungs)
-            line, covariance = np.polyfit(np.log2(sizes), gaps, 1, w=1 / errors, cov="unscaled")
-            scatter = math.sqrt((((gaps - np.polyval(line, np.log2(sizes))) / errors) ** 2).sum() / 2)
-            assert trend.slope == pytest.approx(line[0])
-            assert trend.scatter == pytest.approx(scatter)
-            assert trend.error == pytest.approx(math.sqrt(covariance[0, 0]) * max(1, scatter))
-            half_width = stats.t.ppf(0.975, trend.degrees) * trend.error
-            assert (trend.low, trend.high) == pytest.approx((line[0] - half_width, line[0] + half_width))
-            assert trend.rungs == 4
-
-    def test_two_rungs_are_welchs_comparison(self):
-        first, second = [2.0, 2.3, 2.1], [2.4, 2.9, 2.6, 2.2]
-        gaps = [(np.mean(x).item(), stats.sem(x).item(), len(x) - 1) for x in (first, second)]
-        # from 6 to 12 is one doubling, from 6 to 24 two
-        trend, floor = gap_by_size([(6, gaps[0]), (12, gaps[1])]), noise_floor(second, first)
-        assert (trend.slope, trend.low, trend.high, trend.p, trend.degrees) == pytest.approx(
-            (floor.estimate, floor.low, floor.high, floor.p, floor.degrees)
-        )
-        assert (trend.rungs, trend.scatter) == (2, None)
-        assert gap_by_size([(24, gaps[1]), (6, gaps[0])]).slope == pytest.approx(floor.estimate / 2)
-
-    def test_pairs_are_rungs(self):
-        compared = [pairs(seed_table(by_seed(random_table(3, 3, key))))[0] for key in range(3)]
-        plain = [(pair.estimate, pair.error, pair.degrees) for pair in compared]
-        sizes = (12, 24, 36)
-        assert gap_by_size(list(zip(sizes, compared, strict=True))) == gap_by_size(
-            list(zip(sizes, plain, strict=True))
-        )
-
-    def test_rungs_without_error_weigh_the_same(self):
-        trend = gap_by_size([(1, (0.0, 0.0, 4)), (2, (1.0, 0.0, 4)), (4, (2.0, 0.0, 4))])
-        assert (trend.slope, trend.low, trend.high, trend.p, trend.scatter) == (1.0, 1.0, 1.0, 0.0, None)
-        mixed = gap_by_size([(1, (0.0, 0.0, 4)), (2, (1.0, 0.3, 4)), (4, (2.0, 0.2, 4))])
-        assert (mixed.slope, mixed.error) == pytest.approx((1.0, 0.1))
-
-    @pytest.mark.parametrize("sizes", [(6, 12), (12, 24, 36), (6, 12, 24, 48)])
-    def test_the_interval_has_its_coverage(self, sizes):
-        rng, count, repeats = np.random.default_rng(len(sizes)), len(sizes), 500
-        errors, degrees = np.linspace(1, 2, count), 16
-        gaps = 0.3 * np.log2(sizes) + rng.standard_normal((repeats, count)) * errors
-        estimated = errors * np.sqrt(rng.chisquare(degrees, (repeats, count)) / degrees)
-        trends = [
-            gap_by_size([(n, (g, e, degrees)) for n, g, e in zip(sizes, *row, strict=True)])
-            for row in zip(gaps.tolist(), estimated.tolist(), strict=True)
-        ]
-        # four standard errors of 500 trials are 0.039, and a scatter above 1 widens the interval
-        assert 0.911 <= np.mean([trend.low <= 0.3 <= trend.high for trend in trends]) <= 0.99
-
-    @pytest.mark.parametrize(
-        ("rungs", "sentence"),
-        [
-            ([(12, (0.1, 0.1, 4))], "two or more rungs"),
-            ([(12, (0.1, 0.1, 4)), (12, (0.2, 0.1, 4))], "each of another size"),
-            ([(12, (0.1, 0.1, 4)), (24, (math.nan, 0.1, 4))], "the gap at size 24 is nan"),
-            ([(12, (0.1, 0.1, 4)), (24, (0.1, math.inf, 4))], "the error at size 24 is inf"),
-            ([(12, (0.1, 0.1, 4)), (24, (0.1, 0.1, 0))], "degrees of freedom 1 or more"),
-            ([(0, (0.1, 0.1, 4)), (24, (0.1, 0.1, 4))], "size must be positive"),
-        ],
-    )
-    def test_nonsense_is_refused(self, rungs, sentence):
-        with pytest.raises(ValueError, match=sentence):
-            gap_by_size(rungs)
 
 
 class TestComputeGain:
@@ -501,20 +391,6 @@ class TestComputeGain:
         assert compute_gain(reference, 1.0, 2.6).factor == pytest.approx(4 * 2**0.75)
         assert compute_gain([(1.0, 3.0), (2.0, 3.0)], 1.0, 3.0) == ComputeGain(None, None)
 
-    @pytest.mark.parametrize(
-        ("reference", "compute", "loss", "sentence"),
-        [
-            ([], 1.0, 1.0, "one loss per amount"),
-            ([(1.0, 3.0), (1.0, 2.0)], 1.0, 2.5, "one loss per amount"),
-            ([(0.0, 3.0), (1.0, 2.0)], 1.0, 2.5, "must be a positive number"),
-            ([(1.0, 3.0), (2.0, math.inf)], 1.0, 2.5, "the loss at compute 2.0 is inf"),
-            ([(1.0, 3.0), (2.0, 2.0)], 1.0, math.nan, "the loss at compute 1.0 is nan"),
-        ],
-    )
-    def test_nonsense_is_refused(self, reference, compute, loss, sentence):
-        with pytest.raises(ValueError, match=sentence):
-            compute_gain(reference, compute, loss)
-
 
 class TestNoisy:
     """A contestant that is much noisier than the others is left out of the pool, and hides nothing."""
@@ -532,7 +408,7 @@ class TestNoisy:
         # 400 studies: two standard errors are 0.03
         assert np.mean(false) <= 0.1
 
-    def test_the_others_are_told_apart_as_without_it(self):
+    def test_the_others_differ_as_they_do_without_it(self):
         # of the true deviation, with the degrees of freedom of eight and the pairs of nine
         seen = smallest_seen(
             replace(seed_table(by_seed(studies([0] * 9, np.ones(9), 5)[0])), deviation=1.0, degrees=28)

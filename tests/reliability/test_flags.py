@@ -161,7 +161,7 @@ BAD = [
     (["prepare", "sotu", "--shard-tokens", HUGE], "--shard-tokens must be at most"),
     (
         ["prepare", "sotu", "--tokenizer", "bpe:99999999999999999999", "--out", "d"],
-        "at least 257",
+        "at most 10,000,000",
     ),
 ]
 

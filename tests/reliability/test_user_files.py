@@ -14,7 +14,7 @@ from small_models import TINY
 from spheret.data import open_data, prepare, tokenizers
 from spheret.data.tokenizers import describe
 from spheret.evaluate import tasks
-from spheret.evaluate.records import ROWS, RowsManifest, RowsRecord
+from spheret.evaluate.eval_json import ROWS, RowsManifest, RowsRecord
 from spheret.hub.transfer import export, import_
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.runs.config import read_config

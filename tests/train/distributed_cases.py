@@ -13,7 +13,7 @@ from spheret.model.gpt import GPT, GPTConfig
 from spheret.model.head import HEADS
 from spheret.runs.config import EvaluationConfig, TrainConfig
 from spheret.support.sharding import local, whole
-from spheret.train.distributed import PARALLEL, Group, World
+from spheret.train.distributed import PARALLEL, TorchrunWorld, World
 from spheret.train.loop import Trainer
 
 SCHEMES = {name: (name, {}) for name in PAPER_SCHEMES} | {
@@ -216,7 +216,7 @@ JOBS = (
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    group = Group(torch.device("cpu"), "ddp", 60)
+    group = TorchrunWorld(torch.device("cpu"), "ddp", 60)
     for job in JOBS:
         job(open_data(Path(sys.argv[1])), Path(sys.argv[2]), group)
         (Path(sys.argv[2]) / "done").mkdir(exist_ok=True)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -107,7 +108,7 @@ def test_a_read_only_directory(tmp_path):
     if was_root:
         os.seteuid(65534)
     try:
-        with pytest.raises(OSError, match="cannot write to --out"), claimed(tmp_path / "run", False):
+        with pytest.raises(OSError, match=rf"--out {re.escape(str(tmp_path))}"), claimed(tmp_path / "run", False):
             pytest.fail("it was claimed")
     finally:
         if was_root:
@@ -210,9 +211,9 @@ def test_a_run_from_elsewhere(run, prepared, tmp_path, capsys):
     imported = create_run(tmp_path / "imported", opened.model(), tokenizer)
     assert torch.equal(imported.model().tokens.weight, opened.model().tokens.weight)
     assert main(["sample", str(imported.path), "--tokens", "3"]) == 0
-    with pytest.raises(FileExistsError, match="not empty"):
+    with pytest.raises(FileExistsError, match="imported"):
         create_run(tmp_path / "imported", opened.model(), tokenizer)
-    with pytest.raises(FileNotFoundError, match="names no data"):
+    with pytest.raises(FileNotFoundError, match="imported"):
         imported.data()
     assert main(["train", "--out", str(imported.path), "--resume"]) == 2
     assert "--init-from" in capsys.readouterr().err
@@ -220,17 +221,17 @@ def test_a_run_from_elsewhere(run, prepared, tmp_path, capsys):
 
 
 def test_reading_what_is_no_run(tmp_path, run):
-    with pytest.raises(FileNotFoundError, match="no run directory"):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
         open_run(tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match=r"holds no config.json"):
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
         open_run(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ValueError, match="is damaged"):
+    with pytest.raises(ValueError, match=r"config\.json"):
         open_run(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match="was not written by spheret train"):
+    with pytest.raises(ValueError, match=r"config\.json .*spheret train"):
         open_run(tmp_path)
-    with pytest.raises(FileNotFoundError, match="no checkpoint of step 77: there are 3, 4"):
+    with pytest.raises(FileNotFoundError, match=r"77.* 3, 4"):
         open_run(run).checkpoint(77)
 
 
@@ -269,7 +270,7 @@ def test_a_damaged_line_is_named(run, tmp_path):
     shutil.copytree(run, out)
     lines = (out / "metrics.jsonl").read_text().splitlines()
     (out / "metrics.jsonl").write_text("\n".join([lines[0], "{", *lines[1:]]) + "\n")
-    with pytest.raises(ValueError, match=r"line 2 of .* is damaged"):
+    with pytest.raises(ValueError, match=r"line 2 of .*metrics\.jsonl"):
         open_run(out).metrics()
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 
 import pytest
@@ -93,8 +94,8 @@ def test_a_gap_in_the_metrics_is_refused(left, run, finished, tmp_path, capsys):
         (out / "metrics.jsonl").write_bytes(b"".join(lines[left]))
         kept = weights(out)
         assert resume(out) == 2
-        assert "metrics.jsonl has a gap, no line" in error(capsys)
-        with pytest.raises(ValueError, match=r"metrics.jsonl has a gap, no line"):
+        assert "metrics.jsonl has a gap" in error(capsys)
+        with pytest.raises(ValueError, match=r"metrics\.jsonl has a gap"):
             read_groups([out])
         assert weights(out) == kept
 
@@ -119,8 +120,8 @@ def test_an_edited_config_is_named(section, key, value, run, capsys):
     for command in (["train", "--resume", "--out"], ["sample", "--count", "1"]):
         assert main([*command, str(run)]) == 2
         text = error(capsys)
-        assert f"config.json has changed since its checkpoint was saved; these differ: {key} (step-4 was" in text
-    with pytest.raises(ValueError, match=f"config.json has changed .* {key} "):
+        assert re.search(rf"config\.json .*\b{key}\b.*step-4", text)
+    with pytest.raises(ValueError, match=rf"config\.json .*\b{key}\b"):
         read_groups([run])
 
 
@@ -209,7 +210,7 @@ def test_a_damaged_random_state_falls_back(run, finished, capsys):
 
 
 def test_infinity_survives(prepared, tmp_path):
-    """As a word, because JSON has none."""
+    """Infinity is a word there, because JSON does not have it."""
     out = tmp_path / "run"
     words = ("--clip", "inf", "--set", "p=inf")
     assert train(out, prepared, *words, scheme="p-spheretnorm", steps=2) == 0

@@ -245,7 +245,7 @@ def test_resume_alone_knows_the_run(unbroken, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(unbroken, out)
     shutil.rmtree(out / "checkpoints" / "step-12")
-    assert main(["train", "--out", str(out), "--resume", "auto", "--quiet", "--no-tensorboard"]) == 0
+    assert main(["train", "--out", str(out), "--resume", "--quiet", "--no-tensorboard"]) == 0
     assert drill.differences(unbroken, out) == []
 
 

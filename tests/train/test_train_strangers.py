@@ -248,22 +248,18 @@ def test_a_signal_counts_once_every_process_knows_of_it(prepared, tmp_path):
     )  # fmt: skip
     model = GPT(GPTConfig(layers=1, heads=2, width=16, block=16, vocab=320))
 
-    def ask(step, *_):
-        # after update 2 has told the others how things stand: they go on, and so must this one
-        if step == 2:
-            trainer.request_stop(signal.SIGTERM)
-        return {}
-
-    world = World(torch.device("cpu"))
     trainer = Trainer(
-        tmp_path,
-        model,
-        config,
-        EvaluationConfig(0, 1),
-        open_data(prepared),
-        world,
-        quiet=True,
-        observers={"certificate": (1, ask)},
+        tmp_path, model, config, EvaluationConfig(0, 1), open_data(prepared), World(torch.device("cpu")), quiet=True
     )
+    update = trainer.update
+
+    def updated(batches):
+        line = update(batches)
+        # after update 2 has told the others how things stand: they go on, and so must this one
+        if trainer.step == 2:
+            trainer.request_stop(signal.SIGTERM)
+        return line
+
+    trainer.update = updated
     assert trainer.fit() == 143
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-3"]

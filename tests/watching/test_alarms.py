@@ -1,7 +1,10 @@
 """Planted faults are named: what it is, and where. Normal runs raise no alarm."""
 
 import pytest
-from watched_training import NAMES, gpt, llama, train
+import torch
+from watched_training import NAMES, Chain, gpt, llama, loss_of, train
+
+import spheret
 
 # what the first alarm is to be, by the fault
 FAULTS = {"rate": "exploding", "zero": "dead", "nan": "not finite", "batch": "spike"}
@@ -43,6 +46,29 @@ def test_a_collapse_is_named():
 @pytest.mark.parametrize("model", MODELS)
 def test_a_normal_run_raises_no_alarm(model):
     assert train(MODELS[model], 2)[0].events == []
+
+
+@pytest.mark.parametrize("measured", ["gradient", "update"])
+def test_a_spike_that_the_loss_does_not_show_is_named(measured):
+    """At a watched step, one sublayer has a far larger gradient, or a far larger learning rate."""
+    model, chain, name = llama(3), Chain(3), NAMES[llama](5)
+    own = {id(p) for p in model.get_submodule(name).parameters()}
+    groups = [[p for p in model.parameters() if (id(p) in own) is inside] for inside in (False, True)]
+    optimizer = torch.optim.SGD([{"params": each} for each in groups], 0.02)
+    watch = spheret.watch(model, 5, quiet=True)
+    for step in range(1, 41):
+        loss = loss_of(model, chain.batch())
+        loss.backward()
+        optimizer.param_groups[1]["lr"] = 2.0 if measured == "update" and step == 40 else 0.02
+        if measured == "gradient" and step == 40:
+            for p in groups[1]:
+                p.grad *= 3000
+        watch.step(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    watch.close()
+    first = watch.alarms[0]
+    assert (first.kind, first.step, first.where, first.measured) == ("spike", 40, name, measured)
 
 
 @pytest.mark.slow

@@ -16,16 +16,16 @@ import tyro
 from spheret.connections.parse import json_options, options_from_json, parse_options
 from spheret.conversion import ConversionReport, convert, revert, steps
 from spheret.conversion.checks import Start, spherical_scheme
-from spheret.conversion.command.records import (
+from spheret.conversion.command.convert_json import (
     CONTROL,
     CONVERSIONS,
     CONVERT,
     CONVERTED,
     Arm,
     ConvertRecord,
+    ResidualRecord,
     Settings,
     Starts,
-    Sublayer,
 )
 from spheret.conversion.command.report import outcome, write_report
 from spheret.conversion.command.subject import Subject, open_subject, open_text
@@ -348,10 +348,10 @@ def _try_training(model: Any, data: Data, settings: Settings, device: torch.devi
     model.eval()
 
 
-def _untrained(row: ConvertedSublayer) -> Sublayer:
+def _untrained(row: ConvertedSublayer) -> ResidualRecord:
     fields = asdict(row)
     del fields["readers"]
-    return Sublayer(**fields, alpha_after=None, radius_after=None)
+    return ResidualRecord(**fields, alpha_after=None, radius_after=None)
 
 
 def _save_model(model: Any, subject: Subject, path: Path) -> None:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from spheret.conversion.command.records import ConvertRecord, Number
+from spheret.conversion.command.convert_json import ConvertRecord
 from spheret.lab.page.output import contents, write_files
 from spheret.lab.page.tables import Table, TableCell
 from spheret.lab.sections.section import Section
+from spheret.support.documents import Number
 from spheret.support.figure_style import INK, PALETTE, Drawing, axes_grid, own_style, plain_log, render
 
 FOLDER = "report"

@@ -15,11 +15,10 @@ from spheret.data.shards import MANIFEST, TOKENIZER
 from spheret.data.tokenizers import Tokenizer, describe, load
 from spheret.hub.loading import config_of, load_as
 from spheret.hub.model import SpheretForCausalLM
-from spheret.hub.open import BESIDE_TOKENIZER, CONFIG, SavedModel
+from spheret.hub.open import BESIDE_TOKENIZER, SavedModel
 from spheret.hub.tokenizer_files import write_tokenizer
 from spheret.runs import layout
-from spheret.runs.records import RUNS
-from spheret.runs.run import open_run
+from spheret.runs.run import is_run, open_run
 from spheret.support.documents import MOST_BYTES, read_bytes
 from spheret.support.errors import need, refusing, shortened
 
@@ -46,8 +45,7 @@ class Subject:
 def open_subject(given: str, tokenizer: str | None) -> Subject:
     """The model in a directory, or of a name on the Hugging Face hub."""
     path = Path(given).expanduser()
-    config = path / CONFIG
-    if config.is_file() and RUNS.format_of(config) == RUNS.format:
+    if is_run(path):
         return _of_a_run(path, tokenizer)
     return _of_transformers(SavedModel(given), tokenizer)
 

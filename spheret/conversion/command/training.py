@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spheret.conversion import Annealing, steps
-from spheret.conversion.command.records import Arm, Evaluation, Settings
+from spheret.conversion.command.convert_json import Arm, Evaluation, Settings
 from spheret.data import Data
 from spheret.optim import AdamW, clip_gradients, parameter_groups
 from spheret.runs import checkpoint

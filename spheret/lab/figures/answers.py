@@ -11,7 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from spheret.analysis.line_styles import scheme_styles
-from spheret.lab.answers import Entry, GroupAnswer, sound
+from spheret.lab.answers import GroupAnswer
+from spheret.lab.entries import Entry, sound
 from spheret.lab.figures.lines import line_styles
 from spheret.lab.figures.parts import (
     LOSS,

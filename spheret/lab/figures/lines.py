@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from spheret.analysis.line_styles import scheme_styles
-from spheret.lab.answers import Entry, GroupAnswer
+from spheret.lab.answers import GroupAnswer
+from spheret.lab.entries import Entry
 from spheret.lab.rows import Row
 from spheret.lab.runs import Result, RunGroup
 

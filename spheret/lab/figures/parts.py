@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# so many contestants can be told apart in one figure
+# a reader can distinguish so many contestants in one figure
 MOST = 20
 COLUMNS = 4
 LOSS = "validation loss (nats per token)"

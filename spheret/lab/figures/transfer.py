@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from spheret.lab.answers import sound
+from spheret.lab.entries import sound
 from spheret.lab.figures.parts import MOST, panel_title, rate_axis, small_multiples, wrapped
 from spheret.lab.transfer import BestRate, Transfer
 from spheret.support.figure_style import INK

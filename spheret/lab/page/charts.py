@@ -27,7 +27,8 @@ from spheret.lab.runs import RunGroup
 from spheret.support.figure_style import PALETTE
 
 # x, y: the names of the axes. xs: every list of places, each once. series: one per contestant, with its lines.
-# range: of y at first. window: over how many points a line is averaged at first. digits: of y. log: the scale of y.
+# range: of y at first. window: over how many points a line is averaged at first, 0 if that makes no sense. digits: of
+# y. log: the scale of y. marks: names of what happened at some x, each with a number of the palette; may be left out.
 Chart = dict[str, Any]
 
 LOSS = "loss (nats per token)"

@@ -28,19 +28,21 @@ def contents(
     drawings: Sequence[Drawing],
     charts: Mapping[str, Chart] | None = None,
     styles: Mapping[str, tuple[str, Any]] | None = None,
+    refresh: int | None = None,
 ) -> dict[str, bytes]:
     """The content of every file of a report, by file name.
 
     charts: the numbers behind interactive figures, by the name of the figure. styles: the line of each contestant.
+    refresh: after so many seconds a browser reads the page again.
     """
     page_tables = [table for section in sections for table in section.tables]
     return {
         **{name: write(page_tables).encode() for name, write in TABLES.items()},
         **{f"{FIGURES}/{drawing.name}.svg": drawing.svg.encode() for drawing in drawings},
-        **{f"{FIGURES}/{drawing.name}.png": drawing.png for drawing in drawings},
+        **{f"{FIGURES}/{drawing.name}.png": drawing.png for drawing in drawings if drawing.png},
         **{f"{FIGURES}/{drawing.name}.pgf": drawing.pgf.encode() for drawing in drawings if drawing.pgf is not None},
         # written last: if the page exists, the other files do too
-        PAGE: page(title, sections, drawings, charts or {}, styles or {}).encode(),
+        PAGE: page(title, sections, drawings, charts or {}, styles or {}, refresh=refresh).encode(),
     }
 
 

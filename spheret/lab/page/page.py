@@ -6,8 +6,6 @@ shown as text. The policy of the page allows the scripts below by their hashes, 
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup, escape
 
@@ -23,11 +21,14 @@ from spheret.lab.page.charts import Chart
 from spheret.lab.page.tables import BEST, SECOND
 from spheret.lab.sections.section import Section
 from spheret.support.figure_style import GRID, INK, PALETTE, Drawing
+from spheret.support.templates import environment, script_hashes
 
 FOLDER = Path(__file__).parent
 TEMPLATE = "page.html.jinja"
 STYLE, SCRIPT, CHART_SCRIPT = "report.css", "report.js", "report_charts.js"
 CHART_LIBRARY, CHART_STYLE = "vendor/uPlot.iife.min.js", "vendor/uPlot.min.css"
+# by which a page is known as ours
+GENERATOR = '<meta name="generator" content="spheret report">'
 # colours that figures and page share, by the name of their CSS variable: (on white, on black)
 _COLOURS = {
     "ink": (INK, "#e6e6e6"),
@@ -74,41 +75,50 @@ def _code(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
+@cache
+def _templates() -> Environment:
+    templates = environment(FOLDER)
+    templates.filters["code"] = _code
+    return templates
+
+
+def is_page(content: bytes) -> bool:
+    """Whether a file is a page of ours."""
+    return GENERATOR.encode() in content[:1000]
+
+
 def page(
     title: str,
     sections: Sequence[Section],
     drawings: Sequence[Drawing],
     charts: Mapping[str, Chart] | None = None,
     styles: Mapping[str, tuple[str, Any]] | None = None,
+    alone: bool = False,
+    refresh: int | None = None,
 ) -> str:
     """The whole of report.html.
 
     charts: the numbers behind interactive figures, by the name of the figure. styles: the line of each contestant.
+    alone: whether no figures lie beside the page as files. refresh: after so many seconds a browser reads it again.
     """
     inline = {drawing.name: replace(drawing, svg=Markup(inline_svg(drawing))) for drawing in drawings}
     alive = {name: chart for name, chart in (charts or {}).items() if name in inline}
     scripts = [*([CHART_LIBRARY, CHART_SCRIPT] if alive else []), SCRIPT]
-    hashes = [base64.b64encode(hashlib.sha256(_source(name).encode()).digest()).decode() for name in scripts]
-    environment = Environment(
-        loader=FileSystemLoader(FOLDER),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["code"] = _code
-    return environment.get_template(TEMPLATE).render(
-        title=title,
-        sections=sections,
-        figures={section.name: [inline[name] for name in section.figures if name in inline] for section in sections},
-        charts=alive,
-        charts_json=htmlsafe_json_dumps(alive, separators=(",", ":")),
-        keys={label: _key(*style) for label, style in (styles or {}).items()},
-        colours=_COLOURS,
-        style=Markup("".join(map(_source, [*([CHART_STYLE] if alive else []), STYLE]))),
-        scripts=[Markup(_source(name)) for name in scripts],
-        script_hashes=Markup(" ".join(f"'sha256-{value}'" for value in hashes)),
-        BEST=BEST,
-        SECOND=SECOND,
-    )
+    values = {
+        "title": title,
+        "sections": sections,
+        "figures": {s.name: [inline[name] for name in s.figures if name in inline] for s in sections},
+        "charts": alive,
+        "charts_json": htmlsafe_json_dumps(alive, separators=(",", ":")),
+        "keys": {label: _key(*style) for label, style in (styles or {}).items()},
+        "colours": _COLOURS,
+        "style": Markup("".join(map(_source, [*([CHART_STYLE] if alive else []), STYLE]))),
+        "scripts": [Markup(_source(name)) for name in scripts],
+        "script_hashes": script_hashes([_source(name) for name in scripts]),
+        "generator": Markup(GENERATOR),
+        "alone": alone,
+        "refresh": refresh,
+        "BEST": BEST,
+        "SECOND": SECOND,
+    }
+    return _templates().get_template(TEMPLATE).render(values)

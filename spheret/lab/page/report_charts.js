@@ -151,6 +151,28 @@
       });
     };
 
+    // a line with a name where something happened; a name that would lie on another one is left out
+    const marks = (u) => {
+      let free = u.bbox.left;
+      for (const mark of chart.marks || []) {
+        const x = u.valToPos(mark.x, "x", true), { left, top, width, height: high } = u.bbox;
+        if (x < left || x > left + width) continue;
+        u.ctx.save();
+        u.ctx.strokeStyle = u.ctx.fillStyle = variable(`--line-${mark.colour}`);
+        u.ctx.lineWidth = devicePixelRatio;
+        u.ctx.setLineDash([5 * devicePixelRatio, 3 * devicePixelRatio]);
+        u.ctx.beginPath();
+        u.ctx.moveTo(x, top); u.ctx.lineTo(x, top + high);
+        u.ctx.stroke();
+        u.ctx.font = `${12 * devicePixelRatio}px system-ui, sans-serif`;
+        u.ctx.textBaseline = "top";
+        const gap = 4 * devicePixelRatio, size = u.ctx.measureText(mark.text).width, before = x + gap + size > left + width;
+        u.ctx.textAlign = before ? "right" : "left";
+        if (x >= free) { u.ctx.fillText(mark.text, before ? x - gap : x + gap, top); free = x + size + 2 * gap; }
+        u.ctx.restore();
+      }
+    };
+
     const height = () => Math.round(Math.max(220, Math.min(0.56 * live.clientWidth, 380)));
     const axis = { stroke: () => variable("--muted"), font: "12px system-ui, sans-serif", ticks: { show: false },
       grid: { stroke: () => variable("--faint"), width: 1 } };
@@ -172,13 +194,13 @@
         ...(chart.log ? { values: (u, ticks) => ticks.map((tick) => (tick == null ? null : String(Number(tick.toPrecision(2))))) } : {}) }],
       cursor: { y: false, focus: { prox: 30 }, dataIdx: nearest, drag: { x: true, y: false },
         points: { size: 7, show: (u, place) => { const dot = element("div"); if (u.series[place].end) dot.style.display = "none"; return dot; } } },
-      hooks: { setCursor: [read], setSeries: [(u, place) => { focused = place; read(u); }], setData: [read], draw: [crosses] },
+      hooks: { setCursor: [read], setSeries: [(u, place) => { focused = place; read(u); }], setData: [read], draw: [crosses, marks] },
     };
 
-    // smoothing, where a line has enough points for it
+    // smoothing, where a line has enough points for it, and where points follow each other in time
     const most = Math.max(...chart.xs.map((places) => places.length));
     let window = 1;
-    if (most >= 20) {
+    if (most >= 20 && chart.window) {
       const windows = [1, 2, 3, 5, 10, 20, 30, 50, 100].filter((each) => each <= most / 3);
       const label = element("label"), slider = element("input"), output = element("output");
       Object.assign(slider, { type: "range", min: 0, max: windows.length - 1, step: 1 });

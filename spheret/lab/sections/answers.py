@@ -6,8 +6,10 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from spheret.lab.answers import Entry, Gap, GroupAnswer, costs
+from spheret.lab.answers import Gap, GroupAnswer
+from spheret.lab.costs import costs
 from spheret.lab.endpoints import EndpointAnswer
+from spheret.lab.entries import Entry
 from spheret.lab.figures.parts import MOST, slug
 from spheret.lab.ladders import Climb, Ladder
 from spheret.lab.page.tables import Table, TableCell, ranked
@@ -167,13 +169,14 @@ def _losses_table(answer: GroupAnswer) -> Table:
     seeds = "fresh seeds that all compared contestants have in common"
     if not answer.group.part.fresh:
         seeds = "the seeds that chose it, so that the losses are slightly optimistic"
-    notes = [
-        f"Each contestant at its own best learning rate, on {seeds}. Losses are in nats per token.",
-        f"The intervals are to be compared with each other: they leave out that a seed moves all contestants "
-        f"together. {CORRECTED}",
-        "Bold is the lowest and underlined the second lowest. This is a ranking: the verdicts are in the table of "
-        "pairs.",
-    ]
+    notes = [f"Each contestant at its own best learning rate, on {seeds}. Losses are in nats per token."]
+    if answer.seed_table is not None:
+        notes += [
+            f"The intervals are to be compared with each other: they leave out that a seed moves all contestants "
+            f"together. {CORRECTED}",
+            "Bold is the lowest and underlined the second lowest. This is a ranking: the verdicts are in the table "
+            "of pairs.",
+        ]
     if any(row.stalled for entry in answer.entries for row in (*entry.finals.values(), *entry.abandoned)):
         notes.append(STALLED)
     table = Table(f"losses-{name}", f"{answer.group.title}: loss", columns, rows, notes)
@@ -256,8 +259,8 @@ def _ladder_section(ladder: Ladder) -> Section | None:
     notes = [f"The gap is the loss minus that of {ladder.reference} \u00b1 half its 95% interval. Below 0 is better."]
     if sized:
         notes += [
-            f"The change is that of the gap per doubling of {ladder.key}, by weighted least squares. p is that of no "
-            "change, for this contestant alone.",
+            f"The change is that of the gap per doubling of {ladder.key}: for each seed a least-squares slope, then "
+            "their mean. p is that of no change, for this contestant alone.",
             f"The gain is how many times its FLOPs {ladder.reference} would need for the same loss, read between its "
             f"own sizes and not beyond. Few and small sizes are no scaling law.",
         ]
@@ -279,14 +282,13 @@ def _climb_row(ladder: Ladder, climb: Climb, sized: bool) -> list[TableCell]:
             text = f"{gap.estimate:+.4f}" + (f" \u00b1 {half:.4f}" if math.isfinite(half) else "")
             cells.append(TableCell(text, gap.estimate, _layout_source(step.answer)))
     if sized:
-        trend = climb.trend
-        if trend is None:
+        slope = None if climb.slope is None else climb.slope.interval
+        if slope is None:
             cells += [NONE, NONE]
         else:
-            half = (trend.high - trend.low) / 2
-            text = f"{trend.slope:+.4f}" + (f" \u00b1 {half:.4f}" if math.isfinite(half) else "")
-            source = f"weighted least squares of the gaps over log2({ladder.key})"
-            cells += [TableCell(text, trend.slope, source), TableCell(f"{trend.p:.2g}", trend.p, source)]
+            text = f"{slope.estimate:+.4f} \u00b1 {(slope.high - slope.low) / 2:.4f}"
+            source = f"mean over the seeds of the least-squares slopes of the gap over log2({ladder.key})"
+            cells += [TableCell(text, slope.estimate, source), TableCell(f"{slope.p:.2g}", slope.p, source)]
         for step in climb.steps:
             factor = None if step.gain is None else step.gain.factor
             source = f"flops of {ladder.reference} at this loss / flops" if factor is not None else ""

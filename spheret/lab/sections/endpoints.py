@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from spheret.lab.endpoints import Comparison, EndpointAnswer, Stress
+from spheret.lab.endpoints import EndpointAnswer, PairedComparison, Stress
 from spheret.lab.page.tables import Table, TableCell
 from spheret.lab.rows import FINISHED
 from spheret.lab.sections.section import Section
@@ -30,7 +30,7 @@ def endpoint_sentence(answer: EndpointAnswer) -> str:
     return f"{first} against {second}: {'; '.join(words)}{_slope_words(answer.slope)}."
 
 
-def _gap_words(each: Comparison) -> str:
+def _gap_words(each: PairedComparison) -> str:
     if each.verdict in ("not run", "failed") or each.interval is None:
         return f"{each.where}: {_without_verdict(each)}"
     if each.verdict == "no significant difference":
@@ -39,7 +39,7 @@ def _gap_words(each: Comparison) -> str:
     return f"{each.where}: {abs(each.interval.estimate):.3f} {side}"
 
 
-def _slope_words(slope: Comparison | None) -> str:
+def _slope_words(slope: PairedComparison | None) -> str:
     if slope is None:
         return ""
     if slope.verdict in ("not run", "failed") or slope.interval is None:
@@ -50,7 +50,7 @@ def _slope_words(slope: Comparison | None) -> str:
     return f"; the difference changes by {change} ({p_words(slope.p or 0.0)})"
 
 
-def _without_verdict(each: Comparison) -> str:
+def _without_verdict(each: PairedComparison) -> str:
     return f"no mean, {each.trouble}" if each.verdict == "failed" else f"not run ({each.trouble})"
 
 
@@ -79,7 +79,7 @@ def endpoints_section(answers: Sequence[EndpointAnswer]) -> Section | None:
     return Section("endpoints", "The endpoints of the plan", sentences, tables)
 
 
-def _comparisons_table(lines: Sequence[Comparison]) -> Table:
+def _comparisons_table(lines: Sequence[PairedComparison]) -> Table:
     rows = []
     for line in lines:
         source = f"val_loss of {line.first} minus {line.second} by seed, {line.where}"

@@ -8,7 +8,7 @@ from functools import partial
 
 from spheret.evaluate.tasks import PAPER_COLUMNS
 from spheret.lab.page.tables import Table, TableCell
-from spheret.lab.runs import Number, Result, RunGroup
+from spheret.lab.runs import Result, RunGroup, SourcedNumber
 from spheret.lab.sections.section import Section, format_loss, format_perplexity, number_cell, perplexity
 from spheret.lab.sections.zero_shot import MARKS, average_accuracy, evaluation_marks, zero_shot_number
 from spheret.paper.assumptions import READINGS
@@ -79,7 +79,7 @@ class RunsBesideThePaper:
     def cell(
         self,
         place: tuple[str, str | None, str, str],
-        number: Callable[[Result], Number | None],
+        number: Callable[[Result], SourcedNumber | None],
         format_number: Callable[[float], str],
         marks: Callable[[Result], list[str]],
     ) -> TableCell:

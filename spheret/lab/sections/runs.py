@@ -13,7 +13,7 @@ import msgspec
 from spheret.connections import scheme
 from spheret.lab.page.tables import Table, TableCell, ranked
 from spheret.lab.rows import FINISHED, MOST_LAST
-from spheret.lab.runs import RATE_SETTINGS, Number, Result, RunGroup
+from spheret.lab.runs import RATE_SETTINGS, Result, RunGroup, SourcedNumber
 from spheret.lab.sections.section import Section, format_loss, format_perplexity, number_cell, perplexity
 from spheret.runs.layout import CONFIG, METRICS
 from spheret.runs.records import corpus_name
@@ -58,27 +58,6 @@ def _describe_seeds(group: RunGroup) -> str:
     return f"{len(group.seeds)} seeds ({seeds}). The tables show means and standard deviations over seeds."
 
 
-def _warnings(group: RunGroup) -> list[str]:
-    """What a reader must know before the numbers: which runs diverged, collapsed or are not finished."""
-    warnings = []
-    for result in group.results:
-        name = f"{result.label}, seed {result.seed}"
-        if result.diverged is not None:
-            step, reason = result.diverged
-            warnings.append(f"{name}, diverged at step {step}: {reason}.")
-            if result.step > step:
-                warnings.append(f"{name}, went on to step {result.step}. Its numbers are in the table of every run.")
-        elif not result.lines:
-            warnings.append(f"{name}, has no step yet.")
-        elif not result.finished:
-            warnings.append(
-                f"{name}, is not finished: step {result.step} of {result.run.steps}. It is still running or was "
-                f"interrupted. The tables show its numbers so far, neither ranked nor compared."
-            )
-        warnings += [f"{name}, raised an alarm at step {step}: {text}." for step, text in result.alarms]
-    return [text.replace("..", ".") for text in warnings]
-
-
 def groups_section(groups: Sequence[RunGroup]) -> Section:
     """What a reader must know first if not all runs can be compared."""
     return Section(
@@ -106,7 +85,13 @@ def summary_section(group: RunGroup) -> Section:
         )
     if group.tuned:
         tuning = _tuning_in_words(group)
-    paragraphs = [opening, definition, *tuning, _describe_seeds(group), *_warnings(group)]
+    # what failed or is not finished stands in the verdict, in the column of states and in a section of its own
+    alarms = [
+        f"{run.label}, seed {run.seed}, raised an alarm at step {step}: {text.rstrip('.')}."
+        for run in group.results
+        for step, text in run.alarms
+    ]
+    paragraphs = [opening, definition, *tuning, _describe_seeds(group), *alarms]
     table = _differences_table(group)
     return Section("summary", "What was run", paragraphs, [] if table is None else [table])
 
@@ -211,7 +196,7 @@ def _format_with(specification: str, value: float) -> str:
     return format(value, specification)
 
 
-def _over_sublayers(result: Result, function: str, key: str) -> Number | None:
+def _over_sublayers(result: Result, function: str, key: str) -> SourcedNumber | None:
     """A function of one key of all sublayers at the last evaluation."""
     line = result.validation
     if line is None or not line.sublayers:
@@ -220,7 +205,7 @@ def _over_sublayers(result: Result, function: str, key: str) -> Number | None:
     if any(value is None for value in values):
         return None
     value = float(SUBLAYER_FUNCTIONS[function](values))
-    return Number(value, f"{function}({result.name}[{line.step}].sublayers.{key})")
+    return SourcedNumber(value, f"{function}({result.name}[{line.step}].sublayers.{key})")
 
 
 SUBLAYER_FUNCTIONS: dict[str, Callable[[Sequence[float]], float]] = {

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from spheret.lab.page.tables import Table, TableCell
-from spheret.lab.runs import Number
+from spheret.lab.runs import SourcedNumber
 from spheret.lab.statistics import mean_and_deviation
 
 
@@ -46,15 +46,15 @@ def format_perplexity(value: float) -> str:
     return f"{value:.2f}" if value < 1000 else f"{value:,.0f}"
 
 
-def perplexity(loss: Number | None) -> Number | None:
+def perplexity(loss: SourcedNumber | None) -> SourcedNumber | None:
     """exp(loss), or None if there is no loss or the result would overflow a float."""
     if loss is None or loss.value > 700:
         return None
-    return Number(math.exp(loss.value), f"exp({loss.source})")
+    return SourcedNumber(math.exp(loss.value), f"exp({loss.source})")
 
 
 def number_cell(
-    numbers: Sequence[Number | None], format_number: Callable[[float], str], missing: str = "-"
+    numbers: Sequence[SourcedNumber | None], format_number: Callable[[float], str], missing: str = "-"
 ) -> TableCell:
     """A cell from one number per seed: the number itself, or the mean and standard deviation of several.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from spheret.lab.answers import sound
+from spheret.lab.entries import sound
 from spheret.lab.figures.parts import slug
 from spheret.lab.page.tables import Table, TableCell
 from spheret.lab.sections.section import Section

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from itertools import combinations
-from typing import Any
 
-from spheret.evaluate import eval_json
+from spheret.evaluate.eval_json import MetricRecord
+from spheret.evaluate.results import EvalCell, PairedMetric, average, compare, read, table
+from spheret.evaluate.tasks import PAPER_COLUMNS
 from spheret.lab.page.tables import Table, TableCell
-from spheret.lab.runs import Number, Result, RunGroup
+from spheret.lab.runs import Result, RunGroup, SourcedNumber
 from spheret.lab.sections.section import Section
 from spheret.runs.layout import EVAL
 
@@ -18,27 +19,29 @@ MARKS = (
 )
 
 
-def zero_shot_number(result: Result, task: str, metric: str) -> Number | None:
+def zero_shot_number(result: Result, task: str, metric: str) -> SourcedNumber | None:
     """One metric of a run's eval.json, accuracies in percent as in the paper; None if it was not measured."""
     if not _is_evaluated(result):
         return None
-    for cell in eval_json.table([result.run.path])[0]["cells"]:
-        if (cell["task"], cell["metric"]) == (task, metric) and cell["value"] is not None:
-            return Number(cell["value"], f"{result.name}/{EVAL} tasks.{task}.metrics.{metric}")
+    for cell in table([result.run.path])[0].cells:
+        if (cell.column.task, cell.column.metric) == (task, metric) and cell.value is not None:
+            return SourcedNumber(cell.value, f"{result.name}/{EVAL} tasks.{task}.metrics.{metric}")
     return None
 
 
-def average_accuracy(result: Result) -> Number | None:
+def average_accuracy(result: Result) -> SourcedNumber | None:
     """The mean of the ten accuracies of a run's eval.json in percent; None if one of them was not measured."""
-    average = eval_json.table([result.run.path])[0]["average"] if _is_evaluated(result) else None
-    return None if average is None else Number(average["value"], f"{result.name}/{EVAL} mean of the ten accuracies")
+    mean = average(read(result.run.path)) if _is_evaluated(result) else None
+    if mean is None or mean.value is None:
+        return None
+    return SourcedNumber(mean.value, f"{result.name}/{EVAL} mean of the ten accuracies")
 
 
 def evaluation_marks(result: Result) -> list[str]:
     """What makes an evaluation less than the paper's: a limit of documents, or a step that is not the last."""
     if not _is_evaluated(result):
         return []
-    evaluation = eval_json.read(result.run.path)
+    evaluation = read(result.run.path)
     marks = [] if evaluation.limit is None else [f"limit {evaluation.limit}"]
     return [*marks, *([] if evaluation.step == result.run.steps else [f"step {evaluation.step}"])]
 
@@ -53,7 +56,7 @@ def zero_shot_section(group: RunGroup) -> Section | None:
         if first.seed != second.seed:
             continue
         try:
-            metrics = eval_json.compare(first.run.path, second.run.path)
+            metrics = compare(first.run.path, second.run.path)
         except (ValueError, OSError) as error:
             paragraphs.append(f"{first.name} and {second.name} are not compared: {error}")
             continue
@@ -77,14 +80,13 @@ def _is_evaluated(result: Result) -> bool:
 
 
 def _metrics_table(evaluated: list[Result]) -> Table:
-    evaluations = eval_json.table([result.run.path for result in evaluated])
-    headings = [f"{cell['column']} {cell['metric']}" for cell in evaluations[0]["cells"]]
+    evaluations = table([result.run.path for result in evaluated])
+    headings = [f"{column.name} {column.metric}" for column in PAPER_COLUMNS]
     rows = []
     for result, evaluation in zip(evaluated, evaluations, strict=True):
         file = f"{result.name}/{EVAL}"
-        cells = [_metric_cell(cell, file, cell["task"], cell["metric"]) for cell in evaluation["cells"]]
-        average = evaluation["average"] or {"value": None, "stderr": None}
-        rows.append([TableCell(result.name), *cells, _metric_cell(average, file, "all", "accuracies")])
+        cells = [_metric_cell(cell, file, cell.column.task, cell.column.metric) for cell in evaluation.cells]
+        rows.append([TableCell(result.name), *cells, _metric_cell(evaluation.average, file, "all", "accuracies")])
     notes = [
         "Accuracies are in percent. Each number is followed by its standard error. The average is over the ten "
         "accuracies."
@@ -96,20 +98,20 @@ def _metrics_table(evaluated: list[Result]) -> Table:
     return Table("zero-shot", "Zero-shot metrics", ["run", *headings, "average accuracy"], rows, notes)
 
 
-def _metric_cell(cell: dict[str, Any], file: str, task: str, metric: str) -> TableCell:
-    if cell["value"] is None:
+def _metric_cell(cell: EvalCell | MetricRecord | None, file: str, task: str, metric: str) -> TableCell:
+    if cell is None or cell.value is None:
         return TableCell("not run")
-    error = "" if cell["stderr"] is None else f" \u00b1 {cell['stderr']:.2f}"
-    return TableCell(f"{cell['value']:.2f}{error}", cell["value"], f"{file} tasks.{task}.metrics.{metric}")
+    error = "" if cell.stderr is None else f" \u00b1 {cell.stderr:.2f}"
+    return TableCell(f"{cell.value:.2f}{error}", cell.value, f"{file} tasks.{task}.metrics.{metric}")
 
 
-def _comparison_row(first: Result, second: Result, metric: dict[str, Any]) -> list[TableCell]:
-    source = f"compare({first.name}, {second.name}), {metric['task']} {metric['metric']}"
-    p = metric["p"]
+def _comparison_row(first: Result, second: Result, paired: PairedMetric) -> list[TableCell]:
+    column, p = paired.column, paired.p
+    source = f"compare({first.name}, {second.name}), {column.task} {column.metric}"
     return [
-        TableCell(f"{metric['column']} {metric['metric']}: {first.name} - {second.name}"),
-        TableCell(f"{metric['difference']:+.2f}", metric["difference"], source),
-        TableCell(str(metric["wins"]), float(metric["wins"]), source),
-        TableCell(str(metric["losses"]), float(metric["losses"]), source),
+        TableCell(f"{column.name} {column.metric}: {first.name} - {second.name}"),
+        TableCell(f"{paired.difference:+.2f}", paired.difference, source),
+        TableCell(str(paired.wins), float(paired.wins), source),
+        TableCell(str(paired.losses), float(paired.losses), source),
         TableCell("-") if p is None or math.isnan(p) else TableCell(f"{p:.3g}", p, source),
     ]

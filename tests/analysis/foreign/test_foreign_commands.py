@@ -10,7 +10,7 @@ from small_models import randomize
 from spheret import GPT, GPTConfig, conversion
 from spheret.analysis.foreign.text import first_tokens, open_text, with_first_tokens
 from spheret.analysis.inspect import inspect_run
-from spheret.analysis.records import INSPECTIONS
+from spheret.analysis.inspect_json import INSPECTIONS
 from spheret.analysis.saved_models import inspect_saved
 from spheret.certificates import certificate
 from spheret.certificates.certify import certify_run
@@ -111,7 +111,7 @@ def test_converted_models(folder):
         assert record.scheme.startswith("proj-spheretnorm")
         norms = [row.norm for row in record.sublayers]
         assert norms == pytest.approx([record.entry_norm] * 4, rel=1e-5)
-    with pytest.raises(ValueError, match=r"in the middle of its annealing, at t = 0\.5"):
+    with pytest.raises(ValueError, match=r"half .*t = 0\.5"):
         certify_saved(SavedModel(folder / "half"))
     document = certify_saved(SavedModel(folder / "turned"), tokens=2, sequence=0)
     assert document.scheme == "proj-spheretnorm"
@@ -131,7 +131,7 @@ def test_text_and_prepared_data(folder, tmp_path):
     windows = [open_text(saved, str(tmp_path / name)).stream("val").window(0, 99) for name in names]
     assert np.array_equal(windows[0], windows[1])
     assert np.array_equal(windows[0], windows[2])
-    with pytest.raises(ValueError, match="was prepared with another tokenizer than"):
+    with pytest.raises(ValueError, match=r"other .*tokenizer"):
         open_text(saved, str(tmp_path / "other"))
 
 

@@ -167,10 +167,10 @@ def test_an_encoder_is_refused():
     import transformers as t
     from saved_decoders import SIZE
 
-    with pytest.raises(ValueError, match="a token sees later tokens, so it is no decoder"):
+    with pytest.raises(ValueError, match="later tokens"):
         ForeignDecoder(t.BertLMHeadModel(t.BertConfig(**SIZE)))
 
 
 def test_a_certificate_needs_float64():
-    with pytest.raises(ValueError, match=r"load it with dtype=torch\.float64"):
+    with pytest.raises(ValueError, match=r"torch\.float64"):
         certificate.certify(ForeignDecoder(build("llama")), IDS, tokens=2, sequence=0)

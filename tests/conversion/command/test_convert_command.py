@@ -11,7 +11,7 @@ from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausa
 from spheret import conversion, hub
 from spheret.cli import main
 from spheret.conversion.command import convert as command
-from spheret.conversion.command.records import CONVERSIONS
+from spheret.conversion.command.convert_json import CONVERSIONS
 from spheret.conversion.command.subject import open_subject
 from spheret.conversion.command.training import FineTuning, rate, validation_loss
 from spheret.data import open_data, prepare

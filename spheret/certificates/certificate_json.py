@@ -9,14 +9,12 @@ from msgspec import UNSET, UnsetType
 
 from spheret.analysis.achievement import AchievementRecord
 from spheret.model.probes import BranchKind
-from spheret.support.documents import Count, Document, NonNegative, Positive, Record, Text
+from spheret.support.documents import Count, Document, NonNegative, Number, Positive, Record, Text
 
-# null stands for NaN and infinity, which JSON does not have
-Number = float | None
 Verdict = Literal["proven", "at most", "measured only", "inactive", "violated"]
 PaperVerdict = Literal["holds", "trivial", "does not apply"]
 # of the paper's sums over all sublayers: whether they are bounds or only estimates
-Standing = Literal["proven", "estimated", "none"]
+BoundsStanding = Literal["proven", "estimated", "none"]
 
 
 # null at the upper end is infinity
@@ -45,7 +43,7 @@ def _together(record: Record, names: tuple[str, ...]) -> bool:
     return present == {True}
 
 
-class SublayerRecord(Record, omit_defaults=True):
+class CertifiedSublayer(Record, omit_defaults=True):
     """One sublayer, each quantity at its worst token. Keys that do not apply are absent."""
 
     sublayer: Positive
@@ -176,11 +174,11 @@ class PartRecord(Record, omit_defaults=True):
 
     norm_of_B: Text
     singular_values: Text
-    sublayers: list[SublayerRecord]
+    sublayers: list[CertifiedSublayer]
     depth: list[DepthRecord]
     verdicts: dict[Verdict, Positive]
     paper: dict[PaperVerdict, Positive]
-    bounds: Standing
+    bounds: BoundsStanding
     lost: LostRecord
     tokens: Positive | None = None
     # of retractions

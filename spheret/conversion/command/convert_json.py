@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from spheret.runs.records import Environment
-from spheret.support.documents import Count, Document, Fraction, NonNegative, Positive, Record, Sha256, Text
+from spheret.support.documents import Count, Document, Fraction, NonNegative, Number, Positive, Record, Sha256, Text
 
 CONVERT = "convert.json"
-# null stands for NaN and infinity, which JSON does not have
-Number = float | None
 CONTROL, CONVERTED = "control", "converted"
 
 
@@ -67,7 +65,7 @@ class Arm(Record):
         return Arm(self.losses[:step], [each for each in self.evaluations if each.step <= step])
 
 
-class Sublayer(Record):
+class ResidualRecord(Record):
     """One residual: its step size where it started and, null before that, where it ended."""
 
     name: Text
@@ -95,7 +93,7 @@ class ConvertRecord(Record):
     starts: Starts
     # the largest difference of an output from the original's at the exact start, by the largest output
     difference: Number
-    sublayers: list[Sublayer]
+    sublayers: list[ResidualRecord]
     # what was left as it was: its name, and why
     left: list[tuple[str, str]]
     control: Arm

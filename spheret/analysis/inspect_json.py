@@ -9,10 +9,7 @@ from msgspec import UNSET, UnsetType
 from spheret.analysis.dynamics import Dynamics
 from spheret.model.probes import BranchKind
 from spheret.runs.metrics import StartRecord
-from spheret.support.documents import Count, Document, Positive, Record
-
-# null stands for NaN and infinity, which JSON does not have
-Number = float | None
+from spheret.support.documents import Count, Document, Number, Positive, Record
 
 
 class InspectedSublayer(Record):

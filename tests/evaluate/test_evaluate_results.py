@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from spheret.evaluate.eval_json import compare, read, samples, summary
+from spheret.evaluate.results import compare, read, samples, summary
 from spheret.runs.layout import EVAL, EVAL_SAMPLES
 
 
@@ -33,8 +33,8 @@ def test_word_perplexity_error_by_simulation():
         return list(zip(likelihoods.tolist(), words.tolist(), strict=True))
 
     summaries = [summary("word_perplexity", sample()) for _ in range(400)]
-    spread = torch.tensor([s["value"] for s in summaries]).std().item()
-    assert sum(s["stderr"] for s in summaries) / 400 == pytest.approx(spread, rel=0.1)
+    spread = torch.tensor([s.value for s in summaries]).std().item()
+    assert sum(s.stderr for s in summaries) / 400 == pytest.approx(spread, rel=0.1)
 
 
 def test_paired_accuracy(tmp_path):
@@ -42,14 +42,14 @@ def test_paired_accuracy(tmp_path):
     a = write(tmp_path / "a", {"piqa": {"acc": first, "acc_norm": first}})
     b = write(tmp_path / "b", {"piqa": {"acc": second, "acc_norm": second}})
     (row,) = compare(a, b)
-    assert (row["documents"], row["wins"], row["losses"]) == (8, 3, 1)
-    assert row["difference"] == pytest.approx(25.0)
+    assert (row.documents, row.wins, row.losses) == (8, 3, 1)
+    assert row.difference == pytest.approx(25.0)
     change = torch.tensor([100.0 * (x - y) for x, y in zip(first, second, strict=True)])
-    assert row["stderr"] == pytest.approx(change.std().item() / math.sqrt(8))
+    assert row.stderr == pytest.approx(change.std().item() / math.sqrt(8))
     # of four that differ, one or fewer on either side: 2 (1 + 4)/16
-    assert row["p"] == pytest.approx(10 / 16)
+    assert row.p == pytest.approx(10 / 16)
     (back,) = compare(b, a)
-    assert (back["difference"], back["wins"]) == (-row["difference"], 1)
+    assert (back.difference, back.wins) == (-row.difference, 1)
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_the_p_of_an_accuracy_is_the_exact_binomial(tmp_path, wins, losses, p):
     a = write(tmp_path / "a", {"piqa": {"acc_norm": first}})
     b = write(tmp_path / "b", {"piqa": {"acc_norm": second}})
     (row,) = compare(a, b)
-    assert (row["wins"], row["losses"]) == (wins, losses)
-    assert row["p"] == pytest.approx(p)
+    assert (row.wins, row.losses) == (wins, losses)
+    assert row.p == pytest.approx(p)
 
 
 def test_pairing_cancels_the_difficulty_of_documents(tmp_path):
@@ -73,12 +73,12 @@ def test_pairing_cancels_the_difficulty_of_documents(tmp_path):
     a = write(tmp_path / "a", {"lambada_openai": {"perplexity": better.tolist(), "acc": [0] * 300}})
     b = write(tmp_path / "b", {"lambada_openai": {"perplexity": hard.tolist(), "acc": [0] * 300}})
     accuracy, perplexity = compare(a, b)
-    assert (accuracy["difference"], accuracy["p"]) == (0.0, 1.0)
-    assert perplexity["log_ratio"] == pytest.approx(-0.1, abs=0.005)
-    assert perplexity["stderr"] == pytest.approx(0.02 / math.sqrt(300), rel=0.15)
-    assert perplexity["p"] < 1e-10
-    assert perplexity["difference"] < 0
-    assert summary("perplexity", hard.tolist())["stderr"] > 1
+    assert (accuracy.difference, accuracy.p) == (0.0, 1.0)
+    assert perplexity.log_ratio == pytest.approx(-0.1, abs=0.005)
+    assert perplexity.stderr == pytest.approx(0.02 / math.sqrt(300), rel=0.15)
+    assert perplexity.p < 1e-10
+    assert perplexity.difference < 0
+    assert summary("perplexity", hard.tolist()).stderr > 1
 
 
 def test_files_that_are_not_results(tmp_path):

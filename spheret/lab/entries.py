@@ -1,0 +1,248 @@
+"""One contestant of a group: its search for a learning rate, its seeds, and why it cannot be compared."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from spheret.lab import curves
+from spheret.lab.curves import Bowl
+from spheret.lab.plan import Contestant, Group, Plan
+from spheret.lab.rows import FINAL, STRESS, TUNE, Key, Row
+from spheret.lab.stages import Rows, Tuning, final_rates, seeds_of, start_rates, stress_rate, tuning
+
+# tuned: its best rate lies between two others. edge: it does not. hopeless: no rate gave a loss.
+# tuning: some rates have not ended. waiting: the rung below is not tuned.
+State = Literal["tuned", "edge", "hopeless", "tuning", "waiting"]
+# an estimate of the noise needs so many seeds
+FEWEST_SEEDS = 2
+# how many rates a contestant whose grid is not known yet will get at least
+START = 3
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One contestant of a group: its search for a learning rate, and the seeds that it is compared on.
+
+    These are fresh seeds at the best rate, or, if the part has no fresh ones, those of the search at that rate.
+
+    rates: the rates of these seeds; a seed failed at all but the last, which counts.
+    tries: the runs of the search. finals: the runs with the seeds that have ended, at the rate that counts.
+    abandoned: the runs with fresh seeds at the higher rates.
+    stressed: the runs at the part's multiple of the best rate that have ended, by seed.
+    reason: why it is not compared; empty if it is.
+    planned: how many seeds it is to be compared on.
+    missing: runs that are still to come, by stage.
+    """
+
+    label: str
+    scheme: str
+    search: Tuning
+    state: State
+    bowl: Bowl | None
+    tries: tuple[Row, ...]
+    rates: tuple[float, ...]
+    finals: dict[int, Row]
+    abandoned: tuple[Row, ...]
+    stressed: dict[int, Row]
+    reason: str
+    planned: int
+    missing: dict[str, int]
+
+    @property
+    def rows(self) -> list[Row]:
+        """Every run that has ended, each once, but for those under stress."""
+        every = (*self.tries, *self.abandoned, *self.finals.values())
+        return list({row.key: row for row in every}.values())
+
+    @property
+    def failed(self) -> list[Row]:
+        """The seeds that give no loss to compare."""
+        return [row for row in self.finals.values() if not sound(row)]
+
+    @property
+    def rate(self) -> float | None:
+        """The rate that counts: that of the fresh seeds, or else the best one so far."""
+        return self.rates[-1] if self.rates else self.search.best
+
+    @property
+    def step_down(self) -> str:
+        """What happened at the higher rates; empty if the best one counts."""
+        at = {rate: [row for row in self.abandoned if row.rate == rate] for rate in self.rates[:-1]}
+        return "; ".join(f"at {rate:g} {failures(rows, self.planned)}" for rate, rows in at.items())
+
+    @property
+    def failure(self) -> str:
+        """How many of the fresh seeds failed at the rate that counts; empty if none did."""
+        return failures(list(self.finals.values()), self.planned, _where(self.rates))
+
+    @property
+    def stalled(self) -> str:
+        """How many of the fresh seeds stalled at the rate that counts; empty if none did."""
+        count = sum(row.stalled for row in self.finals.values())
+        return f"stalled in {count} of {_seeds(len(self.finals), self.planned)}" if count else ""
+
+    @property
+    def mean(self) -> float:
+        """The mean loss of the fresh seeds; infinity if one of them failed or none has ended."""
+        if self.failed or not self.finals:
+            return math.inf
+        return math.fsum(row.loss for row in self.finals.values()) / len(self.finals)
+
+
+def sound(row: Row) -> bool:
+    """Whether a run gives a loss to compare."""
+    return row.state == "finished" and row.val_loss is not None
+
+
+def entry_of_plan(plan: Plan, group: Group, contestant: Contestant, rows: Rows) -> Entry:
+    search = tuning(plan, group, contestant, rows)
+    label, part = contestant.label, group.part
+    state = _state(plan, group, contestant, search, rows)
+    rates = sorted({*search.losses, *(key.rate for _, key in search.missing)})
+    keys = [Key(group.name, label, rate, seed) for rate in rates for seed in part.tuned_with]
+    tries = tuple(rows[key] for key in keys if key in rows)
+    used = final_rates(group, contestant, search, rows)
+    fresh_rows = [rows_at(group, label, rate, FINAL, rows) for rate in used]
+    finals = fresh_rows[-1] if fresh_rows else {}
+    if not part.fresh and search.best is not None:
+        used, finals = [search.best], {row.seed: row for row in tries if row.rate == search.best}
+    stress = stress_rate(group, search)
+    stressed = {} if stress is None else rows_at(group, label, stress, STRESS, rows)
+    hopeful = state in ("tuned", "tuning", "waiting") and part.fresh
+    missing = {
+        TUNE: START * len(part.tuned_with) if state == "waiting" else len(search.missing),
+        FINAL: part.seeds - len(finals) if hopeful else 0,
+        STRESS: part.seeds - len(stressed) if hopeful and part.stress else 0,
+    }
+    return Entry(
+        label=label,
+        scheme=contestant.given["model"]["scheme"],
+        search=search,
+        state=state,
+        bowl=_bowl(search),
+        tries=tries,
+        rates=tuple(used),
+        finals=finals,
+        abandoned=tuple(row for found in fresh_rows[:-1] for row in found.values()),
+        stressed=stressed,
+        reason=_reason(group, search, state, finals, used, tries),
+        planned=part.compared_with,
+        missing=missing,
+    )
+
+
+def _bowl(search: Tuning) -> Bowl | None:
+    losses = {rate: None if loss == math.inf else loss for rate, loss in search.losses.items()}
+    return curves.bowl(losses) if search.best is not None else None
+
+
+def entry_of_runs(contestant: Contestant, rows: Sequence[Row], unfinished: int, group: Group) -> Entry:
+    """A contestant of runs that no plan asked for: at the best of its rates, on the seeds that it has there."""
+    losses = {}
+    for rate in sorted({row.rate for row in rows}):
+        runs = [row for row in rows if row.rate == rate]
+        finite = all(map(sound, runs))
+        losses[rate] = math.fsum(row.loss for row in runs) / len(runs) if finite else math.inf
+    lowest = min(losses, key=lambda rate: (losses[rate], rate), default=None)
+    best = None if lowest is None or losses[lowest] == math.inf else lowest
+    inside = best is not None and (len(losses) == 1 or min(losses) < best < max(losses))
+    search = Tuning(losses, (), best, inside)
+    state: State = "tuning" if unfinished else "hopeless" if best is None else "tuned" if inside else "edge"
+    finals = {row.seed: row for row in rows if row.rate == best}
+    return Entry(
+        label=contestant.label,
+        scheme=contestant.given["model"]["scheme"],
+        search=search,
+        state=state,
+        bowl=_bowl(search),
+        tries=tuple(rows),
+        rates=() if best is None else (best,),
+        finals=finals,
+        abandoned=(),
+        stressed={},
+        reason=_reason(group, search, state, finals, [], rows, unfinished),
+        planned=group.part.compared_with,
+        missing={TUNE: unfinished, FINAL: 0, STRESS: 0},
+    )
+
+
+def _state(plan: Plan, group: Group, contestant: Contestant, search: Tuning, rows: Rows) -> State:
+    if search.best is not None:
+        return "tuned" if search.bracketed else "edge"
+    if search.missing:
+        return "tuning"
+    if start_rates(plan, group, contestant, rows) is not None:
+        return "hopeless"
+    below = plan.rung(group, group.rung - 1)
+    assert below is not None
+    # what found no rate on the rung below never starts on this one
+    state = _state(plan, below, contestant, tuning(plan, below, contestant, rows), rows)
+    return "hopeless" if state == "hopeless" else "waiting"
+
+
+def rows_at(group: Group, label: str, rate: float, stage: str, rows: Rows) -> dict[int, Row]:
+    """The runs of a stage at a rate that have ended, by seed."""
+    keys = [Key(group.name, label, rate, seed) for seed in seeds_of(stage, group.part.seeds)]
+    return {key.seed: rows[key] for key in keys if key in rows}
+
+
+def _reason(
+    group: Group,
+    search: Tuning,
+    state: State,
+    finals: Mapping[int, Row],
+    fresh_rates: Sequence[float],
+    tries: Sequence[Row],
+    unfinished: int = 0,
+) -> str:
+    """Why a contestant cannot be compared, as far as it decides that itself."""
+    rates, seeds = list(search.losses), group.part.compared_with
+    if unfinished:
+        return f"{unfinished} run{'s are' if unfinished > 1 else ' is'} not finished"
+    if state == "waiting":
+        return "not run: the size below is not tuned yet"
+    if state == "tuning":
+        count = len({key.rate for _, key in search.missing})
+        return f"still tuning: {len(rates)} of {len(rates) + count} learning rates have ended"
+    if state == "hopeless" and len(rates) == 1:
+        return failures(tries, seeds)
+    if state == "hopeless":
+        where = f" ({rates[0]:g} to {rates[-1]:g})" if rates else " of the size below"
+        return f"no learning rate gave a loss{where}"
+    if state == "edge":
+        end = "lowest" if search.best == rates[0] else "highest"
+        return f"not bracketed: its best learning rate {search.best:g} is the {end} that was tried"
+    words = failures(list(finals.values()), seeds, _where(fresh_rates))
+    if words:
+        return words
+    if not seeds:
+        return "the plan asks for no fresh seeds"
+    if len(finals) < FEWEST_SEEDS:
+        return "one seed" if seeds == 1 == len(finals) else f"{len(finals)} of {seeds} seeds"
+    return ""
+
+
+def _where(rates: Sequence[float]) -> str:
+    """The rate of the fresh seeds, if it is not the best one."""
+    steps = len(rates) - 1
+    return f" at {rates[-1]:g}, {steps} step{'s' * (steps > 1)} below its best rate" if steps > 0 else ""
+
+
+def _seeds(count: int, planned: int) -> str:
+    """A number of seeds. A count that stopped at a failure says so."""
+    return f"{count} seed{'s' * (count != 1)}" + (f" run, {planned} planned" if count < planned else "")
+
+
+def failures(rows: Sequence[Row], planned: int = 0, where: str = "") -> str:
+    """How many runs collapsed or diverged, and the mean loss of the others; empty if none did."""
+    counts = Counter("gave no loss" if row.state == "finished" else row.state for row in rows if not sound(row))
+    words = [f"{state} in {count}" for state, count in sorted(counts.items())]
+    losses = [row.loss for row in rows if sound(row)]
+    stalled = sum(row.stalled for row in rows)
+    others = f", loss {math.fsum(losses) / len(losses):.3f} in the others" if losses else ""
+    others += f", of which {stalled} stalled" if stalled else ""
+    return f"{' and '.join(words)} of {_seeds(len(rows), planned)}{where}{others}" if words else ""

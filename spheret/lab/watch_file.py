@@ -1,0 +1,202 @@
+"""Watched trainings: `watch.jsonl`, which `spheret.watch` writes, read into its records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from functools import cached_property
+from itertools import chain
+from operator import attrgetter
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints
+
+import msgspec
+import numpy as np
+
+from spheret.runs.layout import CONFIG
+from spheret.support.documents import Count, DamagedDocument, Document, Lines, Record
+from spheret.watching.observations import Event, Header, Observation, PlaceObservation, SublayerObservation
+from spheret.watching.outputs import WATCH
+
+# nobody can see more columns on one map
+MOST_COLUMNS = 200
+# numbers beyond are as good as infinite
+MOST = 1e100
+
+
+def _record(kind: Any) -> Any:
+    """The type of a document that a type stands for: a dataclass becomes a record, an integer has bounds.
+
+    The core, which writes these files, has dataclasses, because it needs torch alone.
+    """
+    if is_dataclass(kind):
+        types = get_type_hints(kind)
+        named = [(each.name, _record(types[each.name]), *_default(each)) for each in fields(kind)]
+        return msgspec.defstruct(cast(Any, kind).__name__, named, bases=(Record,), kw_only=True)
+    if get_origin(kind) is list:
+        return list[_record(get_args(kind)[0])]  # type: ignore[misc]
+    if get_origin(kind) is UnionType:
+        return Union[tuple(map(_record, get_args(kind)))]  # noqa: UP007
+    return Count if kind is int else kind
+
+
+def _default(each: Field[Any]) -> list[Any]:
+    if each.default_factory is not MISSING:
+        return [msgspec.field(default_factory=each.default_factory)]
+    return [] if each.default is MISSING else [each.default]
+
+
+_REMEDY = "copy the file back, or delete it and watch the training again"
+HEADERS = Document(_record(Header), "watch", _REMEDY)
+OBSERVATIONS = Lines(_record(Observation), _REMEDY, appended=True)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A watched training: its name, what is watched, and what was seen, by ascending step."""
+
+    name: str
+    header: Header
+    observations: Sequence[Observation]
+
+    @property
+    def step(self) -> int:
+        """The last step that was watched; 0 if there is none yet."""
+        return self.observations[-1].step if self.observations else 0
+
+    @cached_property
+    def events(self) -> list[Event]:
+        return [event for observation in self.observations for event in observation.events]
+
+    @cached_property
+    def losses(self) -> tuple[np.ndarray, np.ndarray]:
+        """The steps that have a loss, ascending, and their losses."""
+        lengths = [len(each.losses) for each in self.observations]
+        firsts = [each.step + 1 - length for each, length in zip(self.observations, lengths, strict=True)]
+        # None becomes NaN
+        values = np.array(list(chain.from_iterable(each.losses for each in self.observations)), dtype=float)
+        within = np.arange(len(values)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        return _finite(np.repeat(firsts, lengths) + within, values)
+
+    @cached_property
+    def norms(self) -> tuple[np.ndarray, np.ndarray]:
+        """The watched steps that have a gradient norm, and their norms."""
+        steps = np.array([each.step for each in self.observations], dtype=int)
+        return _finite(steps, np.array([each.grad_norm for each in self.observations], dtype=float))
+
+    @property
+    def alarms(self) -> list[Event]:
+        return [event for event in self.events if event.level == "alarm"]
+
+    @cached_property
+    def shown(self) -> list[Observation]:
+        """The observations that maps show: at most MOST_COLUMNS, the last one among them."""
+        seen = [each for each in self.observations if each.sublayers or each.places]
+        return seen[::-1][:: _stride(len(seen))][::-1]
+
+    @cached_property
+    def parts(self) -> list[str]:
+        """The names of the sublayers; without sublayers, of the places of the last watched step."""
+        if self.header.sublayers:
+            return [each.name for each in self.header.sublayers]
+        return [] if self.last is None else [each.name for each in self.last.places]
+
+    @cached_property
+    def measures(self) -> dict[str, np.ndarray]:
+        """Every measure of the parts, by part and by the watched steps that are shown. NaN: not measured."""
+        record = SublayerObservation if self.header.sublayers else PlaceObservation
+        keys = [each.name for each in fields(record) if each.name not in ("sublayer", "name")]
+        read = attrgetter(*keys)
+        table = np.full((len(self.shown), len(self.parts), len(keys)), np.nan)
+        for row, observation in zip(table, self.shown, strict=True):
+            seen = self._by_part(observation)
+            places = [place for place, part in enumerate(seen) if part is not None]
+            if places:
+                # None becomes NaN
+                row[places] = np.array([read(seen[place]) for place in places], dtype=float)
+        table[np.abs(table) > MOST] = np.nan
+        return {key: table[:, :, index].T for index, key in enumerate(keys)}
+
+    def _by_part(self, observation: Observation) -> list[SublayerObservation | PlaceObservation | None]:
+        if self.header.sublayers:
+            sublayers = {each.sublayer: each for each in observation.sublayers}
+            return [sublayers.get(each.sublayer) for each in self.header.sublayers]
+        places = {each.name: each for each in observation.places}
+        return [places.get(name) for name in self.parts]
+
+    @property
+    def last(self) -> Observation | None:
+        """The last observation of the inside of the model."""
+        return self.shown[-1] if self.shown else None
+
+
+def _finite(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    known = np.abs(values) < MOST
+    return steps[known], values[known]
+
+
+def _stride(count: int) -> int:
+    return max(1, -(-count // MOST_COLUMNS))
+
+
+def in_order(observations: Iterable[Observation]) -> list[Observation]:
+    """The observations by ascending step. After a restart the steps go back, and what came later counts."""
+    kept: list[Observation] = []
+    for observation in observations:
+        while kept and kept[-1].step >= observation.step:
+            kept.pop()
+        kept.append(observation)
+    return kept
+
+
+def read_watched(path: Path, name: str) -> Watched:
+    """Read a watch.jsonl. A last line that a kill has cut short is left out."""
+    head, *lines = OBSERVATIONS.split(path) or [b""]
+    if not head:
+        raise DamagedDocument(
+            f"{path} has no whole line yet: wait until the training has begun, or give another path."
+        )
+    header = msgspec.convert(HEADERS.decode(head, path), Header, from_attributes=True)
+    stride, found = _stride(len(lines)), list[Observation]()
+    for number, line in enumerate(lines, start=2):
+        record = OBSERVATIONS.decode(line, f"line {number} of {path}")
+        observation = msgspec.convert(record, Observation, from_attributes=True)
+        # a long training has more than its page can show: what is not shown is not kept
+        if (len(lines) + 1 - number) % stride:
+            observation = replace(observation, sublayers=[], places=[])
+        found.append(observation)
+    return Watched(name, header, in_order(found))
+
+
+def find_watched(paths: Iterable[str | Path]) -> tuple[list[Path], list[str | Path]]:
+    """The watch.jsonl that these paths name, and the paths that name something else.
+
+    A path is such a file, a directory that holds one, or a directory of such directories. A run directory, which has
+    a config.json, is not one.
+    """
+    found, others = list[Path](), list[str | Path]()
+    for given in paths:
+        path = Path(given).expanduser()
+        inside = [path, *sorted(each.parent for each in path.glob(f"*/{WATCH}"))]
+        files = [each / WATCH for each in inside if (each / WATCH).is_file() and not (each / CONFIG).exists()]
+        if path.suffix == ".jsonl" and path.is_file():
+            files = [path]
+        found += files
+        # a directory may hold runs beside watched trainings
+        if not files or any(path.glob(f"*/{CONFIG}")):
+            others.append(given)
+    return list(dict.fromkeys(found)), others
+
+
+def read_all(paths: Sequence[Path]) -> list[Watched]:
+    """Read every watch.jsonl, each with the shortest name that no other one has."""
+    parts = [(path.parent if path.name == WATCH else path).resolve().parts for path in paths]
+    return [read_watched(path, _name(own, parts)) for path, own in zip(paths, parts, strict=True)]
+
+
+def _name(own: tuple[str, ...], others: Sequence[tuple[str, ...]]) -> str:
+    lengths = range(1, len(own) + 1)
+    return "/".join(
+        own[-next((n for n in lengths if sum(each[-n:] == own[-n:] for each in others) == 1), len(own)) :]
+    )
