@@ -14,7 +14,7 @@ from screenshots import HERE, compressed, headless
 
 sys.path.insert(0, str(HERE.parents[1] / "tests" / "helpers"))
 
-import spheret  # noqa: E402
+import spheret
 
 SIZE = 1280, 830
 STEPS, EVERY, BAD = 150, 10, 120
