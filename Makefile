@@ -4,7 +4,7 @@ EXTRAS := dev,triton,hub,corpus,gpt2,data,eval,track,docs
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: race study results tour env docs bench test test-all drill slurm mutate lint format check clean
+.PHONY: race study results tour env docs dist bench test test-all drill slurm mutate lint format check clean
 
 # the main job needs no more than the lab and its corpus
 race: .venv/.race
@@ -37,6 +37,15 @@ docs: .venv/.docs
 .venv/.docs: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(INSTALL) -e ".[docs]"
+	touch $@
+
+# the sdist and the wheel, checked, twice the same bytes. Nothing is published
+dist: .venv/.dist
+	$(BIN)/python .ci/dist.py
+
+.venv/.dist: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(INSTALL) build twine setuptools
 	touch $@
 
 test: env

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from spheret.support.lazy import lazy
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # where each name is defined: it is imported when it is first used, so that the command line starts without torch
 _HOMES = {

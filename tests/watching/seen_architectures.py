@@ -56,9 +56,10 @@ def train(model: torch.nn.Module, given: Any, watch: spheret.watching.Watch | No
 
 
 def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
-    """To the bit, where not a number is one, too."""
+    """To the bit. What is not a number is so in both."""
     return len(first) == len(second) and all(
-        torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(first, second, strict=True)
+        torch.equal(x.isnan(), y.isnan()) and torch.equal(x.nan_to_num(), y.nan_to_num())
+        for x, y in zip(first, second, strict=True)
     )
 
 

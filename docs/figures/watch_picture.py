@@ -1,0 +1,54 @@
+"""Take the picture of a watched training that README and docs/watch.md show: a small Llama that meets a bad batch.
+
+python docs/figures/watch_picture.py
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from screenshots import HERE, compressed, headless
+
+sys.path.insert(0, str(HERE.parents[1] / "tests" / "helpers"))
+
+import spheret
+
+SIZE = 1280, 830
+STEPS, EVERY, BAD = 150, 10, 120
+
+
+def train(page: Path) -> None:
+    from watched_training import Chain, llama, loss_of
+
+    model, chain = llama(0), Chain(0)
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    watch = spheret.watch(model, EVERY)
+    for step in range(1, STEPS + 1):
+        loss = loss_of(model, chain.noise() if step == BAD else chain.batch())
+        loss.backward()
+        watch.step(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    watch.page(page)
+    watch.close()
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "watch.html"
+        train(page)
+        browser = headless.Browser(folder)
+        try:
+            errors, _ = browser.open(page.as_uri(), SIZE[0], "light", SIZE[1])
+            assert not errors, errors
+            browser.painted()
+            (HERE / "watch.png").write_bytes(compressed(browser.screenshot(whole=False)))
+        finally:
+            browser.close()
+
+
+if __name__ == "__main__":
+    main()
