@@ -45,11 +45,13 @@ def trainer_callback(every: int = 50, **options: Any) -> TrainerCallback:
     return WatchCallback()
 
 
-def lightning_callback(every: int = 50, **options: Any) -> Any:
+def lightning_callback(every: int = 50, of: str = "", **options: Any) -> Any:
     """A callback for Lightning: its attribute `watch` is the `Watch`. The loss is that of `training_step`.
 
     Args:
         every: the first step and every `every`-th one are watched.
+        of: the name of the module inside of the LightningModule that `training_step` calls, e.g. "model"; by default
+            the LightningModule itself, if it calls `self(...)`.
         options: those of `watch`.
     """
     lightning = need("lightning", "hub")
@@ -58,16 +60,18 @@ def lightning_callback(every: int = 50, **options: Any) -> Any:
         """Watches the LightningModule."""
 
         watch: Watch
-        loss: Any = None
+        # of the micro-batches of an update; Lightning has divided each by their number
+        loss: Any = 0.0
 
         def on_fit_start(self, trainer: Any, module: nn.Module) -> None:
-            self.watch = Watch(module, every, **options)
+            self.watch = Watch(module.get_submodule(of), every, **options)
 
         def on_before_backward(self, trainer: Any, module: nn.Module, loss: Any) -> None:
-            self.loss = loss.detach()
+            self.loss = self.loss + loss.detach()
 
         def on_before_optimizer_step(self, trainer: Any, module: nn.Module, optimizer: Any) -> None:
             self.watch.step(self.loss)
+            self.loss = 0.0
 
         def on_fit_end(self, trainer: Any, module: nn.Module) -> None:
             self.watch.close()

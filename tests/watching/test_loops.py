@@ -32,11 +32,8 @@ class Module(lightning.LightningModule):
         torch.manual_seed(0)
         self.gpt = spheret.GPT(spheret.GPTConfig(layers=2, heads=2, width=32, block=8, vocab=11, head="untied"))
 
-    def forward(self, x):
-        return self.gpt(x)
-
     def training_step(self, batch, number):
-        loss = self(batch[0]).square().mean()
+        loss = self.gpt(batch[0]).square().mean()
         seen.append(loss.item())
         return loss
 
@@ -44,7 +41,7 @@ class Module(lightning.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=0.01)
 
 ends = []
-for callbacks in ([], [lightning_callback(every=2, quiet=True)]):
+for callbacks in ([], [lightning_callback(every=2, of="gpt", quiet=True)]):
     off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     quiet = dict.fromkeys(off, False)
     trainer = lightning.Trainer(max_steps=4, accelerator="cpu", callbacks=callbacks, **quiet)
