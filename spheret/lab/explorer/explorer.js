@@ -242,6 +242,9 @@ function drawPath(svg, one, path, { left, right, bottom, top }, now) {
   }
   pieces.push(node("path", { class: "vector", d: line([centre, state]) }), node("circle", { cx: centre[0], cy: centre[1], r: 3, style: "fill:var(--ink)" }),
     node("circle", { cx: state[0], cy: state[1], r: 5.5, style: `fill:${one.colour};stroke:var(--card);stroke-width:1.5` }));
+  // on the side where the state goes next, which is free
+  const [x, y] = at([points[now][0] / 2, points[now][1] / 2]), angle = ways[now];
+  pieces.push(node("text", { class: "name", x: x + 10 * Math.cos(angle), y: y + 10 * Math.sin(angle) + 4, "text-anchor": "middle" }, "h"));
   svg.replaceChildren(...pieces);
 }
 
@@ -254,7 +257,7 @@ function beside(tip, from) {
 // one curve per side over the sublayers; what is not played yet is faint
 function drawOverDepth(svg, curves, now, name, text) {
   const largest = 1.1 * Math.max(...curves.flatMap(([, points]) => points.map(([, y]) => y))), count = data.journey.sublayers;
-  const { X, Y } = plot(svg, 190, { from: 0, to: count, ticks: ticks(count, 6) }, { from: 0, to: largest, ticks: ticks(largest, 4), text }, "sublayer", name);
+  const { X, Y } = plot(svg, 190, { from: 0, to: count, ticks: many(4, 0, count) }, { from: 0, to: largest, ticks: ticks(largest, 4), text }, "sublayer", name);
   for (const [one, points] of curves) {
     const places = points.map(([x, y]) => [X(x), Y(y)]), played = places.filter((_, index) => points[index][0] <= now);
     svg.append(curve(one, line(places), "ahead"));
