@@ -326,7 +326,7 @@ function moveTurn() {
   pieces.push(node("path", { class: "along", d: line([[toX(0), toY(1)], [reach, toY(1)]]) }),
     node("path", { class: "tangent", d: line([tip, [tip[0], toY(1)]]) }),
     node("path", { class: "vector", d: line([[toX(0), toY(1)], tip]) }),
-    node("text", { class: "name", x: within(tip[0] + 14), y: tip[1] - 10 }, "f"));
+    node("text", { class: "name", x: within(tip[0] + 14), y: Math.max(13, tip[1] - 10) }, "f"));
   if (Math.abs(reach - toX(0)) > 30)
     pieces.push(node("text", { class: "name", x: within(reach + (x < 0 ? -26 : 8)), y: toY(1) + 17 }, "αz"));
   let beta = 0;
@@ -433,7 +433,7 @@ function drawHeat() {
     : `Its retraction is ${run.sublayers[0].retraction}.`;
   const which = one ? `sublayer ${sublayer} has the median step ${number(one.median)}` + (one.alpha === null ? "" : ` at α = ${number(one.alpha)}`)
     : `median steps from ${number(Math.min(...run.sublayers.map(s => s.median)))} to ${number(Math.max(...run.sublayers.map(s => s.median)))}`;
-  $("run-reading").textContent = `${run.run}, ${run.tokens.toLocaleString("en")} tokens: ${which}. ${kind} ` +
+  $("run-reading").textContent = `${run.run} (${run.scheme}) at step ${run.checkpoint}, ${run.tokens.toLocaleString("en")} tokens: ${which}. ${kind} ` +
     `${theme() === "dark" ? "Lighter" : "Darker"} means more tokens; the shape under the curves is the chosen sublayer's histogram.`;
 }
 
