@@ -1,4 +1,4 @@
-"""`spheret explore`: one offline page on which retractions, caps and schedules can be tried by hand.
+"""`spheret explore`: one offline page that shows turning beside adding, and lets retractions be tried by hand.
 
 The page has no formula of a retraction or of a schedule of its own, except p arctan(beta/p) for its slider of p. It
 holds samples of every row of RETRACTIONS and SCHEDULES, taken here, so that a new row is on it at once.
@@ -38,20 +38,42 @@ LARGEST_BETA = BIN_EDGES[-1]
 P_POSITIONS = 600
 # the depths of the budget, in layers of two sublayers
 LAYERS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
-# the places of the rows' colours in PALETTE: the first four rows have those of their schemes in all figures
-COLOUR_ORDER = (6, 7, 8, 5, 0, 1, 3, 4, 2)
+# the sublayers of the picture on which adding is compared with turning, and the dimensions of its states
+SUBLAYERS, DIMENSIONS = 24, 64
+# places in PALETTE. Adding and the first four rows of RETRACTIONS have the colours of their schemes in all figures.
+# No schedule has one of these. Further rows have the colours of the first ones and other dashes
+COLOURS = {"adding": (0,), "retraction": (6, 7, 8, 5), "schedule": (1, 3, 4, 2)}
+# on a light and on a dark page. Controls and the steps of runs are grey, so that a colour is a line's
+THEME = {
+    "paper": ("#f5f6f8", "#0f1216"),
+    "card": ("#ffffff", "#171b21"),
+    "ink": ("#1c2128", "#e7eaee"),
+    "muted": ("#59626e", "#a3adb9"),
+    "grid": ("#e3e6ea", "#2a3038"),
+    "edge": ("#d9dde3", "#2d343d"),
+    "focus": ("#0b57d0", "#8ab4f8"),
+    "sphere": ("#f0f4fa", "#1c232d"),
+    "steps": ("#3f4854", "#c3ccd6"),
+}
 # of an interpolated angle, in radians
 _ERROR = 1e-8
 _DIGITS = 12
 
 
 def _colours() -> str:
-    """The colours of the page's lines as CSS variables, for light and dark."""
+    """The colours of the page as CSS variables, for light and dark. The theme button puts data-theme on the root."""
+    lines = {
+        f"{kind}-{index}": PALETTE[place] for kind, places in COLOURS.items() for index, place in enumerate(places)
+    }
     light, dark = (
-        " ".join(f"--c{index}: {PALETTE[place][page]};" for index, place in enumerate(COLOUR_ORDER))
-        for page in (0, 1)
+        f"color-scheme: {name}; " + " ".join(f"--{key}: {pair[page]};" for key, pair in {**THEME, **lines}.items())
+        for page, name in enumerate(("light", "dark"))
     )
-    return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+    return (
+        f":root {{ {light} }}\n"
+        f"@media screen and (prefers-color-scheme: dark) {{ :root:not([data-theme=light]) {{ {dark} }} }}\n"
+        f"@media screen {{ :root[data-theme=dark] {{ {dark} }} }}\n"
+    )
 
 
 def _angles(row: Retraction, beta: Tensor) -> Tensor:
@@ -124,6 +146,8 @@ def explorer_data(runs: Sequence[RunSteps] = ()) -> dict[str, Any]:
         "positions": P_POSITIONS,
         "familyCaps": _family_caps(),
         "layers": LAYERS,
+        "journey": {"sublayers": SUBLAYERS, "dimensions": DIMENSIONS},
+        "colours": {kind: len(places) for kind, places in COLOURS.items()},
         # lambda of every sublayer, by schedule and then by number of layers
         "schedules": [
             {"name": name, "factors": [[_short(factor(name, l, 2 * n)) for l in range(1, 2 * n + 1)] for n in LAYERS]}
@@ -175,7 +199,7 @@ def explore_command(
     device: str = "cpu",
     out: str = "explorer.html",
 ) -> int:
-    """Write a page on which to try retractions, caps and schedules by hand. It needs no network.
+    """Write a page that shows turning beside adding, and retractions, caps and schedules to try. It works offline.
 
     Args:
         runs: run directories, or directories that contain run directories. The page shows how long their steps are.

@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import contextmanager
 from itertools import combinations
 
 import headless
@@ -13,11 +14,15 @@ from spheret import RETRACTIONS, SCHEDULES, retract
 from spheret.analysis.line_styles import scheme_styles
 from spheret.analysis.step_lengths import BIN_EDGES, RunSteps, SublayerSteps
 from spheret.cli import main
+from spheret.connections.base import angle_between
 from spheret.lab.explore import (
-    COLOUR_ORDER,
+    COLOURS,
+    DIMENSIONS,
     LARGEST_BETA,
     LAYERS,
     P_POSITIONS,
+    SUBLAYERS,
+    THEME,
     angle_pieces,
     explorer_data,
     explorer_page,
@@ -45,8 +50,19 @@ def steps(name, retraction, alpha, peak):
     return RunSteps(name, "a scheme", 7, 100, measured)
 
 
+RUNS = [steps(NASTY, "projection", 0.5, 180), steps("pre-ln-1337", None, None, 190)]
+
+
 @pytest.fixture(scope="module")
-def rows():
+def ordinary(tmp_path_factory):
+    """The page as users have it."""
+    path = tmp_path_factory.mktemp("ordinary") / "explorer.html"
+    path.write_bytes(explorer_page(RUNS))
+    return path
+
+
+@pytest.fixture(scope="module")
+def rows(ordinary):
     """The tables with new rows: a retraction with a vertical slope, one from its angle alone, and a schedule."""
     before = dict(RETRACTIONS), dict(SCHEDULES)
     register()
@@ -61,7 +77,7 @@ def rows():
 @pytest.fixture(scope="module")
 def page(rows, tmp_path_factory):
     path = tmp_path_factory.mktemp("explorer") / "explorer.html"
-    path.write_bytes(explorer_page([steps(NASTY, "projection", 0.5, 180), steps("pre-ln-1337", None, None, 190)]))
+    path.write_bytes(explorer_page(RUNS))
     return path
 
 
@@ -96,6 +112,63 @@ def press(browser, key, modifiers=0):
     for kind in ("keyDown", "keyUp"):
         browser.call("Input.dispatchKeyEvent", type=kind, **event)
     frame(browser)
+
+
+def settled(browser):
+    """The address, once the page has written it."""
+    browser.evaluate("new Promise(done => setTimeout(done, 400))")
+    return browser.evaluate("location.href")
+
+
+def cut_texts(browser):
+    """Texts of drawings that leave their card, and texts of the page that do not fit where they stand."""
+    return browser.evaluate(
+        """(() => {
+          const outside = (inner, outer) => inner.left < outer.left - 1 || inner.right > outer.right + 1
+            || inner.top < outer.top - 1 || inner.bottom > outer.bottom + 1;
+          const box = e => e.getBoundingClientRect(), all = query => [...document.querySelectorAll(query)];
+          // above a drawing stands its heading
+          const high = e => box(e).top < box(e.closest("svg")).top - 4;
+          const drawn = all("svg text").filter(e => outside(box(e), box(e.closest(".card"))) || high(e));
+          const beyond = all("body *").filter(e => box(e).right > innerWidth + 1 && !e.closest("svg, .scroll"));
+          const cut = all("h1, h2, h3, p, th, td, span, output, button, .intro")
+            .filter(e => e.clientWidth && (e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 1));
+          return [...drawn, ...beyond, ...cut].map(e => e.textContent);
+        })()"""
+    )
+
+
+def luminance(colour):
+    return sum(int(colour[at : at + 2], 16) for at in (1, 3, 5))
+
+
+@contextmanager
+def fingers(browser, page):
+    """The page on a phone with a touch screen."""
+    browser.open(page.as_uri(), 420)
+    browser.call("Emulation.setTouchEmulationEnabled", enabled=True)
+    yield
+    browser.call("Emulation.setTouchEmulationEnabled", enabled=False)
+
+
+def touch(browser, kind, *points):
+    browser.call("Input.dispatchTouchEvent", type=kind, touchPoints=[{"x": x, "y": y} for x, y in points])
+
+
+def tap(browser, x, y):
+    touch(browser, "touchStart", (x, y))
+    touch(browser, "touchEnd")
+    frame(browser)
+
+
+def swipe(browser, x, y, right, down):
+    """Put a finger there, move it in small moves, and lift it."""
+    touch(browser, "touchStart", (x, y))
+    for share in range(1, 21):
+        touch(browser, "touchMove", (x + right * share / 20, y + down * share / 20))
+        browser.painted()
+    touch(browser, "touchEnd")
+    browser.painted()
 
 
 def some_betas():
@@ -152,6 +225,50 @@ class TestMathematics:
                 )
                 assert short.sum() > 20
 
+    @pytest.mark.parametrize("size", [0.05, 0.5, 1.0])
+    def test_adding_and_turning(self, opened, size):
+        """The lengths and the angles of both sides are those of h + f and of retract, for every row and cap."""
+        drawn = opened.evaluate(f"updates(7, {size})")
+        start, branches = (torch.tensor(drawn[name], dtype=torch.float64) for name in ("start", "branches"))
+        assert branches.shape == (SUBLAYERS, DIMENSIONS)
+        torch.testing.assert_close(branches.norm(dim=-1), torch.full((SUBLAYERS,), size, dtype=torch.float64))
+        sums = torch.cat([start[None], start + branches.cumsum(0)])
+        for index, row in enumerate(RETRACTIONS.values()):
+            for cap in {None, 0.3, row.cap}:
+                angle = f"beta => theta(data.retractions[{index}], beta)"
+                found = opened.evaluate(f"journey(updates(7, {size}), {angle}, {json.dumps(cap)})")
+                states = [start]
+                for f in branches:
+                    states.append(retract(states[-1], f, 1.0, row, cap))
+                for side, expected in (("added", sums), ("turned", torch.stack(states))):
+                    norms, angles = (torch.tensor(found[side][k], dtype=torch.float64) for k in ("norms", "angles"))
+                    torch.testing.assert_close(norms, expected.norm(dim=-1), rtol=0, atol=1e-9)
+                    between = angle_between(expected[:-1], expected[1:]).squeeze(-1)
+                    torch.testing.assert_close(angles, between, rtol=0, atol=1e-6)
+
+    def test_what_the_first_picture_argues(self, opened):
+        """The sum grows and turns less and less; on the sphere both stay. It is so for other updates too."""
+        for seed in range(1, 21):
+            sides = opened.evaluate(
+                f"journey(updates({seed}, 0.5), settings.contestants[0].angle, settings.contestants[0].cap)"
+            )
+            added, turned = sides["added"], sides["turned"]
+            assert added["norms"][-1] > 2
+            # 0.55 if every update were orthogonal to the sum
+            assert sum(added["angles"][-6:]) < 0.75 * sum(added["angles"][:6])
+            assert turned["norms"] == pytest.approx([1] * (SUBLAYERS + 1), abs=1e-9)
+            assert min(turned["angles"]) > 0.9 * max(turned["angles"])
+
+    def test_the_drawing_has_true_lengths_and_angles(self, opened):
+        path = opened.evaluate(
+            "(path => ({...path, ...flat(path)}))(journey(updates(3, 0.5), beta => beta, null).added)"
+        )
+        points = torch.tensor(path["points"], dtype=torch.float64)
+        assert points.norm(dim=-1).tolist() == pytest.approx(path["norms"])
+        # a side of the drawing is the update itself
+        assert (points[1:] - points[:-1]).norm(dim=-1).tolist() == pytest.approx([0.5] * SUBLAYERS)
+        assert angle_between(points[:-1], points[1:]).squeeze(-1).tolist() == pytest.approx(path["angles"])
+
     def test_where_two_retractions_part(self, opened):
         names = list(RETRACTIONS)
         for one, other in combinations(names, 2):
@@ -200,24 +317,205 @@ class TestUse:
         return browser
 
     @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (420, "light"), (420, "dark")])
-    def test_it_opens_without_errors_and_requests(self, browser, page, width, scheme):
-        errors, requests = browser.open(page.as_uri(), width, scheme)
-        for control, value in (("cap", "auto"), ("cap", "own"), ("run", 1), ("sublayer", 2), ("p", 0), ("p", 600)):
+    @pytest.mark.parametrize("which", ["ordinary", "page"])
+    def test_it_opens_without_errors_and_requests(self, browser, page, ordinary, which, width, scheme):
+        page = {"ordinary": ordinary, "page": page}[which]
+        browser.open(page.as_uri(), width, scheme)
+        # more rows than the library's may need more room than a phone has
+        assert which == "page" or browser.evaluate("(e => e.scrollWidth - e.clientWidth)($('pairs').parentNode)") <= 0
+        changes = [("cap", "auto"), ("cap", "own"), ("run", 1), ("sublayer", 2), ("p", 0), ("p", 600), ("played", 0)]
+        changes += [("played", 24), ("size", 100), ("turn-retraction", "own"), ("size", 5), ("depth", 10)]
+        for control, value in changes:
             choose(browser, control, value)
+            assert cut_texts(browser) == [], (control, value)
+        for x, y in ((-2, 0.65), (2, 0.65), (2, -2), (-2, -2), (0, 0)):
+            browser.evaluate(f"moveTo({x}, {y})")
+            frame(browser)
+            assert cut_texts(browser) == [], (x, y)
+        errors, requests = browser.since()
         assert errors == []
         assert [url for url in requests if not url.startswith("data:")] == [page.as_uri()]
         assert browser.evaluate("document.documentElement.scrollWidth") <= width
-        edges = browser.evaluate(
-            "[...document.querySelectorAll('.card > *, .control > *')].map(e => e.getBoundingClientRect().right)"
-        )
-        assert max(edges) <= width
         # a name from a run is text, and nothing is drawn at a place that is no number
         assert browser.evaluate("document.querySelectorAll('img').length") == 0
-        assert browser.evaluate("$('run').options[0].text").startswith(NASTY)
+        assert browser.evaluate("$('run').options[0].text") == NASTY
         assert "NaN" not in browser.evaluate("document.body.innerHTML")
         assert "undefined" not in browser.evaluate(
             "[...document.querySelectorAll('svg, table')].map(e => e.outerHTML).join()"
         )
+
+    def test_a_cut_text_would_be_caught(self, fresh):
+        fresh.evaluate("document.querySelector('#turn text').setAttribute('x', -40)")
+        fresh.evaluate("$('play').style.cssText = 'width: 1rem; min-width: 0; overflow: hidden; padding: 0'")
+        assert cut_texts(fresh) == ["f", "Play"]
+
+    def test_playing(self, fresh):
+        """From the start to the last sublayer, and the button pauses in between."""
+        fresh.click("#play")
+        fresh.evaluate("new Promise(done => setTimeout(done, 900))")
+        fresh.click("#play")
+        paused = fresh.evaluate("settings.played")
+        assert 1 <= paused < SUBLAYERS
+        assert fresh.evaluate("$('adding').querySelectorAll('circle').length") == paused + 1 + 3
+        fresh.evaluate("new Promise(done => setTimeout(done, 500))")
+        assert fresh.evaluate("settings.played") == paused
+        choose(fresh, "played", SUBLAYERS - 2)
+        fresh.click("#play")
+        fresh.evaluate("new Promise(done => setTimeout(done, 1500))")
+        assert fresh.evaluate("[settings.played, $('play').textContent]") == [SUBLAYERS, "Play"]
+
+    def test_the_table_of_the_first_picture(self, fresh):
+        choose(fresh, "turn-retraction", "cayley")
+        choose(fresh, "played", 5)
+        rows = fresh.evaluate(
+            "[...$('journey').tBodies[0].rows].map(row => [...row.cells].map(cell => cell.textContent))"
+        )
+        sides = fresh.evaluate("journey(updates(1, 0.5), settings.contestants[1].angle, null)")
+        assert [row[0] for row in rows] == ["adding", "turning"]
+        for (_, length, first, last), side in zip(rows, (sides["added"], sides["turned"]), strict=True):
+            assert length == f"{side['norms'][5]:.2f}"
+            assert [first, last] == [f"{math.degrees(side['angles'][at]):.1f}°" for at in (0, 4)]
+
+    def test_the_link(self, fresh, page):
+        """A new tab and a reload show the same, and without its settings the page is as at first."""
+        plain = fresh.evaluate("document.body.innerHTML")
+        for control, value in (("p", 123), ("cap", "own"), ("cap-angle", 33), ("run", 1), ("sublayer", 3)):
+            choose(fresh, control, value)
+        for control, value in (("turn-retraction", "own"), ("played", 9), ("size", 70), ("axis", 4)):
+            choose(fresh, control, value)
+        fresh.evaluate("moveTo(-1.2345, -0.3)")
+        fresh.click("#theme")
+        fresh.click("#other")
+        frame(fresh)
+        before = fresh.evaluate("[document.body.innerHTML, document.documentElement.dataset.theme]")
+        assert before[0] != plain
+        assert before[1] == "dark"
+        address = settled(fresh)
+        assert address.startswith(f"{page.as_uri()}#")
+        fresh.open("about:blank", 1280)
+        assert fresh.open(address, 1280)[0] == []
+        state = "[document.body.innerHTML, document.documentElement.dataset.theme]"
+        assert fresh.evaluate(state) == before
+        fresh.call("Page.reload")
+        fresh.evaluate("new Promise(done => setTimeout(done, 500))")
+        assert fresh.evaluate(state) == before
+        assert settled(fresh) == address
+        fresh.evaluate("location.hash = ''")
+        frame(fresh)
+        assert fresh.evaluate("document.body.innerHTML") == plain
+        choose(fresh, "p", 123)
+        assert settled(fresh) == f"{page.as_uri()}#p=123"
+
+    @pytest.mark.parametrize(
+        "words",
+        ["cap=huge&turn-retraction=no&run=7&f=1,x&theme=red&seed=x", "f=1&p=&seed=-1", "%&=&f=,,", "f=1e99,NaN"],
+    )
+    def test_a_link_of_nonsense_is_the_page_as_at_first(self, browser, page, words):
+        browser.open(page.as_uri(), 1280)
+        plain = browser.evaluate("[document.body.innerHTML, document.documentElement.outerHTML.length]")
+        browser.open("about:blank", 1280)
+        errors, _ = browser.open(f"{page.as_uri()}#{words}", 1280)
+        assert errors == []
+        found = browser.evaluate("[document.body.innerHTML, document.documentElement.outerHTML.length]")
+        assert found == plain
+
+    @pytest.mark.parametrize("scheme", ["light", "dark"])
+    def test_the_theme_button(self, browser, page, scheme):
+        browser.open(page.as_uri(), 1280, scheme)
+        for place in (0, 1, 0) if scheme == "light" else (1, 0, 1):
+            colours = browser.evaluate(
+                "Object.fromEntries(['paper', 'ink', 'adding-0', 'retraction-3', 'schedule-1'].map(name =>"
+                "[name, getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim()]))"
+            )
+            lines = {"adding-0": PALETTE[0], "retraction-3": PALETTE[5], "schedule-1": PALETTE[3]}
+            assert colours == {name: pair[place] for name, pair in ({**THEME, **lines}).items() if name in colours}
+            assert browser.evaluate("$('theme').textContent") == ("dark", "light")[place]
+            # more tokens are drawn in a stronger grey: which of darker and lighter that is depends on the card
+            weak, strong = browser.evaluate(
+                "(all => [all[0], all[all.length - 1]])([...$('heat').querySelectorAll('path[style*=opacity]')]"
+                ".map(path => Number(getComputedStyle(path).opacity)))"
+            )
+            assert strong > weak
+            stronger = luminance(THEME["steps"][place]) > luminance(THEME["card"][place])
+            assert ("Lighter means more tokens" in browser.evaluate("$('run-reading').textContent")) == stronger
+            assert ("Darker means more tokens" in browser.evaluate("$('run-reading').textContent")) != stronger
+            browser.click("#theme")
+
+    def test_one_colour_per_thing(self, fresh):
+        """A line has the colour and dashes of its name in every picture, and no two things share both."""
+        things = fresh.evaluate(
+            "[ADDING, ...settings.contestants,"
+            "...data.schedules.map((s, i) => ({ name: s.name, ...look('schedule', i) }))]"
+            ".map(one => [one.name, one.colour, one.lap])"
+        )
+        assert (
+            len({(colour, lap) for _, colour, lap in things}) == len(things) == len(RETRACTIONS) + len(SCHEDULES) + 2
+        )
+        kinds = {name: colour.removeprefix("var(--").split("-")[0].rstrip(")") for name, colour, _ in things}
+        assert {kinds[name] for name in RETRACTIONS} == {"retraction"}
+        assert {kinds[name] for name in SCHEDULES} == {"schedule"}
+        looks = {name: (colour, f"lap{lap}") for name, colour, lap in things}
+        swatches = fresh.evaluate(
+            "['readings', 'pairs', 'budgets', 'journey'].map(id => [...document.querySelectorAll(`#${id} .swatch`)]"
+            ".map(e => [e.parentNode.textContent, [e.style.borderTopColor, e.classList[1]]]))"
+        )
+        for name, shown in (pair for table in swatches for pair in table):
+            assert tuple(shown) == looks["projection" if name == "turning" else name]
+        strokes = {
+            svg: set(map(tuple, fresh.evaluate(
+                f"[...document.querySelectorAll('#{svg} .curve')].map(e => [e.style.stroke, e.classList[1]])"
+            )))
+            for svg in ("adding", "turning", "norms", "turns", "turn", "angle", "part", "budget")
+        }  # fmt: skip
+        retractions = {looks[name] for name in [*RETRACTIONS, "p = 1.5"]}
+        both = {looks["adding"], looks["projection"]}
+        assert strokes == {
+            "adding": {looks["adding"]}, "turning": {looks["projection"]}, "norms": both, "turns": both,
+            "turn": retractions, "angle": retractions, "part": retractions - {looks["exponential"]},
+            "budget": {looks[name] for name in SCHEDULES},
+        }  # fmt: skip
+
+    def test_a_finger(self, browser, page):
+        """A finger on the tip of f drags it, and the page stays; a finger beside it scrolls the page."""
+        with fingers(browser, page):
+            x, y = browser.centre("#handle .tip")
+            before = browser.evaluate("[settings.f, scrollY]")
+            swipe(browser, x, y, -60, 90)
+            after = browser.evaluate("[settings.f, scrollY]")
+            unit = browser.evaluate("unit")
+            assert after[1] == before[1]
+            moved = [new - old for new, old in zip(after[0], before[0], strict=True)]
+            assert moved == pytest.approx([-60 / unit, -90 / unit], abs=0.01)
+            x, y = browser.centre("#turn-retraction")
+            swipe(browser, x, y - 60, 0, -150)
+            assert browser.evaluate("scrollY") > 60
+            # sideways on the curves, a finger reads them, and what it read stays
+            x, y = browser.centre("#angle")
+            before = browser.evaluate("scrollY")
+            swipe(browser, x, y, 100, 0)
+            left, right, edge, axis = browser.evaluate(
+                "[anglePlot.left, anglePlot.right, $('angle').getBoundingClientRect().left, settings.axis]"
+            )
+            beta = axis * (x + 100 - edge - left) / (right - left)
+            assert browser.evaluate("$('readings').tHead.rows[0].cells[2].textContent") == f"at β = {beta:.2f}"
+            assert browser.evaluate("scrollY") == before
+            browser.evaluate("scrollTo(0, 0)")
+            x, y = browser.centre("#play")
+            tap(browser, x, y)
+            assert browser.evaluate("$('play').textContent") == "Pause"
+            x, y = browser.centre("#played")
+            tap(browser, x, y)
+            frame(browser)
+            assert browser.evaluate("settings.played") == pytest.approx(SUBLAYERS / 2, abs=1)
+            assert browser.since()[0] == []
+
+    def test_a_handle_that_a_finger_cannot_hold_would_be_caught(self, browser, page):
+        with fingers(browser, page):
+            browser.evaluate("$('handle').style.display = 'inline'")
+            x, y = browser.centre("#handle .tip")
+            before = browser.evaluate("scrollY")
+            swipe(browser, x, y, 0, -150)
+            assert browser.evaluate("scrollY") > before + 60
 
     def test_dragging_moves_every_state(self, fresh):
         before = fresh.evaluate("[...settings.f]")
@@ -232,8 +530,7 @@ class TestUse:
 
     def drag(self, browser, right, down):
         """Drag the tip of f there in many small moves."""
-        box = "$('handle').querySelector('.tip').getBoundingClientRect()"
-        x, y = browser.evaluate(f"(box => [box.x + box.width / 2, box.y + box.height / 2])({box})")
+        x, y = browser.centre("#handle .tip")
         mouse = {"button": "left", "buttons": 1, "clickCount": 1}
         browser.call("Input.dispatchMouseEvent", type="mousePressed", x=x, y=y, **mouse)
         for share in range(1, 41):
@@ -267,9 +564,11 @@ class TestUse:
         p = fresh.evaluate("$('p-value').textContent")
         press(fresh, "ArrowLeft")
         assert fresh.evaluate("$('p-value').textContent") != p
-        controls = "document.querySelectorAll('input, select, #handle')"
-        assert fresh.evaluate(f"[...{controls}].every(e => e.tabIndex === 0)")
-        assert fresh.evaluate("[...document.querySelectorAll('input, select')].every(e => e.labels.length === 1)")
+        inputs = "input:not([type=hidden]), select"
+        assert fresh.evaluate(
+            f"[...document.querySelectorAll('{inputs}, button, #handle')].every(e => e.tabIndex === 0)"
+        )
+        assert fresh.evaluate(f"[...document.querySelectorAll('{inputs}')].every(e => e.labels.length === 1)")
 
     def test_the_cap(self, fresh):
         choose(fresh, "cap", "auto")
@@ -347,9 +646,11 @@ class TestFile:
 
 
 def test_a_retraction_has_the_colour_of_its_scheme():
-    """The rows of the page come in the order of RETRACTIONS, and its colours in COLOUR_ORDER."""
-    rows = ("proj-spheretnorm", "cay-spheretnorm", "p-spheretnorm", "geonorm")
+    """The rows of the page come in the order of RETRACTIONS, and adding is what Pre-LN does."""
+    rows = ("pre-ln", "proj-spheretnorm", "cay-spheretnorm", "p-spheretnorm", "geonorm")
     styles = scheme_styles({name: name for name in rows})
-    assert [PALETTE[place][0] for place in COLOUR_ORDER[:4]] == [styles[name][0] for name in rows]
+    places = [*COLOURS["adding"], *COLOURS["retraction"]]
+    assert [PALETTE[place][0] for place in places] == [styles[name][0] for name in rows]
     assert list(RETRACTIONS)[:4] == ["projection", "cayley", "angular", "exponential"]
-    assert sorted(COLOUR_ORDER) == list(range(len(PALETTE)))
+    # the kinds share no colour
+    assert sorted(place for kind in COLOURS.values() for place in kind) == list(range(len(PALETTE)))

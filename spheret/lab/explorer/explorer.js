@@ -29,13 +29,54 @@ function familyCap(position) {
   return data.familyCaps.filter(([first]) => first <= position).pop()[1];
 }
 
+const dot = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0);
+const norm = a => Math.sqrt(dot(a, a));
+
 // z is the part of f along the sphere through h; the next state is h turned towards z
 function turn(h, f, alpha, angle, cap) {
-  const hh = h[0] * h[0] + h[1] * h[1], c = (h[0] * f[0] + h[1] * f[1]) / hh;
-  const z = [f[0] - c * h[0], f[1] - c * h[1]], length = Math.hypot(...z), radius = Math.sqrt(hh);
+  const hh = dot(h, h), c = dot(h, f) / hh, z = f.map((x, i) => x - c * h[i]), length = norm(z), radius = Math.sqrt(hh);
   const beta = alpha * length / radius, full = angle(beta);
   const turned = cap === null ? full : Math.min(full, cap), along = length ? radius * Math.sin(turned) / length : 0;
-  return { beta, angle: turned, state: [0, 1].map(i => Math.cos(turned) * h[i] + along * z[i]) };
+  return { beta, angle: turned, outwards: c * radius, state: h.map((x, i) => Math.cos(turned) * x + along * z[i]) };
+}
+
+// numbers in [0, 1) that depend on the seed alone: mulberry32
+function random(seed) {
+  let state = seed >>> 0;
+  return () => {
+    state = (state + 0x6d2b79f5) >>> 0;
+    let x = Math.imul(state ^ (state >>> 15), state | 1);
+    x ^= x + Math.imul(x ^ (x >>> 7), x | 61);
+    return ((x ^ (x >>> 14)) >>> 0) / 2 ** 32;
+  };
+}
+
+// the first state, of length 1, and the updates of all sublayers
+function updates(seed, size) {
+  const next = random(seed), { sublayers, dimensions } = data.journey;
+  const direction = length => {
+    const x = Array.from({ length: dimensions }, () => 2 * next() - 1), scale = length / norm(x);
+    return x.map(value => value * scale);
+  };
+  return { start: direction(1), branches: Array.from({ length: sublayers }, () => direction(size)) };
+}
+
+// the lengths of all states and the angles of all steps, if the updates are added and if they turn
+function journey({ start, branches }, angle, cap) {
+  const added = { norms: [norm(start)], angles: [] }, turned = { norms: [norm(start)], angles: [], updates: [] };
+  let sum = start, state = start;
+  for (const f of branches) {
+    const length = norm(sum), outwards = dot(sum, f) / length, along = norm(f.map((x, i) => x - outwards / length * sum[i]));
+    added.angles.push(Math.atan2(along, length + outwards));
+    sum = sum.map((x, i) => x + f[i]);
+    added.norms.push(norm(sum));
+    const step = turn(state, f, 1, angle, cap);
+    turned.angles.push(step.angle);
+    turned.updates.push([step.beta * norm(state), step.outwards]);
+    state = step.state;
+    turned.norms.push(norm(state));
+  }
+  return { added, turned };
 }
 
 // settings
@@ -49,13 +90,14 @@ function read() {
   const p = positionP(position);
   settings.alpha = Number($("alpha").value);
   settings.contestants = data.retractions.map((row, index) => ({
-    name: row.name, formula: row.formula, cap: capOf(row.cap), angle: beta => theta(row, beta),
-    colour: `var(--c${index % 9})`, dashed: index >= 9,
+    key: row.name, name: row.name, formula: row.formula, cap: capOf(row.cap), angle: beta => theta(row, beta), ...look("retraction", index),
   }));
   settings.contestants.push({
-    name: `p = ${number(p)}`, formula: "p arctan(beta/p)", cap: capOf(familyCap(position)),
-    angle: beta => familyTheta(p, beta), colour: "var(--ink)", dashed: true,
+    key: "own", name: `p = ${number(p)}`, formula: "p arctan(beta/p)", cap: capOf(familyCap(position)),
+    angle: beta => familyTheta(p, beta), colour: "var(--ink)", lap: 1,
   });
+  settings.played = Number($("played").value);
+  settings.size = Number($("size").value) / 100;
   settings.axis = AXES[Number($("axis").value)];
   settings.tolerance = 10 ** (Number($("tolerance").value) / 10);
   settings.layers = Number($("depth").value);
@@ -68,7 +110,17 @@ function read() {
   show("tolerance", `${number(settings.tolerance)}°`);
   show("depth", `${data.layers[settings.layers]} layers, ${2 * data.layers[settings.layers]} sublayers`);
   show("eta", settings.eta.toFixed(2));
+  show("played", settings.played);
+  show("size", settings.size.toFixed(2));
 }
+
+// one colour per thing in all pictures: the kinds share none, and within a kind the dashes tell further rows apart
+const look = (kind, index) => {
+  const count = data.colours[kind];
+  return { colour: `var(--${kind}-${index % count})`, lap: Math.floor(index / count) % 3 };
+};
+const ADDING = { name: "adding", ...look("adding", 0) };
+const chosenRetraction = id => settings.contestants.find(one => one.key === $(id).value);
 
 const show = (id, text) => { $(`${id}-value`).textContent = text; };
 const number = x => x === Infinity ? "∞" : x === 0 ? "0" : String(Number(x.toPrecision(x < 0.1 ? 2 : 3)));
@@ -95,7 +147,7 @@ function cells(row, texts) {
 
 function named(one) {
   const all = document.createDocumentFragment(), swatch = document.createElement("span");
-  swatch.className = one.dashed ? "swatch dashed" : "swatch";
+  swatch.className = `swatch lap${one.lap}`;
   swatch.style.borderTopColor = one.colour;
   all.append(swatch, one.name);
   return all;
@@ -104,7 +156,7 @@ function named(one) {
 const line = points => "M" + points.map(([x, y]) => `${x.toFixed(2)} ${y.toFixed(2)}`).join("L");
 const many = (count, from, to) => Array.from({ length: count + 1 }, (_, i) => from + (to - from) * i / count);
 const curve = (one, d, more = "") =>
-  node("path", { d, class: `curve ${one.dashed ? "own" : ""} ${more}`, style: `stroke:${one.colour}` });
+  node("path", { d, class: `curve lap${one.lap} ${more}`, style: `stroke:${one.colour}` });
 
 // ticks at 1, 2 or 5 times a power of ten
 function ticks(largest, count) {
@@ -137,11 +189,114 @@ function plot(svg, height, x, y, xName, yName) {
   return { X, Y, left, right: width - right, width };
 }
 
+// adding beside turning
+
+// flat, with true lengths and angles: from the top, all steps clockwise
+function flat({ norms, angles }) {
+  let sum = 0;
+  const ways = [0, ...angles.map(angle => sum += angle)];
+  return { ways, points: ways.map((way, l) => [norms[l] * Math.sin(way), norms[l] * Math.cos(way)]) };
+}
+
+function drawJourney() {
+  const one = chosenRetraction("turn-retraction"), all = journey(updates(Number($("seed").value), settings.size), one.angle, one.cap);
+  const now = settings.played, sides = [["adding", ADDING, all.added], ["turning", { ...one, name: "turning" }, all.turned]];
+  // both sides have the same scale and the same centre: the drawing of both fits, and so does the circle
+  const points = [[-1, -1], [1, 1], ...flat(all.added).points], ends = [0, 1].map(i => points.map(point => point[i]));
+  const view = { left: Math.min(...ends[0]), right: Math.max(...ends[0]), bottom: Math.min(...ends[1]), top: Math.max(...ends[1]) };
+  for (const [id, style, path] of sides) {
+    $(`${id}-swatch`).className = `swatch lap${style.lap}`;
+    $(`${id}-swatch`).style.borderTopColor = style.colour;
+    drawPath($(id), style, path, view, now);
+  }
+  drawOverDepth($("norms"), sides.map(([, style, path]) => [style, path.norms.map((value, l) => [l, value])]), now, "length of h", number);
+  drawOverDepth($("turns"), sides.map(([, style, path]) => [style, path.angles.map((value, l) => [l + 1, value * DEGREES])]), now,
+    "turn of the sublayer", tick => `${number(tick)}°`);
+  $("journey").tBodies[0].replaceChildren();
+  for (const [, style, { norms, angles }] of sides)
+    cells($("journey").tBodies[0].insertRow(), [named(style), norms[now].toFixed(2), degrees(angles[0]), now ? degrees(angles[now - 1]) : "–"]);
+}
+
+// the states so far
+function drawPath(svg, one, path, { left, right, bottom, top }, now) {
+  // room for the name of f
+  const width = svg.clientWidth, height = Math.min(width, 300), room = 24, { ways, points } = flat(path);
+  const scale = Math.min((width - 2 * room) / (right - left), (height - 2 * room) / (top - bottom));
+  const at = ([x, y]) => [width / 2 + scale * (x - (left + right) / 2), height / 2 - scale * (y - (bottom + top) / 2)], centre = at([0, 0]);
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  svg.style.height = `${height}px`;
+  const state = at(points[now]), pieces = [node("circle", { class: "sphere", cx: centre[0], cy: centre[1], r: scale })];
+  // a turn follows the circle; a sum goes straight, and its way is the update itself
+  const way = path.updates
+    ? many(Math.max(1, 12 * now), 0, ways[now]).map(angle => at([Math.sin(angle), Math.cos(angle)])) : points.slice(0, now + 1).map(at);
+  pieces.push(curve(one, line(way)));
+  points.slice(0, now + 1).forEach((point, l) => {
+    const [x, y] = at(point), age = Math.max(0.25, 1 - 0.05 * (now - l));
+    pieces.push(node("circle", { cx: x, cy: y, r: 3.5, style: `fill:${one.colour};opacity:${age}` }));
+  });
+  if (now) {
+    const from = at(points[now - 1]), last = ways[now - 1], [along, outwards] = path.updates ? path.updates[now - 1] : [0, 0];
+    const tip = path.updates ? at([points[now - 1][0] + along * Math.cos(last) + outwards * Math.sin(last),
+      points[now - 1][1] - along * Math.sin(last) + outwards * Math.cos(last)]) : state;
+    pieces.push(node("path", { class: "vector", d: line([from, tip]) }), node("text", { class: "name", ...beside(tip, from) }, "f"));
+  }
+  pieces.push(node("path", { class: "vector", d: line([centre, state]) }), node("circle", { cx: centre[0], cy: centre[1], r: 3, style: "fill:var(--ink)" }),
+    node("circle", { cx: state[0], cy: state[1], r: 5.5, style: `fill:${one.colour};stroke:var(--card);stroke-width:1.5` }));
+  // on the side where the state goes next, which is free
+  const [x, y] = at([points[now][0] / 2, points[now][1] / 2]), angle = ways[now];
+  pieces.push(node("text", { class: "name", x: x + 10 * Math.cos(angle), y: y + 10 * Math.sin(angle) + 4, "text-anchor": "middle" }, "h"));
+  svg.replaceChildren(...pieces);
+}
+
+// a place for the name of an arrow, a little beyond its tip
+function beside(tip, from) {
+  const length = Math.hypot(tip[0] - from[0], tip[1] - from[1]) || 1;
+  return { x: tip[0] + 11 * (tip[0] - from[0]) / length, y: tip[1] + 11 * (tip[1] - from[1]) / length + 4, "text-anchor": "middle" };
+}
+
+// one curve per side over the sublayers; what is not played yet is faint
+function drawOverDepth(svg, curves, now, name, text) {
+  const largest = 1.1 * Math.max(...curves.flatMap(([, points]) => points.map(([, y]) => y))), count = data.journey.sublayers;
+  const { X, Y } = plot(svg, 190, { from: 0, to: count, ticks: many(4, 0, count) }, { from: 0, to: largest, ticks: ticks(largest, 4), text }, "sublayer", name);
+  for (const [one, points] of curves) {
+    const places = points.map(([x, y]) => [X(x), Y(y)]), played = places.filter((_, index) => points[index][0] <= now);
+    svg.append(curve(one, line(places), "ahead"));
+    if (!played.length) continue;
+    const [x, y] = played[played.length - 1];
+    svg.append(curve(one, line(played)), node("circle", { cx: x, cy: y, r: 4.5, style: `fill:${one.colour}` }));
+  }
+}
+
+let playing = null;
+
+function pause() {
+  clearInterval(playing);
+  playing = null;
+  $("play").textContent = "Play";
+}
+
+function play() {
+  if (settings.played === data.journey.sublayers) playTo(0);
+  playing = setInterval(() => {
+    playTo(settings.played + 1);
+    if (settings.played === data.journey.sublayers) pause();
+  }, 200);
+  $("play").textContent = "Pause";
+}
+
+function playTo(sublayer) {
+  $("played").value = sublayer;
+  read();
+  later(drawJourney);
+}
+
 // the circle
 
 const VIEW = { x: 2.1, top: 1.75, bottom: -1.12 };
 let unit = 1;
 const toX = x => (VIEW.x + x) * unit, toY = y => (VIEW.top - y) * unit;
+// a name that starts here is not cut
+const within = x => Math.max(0, Math.min(2 * VIEW.x * unit - 22, x));
 
 function drawTurn() {
   const svg = $("turn"), held = document.activeElement === $("handle");
@@ -171,9 +326,9 @@ function moveTurn() {
   pieces.push(node("path", { class: "along", d: line([[toX(0), toY(1)], [reach, toY(1)]]) }),
     node("path", { class: "tangent", d: line([tip, [tip[0], toY(1)]]) }),
     node("path", { class: "vector", d: line([[toX(0), toY(1)], tip]) }),
-    node("text", { class: "name", x: tip[0] + 14, y: tip[1] - 10 }, "f"));
+    node("text", { class: "name", x: within(tip[0] + 14), y: Math.max(13, tip[1] - 10) }, "f"));
   if (Math.abs(reach - toX(0)) > 30)
-    pieces.push(node("text", { class: "name", x: reach + (x < 0 ? -26 : 8), y: toY(1) + 17 }, "αz"));
+    pieces.push(node("text", { class: "name", x: within(reach + (x < 0 ? -26 : 8)), y: toY(1) + 17 }, "αz"));
   let beta = 0;
   settings.contestants.forEach((one, index) => {
     const result = turn([0, 1], [x, y], settings.alpha, one.angle, one.cap), radius = 1 - 0.075 * (index + 1);
@@ -268,7 +423,7 @@ function drawHeat() {
       if (shade >= 0 && to > from) shades[shade] += `M${from.toFixed(1)} ${Y(index + 0.5)}H${to.toFixed(1)}V${Y(index + 1.5)}H${from.toFixed(1)}Z`;
     });
   });
-  shades.forEach((d, shade) => $("heat").append(node("path", { d, style: `fill:var(--heat);opacity:${(shade + 1) / 10}` })));
+  shades.forEach((d, shade) => $("heat").append(node("path", { d, style: `fill:var(--steps);opacity:${(shade + 1) / 10}` })));
   if (sublayer) $("heat").append(node("rect", { x: left, width: right - left, y: Y(sublayer - 0.5),
     height: Y(sublayer + 0.5) - Y(sublayer - 0.5), style: "fill:none;stroke:var(--ink);stroke-width:1.5" }));
   const one = sublayer ? run.sublayers[sublayer - 1] : null;
@@ -278,8 +433,8 @@ function drawHeat() {
     : `Its retraction is ${run.sublayers[0].retraction}.`;
   const which = one ? `sublayer ${sublayer} has the median step ${number(one.median)}` + (one.alpha === null ? "" : ` at α = ${number(one.alpha)}`)
     : `median steps from ${number(Math.min(...run.sublayers.map(s => s.median)))} to ${number(Math.max(...run.sublayers.map(s => s.median)))}`;
-  $("run-reading").textContent = `${run.run}, ${run.tokens.toLocaleString("en")} tokens: ${which}. ${kind} ` +
-    "Darker means more tokens; the shape under the curves is the chosen sublayer's histogram.";
+  $("run-reading").textContent = `${run.run} (${run.scheme}) at step ${run.checkpoint}, ${run.tokens.toLocaleString("en")} tokens: ${which}. ${kind} ` +
+    `${theme() === "dark" ? "Lighter" : "Darker"} means more tokens; the shape under the curves is the chosen sublayer's histogram.`;
 }
 
 // the share of the run's steps beyond a length; within a bin they are spread evenly
@@ -344,12 +499,12 @@ function drawPairs() {
 // the budget
 
 function drawBudget() {
-  const one = settings.contestants[Number($("budget-retraction").value)], svg = $("budget"), count = 2 * data.layers[settings.layers];
+  const one = chosenRetraction("budget-retraction"), svg = $("budget"), count = 2 * data.layers[settings.layers];
   const sums = data.schedules.map((schedule, index) => {
     const factors = schedule.factors[settings.layers];
     let sum = 0;
     const angles = factors.map(factor => sum += capped(one, factor * settings.eta));
-    return { name: schedule.name, colour: `var(--c${index % 9})`, dashed: index >= 9, angles, factor: factors.reduce((a, b) => a + b, 0) };
+    return { name: schedule.name, ...look("schedule", index), angles, factor: factors.reduce((a, b) => a + b, 0) };
   });
   const largest = Math.max(...sums.map(s => s.angles[count - 1])) * DEGREES * 1.05 || 1;
   const { X, Y } = plot(svg, 250, { from: 0, to: count, ticks: ticks(count, 6) },
@@ -372,22 +527,24 @@ function later(...drawings) {
     now.forEach(draw => draw());
   });
   drawings.forEach(draw => waiting.add(draw));
+  save();
 }
 
 function readings() {
-  const body = $("readings").tBodies[0], choice = $("budget-retraction"), before = choice.value || "0";
+  const body = $("readings").tBodies[0];
   body.replaceChildren();
-  choice.replaceChildren();
-  settings.contestants.forEach((one, index) => {
-    cells(body.insertRow(), [named(one), one.formula.replaceAll("beta", "β"), ""]);
-    choice.add(new Option(one.name, String(index)));
-  });
-  choice.value = before;
+  for (const one of settings.contestants) cells(body.insertRow(), [named(one), one.formula.replaceAll("beta", "β"), ""]);
+  for (const id of ["turn-retraction", "budget-retraction"]) {
+    const before = $(id).value || data.retractions[0].name;
+    $(id).replaceChildren(...settings.contestants.map(one => new Option(one.name, one.key)));
+    $(id).value = before;
+  }
 }
 
 function drawAll() {
   read();
   readings();
+  drawJourney();
   drawTurn();
   drawAngle();
   drawHeat();
@@ -396,10 +553,13 @@ function drawAll() {
 }
 
 const ON_CHANGE = {
-  p: [read, readings, moveTurn, drawAngle, drawPart, drawBudget],
+  played: [read, drawJourney],
+  size: [read, drawJourney],
+  "turn-retraction": [drawJourney],
+  p: [read, readings, drawJourney, moveTurn, drawAngle, drawPart, drawBudget],
   alpha: [read, moveTurn],
-  cap: [read, moveTurn, drawAngle, drawPart, drawBudget],
-  "cap-angle": [read, moveTurn, drawAngle, drawPart, drawBudget],
+  cap: [read, drawJourney, moveTurn, drawAngle, drawPart, drawBudget],
+  "cap-angle": [read, drawJourney, moveTurn, drawAngle, drawPart, drawBudget],
   axis: [read, drawAngle, drawHeat],
   tolerance: [read, drawPart],
   depth: [read, drawBudget],
@@ -407,14 +567,27 @@ const ON_CHANGE = {
   "budget-retraction": [drawBudget],
   sublayer: [drawAngle, drawHeat, drawPairs],
 };
-for (const [id, drawings] of Object.entries(ON_CHANGE)) $(id)?.addEventListener("input", () => later(...drawings));
+for (const [id, drawings] of Object.entries(ON_CHANGE)) $(id)?.addEventListener("input", () => {
+  if (id === "played") pause();
+  later(...drawings);
+});
 $("run")?.addEventListener("input", () => {
-  $("sublayer").max = data.runs[Number($("run").value)].sublayers.length;
+  boundSublayer();
   later(drawAngle, drawHeat, drawPairs);
 });
+$("play").addEventListener("click", () => playing === null ? play() : pause());
+$("other").addEventListener("click", () => {
+  $("seed").value = Number($("seed").value) % 999 + 1;
+  later(drawJourney);
+});
+
+function boundSublayer() {
+  if (data.runs.length) $("sublayer").max = data.runs[Number($("run").value)].sublayers.length;
+}
 
 function moveTo(x, y) {
-  settings.f = [Math.max(-2, Math.min(2, x)), Math.max(-2, Math.min(0.65, y))];
+  // to three digits, as the link has them
+  settings.f = [Math.max(-2, Math.min(2, x)), Math.max(-2, Math.min(0.65, y))].map(value => Math.round(1000 * value) / 1000);
   later(moveTurn);
 }
 
@@ -438,11 +611,71 @@ $("turn").addEventListener("keydown", event => {
   if (way) moveTo(settings.f[0] + size * way[0], settings.f[1] + size * way[1]); else moveTo(...START);
   event.preventDefault();
 });
-$("angle").addEventListener("pointermove", event => {
+for (const kind of ["pointerdown", "pointermove"]) $("angle").addEventListener(kind, event => {
   const { left, right } = anglePlot, x = event.clientX - $("angle").getBoundingClientRect().left;
   moveMark(settings.axis * Math.max(0, Math.min(1, (x - left) / (right - left))));
 });
-$("angle").addEventListener("pointerleave", () => moveMark());
+// a finger leaves what it read
+$("angle").addEventListener("pointerleave", event => { if (event.pointerType === "mouse") moveMark(); });
+
+// theme: the button names the other one
+
+const root = document.documentElement, dark = matchMedia("(prefers-color-scheme: dark)");
+
+function theme() {
+  return root.dataset.theme || (dark.matches ? "dark" : "light");
+}
+
+function showTheme() {
+  $("theme").textContent = theme() === "dark" ? "light" : "dark";
+  $("theme").setAttribute("aria-label", `${$("theme").textContent} theme`);
+  drawHeat();
+}
+
+$("theme").addEventListener("click", () => {
+  root.dataset.theme = theme() === "dark" ? "light" : "dark";
+  showTheme();
+  save();
+});
+dark.addEventListener("change", showTheme);
+
+// the address holds every setting that is not as at first, so that a reload and a shared link show the same
+
+const CONTROLS = [...document.querySelectorAll("input, select")].map(element => element.id);
+let atFirst = {}, saving = null;
+
+function link() {
+  const values = new URLSearchParams();
+  for (const id of CONTROLS) if ($(id).value !== atFirst[id]) values.set(id, $(id).value);
+  if (String(settings.f) !== String(START)) values.set("f", settings.f.join(","));
+  if (root.dataset.theme) values.set("theme", root.dataset.theme);
+  return location.href.split("#")[0] + (String(values) && `#${values}`);
+}
+
+// once things rest: browsers refuse an address that changes all the time
+function save() {
+  clearTimeout(saving);
+  saving = setTimeout(() => history.replaceState(null, "", link()), 200);
+}
+
+function follow() {
+  const values = new URLSearchParams(location.hash.slice(1));
+  for (const id of CONTROLS) {
+    const value = values.get(id);
+    $(id).value = value ?? atFirst[id];
+    // a control takes no value that it has no place for, but the seed's is hidden and takes any
+    if (value !== null && ($(id).value !== value || id === "seed" && !/^[0-9]{1,3}$/.test(value))) $(id).value = atFirst[id];
+    if (id === "run") boundSublayer();
+  }
+  const f = (values.get("f") || "").split(",").map(Number);
+  settings.f = START.slice();
+  if (f.length === 2 && f.every(Number.isFinite)) moveTo(...f);
+  if (["light", "dark"].includes(values.get("theme"))) root.dataset.theme = values.get("theme"); else delete root.dataset.theme;
+  pause();
+  drawAll();
+  showTheme();
+}
+addEventListener("hashchange", follow);
 
 // the axis ends where all but one in a hundred of the runs' steps do
 if (data.runs.length) {
@@ -451,7 +684,10 @@ if (data.runs.length) {
   const enough = AXES.findIndex(axis => shareBeyond(steps, axis) < 0.01);
   $("axis").value = enough < 0 ? AXES.length - 1 : enough;
 }
-drawAll();
+read();
+readings();
+atFirst = Object.fromEntries(CONTROLS.map(id => [id, $(id).value]));
+follow();
 let lastWidth = document.body.clientWidth;
 addEventListener("resize", () => {
   if (document.body.clientWidth !== lastWidth) later(drawAll);
