@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from spheret.analysis.decoders import Decoder
 from spheret.analysis.sublayers import decoder_of, is_inactive, moved
@@ -115,10 +117,16 @@ def removals(model: GPT | Decoder, x: Tensor, y: Tensor, tick: Callable[[], obje
     return rises
 
 
-def gradients(model: GPT | Decoder, x: Tensor, y: Tensor) -> dict[str, list[float]]:
-    """Norms of the loss's gradient with respect to each sublayer's weights, and to the stream before it.
+def _gradient_norm(tensors: list[Tensor]) -> float:
+    norms = [float(x.grad.double().norm()) for x in tensors if x.grad is not None]
+    return math.hypot(*norms) if norms else math.nan
 
-    The model's own gradients do not change.
+
+def gradients(model: GPT | Decoder, x: Tensor, y: Tensor) -> dict[str, list[float]]:
+    """Norms of the loss's gradient with respect to each sublayer's weights, and to the state before it.
+
+    A tensor that stays in the state from sublayer to sublayer counts in each of them with its whole gradient. The
+    model's own gradients do not change.
     """
     decoder = decoder_of(model)
     kept = [(p, p.grad, p.requires_grad) for p in decoder.parameters()]
@@ -129,11 +137,11 @@ def gradients(model: GPT | Decoder, x: Tensor, y: Tensor) -> dict[str, list[floa
             p.requires_grad_(True)
         with torch.enable_grad(), decoder.probe(records.append):
             loss = decoder.loss(x, y)
-            for s in records:
-                s.h.retain_grad()
+            carried = [tree_leaves(s.state) for s in records]
+            for x in itertools.chain(*carried):
+                x.retain_grad()
             loss.backward()
-        stream = [float(s.h.grad.double().norm()) if s.h.grad is not None else math.nan for s in records]
-        return {"weights": decoder.gradient_norms(), "stream": stream}
+        return {"weights": decoder.gradient_norms(), "stream": [_gradient_norm(tensors) for tensors in carried]}
     finally:
         for p, grad, requires_grad in kept:
             p.grad = grad

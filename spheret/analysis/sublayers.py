@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from spheret.analysis.decoders import Both, Decoder
-from spheret.connections import Connection
+from spheret.connections import Connection, Scheme
 from spheret.model.gpt import GPT, Attention
 from spheret.model.monitor import gradient_norms
 from spheret.model.probes import BranchKind, Sublayer, probe
@@ -43,6 +43,15 @@ def check_finite(model: GPT, what: str) -> None:
             raise ValueError(
                 f"{what} has NaN or infinity in {name}, so it cannot be analysed: take an earlier checkpoint."
             )
+
+
+def check_one_stream(scheme: Scheme) -> None:
+    """Raise an error unless the Jacobian of a sublayer is that of one stream."""
+    if not scheme.one_stream:
+        raise ValueError(
+            f"certify bounds the Jacobians of one stream, and {scheme.name} carries more than one: take a scheme "
+            "with one stream, or spheret inspect, which measures any scheme."
+        )
 
 
 @torch.no_grad()
@@ -104,7 +113,7 @@ class OwnDecoder:
 
     @contextmanager
     def removed(self, sublayer: int) -> Iterator[None]:
-        handle = self.connections[sublayer - 1].register_forward_hook(lambda module, args, out: args[0])
+        handle = self.connections[sublayer - 1].register_forward_hook(lambda module, args, out: module.skip(args[0]))
         try:
             yield
         finally:
@@ -137,7 +146,7 @@ INACTIVE = torch.finfo(torch.float32).eps
 @torch.no_grad()
 def moved(s: Sublayer) -> Tensor:
     """By how much the branch moves each state, relative to the state that an output of zeros would give: (...)."""
-    still = s.connection.write(s.h, torch.zeros_like(s.f)).double()
+    still = s.connection.stream(s.connection.write(s.state, torch.zeros_like(s.f))).double()
     length = still.norm(dim=-1)
     return (s.out.double() - still).norm(dim=-1) / torch.where(length > 0, length, 1.0)
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from spheret.analysis import achievement
 from spheret.analysis.decoders import Decoder
-from spheret.analysis.sublayers import OwnDecoder, check_finite, float64_twin
+from spheret.analysis.sublayers import OwnDecoder, check_finite, check_one_stream, float64_twin
 from spheret.certificates.certificate_json import (
     CERTIFICATES,
     CertificateRecord,
@@ -108,6 +108,7 @@ def certify(
 
 def _in_float64(model: GPT | Decoder) -> Decoder:
     if isinstance(model, GPT):
+        check_one_stream(model.scheme)
         twin = float64_twin(model)
         check_finite(twin, "the model")
         return OwnDecoder(twin)

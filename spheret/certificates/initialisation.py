@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from spheret.analysis import figures
-from spheret.analysis.sublayers import differentiable, float64_twin, own_path, token_jacobians
+from spheret.analysis.sublayers import check_one_stream, differentiable, float64_twin, own_path, token_jacobians
 from spheret.certificates.sublayer_verdicts import LOST, finite
 from spheret.connections.parse import parse_schemes
 from spheret.model.gpt import GPT, GPTConfig
@@ -156,7 +156,10 @@ def parse_depths(text: str) -> list[int]:
 
 def compare(schemes: str, layers: str, width: int, directory: Path, device: torch.device | None = None) -> int:
     """Measure untrained models of every scheme at every depth; print the table, and write it with its figure."""
-    choices, depths = parse_schemes(schemes), parse_depths(layers)
+    asked, depths = parse_schemes(schemes), parse_depths(layers)
+    choices = [choice for choice in asked if choice.build().one_stream]
+    if not choices:
+        check_one_stream(asked[0].build())
     files.check_results("--out", directory, FILE, FIGURE)
     # the weights in float32, and their twin in float64
     model = f"a model of {max(depths):,} layers of width {width:,}"
@@ -171,6 +174,8 @@ def compare(schemes: str, layers: str, width: int, directory: Path, device: torc
                 done += depth
                 meter.show(f"{choice.label}, {depth} blocks", done / (len(choices) * sum(depths)))
     _print_table(names, depths, rows, width)
+    if left := [choice.label for choice in asked if choice not in choices]:
+        print(f"Left out, because they carry more than one stream: {', '.join(left)}.")
     directory.mkdir(parents=True, exist_ok=True)
     files.write_atomically(
         directory / FILE,

@@ -17,6 +17,7 @@ from spheret.connections.base import (
     Initialisation,
     RetractionStep,
     Scheme,
+    State,
     angle_between,
 )
 from spheret.connections.bounded import Bounded, BoundedScalar, float32_scalars
@@ -48,6 +49,7 @@ __all__ = [
     "SpheretNorm",
     "Spherical",
     "SphericalConnection",
+    "State",
     "angle_between",
     "at_update",
     "float32_scalars",

@@ -41,6 +41,11 @@ def channels_last(x: Tensor, dim: int, channel_dim: int) -> Tensor:
     return x.movedim(channel_dim, -1)
 
 
+# what a scheme carries from sublayer to sublayer: for one stream the tensor h, else a named tuple of tensors, which
+# may be nested. The model passes it on and never looks inside
+State = Any
+
+
 def add(h: Tensor, f: Tensor) -> Tensor:
     """h + f, computed in float32 or better and returned in the dtype of h."""
     dtype = compute_dtype(h, f)
@@ -69,10 +74,13 @@ class RetractionStep(NamedTuple):
 class Connection(nn.Module):
     """How one residual branch joins the stream: `read` gives the branch its input, `write` joins its output. ::
 
-        h' = write(h, branch(read(h)))
+        state' = write(state, branch(read(state)))
 
     A new connection overrides `read` (by default the stream itself) and `join`. Both compute in float32 or
     better and return the stream's dtype. `join` passes what the branch adds to the stream through `warmed`.
+
+    For one stream the state is the tensor h. A connection with a state of its own overrides `read`, `write` and
+    `stream` (see spheret.connections.many_streams).
 
     Args:
         dim: the width of the stream, at least 2.
@@ -96,7 +104,11 @@ class Connection(nn.Module):
         if self.warmup is not None:
             self.warmup.at_update(update)
 
-    def read(self, h: Tensor) -> Tensor:
+    def stream(self, state: State) -> Tensor:
+        """The stream of a state, (..., dim): what probes, norms, angles and cosines look at."""
+        return state
+
+    def read(self, h: State) -> Tensor:
         """The branch's input."""
         return h
 
@@ -104,20 +116,24 @@ class Connection(nn.Module):
         """The next state of the stream, from checked arguments."""
         return add(h, f if self.warmup is None else self.warmed(f.to(compute_dtype(h, f))))
 
-    def write(self, h: Tensor, f: Tensor) -> Tensor:
-        """The next state of the stream; h and f are (..., dim) of one shape."""
+    def write(self, h: State, f: Tensor) -> State:
+        """The next state; f is (..., dim), and so is h where it is the stream."""
         check_rows(h, f, self.dim)
         return self.join(h, f)
 
-    def angle(self, h: Tensor, f: Tensor, out: Tensor | None = None) -> Tensor:
-        """The angle between h and the next state, (...), in radians.
+    def skip(self, h: State) -> State:
+        """The next state if the sublayer is left out."""
+        return h
+
+    def angle(self, h: State, f: Tensor, out: State | None = None) -> Tensor:
+        """The angle between the stream and the next one, (...), in radians.
 
         Args:
-            h: the stream, (..., dim).
+            h: the state.
             f: the branch's output.
             out: the next state, if it is already known. It saves the call of `write`.
         """
-        return angle_between(h, self.write(h, f) if out is None else out)
+        return angle_between(self.stream(h), self.stream(self.write(h, f) if out is None else out))
 
     @property
     def alpha(self) -> Tensor | None:
@@ -135,13 +151,22 @@ class Connection(nn.Module):
         """The parameters of the update if it is a retraction of the sphere, else None. Certificates need them."""
         return None
 
-    def forward(self, h: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
-        """The next state of the stream h, given the branch as a function."""
+    def check_state(self, state: State) -> None:
+        """Raise an error unless the state is one that this connection takes."""
+        if not isinstance(state, Tensor):
+            raise TypeError(
+                f"this connection carries one stream, a tensor (..., {self.dim}), got {type(state).__name__}: take "
+                "entry, connections and exit from one scheme."
+            )
+
+    def forward(self, h: State, branch: Callable[[Tensor], Tensor]) -> State:
+        """The next state after h, given the branch as a function."""
         if isinstance(branch, Tensor):
             raise TypeError(
                 "a Connection takes h and the branch, a function, but got a tensor: call connection.write(h, f) "
                 "with the branch's output f, or SpheretNorm, which takes h and f."
             )
+        self.check_state(h)
         return self.write(h, branch(self.read(h)))
 
     def extra_repr(self) -> str:
@@ -195,7 +220,9 @@ def _warming(connect: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Scheme:
-    """Three modules: one where the stream enters, one at each sublayer, and one where the stream leaves.
+    """Three modules: one where the stream enters, one at each sublayer, and one where the stream leaves. ::
+
+        state = enter(x)    state' = write(state, branch(read(state)))    h = exit(state)
 
     Some schemes also ask for modules inside the branches: see `inside_attention`, `inside_mlp` and `logit_gain`.
 
@@ -212,6 +239,8 @@ class Scheme:
     prores: float | None = field(default=None, kw_only=True)
     # where the method comes from, in one line, for tables and reports
     source: ClassVar[str] = ""
+    # whether the state is the tensor h. Proofs, conversions and parametrizations are for such schemes alone
+    one_stream: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
         # whatever connections a scheme builds, in any model, they warm up
@@ -220,7 +249,7 @@ class Scheme:
                 setattr(cls, name, _warming(cls.__dict__[name]))
 
     def enter(self, dim: int) -> nn.Module:
-        """The module between the embeddings and the first sublayer."""
+        """The module between the embeddings and the first sublayer: it maps x (..., dim) to the first state."""
         return nn.Identity()
 
     @_warming
@@ -236,7 +265,7 @@ class Scheme:
         return self.connect(dim, 2 * block - 1, 2 * num_blocks), self.connect(dim, 2 * block, 2 * num_blocks)
 
     def exit(self, dim: int) -> nn.Module:
-        """The module between the last sublayer and the head."""
+        """The module between the last sublayer and the head: it maps the last state to h (..., dim)."""
         return nn.Identity()
 
     def inside_attention(self, shape: BranchShape, sublayer: int, num_sublayers: int) -> nn.Module | None:

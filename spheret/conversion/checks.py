@@ -38,7 +38,8 @@ def spherical_scheme(name: str, start: str, options: dict[str, Any]) -> Spherica
     chosen = make_scheme(name, **({} if not _is_spherical(name) else options))
     if not isinstance(chosen, Spherical):
         spherical = ", ".join(other for other in SCHEMES if _is_spherical(other))
-        raise ValueError(f"convert puts the stream on a sphere, which {name} does not: take one of {spherical}.")
+        why = "which {} does not" if chosen.one_stream else "and {} carries more than one"
+        raise ValueError(f"convert puts one stream on a sphere, {why.format(name)}: take one of {spherical}.")
     for option, (allowed, why) in _FIXED.items():
         if getattr(chosen, option) != allowed:
             raise ValueError(f"{option} = {getattr(chosen, option)!r} does not fit a conversion: {why}.")

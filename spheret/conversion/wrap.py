@@ -6,13 +6,16 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
-from spheret.connections import Connection, Scheme, SpheretNorm
+from spheret.connections import Connection, Scheme, SpheretNorm, State
 from spheret.connections import scheme as make_scheme
 
 
 class Residual(nn.Module):
     """A branch with its connection: h' = write(h, branch(read(h))).
+
+    h is the stream, or the state of a scheme that has its own.
 
     Args:
         branch: a module or function that maps the stream's shape to itself. Further arguments of `forward` go to it.
@@ -38,7 +41,7 @@ class Residual(nn.Module):
             raise ValueError(f"channel_dim = {channel_dim} does not fit that of the connection, {own}.")
         self.channel_dim = own if channel_dim is None else channel_dim
 
-    def forward(self, h: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, h: State, *args: Any, **kwargs: Any) -> State:
         connection, dim = self.connection, self.channel_dim
         if isinstance(connection, SpheretNorm):
             f = self.branch(h, *args, **kwargs)
@@ -46,13 +49,19 @@ class Residual(nn.Module):
                 return connection(h, f)
             return connection(h.movedim(dim, -1), f.movedim(dim, -1)).movedim(-1, dim)
         if dim == -1:
-            return connection.write(h, self.branch(connection.read(h), *args, **kwargs))
-        rows = h.movedim(dim, -1)
-        f = self.branch(connection.read(rows).movedim(-1, dim), *args, **kwargs)
-        return connection.write(rows, f.movedim(dim, -1)).movedim(-1, dim)
+            return connection(h, lambda x: self.branch(x, *args, **kwargs))
+        rows = connection(
+            _moved(h, dim, -1), lambda x: self.branch(x.movedim(-1, dim), *args, **kwargs).movedim(dim, -1)
+        )
+        return _moved(rows, -1, dim)
 
     def extra_repr(self) -> str:
         return "" if self.channel_dim == -1 else f"channel_dim={self.channel_dim}"
+
+
+def _moved(state: State, source: int, destination: int) -> State:
+    """A state with a dimension of each of its tensors moved."""
+    return tree_map(lambda x: x.movedim(source, destination), state)
 
 
 class ResidualStack(nn.Module):
@@ -73,9 +82,9 @@ class ResidualStack(nn.Module):
         self.entry_norm, self.layers, self.exit_norm = enter, nn.ModuleList(layers), exit
         self.channel_dim = channel_dim
 
-    def _on_rows(self, module: nn.Module, h: Tensor) -> Tensor:
+    def _on_rows(self, module: nn.Module, h: State) -> State:
         dim = self.channel_dim
-        return module(h) if dim == -1 else module(h.movedim(dim, -1)).movedim(-1, dim)
+        return module(h) if dim == -1 else _moved(module(_moved(h, dim, -1)), -1, dim)
 
     def forward(self, h: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The stream after the last branch. Further arguments go to every branch."""

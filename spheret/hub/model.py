@@ -23,11 +23,11 @@ from transformers.modeling_outputs import (
 )
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.generic import can_return_tuple
-from transformers.utils.output_capturing import capture_outputs
 
+from spheret.connections import State
 from spheret.hub.attentions import attention_weights
 from spheret.hub.config import SpheretConfig
-from spheret.model.gpt import GPT, Block
+from spheret.model.gpt import GPT
 
 # how a head that the checkpoint lacks is drawn, as in transformers' GPT-2
 HEAD_STD = 0.02
@@ -45,7 +45,6 @@ class SpheretPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _can_compile_fullgraph = True
     _no_split_modules = ["Block"]  # noqa: RUF012
-    _can_record_outputs = {"hidden_states": Block}  # noqa: RUF012
     # parameters beside the GPT's, which a checkpoint of another class lacks
     _own_parameters: tuple[str, ...] = ()
 
@@ -162,25 +161,18 @@ class SpheretPreTrainedModel(PreTrainedModel):
             position_ids=position_ids,
         )
         attentions = self.config.output_attentions if output_attentions is None else output_attentions
-        states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        recorded = True if attentions else states
-        outputs = self._stream(
-            tokens, past_key_values, position_ids, mask, output_hidden_states=recorded, return_dict=True
-        )
-        outputs.past_key_values = past_key_values if use_cache else None
-        if attentions:
-            hidden = outputs.hidden_states[:-1]
-            outputs.attentions = attention_weights(self.model, hidden, past_key_values, mask, position_ids)
-        if not states:
-            outputs.hidden_states = None
+        hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        states: list[State] | None = [] if attentions or hidden else None
+        h = self.model.stream(tokens, past_key_values, position_ids, mask, states)
+        outputs = BaseModelOutputWithPast(last_hidden_state=h, past_key_values=past_key_values if use_cache else None)
+        if states is not None and attentions:
+            outputs.attentions = attention_weights(self.model, states, past_key_values, mask, position_ids)
+        if states is not None and hidden:
+            pairs = zip(self.model.each_block(), states, strict=True)
+            streams: Any = [block.attention_connection.stream(state) for block, state in pairs]
+            # the last is the stream after the exit, as in transformers' language models
+            outputs.hidden_states = (*streams, h)
         return outputs
-
-    # replaces the last hidden state by `last_hidden_state`, as transformers' language models do
-    @capture_outputs
-    def _stream(
-        self, tokens: Tensor, cache: Any, positions: Tensor, mask: Tensor | None, **_: Any
-    ) -> BaseModelOutputWithPast:
-        return BaseModelOutputWithPast(last_hidden_state=self.model.stream(tokens, cache, positions, mask))
 
 
 class SpheretModel(SpheretPreTrainedModel):

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spheret.connections import BranchShape, Scheme
+from spheret.connections import BranchShape, Scheme, State
 from spheret.model.config import ACTIVATIONS, GPTConfig
 from spheret.model.linear import Linear
 from spheret.support.autograd import needs_torch_ops, plain_backward
@@ -235,7 +235,7 @@ class Block(nn.Module):
         self.attention_connection, self.mlp_connection = scheme.connect_block(config.width, index + 1, config.layers)
 
     def forward(
-        self, h: Tensor, past: Past | None = None, mask: Tensor | None = None, turn: Rotation | None = None
-    ) -> Tensor:
-        h = self.attention_connection(h, lambda x: self.attention(x, past, mask, turn))
-        return self.mlp_connection(h, self.mlp)
+        self, state: State, past: Past | None = None, mask: Tensor | None = None, turn: Rotation | None = None
+    ) -> State:
+        state = self.attention_connection(state, lambda x: self.attention(x, past, mask, turn))
+        return self.mlp_connection(state, self.mlp)

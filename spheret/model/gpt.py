@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from spheret.connections import State
 from spheret.connections.bounded import Constrained
 from spheret.connections.warmup import at_update
 from spheret.model.branches import MLP, Attention, Block, Cache, rotation
@@ -160,6 +161,7 @@ class GPT(Constrained):
         cache: Cache | None = None,
         positions: Tensor | None = None,
         mask: Tensor | None = None,
+        states: list[State] | None = None,
     ) -> Tensor:
         """The stream after the last sublayer and the exit, (batch, time, width).
 
@@ -169,6 +171,7 @@ class GPT(Constrained):
             positions: (batch or 1, time); by default the positions that follow the cache.
             mask: (batch or 1, 1, time, keys), either boolean (True where a token attends) or added to the scores; by
                 default a token attends to itself and to the tokens before it.
+            states: a list to which the scheme's state before each block is appended.
         """
         past = 0 if cache is None or positions is not None else cache.get_seq_length()
         self._check(tokens, positions, past)
@@ -180,18 +183,20 @@ class GPT(Constrained):
         h = tokens if tokens.is_floating_point() else self.tokens(tokens)
         if self.positions is not None:
             h = h + self.positions(positions)
-        h = self.entry_norm(F.dropout(h, self.config.dropout, self.training))
+        state = self.entry_norm(F.dropout(h, self.config.dropout, self.training))
         turn = None
         if self.positions is None:
             turn = rotation(positions, self.config.shape.head_dim, self.config.rope_base)
         for index, block in enumerate(self.blocks):
+            if states is not None:
+                states.append(state)
             if cache is not None:
-                h = block(h, partial(cache.update, layer_idx=index), mask, turn)
+                state = block(state, partial(cache.update, layer_idx=index), mask, turn)
             elif self.recompute and torch.is_grad_enabled():
-                h = checkpoint(block, h, None, mask, turn, use_reentrant=False)
+                state = checkpoint(block, state, None, mask, turn, use_reentrant=False)
             else:
-                h = block(h, None, mask, turn)
-        return self.final_norm(h)
+                state = block(state, None, mask, turn)
+        return self.final_norm(state)
 
     def read_out(self, h: Tensor) -> Tensor:
         """What the head's weight is multiplied with, from the output of `stream`."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from spheret.connections import Connection
+from spheret.connections import Connection, State
 from spheret.model.gpt import GPT, Attention
 
 # a "parallel" branch of someone else's model holds an attention and an MLP, "other" mixes tokens without attention
@@ -27,26 +27,36 @@ class Sublayer:
 
     Args:
         number: the 1-based sublayer.
-        h: the state, (..., width).
+        state: what the scheme carries into the sublayer.
         f: the branch's output.
-        out: the next state.
+        next_state: what it carries on.
         connection: the connection of the sublayer.
         branch: the attention or the MLP.
         branch_input: what the branch read.
     """
 
     number: int
-    h: Tensor
+    state: State
     f: Tensor
-    out: Tensor
+    next_state: State
     connection: Connection
     branch: Any
     branch_input: Tensor
 
     @property
+    def h(self) -> Tensor:
+        """The stream before the sublayer, (..., width)."""
+        return self.connection.stream(self.state)
+
+    @property
+    def out(self) -> Tensor:
+        """The stream after the sublayer, (..., width)."""
+        return self.connection.stream(self.next_state)
+
+    @property
     def angle(self) -> Tensor:
-        """The angle between h and the next state, (...) in radians."""
-        return self.connection.angle(self.h, self.f, self.out)
+        """The angle between h and out, (...) in radians."""
+        return self.connection.angle(self.state, self.f, self.next_state)
 
     @property
     def attention(self) -> Tensor | None:
@@ -105,7 +115,7 @@ def probe(model: GPT, observe: Callable[[Sublayer], object]) -> Iterator[None]:
                 recorded["input"], recorded["f"] = args[0], f
 
             def record_sublayer(
-                module: Any, args: tuple[Any, ...], out: Tensor,
+                module: Any, args: tuple[Any, ...], out: State,
                 recorded: dict[str, Tensor] = recorded, branch: Any = branch, number: int = number,
             ) -> None:  # fmt: skip
                 observe(Sublayer(number, args[0], recorded.pop("f"), out, module, branch, recorded.pop("input")))

@@ -70,6 +70,11 @@ def check_scheme(parametrization: str, model: GPTConfig) -> None:
     scheme = model.build_scheme()
     if parametrization == "standard":
         return
+    if not scheme.one_stream:
+        raise ValueError(
+            f"--parametrization {parametrization} has rules for schemes with one stream, and {model.scheme} carries "
+            "more than one: take --parametrization standard, or another scheme."
+        )
     with torch.device("meta"):
         exit_module, (_, last) = (
             scheme.exit(model.width),

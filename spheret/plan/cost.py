@@ -127,6 +127,7 @@ def forward_flops(config: GPTConfig, tokens: int) -> tuple[int, int]:
     """FLOP of the matrix products in all blocks, and of those in the head; attention counts as a full square."""
     d = config.width
     blocks = config.layers * tokens * (2 * config.matrix_entries + 4 * config.block * d)
+    blocks += tokens * memory.connection_flops(config.build_scheme(), 2 * config.layers, d)
     return blocks, 2 * tokens * d * config.vocab
 
 

@@ -7,7 +7,7 @@ scheme needs no formula.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -15,8 +15,10 @@ from functools import lru_cache, partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.flop_counter import FlopCounterMode
 
-from spheret.connections import BranchShape, HeadNorm, Scheme
+from spheret.connections import BranchShape, HeadNorm, Scheme, State
 from spheret.kernels import use
 from spheret.model.branches import activate, arrange, rotation
 from spheret.model.gpt import GPT, GPTConfig
@@ -72,23 +74,32 @@ def optimizer_bytes(config: GPTConfig, optimizer: str = "adamw") -> int:
     return adamw - muon if optimizer == "muon" else adamw
 
 
-def autograd_keeps(run: Callable[[], Tensor], parameters: list[nn.Parameter]) -> int:
-    """Bytes that autograd keeps of a forward pass for its backward: every storage once, without parameters."""
-    own = {p.untyped_storage().data_ptr() for p in parameters}
+def _address(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+def _storages(run: Callable[[], State], others: Iterable[Tensor]) -> dict[int, int]:
+    """Addresses and bytes of the storages that autograd keeps of a forward pass, without those of `others`."""
+    own = set(map(_address, others))
     # holding the tensors keeps their addresses from being used again
     seen: dict[int, Tensor] = {}
 
     def pack(x: Tensor) -> None:
         # there is no backward; a graph that held its own results would never be freed
-        seen[x.untyped_storage().data_ptr()] = x
+        seen[_address(x)] = x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         kept_alive = run()
-    total = sum(x.untyped_storage().nbytes() for address, x in seen.items() if address not in own)
+    kept = {address: x.untyped_storage().nbytes() for address, x in seen.items() if address not in own}
     del kept_alive
     # the graph also holds `pack`, and so `seen`
     seen.clear()
-    return total
+    return kept
+
+
+def autograd_keeps(run: Callable[[], State], others: Iterable[Tensor]) -> int:
+    """Bytes that autograd keeps of a forward pass for its backward: every storage once, without `others`."""
+    return sum(_storages(run, others).values())
 
 
 @dataclass(frozen=True)
@@ -106,9 +117,9 @@ class Kept:
 _ROWS, _WIDTHS = 1024, (8, 16)
 
 
-def _line(count: Callable[[int], int], widths: tuple[int, int] = _WIDTHS) -> Kept:
+def _line(counts: Iterable[int], widths: tuple[int, int] = _WIDTHS) -> Kept:
     """Kept, from counts at two widths."""
-    (narrow, wide), (d, e) = (count(width) / _ROWS for width in widths), widths
+    (narrow, wide), (d, e) = (count / _ROWS for count in counts), widths
     slope = round((wide - narrow) / (e - d))
     return Kept(slope, max(0, round(narrow - slope * d)))
 
@@ -117,22 +128,64 @@ def _autocast(precision: str) -> torch.autocast:
     return torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16")
 
 
-@lru_cache(maxsize=4096)
-def _sublayer(scheme: Scheme, sublayer: int, num_sublayers: int, precision: str, backend: str | None) -> Kept:
-    """What a connection keeps, including the branch's input, which is all that the branch here keeps."""
+@dataclass(frozen=True)
+class Carried:
+    """What a scheme keeps between its entry and the head.
 
-    def count(width: int) -> int:
-        connection = scheme.connect(width, sublayer, num_sublayers)
-        h, weight = torch.ones(_ROWS, width, requires_grad=True), nn.Parameter(torch.eye(width))
+    sublayers: what each connection keeps, including its branch's input, which is all that the branch here keeps.
+    exit: what the exit keeps.
+    inputs: the states before all blocks together.
 
-        def run() -> Tensor:
+    A tensor that stays in the state from sublayer to sublayer is counted once.
+    """
+
+    sublayers: tuple[Kept, ...]
+    exit: Kept
+    inputs: Kept
+
+
+@lru_cache(maxsize=256)
+def _carried(scheme: Scheme, num_sublayers: int, precision: str, backend: str | None) -> Carried:
+    both = [_carried_bytes(scheme, num_sublayers, precision, backend, width) for width in _WIDTHS]
+    *sublayers, leaving, inputs = (_line(counts) for counts in zip(*both, strict=True))
+    return Carried(tuple(sublayers), leaving, inputs)
+
+
+def _carried_bytes(scheme: Scheme, num_sublayers: int, precision: str, backend: str | None, width: int) -> list[int]:
+    """The bytes of each field of `Carried` at one width, in order."""
+    counts: list[int] = []
+    # tensors of the state that are counted already, by address
+    counted: dict[int, Tensor] = {}
+    inputs: dict[int, Tensor] = {}
+
+    def through(module: nn.Module, state: State, weights: list[nn.Parameter]) -> State:
+        """The state after a connection, whose branch has the weight, or after the exit; its bytes join the counts."""
+        results: list[State] = []
+
+        def run() -> State:
+            branches = [partial(F.linear, weight=weight) for weight in weights]
             with _autocast(precision), use(backend) if backend else nullcontext():
-                return connection(h, lambda x: F.linear(x, weight))
+                results.append(module(state, *branches))
+            return results
 
-        copy = 0 if precision == "float32" else PRECISIONS[precision] * weight.numel()
-        return autograd_keeps(run, [*connection.parameters(), weight]) - copy
+        kept = _storages(run, [*module.parameters(), *weights, *counted.values()])
+        copies = 0 if precision == "float32" else PRECISIONS[precision] * sum(weight.numel() for weight in weights)
+        counts.append(sum(kept.values()) - copies)
+        known = kept.keys() | counted.keys()
+        counted.clear()
+        counted.update((_address(x), x) for x in tree_leaves(results) if _address(x) in known)
+        return tree_map(lambda x: x.detach().requires_grad_(), results.pop())
 
-    return _line(count)
+    x = torch.ones(_ROWS, width, requires_grad=True)
+    # the state of one stream is the stream, whose entry may not allow so small a width
+    state: State = x if scheme.one_stream else scheme.enter(width)(x)
+    for sublayer in range(1, num_sublayers + 1):
+        if sublayer % 2:
+            inputs |= {_address(x): x for x in tree_leaves(state)}
+        weight = nn.Parameter(torch.zeros(width, width))
+        state = through(scheme.connect(width, sublayer, num_sublayers), state, [weight])
+    through(scheme.exit(width), state, [])
+    return [*counts, sum(x.untyped_storage().nbytes() for x in inputs.values())]
 
 
 # so few tokens, and twice as many: the difference is what grows with the tokens
@@ -216,24 +269,35 @@ def _logit_gain(scheme: Scheme) -> Kept:
             return 0
         return autograd_keeps(lambda: gain(weight.mT).sin(), [weight, *gain.parameters()])
 
-    return _line(count)
+    return _line(map(count, _WIDTHS))
 
 
 @lru_cache(maxsize=4096)
-def _end(scheme: Scheme, entry: bool, least: int) -> Kept:
-    """What the entry or the exit keeps. least: the model's width, as an option may not allow a smaller one."""
+def _entry(scheme: Scheme, least: int) -> Kept:
+    """What the entry keeps. least: the model's width, as an option may not allow a smaller one."""
 
     def count(width: int) -> int:
-        module, h = (scheme.enter if entry else scheme.exit)(width), torch.ones(_ROWS, width, requires_grad=True)
-        return autograd_keeps(lambda: module(h) * 1.0, list(module.parameters()))
+        module, x = scheme.enter(width), torch.ones(_ROWS, width, requires_grad=True)
+        return autograd_keeps(lambda: module(x), list(module.parameters()))
 
-    return _line(count, (least, 2 * least))
+    widths = least, 2 * least
+    return _line(map(count, widths), widths)
+
+
+@lru_cache(maxsize=256)
+def connection_flops(scheme: Scheme, num_sublayers: int, width: int) -> int:
+    """FLOP per token of the matrix products outside the branches: in entry, connections and exit."""
+    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        state = scheme.enter(width)(torch.empty(1, width))
+        for sublayer in range(1, num_sublayers + 1):
+            state = scheme.connect(width, sublayer, num_sublayers)(state, lambda x: x)
+        scheme.exit(width)(state)
+    return counter.get_total_flops()
 
 
 def connections(config: GPTConfig, tokens: int, precision: str, backend: str | None = None) -> list[float]:
     """Bytes that each sublayer's connection keeps, including its branch's input."""
-    scheme, sublayers = config.build_scheme(), 2 * config.layers
-    kept = [_sublayer(scheme, number, sublayers, precision, backend) for number in range(1, sublayers + 1)]
+    kept = _carried(config.build_scheme(), 2 * config.layers, precision, backend).sublayers
     return [sublayer.bytes(tokens, config.width) for sublayer in kept]
 
 
@@ -275,7 +339,8 @@ def activations(config: GPTConfig, tokens: int, precision: str) -> Activations:
     stream, its gradient and the head's gradient. It computes both gradients with the loss, so it keeps no logits.
     """
     scheme, d, least = config.build_scheme(), config.width, least_activations(config, tokens, precision)
-    ends = sum(_end(scheme, entry, d).bytes(tokens, d) for entry in (True, False))
+    leaving = _carried(scheme, 2 * config.layers, precision, None).exit
+    ends = sum(kept.bytes(tokens, d) for kept in (_entry(scheme, d), leaving))
     ends += _logit_gain(scheme).bytes(config.vocab, d)
     attention, mlp = _branches(config, precision)
     attention += config.layers * (d * PRECISIONS[precision] + FLOAT * config.heads)
@@ -309,7 +374,7 @@ def peak(config: GPTConfig, tokens: int, precision: str, recompute: bool, copies
     joins = connections(config, tokens, precision)
     block = max(first + second for first, second in zip(joins[::2], joins[1::2], strict=True))
     block += (kept.attention + kept.mlp + kept.copies) / config.layers
-    inputs = config.layers * tokens * FLOAT * config.width
+    inputs = _carried(config.build_scheme(), 2 * config.layers, precision, None).inputs.bytes(tokens, config.width)
     # autocast holds its copies until the forward ends
     return inputs + kept.ends + max(workspace + kept.copies, block)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from spheret.analysis.remedies import Advice
 from spheret.model.gpt import GPT
@@ -114,8 +115,9 @@ def find_non_finite(
             number = sublayer.number
             check("branch", sublayer.f, number)
             check("output", sublayer.out, number)
-            if sublayer.out.requires_grad:
-                sublayer.out.register_hook(lambda gradient: check("gradient", gradient, number))
+            for x in tree_leaves(sublayer.next_state):
+                if x.requires_grad:
+                    x.register_hook(lambda gradient: check("gradient", gradient, number))
 
         model.zero_grad(set_to_none=True)
         with probe(model, watch):

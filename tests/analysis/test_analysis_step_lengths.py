@@ -44,7 +44,7 @@ def test_every_scheme_has_steps(scheme):
 
 def test_a_state_of_zeros_takes_no_step():
     s = sublayers("proj-spheretnorm")[0]
-    s.h = torch.zeros_like(s.h)
+    s.state = torch.zeros_like(s.state)
     assert (step_lengths(s) == 0).all()
 
 
