@@ -10,7 +10,9 @@ from numbers import Real
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from spheret.connections import earlier_states as earlier
 from spheret.connections import euclidean as flat
+from spheret.connections import many_streams as many
 from spheret.connections.base import (
     BranchShape,
     Connection,
@@ -21,6 +23,7 @@ from spheret.connections.base import (
     angle_between,
 )
 from spheret.connections.bounded import Bounded, BoundedScalar, float32_scalars
+from spheret.connections.geonorm_affine import GeoNormAffine
 from spheret.connections.ngpt import NGPT
 from spheret.connections.norms import NORMS, HeadNorm, LayerNorm, Norm, RMSNorm, ScaleNorm
 from spheret.connections.spherical import SpheretNorm, Spherical, SphericalConnection
@@ -83,6 +86,14 @@ SCHEMES: dict[str, Callable[..., Scheme]] = {
     "res-post": flat.ResPost,
     "hybridnorm": flat.HybridNorm,
     "residual-multiplier": flat.ResidualMultiplier,
+    "geonorm-affine": GeoNormAffine,
+    # those with more than one stream
+    "x0": earlier.X0,
+    "denseformer": earlier.DenseFormer,
+    "attn-res": earlier.AttnRes,
+    "hyper": many.Hyper,
+    "mhc": many.ManifoldHyper,
+    "spherical-hyper": many.SphericalHyper,
 }
 PAPER_SCHEMES: tuple[str, ...] = tuple(SCHEMES)[:9]
 # what else the schemes are called, in small letters and digits alone. An error suggests the scheme that is meant
@@ -111,6 +122,13 @@ OTHER_NAMES: dict[str, str] = {
     **dict.fromkeys(("respost", "respostnorm", "olmo2", "olmo3", "exaone4", "swinv2", "outputnorm"), "res-post"),
     **dict.fromkeys(("hybrid", "qkvnorm", "hybridln"), "hybridnorm"),
     **dict.fromkeys(("granite", "residualscale", "branchmultiplier"), "residual-multiplier"),
+    **dict.fromkeys(("geonormports", "geonormport", "affinegeonorm"), "geonorm-affine"),
+    **dict.fromkeys(("nanochat", "embeddingresidual", "embeddingskip"), "x0"),
+    **dict.fromkeys(("dwa", "depthweightedaverage", "dense", "densenet"), "denseformer"),
+    **dict.fromkeys(("attentionresidual", "attentionresiduals", "blockattnres", "kimi"), "attn-res"),
+    **dict.fromkeys(("hyperconnection", "hyperconnections", "hc", "dhc", "shc"), "hyper"),
+    **dict.fromkeys(("manifoldhyper", "manifoldhyperconnections", "deepseek", "deepseekv4", "sinkhorn"), "mhc"),
+    **dict.fromkeys(("sphericalhyperconnections", "spherehyper", "hypersphericalstreams"), "spherical-hyper"),
 }
 
 
@@ -148,6 +166,7 @@ def scheme(name: str, /, **options: Any) -> Scheme:
 # what an option's type is called, and whether a value has it. Without this "no" would count as true, and true as 1
 _TYPES: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     bool: ("true or false", lambda value: isinstance(value, bool)),
+    int: ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
     float: ("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool) and value == value),
     str: ("a word", lambda value: isinstance(value, str)),
     NoneType: ("none", lambda value: value is None),

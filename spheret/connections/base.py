@@ -46,6 +46,23 @@ def channels_last(x: Tensor, dim: int, channel_dim: int) -> Tensor:
 State = Any
 
 
+def check_state_type(state: State, kind: type) -> None:
+    if not isinstance(state, kind):
+        raise TypeError(
+            f"the state of this scheme is a {kind.__name__}, got {type(state).__name__}: take the entry, all "
+            "connections and the exit from one scheme."
+        )
+
+
+def check_parts(parts: tuple[Tensor, ...], expected: int, sublayer: int) -> None:
+    """Raise an error unless a state holds as many tensors as the sublayers before it have made."""
+    if len(parts) != expected:
+        raise ValueError(
+            f"the state before sublayer {sublayer} holds {expected} earlier tensors, got {len(parts)}: call the "
+            "connections of a scheme in order, each once."
+        )
+
+
 def add(h: Tensor, f: Tensor) -> Tensor:
     """h + f, computed in float32 or better and returned in the dtype of h."""
     dtype = compute_dtype(h, f)
@@ -82,11 +99,16 @@ class Connection(nn.Module):
     For one stream the state is the tensor h. A connection with a state of its own overrides `read`, `write` and
     `stream` (see spheret.connections.many_streams).
 
+    Modules with parameters have names that end in `norm`, because transformers' Trainer does not decay those.
+
     Args:
         dim: the width of the stream, at least 2.
         sublayer: the 1-based index of the sublayer.
         num_sublayers: the number of sublayers, two per block.
     """
+
+    # what the state is: a Tensor, or a named tuple
+    state_type: ClassVar[type] = Tensor
 
     def __init__(self, dim: int, sublayer: int = 1, num_sublayers: int | None = None):
         super().__init__()
@@ -153,11 +175,7 @@ class Connection(nn.Module):
 
     def check_state(self, state: State) -> None:
         """Raise an error unless the state is one that this connection takes."""
-        if not isinstance(state, Tensor):
-            raise TypeError(
-                f"this connection carries one stream, a tensor (..., {self.dim}), got {type(state).__name__}: take "
-                "entry, connections and exit from one scheme."
-            )
+        check_state_type(state, self.state_type)
 
     def forward(self, h: State, branch: Callable[[Tensor], Tensor]) -> State:
         """The next state after h, given the branch as a function."""
@@ -167,10 +185,45 @@ class Connection(nn.Module):
                 "with the branch's output f, or SpheretNorm, which takes h and f."
             )
         self.check_state(h)
+        return self.join_branch(h, branch)
+
+    def join_branch(self, h: State, branch: Callable[[Tensor], Tensor]) -> State:
+        """`forward`, from checked arguments."""
         return self.write(h, branch(self.read(h)))
 
     def extra_repr(self) -> str:
         return f"{self.dim}, sublayer={self.sublayer}, num_sublayers={self.num_sublayers}"
+
+
+class PreparedConnection(Connection):
+    """A connection whose `read` and `write` share what `prepare` computes from the state.
+
+    A sublayer computes it once. A subclass defines `prepare`, `read_prepared`, `write_prepared` and `stream`.
+    """
+
+    def prepare(self, state: State) -> Any:
+        """What both need."""
+        raise NotImplementedError(f"{type(self).__name__} must define prepare.")
+
+    def read_prepared(self, state: State, prepared: Any) -> Tensor:
+        """`read`, given what `prepare` returned."""
+        raise NotImplementedError(f"{type(self).__name__} must define read_prepared.")
+
+    def write_prepared(self, state: State, prepared: Any, f: Tensor) -> State:
+        """`write`, given what `prepare` returned."""
+        raise NotImplementedError(f"{type(self).__name__} must define write_prepared.")
+
+    def read(self, state: State) -> Tensor:
+        self.check_state(state)
+        return self.read_prepared(state, self.prepare(state))
+
+    def write(self, state: State, f: Tensor) -> State:
+        self.check_state(state)
+        return self.write_prepared(state, self.prepare(state), f)
+
+    def join_branch(self, state: State, branch: Callable[[Tensor], Tensor]) -> State:
+        prepared = self.prepare(state)
+        return self.write_prepared(state, prepared, branch(self.read_prepared(state, prepared)))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spheret.bounds import inverse_softplus
-from spheret.connections.base import channels_last, check_dim
+from spheret.connections.base import channels_last, check_dim, check_state_type
 from spheret.connections.bounded import Bounded, BoundedScalar
 from spheret.kernels import compute_dtype, normalize
 from spheret.support.autograd import needs_torch_ops, plain_backward
@@ -34,6 +34,7 @@ class Norm(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} must define apply_wide.")
 
     def forward(self, x: Tensor) -> Tensor:
+        check_state_type(x, Tensor)
         if self.channel_dim != -1:
             x = channels_last(x, self.dim, self.channel_dim)
         if x.dim() == 0 or x.shape[-1] != self.dim:

@@ -164,14 +164,15 @@ class SpheretPreTrainedModel(PreTrainedModel):
         hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         states: list[State] | None = [] if attentions or hidden else None
         h = self.model.stream(tokens, past_key_values, position_ids, mask, states)
-        outputs = BaseModelOutputWithPast(last_hidden_state=h, past_key_values=past_key_values if use_cache else None)
+        outputs: Any = BaseModelOutputWithPast(
+            last_hidden_state=h, past_key_values=past_key_values if use_cache else None
+        )
         if states is not None and attentions:
             outputs.attentions = attention_weights(self.model, states, past_key_values, mask, position_ids)
         if states is not None and hidden:
             pairs = zip(self.model.each_block(), states, strict=True)
-            streams: Any = [block.attention_connection.stream(state) for block, state in pairs]
             # the last is the stream after the exit, as in transformers' language models
-            outputs.hidden_states = (*streams, h)
+            outputs.hidden_states = (*(block.attention_connection.stream(state) for block, state in pairs), h)
         return outputs
 
 

@@ -287,11 +287,13 @@ def _entry(scheme: Scheme, least: int) -> Kept:
 @lru_cache(maxsize=256)
 def connection_flops(scheme: Scheme, num_sublayers: int, width: int) -> int:
     """FLOP per token of the matrix products outside the branches: in entry, connections and exit."""
-    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
-        state = scheme.enter(width)(torch.empty(1, width))
+    # the counter hooks whatever needs a gradient
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        state = scheme.enter(width).requires_grad_(False)(torch.empty(1, width))
         for sublayer in range(1, num_sublayers + 1):
-            state = scheme.connect(width, sublayer, num_sublayers)(state, lambda x: x)
-        scheme.exit(width)(state)
+            connection = scheme.connect(width, sublayer, num_sublayers).requires_grad_(False)
+            state = connection(state, lambda x: x)
+        scheme.exit(width).requires_grad_(False)(state)
     return counter.get_total_flops()
 
 

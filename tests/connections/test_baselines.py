@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 import x_transformers.x_transformers as xt
 from oracle import definition, rows
+from states import assert_same, state_before, to
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from spheret import SCHEMES, retract, scheme
 from spheret.connections import BranchShape, norms
@@ -116,6 +118,82 @@ def ngpt(c, h, branch):
     return unit(h + rate * (unit(branch(h)) - h))
 
 
+def geonorm_affine(c, h, branch):
+    f, cap = branch(h), math.pi / 4
+    e1 = unit(h)
+    z = f - (e1 * f).sum(-1, keepdim=True) * e1
+    theta = (z.norm(dim=-1, keepdim=True) / h.norm(dim=-1, keepdim=True)).clamp(max=cap)
+    t = ((theta * c.norm.s + c.norm.b) / math.ceil(c.sublayer / 2)).clamp(max=cap)
+    return t.cos() * h + h.norm(dim=-1, keepdim=True) * t.sin() * unit(z)
+
+
+def x0(c, state, branch):
+    h, start = state
+    x = c.mix_norm.r * h + c.mix_norm.m * start if c.sublayer % 2 else h
+    return x + branch(ln(x, c.inner_norm)), start
+
+
+def denseformer(c, state, branch):
+    h, blocks = state
+    x = h + branch(ln(h, c.inner_norm))
+    if c.sublayer % 2:
+        return x, blocks
+    outputs = torch.stack([*blocks, x])
+    return torch.einsum("i,ibd->bd", c.average_norm.weights, outputs), (*blocks, x)
+
+
+def attn_res(c, state, branch):
+    values = torch.stack(state.parts)
+    h = state.parts[0]
+    if c.sublayer > 1:
+        keys = values / torch.sqrt(values.square().mean(-1, keepdim=True) + 1e-5)
+        weights = torch.einsum("d,ibd->ib", c.attend_norm.query, keys).softmax(0)
+        h = torch.einsum("ib,ibd->bd", weights, values)
+    f = branch(rms(h, c.inner_norm))
+    # 12 sublayers in 8 groups: two each
+    if c.sublayer % 2:
+        return (*state.parts, f)
+    return (*state.parts[:-1], state.parts[-1] + f)
+
+
+def hyper(c, state, branch):
+    """Algorithm 2 of arXiv 2409.19606: alpha is (pre, mix^T)."""
+    (x,), static, dynamic = state, c.weights_norm.static, c.weights_norm.dynamic
+    w = dynamic.projection.view(D, 6)
+    moved = torch.tanh(ln(x, c.weights_norm.norm) @ w)
+    pre, mix, post = static.weights.split([4, 16, 4])
+    alpha = torch.cat([pre[:, None], mix.view(4, 4).T], 1) + dynamic.scale[0] * moved[..., :5]
+    beta = post + dynamic.scale[1] * moved[..., 5]
+    mixed = alpha.transpose(-1, -2) @ x
+    f = branch(ln(mixed[..., 0, :], c.inner_norm))
+    return torch.einsum("bi,bd->bid", beta, f) + mixed[..., 1:, :]
+
+
+def mhc(c, state, branch):
+    (x,), own = state, c.weights_norm
+    r = x.flatten(1) / torch.sqrt(x.flatten(1).square().mean(-1, keepdim=True) + 1e-6)
+    pre, post, comb = (r @ own.projection.view(24, 4 * D).T).split([4, 4, 16], -1)
+    of_pre, of_post, of_comb = own.base.split([4, 4, 16])
+    pre = torch.sigmoid(own.scale[0] * pre + of_pre) + 1e-6
+    post = 2 * torch.sigmoid(own.scale[1] * post + of_post)
+    comb = torch.softmax((own.scale[2] * comb + of_comb).view(-1, 4, 4), -1) + 1e-6
+    for step in range(20):
+        comb = comb if step == 0 else comb / (comb.sum(2, keepdim=True) + 1e-6)
+        comb = comb / (comb.sum(1, keepdim=True) + 1e-6)
+    f = branch(rms(torch.einsum("bi,bid->bd", pre, x), c.inner_norm))
+    return torch.einsum("bji,bjd->bid", comb, x) + torch.einsum("bi,bd->bid", post, f)
+
+
+def spherical_hyper(c, state, branch):
+    (x,), own = state, c.weights_norm
+    f = branch(torch.einsum("i,bid->bd", own.pre, x))
+    S = own.skew.view(4, 4) - own.skew.view(4, 4).T
+    O = torch.linalg.inv(torch.eye(4) + S) @ (torch.eye(4) - S)
+    along = torch.einsum("i,bd->bid", own.post / own.post.norm(), f)
+    alpha = torch.clamp(F.softplus(c.norm.a), max=1.0) / math.sqrt(c.sublayer)
+    return definition((O @ x).flatten(1), along.flatten(1), alpha, 1.0, None)[0].view(x.shape)
+
+
 def spherical(c, h, branch, p, cap, factor):
     alpha = factor * torch.clamp(F.softplus(c.norm.a), max=1.0)
     return definition(h, branch(h), alpha, p, cap)[0]
@@ -159,6 +237,13 @@ FORMULAS = {
     "proj-spheretnorm": lambda c, h, F_: spherical(c, h, F_, 1.0, None, 1 / math.sqrt(c.sublayer)),
     "cay-spheretnorm": lambda c, h, F_: spherical(c, h, F_, 2.0, math.pi / 4, 1 / math.sqrt(c.sublayer)),
     "p-spheretnorm": lambda c, h, F_: spherical(c, h, F_, 0.5, None, 1 / math.sqrt(c.sublayer)),
+    "geonorm-affine": geonorm_affine,
+    "x0": x0,
+    "denseformer": denseformer,
+    "attn-res": attn_res,
+    "hyper": hyper,
+    "mhc": mhc,
+    "spherical-hyper": spherical_hyper,
 }
 
 
@@ -168,10 +253,13 @@ def test_no_scheme_is_without_a_formula():
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_every_sublayer_computes_its_published_formula(name):
-    h, branch = rows(6, D), nn.Sequential(nn.Linear(D, D), nn.Tanh()).double()
+    branch = nn.Sequential(nn.Linear(D, D), nn.Tanh()).double()
     for layer in range(1, DEPTH + 1):
         connection = randomize(scheme(name).connect(D, layer, DEPTH))
-        assert_equal(connection(h, branch), FORMULAS[name](connection, h, branch))
+        state = state_before(scheme(name), layer, DEPTH, rows(6, D))
+        got, truth = connection(state, branch), FORMULAS[name](connection, state, branch)
+        for x, y in zip(tree_leaves(got), tree_leaves(truth), strict=True):
+            assert_equal(x, y)
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -192,19 +280,23 @@ def test_a_scale_of_2_is_a_scale():
 @pytest.mark.parametrize("dtypes", [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "bfloat16")])
 @pytest.mark.parametrize("name", SCHEMES)
 def test_updates_of_half_rows_are_those_of_float32_rounded_once(name, dtypes):
-    h, f = (x.to(getattr(torch, dtype)) for x, dtype in zip((rows(40, D), rows(40, D, seed=1)), dtypes, strict=True))
-    connection = randomize(scheme(name).connect(D, 3, DEPTH)).float()
-    assert torch.equal(connection.write(h, f), connection.write(h.float(), f.float()).to(h.dtype))
+    stream, branch = (getattr(torch, dtype) for dtype in dtypes)
+    for sublayer in (3, 4):
+        h = to(state_before(scheme(name), sublayer, DEPTH, rows(40, D).float()), stream)
+        f = rows(40, D, seed=1).to(branch)
+        connection = randomize(scheme(name).connect(D, sublayer, DEPTH)).float()
+        assert_same(connection.write(h, f), to(connection.write(to(h, torch.float32), f.float()), stream))
 
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_half_parameters_are_widened_before_they_are_used(name):
-    h, f = rows(40, D).float(), rows(40, D, seed=1).float()
-    connection = randomize(scheme(name).connect(D, 3, DEPTH)).bfloat16()
-    halves = connection.read(h), connection.write(h, f)
-    connection.float()
-    assert torch.equal(halves[0], connection.read(h))
-    assert torch.equal(halves[1], connection.write(h, f))
+    for sublayer in (3, 4):
+        h, f = state_before(scheme(name), sublayer, DEPTH, rows(40, D).float()), rows(40, D, seed=1).float()
+        connection = randomize(scheme(name).connect(D, sublayer, DEPTH)).bfloat16()
+        halves = connection.read(h), connection.write(h, f)
+        connection.float()
+        assert torch.equal(halves[0], connection.read(h))
+        assert_same(halves[1], connection.write(h, f))
 
 
 def test_norms_have_a_bias_unless_it_is_left_out():

@@ -7,12 +7,25 @@ from pathlib import Path
 import pytest
 import torch
 from oracle import rows
+from states import assert_same, state_before
 from torch import nn
 
 import spheret
 from spheret import SCHEMES, Bounded, Connection, ScaleNorm, SpheretNorm, connections, scheme
 from spheret.bounds import inverse_softplus
-from spheret.connections import BoundedScalar, BranchShape, angle_between, base, euclidean, ngpt, norms, spherical
+from spheret.connections import (
+    BoundedScalar,
+    BranchShape,
+    angle_between,
+    base,
+    earlier_states,
+    euclidean,
+    geonorm_affine,
+    many_streams,
+    ngpt,
+    norms,
+    spherical,
+)
 from spheret.model.monitor import on_bound
 
 D, DEPTH = 8, 4
@@ -29,6 +42,16 @@ MODULES = {
     ngpt.NGPTNorm: {"dim": D},
     ngpt.QueryKeyNorm: {"dim": D, "heads": 2},
     spherical.SpheretNorm: {"dim": D, "sublayer": 2, "retraction": 0.5, "learnable_p": True},
+    geonorm_affine.AffineGeoNorm: {"block": 2},
+    earlier_states.StartMix: {"mix": 0.1},
+    earlier_states.DepthWeights: {"count": 3},
+    earlier_states.Attend: {"dim": D, "count": 3},
+    many_streams.HyperWeights: {"streams": 3, "sublayer": 2},
+    many_streams.TokenWeights: {"dim": D, "streams": 3},
+    many_streams.ManifoldWeights: {"dim": D, "streams": 3, "sublayer": 2},
+    many_streams.Gates: {"dim": D, "streams": 3},
+    many_streams.StreamShares: {"streams": 3, "start": 0.5},
+    many_streams.SphericalHyperWeights: {"streams": 3, "sublayer": 2},
 }
 # a buffer is all that it has
 WITHOUT_PARAMETERS = {base.BranchWarmup}
@@ -36,7 +59,7 @@ WITHOUT_PARAMETERS = {base.BranchWarmup}
 
 def classes(base):
     """The classes of connections/ that derive from `base`."""
-    homes = (connections.base, norms, euclidean, ngpt, spherical)
+    homes = (base, norms, euclidean, ngpt, spherical, geonorm_affine, earlier_states, many_streams)
     members = [member for home in homes for _, member in inspect.getmembers(home, inspect.isclass)]
     return {m for m in members if issubclass(m, base) and m.__module__.startswith("spheret.connections")}
 
@@ -106,10 +129,11 @@ class TestParameters:
         assert list(module.state_dict()) == list(fresh.state_dict())
         for key, value in fresh.state_dict().items():
             assert torch.equal(module.state_dict()[key], value), key
-        x, f = rows(5, D).float(), rows(5, D, seed=1).float()
+        state, f = rows(5, D).float(), rows(5, D, seed=1).float()
         for part, truth in zip(module, fresh, strict=True):
-            inputs = (x, lambda _: f) if isinstance(part, Connection) else (x,)
-            assert torch.equal(part(*inputs), truth(*inputs))
+            inputs = (state, lambda _: f) if isinstance(part, Connection) else (state,)
+            state = part(*inputs)
+            assert_same(state, truth(*inputs))
 
 
 class TestChannelDim:
@@ -216,14 +240,16 @@ class TestBounded:
 class TestWhatConnectionsAnswer:
     @pytest.mark.parametrize("name", SCHEMES)
     def test_angle(self, name):
-        h, f = rows(20, D), 2 * rows(20, D, seed=1)
+        f = 2 * rows(20, D, seed=1)
         for sublayer in range(1, DEPTH + 1):
             connection = scheme(name).connect(D, sublayer, DEPTH).double()
-            out = connection.write(h, f)
-            angle = connection.angle(h, f)
+            state = state_before(scheme(name), sublayer, DEPTH, rows(20, D))
+            out = connection.write(state, f)
+            angle = connection.angle(state, f)
             assert angle.shape == (20,)
-            torch.testing.assert_close(angle, angle_between(h, out), rtol=0, atol=1e-7)
-            torch.testing.assert_close(connection.angle(h, f, out), angle)
+            streams = connection.stream(state), connection.stream(out)
+            torch.testing.assert_close(angle, angle_between(*streams), rtol=0, atol=1e-7)
+            torch.testing.assert_close(connection.angle(state, f, out), angle)
 
     @pytest.mark.parametrize("name", SCHEMES)
     def test_step(self, name):
@@ -231,7 +257,7 @@ class TestWhatConnectionsAnswer:
         step = connection.retraction_step()
         if not isinstance(connection, spherical.SphericalConnection):
             assert step is None
-            assert connection.alpha is None
+            assert connection.alpha is None or connection.alpha.shape == (1,)
             return
         assert torch.equal(step.alpha, connection.alpha)
         norm = connection.norm
@@ -253,7 +279,7 @@ class TestTheOtherKindOfCall:
     @pytest.mark.parametrize("name", SCHEMES)
     def test_connection_with_a_tensor(self, name):
         with pytest.raises(TypeError, match=r"connection.write\(h, f\) .* or SpheretNorm"):
-            scheme(name).connect(D, 1, DEPTH)(torch.ones(2, D), torch.ones(2, D))
+            scheme(name).connect(D, 1, DEPTH)(scheme(name).enter(D)(torch.ones(2, D)), torch.ones(2, D))
 
 
 def test_no_room_but_connections_names_a_method():

@@ -9,7 +9,9 @@ import pytest
 import torch
 from oracle import rows
 from safetensors.torch import load, save
+from states import assert_same
 from torch import nn
+from torch.utils._pytree import tree_leaves, tree_structure
 
 from spheret import PAPER_SCHEMES, SCHEMES, Connection, ScaleNorm, SpheretNorm, parameter_groups, scheme
 from spheret.kernels import use
@@ -25,6 +27,8 @@ VARIANTS = [
     ("proj-spheretnorm", {"learnable_alpha": False, "alpha": 0.5, "radius": 2.0}),
     ("pre-ln", {"norm": "rmsnorm", "bias": False}),
     ("ngpt", {"inner_scales": False}),
+    ("hyper", {"dynamic": False, "streams": 2}),
+    ("attn-res", {"blocks": 2}),
 ]
 
 
@@ -38,11 +42,15 @@ class Stack(nn.Module):
         self.connections = nn.ModuleList(built.connect(D, sublayer, depth) for sublayer in range(1, depth + 1))
         self.branches = nn.ModuleList(nn.Sequential(nn.Linear(D, D), nn.Tanh()) for _ in range(depth))
 
-    def forward(self, x):
-        h = self.enter(x)
+    def states(self, x):
+        """The state before every connection, and the last one."""
+        states = [self.enter(x)]
         for connection, branch in zip(self.connections, self.branches, strict=True):
-            h = connection(h, branch)
-        return self.exit(h)
+            states.append(connection(states[-1], branch))
+        return states
+
+    def forward(self, x):
+        return self.exit(self.states(x)[-1])
 
 
 def variant_name(variant):
@@ -98,13 +106,14 @@ class TestCitizenship:
 
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     def test_every_part_keeps_the_streams_dtype_for_any_branch_and_parameter_dtype(self, stack, dtype):
-        h = rows(6, D).to(dtype)
-        assert stack.enter(h).dtype == dtype
-        assert stack.exit(h).dtype == dtype
-        for connection in stack.connections:
-            assert connection.read(h).dtype == dtype
+        stack.branches.to(dtype)
+        states = stack.states(rows(6, D).to(dtype))
+        assert stack.exit(states[-1]).dtype == dtype
+        for connection, state in zip(stack.connections, states, strict=False):
+            assert connection.read(state).dtype == connection.stream(state).dtype == dtype
             for branch in DTYPES:
-                assert connection.write(h, rows(6, D, seed=1).to(branch)).dtype == dtype
+                written = connection.write(state, rows(6, D, seed=1).to(branch))
+                assert {x.dtype for x in tree_leaves(written)} == {dtype}
 
     def test_autocast(self, stack):
         x = rows(6, D).float()
@@ -164,10 +173,11 @@ class TestCitizenship:
 
     def test_every_parameter_learns_and_none_is_a_scalar_that_fsdp_refuses(self, stack):
         stack.double()
-        # rezero's branches get no gradient while every step is 0, so move the parameters a little
+        # rezero's branches get no gradient while every step is 0, and streams that are equal have none that tells
+        # them apart, so move the parameters a little, each by another amount
         with torch.no_grad():
             for p in stack.parameters():
-                p.mul_(0.9).sub_(0.01)
+                p.mul_(0.9).sub_(torch.linspace(0.01, 0.02, p.numel()).view_as(p))
         stack(rows(6, D)).pow(3).sum().backward()
         for name, p in stack.named_parameters():
             assert p.dim() >= 1, name
@@ -210,9 +220,15 @@ class TestTable:
         assert 0 < init.value <= 1
 
     def test_forward_is_write_of_branch_of_read(self, name):
-        connection = scheme(name).connect(D, 3, DEPTH).double()
-        h, branch = rows(5, D), nn.Linear(D, D).double()
-        assert torch.equal(connection(h, branch), connection.write(h, branch(connection.read(h))))
+        stack = Stack(name).double()
+        for connection, branch, state in zip(
+            stack.connections, stack.branches, stack.states(rows(5, D)), strict=False
+        ):
+            out = connection(state, branch)
+            assert_same(out, connection.write(state, branch(connection.read(state))))
+            assert connection.stream(out).shape == (5, D)
+            # without its sublayer the state is one that the next connection takes
+            assert tree_structure(connection.skip(state)) == tree_structure(out)
 
     @pytest.mark.parametrize("sublayer", [0, -1, 5, 1.0, True])
     def test_sublayers_out_of_range(self, name, sublayer):
@@ -225,13 +241,27 @@ class TestTable:
                 scheme(name).connect(dim, 1, 4)
 
     def test_bad_rows(self, name):
-        connection = scheme(name).connect(D, 1, 4)
+        built = scheme(name)
+        connection, state = built.connect(D, 1, 4), built.enter(D)(torch.ones(3, D))
         with pytest.raises(ValueError, match="same shape"):
-            connection.write(torch.ones(3, D), torch.ones(2, D))
+            connection.write(state, torch.ones(2, D))
         with pytest.raises(ValueError, match="width 8"):
-            connection.write(torch.ones(3, 9), torch.ones(3, 9))
+            connection.write(built.enter(9)(torch.ones(3, 9)), torch.ones(3, 9))
         with pytest.raises(TypeError, match="floating-point"):
-            connection.write(torch.ones(3, D), torch.ones(3, D).long())
+            connection.write(state, torch.ones(3, D).long())
+
+    def test_a_state_of_another_scheme_is_refused(self, name):
+        stack, x = Stack(name), rows(3, D).float()
+        own = type(stack.enter(x))
+        for other in SCHEMES:
+            state = scheme(other).enter(D)(x)
+            if type(state) is own:
+                continue
+            for call in (lambda state: stack.connections[0](state, torch.tanh), stack.exit):
+                # an exit that does nothing passes on what it gets
+                if not isinstance(call, nn.Identity):
+                    with pytest.raises(TypeError, match=f"is a {own.__name__}, got {type(state).__name__}: take the"):
+                        call(state)
 
     def test_zero_rows_stay_finite(self, name):
         stack = Stack(name)

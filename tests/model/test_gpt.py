@@ -60,6 +60,20 @@ class TestSize:
             # three norms of heads of 64
             "hybridnorm": layers * (width + 3 * 64) - (2 * sublayers + 1) * width,
             "residual-multiplier": -(sublayers + 1) * width,
+            # s and b per sublayer, and the final RMSNorm alone
+            "geonorm-affine": 2 * sublayers - norms - width,
+            # r and m per block
+            "x0": 2 * layers,
+            # block b has b + 1 weights
+            "denseformer": layers * (layers + 3) // 2,
+            # RMSNorms, and a query per sublayer but the first, and at the exit
+            "attn-res": -(sublayers + 1) * width + sublayers * width,
+            # pre, mix, post, the norm, W and two scales
+            "hyper": sublayers * (4 + 16 + 4 + 2 * width + 6 * width + 2),
+            # RMSNorms, 24 rows of 4 streams, 24 biases and 3 scales; 4 rows, 4 biases and a scale at the exit
+            "mhc": -(sublayers + 1) * width + sublayers * (24 * 4 * width + 27) + 16 * width + 5,
+            # a step, pre, post and A per sublayer; the radius, and the weights at the exit
+            "spherical-hyper": sublayers * (1 + 4 + 4 + 16) - norms + 1 + 4,
         }
         assert {name: counts[name] - pre for name in expected} == expected
         assert set(expected) | {"pre-ln", "peri-ln", *SPHERICAL} == set(SCHEMES)
@@ -461,8 +475,9 @@ class TestProbes:
             first = model(tokens())
         assert [s.number for s in seen] == [1, 2, 3, 4]
         for sublayer in seen:
-            torch.testing.assert_close(sublayer.out, sublayer.connection.write(sublayer.h, sublayer.f))
-            torch.testing.assert_close(sublayer.f, sublayer.branch(sublayer.connection.read(sublayer.h)))
+            torch.testing.assert_close(sublayer.next_state, sublayer.connection.write(sublayer.state, sublayer.f))
+            torch.testing.assert_close(sublayer.f, sublayer.branch(sublayer.connection.read(sublayer.state)))
+            assert sublayer.h.shape == sublayer.out.shape == sublayer.f.shape
             cosine = F.cosine_similarity(sublayer.h, sublayer.out, dim=-1)
             torch.testing.assert_close(sublayer.angle.cos().double(), cosine, rtol=0, atol=1e-6)
         weights = seen[0].attention

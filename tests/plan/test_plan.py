@@ -155,6 +155,17 @@ def test_flops_are_what_torch_counts(scheme, recompute):
         assert cost.step_flops(model.config, tokens, recompute) == counted
 
 
+@pytest.mark.parametrize("scheme", [name for name in SCHEMES if not SCHEMES[name]().one_stream])
+def test_flops_of_many_streams_are_what_torch_counts(scheme):
+    for size in SMALL:
+        model = GPT(config(size, scheme))
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            forward(model, "float32", size[-1]).backward()
+        planned, counted = cost.step_flops(model.config, size[-1] * model.config.block), counter.get_total_flops()
+        # products of small matrices of parameters do not grow with the tokens, and are left out
+        assert planned == pytest.approx(counted, rel=1e-4)
+
+
 def test_the_papers_arithmetic_keeps_more():
     spherical = config(SMALL[1])
     fused, paper = (sum(memory.connections(spherical, 512, "float32", name)) for name in (None, "reference"))
@@ -300,7 +311,7 @@ def test_the_bound_for_too_large_models_lies_below_the_plan(scheme, precision):
         planned = 4 * memory.weights_bytes(config) + memory.peak(config, 256, precision, recompute)
         bound = fits.least_training_bytes(config, 256, precision)
         # it never refuses what fits, and it is no empty promise
-        assert 0.5 * planned < bound <= planned
+        assert (0.5 if config.build_scheme().one_stream else 0.3) * planned < bound <= planned
 
 
 def test_what_was_counted_is_freed():

@@ -1,0 +1,345 @@
+"""Schemes whose state holds earlier states beside the stream: `x0`, `denseformer` and `attn-res`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from spheret.connections.base import (
+    Connection,
+    PreparedConnection,
+    add,
+    check_parts,
+    check_state_type,
+    check_sublayer,
+)
+from spheret.connections.euclidean import Residual
+from spheret.connections.norms import Device, empty_parameter
+from spheret.kernels import check_rows, compute_dtype
+from spheret.support.ranges import check_count
+
+
+class Started(NamedTuple):
+    """The stream, and what entered it: (..., dim) each."""
+
+    h: Tensor
+    start: Tensor
+
+
+class Outputs(NamedTuple):
+    """The stream; and what entered it and the output of every block so far, (..., dim) each."""
+
+    h: Tensor
+    blocks: tuple[Tensor, ...]
+
+
+class Sums(NamedTuple):
+    """What entered the stream, and the sum of the branches' outputs of each group of sublayers: (..., dim) each."""
+
+    parts: tuple[Tensor, ...]
+
+
+class StartEntry(nn.Module):
+    """The entry of `x0`."""
+
+    def forward(self, x: Tensor) -> Started:
+        return Started(x, x)
+
+
+class FirstOutput(nn.Module):
+    """The entry of `denseformer`."""
+
+    def forward(self, x: Tensor) -> Outputs:
+        return Outputs(x, (x,))
+
+
+class FirstSum(nn.Module):
+    """The entry of `attn-res`."""
+
+    def forward(self, x: Tensor) -> Sums:
+        return Sums((x,))
+
+
+class NormOfStream(nn.Module):
+    """A norm of the stream, which is the field h of the state."""
+
+    def __init__(self, state_type: type, norm: nn.Module):
+        super().__init__()
+        self.state_type, self.norm = state_type, norm
+
+    def forward(self, state: Started | Outputs) -> Tensor:
+        check_state_type(state, self.state_type)
+        return self.norm(state.h)
+
+
+def weighted_sum(weights: Iterable[Tensor], rows: Sequence[Tensor]) -> Tensor:
+    """sum_i w_i x_i in float32 or better."""
+    dtype = compute_dtype(*rows)
+    terms = [weight.to(dtype) * x.to(dtype) for weight, x in zip(weights, rows, strict=True)]
+    return functools.reduce(torch.add, terms)
+
+
+class StartMix(nn.Module):
+    """r h + m start, with learned scalars r = 1 and m = mix at the start, in float32 or better."""
+
+    def __init__(self, mix: float, device: Device = None, dtype: torch.dtype | None = None):
+        super().__init__()
+        self.mix = mix
+        self.r, self.m = empty_parameter(1, device, dtype), empty_parameter(1, device, dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.r)
+        nn.init.constant_(self.m, self.mix)
+
+    def forward(self, h: Tensor, start: Tensor) -> Tensor:
+        return weighted_sum((self.r, self.m), (h, start))
+
+
+class StartConnection(PreparedConnection):
+    """h' = x + F(norm x), with x = mix_norm(h, start), or x = h without `mix_norm`."""
+
+    state_type = Started
+
+    def __init__(
+        self, dim: int, sublayer: int, num_sublayers: int, inner_norm: nn.Module, mix_norm: nn.Module | None = None
+    ):
+        super().__init__(dim, sublayer, num_sublayers)
+        self.inner_norm, self.mix_norm = inner_norm, mix_norm
+
+    def stream(self, state: Started) -> Tensor:
+        return state.h
+
+    def prepare(self, state: Started) -> Tensor:
+        return state.h if self.mix_norm is None else self.mix_norm(*state)
+
+    def read_prepared(self, state: Started, x: Tensor) -> Tensor:
+        return self.inner_norm(x).to(state.h.dtype)
+
+    def write_prepared(self, state: Started, x: Tensor, f: Tensor) -> Started:
+        check_rows(x, f, self.dim)
+        dtype = compute_dtype(x, f)
+        return Started((x.to(dtype) + self.warmed(f.to(dtype))).to(state.h.dtype), state.start)
+
+
+@dataclass(frozen=True)
+class X0(Residual):
+    """h' = x + F(LN x), with x = r h + m h_0 before a block and x = h within it; h_0 is what entered the stream.
+
+    r and m are learned scalars, one each per block. r starts at 1 and m at `mix`. And a final norm.
+    """
+
+    mix: float = 0.1
+    source: ClassVar[str] = "nanochat; modded-nanogpt"
+    one_stream: ClassVar[bool] = False
+
+    def enter(self, dim: int) -> nn.Module:
+        return StartEntry()
+
+    def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
+        mix = StartMix(self.mix) if sublayer % 2 else None
+        return StartConnection(dim, sublayer, num_sublayers, self.build_norm(dim), mix)
+
+    def exit(self, dim: int) -> nn.Module:
+        return NormOfStream(Started, self.build_norm(dim))
+
+
+class DepthWeights(nn.Module):
+    """sum_i a_i x_i over `count` rows, with learned a_i that start at 0, and the last at 1, in float32 or better."""
+
+    def __init__(self, count: int, device: Device = None, dtype: torch.dtype | None = None):
+        super().__init__()
+        self.weights = empty_parameter(count, device, dtype)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weights)
+        nn.init.ones_(self.weights[-1:])
+
+    def forward(self, rows: Sequence[Tensor]) -> Tensor:
+        return weighted_sum(self.weights.unbind(), rows)
+
+
+class DenseConnection(Connection):
+    """h' = x = h + F(norm h), or with `average_norm` h' = average_norm of what entered, earlier outputs and x."""
+
+    state_type = Outputs
+
+    def __init__(
+        self,
+        dim: int,
+        sublayer: int,
+        num_sublayers: int,
+        inner_norm: nn.Module,
+        average_norm: nn.Module | None = None,
+    ):
+        super().__init__(dim, sublayer, num_sublayers)
+        self.inner_norm, self.average_norm = inner_norm, average_norm
+
+    def check_state(self, state: Outputs) -> None:
+        super().check_state(state)
+        check_parts(state.blocks, (self.sublayer + 1) // 2, self.sublayer)
+
+    def stream(self, state: Outputs) -> Tensor:
+        return state.h
+
+    def read(self, state: Outputs) -> Tensor:
+        self.check_state(state)
+        return self.inner_norm(state.h)
+
+    def write(self, state: Outputs, f: Tensor) -> Outputs:
+        self.check_state(state)
+        h, blocks = state
+        check_rows(h, f, self.dim)
+        dtype = compute_dtype(h, f)
+        x = h.to(dtype) + self.warmed(f.to(dtype))
+        if self.average_norm is None:
+            return Outputs(x.to(h.dtype), blocks)
+        return Outputs(self.average_norm((*blocks, x)).to(h.dtype), (*blocks, x.to(h.dtype)))
+
+    def skip(self, state: Outputs) -> Outputs:
+        return self.write(state, torch.zeros_like(state.h))
+
+
+@dataclass(frozen=True)
+class DenseFormer(Residual):
+    """Pre-LN whose h after block b is sum_i a_i x_i, over what entered and the outputs of blocks 1 to b.
+
+    x_b = h + F(LN h) is the block's own output. The learned a_i start at 0, and that of the block itself at 1. And a
+    final norm.
+    """
+
+    source: ClassVar[str] = "arXiv 2402.02622"
+    one_stream: ClassVar[bool] = False
+
+    def enter(self, dim: int) -> nn.Module:
+        return FirstOutput()
+
+    def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
+        check_sublayer(sublayer, num_sublayers)
+        average = None if sublayer % 2 else DepthWeights(sublayer // 2 + 1)
+        return DenseConnection(dim, sublayer, num_sublayers, self.build_norm(dim), average)
+
+    def exit(self, dim: int) -> nn.Module:
+        return NormOfStream(Outputs, self.build_norm(dim))
+
+
+class Attend(nn.Module):
+    """sum_i p_i v_i, with p = softmax_i <q, RMS(v_i)> and a learned q in R^dim that is 0 at the start.
+
+    RMS has no gain. `count` is the number of rows v_i. One row is returned as it is, without a q.
+    """
+
+    eps: float = 1e-5
+
+    def __init__(self, dim: int, count: int, device: Device = None, dtype: torch.dtype | None = None):
+        super().__init__()
+        self.query: nn.Parameter | None = empty_parameter(dim, device, dtype) if count > 1 else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.query is not None:
+            nn.init.zeros_(self.query)
+
+    def forward(self, rows: Sequence[Tensor]) -> Tensor:
+        if self.query is None:
+            return rows[0]
+        dtype = compute_dtype(*rows)
+        query, scores = self.query.to(dtype), []
+        for row in rows:
+            v = row.to(dtype)
+            inverse = (v.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+            scores.append((query * v).sum(-1, keepdim=True) * inverse)
+        return weighted_sum(torch.cat(scores, -1).softmax(-1).split(1, -1), rows).to(rows[0].dtype)
+
+
+class AttentionConnection(Connection):
+    """F reads norm(Attend(parts)); its output joins the last part, or begins one at the start of a group.
+
+    `group` is the number of sublayers whose outputs are summed.
+    """
+
+    state_type = Sums
+
+    def __init__(self, dim: int, sublayer: int, num_sublayers: int, group: int, inner_norm: nn.Module):
+        super().__init__(dim, sublayer, num_sublayers)
+        self.inner_norm = inner_norm
+        self.begins = (sublayer - 1) % group == 0
+        self.count = parts_after(sublayer - 1, group)
+        self.attend_norm = Attend(dim, self.count)
+
+    def check_state(self, state: Sums) -> None:
+        super().check_state(state)
+        check_parts(state.parts, self.count, self.sublayer)
+
+    def stream(self, state: Sums) -> Tensor:
+        # what a residual stream of these branches would be
+        return functools.reduce(add, state.parts)
+
+    def read(self, state: Sums) -> Tensor:
+        self.check_state(state)
+        return self.inner_norm(self.attend_norm(state.parts))
+
+    def write(self, state: Sums, f: Tensor) -> Sums:
+        self.check_state(state)
+        *earlier, last = state.parts
+        check_rows(last, f, self.dim)
+        f = self.warmed(f.to(compute_dtype(last, f)))
+        return Sums((*earlier, last, f.to(last.dtype)) if self.begins else (*earlier, add(last, f)))
+
+    def skip(self, state: Sums) -> Sums:
+        return self.write(state, torch.zeros_like(state.parts[-1]))
+
+
+def parts_after(sublayers: int, group: int) -> int:
+    """How many parts a state of `attn-res` has after so many sublayers, whose outputs are summed in groups."""
+    return 1 + -(-sublayers // group)
+
+
+class AttendedNorm(nn.Module):
+    """The exit of `attn-res`: a norm of Attend(parts)."""
+
+    def __init__(self, attend: Attend, norm: nn.Module):
+        super().__init__()
+        self.attend, self.norm = attend, norm
+
+    def forward(self, state: Sums) -> Tensor:
+        check_state_type(state, Sums)
+        return self.norm(self.attend(state.parts))
+
+
+@dataclass(frozen=True)
+class AttnRes(Residual):
+    """F reads RMS(sum_i p_i v_i), p = softmax_i <q, RMS(v_i)>; v_i are what entered and sums of branches' outputs.
+
+    A sublayer's q is 0 at the start, so that it reads their mean. The outputs of the branches are summed in `blocks`
+    groups of equally many sublayers; as many groups as sublayers attend to every single output. The exit reads as a
+    sublayer does, with a q of its own.
+    """
+
+    norm: str = "rmsnorm"
+    blocks: int = 8
+    source: ClassVar[str] = "arXiv 2603.15031"
+    one_stream: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("blocks", self.blocks)
+
+    def enter(self, dim: int) -> nn.Module:
+        return FirstSum()
+
+    def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
+        check_sublayer(sublayer, num_sublayers)
+        group = -(-num_sublayers // self.blocks)
+        return AttentionConnection(dim, sublayer, num_sublayers, group, self.build_norm(dim))
+
+    def exit(self, dim: int) -> nn.Module:
+        # there is a sublayer, so there are two parts or more
+        return AttendedNorm(Attend(dim, 2), self.build_norm(dim))

@@ -1,0 +1,265 @@
+"""Schemes with a state of their own: against transformers' mHC, how they start, and what their states keep."""
+
+import math
+
+import pytest
+import torch
+from oracle import rows
+from small_models import TINY, randomize, tokens
+from states import state_before
+from torch import nn
+from torch.utils._pytree import tree_leaves
+from transformers import DeepseekV4Config
+from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HyperConnection, DeepseekV4HyperHead
+
+import spheret
+from spheret import GPT, SCHEMES, GPTConfig, scheme
+from spheret.certificates.certificate import certify
+from spheret.connections.many_streams import Streams, cayley, sinkhorn
+from spheret.model.probes import probe
+
+D, DEPTH = 8, 6
+MANY = [name for name in SCHEMES if not scheme(name).one_stream]
+STREAMS = [name for name in MANY if hasattr(scheme(name), "streams")]
+
+
+def deepseek(kind, dtype):
+    config = DeepseekV4Config(hidden_size=D, hc_mult=4, rms_norm_eps=1e-6)
+    module = kind(config)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.copy_(0.5 * torch.randn(p.shape, generator=generator))
+    return module.to(dtype)
+
+
+def gradients(outputs, inputs):
+    weights = [torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y) for y in outputs]
+    return torch.autograd.grad(sum((w * y).sum() for w, y in zip(weights, outputs, strict=True)), inputs)
+
+
+# transformers computes pre, post and comb in float32, whatever the dtype
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+class TestAgainstDeepSeek:
+    x = rows(2 * 3 * 4, D).view(2, 3, 4, D)
+
+    def truth(self, theirs, x, branch, monkeypatch):
+        """One sublayer as DeepseekV4DecoderLayer writes it, without its norm."""
+        # .float() would round float64
+        monkeypatch.setattr(torch.Tensor, "float", lambda tensor: tensor)
+        post, comb, collapsed = theirs(x)
+        return post.unsqueeze(-1) * branch(collapsed).unsqueeze(-2) + comb.transpose(-1, -2) @ x
+
+    def test_a_sublayer(self, dtype, tolerance, monkeypatch):
+        theirs, branch = deepseek(DeepseekV4HyperConnection, dtype), nn.Linear(D, D).to(dtype)
+        own = scheme("mhc").connect(D, 3, DEPTH).to(dtype)
+        own.inner_norm = nn.Identity()
+        weights = own.weights_norm
+        weights.load_state_dict({"projection": theirs.fn.flatten(), "base": theirs.base, "scale": theirs.scale})
+        x, y = (self.x.to(dtype).requires_grad_() for _ in range(2))
+        got, expected = own(Streams(x), branch).x, self.truth(theirs, y, branch, monkeypatch)
+        torch.testing.assert_close(got, expected, rtol=0, atol=tolerance)
+        ours = gradients([got], [x, weights.base, weights.scale, weights.projection, branch.weight])
+        them = gradients([expected], [y, theirs.base, theirs.scale, theirs.fn, branch.weight])
+        for a, b in zip(ours, them, strict=True):
+            torch.testing.assert_close(a.view_as(b), b, rtol=tolerance, atol=10 * tolerance)
+
+    def test_the_exit(self, dtype, tolerance, monkeypatch):
+        theirs, own = deepseek(DeepseekV4HyperHead, dtype), scheme("mhc").exit(D).to(dtype)
+        own.norm = nn.Identity()
+        shares = own.shares
+        shares.load_state_dict(
+            {"projection": theirs.hc_fn.flatten(), "base": theirs.hc_base, "scale": theirs.hc_scale}
+        )
+        monkeypatch.setattr(torch.Tensor, "float", lambda tensor: tensor)
+        x, y = (self.x.to(dtype).requires_grad_() for _ in range(2))
+        got, expected = own(Streams(x)), theirs(y)
+        torch.testing.assert_close(got, expected, rtol=0, atol=tolerance)
+        ours = gradients([got], [x, shares.base, shares.scale, shares.projection])
+        them = gradients([expected], [y, theirs.hc_base, theirs.hc_scale, theirs.hc_fn])
+        for a, b in zip(ours, them, strict=True):
+            torch.testing.assert_close(a.view_as(b), b, rtol=tolerance, atol=10 * tolerance)
+
+
+class TestStart:
+    """With their starting weights, and the same branches, these are schemes of one stream."""
+
+    @pytest.mark.parametrize(
+        ("name", "options", "plain"),
+        [
+            ("denseformer", {}, "pre-ln"),
+            ("x0", {"mix": 0.0}, "pre-ln"),
+            ("hyper", {}, "pre-ln"),
+            ("hyper", {"dynamic": False, "streams": 3}, "pre-ln"),
+            ("spherical-hyper", {}, "proj-spheretnorm"),
+            ("spherical-hyper", {"streams": 2, "retraction": "cayley", "schedule": "constant"}, "cay-spheretnorm"),
+        ],
+    )
+    def test_it_is_one_stream(self, name, options, plain):
+        settings = {"schedule": "constant"} if "schedule" in options else {}
+        models = []
+        for each, chosen in ((name, options), (plain, settings)):
+            torch.manual_seed(0)
+            models.append(GPT(GPTConfig(**TINY, scheme=each, scheme_options=chosen)).double())
+        # the final norm's eps counts for less beside a sum of streams
+        torch.testing.assert_close(models[0](tokens()), models[1](tokens()), rtol=0, atol=1e-3)
+
+    def test_mhc_reads_and_writes_every_stream_alike(self):
+        x = rows(5, D).float()
+        built, branch = scheme("mhc", norm="layernorm"), nn.Linear(D, D)
+        state = built.connect(D, 1, DEPTH)(built.enter(D)(x), branch)
+        truth = scheme("pre-ln").connect(D, 1, DEPTH)(x, branch)
+        torch.testing.assert_close(state.x, truth.unsqueeze(1).expand(5, 4, D), rtol=0, atol=1e-3)
+
+    def test_attn_res_reads_the_mean(self):
+        built = scheme("attn-res", blocks=DEPTH)
+        state = state_before(built, 4, DEPTH, rows(5, D))
+        connection = built.connect(D, 4, DEPTH).double()
+        truth = connection.inner_norm(torch.stack(state.parts).mean(0))
+        torch.testing.assert_close(connection.read(state), truth)
+
+    @pytest.mark.parametrize("name", STREAMS)
+    def test_the_streams_part(self, name):
+        """Equal streams have unequal gradients, or they would stay equal for ever."""
+        torch.manual_seed(0)
+        model = GPT(GPTConfig(**{**TINY, "layers": 4}, scheme=name))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        for _ in range(3):
+            model(tokens(), tokens(seed=1)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        seen = []
+        with probe(model, seen.append):
+            model(tokens())
+        x = seen[-1].next_state.x
+        assert (x - x.mean(-2, keepdim=True)).norm() > 1e-3 * x.norm()
+
+
+@pytest.mark.parametrize(
+    ("blocks", "counts"), [(1, [1, 2, 2, 2, 2, 2]), (3, [1, 2, 2, 3, 3, 4]), (9, [1, 2, 3, 4, 5, 6])]
+)
+def test_the_groups_of_attn_res(blocks, counts):
+    built = scheme("attn-res", blocks=blocks)
+    states = [state_before(built, sublayer, 6, rows(2, D)) for sublayer in range(1, 7)]
+    assert [len(state.parts) for state in states] == counts
+
+
+def test_sinkhorn_gives_rows_and_columns_of_sum_1():
+    matrix = sinkhorn(2 * rows(5 * 4, 4).view(5, 4, 4))
+    assert (matrix > 0).all()
+    # the columns are divided last
+    for dim, tolerance in ((-2, 1e-5), (-1, 1e-2)):
+        torch.testing.assert_close(matrix.sum(dim), torch.ones(5, 4).double(), rtol=0, atol=tolerance)
+
+
+class TestSphericalHyper:
+    @pytest.mark.parametrize("size", [0.0, 1e-3, 1.0, 100.0])
+    def test_the_mix_is_orthogonal(self, size):
+        eye = torch.eye(4, dtype=torch.float64)
+        mix = cayley(size * rows(4, 4))
+        torch.testing.assert_close(mix @ mix.T, eye, rtol=0, atol=1e-12)
+        assert size or torch.equal(mix, eye)
+
+    @pytest.mark.parametrize("streams", [2, 4])
+    @pytest.mark.parametrize("retraction", ["projection", "cayley", "exponential", 0.3])
+    def test_the_norm_of_all_streams_is_constant_over_1000_sublayers(self, retraction, streams):
+        built, depth = scheme("spherical-hyper", streams=streams, retraction=retraction, schedule="constant"), 1000
+        state = built.enter(D).double()(rows(3, D))
+        start = state.x.flatten(1).norm(dim=-1)
+        for sublayer in range(1, depth + 1):
+            connection = randomize(built.connect(D, sublayer, depth).double())
+            state = connection.write(state, 3 * rows(3, D, seed=sublayer))
+            assert (state.x.flatten(1).norm(dim=-1) / start - 1).abs().max() < 1e-12
+            assert (connection.stream(state).norm(dim=-1) <= start * (1 + 1e-12)).all()
+
+    def test_gradients_by_finite_differences(self):
+        connection = randomize(scheme("spherical-hyper", streams=3).connect(4, 2, 4).double())
+        names = [name for name, _ in connection.named_parameters()]
+        x, f = rows(2 * 3, 4).view(2, 3, 4).requires_grad_(), rows(2, 4, seed=1).requires_grad_()
+
+        class Update(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.connection = connection
+
+            def forward(self, x, f):
+                state = Streams(x)
+                return self.connection.write(state, f).x, self.connection.read(state)
+
+        def update(x, f, *values):
+            parameters = {f"connection.{name}": value for name, value in zip(names, values, strict=True)}
+            return torch.func.functional_call(Update(), parameters, (x, f))
+
+        values = [p.detach().clone().requires_grad_() for p in connection.parameters()]
+        assert torch.autograd.gradcheck(update, (x, f, *values))
+
+    def test_the_model_keeps_it(self):
+        model = randomize(GPT(GPTConfig(**{**TINY, "layers": 6}, scheme="spherical-hyper")))
+        seen = []
+        with probe(model, seen.append):
+            model(tokens())
+        norms = torch.stack([s.next_state.x.flatten(-2).norm(dim=-1) for s in seen])
+        torch.testing.assert_close(norms, norms[:1].expand_as(norms), rtol=1e-5, atol=0)
+
+
+class TestWrongStates:
+    @pytest.mark.parametrize("name", STREAMS)
+    def test_another_number_of_streams(self, name):
+        other = scheme(name, streams=3).enter(D)(rows(2, D).float())
+        built = scheme(name)
+        connection = built.connect(D, 1, DEPTH)
+        calls = (lambda: connection(other, torch.tanh), lambda: connection.write(other, torch.ones(2, D)))
+        for call in (*calls, lambda: connection.read(other), lambda: built.exit(D)(other)):
+            with pytest.raises(
+                ValueError, match=r"holds 4 streams of width 8.*got shape \(2, 3, 8\): take the entry"
+            ):
+                call()
+        with pytest.raises(ValueError, match="streams must be at least 2, got 1"):
+            scheme(name, streams=1)
+
+    @pytest.mark.parametrize("name", ["attn-res", "denseformer"])
+    def test_sublayers_out_of_order(self, name):
+        built = scheme(name)
+        state = state_before(built, 5, DEPTH, rows(2, D))
+        for sublayer in (1, 3):
+            connection = built.connect(D, sublayer, DEPTH)
+            for call in (connection.read, lambda state, c=connection: c.write(state, torch.ones(2, D).double())):
+                with pytest.raises(ValueError, match=f"before sublayer {sublayer} holds"):
+                    call(state)
+
+    def test_a_branch_of_another_batch(self):
+        for name in MANY:
+            built = scheme(name)
+            with pytest.raises(ValueError, match="same shape"):
+                built.connect(D, 1, DEPTH).write(built.enter(D)(torch.ones(2, D)), torch.ones(3, D))
+
+
+@pytest.mark.parametrize("name", MANY)
+class TestRefusals:
+    def test_certify(self, name):
+        with pytest.raises(ValueError, match=f"one stream, and {name} carries more than one.*inspect"):
+            certify(GPT(GPTConfig(**TINY, scheme=name)), tokens(1, 8), tokens=4)
+
+    def test_convert(self, name):
+        with pytest.raises(
+            ValueError, match=f"one stream on a sphere, and {name} carries more than one: take one of"
+        ):
+            spheret.convert(nn.Linear(2, 2), scheme=name)
+
+
+def test_certify_leaves_them_out_of_a_table(tmp_path, capsys):
+    from spheret.cli import main
+
+    words = ["certify", "--layers", "2", "--width", "8", "--out", str(tmp_path)]
+    assert main([*words, "--schemes", "pre-ln,mhc,x0"]) == 0
+    assert "Left out, because they carry more than one stream: mhc, x0." in capsys.readouterr().out
+    assert main([*words, "--schemes", "mhc"]) == 2
+    assert "one stream, and mhc carries more than one" in capsys.readouterr().err
+
+
+def test_a_state_is_tensors_alone():
+    """Hooks of FSDP, checkpoints and probes look for tensors in it."""
+    for name in MANY:
+        state = state_before(scheme(name), 3, DEPTH, rows(2, D))
+        assert all(isinstance(x, torch.Tensor) and x.shape[0] == 2 and x.shape[-1] == D for x in tree_leaves(state))
+        assert math.isfinite(sum(x.sum().item() for x in tree_leaves(state)))
