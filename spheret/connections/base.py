@@ -213,17 +213,19 @@ class PreparedConnection(Connection):
         """`write`, given what `prepare` returned."""
         raise NotImplementedError(f"{type(self).__name__} must define write_prepared.")
 
-    def read(self, state: State) -> Tensor:
+    def read(self, state: State, prepared: Any = None) -> Tensor:
+        """As in `Connection`. prepared: what `prepare` returned, if it is already known."""
         self.check_state(state)
-        return self.read_prepared(state, self.prepare(state))
+        return self.read_prepared(state, self.prepare(state) if prepared is None else prepared)
 
-    def write(self, state: State, f: Tensor) -> State:
+    def write(self, state: State, f: Tensor, prepared: Any = None) -> State:
+        """As in `Connection`. prepared: as in `read`."""
         self.check_state(state)
-        return self.write_prepared(state, self.prepare(state), f)
+        return self.write_prepared(state, self.prepare(state) if prepared is None else prepared, f)
 
     def join_branch(self, state: State, branch: Callable[[Tensor], Tensor]) -> State:
         prepared = self.prepare(state)
-        return self.write_prepared(state, prepared, branch(self.read_prepared(state, prepared)))
+        return self.write(state, branch(self.read(state, prepared)), prepared)
 
 
 @dataclass(frozen=True)

@@ -259,7 +259,7 @@ class Attend(nn.Module):
         return weighted_sum(torch.cat(scores, -1).softmax(-1).split(1, -1), rows).to(rows[0].dtype)
 
 
-class AttentionConnection(Connection):
+class GroupedConnection(Connection):
     """F reads norm(Attend(parts)); its output joins the last part, or begins one at the start of a group.
 
     `group` is the number of sublayers whose outputs are summed.
@@ -338,7 +338,7 @@ class AttnRes(Residual):
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
         check_sublayer(sublayer, num_sublayers)
         group = -(-num_sublayers // self.blocks)
-        return AttentionConnection(dim, sublayer, num_sublayers, group, self.build_norm(dim))
+        return GroupedConnection(dim, sublayer, num_sublayers, group, self.build_norm(dim))
 
     def exit(self, dim: int) -> nn.Module:
         # there is a sublayer, so there are two parts or more

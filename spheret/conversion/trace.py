@@ -19,6 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from spheret.connections import Connection
 
 # a tensor object and its version, because relu(inplace=True) returns the object that it was given
 Key = tuple[int, int]
@@ -247,7 +250,11 @@ class _Tracing(TorchFunctionMode):
     def before(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
             time, path = self.tick(), tuple(self.path)
-            for where, x in [*enumerate(args), *kwargs.items()]:
+            given = [*enumerate(args), *kwargs.items()]
+            if isinstance(module, Connection):
+                # its state may hold several tensors
+                given = [(where, x) for where, state in given for x in tree_leaves(state)]
+            for where, x in given:
                 if is_rows(x):
                     key = self.note(x)
                     self.trace.reads[key].append(Read(name, where, path, time))

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from spheret.connections import Connection, SpheretNorm
+from spheret.connections import Connection, SpheretNorm, State
 from spheret.conversion import steps
 from spheret.conversion.trace import Joined
 
@@ -26,8 +26,8 @@ def connections(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def write_of(module: nn.Module) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """(h, f) -> the next state of rows; None for the step of a converted model, which needs more."""
-    if isinstance(module, Connection):
+    """(h, f) -> the next state of rows; None where that needs more: for a converted model, and for many streams."""
+    if isinstance(module, Connection) and module.state_type is Tensor:
         return module.write
     # its rows are last here, whatever its channels are
     return None
@@ -45,7 +45,7 @@ def joining(model: nn.Module, note: Joined) -> Iterator[None]:
     try:
         for name, module in found.items():
             if isinstance(module, Connection):
-                module.write = _noting(name, module.write, note)  # type: ignore[method-assign, assignment]
+                module.write = _noting(name, module, note)  # type: ignore[method-assign]
             elif isinstance(module, SpheretNorm):
                 handles.append(module.register_forward_hook(_norm_hook(name, module.channel_dim, note)))
             elif id(module) in converted:
@@ -61,10 +61,12 @@ def joining(model: nn.Module, note: Joined) -> Iterator[None]:
             handle.remove()
 
 
-def _noting(name: str, write: Callable[[Tensor, Tensor], Tensor], note: Joined) -> Callable[[Tensor, Tensor], Tensor]:
-    def noting(h: Tensor, f: Tensor) -> Tensor:
-        out = write(h, f)
-        note(name, h, f, out)
+def _noting(name: str, connection: Connection, note: Joined) -> Callable[..., State]:
+    write = connection.write
+
+    def noting(state: State, f: Tensor, *prepared: Any) -> State:
+        out = write(state, f, *prepared)
+        note(name, connection.stream(state), f, connection.stream(out))
         return out
 
     return noting

@@ -50,7 +50,9 @@ def test_our_model_as_inspect_sees_it(name):
         assert each.norm == pytest.approx(wanted.norm, rel=1e-9)
         assert each.angle_mean == pytest.approx(wanted.angle, rel=1e-9)
         assert each.angle_max == pytest.approx(metrics.angle_max, rel=1e-9)
-        assert each.moved == pytest.approx(wanted.moved, rel=1e-9, abs=1e-12)
+        # without its whole state a sample of rows does not tell where many streams would be without the branch
+        if model.scheme.one_stream:
+            assert each.moved == pytest.approx(wanted.moved, rel=1e-9, abs=1e-12)
         assert each.cosine == pytest.approx(wanted.token_cosine, rel=1e-9)
         assert each.massive == pytest.approx(wanted.massive, rel=1e-9)
         assert each.sink == (wanted.sink if wanted.sink is None else pytest.approx(wanted.sink, rel=1e-9))
