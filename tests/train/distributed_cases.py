@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from spheret import connections
 from spheret.connections import PAPER_SCHEMES, Bounded
 from spheret.data import open_data
 from spheret.model.gpt import GPT, GPTConfig
@@ -26,6 +27,8 @@ SCHEMES = {name: (name, {}) for name in PAPER_SCHEMES} | {
     "modern": ("pre-ln", {"prores": 1.0}),
     **{head: ("proj-spheretnorm", {}) for head in HEADS[1:]},
     "untied ngpt": ("ngpt", {}),
+    # states of several tensors pass the hooks of blocks
+    **{name: (name, {}) for name in connections.SCHEMES if not connections.scheme(name).one_stream},
 }
 # heads; rotary positions, gated and grouped matrices, norms of queries and keys
 BACKBONES = {
