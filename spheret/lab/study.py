@@ -66,7 +66,8 @@ def study(
 
     Args:
         plan: A TOML file: contestants, learning rates, seeds, sizes. docs/lab.md lists its keys. Or the name of a
-            plan that comes with spheret: connections, depth, modern, transfer or transfer-more.
+            plan that comes with spheret: connections, depth, modern, streams, transfer or
+            transfer-more.
     """
     place.check()
     _check(where)
