@@ -63,7 +63,9 @@ def test_every_block_adds_the_same_number_of_operations_to_a_step(scheme, monkey
         with Operations() as operations:
             run()
         counts.append(operations.count)
-    assert counts[2] - counts[1] == counts[1] - counts[0] > 0
+    first, second = counts[1] - counts[0], counts[2] - counts[1]
+    # a state may hold more tensors after every block
+    assert second == first > 0 if SCHEMES[scheme]().one_stream else second >= first > 0
 
 
 @pytest.mark.parametrize(
