@@ -79,11 +79,17 @@ class Copies(nn.Module):
         return Streams(x.unsqueeze(-2).expand(*x.shape[:-1], self.streams, x.shape[-1]))
 
 
+def mix_streams(mix: Tensor, x: Tensor) -> Tensor:
+    """mix x, (..., m, dim), of a matrix (m, n) or (..., m, n) and streams (..., n, dim) of its dtype."""
+    with exact_products(x):
+        # torch would copy all streams to multiply them with one matrix
+        return mix.expand(*x.shape[:-2], *mix.shape[-2:]) @ x
+
+
 def read_streams(pre: Tensor, x: Tensor) -> Tensor:
     """sum_i pre_i x_i, (..., dim), in float32 or better."""
     dtype = compute_dtype(x)
-    with exact_products(x):
-        return (pre.to(dtype).unsqueeze(-2) @ x.to(dtype)).squeeze(-2)
+    return mix_streams(pre.to(dtype).unsqueeze(-2), x.to(dtype)).squeeze(-2)
 
 
 # pre, mix and post: (..., n), (..., n, n) and (..., n), without the leading dimensions if all tokens have the same
@@ -122,8 +128,7 @@ class StreamConnection(PreparedConnection):
         # the first stream has the shape of f
         check_rows(x.select(-2, 0), f, self.dim)
         dtype = compute_dtype(x, f)
-        with exact_products(x):
-            mixed = mix.to(dtype) @ x.to(dtype)
+        mixed = mix_streams(mix.to(dtype), x.to(dtype))
         added = post.to(dtype).unsqueeze(-1) * self.warmed(f.to(dtype)).unsqueeze(-2)
         return Streams((mixed + added).to(x.dtype))
 
@@ -444,8 +449,7 @@ class SphericalHyperConnection(Connection):
         check_rows(x.select(-2, 0), f, self.dim)
         dtype = compute_dtype(x, f)
         mix, post = self.weights_norm.mix_and_post(dtype)
-        with exact_products(x):
-            mixed = mix @ x.to(dtype)
+        mixed = mix_streams(mix, x.to(dtype))
         along = post.unsqueeze(-1) * self.warmed(f.to(dtype)).unsqueeze(-2)
         out = self.norm(mixed.flatten(-2), along.flatten(-2))
         return Streams(out.unflatten(-1, x.shape[-2:]).to(x.dtype))
