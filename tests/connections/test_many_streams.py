@@ -235,6 +235,23 @@ class TestWrongStates:
 
 
 @pytest.mark.parametrize("name", MANY)
+def test_a_model_compiles_with_recompute(name):
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**TINY, scheme=name, recompute=True))
+    batch = tokens(), tokens(seed=1)
+    losses, grads = [], []
+    torch.compiler.reset()
+    for call in (model, torch.compile(model, backend="aot_eager")):
+        model.zero_grad()
+        losses.append(call(*batch))
+        losses[-1].backward()
+        grads.append([p.grad.clone() for p in model.parameters()])
+    torch.testing.assert_close(*losses)
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MANY)
 class TestRefusals:
     def test_certify(self, name):
         with pytest.raises(ValueError, match=f"one stream, and {name} carries more than one.*inspect"):
