@@ -369,7 +369,7 @@ def files() -> dict[Path, bytes]:
         tables = b"# All tables of the study\n\n" + contents.pop("tables.md")
         written[HERE / ("tables.md" if study == "results" else f"{study}-tables.md")] = tables
         written |= {HERE / "figures" / name: data for name, data in contents.items() if f"figures/{name}" in shown}
-    written[HERE / "figures" / "collapse.svg"] = collapse_tables.figure().svg.encode()
+    written[HERE / "figures" / "collapse.svg"] = collapse_tables.figure().themed_svg.encode()
     return written
 
 
