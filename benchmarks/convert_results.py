@@ -11,10 +11,8 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
-
 from spheret.conversion.command.convert_json import CONVERSIONS, ConvertRecord
-from spheret.support.figure_style import INK, PALETTE, STYLE, axes_grid, render
+from spheret.support.figure_style import INK, PALETTE, WIDTH, axes_grid, legend_below, own_style, render
 
 ROOT = Path(__file__).parent.parent
 FOLDER, FIGURE = ROOT / "benchmarks" / "convert", ROOT / "docs" / "figures" / "convert.svg"
@@ -66,9 +64,9 @@ def table(records: Records) -> str:
 
 def figure(records: Records, path: Path) -> None:
     """One panel per row of the table, one pair of lines per seed."""
-    with matplotlib.rc_context(STYLE):
+    with own_style():
         rows = -(-len(records) // 2)
-        drawn, grid = axes_grid(rows, 2, (9.0, 3.4 * rows))
+        drawn, grid = axes_grid(rows, 2, (WIDTH, 2.7 * rows))
         for axes, ((shape, steps), group) in zip(grid.flat, records.items(), strict=False):
             for number, record in enumerate(group):
                 arms = (("control", record.control, PALETTE[6][0]), ("converted", record.converted, PALETTE[0][0]))
@@ -80,9 +78,9 @@ def figure(records: Records, path: Path) -> None:
             axes.set_title(f"{shape}, {steps} steps")
             axes.set_xlabel("step")
             axes.set_ylabel("validation loss")
-        grid.flat[0].legend()
+        legend_below(drawn, *grid.flat[0].get_legend_handles_labels())
         caption = "Validation loss while converted models and their controls are fine-tuned."
-        path.write_text(render("convert", caption, drawn).svg)
+        path.write_text(render("convert", caption, drawn).themed_svg)
 
 
 def page(text: str, records: Records) -> str:

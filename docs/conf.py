@@ -43,6 +43,9 @@ napoleon_use_rtype = False
 html_theme = "furo"
 html_title = "spheret"
 html_copy_source = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_favicon = "static/favicon.svg"
 html_theme_options = {"navigation_with_keys": True}
 
 SECTION = re.compile(r"^## (.+?)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)

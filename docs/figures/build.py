@@ -9,7 +9,6 @@ light.
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,18 +16,28 @@ import torch
 
 from spheret.analysis.line_styles import scheme_styles
 from spheret.retractions import RETRACTIONS, angular
-from spheret.support.figure_style import GRID, INK, MUTED, PALETTE, Drawing, axes_grid, own_style, render
+from spheret.support.figure_style import (
+    GRID,
+    INK,
+    MUTED,
+    PALETTE,
+    PAPER,
+    THEMES,
+    Drawing,
+    axes_grid,
+    own_style,
+    render,
+    themed,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 HERE = Path(__file__).parent
 NAME, CAPTION = "connection", "A spherical stream: how an update is computed, and what it does to the stream"
-PAPER, CARD = "#ffffff", "#f4f6f9"
+CARD = "#f4f6f9"
 # (on white, on dark)
-THEMES = (
-    (INK, "#e6e6e6"), (GRID, "#3a3f47"), (MUTED, "#a9b0ba"), (PAPER, "#15181c"), (CARD, "#1f242b"), *PALETTE,
-)  # fmt: skip
+COLOURS = (*THEMES.values(), (CARD, "#1f242b"))
 # the step of the picture; every retraction turns by another angle
 BETA = 1.2
 TURNS = {
@@ -141,26 +150,6 @@ def _key(axes: Axes, colours: dict[str, str]) -> None:
         axes.text(x + 0.07, y, text, va="center", fontsize=9.5)
 
 
-def _themed(svg: str) -> str:
-    """The SVG with colours that follow the reader's light or dark setting."""
-    names = {light: f"--c{index}" for index, (light, _) in enumerate(THEMES)}
-    light = ";".join(f"{names[white]}:{white}" for white, _ in THEMES)
-    dark = ";".join(f"{names[white]}:{black}" for white, black in THEMES)
-
-    def recolour(style: re.Match[str]) -> str:
-        # a viewer without variables shows the light colour
-        part = r"(?P<key>[\w-]+): (?P<colour>#[0-9a-f]{6})"
-        return re.sub(part, lambda m: _variable(m["key"], m["colour"], names), style.group())
-
-    svg = re.sub(r'\bstyle="[^"]*"', recolour, svg)
-    rule = f"<style>:root{{{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}</style>"
-    return svg.replace("<defs>", f"{rule}\n <defs>", 1)
-
-
-def _variable(key: str, colour: str, names: dict[str, str]) -> str:
-    return f"{key}: var({names[colour]}, {colour})" if colour in names else f"{key}: {colour}"
-
-
 def drawing() -> Drawing:
     with own_style():
         figure, grid = axes_grid(1, 2, size=(10.4, 4.9), width_ratios=(0.83, 1))
@@ -172,7 +161,7 @@ def drawing() -> Drawing:
 def files() -> dict[Path, bytes]:
     """The content of every file that this script writes."""
     drawn = drawing()
-    return {HERE / f"{NAME}.svg": _themed(drawn.svg).encode() + b"\n", HERE / f"{NAME}.png": drawn.png}
+    return {HERE / f"{NAME}.svg": themed(drawn.svg, COLOURS).encode() + b"\n", HERE / f"{NAME}.png": drawn.png}
 
 
 if __name__ == "__main__":

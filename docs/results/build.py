@@ -44,6 +44,13 @@ STUDIES = {
     "modern": PLANS["modern"],
     "transfer": PLANS["transfer"],
 }
+# what the page of all its tables calls a study
+TITLES = {
+    "results": "the study",
+    "depth": "the depth study",
+    "modern": "the modern backbone",
+    "transfer": "the transfer",
+}
 PAGES = (
     HERE / "README.md",
     HERE / "depth.md",
@@ -365,11 +372,11 @@ def files() -> dict[Path, bytes]:
     shown = "".join(pages.get(page) or page.read_text() for page in HERE.parent.rglob("*.md"))
     written = {page: text.encode() for page, text in pages.items()}
     for study, contents in made.items():
-        # a study's tables have no title of their own
-        tables = b"# All tables of the study\n\n" + contents.pop("tables.md")
+        # a study's tables have no title of their own, and every page of the site has another one
+        tables = f"# All tables of {TITLES[study]}\n\n".encode() + contents.pop("tables.md")
         written[HERE / ("tables.md" if study == "results" else f"{study}-tables.md")] = tables
         written |= {HERE / "figures" / name: data for name, data in contents.items() if f"figures/{name}" in shown}
-    written[HERE / "figures" / "collapse.svg"] = collapse_tables.figure().svg.encode()
+    written[HERE / "figures" / "collapse.svg"] = collapse_tables.figure().themed_svg.encode()
     return written
 
 

@@ -9,7 +9,17 @@ from collapse import CHANGES, CURVE, GROWTH, LOOK, Row, Run, read_rows, runs
 
 from spheret.analysis.line_styles import scheme_styles
 from spheret.model.monitor import ENTROPY_MARGIN
-from spheret.support.figure_style import COLLAPSED, INK, Drawing, axes_grid, own_style, render
+from spheret.support.figure_style import (
+    COLLAPSED,
+    INK,
+    NAMES,
+    WIDTH,
+    Drawing,
+    axes_grid,
+    legend_below,
+    own_style,
+    render,
+)
 
 Rows = Mapping[Run, Row]
 RATES, WARMUPS = (1e-3, 3e-3, 1e-2), (20, 100)
@@ -227,7 +237,7 @@ def figure(rows: Rows | None = None) -> Drawing:
         ("proj-spheretnorm", "shifted", "projection, shifted head", styles["proj-spheretnorm"][0], "-"),
     )
     with own_style():
-        drawn, grid = axes_grid(1, 2, size=(8.4, 3.3))
+        drawn, grid = axes_grid(1, 2, size=(WIDTH, 3.3))
         left, right = grid[0]
         for scheme, head, label, colour, dashes in lines:
             for number, row in enumerate(_of(rows, "maps", scheme=scheme, head=head, head_bias="unigram")):
@@ -236,10 +246,10 @@ def figure(rows: Rows | None = None) -> Drawing:
                 right.plot([LOOK * (i + 1) for i in range(len(row.cosines))], row.cosines, **style)
         floor = next(row.floor for row in rows.values() if not row.run.size)
         left.axhline(floor, color=INK, lw=0.8)
-        left.text(296, floor - 0.06, "token frequencies alone", ha="right", va="top", fontsize=9, color=INK)
+        left.text(296, floor - 0.06, "token frequencies alone", ha="right", va="top", fontsize=NAMES, color=INK)
         left.set(xlabel="updates", ylabel="training loss (nats per byte)", ylim=(2.0, 4.0), xlim=(0, 300))
         right.set(xlabel="updates", ylabel="mean cosine between tokens", ylim=(-0.02, 1.04), xlim=(0, 300))
-        left.legend(loc="upper right", bbox_to_anchor=(1.0, 1.0))
+        legend_below(drawn, *left.get_legend_handles_labels())
         caption = (
             "Training loss and mean token cosine, 12 layers of width 64, bytes, one line per seed, learning rate "
             "7e-3 (Pre-LN 5e-3), warm-up 30. With a tied head all tokens of the spherical stream get one direction"

@@ -5,21 +5,32 @@ Every panel has a title in plain words, and below it one sentence that says what
 
 from __future__ import annotations
 
-import io
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spheret.analysis.line_styles import scheme_styles
-from spheret.support.figure_style import MUTED, axes_grid, own_style, plain_log
+from spheret.support.figure_style import (
+    LEGEND_ROW,
+    MUTED,
+    SMALL,
+    TITLE,
+    axes_grid,
+    legend_below,
+    legend_columns,
+    own_style,
+    png,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # letters of a sentence that are as wide as a panel
-_WIDTH = 62
+_LETTERS = 66
+# inches of a plot and of what is around it
+PLOT_WIDTH, _LEFT, _BETWEEN, _RIGHT = 3.9, 0.85, 1.05, 0.2
 
 Series = tuple[Sequence[float], Sequence[float | None]]
 
@@ -40,32 +51,36 @@ class Panel:
     doubling: bool = False
 
 
-def panel_grid(count: int, title: str, legend_rows: int = 0) -> tuple[Figure, list[Axes]]:
-    """Axes for so many panels, in up to three columns; four are a square. Below them is room for a legend."""
-    columns = 2 if count == 4 else min(3, count)
+def grid_columns(count: int) -> int:
+    """So many panels stand in up to three columns; four are a square."""
+    return 2 if count == 4 else min(3, count)
+
+
+def grid_width(count: int) -> float:
+    """Inches of a grid of so many panels."""
+    columns = grid_columns(count)
+    return _LEFT + columns * PLOT_WIDTH + (columns - 1) * _BETWEEN + _RIGHT
+
+
+def panel_grid(count: int, title: str, foot_rows: int = 0, head_rows: int = 0) -> tuple[Figure, list[Axes]]:
+    """Axes for so many panels. foot_rows: rows of a legend below all. head_rows: rows of a legend above each."""
+    columns = grid_columns(count)
     rows = -(-count // columns)
-    # inches of a plot and of what is around it. A layout that measures all texts takes as long as the drawing
-    plot_width, plot_height, left, between, above, below = 3.9, 2.4, 0.85, 1.05, 0.45, 0.98
-    head, foot = 0.15 + 0.25 * len(title.split("\n")), 0.08 + 0.2 * legend_rows
-    width = left + columns * plot_width + (columns - 1) * between + 0.2
+    # a layout that measures all texts takes as long as the drawing
+    plot_height, above, below = 2.4, 0.45 + LEGEND_ROW * head_rows, 0.98
+    head, foot = 0.15 + 0.25 * len(title.split("\n")), 0.08 + 0.2 * foot_rows
+    width = grid_width(count)
     height = head + rows * (above + plot_height + below) + foot
     figure, grid = axes_grid(rows, columns, size=(width, height), layout=None)
     figure.subplots_adjust(
-        left=left / width, right=1 - 0.2 / width, wspace=between / plot_width, hspace=(above + below) / plot_height,
-        top=1 - (head + above) / height, bottom=(below + foot) / height,
+        left=_LEFT / width, right=1 - _RIGHT / width, wspace=_BETWEEN / PLOT_WIDTH,
+        hspace=(above + below) / plot_height, top=1 - (head + above) / height, bottom=(below + foot) / height,
     )  # fmt: skip
-    figure.suptitle(title, x=0.15 / width, y=1 - 0.12 / height, ha="left", va="top", fontsize=13, weight="bold")
+    figure.suptitle(title, x=0.15 / width, y=1 - 0.12 / height, ha="left", va="top", fontsize=TITLE, weight="bold")
     axes = list(grid.flat)
     for empty in axes[count:]:
         empty.remove()
     return figure, axes[:count]
-
-
-def png(figure: Figure) -> bytes:
-    """The bytes of a figure, the same for the same figure."""
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=110, metadata={"Software": None})
-    return file.getvalue()
 
 
 def draw_line(axes: Axes, x: Sequence[float], y: Sequence[float | None], label: str | None, **style: Any) -> None:
@@ -76,12 +91,12 @@ def draw_line(axes: Axes, x: Sequence[float], y: Sequence[float | None], label: 
 
 def describe(axes: Axes, title: str, x: str, y: str, look_for: str) -> None:
     """The title, the names of the axes, and the sentence below the panel."""
-    axes.set_title("\n".join(textwrap.wrap(title, 42)), loc="left", fontsize=11, weight="bold")
+    axes.set_title("\n".join(textwrap.wrap(title, 46)), loc="left", weight="bold")
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.annotate(
-        "\n".join(textwrap.wrap(f"Look for: {look_for}", _WIDTH)), (0, 0), (-30, -36), xycoords="axes fraction",
-        textcoords="offset points", va="top", fontsize=8.5, color=MUTED, annotation_clip=False,
+        "\n".join(textwrap.wrap(f"Look for: {look_for}", _LETTERS)), (0, 0), (-30, -36), xycoords="axes fraction",
+        textcoords="offset points", va="top", fontsize=SMALL, color=MUTED, annotation_clip=False,
     )  # fmt: skip
 
 
@@ -111,7 +126,6 @@ def log_scale(axes: Axes) -> None:
     lines: Sequence[Any] = axes.lines
     if any(value > 0 for line in lines for value in line.get_ydata()):
         axes.set_yscale("log")
-        plain_log(axes.yaxis)
 
 
 def lines(title: str, panels: Sequence[Panel], schemes: Mapping[str, str]) -> bytes:
@@ -127,7 +141,7 @@ def lines_figure(title: str, panels: Sequence[Panel], schemes: Mapping[str, str]
     """The figure of `lines`, in the style that is set."""
     shown = [panel for panel in panels if any(value is not None for _, y in panel.series.values() for value in y)]
     styles = scheme_styles(schemes)
-    columns = min(6, max(1, 120 // (6 + max(map(len, schemes)))))
+    columns = legend_columns(list(schemes), grid_width(len(shown)))
     figure, grid = panel_grid(len(shown), title, -(-len(schemes) // columns) if len(schemes) > 1 else 0)
     for axes, panel in zip(grid, shown, strict=True):
         for name, (x, y) in panel.series.items():
@@ -142,5 +156,5 @@ def lines_figure(title: str, panels: Sequence[Panel], schemes: Mapping[str, str]
             log_scale(axes)
     if len(schemes) > 1:
         handles, labels = grid[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="lower left", ncols=columns, handlelength=2.6)
+        legend_below(figure, handles, labels)
     return figure

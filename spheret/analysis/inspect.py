@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import torch
@@ -34,6 +33,7 @@ from spheret.support import files
 from spheret.support.documents import known
 from spheret.support.meter import Meter
 from spheret.support.ranges import check_counts
+from spheret.support.tables import print_in_parts, terminal
 
 # key in a sublayer's record: its column in the table
 QUANTITIES = {
@@ -245,24 +245,17 @@ def labels(records: list[InspectedRun]) -> list[str]:
 
 def show(records: list[InspectedRun]) -> None:
     """Print one row per sublayer; with two runs each cell holds both values."""
-    from rich.console import Console
-    from rich.table import Table
-
     titles = [
         f"{label}, {record.scheme}, {_origin(record)}: loss {record.loss:.4f}"
         for label, record in zip(labels(records), records, strict=True)
     ]
-    table = Table(title=" | ".join(titles), title_justify="left")
-    table.add_column("sublayer", justify="right")
-    table.add_column("branch")
-    for title in QUANTITIES.values():
-        table.add_column(title, justify="right")
-    lists = [record.sublayers for record in records]
+    lists, table = [record.sublayers for record in records], list[list[str]]()
     for index in range(max(map(len, lists))):
         rows = [sublayers[index] if index < len(sublayers) else None for sublayers in lists]
         cells = [_cell([_text(row, key) for row in rows]) for key in QUANTITIES]
-        table.add_row(str(index + 1), _cell([row.branch for row in rows if row is not None]), *cells)
-    Console(width=None if sys.stdout.isatty() else 140 + 80 * (len(records) - 1)).print(table)
+        table.append([str(index + 1), _cell([row.branch for row in rows if row is not None]), *cells])
+    columns = ["sublayer", "branch", *QUANTITIES.values()]
+    print_in_parts(terminal(), " | ".join(titles), columns, table, first=2, left=("branch",))
 
 
 def _origin(record: InspectedRun) -> str:

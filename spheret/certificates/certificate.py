@@ -223,10 +223,21 @@ def read_certificate(run: Path) -> CertificateRecord | None:
         return None
 
 
-COLUMNS = (
-    "sublayer", "branch", "alpha", "angle", "sigma_max", "sigma_min", "condition", "verdict",
-    "1 + Delta", "m", "paper", "loose",
-)  # fmt: skip
+# the columns of the table, and what each holds; of those without a sentence the name says it
+COLUMNS = {
+    "sublayer": "",
+    "branch": "",
+    "alpha": "step size.",
+    "angle": "by which the sublayer turns the stream, in radians; the median of the tokens.",
+    "sigma_max": "the most by which the sublayer stretches a small change of the stream.",
+    "sigma_min": "the least; near 0 the sublayer forgets some change.",
+    "condition": "sigma_max / sigma_min of one token.",
+    "verdict": "whether these three are proven, and to the digits shown.",
+    "1 + Delta": "the paper's bound: sigma_max is at most this.",
+    "m": "the paper's bound: sigma_min is at least this; 0 says nothing.",
+    "paper": "whether both bounds hold.",
+    "loose": "(1 + Delta) / sigma_max.",
+}
 
 
 def table(part: PartRecord) -> list[list[str]]:

@@ -23,6 +23,7 @@ from spheret.support.documents import known
 from spheret.support.machine import machine
 from spheret.support.meter import Meter
 from spheret.support.ranges import check_counts
+from spheret.support.tables import print_in_parts, terminal
 from spheret.support.threads import few_threads
 
 
@@ -130,26 +131,28 @@ def certify_run(
 
 
 def show(document: CertificateRecord) -> None:
-    """Print what the model achieves, one table per part of the certificate, and what is proven."""
-    from rich.console import Console
-    from rich.table import Table
-
-    # a file has no width of its own
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    """Print what the model achieves and what is proven, then one table per part of the certificate."""
+    console = terminal()
     headline, *rest = certificate.summary(document)
-    console.print(headline, highlight=False, style=None if certificate.is_success(document) else "bold red")
+    console.print(headline, style=None if certificate.is_success(document) else "bold red")
+    for sentence in rest:
+        console.print(sentence)
+    console.print()
     step = known(document.checkpoint)
     origin = known(document.model) if step is None else f"step {step}"
     for part in document.parts.values():
         title = f"{document.tokens} tokens on their own paths; each number is the worst token's"
         if part.tokens is not None:
             title = f"{part.tokens} tokens as one sequence"
-        table = Table(title=f"{known(document.run)}, {origin}: {title}", title_justify="left")
-        for column in certificate.COLUMNS:
-            table.add_column(column, justify="left" if column in ("branch", "verdict", "paper") else "right")
-        for row in certificate.table(part):
-            table.add_row(*row)
-        console.print(table)
-    for sentence in rest:
-        console.print(sentence, highlight=False)
-    console.print(f"What the certificate covers: {document.scope}.", highlight=False)
+        print_in_parts(
+            console,
+            f"{known(document.run)}, {origin}: {title}",
+            list(certificate.COLUMNS),
+            certificate.table(part),
+            first=2,
+            left=("branch", "verdict", "paper"),
+        )
+    for column, meaning in certificate.COLUMNS.items():
+        if meaning:
+            console.print(f"{column}: {meaning}", markup=False)
+    console.print(f"What the certificate covers: {document.scope}.")

@@ -6,8 +6,15 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from spheret.analysis import figures
-from spheret.analysis.figures import count_ticks, describe, doubling_ticks, draw_line, log_scale, panel_grid
+from spheret.analysis.figures import (
+    PLOT_WIDTH,
+    count_ticks,
+    describe,
+    doubling_ticks,
+    draw_line,
+    log_scale,
+    panel_grid,
+)
 from spheret.certificates.certificate_json import (
     CertificateRecord,
     CertifiedSublayer,
@@ -17,7 +24,7 @@ from spheret.certificates.certificate_json import (
     PartRecord,
 )
 from spheret.support.documents import known
-from spheret.support.figure_style import INK, PALETTE, own_style
+from spheret.support.figure_style import INK, PALETTE, legend_above, own_style, png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,17 +59,20 @@ def certificate_figure(document: CertificateRecord) -> bytes:
     title = f"{document.scheme}: how small changes pass through the model"
     with own_style():
         tokens = f"{document.tokens} tokens, each on its own path"
-        figure, (single, product, third, fourth) = panel_grid(4, f"{title}\nloss {loss}{compared}, {tokens}")
+        whole_title = f"{title}\nloss {loss}{compared}, {tokens}"
         part = document.own_path
+        # two names beside each other, of four lines or of five
+        head_rows = 3 if any(row.inactive for row in part.sublayers) else 2
+        figure, (single, product, third, fourth) = panel_grid(4, whole_title, head_rows=head_rows)
         _stretches(single, product, part)
         if part.growth is not None and part.dyadic is not None:
             _sums(third, fourth, part.depth, part.growth, part.dyadic)
         else:
             _angles(third, fourth, part)
         for axes in (single, product, third, fourth):
-            # a line may pass behind the legend
-            axes.legend(fontsize=8, frameon=True, framealpha=0.85, edgecolor="none")
-        return figures.png(figure)
+            # a little wider than the plot
+            legend_above(axes, PLOT_WIDTH + 0.5)
+        return png(figure)
 
 
 def _stretches(single: Axes, product: Axes, part: PartRecord) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from spheret.support.documents import Record
 from spheret.support.machine import check_bytes
 from spheret.support.meter import Meter
 from spheret.support.ranges import counts, whole_number
+from spheret.support.tables import print_in_parts, terminal
 from spheret.support.threads import few_threads
 
 FILE, FIGURE, FORMAT = "initialisation.json", "initialisation.png", "spheret-initialisation"
@@ -197,12 +197,7 @@ def compare(schemes: str, layers: str, width: int, directory: Path, device: torc
 
 
 def _print_table(names: list[str], depths: list[int], rows: list[StackRecord], width: int) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"untrained models, width {width}: over a whole stack of {depths[-1]} blocks")
-    for column in ("scheme", "|h| out/in", "|grad| in/out", "condition", "removed", "goes deep to"):
-        table.add_column(column, justify="left" if column == "scheme" else "right")
+    table = []
     for name in names:
         own_rows = [row for row in rows if row.scheme == name]
         reached = 0
@@ -213,8 +208,10 @@ def _print_table(names: list[str], depths: list[int], rows: list[StackRecord], w
         last = own_rows[-1]
         limit = "not at all" if not reached else f"{reached}" + (" or more" if reached == depths[-1] else "")
         numbers = [_text(value) for value in (last.norm, last.gradient, last.condition)]
-        table.add_row(name, *numbers, str(last.removed), limit)
-    Console(width=None if sys.stdout.isatty() else 100).print(table)
+        table.append([name, *numbers, str(last.removed), limit])
+    title = f"untrained models, width {width}: over a whole stack of {depths[-1]} blocks"
+    columns = ["scheme", "|h| out/in", "|grad| in/out", "condition", "removed", "goes deep to"]
+    print_in_parts(terminal(), title, columns, table, first=1, left=("scheme",))
     print(
         f"A stack goes deep while norm and gradient change by a factor of less than {FACTOR:g} and the condition "
         f"number stays below {LOST:.2g}. Above that, a matrix is singular in float32. '-' means beyond float64. "

@@ -193,7 +193,7 @@ def result_files(plan: Plan, rows: Mapping[Key, Row]) -> dict[str, bytes]:
     drawings = answer_figures.draw(found.answers, ladders(found.answers), curves=False)
     return {
         "tables.md": to_markdown(table for table in tables if table.name != "runs").encode(),
-        **{f"{drawing.name}.svg": drawing.svg.encode() for drawing in drawings},
+        **{f"{drawing.name}.svg": drawing.themed_svg.encode() for drawing in drawings},
     }
 
 

@@ -1,10 +1,14 @@
-"""The look of every figure: colours, dashes and fonts, no dates, labels shown as plain text."""
+"""The look of every figure: size, fonts, colours of both themes, place of the legend, and the least span of an axis.
+
+No dates, and labels shown as plain text. `render` and `png` finish a figure, so that no figure goes without these.
+"""
 
 from __future__ import annotations
 
 import io
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,10 +16,21 @@ from typing import TYPE_CHECKING, Any, Literal
 from spheret.support.pgf import to_pgf
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# ink and grid on white; a dark page replaces them and the palette by its own colours
-INK, GRID = "#222222", "#d0d0d0"
+# inches of a figure of full width: a page shows it at its own size, so that letters are as large in every figure
+WIDTH = 7.0
+# inches of a row of a legend in small letters
+LEGEND_ROW = 0.17
+# points of the smallest letters, of names in legends, of other text, and of the title of a page of panels
+SMALL, NAMES, TEXT, TITLE = 8, 9, 10, 13
+# the ends of an axis differ by this share of the larger one, or on a logarithmic axis by this factor: rounding errors
+# of a constant look flat. Differences of losses matter at a smaller share
+LEAST_SHARE, LOSS_SHARE, LEAST_FACTOR = 0.1, 0.01, 2.0
+# below this, differences are rounding errors of float32
+ROUNDING = 1e-6
+INK, GRID, PAPER = "#222222", "#d0d0d0", "#ffffff"
 # of notes, which stand back behind titles and labels
 MUTED = "#5c5c5c"
 # one pair per scheme of the paper, (on white, on the dark page), in the order of SCHEMES. Protanopes
@@ -25,6 +40,20 @@ PALETTE = (
     ("#734064", "#b080ab"), ("#017958", "#0a8d6f"), ("#f73397", "#fd3170"), ("#a56100", "#f57403"),
     ("#8a67fb", "#7f6bfe"),
 )  # fmt: skip
+# from the first of some sizes to the last
+SHADES = (
+    ("#8fc1e8", "#35628c"), ("#4a90c9", "#4a90c9"), ("#7d5ba6", "#a98fd6"), ("#c2410c", "#f08a4b"),
+    ("#7f1d1d", "#ffc9b5"),
+)  # fmt: skip
+# every colour that a dark page replaces by its own: (on white, on the dark page)
+THEMES = {
+    "ink": (INK, "#e6e6e6"),
+    "grid": (GRID, "#3a3f47"),
+    "note": (MUTED, "#a9b0ba"),
+    "paper": (PAPER, "#15181c"),
+    **{f"line-{index}": pair for index, pair in enumerate(PALETTE)},
+    **{f"shade-{index}": pair for index, pair in enumerate(SHADES)},
+}
 # what a figure fills the cell of a failed run with: colours on which white letters can be read
 COLLAPSED, DIVERGED = PALETTE[7][0], PALETTE[1][0]
 DASHES: tuple[Any, ...] = (
@@ -38,9 +67,12 @@ STYLE: Any = {
     "text.usetex": False,
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 10,
-    "axes.titlesize": 10,
-    "legend.fontsize": 9,
+    "font.size": TEXT,
+    "axes.titlesize": TEXT,
+    "legend.fontsize": NAMES,
+    "legend.handlelength": 2.4,
+    # a tick is a whole number, not the difference to one that stands elsewhere
+    "axes.formatter.useoffset": False,
     "text.color": INK,
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
@@ -79,23 +111,78 @@ class Drawing:
     png: bytes
     pgf: str | None = None
 
+    @property
+    def themed_svg(self) -> str:
+        """The SVG as a file of its own, which follows the reader's light or dark setting."""
+        return themed(self.svg, THEMES.values())
+
+
+def themed(svg: str, pairs: Iterable[tuple[str, str]]) -> str:
+    """An SVG whose colours, each given as (on white, on the dark page), follow the reader's light or dark setting."""
+    numbered = list(enumerate(pairs))
+    names = {light: f"--c{index}" for index, (light, _) in numbered}
+    light = ";".join(f"--c{index}:{white}" for index, (white, _) in numbered)
+    dark = ";".join(f"--c{index}:{black}" for index, (_, black) in numbered)
+
+    def variable(found: re.Match[str]) -> str:
+        colour = found.group()
+        # a viewer without variables shows the light colour
+        return f"var({names[colour]}, {colour})" if colour in names else colour
+
+    svg = re.sub(r'\bstyle="[^"]*"', lambda style: re.sub(r"(?<=: )#[0-9a-f]{6}\b", variable, style.group()), svg)
+    # a figure has a ground of its own: a reader may choose a theme that the SVG cannot see
+    ground = f"background:var({names[PAPER]})"
+    rule = f"<style>:root{{{light};{ground}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}</style>"
+    return re.sub(r"<svg[^>]*>", lambda head: f"{head.group()}\n {rule}", svg, count=1)
+
+
+def spanned(low: float, high: float, share: float = LEAST_SHARE) -> tuple[float, float]:
+    """The limits of an axis, moved apart to differ by at least a share of the larger one."""
+    missing = max(share * max(abs(low), abs(high)), ROUNDING) - (high - low)
+    return (low - missing / 2, high + missing / 2) if missing > 0 else (low, high)
+
+
+def spanned_log(low: float, high: float, factor: float = LEAST_FACTOR) -> tuple[float, float]:
+    """The limits of a logarithmic axis, moved apart to differ by at least a factor."""
+    widen = max(1.0, math.sqrt(factor * low / high))
+    return low / widen, high * widen
+
+
+def finish(figure: Figure) -> None:
+    """Give every vertical axis its least span, unless a figure has set its limits, and plain ticks."""
+    for axes in figure.axes:
+        log = axes.get_yscale() == "log"
+        # the lines of a map only separate its cells
+        if axes.lines and not axes.images and axes.get_autoscaley_on():
+            axes.set_ylim(*(spanned_log if log else spanned)(*axes.get_ylim()))
+        if log:
+            plain_log(axes.yaxis)
+
+
+def png(figure: Figure, dpi: int = 110) -> bytes:
+    """The bytes of a figure, the same for the same figure."""
+    finish(figure)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=dpi, metadata={"Software": None})
+    return file.getvalue()
+
 
 def render(name: str, caption: str, figure: Figure, pgf: bool = False) -> Drawing:
     """The figure in all formats. pgf: whether it is written in PGF too."""
-    svg, png = io.StringIO(), io.BytesIO()
+    svg = io.StringIO()
+    finish(figure)
     # no date and no version: the same runs give the same bytes
     figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None, "Title": caption})
     # the layout takes most of the time, so it is computed once
     figure.set_layout_engine("none")
-    figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
-    text = svg.getvalue()
-    return Drawing(name, caption, text[text.index("<svg") :], png.getvalue(), to_pgf(figure) if pgf else None)
+    text, picture = svg.getvalue(), png(figure, dpi=150)
+    return Drawing(name, caption, text[text.index("<svg") :], picture, to_pgf(figure) if pgf else None)
 
 
 def axes_grid(
     rows: int = 1,
     columns: int = 1,
-    size: tuple[float, float] = (6.4, 4.8),
+    size: tuple[float, float] = (WIDTH, 4.8),
     layout: Literal["constrained"] | None = "constrained",
     **shared: Any,
 ) -> tuple[Figure, Any]:
@@ -105,6 +192,33 @@ def axes_grid(
     return figure, figure.subplots(rows, columns, squeeze=False, **shared)
 
 
+def legend_columns(labels: Sequence[str], width: float, points: float = NAMES) -> int:
+    """How many of the labels, each with its line, stand beside each other in so many inches."""
+    return max(1, min(len(labels), int(width / (0.5 + 0.0082 * points * max(map(len, labels))))))
+
+
+def legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str], title: str | None = None) -> None:
+    """The legend below all panels, where it covers no point; above them if they share the name of an axis."""
+    place: Literal["lower left", "outside lower center", "outside upper center"]
+    place = "outside upper center" if figure.get_supxlabel() else "outside lower center"
+    if figure.get_layout_engine() is None:
+        # such a figure has kept room at its foot
+        place = "lower left"
+    columns = legend_columns(labels, figure.get_figwidth())
+    figure.legend(handles, labels, loc=place, ncols=columns, title=title)
+
+
+def legend_above(axes: Axes, width: float) -> None:
+    """The legend of one panel of so many inches, above its plot and below its title, where it covers no point."""
+    labels = axes.get_legend_handles_labels()[1]
+    columns = legend_columns(labels, width, SMALL)
+    axes.legend(
+        loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.1, fontsize=SMALL, borderpad=0.1
+    )
+    rows = -(-len(labels) // columns)
+    axes.set_title(axes.get_title(loc="left"), loc="left", weight="bold", pad=6 + 72 * LEGEND_ROW * rows)
+
+
 # a function with a name: figures are drawn by other processes, and a lambda cannot be sent there
 def _plain(value: float, _: int | None) -> str:
     return re.sub(r"e\+?(-?)0*", r"e\1", f"{value:g}")
@@ -112,11 +226,15 @@ def _plain(value: float, _: int | None) -> str:
 
 def plain_log(axis: Any) -> None:
     """Put ticks at 1, 2 and 5 of each decade, in plain digits: powers need math text, which is off for labels."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     low, high = sorted(map(abs, axis.get_view_interval()))
     # over many decades the powers of ten are enough
     wide = low <= 0 or high / low > 1e4
-    axis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
+    # over less than one, 1, 2 and 5 may be a single tick
+    narrow = not wide and high / low < 5
+    axis.set_major_locator(
+        MaxNLocator(5, steps=[1, 2, 5, 10]) if narrow else LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0))
+    )
     axis.set_major_formatter(FuncFormatter(_plain))
     axis.set_minor_formatter(NullFormatter())

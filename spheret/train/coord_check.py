@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,16 @@ from spheret.optim.coordinates import LOGITS, Coordinates, Setting, as_dict, pow
 from spheret.plan.fits import check_training
 from spheret.support import files
 from spheret.support.errors import unknown
-from spheret.support.figure_style import PALETTE, Drawing, axes_grid, own_style, render
+from spheret.support.figure_style import (
+    PALETTE,
+    WIDTH,
+    Drawing,
+    axes_grid,
+    legend_below,
+    own_style,
+    render,
+    spanned_log,
+)
 from spheret.support.machine import write_measurement
 from spheret.support.meter import Meter
 from spheret.support.ranges import check_above_zero, check_counts, counts
@@ -117,11 +125,11 @@ def _described(setting: Setting) -> dict[str, Any]:
 
 def draw(sentence: str, rows: Mapping[str, Sequence[Coordinates]]) -> Drawing:
     """States and updates, over widths and over depths, one line per place along the depth."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+    from matplotlib.ticker import NullLocator
 
     with own_style():
         # one scale for both sizes, so that what is flat looks flat
-        figure, grid = axes_grid(2, 2, (9.6, 7.2), sharey="col")
+        figure, grid = axes_grid(2, 2, (WIDTH, 6.4), sharey="col")
         for axes_row, (size, measured) in zip(grid, rows.items(), strict=True):
             sizes = [getattr(row, size) for row in measured]
             for axes, (part, title) in zip(axes_row, TITLES.items(), strict=True):
@@ -132,14 +140,9 @@ def draw(sentence: str, rows: Mapping[str, Sequence[Coordinates]]) -> Drawing:
                 axes.set(xlabel=size, title=title)
                 axes.set_xticks(sizes, labels=map(str, sizes))
                 axes.xaxis.set_minor_locator(NullLocator())
-                axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-                # plain numbers: this style does not read matplotlib's powers
-                axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-                axes.yaxis.set_minor_formatter(NullFormatter())
         for axes in grid[0]:
             low, high = axes.get_ylim()
-            widen = max(1.0, math.sqrt(LEAST_SPAN * low / high))
-            axes.set_ylim(low / widen, high * widen)
+            axes.set_ylim(*spanned_log(low, high, LEAST_SPAN))
         lines, labels = grid[0][1].get_legend_handles_labels()
-        figure.legend(lines, labels, loc="outside lower center", ncols=len(labels), title="place along the depth")
+        legend_below(figure, lines, labels, title="place along the depth")
         return render("coord-check", sentence, figure)

@@ -10,6 +10,7 @@ from trained_models import config
 
 from spheret import GPT
 from spheret.analysis import figures
+from spheret.analysis.inspect import QUANTITIES
 from spheret.certificates import certificate
 from spheret.certificates.certificate_json import CERTIFICATES
 from spheret.certificates.certify import certify_run
@@ -155,6 +156,35 @@ def test_inspect_one(runs, capsys):
     assert [line["step"] for line in record["training"]] == [5, 10]
     assert all(row["initial_gradient"] > 0 for row in record["sublayers"])
     assert (runs / "flat" / "inspect.png").read_bytes().startswith(b"\x89PNG")
+
+
+COMMANDS = {
+    "certify": (["--tokens", "8"], certificate.COLUMNS),
+    "inspect": (["--windows", "2"], QUANTITIES.values()),
+    "inspect two": (["--windows", "2"], QUANTITIES.values()),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_terminal_of_80_columns_shows_every_cell(name, runs, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    words, columns = COMMANDS[name]
+    paths = [str(runs / "ball"), *([str(runs / "flat")] if "two" in name else [])]
+    main([name.split()[0], *paths, *words, "--out", str(tmp_path)])
+    printed = capsys.readouterr().out
+    tables = [line for line in printed.splitlines() if "\u2502" in line or "\u2503" in line]
+    assert tables
+    assert max(map(len, tables)) <= 80
+    assert "\u2026" not in printed
+    headings = {cell.strip() for line in tables if "\u2503" in line for cell in line.split("\u2503")}
+    assert headings == {*columns, "sublayer", "branch"}
+    if name == "certify":
+        (part, *_) = certificate.read_certificate(tmp_path).parts.values()
+        cells = {cell.strip() for line in tables for cell in line.split("\u2502")}
+        assert {text for row in certificate.table(part) for text in row} <= cells
+        # what is proven comes first, and every column that its name does not explain has a sentence
+        assert printed.index("of which") < printed.index(tables[0])
+        assert all(f"\n{column}: " in printed for column, meaning in certificate.COLUMNS.items() if meaning)
 
 
 def test_inspect_two_side_by_side(runs, capsys, tmp_path):
@@ -331,7 +361,7 @@ def test_no_matplotlibrc_decides_how_a_figure_is_drawn():
 
 def test_panels_say_what_to_look_for():
     """Whole numbers as ticks, one sentence per panel, no panel without a number, the colour of the scheme."""
-    from spheret.analysis.inspect import PANELS, QUANTITIES
+    from spheret.analysis.inspect import PANELS
     from spheret.analysis.line_styles import scheme_styles
     from spheret.support.figure_style import own_style
 

@@ -62,7 +62,7 @@ def test_the_table_says_what_its_condition_leaves_out(tmp_path, capsys):
     printed = capsys.readouterr().out
     column = next(line for line in printed.splitlines() if "removed" in line).split("\u2503").index(" removed ")
     rows = [line.split("\u2502") for line in printed.splitlines() if "\u2502" in line]
-    assert [(row[1].strip(), int(row[column])) for row in rows] == [("post-ln", 2), ("geonorm", 0)]
+    assert [(row[0].strip(), int(row[column])) for row in rows] == [("post-ln", 2), ("geonorm", 0)]
 
 
 def test_a_variant_of_a_scheme(tmp_path, capsys):

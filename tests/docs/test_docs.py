@@ -221,6 +221,12 @@ def test_every_page_is_in_the_navigation():
     assert {(DOCS / page).resolve() for page in listed} == {page.resolve() for page in pages}
 
 
+def test_every_page_has_a_title_of_its_own():
+    """The sidebar shows titles alone."""
+    titles = [re.search(r"^# (.+)$", text_of(page), re.MULTILINE).group(1) for page in PAGES if page.parent != ROOT]
+    assert [title for title in titles if titles.count(title) > 1] == []
+
+
 def test_every_picture_is_shown():
     shown = {
         (page.parent / path).resolve()

@@ -23,6 +23,7 @@ import torch
 from matplotlib.transforms import TransformNode
 
 from spheret.analysis import figures
+from spheret.certificates import figure as certificate_figure
 from spheret.cli import main
 from spheret.lab.figures import answers as answer_figures
 from spheret.lab.figures import runs as run_figures
@@ -172,6 +173,7 @@ def _figures_remembered(memory: Path, keep: bool) -> Iterator[None]:
         mock.patch.object(run_figures, "render", on_the_page),
         mock.patch.object(answer_figures, "render", on_the_page),
         mock.patch.object(figures, "png", alone),
+        mock.patch.object(certificate_figure, "png", alone),
     ):
         yield
 

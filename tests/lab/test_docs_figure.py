@@ -1,6 +1,7 @@
 """docs/figures: the picture of the pipeline and the geometry is what its script draws."""
 
 import math
+import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -23,7 +24,7 @@ def test_it_is_what_the_script_draws(build):
     text = files[svg].decode()
     ElementTree.fromstring(text)
     # no colour of the drawing is left that a dark page would not replace
-    assert {light for light, _ in build.THEMES} >= set(build.re.findall(r": (#[0-9a-f]{6})", text))
+    assert {light for light, _ in build.COLOURS} >= set(re.findall(r": (#[0-9a-f]{6})", text))
     assert "prefers-color-scheme:dark" in text
 
 

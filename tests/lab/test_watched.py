@@ -232,6 +232,8 @@ class TestFigures:
 
     def test_scales_have_a_least_span(self):
         flat = spread_scale([3.0, 3.0], 0, 1)
+        assert 0.3 <= flat.high - flat.low < 0.35
+        flat = spread_scale([0.0, 0.0], 0, 1)
         assert flat.high - flat.low == pytest.approx(0.01)
         flat = spread_scale([3.0, 3.0], 0, 1, log=True)
         assert flat.high / flat.low > 2

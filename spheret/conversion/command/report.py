@@ -11,7 +11,7 @@ from spheret.lab.page.output import contents, write_files
 from spheret.lab.page.tables import Table, TableCell
 from spheret.lab.sections.section import Section
 from spheret.support.documents import Number
-from spheret.support.figure_style import INK, PALETTE, Drawing, axes_grid, own_style, plain_log, render
+from spheret.support.figure_style import INK, PALETTE, Drawing, axes_grid, legend_below, own_style, render
 
 FOLDER = "report"
 _CONVERTED, _CONTROL = PALETTE[0][0], PALETTE[6][0]
@@ -157,7 +157,7 @@ def _losses(record: ConvertRecord) -> Drawing:
     if record.starts.original is not None:
         top.axhline(record.starts.original, color=INK, linewidth=1, linestyle=(0, (1.5, 1.5)), label="original")
     top.set_ylabel("validation loss")
-    top.legend()
+    legend_below(figure, *top.get_legend_handles_labels())
     moved = [(each.step, each.t) for each in record.converted.evaluations if each.t is not None]
     bottom.plot([step for step, _ in moved], [t for _, t in moved], color=_CONVERTED)
     bottom.set_ylim(-0.05, 1.05)
@@ -178,8 +178,7 @@ def _step_sizes(record: ConvertRecord) -> Drawing:
         points = [point for point in points if point[1]]
         _line(axes, points, label, colour)
     axes.set_yscale("log")
-    plain_log(axes.yaxis)
     axes.set_xlabel("residual")
     axes.set_ylabel("step size")
-    axes.legend()
+    legend_below(figure, *axes.get_legend_handles_labels())
     return render("step-sizes", "The learned step size of each residual before and after the fine-tuning.", figure)

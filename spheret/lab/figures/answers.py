@@ -17,6 +17,7 @@ from spheret.lab.figures.lines import line_styles
 from spheret.lab.figures.parts import (
     LOSS,
     MOST,
+    PANEL_LETTERS,
     capped,
     one_plot,
     panel_title,
@@ -31,7 +32,22 @@ from spheret.lab.figures.transfer import transfer_figure
 from spheret.lab.ladders import Climb, Ladder
 from spheret.lab.seed_table import mean_interval
 from spheret.lab.transfer import transfers
-from spheret.support.figure_style import COLLAPSED, DIVERGED, GRID, INK, Drawing, own_style, render
+from spheret.support.figure_style import (
+    COLLAPSED,
+    DIVERGED,
+    GRID,
+    INK,
+    LOSS_SHARE,
+    NAMES,
+    PAPER,
+    SMALL,
+    TEXT,
+    WIDTH,
+    Drawing,
+    own_style,
+    render,
+    spanned,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,7 +55,6 @@ if TYPE_CHECKING:
 
 # texts on coloured cells, which are light on a dark page too
 ON_CELL, FAINT_ON_CELL, PLAIN_CELL = "#101010", "#707070", "#efefef"
-PAPER = "#ffffff"
 
 
 def draw(answers: Sequence[GroupAnswer], ladders: Sequence[Ladder], curves: bool = True) -> list[Drawing]:
@@ -113,7 +128,7 @@ def _answer(answer: GroupAnswer) -> Figure | None:
     if sum(bool(entry.finals) for entry in entries) < 2:
         return None
     styles, wide, seed_table = line_styles(answer), 40, answer.seed_table
-    figure, axes = one_plot(7.4, 1.0 + rows_height([entry.label for entry in entries], wide))
+    figure, axes = one_plot(WIDTH, 1.0 + rows_height([entry.label for entry in entries], wide))
     shown = {entry.label for entry in entries}
     means = {} if seed_table is None else {label: mean for label, mean in seed_table.means.items() if label in shown}
     if answer.reference in means:
@@ -135,11 +150,11 @@ def _answer(answer: GroupAnswer) -> Figure | None:
             # on the right, where no good loss is
             axes.annotate(
                 entry.reason, (1, y - 0.1 * bool(losses)), xycoords=("axes fraction", "data"), ha="right",
-                va="center", fontsize=8, style="italic", zorder=1.5,
+                va="center", fontsize=SMALL, style="italic", zorder=1.5,
                 bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1},
             ).set_in_layout(False)  # fmt: skip
     _loss_range(axes, ends, means.values())
-    axes.set_yticks(range(len(entries)), [wrapped(entry.label, wide) for entry in entries], fontsize=9)
+    axes.set_yticks(range(len(entries)), [wrapped(entry.label, wide) for entry in entries], fontsize=NAMES)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(entries) - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
@@ -156,7 +171,8 @@ def _loss_range(axes: Axes, ends: Sequence[float], means: Iterable[float]) -> No
     ordered = sorted(ends)
     low, middle = ordered[0], ordered[len(ordered) // 2]
     high = max([min(ordered[-1], low + 4 * max(middle - low, 0.01)), *means])
-    margin = 0.04 * max(high - low, 0.01)
+    low, high = spanned(low, high, LOSS_SHARE)
+    margin = 0.04 * (high - low)
     axes.set_xlim(low - margin, high + margin)
 
 
@@ -165,7 +181,7 @@ def _bowls(answer: GroupAnswer) -> Figure | None:
     if not entries:
         return None
     styles = line_styles(answer)
-    longest = max(wrapped(entry.label, 26).count("\n") for entry in entries)
+    longest = max(wrapped(entry.label, PANEL_LETTERS).count("\n") for entry in entries)
     figure, panels = small_multiples(len(entries), 1.75 + 0.12 * longest)
     curves = {entry.label: _curve(entry) for entry in entries}
     lowest = min((loss for _, losses in curves.values() for loss in losses), default=None)
@@ -185,8 +201,8 @@ def _bowls(answer: GroupAnswer) -> Figure | None:
         panel_title(axes, entry.label)
     tried = sorted({row.rate for entry in entries for row in (*entry.tries, *entry.finals.values())})
     _bowl_axes(panels, curves.values(), lowest, tried)
-    figure.supxlabel("learning rate", fontsize=10)
-    figure.supylabel(LOSS, fontsize=10)
+    figure.supxlabel("learning rate", fontsize=TEXT)
+    figure.supylabel(LOSS, fontsize=TEXT)
     return figure
 
 
@@ -226,7 +242,8 @@ def _bowl_axes(panels: Sequence[Axes], curves: Any, lowest: float | None, rates:
     # a rate that is far too high is not on the scale of the others
     ordered = sorted(loss for _, losses in curves for loss in losses)
     top = min(ordered[-1], max(ordered[round(0.9 * (len(ordered) - 1))], lowest + 0.05))
-    margin = 0.08 * max(top - lowest, 0.02)
+    lowest, top = spanned(lowest, top, LOSS_SHARE)
+    margin = 0.08 * (top - lowest)
     # room above for the marks of what failed
     axes.set_ylim(lowest - margin, top + 3.5 * margin)
 
@@ -242,7 +259,7 @@ def _ladder(ladder: Ladder) -> Figure | None:
     xs = list(ladder.sizes) or list(map(float, range(len(ladder.answers))))
     names = [f"{size:g}" for size in ladder.sizes] or [slug(each.group.name) for each in ladder.answers]
     styles = scheme_styles({climb.label: climb.scheme for climb in ladder.climbs})
-    longest = max(wrapped(climb.label, 26).count("\n") for climb in climbs)
+    longest = max(wrapped(climb.label, PANEL_LETTERS).count("\n") for climb in climbs)
     figure, panels = small_multiples(len(climbs), 1.75 + 0.12 * longest)
     for axes, climb in zip(panels, climbs, strict=True):
         axes.axhline(0, color=INK, lw=0.9, zorder=1)
@@ -269,8 +286,8 @@ def _ladder(ladder: Ladder) -> Figure | None:
     first.xaxis.set_minor_locator(NullLocator())
     shown = dict(zip(xs, names, strict=True))
     first.xaxis.set_major_formatter(FuncFormatter(lambda value, _: shown.get(value, "")))
-    figure.supxlabel(ladder.key or "rung", fontsize=10)
-    figure.supylabel(f"loss minus {ladder.reference}", fontsize=10)
+    figure.supxlabel(ladder.key or "rung", fontsize=TEXT)
+    figure.supylabel(f"loss minus {ladder.reference}", fontsize=TEXT)
     return figure
 
 
@@ -311,10 +328,10 @@ def _pairs(answer: GroupAnswer) -> Figure | None:
             if gap is None:
                 continue
             colour = ON_CELL if gap.significant else FAINT_ON_CELL
-            axes.text(j, i, f"{1000 * gap.estimate:+.0f}", ha="center", va="center", fontsize=7.5, color=colour)
+            axes.text(j, i, f"{1000 * gap.estimate:+.0f}", ha="center", va="center", fontsize=SMALL, color=colour)
     axes.set_facecolor(PLAIN_CELL)
-    axes.set_yticks(range(count), names, fontsize=8.5)
-    axes.set_xticks(range(count), [str(i + 1) for i in range(count)], fontsize=8.5)
+    axes.set_yticks(range(count), names, fontsize=SMALL)
+    axes.set_xticks(range(count), [str(i + 1) for i in range(count)], fontsize=SMALL)
     _separate(axes, count, count)
     axes.xaxis.tick_top()
     axes.tick_params(length=0)
@@ -349,9 +366,11 @@ def _collapse(answer: GroupAnswer) -> Figure | None:
     if not entries:
         return None
     wide = 44
-    centred: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7, "zorder": 3}
+    centred: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": SMALL, "zorder": 3}
     losses = np.full((len(entries), len(rates)), np.nan)
-    figure, axes = one_plot(3.9 + 0.75 * max(len(rates), 3), 1.0 + rows_height(order[: 2 * MOST], wide))
+    # inches of a cell: some say how many of several runs failed
+    cell = 0.75 if all(len({row.rate for row in entry.tries}) == len(entry.tries) for entry in entries) else 1.0
+    figure, axes = one_plot(3.9 + cell * max(len(rates), 3), 1.0 + rows_height(order[: 2 * MOST], wide))
     axes.grid(visible=False)
     axes.set_facecolor(PLAIN_CELL)
     for i, entry in enumerate(entries):
@@ -375,7 +394,7 @@ def _collapse(answer: GroupAnswer) -> Figure | None:
     axes.set_xlim(-0.5, len(rates) - 0.5)
     axes.set_ylim(len(entries) - 0.5, -0.5)
     _separate(axes, len(entries), len(rates))
-    axes.set_yticks(range(len(entries)), [wrapped(entry.label, wide) for entry in entries], fontsize=8)
+    axes.set_yticks(range(len(entries)), [wrapped(entry.label, wide) for entry in entries], fontsize=SMALL)
     axes.set_xticks(range(len(rates)), [f"{rate:.3g}" for rate in rates])
     axes.tick_params(length=0)
     for spine in axes.spines.values():

@@ -12,6 +12,7 @@ from spheret.lab.answers import GroupAnswer
 from spheret.lab.entries import Entry
 from spheret.lab.rows import Row
 from spheret.lab.runs import Result, RunGroup
+from spheret.support.figure_style import LOSS_SHARE, spanned
 
 Style = tuple[str, Any]
 Points = tuple[list[float], list[float]]
@@ -115,5 +116,6 @@ def later_range(curves: Sequence[Points]) -> tuple[float, float] | None:
     if len(later) < 2:
         return None
     low, high = later[0], later[round(0.97 * (len(later) - 1))]
-    margin = 0.06 * max(high - low, 0.01)
+    low, high = spanned(low, high, LOSS_SHARE)
+    margin = 0.06 * (high - low)
     return low - margin, high + margin

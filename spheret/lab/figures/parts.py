@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from spheret.support.figure_style import axes_grid
+from spheret.support.figure_style import SMALL, WIDTH, axes_grid
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 # a reader can distinguish so many contestants in one figure
 MOST = 20
-COLUMNS = 4
+COLUMNS = 3
+# of a title that is as wide as a panel
+PANEL_LETTERS = 30
 LOSS = "validation loss (nats per token)"
 
 
@@ -49,11 +51,8 @@ def one_plot(width: float, height: float) -> tuple[Figure, Axes]:
 def small_multiples(count: int, height: float = 1.75) -> tuple[Figure, list[Axes]]:
     """Small multiples with common axes."""
     columns = min(COLUMNS, count)
-    # nine look better as three by three
-    if COLUMNS < count <= 9 and -count % 3 < -count % COLUMNS:
-        columns = 3
     rows = -(-count // columns)
-    size = (max(3.2, 2.1 * columns), 0.7 + height * rows)
+    size = (max(3.2, WIDTH * columns / COLUMNS), 0.7 + height * rows)
     figure, grid = axes_grid(rows, columns, size=size, sharex=True, sharey=True)
     axes = list(grid.flat)
     for each in axes[count:]:
@@ -65,7 +64,7 @@ def small_multiples(count: int, height: float = 1.75) -> tuple[Figure, list[Axes
 
 
 def panel_title(axes: Axes, label: str) -> None:
-    axes.set_title(wrapped(label, 26), loc="left", fontsize=8)
+    axes.set_title(wrapped(label, PANEL_LETTERS), loc="left", fontsize=SMALL)
 
 
 def rate_axis(panels: Sequence[Axes], rates: Sequence[float]) -> None:
@@ -79,4 +78,4 @@ def rate_axis(panels: Sequence[Axes], rates: Sequence[float]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}"))
     for each in panels:
-        each.tick_params(labelsize=8)
+        each.tick_params(labelsize=SMALL)

@@ -18,7 +18,19 @@ from spheret.lab.figures.lines import (
     validation_series,
 )
 from spheret.lab.runs import RunGroup
-from spheret.support.figure_style import Drawing, axes_grid, own_style, plain_log, render
+from spheret.support.figure_style import (
+    NAMES,
+    TEXT,
+    WIDTH,
+    Drawing,
+    axes_grid,
+    legend_below,
+    own_style,
+    plain_log,
+    render,
+    spanned,
+    spanned_log,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,20 +91,19 @@ def _loss_figure(every: Sequence[Series], x: str, y: str) -> Figure | None:
     limits = later_range(curves)
     if limits is not None:
         axes.set_ylim(*limits)
-    _name_lines(axes, x, y)
+    _name_lines(figure, axes, x, y)
     return figure
 
 
-def _finish(axes: Axes, x: str, y: str, legend: bool = True) -> None:
+def _finish(figure: Figure, axes: Axes, x: str, y: str, legend: bool = True) -> None:
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     if legend:
         handles, labels = axes.get_legend_handles_labels()
-        columns = 3 if max(map(len, labels)) <= 20 else 2 if max(map(len, labels)) <= 34 else 1
-        axes.figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=2.2)
+        legend_below(figure, handles, labels)
 
 
-def _name_lines(axes: Axes, x: str, y: str) -> None:
+def _name_lines(figure: Figure, axes: Axes, x: str, y: str) -> None:
     """Label the axes, and write the names beside the ends of the lines; below the plot if they are many or long.
 
     A thin line leads from the end of a curve to its name. The names of curves that end early are at the top.
@@ -104,7 +115,7 @@ def _name_lines(axes: Axes, x: str, y: str) -> None:
     # the share of the height that a name needs
     gap = 0.052
     few = len(labels) * gap <= 1 and max(map(len, labels)) <= 34
-    _finish(axes, x, y, legend=not few)
+    _finish(figure, axes, x, y, legend=not few)
     if not few:
         return
     axes.set_xlim(right=max(line.get_xdata()[-1] for line in handles))
@@ -123,7 +134,7 @@ def _name_lines(axes: Axes, x: str, y: str) -> None:
         for piece in pieces:
             piece.set(transform=axes.transAxes, clip_on=False, label="")
             axes.add_artist(piece)
-        axes.text(1.12, place, line.get_label(), transform=axes.transAxes, va="center", fontsize=9)
+        axes.text(1.12, place, line.get_label(), transform=axes.transAxes, va="center", fontsize=NAMES)
 
 
 def spread(wanted: Sequence[float], gap: float) -> list[float]:
@@ -165,13 +176,12 @@ def gradients(group: RunGroup) -> Figure | None:
     window = steps_per_point(group)
     # without a spike there is nothing to show below the norm
     spikes = any(line.spikes for run in group.results for line in run.steps)
-    figure, grid = axes_grid(2 if spikes else 1, size=(6.4, 6.0 if spikes else 4.8), sharex=True)
+    figure, grid = axes_grid(2 if spikes else 1, size=(WIDTH, 6.0 if spikes else 4.8), sharex=True)
     upper, lower = grid[0, 0], grid[-1, 0]
     if not _draw_series(run_series(group, lambda run: averages(run, "grad_norm", window)), upper):
         return None
     upper.set_yscale("log")
-    plain_log(upper.yaxis)
-    _finish(upper, "", "gradient norm" + _mean_of(window, "\n"))
+    _finish(figure, upper, "", "gradient norm" + _mean_of(window, "\n"))
     if spikes:
         _draw_series(run_series(group, lambda run: averages(run, "spikes", 1)), lower)
         lower.yaxis.get_major_locator().set_params(integer=True)
@@ -204,11 +214,12 @@ def _heat_map(key: str, unit: str, logarithmic: bool = False) -> Callable[[RunGr
         most = np.quantile(in_range, 0.98)
         cut = not logarithmic and high > low + 1.5 * (most - low) > low
         high = most if cut else high
-        scale = LogNorm if logarithmic and len(positive) and low < high else Normalize
-        norm = scale(low, high if high > low else low + max(abs(low), 1) * 1e-6)
+        in_decades = logarithmic and len(positive) > 0
+        # colours have a least span as axes have: rounding errors of a constant are one colour
+        norm = LogNorm(*spanned_log(low, high)) if in_decades else Normalize(*spanned(low, high))
         columns = min(3, len(panels))
         rows = -(-len(panels) // columns)
-        figure, axes = axes_grid(rows, columns, size=(6.4, 0.8 + 1.9 * rows), sharex=True, sharey=True)
+        figure, axes = axes_grid(rows, columns, size=(WIDTH, 0.8 + 1.9 * rows), sharex=True, sharey=True)
         for axis, (label, steps, values) in zip(axes.flat, panels, strict=False):
             step_edges = [0.0, *steps]
             sublayer_edges = [index + 0.5 for index in range(values.shape[0] + 1)]
@@ -218,10 +229,10 @@ def _heat_map(key: str, unit: str, logarithmic: bool = False) -> Callable[[RunGr
             axis.yaxis.get_major_locator().set_params(integer=True)
         for axis in list(axes.flat)[len(panels) :]:
             axis.set_visible(False)
-        figure.supxlabel("step (one column per evaluation)", fontsize=10)
-        figure.supylabel("sublayer", fontsize=10)
+        figure.supxlabel("step (one column per evaluation)", fontsize=TEXT)
+        figure.supylabel("sublayer", fontsize=TEXT)
         bar = figure.colorbar(mesh, ax=axes, label=unit, pad=0.02, extend="max" if cut else "neither")
-        if scale is LogNorm:
+        if in_decades:
             plain_log(bar.ax.yaxis)
         return figure
 

@@ -17,7 +17,7 @@ import numpy as np
 from markupsafe import escape
 
 from spheret.lab.page.charts import Chart
-from spheret.support.figure_style import GRID, INK, PALETTE, Drawing
+from spheret.support.figure_style import GRID, INK, PALETTE, Drawing, spanned, spanned_log
 
 WIDTH, HEIGHT = 460.0, 290.0
 # where the plot begins and ends
@@ -68,12 +68,13 @@ class Scale:
 
 
 def spread_scale(values: Iterable[float], start: float, end: float, log: bool = False, least: float = 0.01) -> Scale:
-    """A scale that holds all values. It spans at least `least`, or on a log scale a factor of 2."""
+    """A scale that holds all values. It spans at least `least` and the share or factor of every figure."""
     known = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
     low, high = (min(known), max(known)) if known else (1.0, 1.0) if log else (0.0, 0.0)
     if log:
-        widen = max(1.0, math.sqrt(2 * low / high)) * 1.05
-        return Scale(low / widen, high * widen, start, end, log=True)
+        low, high = spanned_log(low, high)
+        return Scale(low / 1.05, high * 1.05, start, end, log=True)
+    low, high = spanned(low, high)
     margin = max(0.05 * (high - low), (least - (high - low)) / 2)
     return Scale(low - margin, high + margin, start, end)
 
@@ -98,7 +99,7 @@ def _whole(name: str, caption: str, parts: Sequence[str], height: float = HEIGHT
     """The parts as a figure. It has no PNG."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:g} {height:g}" width="{WIDTH:g}pt" '
-        f'height="{height:g}pt" style="font-family: sans-serif; fill: none">'
+        f'height="{height:g}pt" font-family="sans-serif" fill="none">'
     )
     return Drawing(name, caption, "\n".join([head, *parts, "</svg>\n"]), b"")
 

@@ -6,16 +6,14 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from spheret.lab.entries import sound
-from spheret.lab.figures.parts import MOST, panel_title, rate_axis, small_multiples, wrapped
+from spheret.lab.figures.parts import MOST, PANEL_LETTERS, panel_title, rate_axis, small_multiples, wrapped
 from spheret.lab.transfer import BestRate, Transfer
-from spheret.support.figure_style import INK
+from spheret.support.figure_style import INK, SHADES, TEXT, legend_below
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# from the first size to the last
-SHADES = ("#8fc1e8", "#4a90c9", "#7d5ba6", "#c2410c", "#7f1d1d")
 # nats above the lowest loss up to which the axis goes
 TOP = 0.3
 
@@ -32,7 +30,7 @@ def transfer_figure(transfer: Transfer) -> Figure | None:
     )
     if not rates:
         return None
-    longest = max(wrapped(contestant.label, 26).count("\n") for contestant in contestants)
+    longest = max(wrapped(contestant.label, PANEL_LETTERS).count("\n") for contestant in contestants)
     figure, panels = small_multiples(len(contestants), 1.75 + 0.12 * longest)
     for axes, contestant in zip(panels, contestants, strict=True):
         base = contestant.rates[0].rate
@@ -47,12 +45,9 @@ def transfer_figure(transfer: Transfer) -> Figure | None:
     panels[0].set_ylim(-0.02, TOP)
     handles = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     names = [name for name in _names(transfer) if name in handles]
-    figure.legend(
-        [handles[name] for name in names], names, loc="outside upper center", ncols=len(names), fontsize=8,
-        frameon=False,
-    )  # fmt: skip
-    figure.supxlabel("learning rate", fontsize=10)
-    figure.supylabel("loss above the lowest", fontsize=10)
+    figure.supxlabel("learning rate", fontsize=TEXT)
+    figure.supylabel("loss above the lowest", fontsize=TEXT)
+    legend_below(figure, [handles[name] for name in names], names)
     return figure
 
 
@@ -64,8 +59,9 @@ def _shades(count: int) -> list[Any]:
     """So many colours between the first shade and the last."""
     from matplotlib.colors import LinearSegmentedColormap, to_hex
 
-    colours = LinearSegmentedColormap.from_list("sizes", SHADES)
-    return list(SHADES[:count]) if count <= len(SHADES) else [to_hex(colours(i / (count - 1))) for i in range(count)]
+    shades = [light for light, _ in SHADES]
+    colours = LinearSegmentedColormap.from_list("sizes", shades)
+    return shades[:count] if count <= len(shades) else [to_hex(colours(i / (count - 1))) for i in range(count)]
 
 
 def _bowl(axes: Axes, found: BestRate, colour: str, name: str, height: float) -> None:

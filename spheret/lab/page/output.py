@@ -38,7 +38,7 @@ def contents(
     page_tables = [table for section in sections for table in section.tables]
     return {
         **{name: write(page_tables).encode() for name, write in TABLES.items()},
-        **{f"{FIGURES}/{drawing.name}.svg": drawing.svg.encode() for drawing in drawings},
+        **{f"{FIGURES}/{drawing.name}.svg": drawing.themed_svg.encode() for drawing in drawings},
         **{f"{FIGURES}/{drawing.name}.png": drawing.png for drawing in drawings if drawing.png},
         **{f"{FIGURES}/{drawing.name}.pgf": drawing.pgf.encode() for drawing in drawings if drawing.pgf is not None},
         # written last: if the page exists, the other files do too

@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 from spheret.lab.page.charts import Chart
 from spheret.lab.page.tables import BEST, SECOND
 from spheret.lab.sections.section import Section
-from spheret.support.figure_style import GRID, INK, PALETTE, Drawing
+from spheret.support.figure_style import PALETTE, THEMES, Drawing
 from spheret.support.templates import environment, script_hashes
 
 FOLDER = Path(__file__).parent
@@ -29,19 +29,12 @@ STYLE, SCRIPT, CHART_SCRIPT = "report.css", "report.js", "report_charts.js"
 CHART_LIBRARY, CHART_STYLE = "vendor/uPlot.iife.min.js", "vendor/uPlot.min.css"
 # by which a page is known as ours
 GENERATOR = '<meta name="generator" content="spheret report">'
-# colours that figures and page share, by the name of their CSS variable: (on white, on black)
-_COLOURS = {
-    "ink": (INK, "#e6e6e6"),
-    "grid": (GRID, "#3a3f47"),
-    "paper": ("#ffffff", "#15181c"),
-    **{f"line-{index}": pair for index, pair in enumerate(PALETTE)},
-}
 
 
 def inline_svg(drawing: Drawing) -> str:
     """The figure as part of the page. Its colours become variables of the page, and its ids become unique."""
     svg = drawing.svg
-    variables = {light: f"var(--{name})" for name, (light, _) in _COLOURS.items()}
+    variables = {light: f"var(--{name})" for name, (light, _) in THEMES.items()}
 
     def recolour(style: re.Match[str]) -> str:
         return re.sub(r"#[0-9a-f]{6}\b", lambda colour: variables.get(colour.group(), colour.group()), style.group())
@@ -50,7 +43,13 @@ def inline_svg(drawing: Drawing) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>|<title>.*?</title>|<style.*?</style>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{drawing.name}-", svg)
     label = f'role="img" aria-label="{escape(drawing.caption)}"'
-    return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', label, svg, count=1)
+    # as wide as it was drawn: letters of a narrow figure would grow with it
+    return re.sub(
+        r'width="(?P<points>[\d.]+)pt" height="[\d.]+pt"',
+        lambda size: f'style="--wide: {float(size["points"]) / 72:g}in" {label}',
+        svg,
+        count=1,
+    )
 
 
 class LineKey(NamedTuple):
@@ -111,7 +110,7 @@ def page(
         "charts": alive,
         "charts_json": htmlsafe_json_dumps(alive, separators=(",", ":")),
         "keys": {label: _key(*style) for label, style in (styles or {}).items()},
-        "colours": _COLOURS,
+        "colours": THEMES,
         "style": Markup("".join(map(_source, [*([CHART_STYLE] if alive else []), STYLE]))),
         "scripts": [Markup(_source(name)) for name in scripts],
         "script_hashes": script_hashes([_source(name) for name in scripts]),
