@@ -144,16 +144,17 @@ class Lines(Generic[T]):
         If lines are appended, a last one without its end is left out. Any other line must hold a record.
         """
         end = start
-        for number, line in enumerate(self.split(path, start), start=1):
+        *lines, rest = read_bytes(path, MOST_BYTES_OF_LINES, self.remedy, start).split(b"\n")
+        for number, line in enumerate(lines, start=1):
             end += len(line) + 1
             yield self.decode(line, f"line {number} of {path}" + (f" after byte {start:,}" if start else "")), end
-
-    def split(self, path: Path, start: int = 0) -> list[bytes]:
-        """The lines of a file after the byte `start`, without their ends."""
-        *lines, rest = read_bytes(path, MOST_BYTES_OF_LINES, self.remedy, start).split(b"\n")
         if rest and not self.appended:
             raise DamagedDocument(f"line {len(lines) + 1} of {path} is damaged (it has no end): {self.remedy}.")
-        return lines
+
+    def split(self, path: Path) -> list[bytes]:
+        """The lines of a file without their ends. If lines are appended, a last one without its end is left out."""
+        *lines, rest = read_bytes(path, MOST_BYTES_OF_LINES, self.remedy).split(b"\n")
+        return [*lines, rest] if rest and not self.appended else lines
 
     def decode(self, line: bytes, where: str) -> T:
         try:

@@ -123,10 +123,13 @@ class TestFinished:
         Laboratory(plan, tmp_path / "study").check()
 
     def test_again_it_only_writes_the_report(self, finished, capsys):
-        kept = [*finished.glob("*/[ms]*.json*"), finished / "costs.json"]
-        before = {path: path.stat().st_mtime_ns for path in kept}
+        kept = [*finished.glob("*/[ms]*.json*")]
         # the metrics and the sample of each
-        assert len(before) == 13
+        assert len(kept) == 12
+        # costs that a busy machine has blurred are measured again
+        measured = all(result.step_seconds for result in read_group([finished]).every)
+        kept += [finished / "costs.json"] if measured else []
+        before = {path: path.stat().st_mtime_ns for path in kept}
         rows, plan = ((finished / name).read_bytes() for name in ("results.jsonl", "plan.toml"))
         (finished / "report" / "report.html").unlink()
         assert race(*SHORT, "--out", finished) == 0

@@ -136,8 +136,14 @@ def test_lines(tmp_path):
     # a line that a kill cut short, and one that damage did
     path.write_bytes(b"".join(lines)[:-3])
     assert list(APPENDED.read(path)) == [(first, ends[0])]
-    with pytest.raises(DamagedDocument, match=r"line 2 of .*a\.jsonl .*truncated"):
+    assert [PARTS.decode(line, "") for line in PARTS.split(path)[:1]] == [first]
+    with pytest.raises(DamagedDocument, match=r"line 2 of .*a\.jsonl"):
         list(PARTS.read(path))
+    # also behind a whole record
+    path.write_bytes(b"".join(lines)[:-1])
+    with pytest.raises(DamagedDocument, match=r"line 2 of .*a\.jsonl"):
+        list(PARTS.read(path))
+    path.write_bytes(b"".join(lines)[:-3])
     path.write_bytes(lines[0] + b"\n" + lines[1])
     with pytest.raises(DamagedDocument, match="line 2 of"):
         list(APPENDED.read(path))
