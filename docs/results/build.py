@@ -42,6 +42,7 @@ STUDIES = {
     "results": OURS,
     "depth": PLANS["depth"],
     "modern": PLANS["modern"],
+    "streams": PLANS["streams"],
     "transfer": PLANS["transfer"],
 }
 # what the page of all its tables calls a study
@@ -55,6 +56,7 @@ PAGES = (
     HERE / "README.md",
     HERE / "depth.md",
     HERE / "modern.md",
+    HERE / "streams.md",
     HERE / "transfer.md",
     HERE.parent / "collapse.md",
     HERE.parent / "which-connection.md",
@@ -90,6 +92,8 @@ def marked_parts(drawn: Mapping[str, Mapping[str, bytes]]) -> dict[tuple[str, st
         if study == "modern":
             parts["summary", "modern"] = _optimisers({answer.group.name: answer for answer in answers})
             parts["summary", "shifted"] = _heads({answer.group.name: answer for answer in answers})
+        if study == "streams":
+            parts["summary", "streams"] = _by_size(answers)
         if study == "depth":
             deep = [answer for answer in answers if answer.group.part.name == "depth"]
             parts["summary", "depth"] = _by_size(deep)
