@@ -50,6 +50,7 @@ TITLES = {
     "results": "the study",
     "depth": "the depth study",
     "modern": "the modern backbone",
+    "streams": "the streams",
     "transfer": "the transfer",
 }
 PAGES = (
