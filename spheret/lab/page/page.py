@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +43,9 @@ def inline_svg(drawing: Drawing) -> str:
     svg = re.sub(r'\bstyle="[^"]*"', recolour, svg)
     svg = re.sub(r"<metadata>.*?</metadata>|<title>.*?</title>|<style.*?</style>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{drawing.name}-", svg)
+    # matplotlib names an image by its content, so that two constant heat maps have one name. Nothing refers to them
+    numbers = count(1)
+    svg = re.sub(r'(<image\b[^>]*\bid="[^"]*)"', lambda image: f'{image[1]}-{next(numbers)}"', svg)
     label = f'role="img" aria-label="{escape(drawing.caption)}"'
     # as wide as it was drawn: letters of a narrow figure would grow with it
     return re.sub(
