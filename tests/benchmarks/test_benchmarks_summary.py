@@ -47,6 +47,7 @@ PUBLISHED = {
     "evaluation": ("eval", [0.32, 0.33, 0.77]),
     "train": ("train", [1.01]),
     "convert": ("convert", [1.04]),
+    "watch": ("watch", [1.00, 1.06]),
 }
 
 
