@@ -142,6 +142,8 @@ def _run(laboratory: Laboratory, where: StudyOptions, place: Place, plan: Path) 
             files.write_atomically(directory / PLAN, laboratory.plan.text)
             for name in (RUNS, LOGS):
                 (directory / name).mkdir(exist_ok=True)
+            if where.on == "local":
+                _remove_old_logs(laboratory)
             _announce(laboratory, where, place.at_a_time)
             live = LivePage(directory / REPORT, lambda: _so_far(laboratory), "study", laboratory.quiet)
             with live, Board(laboratory, "study", live) as board:
@@ -155,6 +157,12 @@ def _run(laboratory: Laboratory, where: StudyOptions, place: Place, plan: Path) 
         print("stopped; every training has saved. Run the same command again to go on.", file=sys.stderr)
         return INTERRUPTED
     return 0
+
+
+def _remove_old_logs(laboratory: Laboratory) -> None:
+    """A study that was killed has not removed the output of a training that had ended by then."""
+    for key in laboratory.rows():
+        (laboratory.directory / LOGS / f"{laboratory.run_directory(key).name}.log").unlink(missing_ok=True)
 
 
 def _so_far(laboratory: Laboratory) -> Findings | None:

@@ -240,6 +240,17 @@ def test_killed_in_the_middle_it_goes_on(number, finished, plan, tmp_path):
     assert not list((out / "logs").iterdir())
 
 
+def test_the_output_of_a_training_that_has_ended_goes(finished, plan, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(finished, out)
+    run = sorted((out / "runs").iterdir())[0]
+    # killed between the end of a training and the removal of its output
+    (out / "logs" / f"{run.name}.log").write_text("the last step\n")
+    (out / "logs" / "mine.log").write_text("mine\n")
+    assert study(plan, "--out", out, "--quiet") == 0
+    assert [path.name for path in (out / "logs").iterdir()] == ["mine.log"]
+
+
 def test_a_report_at_any_moment(finished, plan, tmp_path, capsys):
     out = tmp_path / "out"
     shutil.copytree(finished, out)
