@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from spheret.connections import angle_between
-from spheret.model.monitor import common_share, mean_cosine
+from spheret.model.monitor import common_gradient_share, common_share, mean_cosine
 from spheret.support.sharding import local, whole
 from spheret.watching.processes import Processes
 
@@ -138,5 +138,4 @@ class WriterGradient:
             return None
         full = min(ways, key=lambda x: float(torch.linalg.vector_norm(_unit(x.sum(-1)) - _unit(against_ones))))
         scale = (full.sum(-1) @ against_ones) / (against_ones @ against_ones)
-        common = torch.outer(delta, y) * scale
-        return float(common.norm() / (full - common).norm())
+        return common_gradient_share(full, delta * scale, y)

@@ -92,7 +92,7 @@ class Watch:
             raise ValueError(f"unigram_entropy must be positive, in nats, got {unigram_entropy!r}.")
         self.every = check_count("every", every)
         self.model, self.policy = unwrapped(model), policy
-        self._outer, self._on_alarm, self._quiet = model, on_alarm, quiet
+        self._on_alarm, self._quiet = on_alarm, quiet
         self._log: Log | None = logger(log)
         self._given_entropy = unigram_entropy
         self.steps, self.skipped = 0, 0

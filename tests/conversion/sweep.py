@@ -506,9 +506,9 @@ def prepare() -> None:
         importlib.import_module(f"transformers.{name}")
 
 
-def run(arguments: list[str]) -> int:
-    """The command. Its exit code is 1 if a class has crashed or is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def run(arguments: list[str], trial: Any = None, counted: Any = count, description: str | None = __doc__) -> int:
+    """The command. Its exit code is 1 if a class has crashed or is wrong. trial: what to try, as in `in_fork`."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", type=Path, required=True, help="the file of outcomes, one line of JSON per class")
     parser.add_argument("--only", nargs="*", default=[], help="try these classes anew, and no others")
     parser.add_argument("--count", action="store_true", help="try nothing")
@@ -518,11 +518,11 @@ def run(arguments: list[str]) -> int:
     prepare()
     todo = [c for c in cases() if c.name in options.only or (not options.only and c.name not in done)]
     for case in [] if options.count else todo:
-        row = done[case.name] = in_fork(case)
+        row = done[case.name] = in_fork(case, trial)
         with options.out.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(f"{len(done)} {case.name}: {row['end']} {row.get('why', '')[:160]}", flush=True)
-    print(count(list(done.values())))
+    print(counted(list(done.values())))
     return int(any(row["end"] in ("crashed", "wrong") for row in done.values()))
 
 

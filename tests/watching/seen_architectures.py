@@ -6,9 +6,7 @@ little memory and little time. It writes a line of JSON per class, and goes on w
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
 import random
 import sys
 from collections import Counter
@@ -119,23 +117,5 @@ def count(rows: list[dict[str, Any]]) -> str:
     return "\n".join([*parts, *(f"{number:4d} {end}: {why}" for (end, why), number in whys.most_common())])
 
 
-def run(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="the file of outcomes, one line of JSON per class")
-    parser.add_argument("--only", nargs="*", default=[], help="try these classes anew, and no others")
-    options = parser.parse_args(arguments)
-    lines = options.out.read_text().splitlines() if options.out.exists() else []
-    done = {row["name"]: row for row in map(json.loads, lines)}
-    sweep.prepare()
-    for case in sweep.cases():
-        if case.name in options.only or (not options.only and case.name not in done):
-            row = done[case.name] = sweep.in_fork(case, attempt)
-            with options.out.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            print(f"{len(done)} {case.name}: {row['end']} {row.get('why', '')[:160]}", flush=True)
-    print(count(list(done.values())))
-    return int(any(row["end"] in ("crashed", "wrong") for row in done.values()))
-
-
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(sweep.run(sys.argv[1:], attempt, count, __doc__))
