@@ -7,32 +7,58 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class ConvertedSublayer:
-    """One residual that is now a step on the sphere."""
+    """One residual that is now a step on the sphere.
 
-    name: str  # the module that ends the branch
-    readers: tuple[str, ...]  # the modules that read the stream
+    Args:
+        name: the module that ends the branch.
+        readers: the modules that read the stream.
+        kind: attention, mlp, or what else the branch is.
+        stack: the list of layers that it is in.
+        sublayer: its number in that stack, from 1 on.
+        alpha: the learned step size, where it starts.
+        radius: the radius of the sphere, where it starts.
+        mean_angle: the mean of the rows' own turns on the examples, in radians.
+        rows: how many rows the examples had.
+        beyond_half_turn: rows that turn by more than pi/2, because 1 + c <= 0.
+        beyond_reach: rows that turn further than the scheme's retraction and its cap can.
+    """
+
+    name: str
+    readers: tuple[str, ...]
     kind: str
     stack: str
     sublayer: int
-    alpha: float  # the sublayer's learned step size, where it starts
+    alpha: float
     radius: float
-    mean_angle: float  # of the rows' own turns on the examples, in radians
-    rows: int  # how many rows the examples had
-    beyond_half_turn: int  # rows that turn by more than pi/2, because 1 + c <= 0
-    beyond_reach: int  # rows that turn further than the scheme's retraction and its cap can
+    mean_angle: float
+    rows: int
+    beyond_half_turn: int
+    beyond_reach: int
 
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """What was converted, what was left and why. `str()` gives a table."""
+    """What was converted, what was left and why. `str()` gives a table.
+
+    Args:
+        model: the name of its class.
+        scheme: the scheme at t = 1.
+        start: "exact", "calibrated" or "plain".
+        converted: the residuals that are now steps on the sphere.
+        left: the names of those that are not, each with the reason.
+        difference: the largest difference of an output from the original's at t = 0, by the largest output.
+        examples: what the step sizes were fitted on.
+        added_parameters: how many parameters the model has more.
+        notes: what else a reader should know.
+    """
 
     model: str
     scheme: str
     start: str
     converted: tuple[ConvertedSublayer, ...]
     left: tuple[tuple[str, str], ...]
-    difference: float  # the largest difference of an output from the original's at t = 0, by the largest output
-    examples: str  # what the step sizes were fitted on
+    difference: float
+    examples: str
     added_parameters: int = 0
     notes: tuple[str, ...] = field(default=())
 

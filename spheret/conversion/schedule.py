@@ -43,12 +43,7 @@ class Annealing:
     """Moves t linearly from 0 to 1 over `steps` calls of `step`, after `wait` calls at 0.
 
     A model that is on its way, e.g. one that was loaded, goes on from its own t, and one that is at 1 stays there.
-
-    schedule = Annealing(model, steps=300)
-    for batch in batches:
-        ...
-        optimizer.step()
-        schedule.step()
+    Call `step` after the optimiser's.
     """
 
     def __init__(self, model: nn.Module, steps: int, wait: int = 0):

@@ -72,18 +72,24 @@ class Header:
 class SublayerObservation:
     """One sublayer at a watched step. None: not measured, or not finite.
 
-    norm: the mean |h| behind it; growth: by what factor it changed it.
-    angle_mean, angle_max: by what angle it turned the stream, in radians.
-    moved, moved_max: the median and the largest over the tokens of how far the branch moved the stream, as a share of
-        its length.
-    cosine: the mean cosine between tokens behind it.
-    common_stream, common_output, common_gradient: the share of the common direction, see `common_share` and
-        `common_gradient_share`, in the stream behind it, in the branch's output and in the gradient of the matrix
-        that writes to the stream.
-    massive: the largest activation over the median one; first_token: the first tokens' norm over the mean.
-    sink: the mean attention to the first token, where weights are to be had.
-    alpha: the step size, if the connection has one.
-    grad_norm: of all its weights; update: the norm of their last change over their own norm.
+    Args:
+        sublayer: its number, from 1 on.
+        norm: the mean length of the stream behind it.
+        growth: by what factor it changed that length.
+        angle_mean: by what angle it turned the stream, in radians, on average over the tokens.
+        angle_max: the largest such angle.
+        moved: how far the branch moved the stream, as a share of its length: the median over the tokens.
+        moved_max: the largest such share.
+        cosine: the mean cosine between tokens behind it.
+        common_stream: the share of the direction that all tokens have in common, in the stream behind it.
+        common_output: the same in the branch's output.
+        common_gradient: the same in the gradient of the matrix that writes to the stream.
+        massive: the largest activation over the median one.
+        first_token: the first tokens' norm over the mean.
+        sink: the mean attention to the first token, where weights are to be had.
+        alpha: the step size, if the connection has one.
+        grad_norm: the norm of the gradient of all its weights.
+        update: the norm of their last change over their own norm.
     """
 
     sublayer: int
@@ -118,8 +124,17 @@ class PlaceObservation:
 class Event:
     """An alarm or a warning: what, at which step, where, and in a sentence, with what helps.
 
-    where: the name of a module or of a parameter, "the batch" or "the model".
-    measured, before, now: the measure that gave it away, when all was well and now.
+    Args:
+        kind: one of the kinds that docs/watch.md lists.
+        step: the update.
+        where: the name of a module or of a parameter, "the batch" or "the model".
+        sentence: what happened.
+        remedy: what helps.
+        level: "alarm" or "warning".
+        sublayer: the number of the sublayer, if it is one.
+        measured: the measure that gave it away.
+        before: its value when all was well.
+        now: its value now.
     """
 
     kind: EventKind
@@ -138,10 +153,17 @@ class Event:
 class Observation:
     """One watched step.
 
-    losses: those of the steps since the last observation, this one last; None where a loss was not finite.
-    grad_norm: of the whole gradient.
-    skipped: how many updates were skipped so far.
-    own_logit: at the first step, the logit of the current token above the mean logit, if the head is tied.
+    Args:
+        step: the update.
+        losses: those of the steps since the last observation, this one last; None where a loss was not finite.
+        grad_norm: the norm of the whole gradient.
+        sublayers: what was seen at each sublayer.
+        places: what was seen at the weights outside of the sublayers.
+        on_bound: the names of learned scalars that have reached a bound.
+        events: what was said since the last observation.
+        skipped: how many updates were skipped so far.
+        own_logit: at the first step, the logit of the current token above the mean logit, if the head is tied.
+        seconds: since the watch began.
     """
 
     step: int

@@ -483,10 +483,8 @@ class Watch:
 
     def __repr__(self) -> str:
         found = "not seen yet" if self.anatomy is None else f"{len(self.anatomy.sublayers)} sublayers"
-        return (
-            f"Watch({type(self.model).__name__}, {found}, step {self.steps}, {len(self.alarms)} alarms, "
-            f"{self.skipped} skipped)"
-        )
+        alarms = "1 alarm" if len(self.alarms) == 1 else f"{len(self.alarms)} alarms"
+        return f"Watch({type(self.model).__name__}, {found}, step {self.steps}, {alarms}, {self.skipped} skipped)"
 
     def close(self) -> None:
         """Take all hooks out of the model, and complete the file and the page. The model is as it was."""

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from documented import not_printed, shown
 from planted import planted
 from report_helpers import cell, cells, read_group
 
@@ -182,6 +183,11 @@ def test_text_of_ones_own_in_one_command(tmp_path, capsys, monkeypatch):
     assert first == f"race: 1 run of 1 contestants on {text}, into {out}."
     assert second.startswith(f"{text} as bytes: train ")
     assert str(out / "report" / "report.html") in output.out.splitlines()
+    # what docs/find-out-which.md shows of any race: the head of its table, and where its page is
+    heads = [line for line in shown("find-out-which.md") if "contestant" in line or "runs/look/report" in line]
+    missing = not_printed("find-out-which.md", output.out.replace(str(out), "runs/look"))
+    assert len(heads) == 3
+    assert not {*heads[:2]} & {*missing}
     run = open_run(out / "pre-ln-5")
     assert run.config.data.corpus.name == "my.txt"
     assert 0.04 < run.config.data.tokens["val"] / 60_000 < 0.06
