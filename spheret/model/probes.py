@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from spheret.connections import Connection, State
 from spheret.model.gpt import GPT, Attention
 
 # a "parallel" branch of someone else's model holds an attention and an MLP, "other" mixes tokens without attention
 BranchKind = Literal["attention", "mlp", "parallel", "other"]
+
+# how the names of classes end that are an MLP or a part of one. Qwen3MoeAttention is no mixture of experts
+_MLP_WORDS = ("mlp", "moe", "moeblock", "experts", "feedforward", "ffn", "dense", "intermediate")
+
+
+def branch_kind(modules: Iterable[nn.Module]) -> BranchKind:
+    """What a branch of someone else's model is, by the words that the classes of its modules are called."""
+    words = [type(module).__name__.lower() for module in modules]
+    attention = any("attention" in word or "attn" in word for word in words)
+    mlp = any(word.endswith(_MLP_WORDS) for word in words)
+    if attention:
+        return "parallel" if mlp else "attention"
+    return "mlp" if mlp or any("linear" in word or "conv1d" in word for word in words) else "other"
 
 
 def sublayer_name(number: int) -> str:

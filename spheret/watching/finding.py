@@ -16,12 +16,10 @@ from torch import Tensor, nn
 
 from spheret.conversion.plan import Chain, ConversionError, ResidualSum, layer_of, make_plan, residual_sums
 from spheret.conversion.trace import Argument, Join, Trace, trace_call
+from spheret.model.probes import branch_kind
 from spheret.support.errors import shortened
 from spheret.watching.joins import joining
 from spheret.watching.observations import Found, SublayerName
-
-# how the names of classes end that are an MLP or a part of one
-_MLP_WORDS = ("mlp", "moe", "moeblock", "experts", "feedforward", "ffn", "dense", "intermediate")
 
 
 @dataclass(frozen=True)
@@ -148,7 +146,7 @@ def _of_joins(trace: Trace, modules: dict[str, nn.Module]) -> list[FoundSublayer
         found.append(
             FoundSublayer(
                 name=_outer(branch) or join.name,
-                branch=_kind([type(modules[name]).__name__ for name in branch]),
+                branch=branch_kind(modules[name] for name in branch),
                 join=Call(join.name, turns[join.name]),
                 writer=_writer(modules, branch),
                 parameters=_parameters(modules, {**branch, join.name: [join.time]}),
@@ -204,7 +202,7 @@ def _of_sum(trace: Trace, modules: dict[str, nn.Module], residual: ResidualSum, 
     own = inside if norm is None else {**inside, norm.module: [norm.time]}
     return FoundSublayer(
         name=_outer(inside) or residual.name,
-        branch=_kind([type(modules[name]).__name__ for name in inside]),
+        branch=branch_kind(modules[name] for name in inside),
         reader=Call(first.module, _turn(trace, first.module, first.time)),
         where=first.where,
         ends=[
@@ -249,13 +247,3 @@ def _parameters(modules: dict[str, nn.Module], inside: dict[str, list[int]]) -> 
         for name in inside
         for inner, parameter in modules[name].named_parameters()
     }
-
-
-def _kind(classes: list[str]) -> str:
-    """attention, mlp, both (parallel), or other, by the words that the classes are called."""
-    words = [name.lower() for name in classes]
-    attention = any("attention" in word or "attn" in word for word in words)
-    mlp = any(word.endswith(_MLP_WORDS) for word in words)
-    if attention:
-        return "parallel" if mlp else "attention"
-    return "mlp" if mlp or any("linear" in word or "conv1d" in word for word in words) else "other"

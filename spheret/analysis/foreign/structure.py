@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from spheret.conversion.plan import Chain, ConversionError, Reader, ResidualSum,
 from spheret.conversion.steps import Step
 from spheret.conversion.trace import Trace, trace_call
 from spheret.kernels import compute_dtype, retract_unchecked
-from spheret.model.probes import BranchKind
+from spheret.model.probes import BranchKind, branch_kind
 from spheret.support.errors import shortened
 
 # the trial's batch and length; no model has heads or channels of such a number
@@ -173,7 +172,7 @@ def _branch(
         _root(trace, residual),
         _attention_weights(trace, set(inside)),
         list(parameters.values()),
-        _kind(type(modules[name]).__name__ for name in inside),
+        branch_kind(modules[name] for name in inside),
         int(getattr(text, "num_attention_heads", 1)),
         connection.to(next(model.parameters()).device),
     )
@@ -200,11 +199,3 @@ def _attention_weights(trace: Trace, inside: set[str]) -> tuple[str, int] | None
                 if one.module in inside and one.index is not None:
                     return one.module, one.index
     return None
-
-
-def _kind(classes: Iterable[str]) -> BranchKind:
-    words = [name.lower() for name in classes]
-    attention = any("attention" in word or "attn" in word for word in words)
-    # Qwen3MoeAttention is no mixture of experts
-    mlp = any(word.endswith(("mlp", "moe", "moeblock", "experts", "feedforward", "ffn")) for word in words)
-    return ("parallel" if mlp else "attention") if attention else "mlp"
