@@ -110,7 +110,7 @@ def test_gradients_and_updates_are_those_of_torch():
     # every weight is watched at one place
     assert sorted(name for group in groups for name in group) == sorted(named)
     for each, group in zip(found.everywhere, groups, strict=True):
-        change = math.hypot(*(float((named[name] - before[name]).norm()) for name in group))
+        change = math.hypot(*(float((named[name].detach() - before[name]).norm()) for name in group))
         size = math.hypot(*(float(before[name].norm()) for name in group))
         assert each.update == pytest.approx(change / size, rel=1e-5)
         assert each.grad_norm == pytest.approx(math.hypot(*(float(named[n].grad.norm()) for n in group)), rel=1e-5)

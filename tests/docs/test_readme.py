@@ -1,0 +1,71 @@
+"""README has no number that no file holds."""
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from spheret.connections import PAPER_SCHEMES
+from spheret.lab.explore import SUBLAYERS
+from spheret.lab.plan import PLANS
+from spheret.lab.race import RATES
+
+ROOT = Path(__file__).parents[2]
+FIGURES = ROOT / "docs" / "figures"
+README = (ROOT / "README.md").read_text()
+
+
+def prose(text):
+    """A page without its code, its links, and the tables that `make results` writes."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^<!-- .*?^<!-- end -->", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^    .*\n", "", text, flags=re.MULTILINE)
+    return re.sub(r"`[^`]*`|\]\([^)]*\)", "", text)
+
+
+def numbers(text):
+    """Every number of a page, but for versions of Python and the p of a retraction."""
+    text = re.sub(r"Python \d\.\d+|\bp = \d", "", prose(text))
+    return re.findall(r"\d+ min \d+ s|(?<![\w.-])\d+(?:[.,]\d+)*(?: s)?(?![\w-])", text)
+
+
+def clock(seconds):
+    return f"{seconds // 60} min {seconds % 60} s" if seconds >= 60 else f"{seconds} s"
+
+
+def held():
+    """The numbers that files hold, by what they are."""
+    speed = json.loads((ROOT / "benchmarks" / "connection-float32.json").read_text())["results"][0]
+    both = {row["name"]: row["both"]["ms"] for row in speed["table"]}
+    shown = ("native", "h + f", "LayerNorm(h + f)", "paper, compiled", "paper, eager")
+    seconds = json.loads((ROOT / "benchmarks" / "commands.json").read_text())["seconds"]
+    study = tomllib.loads(PLANS["depth"].read_text())
+    return {
+        **{name: f"{both[name]:.2g}" for name in shown},
+        **{name: clock(value) for name, value in seconds.items()},
+        "rows": str(speed["rows"]),
+        "width of the rows": str(speed["width"]),
+        "width of the study": str(study["model"]["width"]),
+        "layers of the study": str(study["model"]["layers"]),
+        "updates of the study": str(study["train"]["steps"]),
+        "runs of a race": str((len(PAPER_SCHEMES) + 1) * len(RATES)),
+        # the captions of two pictures
+        "bad batch": re.search(r"BAD = \d+, \d+, (\d+)", (FIGURES / "watch_picture.py").read_text())[1],
+        "updates of the explorer": str(SUBLAYERS),
+    }
+
+
+def test_every_number_is_held_by_a_file():
+    assert sorted(set(numbers(README)) - set(held().values())) == []
+
+
+@pytest.mark.parametrize("name", held())
+def test_a_number_that_changes_is_missed(name):
+    """Each of them is on the page, so that a file that changes makes the page wrong."""
+    assert held()[name] in numbers(README)
+
+
+def test_a_number_that_no_file_holds_is_found():
+    assert numbers("It took 17 min 3 s, or 9.8 `of 12` at [3](4.md) p = 2") == ["17 min 3 s", "9.8", "3"]
