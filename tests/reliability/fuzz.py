@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import damage
 from forked import Child, Outcome, snapshot
+from watched_helpers import event, header, observations, write_watch
 
 ROWS = Path(__file__).parents[1] / "evaluate" / "rows"
 TINY = (
@@ -83,6 +84,8 @@ COMMANDS: dict[str, tuple[Sequence[str], str]] = {
         "",
     ),
     "report": (("report", "run", "--out", "out"), ""),
+    "report a watch": (("report", "watched", "--out", "out"), ""),
+    "report a begun watch": (("report", "begun", "--out", "out"), ""),
     "sample": (("sample", "run", "--tokens", "8"), ""),
     "eval": (("eval", "run", "--tasks", "piqa", "--data", str(ROWS)), r"run/eval(_samples)?\.jsonl?"),
     "certify": (("certify", "run", "--tokens", "2", "--sequence", "2"), r"run/certificate\.(json|png)"),
@@ -149,6 +152,8 @@ DOCUMENTS: dict[str, tuple[str, ...]] = {
     "study/results.jsonl": ("study", "study --minutes 0"),
     "study/costs.json": ("study", "study --minutes 0"),
     "joined/rows.jsonl": ("study --join", "study --results"),
+    "watched/watch.jsonl": ("report a watch",),
+    "begun/watch.jsonl": ("report a begun watch",),
 }
 # each folder, and the commands that read in it
 FOLDERS: dict[str, tuple[str, ...]] = {
@@ -161,6 +166,8 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "converted": ("convert again", "inspect a conversion"),
     "study": ("study", "study --minutes 0"),
     "joined": ("study --join", "study --results"),
+    "watched": ("report a watch",),
+    "begun": ("report a begun watch",),
 }
 # what takes longest to make
 LONG = ("race", "converted", "study", "joined")
@@ -169,7 +176,7 @@ UNSTABLE = re.compile(r"metrics\.jsonl|config\.json|state\.json|manifest\.json|c
 # what a report shows as it stands
 UNGUARDED = (
     ("run/certificate.json", "missing"), ("run/eval.json", "missing"), ("run/config.json", "flipped"),
-    ("run/sample.json", "missing"), ("run/sample.json", "flipped"),
+    ("run/sample.json", "missing"), ("run/sample.json", "flipped"), ("watched/watch.jsonl", "truncated"),
 )  # fmt: skip
 # documents whose content is compared with a hash or a copy: if a command takes one, its output is as before
 GUARDED = (f"{NEWEST}/state.json", f"{NEWEST}/manifest.json", "data/manifest.json")
@@ -190,7 +197,8 @@ class Stage:
     run: after a kill between step 4 and step 6, with everything that later commands write.
     unbroken: the same run as it ends. race: a finished race of one scheme. data: finished. unfinished: after a kill.
     exported: the run for transformers. gpt2: a GPT-2 as transformers saves it. converted: what became of it.
-    study: a finished study of four runs. joined: the rows of it, for another one.
+    study: a finished study of four runs. joined: the rows of it, for another one. watched: a watched training with an
+    alarm. begun: one of which nothing was seen yet.
     """
 
     def __init__(self, root: Path, race: bool) -> None:
@@ -201,7 +209,7 @@ class Stage:
         self._build(race)
         (self.stage / "out").mkdir()
         (self.stage / "elsewhere").mkdir()
-        for name in ("run", "data", "unfinished", "gpt2", "exported", *(LONG if race else ())):
+        for name in ("run", "data", "unfinished", "gpt2", "exported", "watched", "begun", *(LONG if race else ())):
             (self.stage / name / "notes.txt").write_text("not of spheret\n")
         shutil.copytree(self.stage, self.pristine, symlinks=True)
         self.whole = snapshot(self.pristine)
@@ -242,6 +250,7 @@ class Stage:
             self._do(*COMMANDS[name][0])
         self._do("export", "run", "--out", "exported")
         self._save_a_gpt2()
+        self._write_watches()
         if race:
             self._do(*COMMANDS["convert again"][0])
             (self.stage / "plan.toml").write_text(PLAN.replace('"data"', json.dumps(data)))
@@ -256,6 +265,12 @@ class Stage:
         GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=1, eos_token_id=1)).save_pretrained(self.stage / "gpt2")
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(self.stage / "exported" / name, self.stage / "gpt2")
+
+    def _write_watches(self) -> None:
+        # the longest of the first lines is the one with an event
+        seen = observations(2, 4, 5, events={2: [event(10, 1)]}, places=1)
+        write_watch(self.stage / "watched" / "watch.jsonl", header(2), seen)
+        write_watch(self.stage / "begun" / "watch.jsonl", header(2), [])
 
     def _kill_a_preparation(self) -> None:
         """Leave a preparation as a kill does, after its first note of tokens."""
@@ -408,15 +423,16 @@ class Stage:
         # files of transformers have no hashes: a changed bit is a changed weight or word
         if case.what == "flipped" and case.command.startswith(("import", "inspect a", "certify a", "convert")):
             return None
-        # nor have the numbers of a study
-        if case.what == "flipped" and case.command.startswith("study"):
+        # nor have the numbers of a study and of a watch
+        if case.what == "flipped" and case.command.startswith(("study", "report a")):
             return None
         if case.command.startswith("import"):
             name = "imported/checkpoints/step-0/model.safetensors"
             if outcome.made[name] != self.baseline(case.command).made[name]:
                 return "its weights are not those of the source"
-        # a report without what was not done, and a config.json in whose words for people a bit is flipped
-        if case.command == "report" and (case.path, case.what) in UNGUARDED:
+        # a report without what was not done, of a watch that ends earlier and says when, and with words for people in
+        # which a bit is flipped
+        if case.command.startswith("report") and (case.path, case.what) in UNGUARDED:
             return None
         # what nothing guards may have changed the output
         if case.place is not None and case.path not in GUARDED:
