@@ -1,6 +1,9 @@
-"""Schemes with a state of their own: against transformers' mHC, how they start, and what their states keep."""
+"""Schemes with a state of their own: against the code of others, how they start, and what their states keep."""
 
+import importlib.util
 import math
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -79,6 +82,60 @@ class TestAgainstDeepSeek:
         them = gradients([expected], [y, theirs.hc_base, theirs.hc_scale, theirs.hc_fn])
         for a, b in zip(ours, them, strict=True):
             torch.testing.assert_close(a.view_as(b), b, rtol=tolerance, atol=10 * tolerance)
+
+
+@pytest.fixture(scope="module")
+def naive_attnres():
+    """flash-linear-attention's reference: the one file, because importing its package looks for a GPU."""
+    path = Path(sys.prefix) / "apart/fla/ops/attnres/naive.py"
+    if not path.is_file():
+        pytest.skip("make env installs fla-core")
+    spec = importlib.util.spec_from_file_location("naive", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.naive_attnres
+
+
+@pytest.mark.parametrize("blocks", [1, 3, DEPTH])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+def test_a_stack_of_attn_res_against_flash_linear_attention(naive_attnres, dtype, tolerance, blocks, monkeypatch):
+    # .float() would round float64
+    monkeypatch.setattr(torch.Tensor, "float", lambda tensor: tensor)
+    torch.manual_seed(0)
+    built, group = scheme("attn-res", blocks=blocks), DEPTH // blocks
+    branches = nn.ModuleList(nn.Linear(D, D) for _ in range(DEPTH)).to(dtype)
+    connections = nn.ModuleList(built.connect(D, sublayer, DEPTH) for sublayer in range(1, DEPTH + 1)).to(dtype)
+    leave = randomize(built.exit(D).to(dtype))
+    randomize(connections)
+    x = rows(6, D).view(2, 3, D).to(dtype).requires_grad_()
+    state = built.enter(D)(x)
+    for connection, branch in zip(connections, branches, strict=True):
+        state = connection(state, branch)
+    got = leave(state)
+
+    # their keys have a gain, which is a factor of our query. The first read has one value, and so no query
+    gain = torch.linspace(0.5, 1.5, D, dtype=dtype)
+    queries = [c.attend_norm.query for c in connections[1:]] + [leave.attend.query]
+    theirs = [torch.zeros_like(gain), *((query / gain).detach().requires_grad_() for query in queries)]
+    norms = [c.inner_norm for c in connections] + [leave.norm]
+
+    def read(number, values):
+        return naive_attnres(theirs[number], values, gain, norms[number].weight, rms_eps=1e-5)
+
+    # as the forward of their TransformerBlock: a sum joins the finished ones where the next group begins
+    finished, total = [], x
+    for number, branch in enumerate(branches):
+        f = branch(read(number, [*finished, total]))
+        if number % group == 0:
+            finished, total = [*finished, total], f
+        else:
+            total = total + f
+    expected = read(DEPTH, [*finished, total])
+    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+    shared = [x, *(norm.weight for norm in norms), *branches.parameters()]
+    ours, them = gradients([got], [*shared, *queries]), gradients([expected], [*shared, *theirs[1:]])
+    for number, (a, b) in enumerate(zip(ours, them, strict=True)):
+        torch.testing.assert_close(a * gain if number >= len(shared) else a, b, rtol=tolerance, atol=10 * tolerance)
 
 
 class TestStart:
