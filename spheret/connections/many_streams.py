@@ -184,8 +184,9 @@ class TokenWeights(nn.Module):
     def forward(self, normed: Tensor) -> Weights:
         n, dtype = self.streams, normed.dtype
         with exact_products(normed):
-            shares = (normed @ self.projection.to(dtype).view(self.dim, n + 2)).tanh()
-        pre, mix, post = shares.split((1, n, 1), -1)
+            projected = normed @ self.projection.to(dtype).view(self.dim, n + 2)
+        # torch 2.13's Inductor compiles the gradient of x wrongly if the tanh comes before the split
+        pre, mix, post = (part.tanh() for part in projected.split((1, n, 1), -1))
         first, second = self.scale.to(dtype).split(1)
         return first * pre.squeeze(-1), first * mix.mT, second * post.squeeze(-1)
 
