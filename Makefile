@@ -26,7 +26,7 @@ env: .venv/.ready
 	$(INSTALL) -e ".[$(EXTRAS)]"
 # apart: a torchvision that was built for another torch, as beside a CPU build, breaks every import of transformers
 	$(INSTALL) --upgrade --no-deps --target .venv/timm timm torchvision
-	$(INSTALL) --upgrade --no-deps --target .venv/apart lightning lightning-utilities torchmetrics torchao
+	$(INSTALL) --upgrade --no-deps --target .venv/apart lightning lightning-utilities torchmetrics torchao fla-core
 	touch $@ .venv/.race .venv/.docs
 
 # the site of docs/, in build/site. A warning is an error: a broken link, a missing picture, a page that nothing lists

@@ -23,12 +23,14 @@ import evaluation
 import generate
 import scale
 import step
+import streams
 import train
 import watch
 from measuring import Comparison, print_table
 
 BENCHMARKS: tuple[ModuleType, ...] = (
     connection,
+    streams,
     step,
     scale,
     generate,

@@ -30,7 +30,7 @@ from spheret.connections.spherical import SpheretNorm
 from spheret.kernels import check_rows, compute_dtype, normalize
 from spheret.schedules import factor
 from spheret.support.errors import unknown
-from spheret.support.ranges import check_count
+from spheret.support.ranges import check_above_zero, check_count
 
 
 class Streams(NamedTuple):
@@ -184,8 +184,9 @@ class TokenWeights(nn.Module):
     def forward(self, normed: Tensor) -> Weights:
         n, dtype = self.streams, normed.dtype
         with exact_products(normed):
-            shares = (normed @ self.projection.to(dtype).view(self.dim, n + 2)).tanh()
-        pre, mix, post = shares.split((1, n, 1), -1)
+            projected = normed @ self.projection.to(dtype).view(self.dim, n + 2)
+        # torch 2.13's Inductor compiles the gradient of x wrongly if the tanh comes before the split
+        pre, mix, post = (part.tanh() for part in projected.split((1, n, 1), -1))
         first, second = self.scale.to(dtype).split(1)
         return first * pre.squeeze(-1), first * mix.mT, second * post.squeeze(-1)
 
@@ -395,11 +396,28 @@ class SphericalHyperWeights(nn.Module):
     """pre, an orthogonal mix = `cayley(A)` and a post of length 1, learned and the same for every token.
 
     At the start pre is sqrt n at one stream, mix is the identity, and post is (1, ..., 1)/sqrt n.
+
+    Args:
+        streams: n.
+        sublayer: the 1-based index of the sublayer.
+        steady: mix leaves equal streams as they are: the rows and columns of A have their means taken off.
+        pace: the parameters are pre/pace, A/pace and a multiple of post/pace, so that an update of AdamW moves the
+            weights by `pace` times the learning rate.
+        device: where the parameters are made.
+        dtype: the dtype of the parameters.
     """
 
-    def __init__(self, streams: int, sublayer: int, device: Device = None, dtype: torch.dtype | None = None):
+    def __init__(
+        self,
+        streams: int,
+        sublayer: int,
+        steady: bool = False,
+        pace: float = 1.0,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ):
         super().__init__()
-        self.streams, self.sublayer = streams, sublayer
+        self.streams, self.sublayer, self.steady, self.pace = streams, sublayer, steady, pace
         self.pre, self.post = empty_parameter(streams, device, dtype), empty_parameter(streams, device, dtype)
         # a vector, as in HyperWeights
         self.skew = empty_parameter(streams * streams, device, dtype)
@@ -407,12 +425,23 @@ class SphericalHyperWeights(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        self.pre.copy_(own_stream(self.sublayer, self.streams, math.sqrt(self.streams), 0.0))
-        nn.init.ones_(self.post)
+        self.pre.copy_(own_stream(self.sublayer, self.streams, math.sqrt(self.streams) / self.pace, 0.0))
+        nn.init.constant_(self.post, 1 / self.pace)
         nn.init.zeros_(self.skew)
+
+    def read(self, x: Tensor) -> Tensor:
+        """sum_i pre_i x_i, (..., dim), in float32 or better; if steady, with the length of all streams together."""
+        total = read_streams(self.pre if self.pace == 1 else self.pace * self.pre, x)
+        if not self.steady:
+            return total
+        return F.normalize(total, dim=-1) * torch.linalg.vector_norm(x.to(total.dtype), dim=(-2, -1)).unsqueeze(-1)
 
     def mix_and_post(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         skew = self.skew.to(dtype).view(self.streams, self.streams)
+        skew = skew if self.pace == 1 else self.pace * skew
+        if self.steady:
+            skew = skew - skew.mean(0, keepdim=True)
+            skew = skew - skew.mean(1, keepdim=True)
         return cayley(skew), normalize(self.post.to(dtype), 1.0)
 
 
@@ -441,7 +470,7 @@ class SphericalHyperConnection(Connection):
 
     def read(self, state: Streams) -> Tensor:
         self.check_state(state)
-        return read_streams(self.weights_norm.pre, state.x).to(state.x.dtype)
+        return self.weights_norm.read(state.x).to(state.x.dtype)
 
     def write(self, state: Streams, f: Tensor) -> Streams:
         self.check_state(state)
@@ -468,12 +497,16 @@ class SphericalHyper(Scheme):
     | option | meaning |
     |---|---|
     | `streams` | n |
+    | `steady` | O leaves equal streams as they are, and F reads the sum at the length of X |
+    | `pace` | how fast pre, post and O learn, relative to the other weights, above 0 and at most 1 |
     | `retraction` | a name of RETRACTIONS, or a number p |
     | `schedule` | a name of SCHEDULES |
     | `norm`, `bias` | those of the final norm |
     """
 
     streams: int = 4
+    steady: bool = False
+    pace: float = 1.0
     retraction: str | float = "projection"
     schedule: str = "sqrt"
     norm: str = "layernorm"
@@ -483,6 +516,7 @@ class SphericalHyper(Scheme):
 
     def __post_init__(self) -> None:
         check_count("streams", self.streams, 2)
+        check_above_zero("pace", self.pace, 1.0)
         if self.norm not in NORMS:
             raise unknown("norm", self.norm, NORMS)
         # building one sublayer here checks all other options before a model is built
@@ -499,7 +533,7 @@ class SphericalHyper(Scheme):
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
         check_sublayer(sublayer, num_sublayers)
         weights, update = (
-            SphericalHyperWeights(self.streams, sublayer),
+            SphericalHyperWeights(self.streams, sublayer, self.steady, self.pace),
             self._update(check_dim(dim), sublayer, num_sublayers),
         )
         return SphericalHyperConnection(dim, sublayer, num_sublayers, weights, update)

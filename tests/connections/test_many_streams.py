@@ -1,6 +1,9 @@
-"""Schemes with a state of their own: against transformers' mHC, how they start, and what their states keep."""
+"""Schemes with a state of their own: against the code of others, how they start, and what their states keep."""
 
+import importlib.util
 import math
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -81,6 +84,60 @@ class TestAgainstDeepSeek:
             torch.testing.assert_close(a.view_as(b), b, rtol=tolerance, atol=10 * tolerance)
 
 
+@pytest.fixture(scope="module")
+def naive_attnres():
+    """flash-linear-attention's reference: the one file, because importing its package looks for a GPU."""
+    path = Path(sys.prefix) / "apart/fla/ops/attnres/naive.py"
+    if not path.is_file():
+        pytest.skip("make env installs fla-core")
+    spec = importlib.util.spec_from_file_location("naive", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.naive_attnres
+
+
+@pytest.mark.parametrize("blocks", [1, 3, DEPTH])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+def test_a_stack_of_attn_res_against_flash_linear_attention(naive_attnres, dtype, tolerance, blocks, monkeypatch):
+    # .float() would round float64
+    monkeypatch.setattr(torch.Tensor, "float", lambda tensor: tensor)
+    torch.manual_seed(0)
+    built, group = scheme("attn-res", blocks=blocks), DEPTH // blocks
+    branches = nn.ModuleList(nn.Linear(D, D) for _ in range(DEPTH)).to(dtype)
+    connections = nn.ModuleList(built.connect(D, sublayer, DEPTH) for sublayer in range(1, DEPTH + 1)).to(dtype)
+    leave = randomize(built.exit(D).to(dtype))
+    randomize(connections)
+    x = rows(6, D).view(2, 3, D).to(dtype).requires_grad_()
+    state = built.enter(D)(x)
+    for connection, branch in zip(connections, branches, strict=True):
+        state = connection(state, branch)
+    got = leave(state)
+
+    # their keys have a gain, which is a factor of our query. The first read has one value, and so no query
+    gain = torch.linspace(0.5, 1.5, D, dtype=dtype)
+    queries = [c.attend_norm.query for c in connections[1:]] + [leave.attend.query]
+    theirs = [torch.zeros_like(gain), *((query / gain).detach().requires_grad_() for query in queries)]
+    norms = [c.inner_norm for c in connections] + [leave.norm]
+
+    def read(number, values):
+        return naive_attnres(theirs[number], values, gain, norms[number].weight, rms_eps=1e-5)
+
+    # as the forward of their TransformerBlock: a sum joins the finished ones where the next group begins
+    finished, total = [], x
+    for number, branch in enumerate(branches):
+        f = branch(read(number, [*finished, total]))
+        if number % group == 0:
+            finished, total = [*finished, total], f
+        else:
+            total = total + f
+    expected = read(DEPTH, [*finished, total])
+    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+    shared = [x, *(norm.weight for norm in norms), *branches.parameters()]
+    ours, them = gradients([got], [*shared, *queries]), gradients([expected], [*shared, *theirs[1:]])
+    for number, (a, b) in enumerate(zip(ours, them, strict=True)):
+        torch.testing.assert_close(a * gain if number >= len(shared) else a, b, rtol=tolerance, atol=10 * tolerance)
+
+
 class TestStart:
     """With their starting weights, and the same branches, these are schemes of one stream."""
 
@@ -92,6 +149,7 @@ class TestStart:
             ("hyper", {}, "pre-ln"),
             ("hyper", {"dynamic": False, "streams": 3}, "pre-ln"),
             ("spherical-hyper", {}, "proj-spheretnorm"),
+            ("spherical-hyper", {"steady": True, "pace": 0.1}, "proj-spheretnorm"),
             ("spherical-hyper", {"streams": 2, "retraction": "cayley", "schedule": "constant"}, "cay-spheretnorm"),
         ],
     )
@@ -160,10 +218,46 @@ class TestSphericalHyper:
         torch.testing.assert_close(mix @ mix.T, eye, rtol=0, atol=1e-12)
         assert size or torch.equal(mix, eye)
 
+    def test_steady(self):
+        """Equal streams stay equal, and what a branch reads has the length of all streams together."""
+        connection = randomize(scheme("spherical-hyper", steady=True).connect(D, 2, DEPTH).double(), scale=1.0)
+        mix, _ = connection.weights_norm.mix_and_post(torch.float64)
+        ones = torch.ones(4, dtype=torch.float64)
+        torch.testing.assert_close(mix @ ones, ones, rtol=0, atol=1e-12)
+        assert (mix - torch.eye(4)).abs().max() > 0.1
+        x = rows(5 * 4, D).view(5, 4, D)
+        read = connection.read(Streams(x))
+        torch.testing.assert_close(read.norm(dim=-1), x.flatten(1).norm(dim=-1))
+        assert not connection.read(Streams(torch.zeros_like(x))).any()
+
+    def test_pace_is_the_rate_of_the_streams_weights(self):
+        """An update of AdamW moves pre, the mix and the direction of post by a tenth."""
+        moved = []
+        for pace in (1.0, 0.1):
+            own = scheme("spherical-hyper", pace=pace).connect(D, 1, DEPTH).double().weights_norm
+
+            def weights(own=own):
+                # streams that are the identity show pre itself
+                return own.read(torch.eye(4, dtype=torch.float64)), *own.mix_and_post(torch.float64)
+
+            before = weights()
+            sum((torch.linspace(-1, 2, y.numel()).double().view_as(y) * y).sum() for y in before).backward()
+            torch.optim.AdamW(own.parameters(), lr=1e-3, weight_decay=0.0).step()
+            moved.append([y - x for x, y in zip(before, weights(), strict=True)])
+        for full, tenth in zip(*moved, strict=True):
+            assert full.abs().max() > 1e-4
+            torch.testing.assert_close(tenth, 0.1 * full, rtol=0, atol=1e-2 * full.abs().max().item())
+
+    @pytest.mark.parametrize("pace", [0.0, 1.5])
+    def test_a_pace_that_is_not_one(self, pace):
+        with pytest.raises(ValueError, match="pace must be above 0 and at most 1"):
+            scheme("spherical-hyper", pace=pace)
+
     @pytest.mark.parametrize("streams", [2, 4])
     @pytest.mark.parametrize("retraction", ["projection", "cayley", "exponential", 0.3])
     def test_the_norm_of_all_streams_is_constant_over_1000_sublayers(self, retraction, streams):
-        built, depth = scheme("spherical-hyper", streams=streams, retraction=retraction, schedule="constant"), 1000
+        options = {"streams": streams, "steady": streams == 2, "retraction": retraction, "schedule": "constant"}
+        built, depth = scheme("spherical-hyper", **options), 1000
         state = built.enter(D).double()(rows(3, D))
         start = state.x.flatten(1).norm(dim=-1)
         for sublayer in range(1, depth + 1):
@@ -172,8 +266,9 @@ class TestSphericalHyper:
             assert (state.x.flatten(1).norm(dim=-1) / start - 1).abs().max() < 1e-12
             assert (connection.stream(state).norm(dim=-1) <= start * (1 + 1e-12)).all()
 
-    def test_gradients_by_finite_differences(self):
-        connection = randomize(scheme("spherical-hyper", streams=3).connect(4, 2, 4).double())
+    @pytest.mark.parametrize("options", [{}, {"steady": True, "pace": 0.5}])
+    def test_gradients_by_finite_differences(self, options):
+        connection = randomize(scheme("spherical-hyper", streams=3, **options).connect(4, 2, 4).double())
         names = [name for name, _ in connection.named_parameters()]
         x, f = rows(2 * 3, 4).view(2, 3, 4).requires_grad_(), rows(2, 4, seed=1).requires_grad_()
 
