@@ -411,8 +411,8 @@ class SphericalHyperWeights(nn.Module):
         self,
         streams: int,
         sublayer: int,
-        steady: bool = False,
-        pace: float = 1.0,
+        steady: bool = True,
+        pace: float = 0.1,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ):
@@ -430,8 +430,9 @@ class SphericalHyperWeights(nn.Module):
         nn.init.zeros_(self.skew)
 
     def read(self, x: Tensor) -> Tensor:
-        """sum_i pre_i x_i, (..., dim), in float32 or better; if steady, with the length of all streams together."""
-        total = read_streams(self.pre if self.pace == 1 else self.pace * self.pre, x)
+        """sum_i pre_i x_i, (..., dim), in float32 or better; if steady, at the length of all streams together."""
+        pre = self.pre.to(compute_dtype(x))
+        total = read_streams(pre if self.pace == 1 else self.pace * pre, x)
         if not self.steady:
             return total
         return F.normalize(total, dim=-1) * torch.linalg.vector_norm(x.to(total.dtype), dim=(-2, -1)).unsqueeze(-1)
@@ -505,8 +506,8 @@ class SphericalHyper(Scheme):
     """
 
     streams: int = 4
-    steady: bool = False
-    pace: float = 1.0
+    steady: bool = True
+    pace: float = 0.1
     retraction: str | float = "projection"
     schedule: str = "sqrt"
     norm: str = "layernorm"

@@ -186,8 +186,12 @@ def mhc(c, state, branch):
 
 def spherical_hyper(c, state, branch):
     (x,), own = state, c.weights_norm
-    f = branch(torch.einsum("i,bid->bd", own.pre, x))
-    S = own.skew.view(4, 4) - own.skew.view(4, 4).T
+    read = torch.einsum("i,bid->bd", own.pre, x)
+    f = branch(read * (x.flatten(1).norm(dim=-1) / read.norm(dim=-1))[:, None])
+    # a tenth of A, in the space that is orthogonal to equal streams
+    P = torch.eye(4, dtype=x.dtype) - 0.25
+    A = P @ (0.1 * own.skew.view(4, 4).to(x.dtype)) @ P
+    S = A - A.T
     O = torch.linalg.inv(torch.eye(4) + S) @ (torch.eye(4) - S)
     along = torch.einsum("i,bd->bid", own.post / own.post.norm(), f)
     alpha = torch.clamp(F.softplus(c.norm.a), max=1.0) / math.sqrt(c.sublayer)

@@ -30,7 +30,7 @@ VARIANTS = [
     ("ngpt", {"inner_scales": False}),
     ("hyper", {"dynamic": False, "streams": 2}),
     ("attn-res", {"blocks": 2}),
-    ("spherical-hyper", {"steady": True, "pace": 0.1}),
+    ("spherical-hyper", {"steady": False, "pace": 1.0}),
 ]
 
 
