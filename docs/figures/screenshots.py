@@ -15,7 +15,7 @@ from pathlib import Path
 from PIL import Image
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parents[1] / "tests" / "lab"))
+sys.path.insert(0, str(HERE.parents[1] / "tests" / "helpers"))
 
 import headless  # noqa: E402
 

@@ -5,14 +5,11 @@ python docs/figures/watch_picture.py
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 
 import torch
 from screenshots import HERE, compressed, headless
-
-sys.path.insert(0, str(HERE.parents[1] / "tests" / "helpers"))
 
 import spheret
 
