@@ -59,6 +59,8 @@ if TYPE_CHECKING:
 # least and at most: letters can be read on all of it
 BETTER, WORSE = SHADES[1][0], SHADES[3][0]
 FAINTEST, STRONGEST, PLAIN = 0.15, 0.5, 0.35
+# nats that an axis of differences spans at least: smaller ones are noise at any number of seeds
+LEAST_GAPS = 0.01
 # inches of a small letter, and of a letter of a name
 SMALL_LETTER, LETTER = 0.055, 0.07
 
@@ -287,6 +289,9 @@ def _ladder(ladder: Ladder) -> Figure | None:
         )  # fmt: skip
         panel_title(axes, climb.label)
     first = panels[0]
+    low, high = first.get_ylim()
+    missing = max(0.0, LEAST_GAPS - (high - low)) / 2
+    first.set_ylim(low - missing, high + missing)
     if ladder.sizes:
         first.set_xscale("log")
         first.set_xlim(min(xs) / 1.25, max(xs) * 1.25)
