@@ -1,6 +1,7 @@
 """The page in a real browser: no error, no request, nothing wider than the window; every control does its work."""
 
 import json
+from functools import partial
 
 import headless
 import numpy as np
@@ -11,6 +12,8 @@ from scripts import script
 from watched_helpers import event, header, observations
 
 from spheret.connections import PAPER_SCHEMES
+from spheret.conversion.command import report as conversion
+from spheret.lab import live_page
 from spheret.lab.plan import PLANS, read_plan
 from spheret.lab.report import report, report_files, run_findings, study_findings, write_report
 from spheret.lab.rows import read_rows
@@ -278,18 +281,50 @@ def test_text_is_readable_on_its_background(browser, page, scheme):
         assert (high + 0.05) / (low + 0.05) >= 4.5, colour
 
 
-@pytest.fixture(scope="module", params=["transfer", pytest.param("depth", marks=pytest.mark.slow)])
-def study(request, tmp_path_factory):
+def study_page(name, folder):
     """The page of a study, with every figure that its rows decide."""
     results = script("docs/results/build.py").HERE
-    found = study_findings(read_plan(PLANS[request.param]), read_rows(results / f"{request.param}.jsonl"))
-    return write_report(found, tmp_path_factory.mktemp("study"))
+    found = study_findings(read_plan(PLANS[name]), read_rows(results / f"{name}.jsonl"))
+    return write_report(found, folder)
+
+
+def conversion_page(folder):
+    results = script("benchmarks/convert_results.py")
+    return conversion.write_report(next(iter(results.read(results.FOLDER).values()))[0], folder)
+
+
+def race_page(folder):
+    """The page of a race that goes on: one run has ended, one has not, one has diverged."""
+    for name, more in (("pre-ln", {}), ("keel", {"until": 45}), ("post-ln", {"diverged": 45})):
+        write_run(folder / name, name, **more)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live_page, "SECONDS", 0.0)
+        live_page.LivePage(folder / "report", lambda: run_findings(read_groups([folder])), "race", True).update()
+    return folder / "report" / "report.html"
+
+
+OTHER_PAGES = {
+    "a study of rates": partial(study_page, "transfer"),
+    "a study of depth": partial(study_page, "depth"),
+    "a conversion": conversion_page,
+    "a race that goes on": race_page,
+}
+# its rows take some seconds to draw
+SLOW = "a study of depth"
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.slow) if name == SLOW else name for name in OTHER_PAGES],
+)
+def other_page(request, tmp_path_factory):
+    return OTHER_PAGES[request.param](tmp_path_factory.mktemp("page"))
 
 
 @pytest.mark.parametrize(("width", "scheme"), CASES)
-def test_the_page_of_a_study(browser, study, width, scheme):
-    assert_alone(study, browser.open(study.as_uri(), width, scheme, SIZES[width]))
-    assert browser.evaluate("document.querySelectorAll('figure').length") > 3
+def test_every_other_page(browser, other_page, width, scheme):
+    assert_alone(other_page, browser.open(other_page.as_uri(), width, scheme, SIZES[width]))
+    assert browser.evaluate("document.querySelectorAll('figure').length") > 1
     assert browser.misfits() == browser.evaluate(WIDE) == []
     browser.evaluate(UNFOLD)
     assert browser.misfits() == []
