@@ -10,6 +10,7 @@ import signal
 import statistics
 import subprocess
 import time
+from contextlib import contextmanager
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = (
@@ -248,6 +249,31 @@ class Browser:
         x, y = self.centre(selector)
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    @contextmanager
+    def fingers(self, url):
+        """Open a page on a phone with a touch screen."""
+        self.open(url, 420, height=SIZES[420])
+        self.call("Emulation.setTouchEmulationEnabled", enabled=True)
+        yield
+        self.call("Emulation.setTouchEmulationEnabled", enabled=False)
+
+    def _touch(self, kind, *points):
+        self.call("Input.dispatchTouchEvent", type=kind, touchPoints=[{"x": x, "y": y} for x, y in points])
+
+    def tap(self, x, y):
+        self._touch("touchStart", (x, y))
+        self._touch("touchEnd")
+        self.painted()
+
+    def swipe(self, x, y, right, down):
+        """Put a finger there, move it in small moves, and lift it."""
+        self._touch("touchStart", (x, y))
+        for share in range(1, 21):
+            self._touch("touchMove", (x + right * share / 20, y + down * share / 20))
+            self.painted()
+        self._touch("touchEnd")
+        self.painted()
 
     def press(self, key, selector=None):
         """Press a key, after the focus was put on an element."""

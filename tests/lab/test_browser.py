@@ -262,6 +262,30 @@ def test_on_a_phone_every_row_is_a_card(browser, page):
     assert names == sorted(names)
 
 
+def test_a_finger(browser, page):
+    """It scrolls the page on a curve, moves a frame sideways without the page, and a tap reads a number."""
+    with browser.fingers(page.as_uri()):
+        x, y = browser.centre(f"{CURVES} .u-over")
+        before = browser.evaluate("scrollY")
+        browser.swipe(x, y, 0, -150)
+        assert browser.evaluate("scrollY") > before + 60
+        browser.tap(*browser.centre(f"{CURVES} .u-over"))
+        assert browser.evaluate(f"document.querySelector('{CURVES} .tip').textContent").startswith("step 40")
+        nav = "(nav => [nav.scrollLeft > 60, nav.scrollLeft === 0, nav.classList.contains('more'), scrollX])"
+        x, y = browser.centre("nav")
+        assert browser.evaluate(f"{nav}(document.querySelector('nav'))") == [False, True, True, 0]
+        browser.swipe(x, y, -150, 0)
+        assert browser.evaluate(f"{nav}(document.querySelector('nav'))") == [True, False, True, 0]
+        # at its end nothing fades
+        browser.evaluate("document.querySelector('nav').scrollLeft = 9999")
+        browser.painted()
+        assert browser.evaluate(f"{nav}(document.querySelector('nav'))") == [True, False, False, 0]
+        browser.tap(*browser.centre("#table-results td[data-source]"))
+        assert browser.evaluate("document.getElementById('source').hidden") is False
+        assert browser.misfits() == []
+        assert_alone(page, browser.since())
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_is_readable_on_its_background(browser, page, scheme):
     browser.open(page.as_uri(), 1400, scheme)

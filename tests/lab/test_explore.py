@@ -2,7 +2,6 @@
 
 import json
 import math
-from contextlib import contextmanager
 from itertools import combinations
 
 import headless
@@ -122,35 +121,6 @@ def settled(browser):
 
 def luminance(colour):
     return sum(int(colour[at : at + 2], 16) for at in (1, 3, 5))
-
-
-@contextmanager
-def fingers(browser, page):
-    """The page on a phone with a touch screen."""
-    browser.open(page.as_uri(), 420)
-    browser.call("Emulation.setTouchEmulationEnabled", enabled=True)
-    yield
-    browser.call("Emulation.setTouchEmulationEnabled", enabled=False)
-
-
-def touch(browser, kind, *points):
-    browser.call("Input.dispatchTouchEvent", type=kind, touchPoints=[{"x": x, "y": y} for x, y in points])
-
-
-def tap(browser, x, y):
-    touch(browser, "touchStart", (x, y))
-    touch(browser, "touchEnd")
-    frame(browser)
-
-
-def swipe(browser, x, y, right, down):
-    """Put a finger there, move it in small moves, and lift it."""
-    touch(browser, "touchStart", (x, y))
-    for share in range(1, 21):
-        touch(browser, "touchMove", (x + right * share / 20, y + down * share / 20))
-        browser.painted()
-    touch(browser, "touchEnd")
-    browser.painted()
 
 
 def some_betas():
@@ -458,22 +428,22 @@ class TestUse:
 
     def test_a_finger(self, browser, page):
         """A finger on the tip of f drags it, and the page stays; a finger beside it scrolls the page."""
-        with fingers(browser, page):
+        with browser.fingers(page.as_uri()):
             x, y = browser.centre("#handle .tip")
             before = browser.evaluate("[settings.f, scrollY]")
-            swipe(browser, x, y, -60, 90)
+            browser.swipe(x, y, -60, 90)
             after = browser.evaluate("[settings.f, scrollY]")
             unit = browser.evaluate("unit")
             assert after[1] == before[1]
             moved = [new - old for new, old in zip(after[0], before[0], strict=True)]
             assert moved == pytest.approx([-60 / unit, -90 / unit], abs=0.01)
             x, y = browser.centre("#turn-retraction")
-            swipe(browser, x, y - 60, 0, -150)
+            browser.swipe(x, y - 60, 0, -150)
             assert browser.evaluate("scrollY") > 60
             # sideways on the curves, a finger reads them, and what it read stays
             x, y = browser.centre("#angle")
             before = browser.evaluate("scrollY")
-            swipe(browser, x, y, 100, 0)
+            browser.swipe(x, y, 100, 0)
             left, right, edge, axis = browser.evaluate(
                 "[anglePlot.left, anglePlot.right, $('angle').getBoundingClientRect().left, settings.axis]"
             )
@@ -482,20 +452,20 @@ class TestUse:
             assert browser.evaluate("scrollY") == before
             browser.evaluate("scrollTo(0, 0)")
             x, y = browser.centre("#play")
-            tap(browser, x, y)
+            browser.tap(x, y)
             assert browser.evaluate("$('play').textContent") == "Pause"
             x, y = browser.centre("#played")
-            tap(browser, x, y)
+            browser.tap(x, y)
             frame(browser)
             assert browser.evaluate("settings.played") == pytest.approx(SUBLAYERS / 2, abs=1)
             assert browser.since()[0] == []
 
     def test_a_handle_that_a_finger_cannot_hold_would_be_caught(self, browser, page):
-        with fingers(browser, page):
+        with browser.fingers(page.as_uri()):
             browser.evaluate("$('handle').style.display = 'inline'")
             x, y = browser.centre("#handle .tip")
             before = browser.evaluate("scrollY")
-            swipe(browser, x, y, 0, -150)
+            browser.swipe(x, y, 0, -150)
             assert browser.evaluate("scrollY") > before + 60
 
     def test_dragging_moves_every_state(self, fresh):
