@@ -10,6 +10,7 @@ import inspect
 import json
 import pkgutil
 import re
+from pathlib import Path
 from typing import Any
 
 from sphinx.application import Sphinx
@@ -21,6 +22,8 @@ project = "spheret"
 version = release = spheret.__version__
 copyright = "the authors of spheret, Apache-2.0"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+# a picture may have a class
+myst_enable_extensions = ["attrs_inline"]
 root_doc = "docs/index"
 source_suffix = {".md": "markdown", ".ipynb": "markdown"}
 include_patterns = ["docs/**.md", "docs/**.ipynb", "CONTRIBUTING.md", "CHANGELOG.md"]
@@ -31,6 +34,9 @@ myst_heading_anchors = 4
 highlight_language = "text"
 # furo's own style shows removed and added lines of a diff alike
 pygments_style, pygments_dark_style = "default", "github-dark"
+
+# the list of modules would hold three names
+html_domain_indices = False
 
 # docstrings are plain text with `names`; a name that the reference holds becomes a link
 default_role = "py:obj"
@@ -51,6 +57,7 @@ html_theme_options = {"navigation_with_keys": True}
 SECTION = re.compile(r"^## (.+?)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 PAGE = re.compile(r"^- \[[^\]]+\]\(([^)]+)\.(?:md|ipynb)\)", re.MULTILINE)
 NAME = re.compile(r"^- `([\w.]+)`: (.+)", re.MULTILINE)
+PICTURE = re.compile(r"!\[([^\]]*)\]\((\S+)\.png\)")
 EXPLORER = re.compile(r"^!\[.*\]\(figures/explorer\.png\)$", re.MULTILINE)
 
 
@@ -117,6 +124,17 @@ def notebook_page(name: str, text: str) -> str:
     return "\n\n".join([title, link, rest.strip(), *parts[1:]]) + "\n"
 
 
+def in_both_themes(page: str, folder: Path) -> str:
+    """The page with the dark twin of every picture that has one. The theme shows one of the two."""
+
+    def both(picture: re.Match[str]) -> str:
+        if not (folder / f"{picture[2]}-dark.png").exists():
+            return picture.group()
+        return f"{picture.group()}{{.only-light}} ![{picture[1]}]({picture[2]}-dark.png){{.only-dark}}"
+
+    return PICTURE.sub(both, page)
+
+
 def extend(app: Sphinx, docname: str, source: list[str]) -> None:
     path = app.env.doc2path(docname)
     if path.suffix == ".ipynb":
@@ -127,7 +145,7 @@ def extend(app: Sphinx, docname: str, source: list[str]) -> None:
         source[0] = reference(source[0])
     # beside the files there is no explorer to open
     link = '<p><a href="explorer-page.html">Open the explorer</a></p>'
-    source[0] = EXPLORER.sub(rf"\g<0>\n\n{link}", source[0])
+    source[0] = in_both_themes(EXPLORER.sub(rf"\g<0>\n\n{link}", source[0]), path.parent)
 
 
 def add_files(app: Sphinx, error: Exception | None) -> None:

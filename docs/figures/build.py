@@ -22,6 +22,7 @@ from spheret.support.figure_style import (
     MUTED,
     PALETTE,
     PAPER,
+    TEXT,
     THEMES,
     Drawing,
     axes_grid,
@@ -38,6 +39,8 @@ NAME, CAPTION = "connection", "A spherical stream: how an update is computed, an
 CARD = "#f4f6f9"
 # (on white, on dark)
 COLOURS = (*THEMES.values(), (CARD, "#1f242b"))
+# inches: as wide as the column of the site, which would make the letters of a wider figure smaller
+WIDE, LETTERS = 7.66, 8.5
 # the step of the picture; every retraction turns by another angle
 BETA = 1.2
 TURNS = {
@@ -60,7 +63,7 @@ def _box(axes: Axes, x: float, y: float, width: float, height: float, text: str,
     style = {"facecolor": PAPER, "edgecolor": INK, "linewidth": 1.1, **more}
     corner = (x - width / 2, y - height / 2)
     axes.add_patch(FancyBboxPatch(corner, width, height, boxstyle="round,pad=0,rounding_size=0.12", **style))
-    axes.text(x, y, text, ha="center", va="center", fontsize=9.3, linespacing=1.4)
+    axes.text(x, y, text, ha="center", va="center", fontsize=LETTERS, linespacing=1.3)
 
 
 def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], **more: Any) -> None:
@@ -78,7 +81,7 @@ def _pipeline(axes: Axes) -> None:
     frame = FancyBboxPatch((0.35, 2.0), 5.95, 4.25, boxstyle="round,pad=0,rounding_size=0.2", facecolor=CARD)
     frame.set(edgecolor=GRID, linewidth=1)
     axes.add_patch(frame)
-    axes.text(6.3, 6.35, "one sublayer, two per layer", ha="right", va="bottom", fontsize=9, color=MUTED)
+    axes.text(6.3, 6.35, "one sublayer, two per layer", ha="right", va="bottom", fontsize=LETTERS, color=MUTED)
     _box(axes, stream, 0.1, 3.0, 0.55, "token embedding")
     _box(axes, stream, 1.2, 3.0, 0.75, "ScaleNorm\n|h| = r for every token")
     _box(axes, branch, 3.05, 3.3, 0.75, "branch\nf = attention(h) or MLP(h)")
@@ -98,16 +101,16 @@ def _pipeline(axes: Axes) -> None:
     _arrow(axes, (branch, 4.675), (branch, 5.125))
     axes.text(branch + 0.14, 3.675, "f", va="center", fontsize=11, style="italic")
     axes.text(branch + 0.14, 4.9, "z", va="center", fontsize=11, style="italic")
-    axes.set_title("How an update is computed", loc="left", fontsize=11.5, weight="bold")
+    axes.set_title("How an update is computed", loc="left", fontsize=TEXT, weight="bold")
 
 
 def _geometry(axes: Axes) -> None:
     """The plane of h and z: the circle on which the stream stays."""
     import numpy as np
 
-    axes.set(xlim=(-0.14, 1.83), ylim=(-0.36, 1.36), aspect="equal", anchor="NW")
+    axes.set(xlim=(-0.14, 1.52), ylim=(-0.7, 1.36), aspect="equal", anchor="NW")
     axes.axis("off")
-    axes.set_title("What it does, in the plane of h and z", loc="left", fontsize=11.5, weight="bold")
+    axes.set_title("What it does, in the plane of h and z", loc="left", fontsize=TEXT, weight="bold")
     around = np.linspace(-0.2, math.pi / 2 + 0.12, 200)
     axes.plot(np.cos(around), np.sin(around), color=GRID, lw=2.2, zorder=1)
     # h lies along x, and z along y
@@ -117,7 +120,15 @@ def _geometry(axes: Axes) -> None:
     _arrow(axes, (1, 0), (1, BETA), color=MUTED, lw=1.6)
     _arrow(axes, (1, 0), (1 + along, BETA), color=MUTED, lw=1.6)
     axes.plot([1, 1 + along], [BETA, BETA], color=MUTED, lw=1, linestyle=(0, (3, 2)))
-    axes.text(1.03, BETA + 0.035, "\u03b1 z, of length \u03b2 |h|", va="bottom", ha="left", fontsize=9.5, color=MUTED)
+    axes.text(
+        1 + along,
+        BETA + 0.035,
+        "\u03b1 z, of length \u03b2 |h|",
+        va="bottom",
+        ha="right",
+        fontsize=LETTERS,
+        color=MUTED,
+    )
     axes.text(1 + along + 0.035, BETA - 0.06, "\u03b1 f", va="center", fontsize=11, style="italic", color=MUTED)
     corner = 0.07
     axes.plot([1 - corner, 1 - corner, 1], [0, corner, corner], color=MUTED, lw=0.9)
@@ -134,25 +145,25 @@ def _geometry(axes: Axes) -> None:
         axes.plot(radius * np.cos(arc), radius * np.sin(arc), color=colour, lw=1.6, zorder=2)
     axes.plot([0], [0], "o", color=INK, markersize=4, zorder=6)
     axes.text(0.125, 0.018, "\u03b8", fontsize=11)
-    axes.text(-0.12, 1.05, "the sphere, of radius |h|", fontsize=9.5, color=MUTED)
+    axes.text(-0.12, 1.05, "the sphere, of radius |h|", fontsize=LETTERS, color=MUTED)
     _key(axes, {scheme: styles[scheme][0] for scheme in TURNS})
 
 
 def _key(axes: Axes, colours: dict[str, str]) -> None:
     """Which colour is which retraction, the largest angle first."""
     turned = sorted(angles().items(), key=lambda pair: -pair[1])
-    x, top = 1.27, 0.42
-    axes.text(x, top + 0.1, f"\u03b8 at \u03b2 = {BETA:g}", fontsize=9.5, weight="bold")
-    for row, (scheme, angle) in enumerate(turned):
-        y = top - 0.105 * row
+    left, top = -0.1, -0.42
+    axes.text(left, top + 0.1, f"\u03b8 at \u03b2 = {BETA:g}", fontsize=LETTERS, weight="bold")
+    for index, (scheme, angle) in enumerate(turned):
+        x, y = left + 0.7 * (index // 2), top - 0.11 * (index % 2)
         axes.plot([x + 0.02], [y], "o", color=colours[scheme], markersize=7.5)
         text = f"{TURNS[scheme][0]}, {math.degrees(angle):.0f}\u00b0"
-        axes.text(x + 0.07, y, text, va="center", fontsize=9.5)
+        axes.text(x + 0.07, y, text, va="center", fontsize=LETTERS)
 
 
 def drawing() -> Drawing:
     with own_style():
-        figure, grid = axes_grid(1, 2, size=(10.4, 4.9), width_ratios=(0.83, 1))
+        figure, grid = axes_grid(1, 2, size=(WIDE, 4.9), width_ratios=(1, 1))
         _pipeline(grid[0, 0])
         _geometry(grid[0, 1])
         return render(NAME, CAPTION, figure)

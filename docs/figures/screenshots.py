@@ -1,4 +1,6 @@
-"""Take the pictures of pages that the docs show, with a browser without a window.
+"""Take the pictures of pages that the docs show, in both themes, with a browser without a window.
+
+NAME.png is light and NAME-dark.png is dark: the site and README show the one of the reader's theme.
 
 python docs/figures/screenshots.py                                     # of the explorer
 spheret race
@@ -15,19 +17,15 @@ from pathlib import Path
 from PIL import Image
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parents[1] / "tests" / "lab"))
+sys.path.insert(0, str(HERE.parents[1] / "tests" / "helpers"))
 
 import headless  # noqa: E402
 
 from spheret.lab.explore import explorer_page  # noqa: E402
 
-# name of the picture: width and height of the window, and the theme
-REPORT = {
-    "report-1280": (1280, 800, "light"),
-    "report-1920": (1920, 1080, "dark"),
-    "report-420": (420, 1060, "light"),
-}
-EXPLORER = {"explorer": (1280, 990, "light")}
+# name of the picture: width and height of the window
+REPORT = {"report-1280": (1280, 845), "report-420": (420, 1060)}
+EXPLORER = {"explorer": (1280, 990)}
 
 
 def compressed(png: bytes) -> bytes:
@@ -39,14 +37,16 @@ def compressed(png: bytes) -> bytes:
     return small.getvalue()
 
 
-def take(page: Path, shots: dict[str, tuple[int, int, str]], profile: str) -> None:
+def take(page: Path, shots: dict[str, tuple[int, int]], profile: str) -> None:
+    """Take each picture in both themes. A page that does not fit is not shown."""
     browser = headless.Browser(profile)
     try:
-        for name, (width, height, scheme) in shots.items():
-            errors, _ = browser.open(page.resolve().as_uri(), width, scheme, height)
-            assert not errors, errors
-            browser.painted()
-            (HERE / f"{name}.png").write_bytes(compressed(browser.screenshot(whole=False)))
+        for name, (width, height) in shots.items():
+            for scheme, suffix in (("light", ""), ("dark", "-dark")):
+                errors, _ = browser.open(page.resolve().as_uri(), width, scheme, height)
+                faults = [*errors, *browser.misfits()]
+                assert not faults, faults
+                (HERE / f"{name}{suffix}.png").write_bytes(compressed(browser.screenshot(whole=False)))
     finally:
         browser.close()
 

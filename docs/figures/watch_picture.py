@@ -1,22 +1,19 @@
-"""Take the picture of a watched training that README and docs/watch.md show: a small Llama that meets a bad batch.
+"""Take the pictures of a watched training that README and docs/watch.md show: a small Llama that meets a bad batch.
 
 python docs/figures/watch_picture.py
 """
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 
 import torch
-from screenshots import HERE, compressed, headless
-
-sys.path.insert(0, str(HERE.parents[1] / "tests" / "helpers"))
+from screenshots import take
 
 import spheret
 
-SIZE = 1280, 830
+SIZE = 1280, 660
 STEPS, EVERY, BAD = 150, 10, 120
 
 
@@ -40,14 +37,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "watch.html"
         train(page)
-        browser = headless.Browser(folder)
-        try:
-            errors, _ = browser.open(page.as_uri(), SIZE[0], "light", SIZE[1])
-            assert not errors, errors
-            browser.painted()
-            (HERE / "watch.png").write_bytes(compressed(browser.screenshot(whole=False)))
-        finally:
-            browser.close()
+        take(page, {"watch": SIZE}, folder)
 
 
 if __name__ == "__main__":

@@ -152,8 +152,7 @@ def finish(figure: Figure) -> None:
     """Give every vertical axis its least span, unless a figure has set its limits, and plain ticks."""
     for axes in figure.axes:
         log = axes.get_yscale() == "log"
-        # the lines of a map only separate its cells
-        if axes.lines and not axes.images and axes.get_autoscaley_on():
+        if axes.lines and axes.get_autoscaley_on():
             axes.set_ylim(*(spanned_log if log else spanned)(*axes.get_ylim()))
         if log:
             plain_log(axes.yaxis)
@@ -220,7 +219,8 @@ def legend_above(axes: Axes, width: float) -> None:
 
 
 # a function with a name: figures are drawn by other processes, and a lambda cannot be sent there
-def _plain(value: float, _: int | None) -> str:
+def plain_tick(value: float, _: int | None = None) -> str:
+    """A number in as few letters as it needs: 6e-5 rather than 6e-05."""
     return re.sub(r"e\+?(-?)0*", r"e\1", f"{value:g}")
 
 
@@ -236,5 +236,5 @@ def plain_log(axis: Any) -> None:
     axis.set_major_locator(
         MaxNLocator(5, steps=[1, 2, 5, 10]) if narrow else LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0))
     )
-    axis.set_major_formatter(FuncFormatter(_plain))
+    axis.set_major_formatter(FuncFormatter(plain_tick))
     axis.set_minor_formatter(NullFormatter())

@@ -209,7 +209,8 @@ def test_links_lead_somewhere(page):
     # code is not searched for links
     text = re.sub(r"^```.*?^```", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"(?<!`)(`+)(?!`)[^\n]*?(?<!`)\1(?!`)", "", text)
-    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", text):
+    pictures = [(target, "") for target in re.findall(r'\b(?:src|srcset)="([^"]+)"', text)]
+    for target, anchor in [*re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", text), *pictures]:
         if target.startswith("http"):
             continue
         path = page.parent / target if target else page
@@ -235,11 +236,14 @@ def test_every_picture_is_shown():
     shown = {
         (page.parent / path).resolve()
         for page in PAGES
-        for path in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text_of(page))
+        for found in re.findall(r'!\[[^\]]+\]\(([^)]+)\)|<img alt="[^"]+" src="([^"]+)"', text_of(page))
+        for path in filter(None, found)
     }
     pictures = [path for path in DOCS.rglob("figures/**/*") if path.suffix in (".png", ".svg")]
     # the same picture for places that show no SVG
     pictures = [path for path in pictures if path.suffix == ".svg" or not path.with_suffix(".svg").exists()]
+    # the same picture for dark pages
+    pictures = [path for path in pictures if not path.stem.endswith("-dark")]
     # docs/gallery.md is the place for one that no other page needs
     assert [str(path) for path in pictures if path.resolve() not in shown] == []
 

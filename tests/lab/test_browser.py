@@ -1,15 +1,22 @@
 """The page in a real browser: no error, no request, nothing wider than the window; every control does its work."""
 
 import json
+from functools import partial
 
 import headless
 import numpy as np
 import pytest
+from headless import CASES, SIZES
 from report_helpers import cell, cells, write_run
+from scripts import script
 from watched_helpers import event, header, observations
 
 from spheret.connections import PAPER_SCHEMES
-from spheret.lab.report import report, report_files, run_findings
+from spheret.conversion.command import report as conversion
+from spheret.lab import live_page
+from spheret.lab.plan import PLANS, read_plan
+from spheret.lab.report import report, report_files, run_findings, study_findings, write_report
+from spheret.lab.rows import read_rows
 from spheret.lab.runs import read_groups
 from spheret.lab.watched import write_page
 from spheret.support.figure_style import Drawing
@@ -20,8 +27,6 @@ pytestmark = pytest.mark.skipif(
 )
 # the table of losses and the figure of validation losses
 LOSSES, CURVES = "#table-losses-sotu-bytes", "#figure-sotu-bytes-curves"
-# a laptop and a phone
-SIZES = {1280: 800, 420: 850}
 NASTY = "<img src=http://127.0.0.1:9/x onerror=alert(1)></script><script>alert(2)</script>"
 RATES = (0.001, 0.002, 0.004)
 # the largest report that the docs promise, in bytes
@@ -71,19 +76,18 @@ def assert_alone(page, seen):
     assert [url for url in requests if not url.startswith("data:")] == [page.as_uri()]
 
 
-@pytest.mark.parametrize("width", SIZES)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+# tables of the first screen that are wider than their frames
+WIDE = (
+    "[...document.querySelectorAll('.stage .scroll:has(table)')].filter(e => e.scrollWidth > e.clientWidth + 1)"
+    ".map(e => e.textContent.trim().slice(0, 40))"
+)
+UNFOLD = "document.querySelectorAll('details').forEach(e => e.open = true)"
+
+
+@pytest.mark.parametrize(("width", "scheme"), CASES)
 def test_it_opens_without_errors_and_requests(browser, page, width, scheme):
     assert_alone(page, browser.open(page.as_uri(), width, scheme, SIZES[width]))
-    assert browser.evaluate("document.documentElement.scrollWidth") <= width
-    # every figure and table fits into the page, or scrolls in a box that does
-    edges = browser.evaluate(
-        "[...document.querySelectorAll('.scroll, p, h2, nav, .live, .legend, .quote, tbody tr')]"
-        ".filter(e => !e.closest('details:not([open])')).map(e => e.getBoundingClientRect())"
-        ".filter(r => r.width).map(r => r.right)"
-    )
-    wide_rows = 0 if width < 700 else browser.evaluate("document.querySelectorAll('.scroll tbody tr').length")
-    assert sum(edge > width for edge in edges) <= wide_rows
+    assert browser.misfits() == browser.evaluate(WIDE) == []
     image = pixels(browser.screenshot())
     assert image.shape[1] == width
     assert image.shape[0] > 3000
@@ -91,6 +95,8 @@ def test_it_opens_without_errors_and_requests(browser, page, width, scheme):
     background = float(np.median(image))
     assert background > 0.9 if scheme == "light" else background < 0.15
     assert image.std() > 0.05
+    browser.evaluate(UNFOLD)
+    assert browser.misfits() == []
 
 
 def test_the_first_screen_holds_the_answer_and_the_picture(browser, page):
@@ -256,6 +262,30 @@ def test_on_a_phone_every_row_is_a_card(browser, page):
     assert names == sorted(names)
 
 
+def test_a_finger(browser, page):
+    """It scrolls the page on a curve, moves a frame sideways without the page, and a tap reads a number."""
+    with browser.fingers(page.as_uri()):
+        x, y = browser.centre(f"{CURVES} .u-over")
+        before = browser.evaluate("scrollY")
+        browser.swipe(x, y, 0, -150)
+        assert browser.evaluate("scrollY") > before + 60
+        browser.tap(*browser.centre(f"{CURVES} .u-over"))
+        assert browser.evaluate(f"document.querySelector('{CURVES} .tip').textContent").startswith("step 40")
+        nav = "(nav => [nav.scrollLeft > 60, nav.scrollLeft === 0, nav.classList.contains('more'), scrollX])"
+        x, y = browser.centre("nav")
+        assert browser.evaluate(f"{nav}(document.querySelector('nav'))") == [False, True, True, 0]
+        browser.swipe(x, y, -150, 0)
+        assert browser.evaluate(f"{nav}(document.querySelector('nav'))") == [True, False, True, 0]
+        # at its end nothing fades
+        browser.evaluate("document.querySelector('nav').scrollLeft = 9999")
+        browser.painted()
+        assert browser.evaluate(f"{nav}(document.querySelector('nav'))") == [True, False, False, 0]
+        browser.tap(*browser.centre("#table-results td[data-source]"))
+        assert browser.evaluate("document.getElementById('source').hidden") is False
+        assert browser.misfits() == []
+        assert_alone(page, browser.since())
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_is_readable_on_its_background(browser, page, scheme):
     browser.open(page.as_uri(), 1400, scheme)
@@ -275,13 +305,61 @@ def test_text_is_readable_on_its_background(browser, page, scheme):
         assert (high + 0.05) / (low + 0.05) >= 4.5, colour
 
 
-@pytest.mark.parametrize("width", SIZES)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+def study_page(name, folder):
+    """The page of a study, with every figure that its rows decide."""
+    results = script("docs/results/build.py").HERE
+    found = study_findings(read_plan(PLANS[name]), read_rows(results / f"{name}.jsonl"))
+    return write_report(found, folder)
+
+
+def conversion_page(folder):
+    results = script("benchmarks/convert_results.py")
+    return conversion.write_report(next(iter(results.read(results.FOLDER).values()))[0], folder)
+
+
+def race_page(folder):
+    """The page of a race that goes on: one run has ended, one has not, one has diverged."""
+    for name, more in (("pre-ln", {}), ("keel", {"until": 45}), ("post-ln", {"diverged": 45})):
+        write_run(folder / name, name, **more)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live_page, "SECONDS", 0.0)
+        live_page.LivePage(folder / "report", lambda: run_findings(read_groups([folder])), "race", True).update()
+    return folder / "report" / "report.html"
+
+
+OTHER_PAGES = {
+    "a study of rates": partial(study_page, "transfer"),
+    "a study of depth": partial(study_page, "depth"),
+    "a conversion": conversion_page,
+    "a race that goes on": race_page,
+}
+# its rows take some seconds to draw
+SLOW = "a study of depth"
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.slow) if name == SLOW else name for name in OTHER_PAGES],
+)
+def other_page(request, tmp_path_factory):
+    return OTHER_PAGES[request.param](tmp_path_factory.mktemp("page"))
+
+
+@pytest.mark.parametrize(("width", "scheme"), CASES)
+def test_every_other_page(browser, other_page, width, scheme):
+    assert_alone(other_page, browser.open(other_page.as_uri(), width, scheme, SIZES[width]))
+    assert browser.evaluate("document.querySelectorAll('figure').length") > 1
+    assert browser.misfits() == browser.evaluate(WIDE) == []
+    browser.evaluate(UNFOLD)
+    assert browser.misfits() == []
+
+
+@pytest.mark.parametrize(("width", "scheme"), CASES)
 def test_a_watched_training(browser, tmp_path, width, scheme):
     page, seen = tmp_path / "watch.html", observations(8, 30, events={20: [event(1000, 3, where=NASTY)]})
     write_page(page, header(8, model=NASTY), seen, refresh=60)
     assert_alone(page, browser.open(page.as_uri(), width, scheme, SIZES[width]))
-    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    assert browser.misfits() == browser.evaluate(WIDE) == []
     places = browser.evaluate("document.querySelectorAll('figure[data-chart]').length")
     assert browser.evaluate("document.querySelectorAll('figure.is-live canvas').length") == places > 10
     # the mark of the alarm is in its colour: without it the curve looks different
@@ -315,4 +393,32 @@ def test_a_bad_page_would_be_caught(browser, tmp_path):
     errors, requests = browser.open(bad.as_uri(), 400)
     assert len(errors) >= 2
     assert "http://127.0.0.1:9/x.png" in requests
-    assert browser.evaluate("document.documentElement.scrollWidth") > 400
+    assert len(browser.failures()) == 1
+    assert browser.misfits() == ["scrolls sideways: 508 pixels", "not loaded: http://127.0.0.1:9/x.png"]
+
+
+# by what is found: a text of a page of 400 pixels, in its box
+MISFITS = {
+    "cut: at the side": "<div style='width: 2em; overflow: hidden; white-space: nowrap'>at the side</div>",
+    "cut: hidden below": "<div style='height: .5em; overflow: hidden'>hidden below</div>",
+    "cut: an ellipsis for the rest": "<div style='width: 9em; overflow: clip; text-overflow: ellipsis;"
+    " white-space: nowrap'>an ellipsis for the rest</div>",
+    "outside of the window: to the left": "<div style='margin-left: -3em'>to the left</div>",
+    "leaves its box: over its neighbour": "<p style='width: 4em; white-space: nowrap'>over its neighbour</p>",
+    "leaves its drawing: drawn": "<svg width='90' height='30'><text x='70' y='20'>drawn</text></svg>",
+}
+# what is meant to be so
+FITS = (
+    "<div style='width: 5em; overflow: auto; white-space: nowrap'>a frame that can be moved</div>",
+    "<div style='position: absolute; width: 1px; overflow: hidden'>for screen readers alone</div>",
+    "<div style='position: fixed; left: -20em; width: 10em'>a drawer</div>",
+    "<details><summary>folded</summary><p style='width: 1em; white-space: nowrap'>a folded text</p></details>",
+    "<p>a text</p>",
+)
+
+
+def test_what_cannot_be_read_is_found(browser, tmp_path):
+    page = tmp_path / "page.html"
+    page.write_text("<!doctype html><body>" + "".join((*MISFITS.values(), *FITS)))
+    browser.open(page.as_uri(), 400)
+    assert sorted(browser.misfits()) == sorted(MISFITS)

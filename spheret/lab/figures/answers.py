@@ -38,8 +38,10 @@ from spheret.support.figure_style import (
     GRID,
     INK,
     LOSS_SHARE,
+    MUTED,
     NAMES,
     PAPER,
+    SHADES,
     SMALL,
     TEXT,
     WIDTH,
@@ -53,8 +55,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# texts on coloured cells, which are light on a dark page too
-ON_CELL, FAINT_ON_CELL, PLAIN_CELL = "#101010", "#707070", "#efefef"
+# the colours of a map that mean better and worse, and how much of one is laid over the paper of either theme, at
+# least and at most: letters can be read on all of it
+BETTER, WORSE = SHADES[1][0], SHADES[3][0]
+FAINTEST, STRONGEST, PLAIN = 0.15, 0.5, 0.35
+# nats that an axis of differences spans at least: smaller ones are noise at any number of seeds
+LEAST_GAPS = 0.01
+# inches of a small letter, and of a letter of a name
+SMALL_LETTER, LETTER = 0.055, 0.07
 
 
 def draw(answers: Sequence[GroupAnswer], ladders: Sequence[Ladder], curves: bool = True) -> list[Drawing]:
@@ -128,7 +136,11 @@ def _answer(answer: GroupAnswer) -> Figure | None:
     if sum(bool(entry.finals) for entry in entries) < 2:
         return None
     styles, wide, seed_table = line_styles(answer), 40, answer.seed_table
-    figure, axes = one_plot(WIDTH, 1.0 + rows_height([entry.label for entry in entries], wide))
+    names = {entry.label: wrapped(entry.label, wide) for entry in entries}
+    longest = max(len(line) for name in names.values() for line in name.split("\n"))
+    room = int((WIDTH - 0.5 - LETTER * longest) / SMALL_LETTER)
+    reasons = {entry.label: wrapped(entry.reason, room) for entry in entries}
+    figure, axes = one_plot(WIDTH, 1.0 + rows_height(len(entries), [*names.values(), *reasons.values()]))
     shown = {entry.label for entry in entries}
     means = {} if seed_table is None else {label: mean for label, mean in seed_table.means.items() if label in shown}
     if answer.reference in means:
@@ -147,14 +159,14 @@ def _answer(answer: GroupAnswer) -> Figure | None:
                 ends += [low, high]
             axes.plot(means[entry.label], y, "o", color=colour, markersize=7.5, zorder=4)
         else:
-            # on the right, where no good loss is
+            # on the right, where no good loss is, and above the points of the row
             axes.annotate(
-                entry.reason, (1, y - 0.1 * bool(losses)), xycoords=("axes fraction", "data"), ha="right",
-                va="center", fontsize=SMALL, style="italic", zorder=1.5,
+                reasons[entry.label], (1, y + 0.08 * bool(losses)), xycoords=("axes fraction", "data"), ha="right",
+                va="bottom" if losses else "center", fontsize=SMALL, style="italic", zorder=1.5,
                 bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1},
             ).set_in_layout(False)  # fmt: skip
     _loss_range(axes, ends, means.values())
-    axes.set_yticks(range(len(entries)), [wrapped(entry.label, wide) for entry in entries], fontsize=NAMES)
+    axes.set_yticks(range(len(entries)), list(names.values()), fontsize=NAMES)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(entries) - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
@@ -277,6 +289,9 @@ def _ladder(ladder: Ladder) -> Figure | None:
         )  # fmt: skip
         panel_title(axes, climb.label)
     first = panels[0]
+    low, high = first.get_ylim()
+    missing = max(0.0, LEAST_GAPS - (high - low)) / 2
+    first.set_ylim(low - missing, high + missing)
     if ladder.sizes:
         first.set_xscale("log")
         first.set_xlim(min(xs) / 1.25, max(xs) * 1.25)
@@ -302,64 +317,59 @@ def _last_gap(climb: Climb) -> float:
 
 
 def _pairs(answer: GroupAnswer) -> Figure | None:
-    import numpy as np
-
     labels = [entry.label for entry in answer.compared][:MOST]
     count = len(labels)
     gaps = {(a, b): answer.gap(a, b) for a in labels for b in labels if a != b}
-    cells = np.full((count, count), np.nan)
-    for i, first in enumerate(labels):
-        for j, second in enumerate(labels):
-            gap = gaps.get((first, second))
-            if gap is not None and gap.significant:
-                cells[i, j] = gap.estimate
     largest = max((abs(gap.estimate) for gap in gaps.values() if gap is not None), default=0) or 1.0
     names = [f"{i + 1}  {wrapped(label, 40)}" for i, label in enumerate(labels)]
     longest = max(len(line) for name in names for line in name.split("\n"))
-    # inches of a cell and of a letter
-    cell, letter = 0.42, 0.075
-    figure, axes = one_plot(0.5 + letter * longest + cell * count, 0.5 + cell * count)
-    axes.grid(visible=False)
-    # pale at both ends, so that dark digits can be read on every cell
-    axes.imshow(cells, cmap=_pale_map(), vmin=-largest, vmax=largest, interpolation="none", aspect="auto")
+    # inches of a cell
+    cell = 0.42
+    figure, axes = one_plot(0.5 + LETTER * longest + cell * count, 0.5 + cell * count)
     for i, first in enumerate(labels):
         for j, second in enumerate(labels):
             gap = gaps.get((first, second))
+            if gap is None or not gap.significant:
+                _fill(axes, j, i)
+            else:
+                _fill(axes, j, i, BETTER if gap.estimate < 0 else WORSE, _strength(abs(gap.estimate) / largest))
             if gap is None:
                 continue
-            colour = ON_CELL if gap.significant else FAINT_ON_CELL
+            colour = INK if gap.significant else MUTED
             axes.text(j, i, f"{1000 * gap.estimate:+.0f}", ha="center", va="center", fontsize=SMALL, color=colour)
-    axes.set_facecolor(PLAIN_CELL)
-    axes.set_yticks(range(count), names, fontsize=SMALL)
-    axes.set_xticks(range(count), [str(i + 1) for i in range(count)], fontsize=SMALL)
-    _separate(axes, count, count)
+    _map_axes(axes, names, [str(i + 1) for i in range(count)])
+    axes.tick_params(axis="x", labelsize=SMALL)
     axes.xaxis.tick_top()
-    axes.tick_params(length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
     return figure
 
 
-def _separate(axes: Axes, rows: int, columns: int) -> None:
-    """Lines of paper between the cells of a map."""
-    for edge in range(1, rows):
+def _strength(share: float) -> float:
+    """How much of its colour a cell has, from the least for 0 to the most for 1."""
+    return FAINTEST + (STRONGEST - FAINTEST) * min(1.0, max(0.0, share))
+
+
+def _fill(axes: Axes, x: float, y: float, colour: str = GRID, strength: float = PLAIN) -> None:
+    """Fill a cell of a map. A colour over the paper follows the theme, which an image does not."""
+    axes.fill_between([x - 0.5, x + 0.5], y - 0.5, y + 0.5, lw=0, color=colour, alpha=strength, zorder=2)
+
+
+def _map_axes(axes: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:
+    """The axes of a map: its first row is on top, and lines of paper separate its cells."""
+    axes.grid(visible=False)
+    axes.set_xlim(-0.5, len(columns) - 0.5)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    for edge in range(1, len(rows)):
         axes.axhline(edge - 0.5, color=PAPER, lw=1, zorder=4)
-    for edge in range(1, columns):
+    for edge in range(1, len(columns)):
         axes.axvline(edge - 0.5, color=PAPER, lw=1, zorder=4)
-
-
-def _pale_map() -> Any:
-    from matplotlib.colors import LinearSegmentedColormap
-
-    # a break in the middle: a small difference that is significant has a colour too
-    ends = [(0, "#6fa8dc"), (0.5, "#d3e5f6"), (0.5, "#fde0cc"), (1, "#f0965f")]
-    return LinearSegmentedColormap.from_list("pale", ends)
+    axes.set_yticks(range(len(rows)), rows, fontsize=SMALL)
+    axes.set_xticks(range(len(columns)), columns)
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
 
 
 def _collapse(answer: GroupAnswer) -> Figure | None:
-    import numpy as np
-    from matplotlib.colors import LinearSegmentedColormap
-
     order = [each.label for each in answer.group.contestants if answer.by_label[each.label].tries]
     entries = [answer.by_label[label] for label in order][: 2 * MOST]
     rates = sorted({row.rate for entry in entries for row in entry.tries})
@@ -367,37 +377,31 @@ def _collapse(answer: GroupAnswer) -> Figure | None:
         return None
     wide = 44
     centred: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": SMALL, "zorder": 3}
-    losses = np.full((len(entries), len(rates)), np.nan)
+    names = [wrapped(entry.label, wide) for entry in entries]
+    losses: dict[tuple[int, int], float] = {}
     # inches of a cell: some say how many of several runs failed
     cell = 0.75 if all(len({row.rate for row in entry.tries}) == len(entry.tries) for entry in entries) else 1.0
-    figure, axes = one_plot(3.9 + cell * max(len(rates), 3), 1.0 + rows_height(order[: 2 * MOST], wide))
-    axes.grid(visible=False)
-    axes.set_facecolor(PLAIN_CELL)
+    figure, axes = one_plot(3.9 + cell * max(len(rates), 3), 1.0 + rows_height(len(names), names))
     for i, entry in enumerate(entries):
         for x, rate in enumerate(rates):
             runs = [row for row in entry.tries if row.rate == rate]
             failed = [row for row in runs if not sound(row)]
             if runs and not failed:
-                losses[i, x] = math.fsum(row.loss for row in runs) / len(runs)
-                axes.text(x, i, f"{losses[i, x]:.2f}", color=ON_CELL, **centred)
+                losses[x, i] = math.fsum(row.loss for row in runs) / len(runs)
+                axes.text(x, i, f"{losses[x, i]:.2f}", **centred)
             elif failed:
                 state = "no loss" if failed[0].state == "finished" else failed[0].state
                 colour = COLLAPSED if state == "collapsed" else DIVERGED
-                axes.fill_between([x - 0.5, x + 0.5], i - 0.5, i + 0.5, lw=0, zorder=2, color=colour)
+                _fill(axes, x, i, colour, 1)
                 share = f" {len(failed)}/{len(runs)}" if len(runs) > 1 else ""
                 axes.text(x, i, state + share, color=PAPER, weight="bold", **centred)
-    finite = losses[np.isfinite(losses)]
-    if finite.size:
-        low, high = float(finite.min()), float(np.quantile(finite, 0.9))
-        pale = LinearSegmentedColormap.from_list("losses", ["#9cc6ec", "#f4f8fc"])
-        axes.imshow(losses, cmap=pale, vmin=low, vmax=max(high, low + 1e-6), interpolation="none", aspect="auto")
-    axes.set_xlim(-0.5, len(rates) - 0.5)
-    axes.set_ylim(len(entries) - 0.5, -0.5)
-    _separate(axes, len(entries), len(rates))
-    axes.set_yticks(range(len(entries)), [wrapped(entry.label, wide) for entry in entries], fontsize=SMALL)
-    axes.set_xticks(range(len(rates)), [f"{rate:.3g}" for rate in rates])
-    axes.tick_params(length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+            else:
+                _fill(axes, x, i)
+    ordered = sorted(losses.values())
+    for (x, i), loss in losses.items():
+        # the lowest is the strongest. The highest tenth has one colour: a bad run does not make all others look alike
+        low, high = spanned(ordered[0], ordered[round(0.9 * (len(ordered) - 1))], LOSS_SHARE)
+        _fill(axes, x, i, BETTER, _strength((high - loss) / (high - low)))
+    _map_axes(axes, names, [f"{rate:.3g}" for rate in rates])
     axes.set_xlabel("learning rate")
     return figure

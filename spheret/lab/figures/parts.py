@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from spheret.support.figure_style import SMALL, WIDTH, axes_grid
+from spheret.support.figure_style import SMALL, WIDTH, axes_grid, plain_tick
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,10 +34,9 @@ def wrapped(label: str, width: int) -> str:
     return "\n".join(textwrap.wrap(label, width, break_long_words=False, break_on_hyphens=False))
 
 
-def rows_height(labels: Sequence[str], width: int) -> float:
-    """Inches that rows with these labels need."""
-    lines = max(wrapped(label, width).count("\n") + 1 for label in labels)
-    return len(labels) * (0.17 + 0.14 * lines)
+def rows_height(count: int, texts: Iterable[str]) -> float:
+    """Inches that so many rows need, each of which has room for the longest of these wrapped texts."""
+    return count * (0.17 + 0.14 * max(text.count("\n") + 1 for text in texts))
 
 
 def one_plot(width: float, height: float) -> tuple[Figure, Axes]:
@@ -76,6 +75,6 @@ def rate_axis(panels: Sequence[Axes], rates: Sequence[float]) -> None:
     axes.set_xlim(rates[0] / 1.2, rates[-1] * 1.2)
     axes.xaxis.set_major_locator(FixedLocator(sorted({rates[0], rates[len(rates) // 2], rates[-1]})))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plain_tick(float(f"{value:.2g}"))))
     for each in panels:
         each.tick_params(labelsize=SMALL)

@@ -112,6 +112,18 @@
     next.focus();
   });
 
+  // a frame that can be moved sideways shows whether there is more to see
+  const frames = [...document.querySelectorAll(".scroll, nav, thead tr")];
+  const mark = (frame) => {
+    const more = getComputedStyle(frame).overflowX === "auto" && frame.scrollLeft + frame.clientWidth < frame.scrollWidth - 2;
+    frame.classList.toggle("more", more);
+  };
+  const resized = new ResizeObserver((entries) => entries.forEach((entry) => mark(entry.target)));
+  for (const frame of frames) {
+    resized.observe(frame);
+    frame.addEventListener("scroll", () => mark(frame), { passive: true });
+  }
+
   // print: everything unfolded, then folded as it was
   let opened = [];
   addEventListener("beforeprint", () => {

@@ -1,13 +1,16 @@
 """A real browser without a window, driven over its debugging pipe with the standard library alone."""
 
 import base64
+import io
 import json
 import os
 import select
 import shutil
 import signal
+import statistics
 import subprocess
 import time
+from contextlib import contextmanager
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = (
@@ -15,6 +18,71 @@ FLAGS = (
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars",
     "--remote-debugging-pipe",
 )  # fmt: skip
+# a phone and a laptop, with the heights of their windows, in both themes
+SIZES = {420: 850, 1280: 800}
+CASES = [(width, scheme) for width in SIZES for scheme in ("light", "dark")]
+# what a reader of the page as it stands cannot see: each with what is wrong and the text
+MISFITS = """(() => {
+  const box = e => e.getBoundingClientRect(), found = new Set(), style = new Map();
+  const styled = e => style.get(e) ?? (style.set(e, getComputedStyle(e)), style.get(e));
+  const clips = value => ["hidden", "clip"].includes(value), scrolls = value => ["auto", "scroll"].includes(value);
+  const inside = (a, low, high, b, slack = 1.5) => a[low] >= b[low] - slack && a[high] <= b[high] + slack;
+  const note = (fault, text) => found.add(`${fault}: ${text.trim().replace(/\\s+/g, " ").slice(0, 80)}`);
+  const page = { left: 0, right: innerWidth };
+  const wide = document.scrollingElement.scrollWidth - innerWidth;
+  if (wide > 0) note("scrolls sideways", `${wide} pixels`);
+
+  // a text is cut by a box around it that hides what is beyond it, unless a box in between can be scrolled
+  function fault(node, rect) {
+    let sideways = true, upwards = true, far = false;
+    for (let e = node.parentElement; e; e = e.parentElement) {
+      const { overflowX, overflowY, position } = styled(e), edge = box(e);
+      // one pixel is for screen readers alone
+      if (clips(overflowX) && edge.width <= 2) return null;
+      if (sideways && clips(overflowX) && !inside(rect, "left", "right", edge)) return "cut";
+      if (upwards && clips(overflowY) && !inside(rect, "top", "bottom", edge, 3)) return "cut";
+      if (scrolls(overflowX)) sideways = false;
+      if (scrolls(overflowY)) upwards = false;
+      // a drawer waits beside the window
+      if (position == "fixed") far = edge.right <= 0 || edge.left >= innerWidth;
+      if (position == "fixed") break;
+    }
+    return far || !sideways || inside(rect, "left", "right", page) ? null : "outside of the window";
+  }
+
+  // what is wider than its own box lies over its neighbours
+  function beside(parent, rect) {
+    const own = parent.closest("h1, h2, h3, h4, p, td, th, button, output, label, summary");
+    return own && box(own).width && !inside(rect, "left", "right", box(own)) ? "leaves its box" : null;
+  }
+
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node = walk.nextNode(); node; node = walk.nextNode()) {
+    const parent = node.parentElement;
+    if (!node.data.trim() || parent.closest("script, style, option")) continue;
+    if (!parent.checkVisibility({ opacityProperty: true, visibilityProperty: true })) continue;
+    const drawing = parent.closest("text") && parent.closest("svg");
+    if (drawing) {
+      // a card leaves its drawings some room, and above a drawing stands its heading
+      const text = box(parent), edge = box(parent.closest(".card") ?? drawing);
+      const within = inside(text, "left", "right", edge) && inside(text, "top", "bottom", edge);
+      if (!within || text.top < box(drawing).top - 4) note("leaves its drawing", node.data);
+      continue;
+    }
+    const range = document.createRange();
+    range.selectNodeContents(node);
+    for (const rect of range.getClientRects()) {
+      const wrong = rect.width && (beside(parent, rect) ?? fault(node, rect));
+      if (wrong) note(wrong, node.data);
+    }
+    // an ellipsis stands for what is cut
+    const short = styled(parent).textOverflow == "ellipsis" && parent.scrollWidth > parent.clientWidth + 1;
+    if (short) note("cut", node.data);
+  }
+  for (const img of document.images)
+    if (!img.complete || !img.naturalWidth) note("not loaded", img.src);
+  return [...found];
+})()"""
 
 
 def find():
@@ -88,12 +156,16 @@ class Browser:
         """Wait until the page was painted twice, so that what was done shows."""
         self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done())))")
 
-    def open(self, url, width, scheme="light", height=900):
-        """Load a page. Returns (console errors, requested addresses)."""
+    def resize(self, width, scheme="light", height=900):
+        """Give the window a size and a theme."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         # without motion, an element is where it was when it is clicked
         features = {"prefers-color-scheme": scheme, "prefers-reduced-motion": "reduce"}
         self.call("Emulation.setEmulatedMedia", features=[{"name": k, "value": v} for k, v in features.items()])
+
+    def open(self, url, width, scheme="light", height=900):
+        """Load a page. Returns (console errors, requested addresses)."""
+        self.resize(width, scheme, height)
         self._events.clear()
         self.call("Page.navigate", url=url)
         deadline = time.monotonic() + 60
@@ -128,6 +200,38 @@ class Browser:
         self.evaluate("1")
         return self._errors(), self._requests()
 
+    def misfits(self):
+        """What a reader of the page cannot see: texts that are cut, pictures that are missing, a page too wide."""
+        self.painted()
+        return self.evaluate(MISFITS)
+
+    def failures(self):
+        """The requests since the page was opened that got no answer, or an error."""
+        failed = []
+        for event in self._events:
+            method, parameters = event.get("method"), event.get("params", {})
+            if method == "Network.loadingFailed":
+                failed.append(parameters["errorText"])
+            if method == "Network.responseReceived" and parameters["response"]["status"] >= 400:
+                failed.append(parameters["response"]["url"])
+        return failed
+
+    def pictures(self):
+        """The median brightness, from 0 to 1, of every picture that is shown, by its address."""
+        places = self.evaluate(
+            "[...document.images].map(e => [e.currentSrc, e.getBoundingClientRect()]).filter(([_, r]) => r.width)"
+            ".map(([name, r]) => [name, r.x + scrollX, r.y + scrollY, r.width, r.height])"
+        )
+        return {name: self._brightness(*place) for name, *place in places}
+
+    def _brightness(self, x, y, width, height):
+        from matplotlib.image import imread
+
+        clip = {"x": x, "y": y, "width": width, "height": height, "scale": 0.2}
+        data = self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)["data"]
+        pixels = imread(io.BytesIO(base64.b64decode(data)), format="png")[..., :3]
+        return float(statistics.median(pixels.mean(-1).flatten().tolist()))
+
     def centre(self, selector):
         """Scroll an element into view. Returns the middle of it."""
         middle = self.evaluate(
@@ -145,6 +249,31 @@ class Browser:
         x, y = self.centre(selector)
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    @contextmanager
+    def fingers(self, url):
+        """Open a page on a phone with a touch screen."""
+        self.open(url, 420, height=SIZES[420])
+        self.call("Emulation.setTouchEmulationEnabled", enabled=True)
+        yield
+        self.call("Emulation.setTouchEmulationEnabled", enabled=False)
+
+    def _touch(self, kind, *points):
+        self.call("Input.dispatchTouchEvent", type=kind, touchPoints=[{"x": x, "y": y} for x, y in points])
+
+    def tap(self, x, y):
+        self._touch("touchStart", (x, y))
+        self._touch("touchEnd")
+        self.painted()
+
+    def swipe(self, x, y, right, down):
+        """Put a finger there, move it in small moves, and lift it."""
+        self._touch("touchStart", (x, y))
+        for share in range(1, 21):
+            self._touch("touchMove", (x + right * share / 20, y + down * share / 20))
+            self.painted()
+        self._touch("touchEnd")
+        self.painted()
 
     def press(self, key, selector=None):
         """Press a key, after the focus was put on an element."""
