@@ -226,7 +226,7 @@ class Trainer:
                 continue
             with self.precision():
                 losses = self.model.token_losses(x.to(self.world.device), y.to(self.world.device))
-            flat, owner = losses.double().cpu().flatten().numpy(), documents.flatten().numpy()
+            flat, owner = losses.cpu().double().flatten().numpy(), documents.flatten().numpy()
             if ours:
                 counts, sums = np.bincount(owner), np.bincount(owner, flat)
                 mine[number] = [(int(d), int(counts[d]), float(sums[d])) for d in np.flatnonzero(counts)]
