@@ -20,11 +20,23 @@ ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 
 
+def git(*words: str) -> str | None:
+    """What git prints; None outside of a repository."""
+    found = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, encoding="utf-8", check=False)
+    return found.stdout if found.returncode == 0 else None
+
+
 def epoch() -> int:
     """The time of the last commit; that of pyproject.toml outside of a repository."""
-    asked = ["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]
-    found = subprocess.run(asked, capture_output=True, text=True, check=False)
-    return int(found.stdout) if found.returncode == 0 else int((ROOT / "pyproject.toml").stat().st_mtime)
+    found = git("log", "-1", "--format=%ct")
+    return int((ROOT / "pyproject.toml").stat().st_mtime) if found is None else int(found)
+
+
+def left_out(path: Path) -> set[str]:
+    """The files of the repository that an sdist lacks, apart from git's own."""
+    with tarfile.open(path) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    return {*(git("ls-files") or "").splitlines()} - {".gitattributes", ".gitignore"} - held
 
 
 def packed_again(path: Path, when: int) -> None:
@@ -58,6 +70,9 @@ def main() -> None:
     again = build()
     if first != again:
         raise SystemExit(f"two builds of the same files differ: {first} and {again}")
+    for path in DIST.glob("*.tar.gz"):
+        if lacks := sorted(left_out(path)):
+            raise SystemExit(f"{path.name} lacks {', '.join(lacks)}: name them in MANIFEST.in")
     subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *map(str, DIST.iterdir())], check=True)
     for name, digest in again.items():
         print(f"{digest}  dist/{name}")

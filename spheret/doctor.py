@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from pathlib import Path
 import torch
 
 from spheret import __version__, kernels
-from spheret.kernels import BACKENDS
+from spheret.kernels import BACKENDS, native
 from spheret.retractions import RETRACTIONS
 from spheret.support.cache import cache_directory
 from spheret.support.errors import LAB
@@ -38,12 +37,14 @@ def _packages() -> Iterator[tuple[str, str]]:
 
 
 def _compiler() -> str:
-    for name in ("cc", "gcc", "clang"):
-        path = shutil.which(name)
-        if path:
-            version = subprocess.run([path, "--version"], capture_output=True, text=True).stdout
-            return version.splitlines()[0] if version else name
-    return "none: without the native kernel, the closed form in torch ops is used"
+    """The compiler of the native kernel, or what is used in its place."""
+    try:
+        command = native.compiler()
+        line = next(iter(native.version(command).splitlines()), command[0])
+    except OSError as error:
+        line = str(error)
+    line = line.rstrip(".")
+    return line if native.missing() is None else f"{line}; without the native kernel, closed (torch ops) is used"
 
 
 def _cache() -> str:

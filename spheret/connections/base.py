@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from spheret.connections.warmup import BranchWarmup
 from spheret.kernels import check_rows, compute_dtype
 from spheret.retractions import P, Retraction
+from spheret.support.precision import wide
 
 
 def check_dim(dim: SupportsIndex) -> int:
@@ -70,8 +71,8 @@ def add(h: Tensor, f: Tensor) -> Tensor:
 
 
 def angle_between(first: Tensor, second: Tensor) -> Tensor:
-    """The angle between the rows of two tensors (..., d), in radians and float64, (...)."""
-    u, v = (torch.nn.functional.normalize(x.double(), dim=-1) for x in (first, second))
+    """The angle between the rows of two tensors (..., d), in radians and float64 where the device has it, (...)."""
+    u, v = (torch.nn.functional.normalize(wide(x), dim=-1) for x in (first, second))
     # half-angle form: arccos would lose every small angle
     return 2 * torch.atan2((u - v).norm(dim=-1), (u + v).norm(dim=-1))
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from spheret.conversion import identity
+from spheret.support.precision import widest
 
 if TYPE_CHECKING:
     from spheret.conversion.steps import Passage, Step
@@ -46,7 +47,7 @@ class Observations:
     @torch.no_grad()
     def add(self, step: Step, passage: Passage) -> None:
         x, f = passage.stream, passage.branch
-        wide = torch.float64 if x.device.type != "mps" else torch.float32
+        wide = widest(x.device)
         radius = step.radius.detach().to(wide)
         u, ratio = identity.on_sphere(x.detach().to(wide), radius)
         if not step.first:

@@ -79,7 +79,7 @@ class SplitWriter:
             check_size(self._directory / shard.name, shard.tokens, self._dtype)
         # a kill came after the rename and before the note of it: the finished shard counts as unfinished
         if partial and self._final.exists():
-            self._final.replace(self._part)
+            files.rename(self._final, self._part)
         known = {shard.name for shard in self.shards} | ({self._part.name} if partial else set())
         for path in self._directory.glob(f"{self._split}-*.bin*"):
             if path.name not in known:
@@ -128,7 +128,7 @@ class SplitWriter:
         os.fsync(self._file.fileno())
         self._file.close()
         self._file = None
-        self._part.replace(self._final)
+        files.rename(self._part, self._final)
         files.sync_directory(self._directory)
         self.shards.append(
             ShardRecord(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from spheret.model.gpt import GPT
 from spheret.model.loss import ROWS
+from spheret.support.precision import wide
 
 # the most tokens of a batch, padding included, if no batch size is given
 AUTO_TOKENS = {"cpu": 2048, "cuda": 32768}
@@ -150,7 +151,7 @@ def _score(model: GPT, rows: Sequence[Row], requests: Sequence[Request]) -> list
         logits = model.logits(h.flatten(0, 1)[at])
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         chosen = logits.gather(-1, target[:, None]).squeeze(-1) - logits.logsumexp(-1)
-        parts.append(torch.stack([chosen.double(), (logits.argmax(-1) == target).double()]))
+        parts.append(torch.stack([wide(chosen), wide(logits.argmax(-1) == target)]))
     scores, greedy = torch.cat(parts, 1).cpu()
     lengths = [len(nodes) for _, _, nodes in scored]
     return [

@@ -73,7 +73,7 @@ def write_card(directory: Path, run: Run, saved: Checkpoint, model: GPT, kind: s
         tokenizer=config.data.tokenizer,
         settings=_settings(run),
     )
-    (directory / CARD).write_text(text, encoding="utf-8")
+    (directory / CARD).write_bytes(text.encode())
 
 
 def _metadata(kind: str, scheme: str) -> str:

@@ -104,4 +104,4 @@ def write_tokenizer(directory: Path, described: TokenizerRecord, file: bytes | N
         "clean_up_tokenization_spaces": False,
     }
     (directory / TOKENIZER).write_bytes(content)
-    (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
+    (directory / "tokenizer_config.json").write_bytes(json.dumps(config, indent=1).encode() + b"\n")

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from spheret.retractions import P, Retraction, TensorPair
 from spheret.support.autograd import Function
+from spheret.support.precision import widest
 
 # |h|^2, <h,f> and |z|^2 of a row, each (..., 1)
 Kept = tuple[Tensor, Tensor, Tensor]
@@ -36,10 +37,6 @@ def compute_dtype(*tensors: Tensor) -> torch.dtype:
     for tensor in tensors:
         dtype = torch.promote_types(dtype, tensor.dtype)
     return dtype
-
-
-def _scalar_dtype(x: Tensor) -> torch.dtype:
-    return torch.float32 if x.device.type == "mps" else torch.float64
 
 
 def capped(row: Retraction, w: Tensor, p: P, cap: float | None) -> tuple[TensorPair, Tensor | None]:
@@ -73,7 +70,7 @@ def dots(h: Tensor, f: Tensor) -> Kept:
 
 
 def row_geometry(h: Tensor, f: Tensor, alpha: float | Tensor, kept: Kept) -> RowGeometry:
-    scalar = _scalar_dtype(h)
+    scalar = widest(h.device)
     hh, hf, zz = (x.to(scalar) for x in kept)
     # NaN is not 0, so such a row is live and comes out as NaN
     live = hh != 0
@@ -84,7 +81,7 @@ def row_geometry(h: Tensor, f: Tensor, alpha: float | Tensor, kept: Kept) -> Row
 
 
 def _wide(x: P, like: Tensor) -> P:
-    return x.to(_scalar_dtype(like)) if isinstance(x, Tensor) else x
+    return x.to(widest(like.device)) if isinstance(x, Tensor) else x
 
 
 def forward(
@@ -110,7 +107,7 @@ def backward(
     kept: Kept,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
     """The gradients of h and f, and those of alpha and p per row."""
-    scalar, vector = _scalar_dtype(h), h.dtype
+    scalar, vector = widest(h.device), h.dtype
     r = row_geometry(h, f, alpha, kept)
     alpha, p = _wide(alpha, h), _wide(p, h)
     (a, b), over = capped(row, r.w, p, cap)
@@ -148,7 +145,7 @@ def tangent(
     cap: float | None, kept: Kept,
 ) -> Tensor:  # fmt: skip
     """The directional derivative of out along (h, f, alpha, p)."""
-    scalar, vector = _scalar_dtype(h), h.dtype
+    scalar, vector = widest(h.device), h.dtype
     th, tf = (torch.zeros_like(h) if t is None else t.to(vector) for t in tangents[:2])
     talpha, tp = (0.0 if t is None else t.to(scalar) for t in tangents[2:])
     r = row_geometry(h, f, alpha, kept)
@@ -247,7 +244,7 @@ def retract(h: Tensor, f: Tensor, alpha: P, row: Retraction, p: P, cap: float | 
     if row.angle_function is not None:
         # a retraction given by its angle alone is differentiated by autograd, in float64 throughout: autograd's
         # intermediate results have a wider range than those above
-        vector = _scalar_dtype(h)
+        vector = widest(h.device)
         wide_h, wide_f = h.to(vector), f.to(vector)
         return forward(wide_h, wide_f, alpha, p, row, cap, dots(wide_h, wide_f)).to(h.dtype)
     return _Retract.call(h, f, alpha, p, row, cap)[0]
@@ -257,11 +254,11 @@ def normalize(h: Tensor, radius: float | Tensor) -> Tensor:
     """radius h/|h|; a row of zeros stays zero, and its gradient is 0."""
     vector = compute_dtype(h)
     x = h.to(vector)
-    hh = (x * x).detach().sum(-1, keepdim=True).to(_scalar_dtype(h))
+    hh = (x * x).detach().sum(-1, keepdim=True).to(widest(h.device))
     live = hh != 0
     # h/|h| does not depend on the length of h, so a first, constant scaling keeps tiny and huge rows in range
     x = x * torch.where(live, hh, 1.0).rsqrt().to(vector)
-    square = torch.where(live, (x * x).sum(-1, keepdim=True).to(_scalar_dtype(h)), 1.0)
+    square = torch.where(live, (x * x).sum(-1, keepdim=True).to(widest(h.device)), 1.0)
     inverse = torch.where(live, square.rsqrt(), 0.0)
     return (x * (_wide(radius, h) * inverse).to(vector)).to(h.dtype)
 
@@ -272,7 +269,7 @@ def norm_gradients(g: Tensor, h: Tensor, radius: P) -> tuple[Tensor, Tensor]:
     u = normalize(h.to(vector), 1.0)
     wide = g.to(vector)
     along = (wide * u).sum(-1, keepdim=True)
-    hh = (h.to(vector) ** 2).sum(-1, keepdim=True).to(_scalar_dtype(h))
+    hh = (h.to(vector) ** 2).sum(-1, keepdim=True).to(widest(h.device))
     inverse = torch.where(hh == 0, 0.0, torch.where(hh == 0, 1.0, hh).rsqrt())
     scale = (_wide(radius, h) * inverse).to(vector)
     return (scale * (wide - along * u)).to(h.dtype), along

@@ -28,11 +28,14 @@ from spheret.support.cache import cache_directory
 
 SOURCE = Path(__file__).with_name("native.c")
 # tried in this order, from the fastest to the most portable: some compilers have no OpenMP
-FLAGS = (
+FLAGS: tuple[tuple[str, ...], ...] = (
     ("-O3", "-march=native", "-fno-math-errno", "-fopenmp"),
     ("-O3", "-march=native", "-fno-math-errno"),
     ("-O3", "-fno-math-errno"),
 )
+if sys.platform == "darwin":
+    # torch brings an OpenMP of its own there, and two of them in one process end it
+    FLAGS = FLAGS[1:]
 # the retractions that native.c has code for, as the numbers of its enum
 KINDS = {"projection": 0, "cayley": 1, "angular": 2, "exponential": 3}
 # rows per partial sum of dalpha and dp, as in native.c
@@ -48,14 +51,21 @@ DTYPES = tuple(_TYPES)
 def _processor() -> str:
     """The processor's features, on which -march=native depends: machines may share one cache directory."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line for line in lines if line.startswith(("flags", "Features")))
     except (OSError, StopIteration):
         return platform.processor()
 
 
-def _compiler() -> list[str]:
-    """The command of the C compiler, as a list: $CC, which may hold flags, or the first of cc, gcc and clang."""
+def compiler() -> list[str]:
+    """The command of the C compiler, as a list: $CC, which may hold flags, or the first of cc, gcc and clang.
+
+    Raises OSError if there is no such program, and on Windows.
+    """
+    # there GCC gives vectors places on the stack that are not aligned as its own instructions need it, and the owner
+    # of a file that is going to be run is not known
+    if not hasattr(os, "geteuid"):
+        raise OSError("native.c is not built on Windows.")
     given = os.environ.get("CC", "")
     try:
         command = shlex.split(given)
@@ -73,14 +83,14 @@ def _compiler() -> list[str]:
 
 def _private_directory() -> Path:
     """The folder of this user's libraries. Nobody else can read or write it: what lies in it is run."""
-    user = os.geteuid() if hasattr(os, "geteuid") else 0
+    user = os.geteuid()
     path = cache_directory() / f"native-{user}"
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or (os.name != "nt" and found.st_uid != user):
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != user:
         raise OSError(f"{path} is a link or belongs to another user: remove it, or set SPHERET_CACHE.")
     # whatever the umask was; a file system that is read-only is left alone
-    if os.name != "nt" and stat.S_IMODE(found.st_mode) != 0o700:
+    if stat.S_IMODE(found.st_mode) != 0o700:
         path.chmod(0o700)
     return path
 
@@ -88,21 +98,27 @@ def _private_directory() -> Path:
 def _is_sound(path: Path) -> bool:
     """Whether a library is a file of this user that nobody else can write, with the bytes that its name promises."""
     # no link is followed, and no pipe is waited for
-    flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    with open(os.open(path, os.O_RDONLY | flags), "rb") as file:
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         found = os.fstat(file.fileno())
-        ours = os.name == "nt" or (found.st_uid == os.geteuid() and not found.st_mode & 0o022)
+        ours = found.st_uid == os.geteuid() and not found.st_mode & 0o022
         if not (ours and stat.S_ISREG(found.st_mode)):
             return False
         return path.stem.endswith(hashlib.file_digest(file, "sha256").hexdigest())
 
 
-def _build(compiler: list[str]) -> Path:
+def version(command: list[str]) -> str:
+    """What a compiler says of itself."""
+    said = subprocess.run(
+        [*command, "--version"], capture_output=True, encoding="utf-8", errors="replace", check=False
+    )
+    return said.stdout
+
+
+def _build(command: list[str]) -> Path:
     """The path of the compiled library, built now unless the cache has it whole."""
-    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    version += " ".join(compiler[1:])
-    source = SOURCE.read_bytes()
-    key = hashlib.sha256("\0".join([repr(source), version, repr(FLAGS), platform.machine(), _processor()]).encode())
+    made_with = version(command) + " ".join(command[1:])
+    parts = [repr(SOURCE.read_bytes()), made_with, repr(FLAGS), platform.machine(), _processor()]
+    key = hashlib.sha256("\0".join(parts).encode())
     folder, start = _private_directory(), key.hexdigest()[:24]
     damaged = False
     # the name says what the library is made of and what it holds: it needs no second file that could be torn off
@@ -115,7 +131,7 @@ def _build(compiler: list[str]) -> Path:
             # another process has removed it first, or it is a link or a folder
             pass
         damaged = True
-    name = Path(compiler[0]).name
+    name = Path(command[0]).name
     if damaged:
         print(f"spheret: the native kernel in {folder} is damaged, compiling it again with {name}", file=sys.stderr)
     else:
@@ -126,11 +142,12 @@ def _build(compiler: list[str]) -> Path:
         built = Path(scratch) / "native.so"
         for flags in FLAGS:
             run = subprocess.run(
-                [*compiler, *flags, "-shared", "-fPIC", str(SOURCE), "-o", str(built), "-lm"],
+                [*command, *flags, "-shared", "-fPIC", str(SOURCE), "-o", str(built), "-lm"],
                 # the compiler's own files stay in the cache
                 env={**os.environ, "TMPDIR": scratch},
                 capture_output=True,
-                text=True,
+                encoding="utf-8",
+                errors="replace",
                 check=False,
             )
             if run.returncode == 0:
@@ -139,14 +156,14 @@ def _build(compiler: list[str]) -> Path:
                 os.replace(built, library)
                 return library
             message = run.stderr.strip().splitlines()[-1] if run.stderr.strip() else f"exit code {run.returncode}"
-    raise RuntimeError(f"{' '.join(compiler)} could not build {SOURCE.name}: {message}")
+    raise RuntimeError(f"{' '.join(command)} could not build {SOURCE.name}: {message}")
 
 
 @functools.cache
 def _load() -> ctypes.CDLL | str:
     """The library, or the reason why it could not be built; tried once per process."""
     try:
-        library = ctypes.CDLL(str(_build(_compiler())))
+        library = ctypes.CDLL(str(_build(compiler())))
     except (OSError, RuntimeError) as error:
         return f"it could not be built: {error}"
     pointer, integer, real, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_double, ctypes.c_int64

@@ -6,7 +6,6 @@ the plan of a study, which tunes every rate and has fresh seeds.
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from spheret.runs.config import Given, merge, read_config
 from spheret.runs.layout import CONFIG
 from spheret.runs.run import manifest_sha256
 from spheret.support import files
+from spheret.support.child import typed
 from spheret.support.documents import Document, Record
 from spheret.support.exit_codes import INTERRUPTED
 from spheret.support.ranges import check_above_zero, check_count, counts, whole_number
@@ -266,4 +266,4 @@ def _next(laboratory: Laboratory, shared: Given, jobs: int) -> str:
         return ""
     study = Laboratory(read_plan(path), laboratory.directory, laboratory.device, laboratory.threads, quiet=True)
     time = duration_words(seconds_left(study, jobs, laboratory.rows().values()))
-    return f"next: spheret study {shlex.quote(str(path))}, {time}"
+    return f"next: spheret study {typed([str(path)])}, {time}"

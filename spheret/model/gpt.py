@@ -107,7 +107,7 @@ class GPT(Constrained):
                 f"got shape {tuple(counts.shape)}."
             )
         full = torch.full((self.config.vocab,), 0.5, dtype=torch.float64)
-        full[: len(counts)] = counts.double().clamp(min=0.5).cpu()
+        full[: len(counts)] = counts.cpu().double().clamp(min=0.5)
         self.head_bias.copy_((full / full.sum()).log())
 
     def at_update(self, update: int) -> None:

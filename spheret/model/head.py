@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from spheret.model.linear import Linear
+from spheret.support.precision import wide
 from spheret.support.ranges import check_count
 
 HEADS = ("tied", "shifted", "untied")
@@ -60,4 +61,4 @@ class Head(Linear):
 def own_logit(logits: Tensor, tokens: Tensor) -> float:
     """The mean over all tokens of the logit of the token itself above the mean logit. logits: (..., vocab)."""
     own = logits.gather(-1, tokens.long().unsqueeze(-1)).squeeze(-1)
-    return float((own.double() - logits.double().mean(-1)).mean())
+    return float((wide(own) - wide(logits).mean(-1)).mean())

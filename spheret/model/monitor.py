@@ -16,6 +16,7 @@ from spheret.model.gpt import GPT
 from spheret.model.head import own_logit
 from spheret.model.linear import Linear, linear
 from spheret.model.probes import Sublayer, probe
+from spheret.support.precision import wide
 from spheret.support.sharding import whole
 
 # a loss this close to the unigram entropy, as a share of it, is that of a model that knows only token frequencies
@@ -26,14 +27,14 @@ HIGH_OWN_LOGIT = 1.5
 
 def mean_cosine(states: Tensor) -> Tensor:
     """The mean cosine between the states of different tokens, from (..., width): (|sum u|^2 - n) / (n (n - 1))."""
-    units = nn.functional.normalize(states.double().flatten(0, -2), dim=-1)
+    units = nn.functional.normalize(wide(states).flatten(0, -2), dim=-1)
     count = len(units)
     return (units.sum(0).square().sum() - count) / max(1, count * (count - 1))
 
 
 def common_share(rows: Tensor) -> Tensor:
     """|mean| / |rest| over rows (..., width): the common direction against the root mean square of what is left."""
-    rows = rows.double().flatten(0, -2)
+    rows = wide(rows).flatten(0, -2)
     mean = rows.mean(0)
     return mean.norm() / (rows - mean).square().sum(-1).mean().sqrt()
 
@@ -78,7 +79,7 @@ class StreamMetrics:
 
 def _sublayer_metrics(measured: Sublayer, first_norm: Tensor) -> SublayerMetrics:
     """first_norm: the norm of every state before the first sublayer."""
-    angle, norm = measured.angle, measured.out.double().norm(dim=-1)
+    angle, norm = measured.angle, wide(measured.out).norm(dim=-1)
     alpha = measured.connection.alpha
     return SublayerMetrics(
         sublayer=measured.number,
@@ -99,7 +100,7 @@ def on_bound(model: nn.Module) -> list[str]:
         if not isinstance(module, Bounded):
             continue
         for scalar in module.bounded_scalars():
-            value = scalar.softplus().double()
+            value = wide(scalar.softplus())
             # the softplus of the starting value may be rounded to either side of its bound
             if ((value <= scalar.low * (1 + 1e-6)) | (value >= scalar.high * (1 - 1e-6))).any():
                 names.append(f"{prefix}.{scalar.name}" if prefix else scalar.name)
@@ -114,7 +115,7 @@ def measure_stream(model: GPT, tokens: Tensor, targets: Tensor) -> StreamMetrics
 
     def measure(sublayer: Sublayer) -> None:
         if not first_norm:
-            first_norm.append(sublayer.h.double().norm(dim=-1))
+            first_norm.append(wide(sublayer.h).norm(dim=-1))
         sublayers.append(_sublayer_metrics(sublayer, first_norm[0]))
 
     training = model.training
@@ -184,7 +185,7 @@ def own_logit_and_loss(model: GPT, tokens: Tensor, targets: Tensor) -> tuple[flo
     finally:
         handle.remove()
         model.train(training)
-    return statistics.fmean(own), float(losses.double().mean())
+    return statistics.fmean(own), float(wide(losses).mean())
 
 
 def expected_start(model: GPT, unigram_entropy: float | None) -> float:

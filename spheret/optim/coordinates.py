@@ -21,6 +21,7 @@ from spheret.model.probes import Sublayer, probe
 from spheret.optim.base_sizes import PARAMETRIZATIONS
 from spheret.optim.build import build_optimizer, set_learning_rate
 from spheret.optim.parametrization import OptimizerSettings, parametrize
+from spheret.support.precision import wide
 
 # where along the depth a model is looked at, as shares of its sublayers
 PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -91,7 +92,7 @@ def text(batch_size: int, block: int, seed: int) -> Tensor:
 
 
 def _size(x: Tensor) -> float:
-    return float(x.double().square().mean().sqrt())
+    return float(wide(x).square().mean().sqrt())
 
 
 @torch.no_grad()

@@ -23,6 +23,7 @@ from spheret.model.config import ROPE_BASE
 from spheret.model.gpt import GPT, initial_std
 from spheret.optim.base_sizes import BASE_SIZES, check_base_sizes, check_scheme, readout_gains
 from spheret.optim.groups import Factors, hidden_matrices
+from spheret.support.precision import wide
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def _base(settings: OptimizerSettings) -> tuple[int, int]:
 
 
 def _size(vector: Tensor) -> float:
-    return float(vector.detach().double().square().mean().sqrt())
+    return float(wide(vector.detach()).square().mean().sqrt())
 
 
 def _vectors_of(model: GPT, settings: OptimizerSettings) -> dict[str, float]:

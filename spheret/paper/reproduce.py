@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from spheret.runs.config import differences
 from spheret.runs.layout import CONFIG
 from spheret.runs.run import open_run
 from spheret.support import files
-from spheret.support.child import python_environment, spheret_command
+from spheret.support.child import python_environment, spheret_command, typed
 from spheret.support.errors import unknown
 from spheret.support.exit_codes import FINISHED, SIGNALS, STOPPED_BY_GUARD
 from spheret.support.machine import resolve_device
@@ -63,13 +62,13 @@ def _command_here(run: PaperRun, place: Place) -> list[str]:
 
 def torchrun(arguments: list[str], processes: int) -> str:
     """The command for one node."""
-    return f"torchrun --standalone --nproc-per-node={processes} --max-restarts=3 -m spheret {shlex.join(arguments)}"
+    return f"torchrun --standalone --nproc-per-node={processes} --max-restarts=3 -m spheret {typed(arguments)}"
 
 
 def two_nodes(arguments: list[str], processes: int, name: str, nodes: str = "2", head: str = "HEAD") -> str:
     """The command for each of several nodes, which meet at a port of the first."""
     meet = f"--rdzv-backend=c10d --rdzv-endpoint={head}:29500 --rdzv-id={name} --max-restarts=3"
-    return f"torchrun --nnodes={nodes} --nproc-per-node={processes} {meet} -m spheret {shlex.join(arguments)}"
+    return f"torchrun --nnodes={nodes} --nproc-per-node={processes} {meet} -m spheret {typed(arguments)}"
 
 
 def slurm(arguments: list[str], processes: int, name: str) -> str:
@@ -114,7 +113,7 @@ def describe(run: PaperRun, place: Place) -> str:
     ]
     here = _command_here(run, place)
     blocks = [
-        ("here", [shlex.join(here)]),
+        ("here", [typed(here)]),
         (f"one node of {node} GPUs", [torchrun(train_words(run, replace(place, processes=node)), node)]),
     ]
     if sequences % (2 * node) == 0:
@@ -134,7 +133,7 @@ def prepared(run: PaperRun, data: Path | None) -> bool:
 
 
 def prepare(run: PaperRun, data: Path | None) -> str:
-    out = f" --out {shlex.quote(run.data(data))}" if data is not None else ""
+    out = f" --out {typed([run.data(data)])}" if data is not None else ""
     return f"spheret prepare {run.dataset} --tokenizer {TOKENIZER}{out}"
 
 
@@ -187,7 +186,7 @@ def run_all(chosen: list[PaperRun], place: Place, dry_run: bool) -> int:
         if current.startswith(("done", "running", "stopped")):
             continue
         if dry_run:
-            print(shlex.join(_command_here(run, place)))
+            print(typed(_command_here(run, place)))
             continue
         print(f"{run.name}: from {current}", flush=True)
         code = run_one(run, place)

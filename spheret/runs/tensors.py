@@ -107,10 +107,10 @@ def forms(path: Path) -> dict[str, Form]:
 
 
 def each(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a file, one at a time."""
+    """The tensors of a file, one at a time. They are copies: a file that is mapped cannot be removed on Windows."""
     with _opened(path) as file:
         for name in file.keys():  # noqa: SIM118
-            yield name, file.get_tensor(name)
+            yield name, file.get_tensor(name).clone()
 
 
 @contextmanager

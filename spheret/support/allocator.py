@@ -20,7 +20,8 @@ def keep_freed_memory() -> bool:
     try:
         library = ctypes.CDLL(None)
         mallopt = library.mallopt
-    except (OSError, AttributeError):
+    # Windows has no name for the program itself
+    except (OSError, AttributeError, TypeError):
         return False
     m_trim_threshold, m_mmap_threshold = -1, -3
     kept = bool(mallopt(m_mmap_threshold, HEAP_BLOCK) and mallopt(m_trim_threshold, (1 << 31) - 1))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,6 +21,12 @@ from spheret.support.files import replaced
 _PR_SET_PDEATHSIG = 1
 # seconds that a child may take to save when it is asked to stop
 PATIENCE = 60.0
+
+# what asks a child to save and end, and what makes Windows send that to it and to no other: a SIGTERM, which is sent
+# to a process and not to a group, ends it there at once
+_STOP, _OWN_GROUP = signal.SIGTERM, 0
+if sys.platform == "win32":
+    _STOP, _OWN_GROUP = signal.CTRL_BREAK_EVENT, subprocess.CREATE_NEW_PROCESS_GROUP
 
 # looked up before any fork, because afterwards a lock may stay held. None where it is not Linux: there a child whose
 # parent was killed runs to its own end
@@ -53,6 +60,11 @@ def python_command(*words: str) -> list[str]:
     return [sys.executable, "-P", *words]
 
 
+def typed(words: Sequence[str]) -> str:
+    """A command as it is typed into a shell of this system, with what has spaces in quotes."""
+    return subprocess.list2cmdline(words) if sys.platform == "win32" else shlex.join(words)
+
+
 def python_environment() -> dict[str, str]:
     """This environment, in which Python finds this copy of spheret and all that this process finds.
 
@@ -80,6 +92,7 @@ class Child:
             env=python_environment(),
             # Ctrl-C reaches the parent alone, which asks each child once: a second signal would not let it save
             start_new_session=True,
+            creationflags=_OWN_GROUP,
             preexec_fn=_ends_with(os.getpid()) if _prctl is not None else None,
         )
 
@@ -92,12 +105,12 @@ class Child:
 
     def last_line(self) -> str:
         """The last line that it printed."""
-        lines = self.log.read_text(errors="replace").strip().splitlines()
+        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return lines[-1] if lines else "it printed nothing"
 
     def ask_to_stop(self) -> None:
         if self.poll() is None:
-            self._process.terminate()
+            self._process.send_signal(_STOP)
 
     def kill(self) -> None:
         if self.poll() is None:

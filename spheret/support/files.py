@@ -9,6 +9,7 @@ import re
 import secrets
 import shutil
 import stat
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -22,6 +23,8 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+# seconds between attempts to rename where somebody may hold the file for a moment
+_WAITS = (0.01, 0.03, 0.1, 0.3, 1.0)
 # the numbers of a command are a few kilobytes
 _MOST_NUMBERS = 1 << 26
 # how a PNG begins, where its header ends, and the keyword and the text of our mark in it
@@ -32,13 +35,30 @@ _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 def sync_directory(directory: Path) -> None:
     """Flush a directory to disk, so that renames in it survive a power cut."""
     # Windows cannot open a directory, and has nothing like it
-    if os.name == "nt":
+    if fcntl is None:
         return
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Rename a file, which may take the place of another, or a directory. Nothing in them is open in this process.
+
+    Windows refuses while another process reads one of the files, as a scanner for viruses does with new ones. There
+    it is tried again for a second or two.
+    """
+    waits = iter(_WAITS)
+    while True:
+        try:
+            return os.replace(source, target)
+        except PermissionError:
+            wait = next(waits, None) if fcntl is None else None
+            if wait is None:
+                raise
+            time.sleep(wait)
 
 
 class NotRegular(ValueError):
@@ -67,7 +87,8 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, follow: bool = False) -> 
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EMLINK) and path.is_symlink():
             raise NotRegular(f"{path} is a link, not a file") from None
-        if error.errno == errno.EISDIR:
+        # Windows denies the permission
+        if error.errno in (errno.EISDIR, errno.EACCES) and path.is_dir():
             raise NotRegular(f"{path} is a directory, not a file") from None
         raise
     kind = stat.S_IFMT(os.fstat(handle).st_mode)
@@ -116,8 +137,13 @@ def write_atomically(path: Path, data: bytes) -> None:
         try:
             write_all(file, data)
             os.fsync(file.fileno())
-            temporary.replace(path)
+            if fcntl is None:
+                # Windows renames no open file
+                file.close()
+            rename(temporary, path)
         except BaseException:
+            # nor removes it
+            file.close()
             temporary.unlink(missing_ok=True)
             raise
     _remove_abandoned(path)
@@ -180,7 +206,7 @@ def directory_written_whole(target: Path) -> Iterator[Path]:
         yield temporary
         if target.exists():
             target.rmdir()
-        temporary.replace(target)
+        rename(temporary, target)
         _remove_abandoned(target)
     finally:
         if descriptor is not None:

@@ -31,7 +31,7 @@ def machine() -> dict[str, Any]:
 
     model = platform.processor()
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         pass
@@ -51,7 +51,7 @@ def commit() -> str | None:
     if not (root / ".git").exists():
         return None
     try:
-        result = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True)
+        result = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, encoding="utf-8")
     except OSError:
         return None
     return result.stdout.strip() or None
@@ -96,7 +96,7 @@ def memory_bytes(device: torch.device) -> int | None:
     for name in _CONTAINER_LIMITS:
         # "max" stands for no limit
         with suppress(ValueError, OSError):
-            limits.append(int(Path(name).read_text()))
+            limits.append(int(Path(name).read_text(encoding="utf-8")))
     return min((limit for limit in limits if limit > 0), default=None)
 
 

@@ -18,6 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 from spheret.model.gpt import GPT
 from spheret.support.errors import unknown
 from spheret.support.machine import resolve_device
+from spheret.support.precision import wide
 from spheret.support.ranges import check_count
 
 PARALLEL = ("ddp", "fsdp")
@@ -51,8 +52,8 @@ class World:
         return nullcontext()
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over all processes, in float64."""
-        return values.double()
+        """The sum over all processes, in float64 where the device has it."""
+        return wide(values)
 
     def gather(self, value: T) -> list[T]:
         """The value of every process, in the order of their ranks."""
@@ -150,7 +151,7 @@ class TorchrunWorld(World):
         return nullcontext()
 
     def sum(self, values: Tensor) -> Tensor:
-        values = values.double()
+        values = wide(values)
         dist.all_reduce(values)
         return values
 

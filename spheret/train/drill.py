@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -58,7 +57,7 @@ def kill_and_resume(
             finish(process)
             break
         time.sleep(choose.uniform(0, 0.02))
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         process.communicate()
         say(f"kill {number} of {kills}")
     finish(start(out, arguments))

@@ -226,7 +226,7 @@ class Trainer:
                 continue
             with self.precision():
                 losses = self.model.token_losses(x.to(self.world.device), y.to(self.world.device))
-            flat, owner = losses.double().cpu().flatten().numpy(), documents.flatten().numpy()
+            flat, owner = losses.cpu().double().flatten().numpy(), documents.flatten().numpy()
             if ours:
                 counts, sums = np.bincount(owner), np.bincount(owner, flat)
                 mine[number] = [(int(d), int(counts[d]), float(sums[d])) for d in np.flatnonzero(counts)]
@@ -503,9 +503,9 @@ class Trainer:
 
 @contextmanager
 def _signals(received: Callable[[int], None]) -> Iterator[None]:
-    """Within the block, the first SIGINT or SIGTERM calls `received`. A second SIGINT acts as usual.
+    """Within the block, the first of SIGNALS calls `received`. A second SIGINT acts as usual.
 
-    After a SIGTERM, further ones are ignored until the process ends, which it is about to do.
+    The others are ignored from then on until the process ends, which it is about to do.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -515,9 +515,10 @@ def _signals(received: Callable[[int], None]) -> Iterator[None]:
     def handle(number: int, frame: object) -> None:
         received(number)
         signal.signal(signal.SIGINT, before[signal.SIGINT])
-        # a scheduler sends it to every process of a job, and the job's shell or torchrun sends it on: the second one
-        # must not interrupt the saving
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        # a scheduler sends SIGTERM to every process of a job, and the job's shell or torchrun sends it on: the second
+        # one must not interrupt the saving
+        for each in SIGNALS.keys() - {signal.SIGINT}:
+            signal.signal(each, signal.SIG_IGN)
 
     for number in SIGNALS:
         signal.signal(number, handle)

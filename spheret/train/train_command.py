@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from spheret.runs.records import Environment, RunRecord
 from spheret.runs.run import Run, describe_data, manifest_sha256, open_run, write_config
 from spheret.support import machine
 from spheret.support.allocator import keep_freed_memory
+from spheret.support.child import typed
 from spheret.support.exit_codes import FINISHED
 from spheret.support.threads import check_threads, most_threads
 from spheret.train.distributed import TorchrunWorld, World, join
@@ -166,7 +166,7 @@ def _environment(world: World) -> Environment:
         processes=world.size,
         parallel=world.parallel if isinstance(world, TorchrunWorld) else None,
         commit=machine.commit(),
-        command=shlex.join(["spheret", *sys.argv[1:]]),
+        command=typed(["spheret", *sys.argv[1:]]),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
@@ -286,7 +286,7 @@ def _conclude(path: Path, trainer: Trainer) -> None:
     """Print how a finished run ended, and what to do with it."""
     loss = f"loss {trainer.loss:.4f}" if trainer.loss is not None else "done"
     val = "" if trainer.val_loss is None else f", val {trainer.val_loss:.4f}"
-    place = shlex.quote(str(path))
+    place = typed([str(path)])
     end = f"{loss}{val} after {trainer.step:,} steps, in {path}{_judgement(trainer)}"
     print(f"{end}: spheret sample {place}, spheret report {place}")
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from spheret.model.monitor import HIGH_OWN_LOGIT
+from spheret.support.precision import widest
 from spheret.watching.divergence import FEW, Divergence, moved_sentence
 from spheret.watching.losses import LossGuard
 from spheret.watching.observations import Event, EventKind, Observation
@@ -70,9 +71,9 @@ class TokenCounts:
 
     def see(self, ids: Tensor) -> None:
         if self.counts is None:
-            self.counts = torch.zeros(self.vocab, dtype=torch.float64, device=ids.device)
+            self.counts = torch.zeros(self.vocab, dtype=widest(ids.device), device=ids.device)
         flat = ids.detach().flatten().long().clamp(0, self.vocab - 1)
-        self.counts.index_add_(0, flat, torch.ones(len(flat), dtype=torch.float64, device=ids.device))
+        self.counts.index_add_(0, flat, torch.ones(len(flat), dtype=widest(ids.device), device=ids.device))
 
     def entropy(self) -> float | None:
         """That of the frequencies, in nats, with Miller's and Madow's correction for its bias."""

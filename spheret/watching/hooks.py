@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from spheret.model.branches import Attention
+from spheret.support.precision import wide
 from spheret.watching.finding import Anatomy, BranchEnd, Call, FoundSublayer
 from spheret.watching.joins import joining, write_of
 from spheret.watching.measures import StreamMeasures, WriterGradient, sample, stream_measures
@@ -49,7 +50,7 @@ class _Seen:
 
     def _first(self, x: Tensor) -> Tensor | None:
         has_tokens = x.dim() == 3 and x.shape[1] > 1 and self.found.channel_dim == -1
-        return x.detach()[:, 0].double() if has_tokens else None
+        return wide(x.detach()[:, 0]) if has_tokens else None
 
     def stream(self, h: Tensor) -> None:
         self.h, self.first_h = sample(h, self.found.channel_dim), self._first(h)
@@ -60,12 +61,12 @@ class _Seen:
         if not isinstance(x, Tensor) or self.h is None:
             return
         self.waiting -= 1
-        rows, first = sample(x, self.found.channel_dim).double() * end.factor, self._first(x)
+        rows, first = wide(sample(x, self.found.channel_dim)) * end.factor, self._first(x)
         self.f = rows if self.f is None else self.f + rows
         if first is not None:
             self.first_f = first * end.factor if self.first_f is None else self.first_f + first * end.factor
         if self.waiting == 0 and self.found.behind is None:
-            self._measure(self.h.double() + self.f, None if self.first_h is None else self._sum(self.first_h))
+            self._measure(wide(self.h) + self.f, None if self.first_h is None else self._sum(self.first_h))
 
     def _sum(self, first_h: Tensor) -> Tensor | None:
         return None if self.first_f is None else first_h + self.first_f
@@ -222,4 +223,4 @@ def _attention(seen: _Seen, module: nn.Module, args: Any, output: Any) -> None:
         whole = [x for x in shaped if bool(((x[:1].sum(-1) - 1).abs() < _ROUNDING).all())]
         weights = whole[0][:1].detach() if whole else None
     if weights is not None and weights.shape[-1] > 1:
-        seen.sink = weights[:, :, 1:, 0].double().mean()
+        seen.sink = wide(weights[:, :, 1:, 0]).mean()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from spheret.model.monitor import ENTROPY_MARGIN
+from spheret.support.precision import wide
 from spheret.watching.observations import Finding, Measured
 from spheret.watching.processes import Processes
 
@@ -118,7 +119,7 @@ class WaitingLosses:
         if not self.waiting or not (wait or at_hand):
             return []
         steps = [step for step, _ in self.waiting]
-        values = torch.stack([torch.as_tensor(loss).double().reshape(()) for _, loss in self.waiting])
+        values = torch.stack([wide(torch.as_tensor(loss)).reshape(()) for _, loss in self.waiting])
         values = processes.sum(values) / processes.size
         self.waiting = []
         return list(zip(steps, values.tolist(), strict=True))

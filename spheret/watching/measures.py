@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from spheret.connections import angle_between
 from spheret.model.monitor import common_gradient_share, common_share, mean_cosine
+from spheret.support.precision import wide
 from spheret.support.sharding import local, whole
 from spheret.watching.processes import Processes
 
@@ -27,7 +28,7 @@ def sample(states: Tensor, channel_dim: int = -1) -> Tensor:
 
 
 class StreamMeasures(NamedTuple):
-    """One sublayer, each a scalar tensor in float64: see `SublayerObservation`."""
+    """One sublayer, each a scalar tensor, in float64 where the device has it: see `SublayerObservation`."""
 
     norm: Tensor
     growth: Tensor
@@ -44,7 +45,7 @@ class StreamMeasures(NamedTuple):
 @torch.no_grad()
 def stream_measures(h: Tensor, f: Tensor, out: Tensor, still: Tensor) -> StreamMeasures:
     """From rows (tokens, width): the state, the branch's output, the next state, and that without the branch."""
-    h, f, out, still = (x.double() for x in (h, f, out, still))
+    h, f, out, still = map(wide, (h, f, out, still))
     angle, norm = angle_between(h, out), out.norm(dim=-1)
     length = still.norm(dim=-1)
     moved = (out - still).norm(dim=-1) / torch.where(length > 0, length, 1.0)
@@ -68,9 +69,9 @@ def norms(tensors: Sequence[Tensor]) -> list[float]:
     if not tensors:
         return []
     if any(local(x) is not x for x in tensors):
-        return [float(whole(torch.linalg.vector_norm(x.detach(), dtype=_wide(x)))) for x in tensors]
+        return [float(whole(torch.linalg.vector_norm(x.detach(), dtype=_summed(x)))) for x in tensors]
     values = [_values(x) for x in tensors]
-    found: list[Tensor] = [torch.linalg.vector_norm(x, dtype=_wide(x)).double() for x in values]
+    found: list[Tensor] = [wide(torch.linalg.vector_norm(x, dtype=_summed(x))) for x in values]
     return torch.stack([x.to(found[0].device) for x in found]).tolist()
 
 
@@ -79,7 +80,7 @@ def _values(x: Tensor) -> Tensor:
     return x.coalesce().values() if x.is_sparse else x
 
 
-def _wide(x: Tensor) -> torch.dtype:
+def _summed(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
@@ -106,12 +107,12 @@ class WriterGradient:
         if not isinstance(output, Tensor) or not output.requires_grad or not args or not isinstance(args[0], Tensor):
             return
         rows = args[0].detach().flatten(0, -2)
-        rows = rows.to(_wide(rows))
+        rows = rows.to(_summed(rows))
         sums, y, count = rows.sum(-1, keepdim=True), rows.sum(0), len(rows)
 
         def take(gradient: Tensor) -> None:
             delta = gradient.detach().flatten(0, -2)
-            delta = delta.to(_wide(delta))
+            delta = delta.to(_summed(delta))
             found = delta.sum(0), (delta * sums).sum(0), y
             if self.delta is None or self.against_ones is None or self.y is None:
                 self.delta, self.against_ones, self.y = found

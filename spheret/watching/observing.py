@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from spheret.support.precision import wide
 from spheret.support.sharding import local
 from spheret.watching.finding import FoundSublayer
 from spheret.watching.hooks import StreamHooks
@@ -29,8 +30,8 @@ def fill_stream(observation: Observation, hooks: StreamHooks, processes: Process
         named = {} if seen.measured is None else dict(seen.measured._asdict())
         named |= {key: x for key, x in (("first_token", seen.first), ("sink", seen.sink)) if x is not None}
         if seen.alpha is not None:
-            named["alpha"] = local(seen.alpha.detach()).double().mean()
-        rows += [x.double() for x in named.values()]
+            named["alpha"] = wide(local(seen.alpha.detach())).mean()
+        rows += [wide(x) for x in named.values()]
         places += [(index, key) for key in named]
     values = torch.stack([x.reshape(()).to(rows[0].device) for x in rows]).tolist() if rows else []
     measured = dict(zip(places, values, strict=True))

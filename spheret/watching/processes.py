@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from spheret.support.precision import widest
+
 T = TypeVar("T")
 
 
@@ -35,14 +37,14 @@ class Processes:
 
     def all(self, flags: Sequence[bool]) -> list[bool]:
         """Whether each is true in all processes."""
-        counts = self.sum(torch.tensor(flags, dtype=torch.float64))
+        counts = self.sum(torch.tensor(flags, dtype=widest(self._device)))
         return [count == self.size for count in counts.tolist()]
 
     def of_main(self, values: Sequence[float | None]) -> list[float | None]:
         """The numbers of the main process. None stands for one that is not finite."""
         if self.size > 1:
             held = [math.nan if value is None else value for value in values]
-            sent = torch.tensor(held, dtype=torch.float64, device=self._device)
+            sent = torch.tensor(held, dtype=widest(self._device), device=self._device)
             torch.distributed.broadcast(sent, 0)
             values = sent.tolist()
         return [value if value is not None and math.isfinite(value) else None for value in values]

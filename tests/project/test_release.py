@@ -49,6 +49,14 @@ def test_an_sdist_has_the_same_bytes_whoever_builds_it_when(tmp_path):
         assert archive.extractfile("spheret-1/run").read() == b"abc"
 
 
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="git lists the files")
+def test_a_file_that_an_sdist_lacks_is_named(tmp_path):
+    path = sdist(tmp_path / "some.tar.gz", 1000, ["pyproject.toml", "spheret/__init__.py"])
+    lacks = dist().left_out(path)
+    assert lacks >= {"Makefile", "spheret/kernels/native.c", ".github/workflows/tests.yml"}
+    assert not lacks & {"pyproject.toml", "spheret/__init__.py", ".gitignore"}
+
+
 def test_the_version_stands_in_one_place():
     assert "version" in PROJECT["dynamic"]
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())

@@ -189,4 +189,4 @@ def test_an_open_quote_is_no_compiler(monkeypatch):
 
     monkeypatch.setenv("CC", 'gcc "')
     with pytest.raises(OSError, match="is no command"):
-        native._compiler()
+        native.compiler()

@@ -21,8 +21,7 @@ def test_only_one_file_knows_how_python_is_started() -> None:
     assert files == [PACKAGE / "support" / "child.py"]
     # every process is a child of that file, or a program that is not Python
     programs = {
-        "data/workers.py": "[*COMMAND", "doctor.py": "[path",
-        "kernels/native.py": "[*compiler", "paper/reproduce.py": "_command_here(",
+        "data/workers.py": "[*COMMAND", "kernels/native.py": "[*command", "paper/reproduce.py": "_command_here(",
         "lab/executors/slurm.py": "[program",
         "support/child.py": "spheret_command(", "support/machine.py": '["git"', "train/drill.py": "command",
     }  # fmt: skip

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -127,13 +126,6 @@ def test_asking_needs_no_permission_to_write(tmp_path: Path, monkeypatch: pytest
     assert is_locked(path)
     monkeypatch.undo()
     lock.release()
-
-
-def test_a_directory_that_cannot_be_opened_is_not_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files.sync_directory(tmp_path)
-    # on Windows os.open refuses a directory
-    monkeypatch.setattr(files, "os", SimpleNamespace(name="nt"))
-    files.sync_directory(tmp_path)
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -363,5 +362,5 @@ def _save_model(model: Any, subject: Subject, path: Path) -> None:
         model.save_pretrained(temporary)
     subject.write_tokenizer(temporary)
     for file in sorted(temporary.iterdir(), key=lambda file: file.name == CONFIG):
-        os.replace(file, path / file.name)
+        files.rename(file, path / file.name)
     files.sync_directory(path)

@@ -45,7 +45,7 @@ def validation_loss(model: nn.Module, data: Data, settings: Settings, device: to
     total, count = 0.0, 0
     for x, y, _ in data.validation(settings.block, settings.batch_size, settings.eval_windows):
         loss = next_token_loss(model, x.to(device), y.to(device))
-        total, count = total + float(loss.double()) * len(x), count + len(x)
+        total, count = total + float(loss) * len(x), count + len(x)
     model.train(training)
     return total / count
 

@@ -250,7 +250,7 @@ def _step(job: Job) -> int:
 def _last_lines(log: Path) -> str:
     """What a training said last, and what its script said of that."""
     try:
-        lines = log.read_text(errors="replace").strip().splitlines()
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:
         lines = []
     return " ".join(lines[-2:]) or "it printed nothing"
@@ -259,7 +259,9 @@ def _last_lines(log: Path) -> str:
 def _call(program: str, words: Sequence[str], directory: Path | None = None) -> str:
     """What one of SLURM's commands prints. If it fails, the error is what it says of that."""
     try:
-        done = subprocess.run([program, *words], cwd=directory, capture_output=True, text=True)
+        done = subprocess.run(
+            [program, *words], cwd=directory, capture_output=True, encoding="utf-8", errors="replace"
+        )
     except FileNotFoundError:
         raise FileNotFoundError(
             f"{program} is not here: --on slurm needs SLURM's commands. Run it on a login node of the cluster, or "
