@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -237,19 +238,10 @@ class SumNorm(nn.Module):
 
 
 @dataclass(frozen=True)
-class Hyper(Residual):
-    """Hyper-connections: F reads LN(sum_i pre_i X_i), and X' = mix X + post (x) F, with n streams. And a final norm.
-
-    | option | meaning |
-    |---|---|
-    | `streams` | n |
-    | `dynamic` | whether pre, mix and post depend on the token |
-    | `norm`, `bias` | those of the norms |
-    """
+class CopiedStreams(Residual, ABC):
+    """`streams` copies of what enters, joined by `StreamConnection`."""
 
     streams: int = 4
-    dynamic: bool = True
-    source: ClassVar[str] = "arXiv 2409.19606"
     one_stream: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -261,11 +253,33 @@ class Hyper(Residual):
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
         check_sublayer(sublayer, num_sublayers)
-        static = HyperWeights(self.streams, sublayer)
-        weights: nn.Module = static
-        if self.dynamic:
-            weights = DynamicHyperWeights(static, TokenWeights(check_dim(dim), self.streams), self.build_norm(dim))
+        weights = self.weights(check_dim(dim), sublayer)
         return StreamConnection(dim, sublayer, num_sublayers, self.streams, self.build_norm(dim), weights)
+
+    @abstractmethod
+    def weights(self, dim: int, sublayer: int) -> nn.Module:
+        """What maps X to pre, mix and post."""
+
+
+@dataclass(frozen=True)
+class Hyper(CopiedStreams):
+    """Hyper-connections: F reads LN(sum_i pre_i X_i), and X' = mix X + post (x) F, with n streams. And a final norm.
+
+    | option | meaning |
+    |---|---|
+    | `streams` | n |
+    | `dynamic` | whether pre, mix and post depend on the token |
+    | `norm`, `bias` | those of the norms |
+    """
+
+    dynamic: bool = True
+    source: ClassVar[str] = "arXiv 2409.19606"
+
+    def weights(self, dim: int, sublayer: int) -> nn.Module:
+        static = HyperWeights(self.streams, sublayer)
+        if not self.dynamic:
+            return static
+        return DynamicHyperWeights(static, TokenWeights(dim, self.streams), self.build_norm(dim))
 
     def exit(self, dim: int) -> nn.Module:
         return SumNorm(self.streams, dim, self.build_norm(dim))
@@ -356,28 +370,17 @@ class Gates(nn.Module):
 
 
 @dataclass(frozen=True)
-class ManifoldHyper(Residual):
+class ManifoldHyper(CopiedStreams):
     """mHC: F reads RMS(sum_i pre_i X_i), and X' = mix X + post (x) F; mix is doubly stochastic. And a final norm.
 
     `streams` is n. pre, post and mix are functions of all streams of the token.
     """
 
     norm: str = "rmsnorm"
-    streams: int = 4
     source: ClassVar[str] = "arXiv 2512.24880; DeepSeek-V4, in transformers"
-    one_stream: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count("streams", self.streams, 2)
-
-    def enter(self, dim: int) -> nn.Module:
-        return Copies(self.streams)
-
-    def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
-        check_sublayer(sublayer, num_sublayers)
-        weights = ManifoldWeights(check_dim(dim), self.streams, sublayer)
-        return StreamConnection(dim, sublayer, num_sublayers, self.streams, self.build_norm(dim), weights)
+    def weights(self, dim: int, sublayer: int) -> nn.Module:
+        return ManifoldWeights(dim, self.streams, sublayer)
 
     def exit(self, dim: int) -> nn.Module:
         return SumNorm(self.streams, dim, self.build_norm(dim), Gates(dim, self.streams))
