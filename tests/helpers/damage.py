@@ -47,13 +47,21 @@ def places(document: Any, start: Place = ()) -> Iterator[Place]:
 
 
 def changed(document: Any, place: Place, change: Callable[[Any, Any], None]) -> Any:
-    """A copy of a document after change(parent, key) at a place."""
-    result = copy.deepcopy(document)
-    parent = result
-    for step in place[:-1]:
-        parent = parent[step]
-    change(parent, place[-1])
+    """A document after change(parent, key) at a place. It shares what is elsewhere."""
+    step, *rest = place
+    result = copy.copy(document)
+    if rest:
+        result[step] = changed(document[step], tuple(rest), change)
+    else:
+        change(result, step)
     return result
+
+
+def overwrite(path: Path, text: str) -> None:
+    """Put a text in the place of that of a file. Some file systems wait for the disk if a file is emptied first."""
+    with path.open("r+b") as file:
+        file.write(text.encode())
+        file.truncate()
 
 
 def _delete(parent: Any, key: Any) -> None:
