@@ -57,10 +57,10 @@ def changed(document: Any, place: Place, change: Callable[[Any, Any], None]) -> 
     return result
 
 
-def overwrite(path: Path, text: str) -> None:
-    """Put a text in the place of that of a file. Some file systems wait for the disk if a file is emptied first."""
+def overwrite(path: Path, content: bytes) -> None:
+    """Put this in the place of what a file holds. Some file systems wait for the disk if a file is emptied first."""
     with path.open("r+b") as file:
-        file.write(text.encode())
+        file.write(content)
         file.truncate()
 
 

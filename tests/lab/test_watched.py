@@ -110,7 +110,8 @@ class TestFile:
         )
         lines, shown = path.read_bytes().splitlines(), 0
         for _, _, damaged in damage.damages(json.loads(lines[line])):
-            path.write_bytes(b"\n".join([*lines[:line], damage.dump(damaged).encode(), *lines[line + 1 :], b""]))
+            content = b"\n".join([*lines[:line], damage.dump(damaged).encode(), *lines[line + 1 :], b""])
+            damage.overwrite(path, content)
             try:
                 found = read_watched(path, "mine")
             except DamagedDocument:

@@ -258,7 +258,7 @@ def test_every_key(name, cases):
     assert case.read(case.path) == document
     wrong = []
     for what, place, damaged in damage.damages(document):
-        damage.overwrite(case.path, damage.dump(damaged) + "\n")
+        damage.overwrite(case.path, damage.dump(damaged).encode() + b"\n")
         try:
             accepted = case.read(case.path)
         except ValueError as error:
