@@ -2,7 +2,7 @@
 
     F reads sum_i pre_i X_i        X' = mix X + post (x) F
 
-`post (x) F` is the n x d matrix with the rows post_i F. n streams are n times the memory traffic of one.
+`post (x) F` is the n x d matrix with the rows post_i F. n streams are nearly n times the memory traffic of one.
 """
 
 from __future__ import annotations
@@ -404,8 +404,8 @@ class SphericalHyperWeights(nn.Module):
         streams: n.
         sublayer: the 1-based index of the sublayer.
         steady: mix leaves equal streams as they are: the rows and columns of A have their means taken off.
-        pace: the parameters are pre/pace, A/pace and a multiple of post/pace, so that an update of AdamW moves the
-            weights by `pace` times the learning rate.
+        pace: the weights are their start plus `pace` times a parameter, so that an update of AdamW moves them by
+            `pace` times the learning rate. In half precision, too: parameters that start at 0 can take small steps.
         device: where the parameters are made.
         dtype: the dtype of the parameters.
     """
@@ -421,32 +421,31 @@ class SphericalHyperWeights(nn.Module):
     ):
         super().__init__()
         self.streams, self.sublayer, self.steady, self.pace = streams, sublayer, steady, pace
-        self.pre, self.post = empty_parameter(streams, device, dtype), empty_parameter(streams, device, dtype)
+        self.pre_offset = empty_parameter(streams, device, dtype)
+        self.post_offset = empty_parameter(streams, device, dtype)
         # a vector, as in HyperWeights
         self.skew = empty_parameter(streams * streams, device, dtype)
         self.reset_parameters()
 
-    @torch.no_grad()
     def reset_parameters(self) -> None:
-        self.pre.copy_(own_stream(self.sublayer, self.streams, math.sqrt(self.streams) / self.pace, 0.0))
-        nn.init.constant_(self.post, 1 / self.pace)
-        nn.init.zeros_(self.skew)
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
 
     def read(self, x: Tensor) -> Tensor:
         """sum_i pre_i x_i, (..., dim), in float32 or better; if steady, at the length of all streams together."""
-        pre = self.pre.to(compute_dtype(x))
-        total = read_streams(pre if self.pace == 1 else self.pace * pre, x)
+        n, offset = self.streams, self.pre_offset.to(compute_dtype(x))
+        start = torch.eye(n, dtype=offset.dtype, device=offset.device)[(self.sublayer - 1) % n]
+        total = read_streams(math.sqrt(n) * start + self.pace * offset, x)
         if not self.steady:
             return total
-        return F.normalize(total, dim=-1) * torch.linalg.vector_norm(x.to(total.dtype), dim=(-2, -1)).unsqueeze(-1)
+        return normalize(total, 1.0) * torch.linalg.vector_norm(x.to(total.dtype), dim=(-2, -1)).unsqueeze(-1)
 
     def mix_and_post(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        skew = self.skew.to(dtype).view(self.streams, self.streams)
-        skew = skew if self.pace == 1 else self.pace * skew
+        skew = self.pace * self.skew.to(dtype).view(self.streams, self.streams)
         if self.steady:
             skew = skew - skew.mean(0, keepdim=True)
             skew = skew - skew.mean(1, keepdim=True)
-        return cayley(skew), normalize(self.post.to(dtype), 1.0)
+        return cayley(skew), normalize(1 + self.pace * self.post_offset.to(dtype), 1.0)
 
 
 class SphericalHyperConnection(Connection):

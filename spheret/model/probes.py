@@ -16,7 +16,9 @@ from spheret.model.gpt import GPT, Attention
 BranchKind = Literal["attention", "mlp", "parallel", "other"]
 
 # how the names of classes end that are an MLP or a part of one. Qwen3MoeAttention is no mixture of experts
-_MLP_WORDS = ("mlp", "moe", "moeblock", "experts", "feedforward", "ffn", "dense", "intermediate")
+_MLP_WORDS = ("mlp", "moe", "moeblock", "experts", "feedforward", "ffn")
+# what an MLP has, and an attention may have too
+_LINEAR_WORDS = ("linear", "conv1d", "dense", "intermediate")
 
 
 def branch_kind(modules: Iterable[nn.Module]) -> BranchKind:
@@ -26,7 +28,7 @@ def branch_kind(modules: Iterable[nn.Module]) -> BranchKind:
     mlp = any(word.endswith(_MLP_WORDS) for word in words)
     if attention:
         return "parallel" if mlp else "attention"
-    return "mlp" if mlp or any("linear" in word or "conv1d" in word for word in words) else "other"
+    return "mlp" if mlp or any(own in word for word in words for own in _LINEAR_WORDS) else "other"
 
 
 def sublayer_name(number: int) -> str:

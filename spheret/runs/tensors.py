@@ -107,10 +107,11 @@ def forms(path: Path) -> dict[str, Form]:
 
 
 def each(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a file, one at a time. They are copies: a file that is mapped cannot be removed on Windows."""
+    """The tensors of a file, one at a time. They are mapped, but for systems on which nobody could then remove it."""
     with _opened(path) as file:
         for name in file.keys():  # noqa: SIM118
-            yield name, file.get_tensor(name).clone()
+            tensor = file.get_tensor(name)
+            yield name, tensor.clone() if files.HELD_WHILE_OPEN else tensor
 
 
 @contextmanager

@@ -23,6 +23,8 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+# whether an open or mapped file can be neither renamed nor removed, as on Windows
+HELD_WHILE_OPEN = fcntl is None
 # seconds between attempts to rename where somebody may hold the file for a moment
 _WAITS = (0.01, 0.03, 0.1, 0.3, 1.0)
 # the numbers of a command are a few kilobytes
@@ -55,7 +57,7 @@ def rename(source: Path, target: Path) -> None:
         try:
             return os.replace(source, target)
         except PermissionError:
-            wait = next(waits, None) if fcntl is None else None
+            wait = next(waits, None) if HELD_WHILE_OPEN else None
             if wait is None:
                 raise
             time.sleep(wait)
@@ -137,12 +139,10 @@ def write_atomically(path: Path, data: bytes) -> None:
         try:
             write_all(file, data)
             os.fsync(file.fileno())
-            if fcntl is None:
-                # Windows renames no open file
+            if HELD_WHILE_OPEN:
                 file.close()
             rename(temporary, path)
         except BaseException:
-            # nor removes it
             file.close()
             temporary.unlink(missing_ok=True)
             raise

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from spheret.model.monitor import HIGH_OWN_LOGIT
-from spheret.support.precision import widest
 from spheret.watching.divergence import FEW, Divergence, moved_sentence
 from spheret.watching.losses import LossGuard
 from spheret.watching.observations import Event, EventKind, Observation
@@ -71,18 +70,19 @@ class TokenCounts:
 
     def see(self, ids: Tensor) -> None:
         if self.counts is None:
-            self.counts = torch.zeros(self.vocab, dtype=widest(ids.device), device=ids.device)
+            self.counts = torch.zeros(self.vocab, dtype=torch.long, device=ids.device)
         flat = ids.detach().flatten().long().clamp(0, self.vocab - 1)
-        self.counts.index_add_(0, flat, torch.ones(len(flat), dtype=widest(ids.device), device=ids.device))
+        self.counts.index_add_(0, flat, torch.ones_like(flat))
 
     def entropy(self) -> float | None:
         """That of the frequencies, in nats, with Miller's and Madow's correction for its bias."""
         if self.counts is None:
             return None
-        total, kinds = float(self.counts.sum()), int((self.counts > 0).sum())
+        counts = self.counts.cpu().double()
+        total, kinds = float(counts.sum()), int((counts > 0).sum())
         if kinds < 2 or total < TOKENS_PER_KIND * kinds:
             return None
-        return float(torch.special.entr(self.counts / total).sum()) + (kinds - 1) / (2 * total)
+        return float(torch.special.entr(counts / total).sum()) + (kinds - 1) / (2 * total)
 
 
 class Alarms:

@@ -72,7 +72,7 @@ def norms(tensors: Sequence[Tensor]) -> list[float]:
         return [float(whole(torch.linalg.vector_norm(x.detach(), dtype=_summed(x)))) for x in tensors]
     values = [_values(x) for x in tensors]
     found: list[Tensor] = [wide(torch.linalg.vector_norm(x, dtype=_summed(x))) for x in values]
-    return torch.stack([x.to(found[0].device) for x in found]).tolist()
+    return torch.stack([x.to(found[0]) for x in found]).tolist()
 
 
 def _values(x: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ def fill_stream(observation: Observation, hooks: StreamHooks, processes: Process
             named["alpha"] = wide(local(seen.alpha.detach())).mean()
         rows += [wide(x) for x in named.values()]
         places += [(index, key) for key in named]
-    values = torch.stack([x.reshape(()).to(rows[0].device) for x in rows]).tolist() if rows else []
+    values = torch.stack([x.reshape(()).to(rows[0]) for x in rows]).tolist() if rows else []
     measured = dict(zip(places, values, strict=True))
     wanted = [(index, key) for index in range(len(hooks.sublayers)) for key in _OF_THE_STREAM]
     shared = processes.of_main([measured.get(place) for place in wanted])

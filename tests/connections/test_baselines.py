@@ -186,14 +186,16 @@ def mhc(c, state, branch):
 
 def spherical_hyper(c, state, branch):
     (x,), own = state, c.weights_norm
-    read = torch.einsum("i,bid->bd", own.pre, x)
+    pre = 2 * torch.eye(4, dtype=x.dtype)[(c.sublayer - 1) % 4] + 0.1 * own.pre_offset.to(x.dtype)
+    read = torch.einsum("i,bid->bd", pre, x)
     f = branch(read * (x.flatten(1).norm(dim=-1) / read.norm(dim=-1))[:, None])
     # a tenth of A, in the space that is orthogonal to equal streams
     P = torch.eye(4, dtype=x.dtype) - 0.25
     A = P @ (0.1 * own.skew.view(4, 4).to(x.dtype)) @ P
     S = A - A.T
     O = torch.linalg.inv(torch.eye(4) + S) @ (torch.eye(4) - S)
-    along = torch.einsum("i,bd->bid", own.post / own.post.norm(), f)
+    post = 1 + 0.1 * own.post_offset.to(x.dtype)
+    along = torch.einsum("i,bd->bid", post / post.norm(), f)
     alpha = torch.clamp(F.softplus(c.norm.a), max=1.0) / math.sqrt(c.sublayer)
     return definition((O @ x).flatten(1), along.flatten(1), alpha, 1.0, None)[0].view(x.shape)
 

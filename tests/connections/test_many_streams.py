@@ -248,6 +248,40 @@ class TestSphericalHyper:
             assert full.abs().max() > 1e-4
             torch.testing.assert_close(tenth, 0.1 * full, rtol=0, atol=1e-2 * full.abs().max().item())
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_a_sum_of_zero_has_a_small_gradient(self, dtype):
+        """Two equal streams that pre subtracts from each other: the branch reads 0, and no gradient explodes."""
+        connection = scheme("spherical-hyper").connect(D, 1, DEPTH)
+        with torch.no_grad():
+            # pre is 2 + 0.1 * -10 = 1 at the first stream, and -1 at the second
+            connection.weights_norm.pre_offset.copy_(torch.tensor([-10.0, -10.0, 0.0, 0.0]))
+        x = rows(3 * 4, D).view(3, 4, D).to(dtype)
+        x[0, 1] = x[0, 0]
+        x.requires_grad_()
+        read = connection.read(Streams(x))
+        assert not read[0].any()
+        gradients = torch.autograd.grad(
+            read.float().sum(), (x, *connection.weights_norm.parameters()), allow_unused=True
+        )
+        assert all(g.abs().max() < 1e3 for g in gradients if g is not None)
+
+    def test_streams_part_in_half_precision(self):
+        torch.manual_seed(0)
+        model = GPT(GPTConfig(**{**TINY, "layers": 2}, scheme="spherical-hyper")).bfloat16()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        for _ in range(5):
+            model(tokens(), tokens(seed=1)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        offsets = model.blocks[0].attention_connection.weights_norm.post_offset
+        assert offsets.max() - offsets.min() > 1e-3
+
+    def test_weights_from_before_the_offsets_are_refused(self):
+        """They have another meaning, and none of their names is left alone."""
+        own = scheme("spherical-hyper").connect(D, 1, DEPTH).weights_norm
+        with pytest.raises(RuntimeError, match="pre_offset"):
+            own.load_state_dict({"pre": torch.ones(4), "post": torch.ones(4), "skew": torch.zeros(16)})
+
     @pytest.mark.parametrize("pace", [0.0, 1.5])
     def test_a_pace_that_is_not_one(self, pace):
         with pytest.raises(ValueError, match="pace must be above 0 and at most 1"):

@@ -183,6 +183,8 @@ def test_every_command_parses():
         loaded = importlib.import_module(module)
         # raises if a flag is unknown; what it returns would run the command
         parse(getattr(loaded, function), "spheret", getattr(loaded, "rewrite", list)(words))
+        # a config or a run that goes on has them; otherwise a training asks for them
+        assert name != "train" or {"--steps", "--resume", "--config"} & {*words}, words
 
 
 def test_every_benchmark_parses():

@@ -50,6 +50,7 @@ def held():
         "width of the study": str(study["model"]["width"]),
         "layers of the study": str(study["model"]["layers"]),
         "updates of the study": str(study["train"]["steps"]),
+        "most layers of the study": str(max(each["layers"] for each in study["parts"][0]["ladder"])),
         "runs of a race": str((len(PAPER_SCHEMES) + 1) * len(RATES)),
         # the captions of two pictures
         "bad batch": re.search(r"BAD = \d+, \d+, (\d+)", (FIGURES / "watch_picture.py").read_text())[1],

@@ -255,8 +255,10 @@ class Browser:
         """Open a page on a phone with a touch screen."""
         self.open(url, 420, height=SIZES[420])
         self.call("Emulation.setTouchEmulationEnabled", enabled=True)
-        yield
-        self.call("Emulation.setTouchEmulationEnabled", enabled=False)
+        try:
+            yield
+        finally:
+            self.call("Emulation.setTouchEmulationEnabled", enabled=False)
 
     def _touch(self, kind, *points):
         self.call("Input.dispatchTouchEvent", type=kind, touchPoints=[{"x": x, "y": y} for x, y in points])

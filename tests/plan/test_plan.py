@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
 
-from spheret import GPT, SCHEMES, GPTConfig, parameter_groups
+from spheret import GPT, SCHEMES, GPTConfig, parameter_groups, scheme
 from spheret.cli import main
 from spheret.model.head import HEADS
 from spheret.optim import build_optimizer
@@ -395,3 +395,16 @@ def test_the_command_plans_a_modern_size_with_options(capsys, tmp_path):
     capsys.readouterr()
     assert main(["plan", "--kv-heads", "3"]) == 2
     assert "heads 20 is not divisible by kv_heads 3" in capsys.readouterr().err
+
+
+def test_the_table_of_rows_that_schemes_with_a_state_keep():
+    page = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
+    table = page.partition("| scheme | rows per sublayer |")[2].partition("\n\n")[0]
+    shown = {
+        name: cells.split("|")[0].strip()
+        for names, cells in re.findall(r"^\| (`[^|]+) \| (.+)$", table, re.MULTILINE)
+        for name in re.findall(r"`([\w-]+)`", names)
+    }
+    kept = {name: memory._carried(scheme(name), 24, "float32", None).sublayers for name in shown}
+    rows = {name: sum(each.bytes(1, 768) for each in every) / (24 * 768 * 4) for name, every in kept.items()}
+    assert {name: f"{value:.1f}" for name, value in rows.items()} == shown

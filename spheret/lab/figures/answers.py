@@ -138,7 +138,7 @@ def _answer(answer: GroupAnswer) -> Figure | None:
     styles, wide, seed_table = line_styles(answer), 40, answer.seed_table
     names = {entry.label: wrapped(entry.label, wide) for entry in entries}
     longest = max(len(line) for name in names.values() for line in name.split("\n"))
-    room = int((WIDTH - 0.5 - LETTER * longest) / SMALL_LETTER)
+    room = max(10, int((WIDTH - 0.5 - LETTER * longest) / SMALL_LETTER))
     reasons = {entry.label: wrapped(entry.reason, room) for entry in entries}
     figure, axes = one_plot(WIDTH, 1.0 + rows_height(len(entries), [*names.values(), *reasons.values()]))
     shown = {entry.label for entry in entries}
