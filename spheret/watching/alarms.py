@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -78,11 +79,13 @@ class TokenCounts:
         """That of the frequencies, in nats, with Miller's and Madow's correction for its bias."""
         if self.counts is None:
             return None
-        counts = self.counts.cpu().double()
-        total, kinds = float(counts.sum()), int((counts > 0).sum())
+        counts = self.counts.cpu().numpy()
+        seen = counts[counts > 0]
+        total, kinds = int(seen.sum()), len(seen)
         if kinds < 2 or total < TOKENS_PER_KIND * kinds:
             return None
-        return float(torch.special.entr(counts / total).sum()) + (kinds - 1) / (2 * total)
+        shares = seen / total
+        return float(-(shares * np.log(shares)).sum()) + (kinds - 1) / (2 * total)
 
 
 class Alarms:
