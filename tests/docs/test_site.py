@@ -44,7 +44,7 @@ def test_every_page_fits_and_no_picture_glares(browser, site):
     faults, seen = {}, 0
     for page in pages(site):
         name = str(page.relative_to(site))
-        errors, requests = browser.open(page.as_uri(), 1280)
+        browser.open(page.as_uri(), 1280)
         for width, scheme in CASES:
             browser.resize(width, scheme, SIZES[width])
             faults[name, width, scheme] = browser.misfits()

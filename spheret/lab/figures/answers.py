@@ -397,11 +397,12 @@ def _collapse(answer: GroupAnswer) -> Figure | None:
                 axes.text(x, i, state + share, color=PAPER, weight="bold", **centred)
             else:
                 _fill(axes, x, i)
-    ordered = sorted(losses.values())
-    for (x, i), loss in losses.items():
+    if losses:
         # the lowest is the strongest. The highest tenth has one colour: a bad run does not make all others look alike
+        ordered = sorted(losses.values())
         low, high = spanned(ordered[0], ordered[round(0.9 * (len(ordered) - 1))], LOSS_SHARE)
-        _fill(axes, x, i, BETTER, _strength((high - loss) / (high - low)))
+        for (x, i), loss in losses.items():
+            _fill(axes, x, i, BETTER, _strength((high - loss) / (high - low)))
     _map_axes(axes, names, [f"{rate:.3g}" for rate in rates])
     axes.set_xlabel("learning rate")
     return figure
