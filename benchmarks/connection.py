@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from measuring import Comparison, medians, print_table, run, write
 from pseudocode import PSEUDOCODE
 from torch import Tensor, nn
 
-from spheret.kernels import BACKENDS, retract, use
+from spheret.kernels import BACKENDS, chosen, retract, use
+from spheret.kernels.closed import EPS
 from spheret.retractions import RETRACTIONS
 from spheret.support.allocator import keep_freed_memory
 from spheret.support.errors import unknown
@@ -31,13 +33,17 @@ SHORT = ("--no-compile", "--repeats", "9")
 
 
 class BenchRows:
-    """A stream, a branch, a step and an incoming gradient, and the bytes that an update of them must move."""
+    """A stream, a branch, a step and an incoming gradient, and the bytes that an update of them must move.
 
-    def __init__(self, n: int, d: int, branch: torch.dtype, device: str):
+    gain: that of a normed branch, or None. It is a single row, and its gradient too.
+    """
+
+    def __init__(self, n: int, d: int, branch: torch.dtype, device: str, normed: bool = False):
         generator = torch.Generator().manual_seed(0)
         self.h, self.f, self.g = (torch.randn(n, d, generator=generator).to(device) for _ in range(3))
         self.f = self.f.to(branch)
         self.alpha = torch.tensor([0.5], device=device, requires_grad=True)
+        self.gain = torch.full((d,), 0.3, device=device, requires_grad=True) if normed else None
         self.h.requires_grad_(), self.f.requires_grad_()
         stream, side = n * d * 4, n * d * self.f.element_size()
         self.add_bytes = 3 * stream
@@ -53,7 +59,9 @@ class BenchRows:
     def both(self, update: Update) -> Callable[[], object]:
         def run() -> None:
             update(self.h, self.f, self.alpha).backward(self.g)
-            self.h.grad = self.f.grad = self.alpha.grad = None
+            for x in (self.h, self.f, self.alpha, self.gain):
+                if x is not None:
+                    x.grad = None
 
         return run
 
@@ -73,13 +81,13 @@ class BenchRows:
         return worst
 
 
-def update_on(backend: str, retraction: str) -> Update:
+def update_on(backend: str, retraction: str, gain: Tensor | None = None) -> Update:
     """The update on one backend, with the automatic cap of the retraction."""
-    row = RETRACTIONS[retraction]
+    cap = RETRACTIONS[retraction].cap
 
     def update(h: Tensor, f: Tensor, alpha: Tensor) -> Tensor:
         with use(backend):
-            return retract(h, f, alpha, row, row.cap)
+            return retract(h, f, alpha, retraction, cap, gain)
 
     return update
 
@@ -91,18 +99,22 @@ def without_code(retraction: str) -> list[str]:
 
 def contestants(rows: BenchRows, retraction: str, compiled: bool) -> tuple[dict[str, Update], dict[str, Update]]:
     """The updates that must compute this retraction, and those that compute something else."""
-    row, paper = RETRACTIONS[retraction], PSEUDOCODE.get(retraction)
+    cap, gain = RETRACTIONS[retraction].cap, rows.gain
+    paper = PSEUDOCODE.get(retraction) if gain is None else None
     connections: dict[str, Update] = {
-        name: update_on(name, retraction)
-        for name, backend in BACKENDS.items()
-        if name != "reference" and backend.automatic(rows.h) and not backend.why_not(rows.h, rows.f, row, row.p)
+        name: update_on(name, retraction, gain) for name in (chosen(rows.h, rows.f, retraction), "closed")
     }
     if paper is not None:
         connections["paper, eager"] = paper
     if compiled:
-        connections["closed, compiled"] = torch.compile(update_on("closed", retraction))
+        connections["closed, compiled"] = torch.compile(update_on("closed", retraction, gain))
     if compiled and paper is not None:
         connections["paper, compiled"] = torch.compile(paper)
+    if gain is not None:
+        # what one would write without the option: torch's RMSNorm, and the same kernel without a gain
+        connections["F.rms_norm, then retract"] = lambda h, f, alpha: retract(
+            h, F.rms_norm(f, gain.shape, gain.to(f.dtype), EPS), alpha, retraction, cap
+        )
     norm = nn.LayerNorm(rows.h.shape[-1], device=rows.h.device)
     others: dict[str, Update] = {
         "LayerNorm(h + f)": lambda h, f, alpha: norm(h + f),
@@ -114,7 +126,7 @@ def contestants(rows: BenchRows, retraction: str, compiled: bool) -> tuple[dict[
 def measure(rows: BenchRows, retraction: str, repeats: int, compiled: bool) -> list[dict[str, Any]]:
     """One row per contestant. A contestant with a wrong result has an error and no time."""
     connections, others = contestants(rows, retraction, compiled)
-    truth = update_on("reference", retraction)
+    truth = update_on("reference", retraction, rows.gain)
     errors = {name: rows.error(update, truth) for name, update in connections.items()}
     right = {name: update for name, update in connections.items() if errors[name] <= TOLERANCE} | others
     runs: dict[str, Callable[[], object]] = {"torch.add": lambda: torch.add(rows.h.detach(), rows.g)}
@@ -136,6 +148,7 @@ def main(
     width: int = 768,
     retraction: str = "projection",
     branch: str = "float32",
+    normed: bool = False,
     repeats: int = 31,
     compile: bool = True,
     curve: bool = False,
@@ -146,8 +159,9 @@ def main(
     Args:
         rows: number of rows (tokens).
         width: width of the rows.
-        retraction: a name that `spheret retractions` lists; it runs with its automatic cap.
+        retraction: a retraction that `spheret schemes` lists; it runs with its automatic cap.
         branch: dtype of the branch output, float32 or bfloat16; the stream is float32.
+        normed: with `branch_norm`, against torch's RMSNorm followed by the update.
         repeats: rounds of all contestants; the table shows the median.
         compile: also time the code of torch.compile, which takes a minute to compile.
         curve: time the widths 64 to 8192 at a constant number of elements, instead of one width.
@@ -165,10 +179,11 @@ def main(
     results: list[dict[str, Any]] = []
     for d in CURVE if curve else [width]:
         n = max(1, rows * width // d)
-        data = BenchRows(n, d, BRANCHES[branch], device)
+        data = BenchRows(n, d, BRANCHES[branch], device, normed)
         results.append({"rows": n, "width": d, "table": measure(data, retraction, repeats, compile and not curve)})
     for result in results:
-        title = f"{result['rows']} x {result['width']}, {retraction}, {branch} branch, {device}"
+        kind = f"{branch} branch, normed" if normed else f"{branch} branch"
+        title = f"{result['rows']} x {result['width']}, {retraction}, {kind}, {device}"
         columns = ("", "error", "fwd ms", "x limit", "GB/s", "f+b ms", "x limit", "GB/s")
         print_table(title, columns, map(_cells, result["table"]))
     print(
@@ -178,7 +193,13 @@ def main(
     absent = without_code(retraction)
     for name in absent:
         print(f"{name}: no code for {retraction}.")
-    settings = {"retraction": retraction, "branch": branch, "freed memory kept": kept, "no code for it": absent}
+    settings = {
+        "retraction": retraction,
+        "branch": branch,
+        "normed": normed,
+        "freed memory kept": kept,
+        "no code for it": absent,
+    }
     write(json, {**settings, "results": results})
     wrong = sorted({row["name"] for result in results for row in result["table"] if "both" not in row})
     if wrong:

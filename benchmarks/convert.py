@@ -6,20 +6,15 @@ python benchmarks/convert.py --cpu-time
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import Comparison, medians, print_table, run, write
-from torch import Tensor, nn
+from measuring import Comparison, begin, conditions, llama, medians, next_token_loss, print_table, run, write
+from torch import nn
 
 from spheret.conversion import anneal, convert
-from spheret.conversion.command.training import next_token_loss
-from spheret.support.allocator import keep_freed_memory
-from spheret.support.errors import need
-from spheret.support.files import check_output_file
-from spheret.support.machine import resolve_device
-from spheret.support.ranges import check_counts
 from spheret.train.step_cost import share_parameters, training_step
 
 ORIGINAL, CONVERTED = "original", "converted, t = 1"
@@ -30,15 +25,8 @@ SHORT = ("--layers", "2", "--width", "256", "--repeats", "3")
 
 
 def _llama(sizes: dict[str, int]) -> nn.Module:
-    transformers = need("transformers", "hub")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        config = transformers.LlamaConfig(
-            vocab_size=VOCABULARY, hidden_size=sizes["width"], intermediate_size=8 * sizes["width"] // 3,
-            num_hidden_layers=sizes["layers"], num_attention_heads=sizes["heads"],
-            max_position_embeddings=sizes["block"], use_cache=False,
-        )  # fmt: skip
-        return transformers.LlamaForCausalLM(config).train()
+    layers, heads, width, block = (sizes[name] for name in ("layers", "heads", "width", "block"))
+    return llama(layers, heads, width, 8 * width // 3, block, VOCABULARY)
 
 
 def contestants(sizes: dict[str, int], place: torch.device) -> dict[str, Callable[[], object]]:
@@ -60,10 +48,7 @@ def contestants(sizes: dict[str, int], place: torch.device) -> dict[str, Callabl
         # one for each: a step of AdamW also puts the step sizes that it holds back into their interval
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
-        def loss(x: Tensor, y: Tensor) -> Tensor:
-            return next_token_loss(model, x, y)
-
-        return training_step(model, loss, optimizer, [batch], "float32")
+        return training_step(model, partial(next_token_loss, model), optimizer, [batch], "float32")
 
     return {name: step(model) for name, model in models.items()}
 
@@ -93,17 +78,14 @@ def main(
         device: cpu, cuda or mps; by default cuda if there is one, else mps, else cpu.
         json: also write the numbers to this file.
     """
-    check_counts(layers=layers, heads=heads, width=width, block=block, batch_size=batch_size, repeats=repeats)
-    check_output_file("--json", json)
+    sizes = {"layers": layers, "heads": heads, "width": width, "block": block, "batch_size": batch_size}
+    place = begin(json, device, repeats=repeats, **sizes)
     if width % (2 * heads):
         raise SystemExit(f"--width must be a multiple of twice --heads, got {width} and {heads}.")
-    place = resolve_device(device)
-    sizes = {"layers": layers, "heads": heads, "width": width, "block": block, "batch_size": batch_size}
-    keep_freed_memory()
     seconds = medians("convert", contestants(sizes, place), repeats, cpu_time)
     ratios = {name: took / seconds[ORIGINAL] for name, took in seconds.items()}
     print_table(
-        f"Llama, {layers} x {width}, {batch_size} x {block} tokens, {place}, {torch.get_num_threads()} threads",
+        f"Llama, {layers} x {width}, {batch_size} x {block} tokens, {conditions(place)}",
         ["", "ms", "x original"],
         [[name, f"{took * 1e3:.1f}", f"{ratios[name]:.3f}"] for name, took in seconds.items()],
     )

@@ -1,4 +1,4 @@
-"""Time prepare, its tokenizing and the loader against the usual ways, in turns.
+"""Time prepare and the loader against the usual ways, in turns.
 
 python benchmarks/data.py --gigabytes 4
 """
@@ -9,7 +9,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,23 +29,16 @@ from spheret.data.store import Data, open_data
 from spheret.data.tokenizers import GPT2Tokenizer
 from spheret.support.cache import cache_directory
 from spheret.support.files import check_output_file
-from spheret.support.machine import cores
 from spheret.support.ranges import check_above_zero, check_counts
 
-# documents per call of encode_ordinary_batch: it returns lists of Python integers, 36 bytes per id
-_BATCH_DOCUMENTS = 64
 # the windows of an update in the paper's runs
 _UPDATE_WINDOWS = 128
 # random ids are written in parts of this many
 _RANDOM_IDS = 1 << 22
 # the tokens per window and the windows per batch of the loader
 BLOCK, BATCH = 1024, 12
-TITLES = {
-    "prepare": "prepare sotu with gpt2, against encode_ordinary",
-    "words": "encode sotu in one thread, against encode_ordinary_batch",
-    "workers": "prepare copies on every core, against encode_ordinary_batch",
-}
-SHORT = ("--repeats", "1", "--batches", "200", "--copies", "1", "--gigabytes", "0.1")
+TITLE = "prepare sotu with gpt2, against encode_ordinary"
+SHORT = ("--repeats", "1", "--batches", "200", "--gigabytes", "0.1")
 
 
 def plain_prepare() -> np.ndarray:
@@ -57,29 +50,6 @@ def plain_prepare() -> np.ndarray:
         ids.append(encoding.eot_token)
         parts.append(np.array(ids, dtype=np.uint16))
     return np.concatenate(parts)
-
-
-def batch_encode(corpus: str, threads: int) -> np.ndarray:
-    """Encode a corpus by tiktoken's encode_ordinary_batch with some threads, and join the ids with numpy."""
-    encoding = GPT2Tokenizer().encoding
-    parts = []
-    for texts in _batches(_text(document) for document in resolve(corpus).read(None)):
-        for ids in encoding.encode_ordinary_batch(texts, num_threads=threads):
-            ids.append(encoding.eot_token)
-            parts.append(np.array(ids, dtype=np.uint16))
-    return np.concatenate(parts)
-
-
-def word_encode(corpus: str) -> np.ndarray:
-    """Encode a corpus in one thread, as prepare does it."""
-    tokenizer = GPT2Tokenizer()
-    texts = _batches(_text(document) for document in resolve(corpus).read(None))
-    return np.concatenate([tokenizer.encode_documents([text.encode() for text in part]) for part in texts])
-
-
-def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
-    while batch := [text for _, text in zip(range(_BATCH_DOCUMENTS), texts, strict=False)]:
-        yield batch
 
 
 def _text(document: Document) -> str:
@@ -135,32 +105,6 @@ def _bench_prepare(repeats: int, folder: Path) -> tuple[Data, dict[str, float]]:
     tokens = data.tokens("train") + data.tokens("val")
     timing = _compare(plain_prepare, lambda: prepare("sotu", "gpt2", folder / str(next(number))), repeats)
     return data, _rates(timing, tokens)
-
-
-def _bench_words(repeats: int) -> dict[str, float]:
-    """Time the array encoder on sotu against encode_ordinary_batch, one thread each."""
-    ids = word_encode("sotu")
-    if not np.array_equal(ids, batch_encode("sotu", 1)):
-        raise RuntimeError("the array encoder and tiktoken give different ids.")
-    return _rates(_compare(lambda: batch_encode("sotu", 1), lambda: word_encode("sotu"), repeats), len(ids))
-
-
-def _bench_workers(repeats: int, copies: int, folder: Path) -> dict[str, float]:
-    """Time prepare on copies of sotu against encode_ordinary_batch, with one process or one thread per core."""
-    corpus = folder / "copies"
-    corpus.mkdir()
-    for copy in range(copies):
-        for index, document in enumerate(resolve("sotu").read(None)):
-            (corpus / f"{copy}-{index:03d}.txt").write_text(_text(document))
-    number = iter(range(repeats))
-    timing = _compare(
-        lambda: batch_encode(str(corpus), cores()),
-        lambda: prepare(str(corpus), "gpt2", folder / f"copies-{next(number)}", workers=cores()),
-        repeats,
-    )
-    data = open_data(folder / "copies-0")
-    tokens = data.tokens("train") + data.tokens("val")
-    return {**_rates(timing, tokens), "copies": copies, "cores": cores()}
 
 
 def _drain(loader: Loader, batches: int) -> None:
@@ -262,7 +206,6 @@ def _bench_start(data: Data, repeats: int) -> dict[str, float]:
 def main(
     repeats: int = 9,
     batches: int = 1000,
-    copies: int = 6,
     gigabytes: float = 1.0,
     json: Path | None = None,
 ) -> None:
@@ -271,11 +214,10 @@ def main(
     Args:
         repeats: the number of turns per comparison.
         batches: the batches per turn; memory is watched over ten times as many.
-        copies: the copies of sotu for the comparison of worker processes with threads; 6 are 73 MB.
         gigabytes: the size of the random data whose first batch is timed with and without the check of its hashes.
         json: also write the numbers to this file.
     """
-    check_counts(repeats=repeats, batches=batches, copies=copies)
+    check_counts(repeats=repeats, batches=batches)
     check_above_zero("--gigabytes", gigabytes, most=1e4)
     check_output_file("--json", json)
     torch.manual_seed(0)
@@ -284,18 +226,15 @@ def main(
         data, prepared = _bench_prepare(repeats, Path(folder))
         result: dict[str, dict[str, Any]] = {
             "prepare": prepared,
-            "words": _bench_words(repeats),
-            "workers": _bench_workers(repeats, copies, Path(folder)),
             "loader": _bench_loader(data, repeats, batches),
             "memory": _bench_memory(data, 10 * batches),
             "start": _bench_start(_random_data(data, Path(folder) / "random", gigabytes), repeats),
         }
-    for key, title in TITLES.items():
-        row = result[key]
-        print(
-            f"{title}: {row['spheret_tokens_per_second']:,.0f} tokens/s, "
-            f"{row['ratio']:.2f}x the plain {row['plain_tokens_per_second']:,.0f}"
-        )
+    row = result["prepare"]
+    print(
+        f"{TITLE}: {row['spheret_tokens_per_second']:,.0f} tokens/s, "
+        f"{row['ratio']:.2f}x the plain {row['plain_tokens_per_second']:,.0f}"
+    )
     loaded, memory = result["loader"], result["memory"]
     print(
         f"loader, {BATCH} x {BLOCK}: {loaded['spheret_batches_per_second']:,.0f} batches/s, "
@@ -316,7 +255,7 @@ def main(
 
 def comparisons(result: dict[str, Any]) -> list[Comparison]:
     """Everything that has a plain way."""
-    rows = {"loader": f"load batches of {BATCH} x {BLOCK}, against nanoGPT's loader"} | TITLES
+    rows = {"loader": f"load batches of {BATCH} x {BLOCK}, against nanoGPT's loader", "prepare": TITLE}
     return [
         Comparison(title, result[key]["spheret_seconds"], result[key]["plain_seconds"]) for key, title in rows.items()
     ]

@@ -13,17 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import Comparison, medians, print_table, run, write
+from measuring import Comparison, begin, conditions, medians, print_table, run, write
 
 from spheret.data.corpora import resolve
 from spheret.data.tokenizers import GPT2Tokenizer, describe
 from spheret.model.gpt import GPT, GPTConfig
-from spheret.support.allocator import keep_freed_memory
 from spheret.support.cache import cache_directory
 from spheret.support.errors import need
-from spheret.support.files import check_output_file
-from spheret.support.machine import resolve_device
-from spheret.support.ranges import check_counts
 
 # the size of a task's requests: words per question, words per answer, answers per question
 SHAPES = {"hellaswag": (64, 18, 4), "arc_easy": (24, 4, 4), "piqa": (10, 18, 2)}
@@ -71,13 +67,10 @@ def main(count: int = 16, repeats: int = 5, device: str | None = None, json: Pat
         device: cpu, cuda, ...; by default cuda if there is a GPU, else cpu.
         json: also write the table to this file.
     """
-    check_counts(count=count, repeats=repeats)
-    check_output_file("--json", json)
-    resolve_device(device)
+    begin(json, device, count=count, repeats=repeats)
     # transformers looks for its cache when it is imported
     from spheret.evaluate.lm import SpheretLM
 
-    keep_freed_memory()
     torch.manual_seed(0)
     model = GPT(GPTConfig.preset(SIZE, scheme="pre-ln", activation="gelu_tanh")).eval()
     spheret_lm = SpheretLM(model=model, tokenizer=GPT2Tokenizer(), batch_size=BATCH, device=device)
@@ -98,16 +91,16 @@ def main(count: int = 16, repeats: int = 5, device: str | None = None, json: Pat
         rates = {f"{name} requests/s": len(requests) / took for name, took in seconds.items()}
         ratio = seconds[RIVAL] / seconds["spheret"]
         rows.append({"shape": shape, "requests": len(requests), **rates, "ratio": ratio})
-    device_name, threads = str(spheret_lm.device), torch.get_num_threads()
+    place = spheret_lm.device
     print_table(
-        f"pre-ln {SIZE}, batches of {BATCH} requests, {device_name}, {threads} threads",
+        f"pre-ln {SIZE}, batches of {BATCH} requests, {conditions(place)}",
         list(rows[0]),
         [
             [row["shape"], str(row["requests"]), *(f"{number:.2f}" for number in list(row.values())[2:])]
             for row in rows
         ],
     )
-    settings = {"size": SIZE, "count": count, "batch_size": BATCH, "repeats": repeats, "device": device_name}
+    settings = {"size": SIZE, "count": count, "batch_size": BATCH, "repeats": repeats, "device": str(place)}
     write(json, {**settings, "table": rows})
 
 

@@ -10,14 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import Comparison, medians, print_table, run, write
+from measuring import Comparison, begin, conditions, medians, print_table, run, write
 from torch import Tensor
 
 from spheret.model.gpt import GPT, GPTConfig
-from spheret.support.allocator import keep_freed_memory
-from spheret.support.files import check_output_file
-from spheret.support.machine import resolve_device
-from spheret.support.ranges import check_count, check_counts, counts
+from spheret.support.ranges import check_count, counts
 
 RIVAL = "transformers GPT-2"
 CONTESTANTS = ("pre-ln", "proj-spheretnorm")
@@ -52,15 +49,12 @@ def main(
         device: cpu, cuda or mps; by default cuda if there is one, else mps, else cpu.
         json: also write the table to this file.
     """
-    check_counts(repeats=repeats)
+    place = begin(json, device, repeats=repeats)
     check_count("--new", new, most=GPTConfig.preset(SIZE).block - PROMPT)
-    check_output_file("--json", json)
     sizes = counts("--batches", batches)
-    place = resolve_device(device)
     # transformers looks for its cache when it is imported
     from spheret.hub import to_gpt2
 
-    keep_freed_memory()
     torch.manual_seed(0)
     models = {
         name: GPT(GPTConfig.preset(SIZE, scheme=name, activation="gelu_tanh")).eval().to(place)
@@ -84,7 +78,7 @@ def main(
             for name, took in seconds.items()
         ]
     print_table(
-        f"{SIZE}: {PROMPT} tokens, then {new} more, {place}, {torch.get_num_threads()} threads",
+        f"{SIZE}: {PROMPT} tokens, then {new} more, {conditions(place)}",
         ["", "batch", "tokens/s", "x transformers", "x pre-ln"],
         [
             [

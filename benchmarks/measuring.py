@@ -7,18 +7,24 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from spheret.cli import parse
 from spheret.optim import parameter_groups
+from spheret.support.allocator import keep_freed_memory
 from spheret.support.cache import keep_libraries_inside
-from spheret.support.errors import explanation, one_line
-from spheret.support.machine import write_measurement
+from spheret.support.errors import explanation, need, one_line
+from spheret.support.files import check_output_file
+from spheret.support.machine import resolve_device, write_measurement
 from spheret.support.meter import Meter
-from spheret.support.parsing import parse
+from spheret.support.ranges import check_counts
 from spheret.support.timing import WARM_UP, interleaved
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class Comparison(NamedTuple):
@@ -46,6 +52,43 @@ def run(main: Callable[..., None], words: Sequence[str] | None = None) -> None:
 
 def _program(path: str) -> str:
     return f"python benchmarks/{Path(path).name}"
+
+
+def begin(json: Path | None, device: str | None = None, **counts: int) -> torch.device:
+    """Check the flags that the benchmarks share, and return the device. From now on freed memory is kept.
+
+    counts: flags that are at least 1.
+    """
+    check_counts(**counts)
+    check_output_file("--json", json)
+    place = resolve_device(device)
+    keep_freed_memory()
+    return place
+
+
+def conditions(place: torch.device) -> str:
+    """The end of a table's title: the device and the threads."""
+    return f"{place}, {torch.get_num_threads()} threads"
+
+
+def llama(
+    layers: int, heads: int, width: int, hidden: int, block: int, vocabulary: int, **options: Any
+) -> PreTrainedModel:
+    """transformers' Llama with random weights, always the same ones, in training mode."""
+    transformers = need("transformers", "hub")
+    config = transformers.LlamaConfig(
+        vocab_size=vocabulary, hidden_size=width, intermediate_size=hidden, num_hidden_layers=layers,
+        num_attention_heads=heads, max_position_embeddings=block, use_cache=False, **options,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model: PreTrainedModel = transformers.LlamaForCausalLM(config).train()
+        return model
+
+
+def next_token_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """The loss of a model of transformers."""
+    return nn.functional.cross_entropy(model(x).logits.flatten(0, 1), y.flatten())
 
 
 def write(json: Path | None, result: dict[str, Any]) -> None:

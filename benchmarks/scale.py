@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import Comparison, adamw, check_sizes, exponent, medians, print_table, run, write
+from measuring import Comparison, adamw, begin, check_sizes, exponent, medians, print_table, run, write
 
 from spheret.data import cached
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.runs.run import open_run
-from spheret.support.allocator import keep_freed_memory
 from spheret.support.cache import cache_directory
 from spheret.support.child import python_environment, spheret_command
-from spheret.support.files import check_output_file
 from spheret.support.machine import cores
 from spheret.support.ranges import check_counts
 from spheret.train.step_cost import training_step
@@ -64,9 +62,9 @@ def _trained(directory: Path, processes: int, threads: int, steps: int, layers: 
     out = directory / f"{processes}x{threads}"
     words = [
         "--scheme", "proj-spheretnorm", "--layers", layers, "--width", width, "--heads", width // HEAD,
-        "--block", 128, "--batch-size", 4, "--tokens-per-update", 1024, "--steps", steps, "--eval-every", 0,
-        "--checkpoint-every", steps, "--data", "sotu", "--threads", threads, "--no-tensorboard", "--quiet",
-        "--out", out,
+        "--block", 128, "--batch-size", 4, "--set", "train.tokens_per_update=1024", "--steps", steps,
+        "--set", f"train.checkpoint_every={steps}", "--eval-every", 0, "--data", "sotu", "--threads", threads,
+        "--no-tensorboard", "--quiet", "--out", out,
     ]  # fmt: skip
     command = spheret_command(["train", *map(str, words)], processes)
     done = subprocess.run(command, capture_output=True, text=True, env=python_environment())
@@ -106,11 +104,9 @@ def main(
         steps: updates of the comparison of one process with two; 0 leaves it out.
         json: also write the table here.
     """
-    check_counts(repeats=repeats)
+    begin(json, "cpu", repeats=repeats)
     check_counts(0, steps=steps)
     check_sizes(layers=layers, widths=widths)
-    check_output_file("--json", json)
-    keep_freed_memory()
     depths, broad = sorted(set(layers)), sorted(set(widths))
     deeper = {"width": WIDTH, **sweep("layers", depths, lambda scheme, size: new_step(scheme, size, WIDTH), repeats)}
     broader = {"depth": DEPTH, **sweep("widths", broad, lambda scheme, size: new_step(scheme, DEPTH, size), repeats)}

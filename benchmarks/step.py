@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import Comparison, adamw, medians, print_table, run, write
+from measuring import Comparison, adamw, begin, conditions, medians, next_token_loss, print_table, run, write
 from torch import Tensor, nn
 
 from spheret.connections.parse import parse_schemes
@@ -20,18 +20,14 @@ from spheret.kernels import use
 from spheret.model.config import MODERN_KV_HEADS, PRESETS
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.model.loss import has_bfloat16
-from spheret.support.allocator import keep_freed_memory
 from spheret.support.child import python_command, python_environment
 from spheret.support.errors import need, unknown
-from spheret.support.files import check_output_file
-from spheret.support.machine import resolve_device
 from spheret.support.meter import Meter
-from spheret.support.ranges import check_counts
 from spheret.train.step_cost import share_parameters, training_step
 
 RIVAL = "transformers GPT-2"
 # rivals of the modern sizes, and their kind of export. Llama has no norms of queries and keys
-MODERN_RIVALS = {"transformers Llama": "llama", "transformers Qwen3": "qwen3"}
+MODERN_RIVALS = {"transformers Llama": "Llama", "transformers Qwen3": "Qwen3"}
 # proj-spheretnorm with the reference backend, the paper's arithmetic, instead of our kernels
 PAPERS_CODE = "proj-spheretnorm, the paper's code"
 # a modern size without the norms that Llama lacks
@@ -71,11 +67,17 @@ def rivals(size: str) -> tuple[str, ...]:
 def _rival(name: str, size: str, block: int) -> nn.Module:
     transformers = need("transformers", "hub")
     if name in MODERN_RIVALS:
-        from spheret.hub import llama
-
         kind = MODERN_RIVALS[name]
-        shape = GPTConfig.preset(size, scheme="pre-ln", block=block, qk_norm=kind == "qwen3")
-        rival: nn.Module = llama.fresh(shape, kind, use_cache=False).train()
+        ours = GPTConfig.preset(size, scheme="pre-ln", block=block, qk_norm=kind == "Qwen3")
+        modern = getattr(transformers, f"{kind}Config")(
+            vocab_size=ours.vocab, max_position_embeddings=block, hidden_size=ours.width,
+            num_hidden_layers=ours.layers, num_attention_heads=ours.shape.heads,
+            num_key_value_heads=ours.shape.kv_heads, head_dim=ours.shape.head_dim,
+            intermediate_size=ours.shape.hidden, rms_norm_eps=1e-5, attention_bias=ours.bias,
+            rope_parameters={"rope_type": "default", "rope_theta": ours.rope_base}, use_cache=False,
+            tie_word_embeddings=ours.head == "tied",
+        )  # fmt: skip
+        rival: nn.Module = getattr(transformers, f"{kind}ForCausalLM")(modern).train()
         return rival
     layers, heads, width = PRESETS[size]
     config = transformers.GPT2Config(
@@ -87,7 +89,7 @@ def _rival(name: str, size: str, block: int) -> nn.Module:
 
 def compute_loss(name: str, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     if not isinstance(model, GPT):
-        return nn.functional.cross_entropy(model(x).logits.flatten(0, 1), y.flatten())
+        return next_token_loss(model, x, y)
     with use("reference" if name == PAPERS_CODE else None):
         return model(x, y)
 
@@ -149,16 +151,13 @@ def main(
     """
     if size not in PRESETS and size not in MODERN_KV_HEADS:
         raise SystemExit(str(unknown("size", size, [*PRESETS, *MODERN_KV_HEADS])))
-    check_counts(block=block, tokens=tokens, repeats=repeats)
-    check_output_file("--json", json)
+    place = begin(json, device, block=block, tokens=tokens, repeats=repeats)
     if tokens < block or tokens % block:
         raise SystemExit(f"--tokens must be a multiple of --block, got {tokens} and {block}.")
     chosen = [":".join([choice.name, *choice.settings]) for choice in parse_schemes(schemes)]
     modern = [WITHOUT_NORMS] if size in MODERN_KV_HEADS else []
     names = [*dict.fromkeys(["pre-ln", *chosen]), PAPERS_CODE, *modern, *rivals(size)]
-    place = resolve_device(device)
     measured = precisions(place)
-    keep_freed_memory()
     shared = build_model("pre-ln", size, block, None).to(place)
     models: dict[str, nn.Module] = {"pre-ln": shared}
     models |= {
@@ -197,7 +196,7 @@ def main(
                     tick()
     formats = {"tokens/s": ".0f", "x pre-ln": ".3f"} | ({"GB": ".2f"} if memory else {})
     print_table(
-        f"nanoGPT {size}, {tokens} tokens in sequences of {block}, {place}, {torch.get_num_threads()} threads",
+        f"nanoGPT {size}, {tokens} tokens in sequences of {block}, {conditions(place)}",
         ["", *(column for precision in measured for column in (f"{precision} tok/s", *list(formats)[1:]))],
         [
             [

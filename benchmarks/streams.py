@@ -10,14 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from measuring import Comparison, medians, print_table, run, write
+from measuring import Comparison, begin, conditions, medians, print_table, run, write
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from spheret.connections import Scheme, scheme
-from spheret.support.allocator import keep_freed_memory
-from spheret.support.files import check_output_file
-from spheret.support.machine import resolve_device
 from spheret.support.ranges import check_counts
 
 PLAIN, OURS = "h + f", "proj-spheretnorm"
@@ -125,11 +122,8 @@ def main(
         device: cpu, cuda or mps; by default cuda if there is one, else mps, else cpu.
         json: also write the table to this file.
     """
-    check_counts(rows=rows, repeats=repeats)
     check_counts(2, width=width)
-    check_output_file("--json", json)
-    place = resolve_device(device)
-    keep_freed_memory()
+    place = begin(json, device, rows=rows, repeats=repeats)
     torch.manual_seed(0)
     x, f = torch.randn(rows, width, device=place), torch.randn(rows, width, device=place, requires_grad=True)
     g = torch.randn(max(STREAMS) * rows * width, device=place)
@@ -149,7 +143,7 @@ def main(
     ]
     for kind, title in {"forward": "forward", "both": "forward + backward"}.items():
         print_table(
-            f"{title}, {rows} x {width}, {place}, {torch.get_num_threads()} threads",
+            f"{title}, {rows} x {width}, {conditions(place)}",
             ("", "rows", "ms", "x limit", f"x {PLAIN}", "x sphere"),
             [[row["name"], *(format(row[kind][key], form) for key, form in FORMATS.items())] for row in table],
         )

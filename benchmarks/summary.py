@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-import certify
 import connection
 import convert
 import data
@@ -38,7 +37,6 @@ BENCHMARKS: tuple[ModuleType, ...] = (
     train,
     data,
     convert,
-    certify,
     watch,
 )
 

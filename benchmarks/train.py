@@ -12,23 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import Comparison, medians, print_table, run, write
+from measuring import Comparison, begin, conditions, medians, print_table, run, write
 
 from spheret.data import Data, cached
 from spheret.model.gpt import GPT, GPTConfig
-from spheret.model.monitor import measure_stream
 from spheret.optim import parameter_groups
 from spheret.runs.config import EvaluationConfig, TrainConfig
 from spheret.runs.layout import METRICS
 from spheret.runs.metrics import Log, Tracker
-from spheret.support.allocator import keep_freed_memory
 from spheret.support.cache import cache_directory
-from spheret.support.files import check_output_file
-from spheret.support.machine import resolve_device
-from spheret.support.ranges import check_counts
 from spheret.support.timing import WARM_UP
 from spheret.train.distributed import World
 from spheret.train.loop import Trainer
+from spheret.train.state import save
 
 BARE, TRAINER = "bare step", "trainer"
 CPU = torch.device("cpu")
@@ -74,7 +70,7 @@ def measure(
 ) -> dict[str, float]:
     """Median seconds of a bare step, of the trainer's step, of an evaluation, a look inside and a checkpoint.
 
-    A look inside is one forward pass with a probe at every sublayer.
+    A look inside is one forward pass with hooks at every sublayer.
     """
     trainer = Trainer(directory, _model(config), training, evaluation, data, World(device), quiet=True)
     log, tracker = Log(directory / METRICS, 0), Tracker(directory / "tensorboard", True, 0)
@@ -94,8 +90,8 @@ def measure(
         steps = medians("train, updates", {BARE: bare, TRAINER: update}, repeats, cpu_time)
         others: dict[str, Callable[[], object]] = {
             "evaluation": trainer.evaluate,
-            "look inside": lambda: measure_stream(trainer.model, x.to(device), y.to(device)),
-            "checkpoint": lambda: trainer.save(None),
+            "look inside": lambda: trainer.observer.observe(1, x.to(device), y.to(device)),
+            "checkpoint": lambda: save(trainer, None),
         }
         return {**steps, **medians("train, the rest", others, min(FEW, repeats), cpu_time)}
     finally:
@@ -129,28 +125,25 @@ def main(
         device: cpu, cuda or mps; by default cuda if there is one, else mps, else cpu.
         json: also write the numbers to this file.
     """
-    check_counts(layers=layers, heads=heads, width=width, block=block, batch_size=batch_size, repeats=repeats)
-    check_output_file("--json", json)
+    sizes: dict[str, Any] = {"layers": layers, "heads": heads, "width": width, "block": block}
+    place = begin(json, device, batch_size=batch_size, repeats=repeats, **sizes)
     tokens = batch_size * block
     training = TrainConfig(
         steps=STEPS, batch_size=batch_size, tokens_per_update=tokens, lr=1e-4, min_lr=1e-5, warmup=0,
         checkpoint_every=STEPS,
     )  # fmt: skip
     evaluation = EvaluationConfig(eval_every=STEPS, eval_windows=EVAL_WINDOWS)
-    sizes: dict[str, Any] = {"layers": layers, "heads": heads, "width": width, "block": block, "scheme": SCHEME}
-    place = resolve_device(device)
+    sizes["scheme"] = SCHEME
     data = cached("sotu", "bytes")
-    keep_freed_memory()
     config = GPTConfig(vocab=data.padded_vocab_size, **sizes)
     with tempfile.TemporaryDirectory(prefix="bench-", dir=cache_directory()) as directory:
         seconds = measure(config, training, evaluation, data, Path(directory), repeats, cpu_time, place)
-    threads = torch.get_num_threads()
     rows = []
     for name, took in seconds.items():
         rate = f"{tokens / took:,.0f}" if name in (BARE, TRAINER) else ""
         rows.append([name, f"{took * 1e3:.1f}", f"{took / seconds[BARE]:.3f}", rate])
     print_table(
-        f"{SCHEME}, {layers} x {width}, {batch_size} x {block} tokens, {place}, {threads} threads",
+        f"{SCHEME}, {layers} x {width}, {batch_size} x {block} tokens, {conditions(place)}",
         ["", "ms", "bare steps", "tokens/s"],
         rows,
     )

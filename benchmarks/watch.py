@@ -10,29 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import Comparison, adamw, medians, print_table, run, write
+from measuring import Comparison, adamw, begin, llama, medians, print_table, run, write
 
 import spheret
-from spheret.support.allocator import keep_freed_memory
-from spheret.support.errors import need
-from spheret.support.files import check_output_file
-from spheret.support.machine import resolve_device
-from spheret.support.ranges import check_counts
-from spheret.watching import Watch
+from spheret.observe import Watch
 
 VOCAB, EVERY = 8192, 50
 PLAIN, BETWEEN, WATCHED = "not watched", "between two watched steps", "watched"
 SHORT = ("--layers", "2", "--width", "128", "--tokens", "256", "--repeats", "3")
-
-
-def _llama(layers: int, width: int) -> Any:
-    transformers = need("transformers", "hub")
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCAB, hidden_size=width, intermediate_size=8 * width // 3 // 32 * 32, num_hidden_layers=layers,
-        num_attention_heads=width // 64, use_cache=False,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config).train()
 
 
 def _step(model: Any, x: torch.Tensor, watch: Watch | None) -> Callable[[], None]:
@@ -69,14 +54,11 @@ def main(
         device: cpu, cuda or mps; by default cuda if there is one, else mps, else cpu.
         json: also write the table to this file.
     """
-    check_counts(layers=layers, width=width, tokens=tokens, block=block, repeats=repeats)
-    check_output_file("--json", json)
-    place = resolve_device(device)
-    keep_freed_memory()
+    place = begin(json, device, layers=layers, width=width, tokens=tokens, block=block, repeats=repeats)
     x = torch.randint(VOCAB, (max(1, tokens // block), block), generator=torch.Generator().manual_seed(0)).to(place)
     steps = {}
     for name, every in ((PLAIN, None), (BETWEEN, 1_000_000), (WATCHED, 1)):
-        model = _llama(layers, width).to(place)
+        model = llama(layers, width // 64, width, 8 * width // 3 // 32 * 32, block, VOCAB).to(place)
         watch = None if every is None else spheret.watch(model, every, quiet=True)
         steps[name] = _step(model, x, watch)
     seconds = medians("watch", steps, repeats, cpu_time=place.type == "cpu")

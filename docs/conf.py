@@ -16,7 +16,6 @@ from typing import Any
 from sphinx.application import Sphinx
 
 import spheret
-from spheret.lab.explore import explorer_page
 
 project = "spheret"
 version = release = spheret.__version__
@@ -58,7 +57,7 @@ SECTION = re.compile(r"^## (.+?)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 PAGE = re.compile(r"^- \[[^\]]+\]\(([^)]+)\.(?:md|ipynb)\)", re.MULTILINE)
 NAME = re.compile(r"^- `([\w.]+)`: (.+)", re.MULTILINE)
 PICTURE = re.compile(r"!\[([^\]]*)\]\((\S+)\.png\)")
-EXPLORER = re.compile(r"^!\[.*\]\(figures/explorer\.png\)$", re.MULTILINE)
+EXPLORER = re.compile(r"\[([^\]]+)\]\(static/explorer\.html\)")
 
 
 def navigation(page: str) -> str:
@@ -143,18 +142,17 @@ def extend(app: Sphinx, docname: str, source: list[str]) -> None:
         source[0] += navigation(source[0])
     if docname == "docs/api":
         source[0] = reference(source[0])
-    # beside the files there is no explorer to open
-    link = '<p><a href="explorer-page.html">Open the explorer</a></p>'
-    source[0] = in_both_themes(EXPLORER.sub(rf"\g<0>\n\n{link}", source[0]), path.parent)
+    # the site has static/ in a different place, and would offer the page as a download
+    link = r'<a href="../_static/explorer.html">\1</a>'
+    source[0] = in_both_themes(EXPLORER.sub(link, source[0]), path.parent)
 
 
-def add_files(app: Sphinx, error: Exception | None) -> None:
-    """Write what is no page: the explorer, and a first page that leads to the index."""
+def add_first_page(app: Sphinx, error: Exception | None) -> None:
+    """Write a first page that leads to the index."""
     if error is None:
-        (app.outdir / "docs" / "explorer-page.html").write_bytes(explorer_page())
         (app.outdir / "index.html").write_text('<meta http-equiv="refresh" content="0; url=docs/index.html">\n')
 
 
 def setup(app: Sphinx) -> None:
     app.connect("source-read", extend)
-    app.connect("build-finished", add_files)
+    app.connect("build-finished", add_first_page)

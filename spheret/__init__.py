@@ -16,6 +16,7 @@ _HOMES = {
     "Bounded": "spheret.connections",
     "Connection": "spheret.connections",
     "GPTConfig": "spheret.model.gpt",
+    "Head": "spheret.model.head",
     "Residual": "spheret.conversion",
     "Retraction": "spheret.retractions",
     "ScaleNorm": "spheret.connections",
@@ -30,7 +31,7 @@ _HOMES = {
     "retract": "spheret.kernels",
     "revert": "spheret.conversion",
     "scheme": "spheret.connections",
-    "watch": "spheret.watching",
+    "watch": "spheret.observe",
 }
 __all__ = ["__version__", *_HOMES]
 __getattr__, __dir__ = lazy(__name__, _HOMES)
@@ -52,10 +53,11 @@ if TYPE_CHECKING:
     from spheret.kernels import retract as retract
     from spheret.model.gpt import GPT as GPT
     from spheret.model.gpt import GPTConfig as GPTConfig
+    from spheret.model.head import Head as Head
     from spheret.model.head import Shift as Shift
+    from spheret.observe import watch as watch
     from spheret.optim import parameter_groups as parameter_groups
     from spheret.retractions import RETRACTIONS as RETRACTIONS
     from spheret.retractions import Retraction as Retraction
     from spheret.retractions import angular as angular
     from spheret.schedules import SCHEDULES as SCHEDULES
-    from spheret.watching import watch as watch

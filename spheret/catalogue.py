@@ -1,4 +1,4 @@
-"""`spheret schemes` and `spheret retractions`: the tables, printed."""
+"""`spheret schemes`: the tables of schemes and of retractions, printed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spheret.retractions import RETRACTIONS, P
 
 
 def schemes() -> int:
-    """List every scheme with its formula, its options and their defaults, and its source."""
+    """List every scheme with its formula, options and source, and every retraction with its angle and backends."""
     for name in SCHEMES:
         row = scheme(name)
         formula = inspect.getdoc(type(row)) or ""
@@ -21,23 +21,27 @@ def schemes() -> int:
         if options:
             print(f"    options: {', '.join(options)}")
         print(f"    source: {row.source}")
-    print('\nspheret train --scheme NAME --set option=value; in Python: spheret.scheme("NAME", option=value)')
+    print('\nspheret train --scheme NAME --set option=value; in Python: spheret.scheme("NAME", option=value)\n')
+    _print_retractions()
     return 0
 
 
-def retractions() -> int:
-    """List every retraction: its angle, p, cubic coefficient, largest angle, automatic cap and backends."""
-    table = [("name", "theta(beta)", "p", "cubic", "largest angle", "cap", "backends")]
-    for name, row in RETRACTIONS.items():
-        backends = ", ".join(backend for backend, code in BACKENDS.items() if code.knows(row))
-        numbers = (_number(row.p), _number(row.cubic), _number(row.largest_angle), _number(row.cap))
-        table.append((name, row.formula, *numbers, backends))
+def _print_retractions() -> None:
+    table = [("retraction", "theta(beta)", "p", "cubic", "largest angle", "cap", "backends")]
+    for name, retraction in RETRACTIONS.items():
+        backends = ", ".join(backend for backend, code in BACKENDS.items() if code.knows(retraction))
+        numbers = (
+            _number(retraction.p),
+            _number(retraction.cubic),
+            _number(retraction.largest_angle),
+            _number(retraction.cap),
+        )
+        table.append((name, retraction.formula, *numbers, backends))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for cells in table:
         print("  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip())
     print("\nA step of length beta turns by theta(beta) = beta + cubic beta^3 + ... radians, at most by the cap.")
     print("spheret train --scheme NAME --set retraction=NAME; in Python: spheret.retract(h, f, alpha, NAME)")
-    return 0
 
 
 def _number(x: P | None) -> str:

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from spheret import __version__
+from spheret.support import mkl
 from spheret.support.cache import keep_libraries_inside
-from spheret.support.errors import explanation, internal_error, need_lab, one_line, unknown
-from spheret.support.exit_codes import BROKEN_PIPE, INTERNAL_ERROR, INTERRUPTED, USAGE_ERROR
-from spheret.support.parsing import parse
+from spheret.support.errors import (
+    BROKEN_PIPE,
+    INTERNAL_ERROR,
+    INTERRUPTED,
+    USAGE_ERROR,
+    explanation,
+    internal_error,
+    need_lab,
+    one_line,
+    unknown,
+)
 
 # name: (module:function, what it is for); a module is imported when its command runs, and torch with it
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -29,26 +40,41 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "spheret.evaluate.eval_command:eval_command",
         "evaluate a run zero-shot on the paper's tasks, by lm_eval",
     ),
-    "certify": ("spheret.certificates.certify:certify_command", "prove or measure how well conditioned a run is"),
-    "inspect": ("spheret.analysis.inspect:inspect_command", "show what the stream of a run does, or of two runs"),
+    "inspect": (
+        "spheret.observe.inspect.command:inspect_command",
+        "show what the stream of a run does, or of two runs",
+    ),
     "report": ("spheret.lab.report:report_command", "compare runs: a page, tables and figures"),
-    "explore": ("spheret.lab.explore:explore_command", "try retractions, caps and schedules by hand, on one page"),
     "reproduce": ("spheret.paper.reproduce:reproduce", "run the paper's recipe: one cell of its tables, or all 48"),
-    "coord-check": (
-        "spheret.train.coord_check:coord_check",
-        "check that a learning rate fits other widths and depths",
-    ),
-    "plan": ("spheret.plan.plan_command:plan_command", "estimate memory, FLOPs, traffic and hours before a run"),
-    "export": ("spheret.hub.export_import:export_command", "write a run as files that transformers loads"),
-    "import": ("spheret.hub.export_import:import_command", "make a run of a model that transformers has saved"),
+    "export": ("spheret.hub.transfer:export_command", "write a run as files that transformers loads"),
+    "import": ("spheret.hub.transfer:import_command", "make a run of a model that transformers has saved"),
     "convert": (
-        "spheret.conversion.command.convert:convert_command",
-        "put a trained model's stream on a sphere, and measure what that costs; resumable",
+        "spheret.conversion.command:convert_command",
+        "put a trained model's stream on a sphere, with its loss before and after",
     ),
-    "schemes": ("spheret.catalogue:schemes", "list every scheme: formula, options, source"),
-    "retractions": ("spheret.catalogue:retractions", "list every retraction: angle, cubic term, backends"),
-    "doctor": ("spheret.doctor:doctor", "check versions, devices and backends; --crash-drill"),
+    "schemes": ("spheret.catalogue:schemes", "list every scheme and retraction: formula, options, source, backends"),
+    "doctor": ("spheret.doctor:doctor", "check versions, devices and backends"),
 }
+
+
+def parse(function: Callable[..., Any], prog: str, words: Sequence[str]) -> Callable[[], Any]:
+    """The call of a command's function that these words ask for. Words that it does not have raise ValueError.
+
+    `--help` prints the flags and raises SystemExit.
+    """
+    import tyro
+
+    # tyro calls what it has parsed; this call is kept for later, when no error is one of the words
+    @functools.wraps(function)
+    def later(*arguments: Any, **named: Any) -> Callable[[], Any]:
+        return lambda: function(*arguments, **named)
+
+    try:
+        return tyro.cli(later, prog=prog, args=list(words))
+    except SystemExit as error:
+        if not error.code:
+            raise
+        raise ValueError(f"not understood, as said above: `{prog} --help` lists the flags.") from None
 
 
 def _help() -> str:
@@ -123,11 +149,9 @@ def _keep_to_ourselves() -> None:
             "the current directory is gone: go to another, and run the same command again."
         ) from None
     keep_libraries_inside()
+    # before any library imports torch
+    mkl.load()
     os.environ["PYTHONSAFEPATH"] = "1"
-    # matplotlib looks for its settings there first, when it is imported, and would wait for a pipe of that name
-    if os.path.lexists("matplotlibrc"):
-        with contextlib.chdir(os.path.dirname(__file__)):
-            importlib.import_module("matplotlib")
 
 
 def _check_encoding(words: Sequence[str]) -> None:

@@ -1,102 +1,22 @@
-"""The settings of a run as flags, made from the dataclasses of `spheret.runs.config`."""
+"""The settings of a run as flags and as words of `--set`, from their declarations in the dataclasses of settings."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Annotated, Any, TypedDict, get_args, get_type_hints
 
 import tyro
 
 from spheret.connections.parse import parse_options
-from spheret.runs.config import SECTIONS
+from spheret.runs.config import SECTIONS, check_section, merge
+from spheret.support.errors import unknown
+from spheret.support.settings import declared
 
-# one line per setting
-HELP: dict[str, dict[str, str]] = {
-    "model": {
-        "scheme": "How branches join the stream: pre-ln, proj-spheretnorm, ... (`spheret schemes` lists all).",
-        "layers": "Blocks.",
-        "heads": "Attention heads.",
-        "width": "Width of the stream.",
-        "block": "Tokens per sequence.",
-        "vocab": "Rows of the embedding.",
-        "bias": "Biases in linear layers and norms.",
-        "dropout": "Dropout of branches, embedding and attention.",
-        "activation": "gelu, or gelu_tanh as in transformers' GPT-2.",
-        "head_bias": "Bias of the output head: none (the paper's), zero, or unigram (log token frequencies).",
-        "recompute": "Keep one tensor per block and compute the rest again in the backward pass.",
-        "positions": "learned embeddings (the paper's), or rope.",
-        "rope_base": "Base of the angles of rope.",
-        "mlp": "gelu (the paper's), swiglu, or relu2.",
-        "norm": "What the scheme's norms are, where its definition leaves it open: layernorm or rmsnorm.",
-        "qk_norm": "RMSNorm of queries and keys, per head.",
-        "kv_heads": "Heads of keys and values. Each serves heads/kv-heads heads of queries.",
-        "head": "How logits read the stream: tied (the paper's), shifted (docs/collapse.md), or untied.",
-    },
-    "data": {
-        "path": "Text: a file, a folder, a glob or the name of a corpus. Or a directory made by spheret prepare.",
-        "tokenizer": "Tokenizer for text: bytes, gpt2, bpe:N or a tokenizer.json.",
-    },
-    "train": {
-        "steps": "Updates.",
-        "batch_size": "Sequences per process and micro-batch.",
-        "tokens_per_update": "Tokens per update, over all micro-batches and processes.",
-        "lr": "Highest learning rate.",
-        "min_lr": "Learning rate at the end of the schedule.",
-        "warmup": "Updates of linear warm-up.",
-        "checkpoint_every": "Updates between checkpoints.",
-        "lr_schedule": "Shape after the warm-up: cosine, or wsd (stable, then a decay over --decay-steps).",
-        "decay_steps": "Updates of the decay at the end, with --lr-schedule wsd.",
-        "optimizer": "adamw, or muon for the hidden matrices and AdamW for the rest.",
-        "matrix_lr": "Highest learning rate of the hidden matrices.",
-        "embedding_lr": "Highest learning rate of the embeddings and of the head.",
-        "parametrization": "Rules that carry --lr over from a base model: standard (none), mup or completep.",
-        "base_width": "Width of the model for which --lr was tuned, with mup and completep.",
-        "base_layers": "Blocks of the model for which --lr was tuned, with completep.",
-        "base_heads": "Heads of the model for which --lr was tuned.",
-        "weight_decay": "Weight decay of matrices; scalars, gains and biases do not decay.",
-        "betas": "AdamW's betas.",
-        "clip": "Largest gradient norm; inf never clips.",
-        "seed": "Seed of weights, batches and dropout.",
-        "precision": "float32, or bf16 arithmetic with float32 weights.",
-        "compile": "Compile the model with torch.compile.",
-        "keep": "Checkpoints that are kept, besides the best one.",
-        "init_from": "Start from the weights of this run.",
-    },
-    "evaluation": {
-        "eval_every": "Updates between validations; 0 for none.",
-        "eval_windows": "Validation windows.",
-        "certify_every": "Updates between live certificates; 0 for none.",
-        "on_divergence": "When the loss diverges: alarm (the run goes on) or stop.",
-    },
-}
-
-# defaults that follow from other settings
-DERIVED = {
-    "heads": "one per 64 columns, at least 4",
-    "vocab": "the data's vocabulary, rounded up to a multiple of 64",
-    "norm": "the scheme's own",
-    "kv_heads": "as many as --heads",
-    "tokens_per_update": "batch-size x block x processes",
-    "min_lr": "a tenth of --lr; 0 with wsd",
-    "matrix_lr": "--lr",
-    "embedding_lr": "--lr",
-    "decay_steps": "a fifth of --steps with wsd",
-    "base_width": "none: needed by mup and completep",
-    "base_layers": "none: needed by completep",
-    "base_heads": "one per 64 columns of --base-width, at least 4",
-    "warmup": "a tenth of --steps, at most 2000",
-    "checkpoint_every": "a tenth of --steps",
-    "precision": "bf16 on CUDA, else float32",
-    "eval_every": "a tenth of --steps",
-    "tokenizer": "the corpus's own",
-    "init_from": "none: from the seed",
-    "scheme": "required",
-    "path": "required",
-    "steps": "required",
-}
 SIZE_HELP = "The paper's model and recipe: S, M or L. It changes the defaults that name it; give no --layers with it."
+SET_HELP = "An option of the scheme, as option=value; or any setting of docs/training.md, as section.key=value."
 
 
 def shown(metavar: str, default: str) -> Any:
@@ -104,72 +24,100 @@ def shown(metavar: str, default: str) -> Any:
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})")
 
 
-def _default(section: str, name: str, recipe: Mapping[str, Mapping[str, Any]], with_size: Mapping[str, str]) -> str:
-    """The default of a setting, in words."""
+def default_words(section: str, name: str, recipe: Mapping[str, Mapping[str, Any]]) -> str:
+    """The default of a setting, in words. recipe: the defaults of a command, by section."""
     field = next(field for field in fields(SECTIONS[section]) if field.name == name)
     if name in recipe.get(section, {}):
-        text = str(recipe[section][name])
-    elif name in DERIVED:
-        text = DERIVED[name]
-    elif field.default is not MISSING:
-        text = " ".join(map(str, field.default)) if isinstance(field.default, tuple) else str(field.default)
-    else:
-        text = "none"
-    if text == "required":
-        return "(required)"
-    return f"(default: {text}" + (f"; with --size {with_size[name]})" if name in with_size else ")")
+        return str(recipe[section][name])
+    if follows := declared(SECTIONS[section])[name].follows:
+        return follows
+    if field.default is MISSING:
+        return "none"
+    return " ".join(map(str, field.default)) if isinstance(field.default, tuple) else str(field.default)
+
+
+def with_size_words(section: str, name: str) -> str:
+    """What `--size` makes of the default of a setting, in words; empty if nothing."""
+    said = declared(SECTIONS[section])[name]
+    values = said.paper if isinstance(said.paper, tuple) else (said.paper,)
+    return said.with_size.format("/".join(f"{x:g}" if isinstance(x, float) else str(x) for x in values))
 
 
 def section_flags(
-    section: str,
-    recipe: Mapping[str, Mapping[str, Any]],
-    with_size: Mapping[str, str] | None = None,
-    without: tuple[str, ...] = (),
+    section: str, recipe: Mapping[str, Mapping[str, Any]], size: bool = False, without: tuple[str, ...] = ()
 ) -> Any:
     """A type that tyro turns into the flags of a section. Parsed, it holds the settings that were given.
 
-    recipe: the defaults that `--help` shows, by section. with_size: the defaults that `--size` changes, in words;
-    None for a command that does not take it.
+    recipe: the defaults that `--help` shows, by section. size: whether the command has `--size`.
     """
     entries: dict[str, Any] = {}
     hints = get_type_hints(SECTIONS[section])
-    for name, text in HELP[section].items():
-        if name in without:
+    for name, said in declared(SECTIONS[section]).items():
+        flag = said.flag_of(name)
+        if flag is None or name in without:
             continue
         # None stands for a setting that is not given
         kind = next((part for part in get_args(hints[name]) if hints[name] == (part | None)), hints[name])
-        hint = _default(section, name, recipe, with_size or {})
-        flag = "data" if name == "path" else name.replace("_", "-")
-        entries[name] = Annotated[kind, tyro.conf.arg(name=flag, help=text, help_behavior_hint=hint)]
-    if section == "model" and with_size is not None:
+        default = default_words(section, name, recipe)
+        sized = with_size_words(section, name) if size else ""
+        more = f"; with --size {sized}" if sized else ""
+        hint = "(required)" if default == "required" else f"(default: {default}{more})"
+        entries[name] = Annotated[kind, tyro.conf.arg(name=flag, help=said.help, help_behavior_hint=hint)]
+    if section == "model" and size:
         entries["size"] = Annotated[str, tyro.conf.arg(help=SIZE_HELP, help_behavior_hint="(default: none)")]
     return TypedDict(section, entries, total=False)  # type: ignore[operator]
 
 
 def given(set: Iterable[str] = (), **sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Parsed flags as the settings that were given, by section; `set` holds option=value words for the scheme."""
-    settings = {name: dict(values) for name, values in sections.items()}
-    options = parse_options(set)
-    if options:
-        settings.setdefault("model", {})["scheme_options"] = options
+    """Parsed flags as the settings that were given, by section.
+
+    set: words of `--set`, which win. One with a dot before its = is a setting, any other an option of the scheme.
+    """
+    settings = {name: dict(values) for name, values in sections.items() if values}
     size = settings.get("model", {}).pop("size", None)
+    words = list(set)
+    keys = [word for word in words if "." in word.partition("=")[0]]
+    options = parse_options(word for word in words if word not in keys)
+    if options:
+        settings = merge(settings, {"model": {"scheme_options": options}})
+    settings = merge(settings, *map(_setting, keys))
     return {**{name: values for name, values in settings.items() if values}, **({"size": size} if size else {})}
+
+
+def _setting(word: str) -> dict[str, Any]:
+    """A word section.key=value as a given setting. A value is JSON, inf, none, or a plain word."""
+    place, equals, text = word.partition("=")
+    section, _, name = place.partition(".")
+    if not (equals and text):
+        raise ValueError(f"--set takes section.key=value, got {word!r}.")
+    if section not in SECTIONS:
+        raise unknown("section of --set", section, SECTIONS)
+    kind = get_type_hints(SECTIONS[section]).get(name)
+    value: Any = text
+    if text == "none" and kind is not str:
+        value = None
+    elif kind is not str and str not in get_args(kind):
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError:
+            # the word inf, or one that is of the wrong type
+            value = text
+    return {section: check_section(Path("--set"), section, {name: value})}
 
 
 def words(settings: Mapping[str, Any]) -> list[str]:
     """Given settings as the words of a command line."""
     result = ["--size", str(settings["size"])] if "size" in settings else []
-    for section in SECTIONS:
+    for section, kind in SECTIONS.items():
         for name, value in settings.get(section, {}).items():
-            flag = "data" if name == "path" else name.replace("_", "-")
+            flag = declared(kind)[name].flag_of(name)
             if name == "scheme_options":
-                result += [
-                    word for option, each in value.items() for word in ("--set", f"{option}={json.dumps(each)}")
-                ]
-            elif isinstance(value, bool):
+                for option, each in value.items():
+                    result += ["--set", f"{option}={json.dumps(each)}"]
+            elif isinstance(value, bool) and flag is not None:
                 result.append(f"--{flag}" if value else f"--no-{flag}")
-            elif isinstance(value, (list, tuple)):
-                result += [f"--{flag}", *map(str, value)]
             elif value is not None:
-                result += [f"--{flag}", str(value)]
+                plain = isinstance(value, (bool, list, tuple))
+                text = json.dumps(value) if plain else str(value)
+                result += [f"--{flag}", text] if flag is not None else ["--set", f"{section}.{name}={text}"]
     return result

@@ -188,14 +188,14 @@ def _usual_cap(largest_angle: float) -> float | None:
     return math.pi / 4 if largest_angle > math.pi / 2 else None
 
 
-def _held_beyond_largest_step(row: Retraction) -> dict[str, Callable[[Tensor, P], Any]]:
-    """The row's functions, with the angle held at `largest_angle` from `largest_step` on.
+def _held_beyond_largest_step(retraction: Retraction) -> dict[str, Callable[[Tensor, P], Any]]:
+    """Its functions, with the angle held at `largest_angle` from `largest_step` on.
 
-    The row's own formulas see a zero in place of such a step. So neither their values nor their gradients there
+    Its own formulas see a zero in place of such a step. So neither their values nor their gradients there
     can be NaN, even where `torch.where` or the cap drops them.
     """
-    theta, coefficients, derivatives = row.theta, row.coefficients, row.derivatives
-    limit, angle = row.largest_step, float(row.largest_angle)
+    theta, coefficients, derivatives = retraction.theta, retraction.coefficients, retraction.derivatives
+    limit, angle = retraction.largest_step, float(retraction.largest_angle)
     cosine, sine = math.cos(angle), math.sin(angle)
 
     def held_theta(beta: Tensor, p: P) -> Tensor:
@@ -284,7 +284,7 @@ def datan_root(u: Tensor) -> Tensor:
     return _analytic(u, 1 / 16, _DATAN, lambda u: (1 / (1 + u) - u.sqrt().atan() / u.sqrt()) / (2 * u))
 
 
-# the rows
+# the retractions of the table
 
 
 def _projection(w: Tensor, p: P) -> TensorPair:
@@ -403,9 +403,9 @@ def angular(p: P) -> Retraction:
                 f"p must lie between {SMALLEST_P:g} and {LARGEST_P:g}, or be inf, the exponential map, got {p}: "
                 "float32 does not hold the powers of beta/p beyond."
             )
-        for row in (PROJECTION, CAYLEY, EXPONENTIAL):
-            if p == row.p:
-                return row
+        for special in (PROJECTION, CAYLEY, EXPONENTIAL):
+            if p == special.p:
+                return special
         name, cap = f"angular({p:g})", _usual_cap(p * (math.pi / 2))
     return Retraction(
         name,
@@ -433,7 +433,7 @@ RETRACTIONS: dict[str, Retraction] = {
 
 def table_name(retraction: Retraction) -> str | None:
     """The name of this retraction in RETRACTIONS, or None if it is not there."""
-    return next((name for name, row in RETRACTIONS.items() if row is retraction), None)
+    return next((name for name, own in RETRACTIONS.items() if own is retraction), None)
 
 
 def as_retraction(retraction: str | float | Tensor | Retraction | Callable[[Tensor], Tensor]) -> Retraction:

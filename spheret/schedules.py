@@ -30,18 +30,23 @@ SCHEDULES: dict[str, Callable[[int, int], float]] = {
 _RELATIVE = frozenset({"linear", "linear-paper"})
 
 
+def check_sublayer(sublayer: int, num_sublayers: int | None) -> None:
+    """Raise unless sublayer counts from 1, up to the number of sublayers if that is given."""
+    if isinstance(sublayer, bool) or not isinstance(sublayer, int) or sublayer < 1:
+        raise ValueError(f"sublayer counts from 1, got {sublayer!r}.")
+    if num_sublayers is not None and sublayer > num_sublayers:
+        raise ValueError(
+            f"sublayer {sublayer} lies beyond num_sublayers = {num_sublayers} (two sublayers per block)."
+        )
+
+
 def factor(schedule: str, sublayer: int, num_sublayers: int | None = None) -> float:
     """lambda of sublayer `sublayer`, counted from 1, out of `num_sublayers`."""
     if schedule not in SCHEDULES:
         raise unknown("schedule", schedule, SCHEDULES)
-    if isinstance(sublayer, bool) or not isinstance(sublayer, int) or sublayer < 1:
-        raise ValueError(f"sublayer counts from 1, got {sublayer!r}.")
+    check_sublayer(sublayer, num_sublayers)
     if num_sublayers is None:
         if schedule in _RELATIVE:
             raise ValueError(f"the {schedule!r} schedule needs num_sublayers, the number of sublayers in the stack.")
-        return SCHEDULES[schedule](sublayer, sublayer)
-    if sublayer > num_sublayers:
-        raise ValueError(
-            f"sublayer {sublayer} lies beyond num_sublayers = {num_sublayers} (two sublayers per block)."
-        )
+        num_sublayers = sublayer
     return SCHEDULES[schedule](sublayer, num_sublayers)

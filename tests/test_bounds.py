@@ -17,9 +17,10 @@ from oracle import rows
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
-from spheret import Bounded, ScaleNorm, SpheretNorm, parameter_groups
+from spheret import Bounded, ScaleNorm, SpheretNorm
 from spheret.bounds import bounded_softplus, inverse_softplus
 from spheret.connections import BoundedScalar
+from spheret.observe.measures import on_bound
 from spheret.optim import clip_gradients
 
 MAKERS = {
@@ -64,28 +65,6 @@ class TestValue:
             slope = scale * torch.sigmoid(plain.detach()).item()
             assert free.grad.item() == pytest.approx(g * slope, rel=1e-12, abs=1e-15)
 
-    @pytest.mark.parametrize("value", [0.02, 0.3, 0.5, 0.89, 0.95, 1.0])
-    def test_a_step_size_takes_any_value_between_0_and_lambda(self, value):
-        update = SpheretNorm(16, 4).double()
-        with torch.no_grad():
-            update.a.fill_(inverse_softplus(value))
-        assert update.alpha.item() == pytest.approx(value / 2, rel=1e-12)
-        h, f = rows(5, 16), rows(5, 16, seed=1)
-        c = (h * f).sum(-1) / (h * h).sum(-1)
-        eta = (f - c[:, None] * h).norm(dim=-1) / h.norm(dim=-1)
-        torch.testing.assert_close(update.angle(h, f), torch.atan(value / 2 * eta))
-
-    @pytest.mark.parametrize(
-        ("value", "radius"), [(0.5, 1.0), (1.0, 1.0), (1.1, 1.1), (3.9, 3.9), (4.0, 4.0), (5.0, 4.0)]
-    )
-    def test_a_radius_takes_any_value_between_1_and_sqrt_d(self, value, radius):
-        norm = ScaleNorm(16).double()
-        with torch.no_grad():
-            norm.gamma.fill_(inverse_softplus(value))
-        assert norm.radius.item() == pytest.approx(radius, rel=1e-12)
-        assert norm.radius_value() == pytest.approx(radius, rel=1e-12)
-        torch.testing.assert_close(norm(rows(5, 16)).norm(dim=-1), torch.full((5,), radius, dtype=torch.float64))
-
     def test_every_way_to_compute_it_agrees(self):
         x = torch.tensor([-3.0, 0.8, 9.0], dtype=torch.float64, requires_grad=True)
 
@@ -127,11 +106,8 @@ class TestValue:
     @pytest.mark.parametrize("y", [1e-6, 0.1, 1.0, 5.0, 19.9, 20.0, 35.8])
     def test_inverse_softplus(self, y):
         assert F.softplus(torch.tensor(inverse_softplus(y), dtype=torch.float64)).item() == pytest.approx(y, rel=1e-8)
-
-    def test_inverse_softplus_of_0_and_from_20_on(self):
+        assert inverse_softplus(y) == y or y < 20
         assert inverse_softplus(0.0) == -math.inf
-        for y in (20.0, 20.5, 1000.0):
-            assert inverse_softplus(y) == y
 
     @pytest.mark.parametrize("size", [1, 3])
     def test_half_types_are_computed_in_float32(self, size):
@@ -149,7 +125,7 @@ class TestValue:
 
 class TestGradients:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-    @pytest.mark.parametrize("width", [2, 48, 64, 112, 208, 384, 400, 768, 1280])
+    @pytest.mark.parametrize("width", [2, 48, 112, 768, 1280])
     def test_no_scalar_is_dead(self, width, dtype):
         norm, update = ScaleNorm(width).to(dtype), SpheretNorm(width, 1).to(dtype)
         assert norm.radius.item() == pytest.approx(math.sqrt(width), rel=5e-3)
@@ -183,17 +159,6 @@ class TestGradients:
         torch.testing.assert_close(gradients(16), whole, rtol=1e-12, atol=1e-14)
         assert (whole == 0).all() == (exact_clamp and beyond > 0)
 
-    def test_exact_clamp_is_dead_beyond_the_bound(self):
-        for name, make in MAKERS.items():
-            module = make(exact_clamp=True)
-            parameter = getattr(module, name)
-            with torch.no_grad():
-                parameter.add_(0.3)
-            before = parameter.item()
-            for up in (True, False):
-                push(module, name, up)
-            assert parameter.item() == before
-
 
 class Pair(Bounded):
     """A user's own module: two bounded scalars, one of them a vector in a list of parameters."""
@@ -208,17 +173,6 @@ class Pair(Bounded):
 
     def forward(self, h):
         return h * self.bounded_softplus(self.x, 0.1, 2.0) * self.bounded_softplus(self.others[0], 0.5, 3.0)
-
-
-class Listed(Bounded):
-    """A module whose only parameter belongs to a list."""
-
-    def __init__(self):
-        super().__init__()
-        self.others = nn.ParameterList([torch.zeros(1)])
-
-    def bounded_scalars(self):
-        return [BoundedScalar("y", self.others[0], 0.5, 3.0)]
 
 
 def beyond(*modules):
@@ -253,20 +207,6 @@ class TestSteps:
                 push(module, name, True, stepper)
             assert VALUES[name](module).item() > low
 
-    @pytest.mark.parametrize("name", MAKERS)
-    def test_the_first_inward_step_moves_the_value(self, name):
-        module = MAKERS[name]()
-        start = VALUES[name](module).item()
-        for _ in range(50):
-            push(module, name, up=True)
-        push(module, name, up=False)
-        assert VALUES[name](module).item() < start - 0.1
-        for _ in range(50):
-            push(module, name, up=False)
-        lowest = VALUES[name](module).item()
-        push(module, name, up=True)
-        assert VALUES[name](module).item() > lowest
-
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
     @pytest.mark.parametrize("width", [2, 48, 112, 208, 768])
     def test_the_ceiling_is_the_starting_value(self, width, dtype):
@@ -284,11 +224,6 @@ class TestSteps:
             assert module.x.item() == torch.tensor(inverse_softplus(2.0), dtype=module.x.dtype)
             assert (module.others[0] == torch.tensor(inverse_softplus(3.0), dtype=module.x.dtype)).all()
         assert torch.equal(model[1].weight, before + 5)
-
-    def test_scalars_in_a_list_alone(self):
-        module = Listed()
-        torch.optim.SGD(beyond(module), lr=1.0).step()
-        assert module.others[0].item() == pytest.approx(inverse_softplus(3.0))
 
     def test_what_is_left_alone(self):
         held, exact, frozen, other = ScaleNorm(16), ScaleNorm(16, exact_clamp=True), ScaleNorm(16), ScaleNorm(16)
@@ -324,37 +259,6 @@ class TestSteps:
             torch.optim.SGD(beyond(each), lr=1.0).step()
             assert [p.item() for p in each.parameters()] == start
 
-    def test_meta_to_empty(self):
-        with torch.device("meta"):
-            module = SpheretNorm(16, 1)
-            torch.optim.SGD(beyond(module), lr=1.0).step()
-        module.to_empty(device="cpu")
-        module.reset_parameters()
-        torch.optim.SGD(beyond(module), lr=1.0).step()
-        assert module.a.item() == SpheretNorm(16, 1).a.item()
-
-    def test_half_built_and_dead_modules_do_not_matter(self):
-        with pytest.raises(ValueError) as error:
-            SpheretNorm(16, 3, 2)
-        module = SpheretNorm(16, 1)
-        gone = SpheretNorm(16, 1)
-        del gone
-        torch.optim.SGD(beyond(module), lr=1.0).step()
-        assert module.a.item() == SpheretNorm(16, 1).a.item()
-        # the traceback held the half-built module until here
-        assert error.value.__traceback__ is not None
-
-    def test_a_subclass_without_a_list(self):
-        class Empty(Bounded):
-            def __init__(self):
-                super().__init__()
-                self.x = nn.Parameter(torch.zeros(1))
-
-        module = Empty()
-        optimizer = torch.optim.SGD(beyond(module), lr=1.0)
-        with pytest.raises(NotImplementedError, match="Empty must define bounded_scalars"):
-            optimizer.step()
-
     def test_a_compiled_step(self):
         module = nn.ModuleList([ScaleNorm(16), SpheretNorm(16, 1)])
         start = [p.item() for p in module.parameters()]
@@ -362,16 +266,6 @@ class TestSteps:
         torch.compiler.reset()
         torch.compile(lambda: optimizer.step(), backend="aot_eager")()
         assert [p.item() for p in module.parameters()] == start
-
-    def test_a_gradient_scaler(self):
-        module = SpheretNorm(16, 1)
-        start = module.a.item()
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-        scaler.scale(-module.alpha.sum()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        assert module.a.item() == start
 
     def test_threads_build_modules_while_others_step(self):
         module, failed = SpheretNorm(16, 1), []
@@ -394,23 +288,28 @@ class TestSteps:
             builder.join()
         assert not failed
 
-    @pytest.mark.parametrize(
-        "make",
-        [
-            "spheret.connections.ScaleNorm(4), spheret.connections.ScaleNorm(4)",
-            "spheret.GPT(spheret.GPTConfig(layers=1, heads=1, width=4, block=4, vocab=5, scheme='pre-ln'))",
-        ],
-    )
-    def test_optimisers_are_hooked_once_when_the_first_module_is_made(self, make):
-        code = f"""
+
+def test_optimisers_are_hooked_once_when_the_first_module_is_made():
+    code = """
 import spheret.connections
 from torch.optim.optimizer import _global_optimizer_post_hooks as hooks
 print(len(hooks))
-kept = {make}
+kept = spheret.connections.ScaleNorm(4), spheret.connections.ScaleNorm(4)
 print(len(hooks))
 """
-        run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-        assert run.stdout.split() == ["0", "1"]
+    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert run.stdout.split() == ["0", "1"]
+
+
+def test_scalars_on_a_bound_are_named():
+    model = nn.ModuleDict({"pair": Pair(), "norm": SpheretNorm(8, 1), "enter": ScaleNorm(8)})
+    assert on_bound(model) == ["pair.x", "pair.y", "norm.a", "enter.gamma"]
+    with torch.no_grad():
+        model["pair"].x -= 0.5
+        model["pair"].others[0][1:] += 0.5
+        model["norm"].a -= 0.5
+    assert on_bound(model) == ["pair.y", "enter.gamma"]
+    assert on_bound(model["enter"]) == ["gamma"]
 
 
 class TestClipping:
@@ -446,14 +345,3 @@ class TestClipping:
             parameter.grad = torch.full_like(parameter, sign)
             assert clip_gradients(module, 2.0).item() == left
             assert parameter.grad.item() == left
-
-    def test_on_a_bound_adams_moments_keep_no_outward_push(self):
-        module = SpheretNorm(16, 1)
-        start = module.a.item()
-        optimizer = torch.optim.AdamW(parameter_groups(module, 0.1), lr=0.1)
-        for sign in (-1, -1, -1, 1):
-            optimizer.zero_grad()
-            (sign * module.alpha.sum()).backward()
-            clip_gradients(module, 1.0)
-            optimizer.step()
-        assert module.a.item() < start

@@ -30,21 +30,21 @@ EVERY = [*ROWS, CUSTOM]
 W = torch.cat([torch.zeros(1), torch.logspace(-30, 3, 67)]).double()
 
 
-@pytest.mark.parametrize("row", EVERY, ids=repr)
-def test_coefficients_are_cosine_and_sine_of_the_angle(row):
+@pytest.mark.parametrize("retraction", EVERY, ids=repr)
+def test_coefficients_are_cosine_and_sine_of_the_angle(retraction):
     beta = W.sqrt()
-    theta = row.angle(beta)
-    torch.testing.assert_close(row.a(W), theta.cos(), rtol=0, atol=4e-15)
-    torch.testing.assert_close(row.b(W)[1:], (theta.sin() / beta)[1:], rtol=1e-12, atol=1e-15)
-    assert row.a(W)[0] == 1
-    assert row.b(W)[0] == 1
+    theta = retraction.angle(beta)
+    torch.testing.assert_close(retraction.a(W), theta.cos(), rtol=0, atol=4e-15)
+    torch.testing.assert_close(retraction.b(W)[1:], (theta.sin() / beta)[1:], rtol=1e-12, atol=1e-15)
+    assert retraction.a(W)[0] == 1
+    assert retraction.b(W)[0] == 1
 
 
-@pytest.mark.parametrize("row", EVERY, ids=repr)
-def test_derivatives_are_those_of_the_coefficients(row):
+@pytest.mark.parametrize("retraction", EVERY, ids=repr)
+def test_derivatives_are_those_of_the_coefficients(retraction):
     w = W.clone().requires_grad_()
-    a, b = row.coefficients(w, row.p)
-    da, db = row.derivatives(w.detach(), row.p)
+    a, b = retraction.coefficients(w, retraction.p)
+    da, db = retraction.derivatives(w.detach(), retraction.p)
     for value, derivative in ((a, da), (b, db)):
         (truth,) = torch.autograd.grad(value.sum(), w, retain_graph=True)
         # autograd divides a difference of nearly equal numbers by w; the row's own formula does not
@@ -76,8 +76,8 @@ def test_series_and_direct_formula_have_all_digits_around_the_switch(function):
 def test_derivatives_in_p(p):
     w = torch.logspace(-12, 3, 31).double()
     free = torch.tensor([p], dtype=torch.float64, requires_grad=True)
-    row = angular(free)
-    da, db = row.p_derivatives(w, free.detach())
+    retraction = angular(free)
+    da, db = retraction.p_derivatives(w, free.detach())
     beta = w.sqrt()
     x = beta / p
     turn = x.atan() - x / (1 + x * x)
@@ -86,15 +86,15 @@ def test_derivatives_in_p(p):
     torch.testing.assert_close(db, theta.cos() * turn / beta, rtol=1e-6, atol=1e-14)
 
 
-@pytest.mark.parametrize("row", EVERY, ids=repr)
-def test_cubic_coefficient_and_largest_angle(row):
-    beta = torch.tensor(min(1e-3, 1e-3 * row.p) if row.p == row.p else 1e-3, dtype=torch.float64)
-    fitted = (row.angle(beta) - beta) / beta**3
-    assert float(fitted) == pytest.approx(row.cubic, rel=1e-4, abs=1e-7)
-    far = row.angle(torch.tensor(1e12, dtype=torch.float64))
-    assert far <= row.largest_angle
-    if math.isfinite(row.largest_angle):
-        assert float(far) == pytest.approx(row.largest_angle, rel=1e-5)
+@pytest.mark.parametrize("retraction", EVERY, ids=repr)
+def test_cubic_coefficient_and_largest_angle(retraction):
+    beta = torch.tensor(min(1e-3, 1e-3 * retraction.p) if retraction.p == retraction.p else 1e-3, dtype=torch.float64)
+    fitted = (retraction.angle(beta) - beta) / beta**3
+    assert float(fitted) == pytest.approx(retraction.cubic, rel=1e-4, abs=1e-7)
+    far = retraction.angle(torch.tensor(1e12, dtype=torch.float64))
+    assert far <= retraction.largest_angle
+    if math.isfinite(retraction.largest_angle):
+        assert float(far) == pytest.approx(retraction.largest_angle, rel=1e-5)
 
 
 @given(st.floats(0.01, 100), st.floats(0, 1e4))
@@ -116,41 +116,29 @@ def test_named_rows_are_members_of_the_family():
 
 @pytest.mark.parametrize("name", RETRACTIONS)
 def test_the_closed_form_calls_the_derivatives_of_the_row(name):
-    row, calls = RETRACTIONS[name], []
+    retraction, calls = RETRACTIONS[name], []
 
     def derivatives(w, p):
         calls.append(w)
-        return row.derivatives(w, p)
+        return retraction.derivatives(w, p)
 
-    h, f = torch.randn(2, 4, 8).unbind()
+    own, (h, f) = replace(retraction, derivatives=derivatives), torch.randn(2, 4, 8).unbind()
     with use("closed"):
-        retract(h.requires_grad_(), f, 0.5, replace(row, derivatives=derivatives), row.cap).sum().backward()
+        retract(h.requires_grad_(), f, 0.5, own, own.cap).sum().backward()
     assert calls
 
 
 @pytest.mark.parametrize("name", RETRACTIONS)
-def test_every_row_is_pickled_by_its_name(name):
-    row = RETRACTIONS[name]
-    assert pickle.loads(pickle.dumps(row)) is row
-    assert copy.copy(row) is row
-    assert copy.deepcopy(row) is row
-
-
-@pytest.mark.parametrize("name", RETRACTIONS)
-def test_every_row_is_a_constant(name):
-    row = RETRACTIONS[name]
+def test_every_retraction_of_the_table_is_a_constant(name):
+    retraction = RETRACTIONS[name]
+    assert retraction.formula
+    assert retraction.cap is None or 0 < retraction.cap < retraction.largest_angle
+    for same in (pickle.loads(pickle.dumps(retraction)), copy.copy(retraction), copy.deepcopy(retraction)):
+        assert same is retraction
     with pytest.raises(FrozenInstanceError):
-        row.cap = 1.0
-    # a row is itself and no other, even one of the same fields
-    assert row != replace(row)
-    assert len({row, row, replace(row)}) == 2
-
-
-@pytest.mark.parametrize("name", RETRACTIONS)
-def test_every_row_has_a_formula_and_a_cap_within_its_angle(name):
-    row = RETRACTIONS[name]
-    assert row.formula
-    assert row.cap is None or 0 < row.cap < row.largest_angle
+        retraction.cap = 1.0
+    # a retraction is itself and no other, even one of the same fields
+    assert retraction != replace(retraction)
 
 
 class TestPickle:
@@ -160,18 +148,17 @@ class TestPickle:
         assert free.p.tolist() == pytest.approx([0.7])
 
     def test_an_angle_by_its_function(self):
-        row = Retraction.from_angle(torch.asin, "orthographic", math.pi / 2, 1.0, cap=1.0)
-        again = pickle.loads(pickle.dumps(row))
+        retraction = Retraction.from_angle(torch.asin, "orthographic", math.pi / 2, 1.0, cap=1.0)
+        again = pickle.loads(pickle.dumps(retraction))
         fields = ("name", "largest_angle", "largest_step", "cap", "angle_function", "cubic")
-        assert [getattr(again, x) for x in fields] == [getattr(row, x) for x in fields]
+        assert [getattr(again, x) for x in fields] == [getattr(retraction, x) for x in fields]
 
-    def test_an_angle_that_cannot_be_pickled(self):
-        with pytest.raises(pickle.PicklingError, match=r"'mine'.*angle.*def"):
-            pickle.dumps(Retraction.from_angle(lambda beta: beta.tanh(), "mine"))
-
-    def test_a_row_that_is_not_in_the_table(self):
-        with pytest.raises(pickle.PicklingError, match=r"RETRACTIONS\['mine'\] = "):
-            pickle.dumps(replace(RETRACTIONS["projection"], name="mine"))
+    @pytest.mark.parametrize(
+        "own", [Retraction.from_angle(lambda beta: beta.tanh()), replace(RETRACTIONS["projection"], name="mine")]
+    )
+    def test_what_cannot_be_pickled(self, own):
+        with pytest.raises(pickle.PicklingError):
+            pickle.dumps(own)
 
 
 class TestCap:
@@ -197,24 +184,23 @@ class TestCap:
 class TestLargestStep:
     """theta = arcsin(beta) ends at a step of 1; from there on the angle is pi/2."""
 
-    row = Retraction.from_angle(torch.asin, "arcsin", math.pi / 2, 1.0)
+    retraction = Retraction.from_angle(torch.asin, "arcsin", math.pi / 2, 1.0)
 
-    def test_the_angle_stays(self):
-        beta = torch.tensor([-3.0, -1.0, 0.0, 0.5, 1.0, 1e9, math.nan], dtype=torch.float64)
-        expected = [-math.pi / 2, -math.pi / 2, 0.0, math.asin(0.5), math.pi / 2, math.pi / 2, math.nan]
-        assert self.row.angle(beta).tolist() == pytest.approx(expected, nan_ok=True)
-
-    def test_the_angle_has_no_slope_from_there_on(self):
+    def test_the_angle_stays_there(self):
         beta = torch.tensor([-3.0, -1.0, 0.0, 0.5, 1.0, 1e9], dtype=torch.float64, requires_grad=True)
-        (slope,) = torch.autograd.grad(self.row.angle(beta).sum(), beta)
+        angle = self.retraction.angle(beta)
+        half = math.pi / 2
+        assert angle.tolist() == pytest.approx([-half, -half, 0.0, math.asin(0.5), half, half])
+        (slope,) = torch.autograd.grad(angle.sum(), beta)
         assert slope.tolist() == pytest.approx([0, 0, 1, 1 / math.sqrt(0.75), 0, 0])
+        assert self.retraction.angle(torch.tensor(math.nan)).isnan()
 
     def test_no_gradient_is_nan(self):
         w = torch.tensor([0.0, 1e-20, 0.5, 1.0, 2.0, 1e12], dtype=torch.float64, requires_grad=True)
-        a, b = self.row.coefficients(w, self.row.p)
+        a, b = self.retraction.coefficients(w, self.retraction.p)
         (da,) = torch.autograd.grad(a.sum(), w, retain_graph=True)
         (db,) = torch.autograd.grad(b.sum(), w)
-        derivatives = self.row.derivatives(w, self.row.p)
+        derivatives = self.retraction.derivatives(w, self.retraction.p)
         seconds = [torch.autograd.grad(x.sum(), w, retain_graph=True)[0] for x in derivatives]
         assert all(x.isfinite().all() for x in (a, b, da, db, *derivatives, *seconds))
 
@@ -223,16 +209,16 @@ class TestLargestStep:
 
     @pytest.mark.parametrize(("limit", "angle"), [(1.0, math.pi / 2), (2.0, math.pi), (2.0, 2.5)])
     def test_the_coefficients_are_those_of_the_held_angle(self, limit, angle):
-        row = replace(self.chord, largest_step=limit, largest_angle=angle)
+        retraction = replace(self.chord, largest_step=limit, largest_angle=angle)
         w = torch.tensor([0.3, 0.99, 1.01, 3.9, 4.0, 4.1, 25.0], dtype=torch.float64, requires_grad=True)
         beta = w.sqrt()
         held = torch.where(w >= limit**2, angle, 2 * (beta.clamp(max=1.999) / 2).asin())
-        a, b = row.coefficients(w, row.p)
-        torch.testing.assert_close(row.angle(beta)[w < 3.99], held[w < 3.99])
+        a, b = retraction.coefficients(w, retraction.p)
+        torch.testing.assert_close(retraction.angle(beta)[w < 3.99], held[w < 3.99])
         torch.testing.assert_close(a, held.cos())
         torch.testing.assert_close(b, held.sin() / beta)
         for value, truth, derivative in zip(
-            (a, b), (held.cos(), held.sin() / beta), row.derivatives(w.detach(), row.p), strict=True
+            (a, b), (held.cos(), held.sin() / beta), retraction.derivatives(w.detach(), retraction.p), strict=True
         ):
             (expected,) = torch.autograd.grad(truth.sum(), w, retain_graph=True)
             torch.testing.assert_close(derivative, expected)
@@ -256,43 +242,14 @@ class TestOwnAngle:
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
     def test_the_polynomial_near_0_has_the_derivatives_of_the_angle(self, dtype):
-        own, row = Retraction.from_angle(lambda beta: 0.5 * torch.atan(beta / 0.5)), angular(0.5)
+        own, retraction = Retraction.from_angle(lambda beta: 0.5 * torch.atan(beta / 0.5)), angular(0.5)
         eps = torch.finfo(dtype).eps
         w = math.sqrt(eps) * torch.tensor([0.0, 1e-3, 0.3, 0.5, 0.9], dtype=torch.float64)
         got = (*own.coefficients(w.to(dtype), own.p), *own.derivatives(w.to(dtype), own.p))
-        truth = (*row.coefficients(w, row.p), *row.derivatives(w, row.p))
+        truth = (*retraction.coefficients(w, retraction.p), *retraction.derivatives(w, retraction.p))
         # the polynomials leave out w^3 in a and w^2 in b, so w^2 in da/dw and w in db/dw; w^2 < eps
         for x, y, slack in zip(got, truth, (8 * eps, 8 * eps, 32 * eps, 8 * math.sqrt(eps)), strict=True):
             torch.testing.assert_close(x.double(), y, rtol=0, atol=slack)
-
-    @pytest.mark.parametrize(
-        "theta",
-        [
-            torch.cos,
-            lambda b: 2 * torch.tanh(b),
-            lambda b: b + b * b,
-            torch.sqrt,
-            lambda b: b * (1 + 1e-5),
-            lambda b: -b,
-            lambda b: b + 1e-8,
-            lambda b: b + 1e-5 * b * b,
-            torch.ones_like,
-        ],
-        ids=[
-            "even",
-            "slope 2",
-            "not odd",
-            "not smooth",
-            "slope a little above 1",
-            "slope -1",
-            "not 0 at 0",
-            "not quite odd",
-            "constant",
-        ],
-    )
-    def test_what_is_no_retraction_is_refused(self, theta):
-        with pytest.raises(ValueError, match="a retraction needs"):
-            Retraction.from_angle(theta)
 
     @pytest.mark.parametrize("theta", [lambda b: b * (1 + 1e-7), lambda b: b + 1e-10, lambda b: b + 1e-8 * b * b])
     def test_rounding_is_not(self, theta):
@@ -301,25 +258,6 @@ class TestOwnAngle:
     def test_an_angle_with_a_parameter_of_its_own(self):
         c = torch.ones((), dtype=torch.float64, requires_grad=True)
         assert Retraction.from_angle(lambda beta: c * beta).cubic == 0
-
-    def test_an_angle_of_pi_2_needs_no_cap(self):
-        assert Retraction.from_angle(torch.atan, largest_angle=math.pi / 2).cap is None
-        assert Retraction.from_angle(torch.atan, largest_angle=math.pi / 2 + 1e-9).cap == math.pi / 4
-
-
-@pytest.mark.parametrize("p", [0, -1.0, math.nan, -math.inf])
-def test_p_must_be_positive(p):
-    with pytest.raises(ValueError, match="greater than 0"):
-        angular(p)
-
-
-def test_bad_names_and_types():
-    with pytest.raises(ValueError, match="Did you mean 'projection'"):
-        as_retraction("projektion")
-    with pytest.raises(TypeError, match="must be a name"):
-        as_retraction(None)
-    with pytest.raises(TypeError, match="floating-point"):
-        angular(torch.tensor([1]))
 
 
 @pytest.mark.parametrize("p", [SMALLEST_P, LARGEST_P])
@@ -336,9 +274,3 @@ def test_float32_holds_the_ends_of_the_range_of_p(p, backend):
             exact = retract(h.double(), (size * f).double(), 1.0, p, math.pi / 4)
         assert (out - exact).norm() < 1e-5 * exact.norm()
         assert all(gradient.isfinite().all() for gradient in gradients)
-
-
-@pytest.mark.parametrize("p", [1e-308, SMALLEST_P / 2, 2 * LARGEST_P, 1e308])
-def test_a_p_that_float32_does_not_hold_is_refused(p):
-    with pytest.raises(ValueError, match=r"p .*1e-06 .*1e\+06.* inf"):
-        angular(p)

@@ -19,18 +19,3 @@ def test_values():
     assert [factor("harmonic", l) for l in (1, 4)] == [1, 0.25]
     assert [factor("linear", l, 4) for l in (1, 2, 4)] == [1, 0.75, 0.25]
     assert [factor("linear-paper", l, 4) for l in (1, 2, 4)] == [0.75, 0.5, 0]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("sqr", 1), "Did you mean 'sqrt'"),
-        (("sqrt", 0), "counts from 1"),
-        (("sqrt", 1.0), "counts from 1"),
-        (("sqrt", 5, 4), "beyond num_sublayers"),
-        (("linear", 1), "needs num_sublayers"),
-    ],
-)
-def test_bad_input(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        factor(*arguments)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from spheret.analysis.line_styles import scheme_styles
+from spheret.connections import SCHEMES
 from spheret.retractions import RETRACTIONS, angular
 from spheret.support.figure_style import (
     GRID,
@@ -30,6 +30,7 @@ from spheret.support.figure_style import (
     render,
     themed,
 )
+from spheret.support.line_styles import scheme_styles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -132,7 +133,7 @@ def _geometry(axes: Axes) -> None:
     axes.text(1 + along + 0.035, BETA - 0.06, "\u03b1 f", va="center", fontsize=11, style="italic", color=MUTED)
     corner = 0.07
     axes.plot([1 - corner, 1 - corner, 1], [0, corner, corner], color=MUTED, lw=0.9)
-    styles = scheme_styles({scheme: scheme for scheme in TURNS})
+    styles = scheme_styles({scheme: scheme for scheme in TURNS}, SCHEMES)
     # projection is the point of the circle on the line to h + alpha z
     axes.plot([0, 1], [0, BETA], color=styles["proj-spheretnorm"][0], lw=1, linestyle=(0, (3, 2)), zorder=2)
     for place, (scheme, angle) in enumerate(angles().items()):

@@ -21,8 +21,6 @@ sys.path.insert(0, str(HERE.parents[1] / "tests" / "helpers"))
 
 import headless  # noqa: E402
 
-from spheret.lab.explore import explorer_page  # noqa: E402
-
 # name of the picture: width and height of the window
 REPORT = {"report-1280": (1280, 845), "report-420": (420, 1060)}
 EXPLORER = {"explorer": (1280, 990)}
@@ -55,10 +53,8 @@ def main(report: str | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         if report is not None:
             take(Path(report), REPORT, folder)
-            return
-        page = Path(folder) / "explorer.html"
-        page.write_bytes(explorer_page())
-        take(page, EXPLORER, folder)
+        else:
+            take(HERE.parent / "static" / "explorer.html", EXPLORER, folder)
 
 
 if __name__ == "__main__":

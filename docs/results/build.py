@@ -16,24 +16,13 @@ import collapse_tables
 from scipy import stats
 
 from spheret.lab.answers import GroupAnswer, group_answers
-from spheret.lab.endpoints import (
-    ALPHA,
-    PairedComparison,
-    comparison,
-    endpoint_answers,
-    rung_names,
-    slope_per_doubling,
-)
-from spheret.lab.entries import Entry, sound
-from spheret.lab.page.tables import to_markdown
+from spheret.lab.endpoints import ALPHA, PairedComparison, comparison, endpoint_answers, ladder_of
+from spheret.lab.entries import Entry
+from spheret.lab.page.section import to_markdown
 from spheret.lab.plan import OURS, PLANS, Plan, read_plan
 from spheret.lab.report import result_files, sections_of, study_findings
-from spheret.lab.rows import Key, Row, read_rows
-from spheret.lab.rungs import in_order
-from spheret.lab.sections.endpoints import endpoint_sentence
-from spheret.lab.sections.transfer import transfer_sentences
-from spheret.lab.transfer import transfers
-from spheret.lab.words import SHORT, answer_sentence, limits, listed
+from spheret.lab.rows import Key, Row, read_rows, sound
+from spheret.lab.words import SHORT, answer_sentence, endpoint_sentence, limits, listed
 from spheret.paper.numbers import CORPORA, LOSSES, ROWS, SIZES
 
 HERE = Path(__file__).parent
@@ -43,7 +32,6 @@ STUDIES = {
     "depth": PLANS["depth"],
     "modern": PLANS["modern"],
     "streams": PLANS["streams"],
-    "transfer": PLANS["transfer"],
 }
 # what the page of all its tables calls a study
 TITLES = {
@@ -51,14 +39,12 @@ TITLES = {
     "depth": "the depth study",
     "modern": "the modern backbone",
     "streams": "the streams",
-    "transfer": "the transfer",
 }
 PAGES = (
     HERE / "README.md",
     HERE / "depth.md",
     HERE / "modern.md",
     HERE / "streams.md",
-    HERE / "transfer.md",
     HERE.parent / "collapse.md",
     HERE.parent / "which-connection.md",
     HERE.parents[1] / "README.md",
@@ -121,8 +107,6 @@ def _of_a_study(plan: Plan, answers: Sequence[GroupAnswer], rows: Mapping[Key, R
     for answer in answers:
         parts["sentence", answer.group.name] = f"{answer_sentence(answer)}\n"
         parts["limits", answer.group.name] = _bullets(limits(answer))
-    for transfer in transfers(answers):
-        parts["transfer", transfer.part] = _bullets(transfer_sentences(transfer))
     for section in sections_of(study_findings(plan, rows)):
         for table in section.tables:
             # the heading is the page's own
@@ -149,8 +133,7 @@ def _optimisers(answers: Mapping[str, GroupAnswer]) -> str:
     for contestant in answers["muon"].group.contestants:
         cells = []
         for answer in columns.values():
-            means = {} if answer.seed_table is None else answer.seed_table.means
-            entry = answer.by_label[contestant.label]
+            means, entry = answer.means, answer.by_label[contestant.label]
             loss = f"{means[entry.label]:.3f}" if entry.label in means else entry.reason
             loss = f"**{loss}**" if means.get(entry.label, 0) == min(means.values(), default=-1) else loss
             loss = f"{loss}, {entry.stalled}" if entry.stalled and not entry.failed else loss
@@ -165,7 +148,7 @@ def _warm_ups(answers: Mapping[str, GroupAnswer]) -> str:
     lines = [f"| warm-up | {' | '.join(labels)} |", "|---|" + "---:|" * len(labels)]
     for words, name in (("90 updates", "warm"), ("30 updates", "nine")):
         answer = answers[name]
-        means = {} if answer.seed_table is None else answer.seed_table.means
+        means = answer.means
         # what is no contestant of this part was begun in another one of the same warm-up
         entries = {**answers["schedules"].by_label, **answer.by_label}
         cells = [f"{means[label]:.3f}" if label in means else _so_far(entries[label]) for label in labels]
@@ -212,13 +195,10 @@ def _loss(entry: Entry) -> str:
 
 def _by_size(rungs: Sequence[GroupAnswer]) -> str:
     """The losses of a part at every size, as a table."""
-    names, ordered = rung_names(rungs), in_order(rungs)[1]
-    lines = [
-        f"| connection | {' | '.join(names[answer.group.name] for answer in ordered)} |",
-        "|---|" + "---:|" * len(ordered),
-    ]
-    for contestant in ordered[0].group.contestants:
-        cells = [_loss(answer.by_label[contestant.label]) for answer in ordered]
+    by_size = ladder_of(rungs).rungs
+    lines = [f"| connection | {' | '.join(by_size)} |", "|---|" + "---:|" * len(by_size)]
+    for contestant in rungs[0].group.contestants:
+        cells = [_loss(answer.by_label[contestant.label]) for answer in by_size.values()]
         lines.append(f"| {contestant.label} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -273,14 +253,13 @@ def _fewer(rungs: Sequence[GroupAnswer], first: str, second: str) -> tuple[str, 
 
 def _claims_table(rungs: Sequence[GroupAnswer]) -> str:
     """What the paper claims, where, whether it holds here, and by which numbers."""
-    names = rung_names(rungs)
-    by_layers = {names[answer.group.name]: answer for answer in in_order(rungs)[1]}
+    ladder = ladder_of(rungs)
 
     def compared(
         first: str, second: str, layers: Sequence[int], margin: float | None = None
     ) -> list[PairedComparison]:
         sizes = [f"layers {count}" for count in layers]
-        return [comparison(by_layers[size], first, second, size, margin) for size in sizes]
+        return [comparison(ladder.rungs[size], first, second, size, margin) for size in sizes]
 
     lines = ["| the paper's claim | where | here | by which numbers |", "|---|---|---|---|"]
 
@@ -290,7 +269,7 @@ def _claims_table(rungs: Sequence[GroupAnswer]) -> str:
     for claim, first, second, layers in LOWER:
         lower = compared(first, second, layers)
         add(claim, PRETRAINING, verdict_of(lower), f"{first} - {second}: {_numbers(lower)}")
-    slope = slope_per_doubling(rungs, "proj-spheretnorm", "pre-ln")
+    slope = ladder.slope("proj-spheretnorm", "pre-ln")
     assert slope is not None
     add("Its gain over Pre-LN grows with depth.", PRETRAINING, verdict_of([slope]), _numbers([slope]))
     three = ("p-spheretnorm", "proj-spheretnorm", "cay-spheretnorm")
@@ -332,7 +311,7 @@ def _numbers(comparisons: Sequence[PairedComparison]) -> str:
 
 def _beside_the_paper(ours: GroupAnswer) -> str:
     """The paper's validation losses and the means of a part of ours, as a table. Bold is the lowest of a column."""
-    means = {} if ours.seed_table is None else ours.seed_table.means
+    means = ours.means
     reasons = {entry.label: entry.reason for entry in ours.entries}
     paper = {
         scheme: [float(LOSSES[row, corpus, size].val) for corpus in CORPORA for size in SIZES]

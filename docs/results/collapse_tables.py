@@ -5,24 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 
-from collapse import CHANGES, CURVE, GROWTH, LOOK, Row, Run, read_rows, runs
+from collapse import CHANGES, CURVE, GAINS, GROWTH, LOOK, NORMED_SIZES, RATES, Row, Run, read_rows, runs
 
-from spheret.analysis.line_styles import scheme_styles
-from spheret.model.monitor import ENTROPY_MARGIN
-from spheret.support.figure_style import (
-    COLLAPSED,
-    INK,
-    NAMES,
-    WIDTH,
-    Drawing,
-    axes_grid,
-    legend_below,
-    own_style,
-    render,
-)
+from spheret.connections import SCHEMES
+from spheret.observe.judge import ENTROPY_MARGIN
+from spheret.support.charts import Chart, Line, Panel, draw
+from spheret.support.figure_style import PALETTE, Drawing
+from spheret.support.line_styles import scheme_styles
 
 Rows = Mapping[Run, Row]
-RATES, WARMUPS = (1e-3, 3e-3, 1e-2), (20, 100)
+WARMUPS = (20, 100)
 SEEDS = (101, 102)
 BIASES, STARTS = ("none", "unigram"), ("0.02", "scaled")
 HEADS = ("tied", "shifted", "untied")
@@ -201,6 +193,67 @@ def larger_table(rows: Rows) -> str:
     return _table(["head, bias, warm-up, rate", *(f"{layers} x {width}" for layers, width in sizes)], lines)
 
 
+def normed_count_table(rows: Rows) -> str:
+    """How many runs of the normed map collapsed, by head, bias and start, for each start of the gain."""
+    lines = []
+    for head, bias, start in product(HEADS, BIASES, STARTS):
+        cells = [_of(rows, "normed", head=head, head_bias=bias, start=start, gain=gain) for gain in GAINS]
+        plain = _of(rows, "map", scheme="proj-spheretnorm", head=head, head_bias=bias, start=start, warmup=20)
+        lines.append([head, bias, start, *map(_counted, [*cells, plain])])
+    return _table(["head", "bias", "start", *(f"gain from {gain:g}" for gain in GAINS), "without the norm"], lines)
+
+
+def normed_map_table(rows: Rows) -> str:
+    """One cell of the normed map per cell of the table."""
+    lines = []
+    for head, bias, start in product(HEADS, BIASES, STARTS):
+        cells = [_of(rows, "normed", head=head, head_bias=bias, start=start, gain=0.3, lr=lr) for lr in RATES]
+        lines.append([f"{head}, {bias}, {start}", *(", ".join(map(_verdict, found)) or "not run" for found in cells)])
+    return _table(["head, bias, start", *(f"{lr:g}" for lr in RATES)], lines)
+
+
+def normed_size_table(rows: Rows) -> str:
+    """How many runs of the normed branch collapsed at other sizes, and the range of the losses of the others."""
+    lines = []
+    for head, bias in product(HEADS, BIASES):
+        cells = []
+        for size in NORMED_SIZES.values():
+            found = _of(rows, "normed-sizes", head=head, head_bias=bias, **(SIZE | size))
+            sound = [final_loss(row) for row in found if not collapsed(row)]
+            cells.append(f"{_counted(found)}; {min(sound):.2f} to {max(sound):.2f}" if sound else _counted(found))
+        lines.append([f"{head}, {bias}", *cells])
+    return _table(["head, bias", *NORMED_SIZES], lines)
+
+
+# what tells the sizes of the normed map apart
+SIZE: dict[str, object] = {"layers": 6, "width": 64, "backbone": "", "tokenizer": "bytes"}
+
+
+def gain_table(rows: Rows) -> str:
+    """Validation losses by the start of the gain, and of Pre-LN and the plain projection."""
+    asked = [run for run in runs() if run.group == "gain"]
+    columns = list(dict.fromkeys((run.scheme, run.gain) for run in asked))
+    lines = []
+    for cell in dict.fromkeys((run.width, run.head, run.head_bias, run.updates) for run in asked):
+        width, head, bias, updates = cell
+        shared = {"width": width, "head": head, "head_bias": bias, "updates": updates}
+        found = [_of(rows, "gain", scheme=scheme, gain=gain, **shared) for scheme, gain in columns]
+        words = [", ".join(map(_outcome, each)) or "not run" for each in found]
+        lines.append([f"{width}, {head}, {bias}, {updates} updates", *words])
+    names = [scheme if gain is None else f"gain from {gain:g}" for scheme, gain in columns]
+    return _table(["width, head, bias", *names], lines)
+
+
+def normed_sentence(rows: Rows) -> str:
+    """How often the normed branch collapsed, in all runs, beside the plain projection."""
+    every = [row for group in ("normed", "normed-sizes") for row in _of(rows, group)]
+    plain = _of(rows, "map", scheme="proj-spheretnorm", warmup=20)
+    return (
+        f"In all, {_counted(every)} runs with a normed branch collapsed, and {_counted(plain)} of the plain "
+        "projection at the same rates and this warm-up (6 layers of width 64).\n"
+    )
+
+
 def receipt(rows: Rows) -> str:
     left = sum(run not in rows for run in runs())
     hours = sum(row.seconds for row in rows.values()) / 3600
@@ -223,6 +276,11 @@ def parts(rows: Rows | None = None) -> dict[tuple[str, str], str]:
         ("table", "collapse.share"): share_table(rows),
         ("table", "collapse.later"): later_table(rows),
         ("table", "collapse.larger"): larger_table(rows),
+        ("table", "collapse.normed-counts"): normed_count_table(rows),
+        ("table", "collapse.normed"): normed_map_table(rows),
+        ("table", "collapse.normed-sizes"): normed_size_table(rows),
+        ("table", "collapse.gain"): gain_table(rows),
+        ("sentence", "collapse.normed"): normed_sentence(rows),
         ("receipt", "collapse"): receipt(rows),
     }
 
@@ -230,28 +288,30 @@ def parts(rows: Rows | None = None) -> dict[tuple[str, str], str]:
 def figure(rows: Rows | None = None) -> Drawing:
     """Loss and token cosine of the projection with both heads, by seed, and Pre-LN beside them."""
     rows = read_rows() if rows is None else rows
-    styles = scheme_styles({"proj-spheretnorm": "proj-spheretnorm", "pre-ln": "pre-ln"})
-    lines = (
-        ("proj-spheretnorm", "tied", "projection, tied head", COLLAPSED, (0, (5, 2))),
-        ("pre-ln", "tied", "Pre-LN, tied head", styles["pre-ln"][0], (0, (1.5, 1.5))),
-        ("proj-spheretnorm", "shifted", "projection, shifted head", styles["proj-spheretnorm"][0], "-"),
+    styles = scheme_styles({"proj-spheretnorm": "proj-spheretnorm", "pre-ln": "pre-ln"}, SCHEMES)
+    contestants = (
+        ("proj-spheretnorm", "tied", "projection, tied head", (PALETTE[7][0], (0, (5, 2)))),
+        ("pre-ln", "tied", "Pre-LN, tied head", (styles["pre-ln"][0], (0, (1.5, 1.5)))),
+        ("proj-spheretnorm", "shifted", "projection, shifted head", (styles["proj-spheretnorm"][0], "-")),
     )
-    with own_style():
-        drawn, grid = axes_grid(1, 2, size=(WIDTH, 3.3))
-        left, right = grid[0]
-        for scheme, head, label, colour, dashes in lines:
-            for number, row in enumerate(_of(rows, "maps", scheme=scheme, head=head, head_bias="unigram")):
-                style = {"color": colour, "ls": dashes, "lw": 1.4, "label": "" if number else label}
-                left.plot([CURVE * (i + 0.5) for i in range(len(row.curve))], row.curve, **style)
-                right.plot([LOOK * (i + 1) for i in range(len(row.cosines))], row.cosines, **style)
-        floor = next(row.floor for row in rows.values() if not row.run.size)
-        left.axhline(floor, color=INK, lw=0.8)
-        left.text(296, floor - 0.06, "token frequencies alone", ha="right", va="top", fontsize=NAMES, color=INK)
-        left.set(xlabel="updates", ylabel="training loss (nats per byte)", ylim=(2.0, 4.0), xlim=(0, 300))
-        right.set(xlabel="updates", ylabel="mean cosine between tokens", ylim=(-0.02, 1.04), xlim=(0, 300))
-        legend_below(drawn, *left.get_legend_handles_labels())
-        caption = (
-            "Training loss and mean token cosine, 12 layers of width 64, bytes, one line per seed, learning rate "
-            "7e-3 (Pre-LN 5e-3), warm-up 30. With a tied head all tokens of the spherical stream get one direction"
-        )
-        return render("collapse", caption, drawn)
+    losses, cosines = list[Line](), list[Line]()
+    for scheme, head, label, style in contestants:
+        for row in _of(rows, "maps", scheme=scheme, head=head, head_bias="unigram"):
+            losses.append(Line(label, [CURVE * (i + 0.5) for i in range(len(row.curve))], row.curve, style))
+            cosines.append(Line(label, [LOOK * (i + 1) for i in range(len(row.cosines))], row.cosines, style))
+    floor = next(row.floor for row in rows.values() if not row.run.size)
+    panels = [
+        Panel(
+            losses,
+            "updates",
+            "training loss (nats per byte)",
+            limits=(2.0, 4.0),
+            level=(floor, "token frequencies only"),
+        ),
+        Panel(cosines, "updates", "mean cosine between tokens", limits=(-0.02, 1.04)),
+    ]
+    caption = (
+        "Training loss and mean token cosine, 12 layers of width 64, bytes, one line per seed, learning rate "
+        "7e-3 (Pre-LN 5e-3), warm-up 30. With a tied head all tokens of the spherical stream get one direction"
+    )
+    return draw(Chart("collapse", caption, panels))

@@ -27,10 +27,8 @@ from spheret.connections.geonorm_affine import GeoNormAffine
 from spheret.connections.ngpt import NGPT
 from spheret.connections.norms import NORMS, HeadNorm, LayerNorm, Norm, RMSNorm, ScaleNorm
 from spheret.connections.spherical import SpheretNorm, Spherical, SphericalConnection
-from spheret.connections.warmup import at_update
 from spheret.retractions import Retraction
 from spheret.support.errors import unknown
-from spheret.support.ranges import check_above_zero
 
 __all__ = [
     "NORMS",
@@ -54,7 +52,6 @@ __all__ = [
     "SphericalConnection",
     "State",
     "angle_between",
-    "at_update",
     "float32_scalars",
     "scheme",
 ]
@@ -71,6 +68,7 @@ SCHEMES: dict[str, Callable[..., Scheme]] = {
     "proj-spheretnorm": partial(Spherical, default_p=1.0),
     "cay-spheretnorm": partial(Spherical, default_p=2.0),
     "p-spheretnorm": partial(Spherical, default_p=0.5),
+    "normed-spheretnorm": partial(Spherical, default_p=1.0, branch_norm=True),
     "residual": flat.Residual,
     "derf": flat.PreDerf,
     "dyisru": flat.PreDyISRU,
@@ -107,6 +105,7 @@ OTHER_NAMES: dict[str, str] = {
     **dict.fromkeys(("spheret", "spheretnorm", "projspheret", "proj", "projection", "sphere"), "proj-spheretnorm"),
     **dict.fromkeys(("cay", "cayley", "cayspheret", "cayleyspheretnorm"), "cay-spheretnorm"),
     **dict.fromkeys(("p", "pspheret"), "p-spheretnorm"),
+    **dict.fromkeys(("normed", "normedspheret", "normedbranch", "branchnorm"), "normed-spheretnorm"),
     **dict.fromkeys(("resnet", "skip", "skipconnection", "identity", "none", "nonorm"), "residual"),
     **dict.fromkeys(("erf", "prederf", "dynamicerf"), "derf"),
     **dict.fromkeys(("isru", "predyisru"), "dyisru"),
@@ -158,8 +157,6 @@ def scheme(name: str, /, **options: Any) -> Scheme:
             words = [other for other in kinds if isinstance(value, str) and "a word" in kinds[other]]
             hint = f": a word goes into {_either(words)}" if words and option == "p" else ""
             raise ValueError(f"{option} of {name} must be {_either(list(kinds[option]))}, got {value!r}{hint}.")
-    if options.get("prores") is not None:
-        check_above_zero(f"prores of {name}, in updates,", options["prores"])
     return row(name=name, **options)
 
 

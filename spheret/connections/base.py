@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import wraps
 from typing import Any, ClassVar, NamedTuple, SupportsIndex
 
 import torch
 from torch import Tensor, nn
 
-from spheret.connections.warmup import BranchWarmup
 from spheret.kernels import check_rows, compute_dtype
 from spheret.retractions import P, Retraction
+from spheret.schedules import check_sublayer
 from spheret.support.precision import wide
 
 
@@ -22,15 +21,6 @@ def check_dim(dim: SupportsIndex) -> int:
     if isinstance(dim, bool) or not isinstance(dim, SupportsIndex) or (number := dim.__index__()) < 2:
         raise ValueError(f"dim must be an integer of at least 2, got {dim!r}.")
     return number
-
-
-def check_sublayer(sublayer: int, num_sublayers: int | None) -> None:
-    if isinstance(sublayer, bool) or not isinstance(sublayer, int) or sublayer < 1:
-        raise ValueError(f"sublayer is the 1-based index of the sublayer, got {sublayer!r}.")
-    if num_sublayers is not None and sublayer > num_sublayers:
-        raise ValueError(
-            f"sublayer {sublayer} lies beyond num_sublayers = {num_sublayers}, which counts two sublayers per block."
-        )
 
 
 def channels_last(x: Tensor, dim: int, channel_dim: int) -> Tensor:
@@ -95,7 +85,7 @@ class Connection(nn.Module):
         state' = write(state, branch(read(state)))
 
     A new connection overrides `read` (by default the stream itself) and `join`. Both compute in float32 or
-    better and return the stream's dtype. `join` passes what the branch adds to the stream through `warmed`.
+    better and return the stream's dtype.
 
     For one stream the state is the tensor h. A connection with a state of its own overrides `read`, `write` and
     `stream` (see spheret.connections.many_streams).
@@ -115,17 +105,6 @@ class Connection(nn.Module):
         super().__init__()
         check_sublayer(sublayer, num_sublayers)
         self.dim, self.sublayer, self.num_sublayers = check_dim(dim), sublayer, num_sublayers
-        # a part of the model and of its checkpoints only where the scheme has `prores`
-        self.warmup: BranchWarmup | None = None
-
-    def warmed(self, x: Tensor) -> Tensor:
-        """x times the factor of the branch's warm-up; x itself without one."""
-        return x if self.warmup is None else self.warmup(x)
-
-    def at_update(self, update: int) -> None:
-        """Set the factor of the branch's warm-up, if it has one, for an update, counted from 1."""
-        if self.warmup is not None:
-            self.warmup.at_update(update)
 
     def stream(self, state: State) -> Tensor:
         """The stream of a state, (..., dim): what probes, norms, angles and cosines look at."""
@@ -137,7 +116,7 @@ class Connection(nn.Module):
 
     def join(self, h: Tensor, f: Tensor) -> Tensor:
         """The next state of the stream, from checked arguments."""
-        return add(h, f if self.warmup is None else self.warmed(f.to(compute_dtype(h, f))))
+        return add(h, f)
 
     def write(self, h: State, f: Tensor) -> State:
         """The next state; f is (..., dim), and so is h where it is the stream."""
@@ -163,6 +142,10 @@ class Connection(nn.Module):
         """The step size, a 1-element tensor; None for a connection without one."""
         return None
 
+    def branch_output(self, f: Tensor) -> Tensor:
+        """The branch's output f as a retraction takes it: f itself, or f after a norm of the branch's output."""
+        return f
+
     def branch_gains(self) -> list[nn.Parameter]:
         """The parameters that alone decide how far the branch moves the stream, where its output is normalised.
 
@@ -171,7 +154,7 @@ class Connection(nn.Module):
         return []
 
     def retraction_step(self) -> RetractionStep | None:
-        """The parameters of the update if it is a retraction of the sphere, else None. Certificates need them."""
+        """The parameters of the update if it is a retraction of the sphere, else None."""
         return None
 
     def check_state(self, state: State) -> None:
@@ -260,20 +243,6 @@ class Initialisation:
     hidden: float = 1.0  # the MLP's first projection
 
 
-def _warming(connect: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of a scheme that builds connections, which gives them their warm-up if the scheme has `prores`."""
-
-    @wraps(connect)
-    def method(self: Scheme, *args: Any, **options: Any) -> Any:
-        built = connect(self, *args, **options)
-        for connection in built if isinstance(built, tuple) else (built,):
-            if self.prores is not None:
-                connection.warmup = BranchWarmup(self.prores * ((connection.sublayer + 1) // 2))
-        return built
-
-    return method
-
-
 @dataclass(frozen=True)
 class Scheme:
     """Three modules: one where the stream enters, one at each sublayer, and one where the stream leaves. ::
@@ -287,28 +256,20 @@ class Scheme:
 
     Args:
         name: the row of SCHEMES that it was built from, for reports. A subclass adds its options.
-        prores: ProRes, for any scheme: the branches of block b are multiplied by min(t/(prores b), 1) at update t,
-            of which `at_update` tells the model.
     """
 
     name: str = field(default="", kw_only=True)
-    prores: float | None = field(default=None, kw_only=True)
     # where the method comes from, in one line, for tables and reports
     source: ClassVar[str] = ""
     # whether the state is the tensor h. Proofs, conversions and parametrizations are for such schemes alone
     one_stream: ClassVar[bool] = True
-
-    def __init_subclass__(cls) -> None:
-        # whatever connections a scheme builds, in any model, they warm up
-        for name in ("connect", "connect_block"):
-            if name in cls.__dict__:
-                setattr(cls, name, _warming(cls.__dict__[name]))
+    # whether its branches or their starts have factors that depend on the depth by a rule of its own
+    own_depth_rule: ClassVar[bool] = False
 
     def enter(self, dim: int) -> nn.Module:
         """The module between the embeddings and the first sublayer: it maps x (..., dim) to the first state."""
         return nn.Identity()
 
-    @_warming
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
         """The connection of one sublayer."""
         return Connection(dim, sublayer, num_sublayers)
@@ -361,7 +322,7 @@ class Scheme:
 
         None for a scheme with a depth rule of its own.
         """
-        return float(num_sublayers)
+        return None if self.own_depth_rule else float(num_sublayers)
 
     def constrain(self, reading: Iterable[Tensor], writing: Iterable[Tensor]) -> None:
         """Called before the first optimiser step and after each one.

@@ -13,7 +13,7 @@ import functools
 import warnings
 import weakref
 from collections.abc import Container, Iterable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -41,13 +41,24 @@ class BoundedScalar(NamedTuple):
         return min(max(float(self.softplus()), self.low), self.high)
 
 
-_Module = TypeVar("_Module", bound=nn.Module)
+class _Kept(nn.Module):
+    """A module that torch's optimisers ask for after their steps."""
 
+    # every living module of the subclass, by its id
+    living: ClassVar[weakref.WeakValueDictionary[int, Any]]
 
-def _keep(module: _Module, living: weakref.WeakValueDictionary[int, _Module]) -> None:
-    """Enter a module that was just made, and have torch's optimisers ask for it after their steps."""
-    living[id(module)] = module
-    _hook_optimisers()
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._keep()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # copies and unpickled modules come this way
+        super().__setstate__(state)
+        self._keep()
+
+    def _keep(self) -> None:
+        self.living[id(self)] = self
+        _hook_optimisers()
 
 
 @functools.cache
@@ -56,11 +67,7 @@ def _hook_optimisers() -> None:
     register_optimizer_step_post_hook(_after_step)
 
 
-# every living Bounded module, by its id
-_LIVING: weakref.WeakValueDictionary[int, Bounded] = weakref.WeakValueDictionary()
-
-
-class Bounded(nn.Module):
+class Bounded(_Kept):
     """A module with learnable scalars that are kept in an interval.
 
     A subclass lists its scalars in `bounded_scalars` and computes their values with `bounded_softplus`::
@@ -88,18 +95,10 @@ class Bounded(nn.Module):
             then left where the optimiser puts them.
     """
 
+    living: ClassVar[weakref.WeakValueDictionary[int, Any]] = weakref.WeakValueDictionary()
     exact_clamp: bool = False
-    # whether it was said that its scalars are rounded
-    _warned: bool = False
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        _keep(self, _LIVING)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        # copies and unpickled modules come this way
-        super().__setstate__(state)
-        _keep(self, _LIVING)
+    # whether an optimiser's groups were looked at for what rounds its scalars away or decays them
+    _checked: bool = False
 
     def bounded_scalars(self) -> Iterable[BoundedScalar]:
         """The scalars of this module, without those of `Bounded` submodules."""
@@ -145,31 +144,23 @@ def float32_scalars(model: nn.Module) -> None:
                 parameter.data = parameter.data.float()
 
 
+def _scalars(module: Bounded) -> list[nn.Parameter]:
+    """The learnable scalars of a module: bounded ones, and a learned p."""
+    return [p for p in module.parameters(recurse=False) if p.numel() == 1]
+
+
 def _narrow_scalars(module: Bounded) -> list[nn.Parameter]:
-    own = module.parameters(recurse=False)
-    return [p for p in own if p.numel() == 1 and p.dtype in (torch.bfloat16, torch.float16)]
+    return [p for p in _scalars(module) if p.dtype in (torch.bfloat16, torch.float16)]
 
 
-# every living Constrained module, by its id
-_CONSTRAINED: weakref.WeakValueDictionary[int, Constrained] = weakref.WeakValueDictionary()
-
-
-class Constrained(nn.Module):
+class Constrained(_Kept):
     """A module that restores a constraint on its weights after each step of a torch optimiser that holds some.
 
     constrained_by_steps: set it to False on a module to call `constrain` by hand instead.
     """
 
+    living: ClassVar[weakref.WeakValueDictionary[int, Any]] = weakref.WeakValueDictionary()
     constrained_by_steps: bool = True
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        _keep(self, _CONSTRAINED)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        # copies and unpickled modules come this way
-        super().__setstate__(state)
-        _keep(self, _CONSTRAINED)
 
     def constrain(self, held: Container[int] | None = None) -> None:
         """Restore the constraint on all weights, or on those whose id is in `held`."""
@@ -195,29 +186,42 @@ def _project(scalars: Iterable[BoundedScalar]) -> None:
 def _after_step(optimizer: Optimizer, args: Any, options: Any) -> None:
     """Project the bounded scalars that an optimiser holds, and restore the constraints on its weights."""
     held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-    scalars, rounded = [], 0
+    scalars, unchecked = [], []
     # the list of references is copied at once, so other threads may build modules meanwhile
-    for reference in _LIVING.valuerefs():
+    for reference in Bounded.living.valuerefs():
         module = reference()
-        if module is None or (module.exact_clamp and module._warned):
+        if module is None or (module.exact_clamp and module._checked):
             continue
         # a module of another model is not asked: it may be half built
         own = module.parameters() if module._modules else module._parameters.values()
         if any(id(p) in held for p in own):
-            if not module._warned:
-                rounded += len(_narrow_scalars(module))
-                module._warned = True
+            if not module._checked:
+                unchecked.append(module)
+                module._checked = True
             if not module.exact_clamp:
                 scalars += [scalar for scalar in module.bounded_scalars() if id(scalar.parameter) in held]
     _project(scalars)
-    if rounded:
+    if unchecked:
+        _warn_of_scalars(unchecked, optimizer)
+    for weak in Constrained.living.valuerefs():
+        model = weak()
+        if model is not None and model.constrained_by_steps and any(id(p) in held for p in model.parameters()):
+            model.constrain(held)
+
+
+def _warn_of_scalars(modules: Iterable[Bounded], optimizer: Optimizer) -> None:
+    """Warn of learnable scalars that an optimiser rounds away or decays."""
+    if rounded := sum(len(_narrow_scalars(module)) for module in modules):
         warnings.warn(
             f"{rounded} step sizes and radii are half-precise, where small steps of an optimiser are rounded away: "
             "call spheret.connections.float32_scalars(model) before the optimiser is made, or keep float32 weights "
             "and train under autocast.",
-            stacklevel=2,
+            stacklevel=3,
         )
-    for weak in _CONSTRAINED.valuerefs():
-        model = weak()
-        if model is not None and model.constrained_by_steps and any(id(p) in held for p in model.parameters()):
-            model.constrain(held)
+    decaying = {id(p) for group in optimizer.param_groups if group.get("weight_decay") for p in group["params"]}
+    if decayed := sum(id(p) in decaying for module in modules for p in _scalars(module)):
+        warnings.warn(
+            f"the optimiser's weight decay pulls {decayed} step sizes and radii towards 0, which is not a neutral "
+            "value for them: give it spheret.parameter_groups(model, weight_decay), which leaves them out.",
+            stacklevel=3,
+        )

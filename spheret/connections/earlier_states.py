@@ -16,11 +16,11 @@ from spheret.connections.base import (
     add,
     check_parts,
     check_state_type,
-    check_sublayer,
 )
 from spheret.connections.euclidean import Residual
 from spheret.connections.norms import Device, empty_parameter
 from spheret.kernels import check_rows, compute_dtype
+from spheret.schedules import check_sublayer
 from spheret.support.ranges import check_count
 
 
@@ -30,6 +30,10 @@ class Started(NamedTuple):
     h: Tensor
     start: Tensor
 
+    @classmethod
+    def first(cls, x: Tensor) -> Started:
+        return cls(x, x)
+
 
 class Outputs(NamedTuple):
     """The stream; and what entered it and the output of every block so far, (..., dim) each."""
@@ -37,32 +41,30 @@ class Outputs(NamedTuple):
     h: Tensor
     blocks: tuple[Tensor, ...]
 
+    @classmethod
+    def first(cls, x: Tensor) -> Outputs:
+        return cls(x, (x,))
+
 
 class Sums(NamedTuple):
     """What entered the stream, and the sum of the branches' outputs of each group of sublayers: (..., dim) each."""
 
     parts: tuple[Tensor, ...]
 
-
-class StartEntry(nn.Module):
-    """The entry of `x0`."""
-
-    def forward(self, x: Tensor) -> Started:
-        return Started(x, x)
+    @classmethod
+    def first(cls, x: Tensor) -> Sums:
+        return cls((x,))
 
 
-class FirstOutput(nn.Module):
-    """The entry of `denseformer`."""
+class FirstState(nn.Module):
+    """The entry: x as the first state of its type."""
 
-    def forward(self, x: Tensor) -> Outputs:
-        return Outputs(x, (x,))
+    def __init__(self, state_type: type[Started] | type[Outputs] | type[Sums]):
+        super().__init__()
+        self.state_type = state_type
 
-
-class FirstSum(nn.Module):
-    """The entry of `attn-res`."""
-
-    def forward(self, x: Tensor) -> Sums:
-        return Sums((x,))
+    def forward(self, x: Tensor) -> Started | Outputs | Sums:
+        return self.state_type.first(x)
 
 
 class NormOfStream(nn.Module):
@@ -124,7 +126,7 @@ class StartConnection(PreparedConnection):
     def write_prepared(self, state: Started, x: Tensor, f: Tensor) -> Started:
         check_rows(x, f, self.dim)
         dtype = compute_dtype(x, f)
-        return Started((x.to(dtype) + self.warmed(f.to(dtype))).to(state.h.dtype), state.start)
+        return Started((x.to(dtype) + f.to(dtype)).to(state.h.dtype), state.start)
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ class X0(Residual):
     one_stream: ClassVar[bool] = False
 
     def enter(self, dim: int) -> nn.Module:
-        return StartEntry()
+        return FirstState(Started)
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
         mix = StartMix(self.mix) if sublayer % 2 else None
@@ -198,7 +200,7 @@ class DenseConnection(Connection):
         h, blocks = state
         check_rows(h, f, self.dim)
         dtype = compute_dtype(h, f)
-        x = h.to(dtype) + self.warmed(f.to(dtype))
+        x = h.to(dtype) + f.to(dtype)
         if self.average_norm is None:
             return Outputs(x.to(h.dtype), blocks)
         return Outputs(self.average_norm((*blocks, x)).to(h.dtype), (*blocks, x.to(h.dtype)))
@@ -219,7 +221,7 @@ class DenseFormer(Residual):
     one_stream: ClassVar[bool] = False
 
     def enter(self, dim: int) -> nn.Module:
-        return FirstOutput()
+        return FirstState(Outputs)
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
         check_sublayer(sublayer, num_sublayers)
@@ -290,7 +292,6 @@ class GroupedConnection(Connection):
         self.check_state(state)
         *earlier, last = state.parts
         check_rows(last, f, self.dim)
-        f = self.warmed(f.to(compute_dtype(last, f)))
         return Sums((*earlier, last, f.to(last.dtype)) if self.begins else (*earlier, add(last, f)))
 
     def skip(self, state: Sums) -> Sums:
@@ -333,7 +334,7 @@ class AttnRes(Residual):
         check_count("blocks", self.blocks)
 
     def enter(self, dim: int) -> nn.Module:
-        return FirstSum()
+        return FirstState(Sums)
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
         check_sublayer(sublayer, num_sublayers)

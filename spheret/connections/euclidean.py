@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from spheret.connections.base import BranchShape, Connection, Initialisation, Scheme, add, check_sublayer
+from spheret.connections.base import BranchShape, Connection, Initialisation, Scheme, add
 from spheret.connections.norms import (
     NORMS,
     DynamicErf,
@@ -25,6 +25,7 @@ from spheret.connections.norms import (
     make_norm,
 )
 from spheret.kernels import compute_dtype, normalize
+from spheret.schedules import check_sublayer
 from spheret.support.errors import unknown
 from spheret.support.ranges import check_above_zero
 
@@ -59,7 +60,7 @@ class NormedConnection(Connection):
         # the sum stays in the computing dtype up to the outer norm
         dtype = compute_dtype(h, f)
         wide = h.to(dtype) if self.scale == 1 else self.scale * h.to(dtype)
-        added = self.warmed(self.output_norm(f.to(dtype)))
+        added = self.output_norm(f.to(dtype))
         added = added if self.branch_scale == 1 else self.branch_scale * added
         return self.outer_norm(wide + added).to(h.dtype)
 
@@ -142,6 +143,7 @@ class DeepNorm(PostLN):
     """h' = LN((2N)^(1/4) h + F(h)); value, output and MLP weights start smaller by (8N)^(1/4)."""
 
     source: ClassVar[str] = "arXiv 2203.00555"
+    own_depth_rule: ClassVar[bool] = True
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
         return NormedConnection(
@@ -151,9 +153,6 @@ class DeepNorm(PostLN):
     def initialisation(self, num_sublayers: int) -> Initialisation:
         small = (4 * num_sublayers) ** -0.25
         return Initialisation(output=small, value=small, hidden=small)
-
-    def step_sum(self, num_sublayers: int) -> float | None:
-        return None
 
 
 @dataclass(frozen=True)
@@ -165,6 +164,7 @@ class Keel(PostLN):
 
     norm: str = "rmsnorm"
     source: ClassVar[str] = "arXiv 2601.19895"
+    own_depth_rule: ClassVar[bool] = True
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
         return NormedConnection(
@@ -175,9 +175,6 @@ class Keel(PostLN):
             outer_norm=None if sublayer == 1 else self.build_norm(dim),
             scale=1.0 if sublayer <= 2 else float(num_sublayers),
         )
-
-    def step_sum(self, num_sublayers: int) -> float | None:
-        return None
 
 
 class ScaledNorm(nn.Module):
@@ -196,6 +193,7 @@ class LNScaling(Residual):
     """h' = h + F(LN(h)/sqrt(block)). Weights that write to the stream start as large as all others."""
 
     source: ClassVar[str] = "arXiv 2502.05795"
+    own_depth_rule: ClassVar[bool] = True
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
         check_sublayer(sublayer, num_sublayers)
@@ -204,9 +202,6 @@ class LNScaling(Residual):
 
     def initialisation(self, num_sublayers: int) -> Initialisation:
         return Initialisation(output=1.0)
-
-    def step_sum(self, num_sublayers: int) -> float | None:
-        return None
 
 
 @dataclass(frozen=True)
@@ -315,6 +310,7 @@ class ReZero(Scheme):
     """h' = h + a F(h), a learned scalar a that is 0 at the start, and no norm. A block's two sublayers share a."""
 
     source: ClassVar[str] = "arXiv 2003.04887"
+    own_depth_rule: ClassVar[bool] = True
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
         return NormedConnection(dim, sublayer, num_sublayers, output_norm=Gain(1, 0.0))
@@ -324,15 +320,13 @@ class ReZero(Scheme):
         shared = Borrowed(attention.output_norm)
         return attention, NormedConnection(dim, 2 * block, 2 * num_blocks, output_norm=shared)
 
-    def step_sum(self, num_sublayers: int) -> float | None:
-        return None
-
 
 @dataclass(frozen=True)
 class LayerScale(Residual):
     """h' = h + diag(g) F(LN h); g starts at 0.1 for up to 18 blocks, at 1e-5 for up to 24, else at 1e-6."""
 
     source: ClassVar[str] = "arXiv 2103.17239"
+    own_depth_rule: ClassVar[bool] = True
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
         blocks = (num_sublayers + 1) // 2
@@ -340,9 +334,6 @@ class LayerScale(Residual):
         return NormedConnection(
             dim, sublayer, num_sublayers, inner_norm=self.build_norm(dim), output_norm=Gain(dim, start)
         )
-
-    def step_sum(self, num_sublayers: int) -> float | None:
-        return None
 
 
 class OrthogonalConnection(NormedConnection):
@@ -352,7 +343,7 @@ class OrthogonalConnection(NormedConnection):
         dtype = compute_dtype(h, f)
         wide, branch = h.to(dtype), f.to(dtype)
         unit = normalize(wide, 1.0)
-        return add(h, self.warmed(branch - (unit * branch).sum(-1, keepdim=True) * unit))
+        return add(h, branch - (unit * branch).sum(-1, keepdim=True) * unit)
 
 
 @dataclass(frozen=True)
@@ -374,6 +365,7 @@ class Beam(Residual):
 
     norm: str = "rmsnorm"
     source: ClassVar[str] = "Beam, in transformers"
+    own_depth_rule: ClassVar[bool] = True
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
         check_sublayer(sublayer, num_sublayers)
@@ -387,9 +379,6 @@ class Beam(Residual):
             scale=math.sqrt((k - 1) / k),
             branch_scale=1 / math.sqrt(k),
         )
-
-    def step_sum(self, num_sublayers: int) -> float | None:
-        return None
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from spheret.connections.base import Connection, check_sublayer
+from spheret.connections.base import Connection
 from spheret.connections.euclidean import Residual
-from spheret.connections.norms import Device, Norm, empty_parameter
+from spheret.connections.norms import Device, Norm, empty_parameter, make_branch_norm
 from spheret.kernels import compute_dtype, normalize
+from spheret.schedules import check_sublayer
 
 CAP = math.pi / 4
 
@@ -47,8 +47,7 @@ class AffineGeoNorm(nn.Module):
         nn.init.ones_(self.s)
         nn.init.zeros_(self.b)
 
-    def forward(self, h: Tensor, f: Tensor, warmed: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
-        """The next state. warmed: a map of the angle t, see `Connection.warmed`."""
+    def forward(self, h: Tensor, f: Tensor) -> Tensor:
         dtype = compute_dtype(h, f)
         wide, branch, s, b = h.to(dtype), f.to(dtype), self.s.to(dtype), self.b.to(dtype)
         unit = normalize(wide, 1.0)
@@ -57,39 +56,54 @@ class AffineGeoNorm(nn.Module):
         # where z or h is 0, the angle has no finite gradient
         turns = (hh > 0) & (zz > 0)
         theta = torch.where(turns, zz, 1.0).sqrt() / torch.where(turns, hh, 1.0).sqrt()
-        t = warmed(((s * theta.clamp(max=CAP) + b) / self.block).clamp(max=CAP))
-        cos, gain = torch.where(turns, t.cos(), 1.0), torch.where(turns, t.sin() / theta, warmed(s / self.block))
+        t = ((s * theta.clamp(max=CAP) + b) / self.block).clamp(max=CAP)
+        cos, gain = torch.where(turns, t.cos(), 1.0), torch.where(turns, t.sin() / theta, s / self.block)
         return (cos * wide + torch.where(hh > 0, gain, 0.0) * z).to(h.dtype)
 
 
 class AffineGeoNormConnection(Connection):
     """AffineGeoNorm as a connection. The branch reads h itself."""
 
-    def __init__(self, dim: int, sublayer: int, num_sublayers: int, update: AffineGeoNorm):
+    def __init__(
+        self,
+        dim: int,
+        sublayer: int,
+        num_sublayers: int,
+        update: AffineGeoNorm,
+        branch_norm: nn.Module | None = None,
+    ):
         super().__init__(dim, sublayer, num_sublayers)
-        self.norm = update
+        self.norm, self.branch_norm = update, branch_norm
 
     def join(self, h: Tensor, f: Tensor) -> Tensor:
-        # b alone turns the stream, however short the branch's output is: the angle warms up
-        return self.norm(h, f, self.warmed)
+        return self.norm(h, f if self.branch_norm is None else self.branch_norm(f))
+
+    def branch_gains(self) -> list[nn.Parameter]:
+        return [] if self.branch_norm is None else list(self.branch_norm.parameters())
 
 
 @dataclass(frozen=True)
 class GeoNormAffine(Residual):
     """GeoNorm with the angle min((s min(|z|/|h|, pi/4) + b)/block, pi/4), s = 1 and b = 0 learned; a final RMSNorm.
 
-    The entry puts the stream on the sphere of radius sqrt d.
+    The entry puts the stream on the sphere of radius sqrt d. `branch_norm` is that of the other spherical schemes.
     """
 
     norm: str = "rmsnorm"
+    branch_norm: bool | float | None = None
     source: ClassVar[str] = "three public ports of GeoNorm"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        make_branch_norm(2, self.branch_norm)
 
     def enter(self, dim: int) -> nn.Module:
         return FixedScaleNorm(dim)
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
         check_sublayer(sublayer, num_sublayers)
-        return AffineGeoNormConnection(dim, sublayer, num_sublayers, AffineGeoNorm((sublayer + 1) // 2))
+        norm = make_branch_norm(dim, self.branch_norm)
+        return AffineGeoNormConnection(dim, sublayer, num_sublayers, AffineGeoNorm((sublayer + 1) // 2), norm)
 
     def step_sum(self, num_sublayers: int) -> float | None:
         """The sum of 1/block over the sublayers."""

@@ -23,13 +23,12 @@ from spheret.connections.base import (
     Scheme,
     check_dim,
     check_state_type,
-    check_sublayer,
 )
 from spheret.connections.euclidean import Residual
-from spheret.connections.norms import NORMS, Device, ScaleNorm, empty_parameter, make_norm
+from spheret.connections.norms import NORMS, Device, ScaleNorm, empty_parameter, make_branch_norm, make_norm
 from spheret.connections.spherical import SpheretNorm
 from spheret.kernels import check_rows, compute_dtype, normalize
-from spheret.schedules import factor
+from spheret.schedules import check_sublayer, factor
 from spheret.support.errors import unknown
 from spheret.support.ranges import check_above_zero, check_count
 
@@ -130,7 +129,7 @@ class StreamConnection(PreparedConnection):
         check_rows(x.select(-2, 0), f, self.dim)
         dtype = compute_dtype(x, f)
         mixed = mix_streams(mix.to(dtype), x.to(dtype))
-        added = post.to(dtype).unsqueeze(-1) * self.warmed(f.to(dtype)).unsqueeze(-2)
+        added = post.to(dtype).unsqueeze(-1) * f.to(dtype).unsqueeze(-2)
         return Streams((mixed + added).to(x.dtype))
 
 
@@ -454,15 +453,22 @@ class SphericalHyperConnection(Connection):
     O is orthogonal and |post| = 1, so that |X'| = |X|. At the start n equal streams are one spherical stream.
 
     update: the SpheretNorm of rows of n d entries.
+    branch_norm: the norm of the branch's output, or None.
     """
 
     state_type = Streams
 
     def __init__(
-        self, dim: int, sublayer: int, num_sublayers: int, weights: SphericalHyperWeights, update: SpheretNorm
+        self,
+        dim: int,
+        sublayer: int,
+        num_sublayers: int,
+        weights: SphericalHyperWeights,
+        update: SpheretNorm,
+        branch_norm: nn.Module | None = None,
     ):
         super().__init__(dim, sublayer, num_sublayers)
-        self.weights_norm, self.norm = weights, update
+        self.weights_norm, self.norm, self.branch_norm = weights, update, branch_norm
 
     def check_state(self, state: Streams) -> None:
         check_streams(state, self.weights_norm.streams, self.dim)
@@ -482,13 +488,17 @@ class SphericalHyperConnection(Connection):
         dtype = compute_dtype(x, f)
         mix, post = self.weights_norm.mix_and_post(dtype)
         mixed = mix_streams(mix, x.to(dtype))
-        along = post.unsqueeze(-1) * self.warmed(f.to(dtype)).unsqueeze(-2)
+        f = f.to(dtype) if self.branch_norm is None else self.branch_norm(f.to(dtype))
+        along = post.unsqueeze(-1) * f.unsqueeze(-2)
         out = self.norm(mixed.flatten(-2), along.flatten(-2))
         return Streams(out.unflatten(-1, x.shape[-2:]).to(x.dtype))
 
     @property
     def alpha(self) -> Tensor:
-        return self.warmed(self.norm.alpha)
+        return self.norm.alpha
+
+    def branch_gains(self) -> list[nn.Parameter]:
+        return [] if self.branch_norm is None else list(self.branch_norm.parameters())
 
 
 @dataclass(frozen=True)
@@ -505,6 +515,7 @@ class SphericalHyper(Scheme):
     | `retraction` | a name of RETRACTIONS, or a number p |
     | `schedule` | a name of SCHEDULES |
     | `norm`, `bias` | those of the final norm |
+    | `branch_norm` | an RMSNorm of each branch's output: none, or where its gain starts; true is 0.3 |
     """
 
     streams: int = 4
@@ -514,6 +525,7 @@ class SphericalHyper(Scheme):
     schedule: str = "sqrt"
     norm: str = "layernorm"
     bias: bool = True
+    branch_norm: bool | float | None = None
     source: ClassVar[str] = "this library"
     one_stream: ClassVar[bool] = False
 
@@ -524,6 +536,7 @@ class SphericalHyper(Scheme):
             raise unknown("norm", self.norm, NORMS)
         # building one sublayer here checks all other options before a model is built
         self._update(2, 1, 2)
+        make_branch_norm(2, self.branch_norm)
 
     def _update(self, dim: int, sublayer: int, num_sublayers: int) -> SpheretNorm:
         return SpheretNorm(
@@ -539,7 +552,8 @@ class SphericalHyper(Scheme):
             SphericalHyperWeights(self.streams, sublayer, self.steady, self.pace),
             self._update(check_dim(dim), sublayer, num_sublayers),
         )
-        return SphericalHyperConnection(dim, sublayer, num_sublayers, weights, update)
+        branch_norm = make_branch_norm(dim, self.branch_norm)
+        return SphericalHyperConnection(dim, sublayer, num_sublayers, weights, update, branch_norm)
 
     def exit(self, dim: int) -> nn.Module:
         shares = StreamShares(self.streams, 1 / math.sqrt(self.streams))

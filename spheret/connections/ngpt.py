@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -39,11 +39,10 @@ class NGPTNorm(nn.Module):
     def reset_parameters(self) -> None:
         nn.init.constant_(self.a, 1 / math.sqrt(self.dim))
 
-    def forward(self, h: Tensor, f: Tensor, warmed: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
-        """The next state. warmed: a map of the rate r, see `Connection.warmed`."""
+    def forward(self, h: Tensor, f: Tensor) -> Tensor:
         dtype = compute_dtype(h, f)
         wide = h.to(dtype)
-        rate = warmed((self.step * math.sqrt(self.dim)) * self.a.to(dtype).abs())
+        rate = self.step * math.sqrt(self.dim) * self.a.to(dtype).abs()
         return normalize(wide + rate * (normalize(f.to(dtype), 1.0) - wide), 1.0).to(h.dtype)
 
 
@@ -55,7 +54,7 @@ class NGPTConnection(Connection):
         self.norm = NGPTNorm(dim)
 
     def join(self, h: Tensor, f: Tensor) -> Tensor:
-        return self.norm(h, f, self.warmed)
+        return self.norm(h, f)
 
     def branch_gains(self) -> list[nn.Parameter]:
         return [self.norm.a]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from spheret.bounds import inverse_softplus
 from spheret.connections.base import channels_last, check_dim, check_state_type
 from spheret.connections.bounded import Bounded, BoundedScalar
 from spheret.kernels import compute_dtype, normalize
+from spheret.kernels.closed import EPS
 from spheret.support.autograd import needs_torch_ops, plain_backward
 from spheret.support.errors import unknown
 
@@ -81,11 +83,6 @@ class Gain(nn.Module):
         return (x * (gain if self.fixed == 1 else self.fixed * gain)).to(x.dtype)
 
 
-def _affine(y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    y = weight.to(y.dtype) * y
-    return y if bias is None else y + bias.to(y.dtype)
-
-
 class LayerNorm(Norm):
     """nanoGPT's LayerNorm: gain 1 and, if there is one, bias 0 at the start; eps 1e-5."""
 
@@ -148,7 +145,7 @@ class _RMS(torch.autograd.Function):
 
 
 class RMSNorm(Norm):
-    """gain x / sqrt(mean x^2 + eps), gain 1 at the start. It has no bias; `bias` is ignored."""
+    """gain x / sqrt(mean x^2 + eps), gain `start` at the start. It has no bias; `bias` is ignored."""
 
     def __init__(
         self,
@@ -157,18 +154,38 @@ class RMSNorm(Norm):
         eps: float = 1e-5,
         device: Device = None,
         dtype: torch.dtype | None = None,
+        *,
+        start: float = 1.0,
     ):
         super().__init__(dim)
-        self.eps = eps
+        self.eps, self.start = eps, start
         self.weight = empty_parameter(dim, device, dtype)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.ones_(self.weight)
+        nn.init.constant_(self.weight, self.start)
 
     def apply_wide(self, x: Tensor) -> Tensor:
         weight = self.weight.to(x.dtype)
         return _RMS.apply(x, x, weight, self.eps) if plain_backward(x) else _rms(x, weight, self.eps)
+
+
+# where the gain of a normed branch starts if nobody says
+BRANCH_GAIN = 0.3
+
+
+def make_branch_norm(
+    dim: int, branch_norm: bool | float | None, device: Device = None, dtype: torch.dtype | None = None
+) -> RMSNorm | None:
+    """The norm of a branch's output, whose gain starts at `branch_norm`, or None. True is `BRANCH_GAIN`."""
+    if branch_norm is None or branch_norm is False:
+        return None
+    start = BRANCH_GAIN if branch_norm is True else branch_norm
+    if not isinstance(start, (int, float)) or not (math.isfinite(start) and start > 0):
+        raise ValueError(
+            f"branch_norm must be None, True or a number greater than 0, where the gain starts, got {branch_norm!r}."
+        )
+    return RMSNorm(dim, eps=EPS, start=float(start), device=device, dtype=dtype)
 
 
 NORMS: dict[str, Callable[[int, bool], Norm]] = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
@@ -202,6 +219,10 @@ class HeadNorm(nn.Module):
 class DynamicTanh(Norm):
     """w tanh(a x) + b, a = slope at the start (arXiv 2503.10622)."""
 
+    # the learned scalars
+    scalars: ClassVar[tuple[str, ...]] = ("a",)
+    a: nn.Parameter
+
     def __init__(
         self,
         dim: int,
@@ -212,49 +233,36 @@ class DynamicTanh(Norm):
     ):
         super().__init__(dim)
         self.slope = slope
-        self.a = empty_parameter(1, device, dtype)
+        for name in self.scalars:
+            self.register_parameter(name, empty_parameter(1, device, dtype))
         self.weight = empty_parameter(dim, device, dtype)
         self.bias = empty_parameter(dim, device, dtype) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.constant_(self.a, self.slope)
+        for name in self.scalars:
+            nn.init.constant_(getattr(self, name), self.slope if name == "a" else 0.0)
         nn.init.ones_(self.weight)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
+    def squash(self, x: Tensor) -> Tensor:
+        """The function of each entry, before the gain and the bias."""
+        return (self.a.to(x.dtype) * x).tanh()
+
     def apply_wide(self, x: Tensor) -> Tensor:
-        return _affine((self.a.to(x.dtype) * x).tanh(), self.weight, self.bias)
+        y = self.weight.to(x.dtype) * self.squash(x)
+        return y if self.bias is None else y + self.bias.to(x.dtype)
 
 
-class DynamicErf(Norm):
+class DynamicErf(DynamicTanh):
     """w erf(a x + s) + b, a = slope and s = 0 at the start (arXiv 2512.10938)."""
 
-    def __init__(
-        self,
-        dim: int,
-        slope: float = 1.0,
-        bias: bool = True,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-    ):
-        super().__init__(dim)
-        self.slope = slope
-        self.a = empty_parameter(1, device, dtype)
-        self.shift = empty_parameter(1, device, dtype)
-        self.weight = empty_parameter(dim, device, dtype)
-        self.bias = empty_parameter(dim, device, dtype) if bias else None
-        self.reset_parameters()
+    scalars = ("a", "shift")
+    shift: nn.Parameter
 
-    def reset_parameters(self) -> None:
-        nn.init.constant_(self.a, self.slope)
-        nn.init.zeros_(self.shift)
-        nn.init.ones_(self.weight)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
-
-    def apply_wide(self, x: Tensor) -> Tensor:
-        return _affine(torch.erf(self.a.to(x.dtype) * x + self.shift.to(x.dtype)), self.weight, self.bias)
+    def squash(self, x: Tensor) -> Tensor:
+        return torch.erf(self.a.to(x.dtype) * x + self.shift.to(x.dtype))
 
 
 class DynamicISRU(Norm):
@@ -310,7 +318,8 @@ class ScaleNorm(Norm, Bounded):
     Paper: Eq. 11 (modified ScaleNorm).
 
     The radius R = clamp(softplus(gamma), 1, sqrt d) is learned. It chooses the sphere on which all later spherical
-    connections stay. A row of zeros stays zero.
+    connections stay. A row of zeros stays zero and gets no gradient, so that a class token or a padding row that
+    starts at 0 never trains: the first passes warn of one.
 
     Args:
         dim: the width of the stream, d.
@@ -320,6 +329,9 @@ class ScaleNorm(Norm, Bounded):
         dtype: the dtype of the parameter.
         radius: where R starts: "sqrt" for the paper's sqrt d, or a number from 1 to sqrt d.
     """
+
+    # how many passes with a gradient are still looked at for rows of zeros
+    _passes_to_check: int = 3
 
     def __init__(
         self,
@@ -340,6 +352,24 @@ class ScaleNorm(Norm, Bounded):
 
     def reset_parameters(self) -> None:
         nn.init.constant_(self.gamma, inverse_softplus(self.start_radius))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        # compiled code must not depend on the counter, which comes last
+        if plain_backward(x) and x.requires_grad and self._passes_to_check:
+            self._warn_of_zeros(x)
+        return out
+
+    def _warn_of_zeros(self, x: Tensor) -> None:
+        # to look at values makes a GPU wait, so this happens in few passes
+        self._passes_to_check -= 1
+        if type(x) is Tensor and not x.is_meta and bool((x.detach() == 0).all(self.channel_dim).any()):
+            self._passes_to_check = 0
+            warnings.warn(
+                "a row of zeros enters the sphere, where it has no direction: it stays zero and gets no gradient. "
+                "Start a class token, a padding row or a position at small random values.",
+                stacklevel=4,
+            )
 
     @property
     def radius(self) -> Tensor:

@@ -18,14 +18,21 @@ from spheret.connections.base import (
     Scheme,
     channels_last,
     check_dim,
-    check_sublayer,
 )
 from spheret.connections.bounded import Bounded, BoundedScalar
-from spheret.connections.norms import NORMS, Device, ScaleNorm, check_radius, empty_parameter, make_norm
+from spheret.connections.norms import (
+    NORMS,
+    Device,
+    ScaleNorm,
+    check_radius,
+    empty_parameter,
+    make_branch_norm,
+    make_norm,
+)
 from spheret.kernels import check_cap, check_rows, compute_dtype, retract_unchecked
-from spheret.kernels.closed import dots
+from spheret.kernels.closed import dots, normed
 from spheret.retractions import P, Retraction, angular, as_retraction
-from spheret.schedules import factor
+from spheret.schedules import check_sublayer, factor
 from spheret.support.errors import unknown
 
 
@@ -39,6 +46,9 @@ class SpheretNorm(Bounded):
 
         alpha = lambda_l clamp(softplus(a), max 1)
         |h'| = |h|,  angle(h, h') = theta(alpha |z|/|h|)
+
+    With `branch_norm` the output of the branch is normed first, in the same kernel: gain f/rms(f) takes the place of
+    f, so that no weight of the branch decides how far the state turns.
 
     Args:
         dim: the width of the stream, at least 2.
@@ -54,6 +64,7 @@ class SpheretNorm(Bounded):
         dtype: the dtype of the parameters. The update is computed in float32 or better in any case.
         learnable_alpha: False fixes the step size at its start. The module then has no parameter a.
         alpha: where softplus(a) starts, in (0, 1]. The step size starts at lambda_l times it.
+        branch_norm: None, or where the learned gain per channel starts. True is 0.3.
 
     A row of zeros stays zero. A row with NaN becomes NaN. Paper: Definition 4 (p-SpheretNorm) and
     Section 4.2.
@@ -75,6 +86,7 @@ class SpheretNorm(Bounded):
         *,
         learnable_alpha: bool = True,
         alpha: float = 1.0,
+        branch_norm: bool | float | None = None,
     ):
         super().__init__()
         if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 < alpha <= 1:
@@ -82,7 +94,6 @@ class SpheretNorm(Bounded):
                 f"alpha must be a number greater than 0 and at most 1, got {alpha!r}: the step size starts at "
                 "lambda_l alpha and is at most lambda_l."
             )
-        check_sublayer(sublayer, num_sublayers)
         self.dim, self.sublayer, self.num_sublayers = check_dim(dim), sublayer, num_sublayers
         self.channel_dim = channel_dim
         self.schedule, self.exact_clamp = schedule, exact_clamp
@@ -97,6 +108,7 @@ class SpheretNorm(Bounded):
         check_cap(max_angle)
         self.max_angle = max_angle
         self.start_alpha = float(alpha)
+        self.branch_norm = make_branch_norm(self.dim, branch_norm, device, dtype)
         self.a: nn.Parameter | None = empty_parameter(1, device, dtype) if learnable_alpha else None
         self.raw_p: nn.Parameter | None = None
         if learnable_p:
@@ -108,12 +120,14 @@ class SpheretNorm(Bounded):
                 )
             self.start_p = start
             self.raw_p = empty_parameter(1, device, dtype)
-            # the row for any p, even if the starting value has a row of its own
+            # the formula for any p, even if the start has one of its own
             self.retraction = angular(torch.ones(1, device="cpu"))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set a learned step size and a learned p to their starts."""
+        """Set a learned step size, a learned p and the gain of a normed branch to their starts."""
+        if self.branch_norm is not None:
+            self.branch_norm.reset_parameters()
         if self.a is not None:
             nn.init.constant_(self.a, inverse_softplus(self.start_alpha))
         if self.raw_p is not None:
@@ -122,10 +136,10 @@ class SpheretNorm(Bounded):
     @property
     def alpha(self) -> Tensor:
         """The step size lambda_l clamp(softplus(a), max 1), a 1-element tensor. A fixed one is on the CPU."""
-        step = self._step()
-        return step if isinstance(step, Tensor) else torch.tensor([step], dtype=torch.float64, device="cpu")
+        alpha = self._alpha()
+        return alpha if isinstance(alpha, Tensor) else torch.tensor([alpha], dtype=torch.float64, device="cpu")
 
-    def _step(self) -> P:
+    def _alpha(self) -> P:
         """The step size as the kernels take it. A fixed one is a number, which fits every device and dtype."""
         if self.a is None:
             return self.factor * self.start_alpha
@@ -156,11 +170,16 @@ class SpheretNorm(Bounded):
         if self.channel_dim != -1:
             h, f = self._channels_last(h, f)
         check_rows(h, f, self.dim)
-        out = retract_unchecked(h, f, self._step(), self.retraction, self.p, self.max_angle)
+        gain = None if self.branch_norm is None else self.branch_norm.weight
+        out = retract_unchecked(h, f, self._alpha(), self.retraction, self.p, self.max_angle, gain)
         return out if self.channel_dim == -1 else out.movedim(-1, self.channel_dim)
 
     def _channels_last(self, h: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
         return channels_last(h, self.dim, self.channel_dim), channels_last(f, self.dim, self.channel_dim)
+
+    def branch_output(self, f: Tensor) -> Tensor:
+        """f as the update takes it: normed where there is a `branch_norm`, in float32 or better."""
+        return f if self.branch_norm is None else normed(f, self.branch_norm.weight)
 
     def angle(self, h: Tensor, f: Tensor) -> Tensor:
         """The angle between h and the next state in radians, at least 0. Its shape is h's without `channel_dim`.
@@ -173,11 +192,11 @@ class SpheretNorm(Bounded):
             h, f = self._channels_last(h, f)
         check_rows(h, f, self.dim)
         dtype = compute_dtype(h, f)
-        hh, _, zz = dots(h.to(dtype), f.to(dtype))
+        hh, _, zz = dots(h.to(dtype), self.branch_output(f).to(dtype))
         # the square root has no finite gradient at 0
         tiny = torch.finfo(dtype).tiny
         eta = zz.clamp(min=tiny).sqrt() / hh.clamp(min=tiny).sqrt()
-        beta = self._step() * torch.where(hh == 0, 0.0, eta)
+        beta = self._alpha() * torch.where(hh == 0, 0.0, eta)
         theta = self.retraction.theta(beta, self.p)
         return (theta if self.max_angle is None else theta.clamp(max=self.max_angle)).squeeze(-1)
 
@@ -186,7 +205,8 @@ class SpheretNorm(Bounded):
         cap = "no cap" if self.max_angle is None else f"max_angle={self.max_angle:.4f}"
         channels = "" if self.channel_dim == -1 else f", channel_dim={self.channel_dim}"
         fixed = "" if self.a is not None else ", fixed alpha"
-        return f"{self.dim}, sublayer={self.sublayer}, {p}, {self.schedule}, {cap}{channels}{fixed}"
+        gain = "" if self.branch_norm is None else f", branch_norm={self.branch_norm.start:g}"
+        return f"{self.dim}, sublayer={self.sublayer}, {p}, {self.schedule}, {cap}{channels}{fixed}{gain}"
 
 
 class SphericalConnection(Connection):
@@ -201,23 +221,22 @@ class SphericalConnection(Connection):
 
     def write(self, h: Tensor, f: Tensor) -> Tensor:
         """As in `Connection`."""
-        # the norm checks the rows itself; a warm-up needs them checked before
-        return self.norm(h, f) if self.warmup is None else super().write(h, f)
-
-    def join(self, h: Tensor, f: Tensor) -> Tensor:
-        return self.norm(h, self._warmed_branch(h, f))
-
-    def _warmed_branch(self, h: Tensor, f: Tensor) -> Tensor:
-        return f if self.warmup is None else self.warmed(f.to(compute_dtype(h, f)))
+        # the norm checks the rows itself
+        return self.norm(h, f)
 
     def angle(self, h: Tensor, f: Tensor, out: Tensor | None = None) -> Tensor:
         """As in `Connection`, but exact: it is computed from h and f instead of two rounded states."""
-        return self.norm.angle(h, self._warmed_branch(h, f))
+        return self.norm.angle(h, f)
 
     @property
     def alpha(self) -> Tensor:
-        # a factor of the branch is a factor of the step
-        return self.warmed(self.norm.alpha)
+        return self.norm.alpha
+
+    def branch_output(self, f: Tensor) -> Tensor:
+        return self.norm.branch_output(f)
+
+    def branch_gains(self) -> list[nn.Parameter]:
+        return [] if self.norm.branch_norm is None else [self.norm.branch_norm.weight]
 
     def retraction_step(self) -> RetractionStep:
         norm = self.norm
@@ -246,6 +265,7 @@ class Spherical(Scheme):
     | `learnable_alpha` | whether the step sizes are learned; if not, they stay where they start |
     | `alpha` | where the step sizes start, as a share of lambda_l in (0, 1] |
     | `norm` | what the norms at the exit and before each branch are: "layernorm" or "rmsnorm" |
+    | `branch_norm` | an RMSNorm of each branch's output: none, or where its gain starts; true is 0.3 |
     """
 
     p: float | None = None
@@ -264,6 +284,7 @@ class Spherical(Scheme):
     learnable_alpha: bool = True
     alpha: float = 1.0
     norm: str = "layernorm"
+    branch_norm: bool | float | None = None
     # the p of a row of SCHEMES, taken where neither `p` nor `retraction` is given
     default_p: InitVar[float] = 1.0
     source: ClassVar[str] = "arXiv 2608.02668"
@@ -319,6 +340,7 @@ class Spherical(Scheme):
             exact_clamp=self.exact_clamp,
             learnable_alpha=self.learnable_alpha,
             alpha=self.alpha,
+            branch_norm=self.branch_norm,
         )
 
     def enter(self, dim: int) -> nn.Module:

@@ -3,10 +3,9 @@
 from typing import TYPE_CHECKING
 
 from spheret.conversion.attach import steps, watched
-from spheret.conversion.model import convert, revert
+from spheret.conversion.model import Annealing, anneal, convert, position, revert, trainer_callback
 from spheret.conversion.plan import ConversionError
 from spheret.conversion.report import ConversionReport, ConvertedSublayer
-from spheret.conversion.schedule import Annealing, anneal, position, trainer_callback
 from spheret.conversion.wrap import Residual, ResidualStack, residual_stack
 from spheret.support.lazy import lazy
 

@@ -1,117 +1,213 @@
-"""Put the steps of a plan into a model, and take them out again."""
+"""The hooks of a converted model, and how they and the steps of a plan get into it and out again.
+
+Each hook is one of the functions of `HOOKS`, with its first arguments bound: the address of the step or read point
+that it calls, and where the tensor is that it changes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from spheret.connections import ScaleNorm, Spherical
-from spheret.conversion.plan import Chain, ConversionPlan, Reader, ResidualSum, is_norm
-from spheret.conversion.steps import (
-    NAME,
-    Channel,
-    Home,
-    Hook,
-    JoinHook,
-    LayerHook,
-    Leave,
-    OutputHook,
-    Passage,
-    Places,
-    Position,
-    ReadHook,
-    StartHook,
-    Step,
-)
+from spheret.connections import Spherical
+from spheret.conversion.plan import Chain, ConversionPlan, ResidualSum, reads_direction
+from spheret.conversion.steps import NAME, AddedModules, Address, ReadPoint, Step, StepRecord, Stream
+from spheret.conversion.trace import Argument
 
+# the host of the stacks' ScaleNorms. transformers' Trainer does not decay what has _norm in its name
+_NORMS = "spheret_norm"
 # what a host keeps of torch's shortcuts for layers without hooks
 _NESTED = "_spheret_use_nested_tensor"
 # and of its dropouts that the steps have taken over
 _DROPOUTS = "_spheret_dropouts"
 
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
-def positions(model: nn.Module) -> list[Position]:
-    """Every place where a converted model's streams have hooks, in order."""
-    # PEFT keeps the places that it has copied beside those in use
+
+def _before_reader(
+    address: Address, where: Argument, number: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Arguments:
+    """Give a module that reads the stream what it is to see. number: of the reader, in the order of their calls."""
+    step, x = address.module, _argument(where, args, kwargs)
+    state = step.stream.state_of(step)
+    # what a pass that was cut short left behind is replaced by the first reader
+    if state is None or (number == 0 and state.x is not x):
+        state = step.stream.begin(step.read(x))
+    return _with_argument(where, args, kwargs, state.reader_input)
+
+
+def _before_last_reader(
+    address: Address,
+    where: Argument,
+    shared: bool,
+    is_last: bool,
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Arguments | None:
+    """The same where the stream leaves.
+
+    shared: whether the module also runs elsewhere, as a ResNet's relu in the branch.
+    is_last: whether no other module reads the stream there.
+    """
+    point = address.module
+    if shared and not point.stream.is_behind_a_sum:
+        return None
+    if is_last:
+        point.stream.forget()
+    return _with_argument(where, args, kwargs, point.read(_argument(where, args, kwargs)).reader_input)
+
+
+def _after_branch(
+    address: Address,
+    number: int,
+    index: int | None,
+    call_number: int | None,
+    module: nn.Module,
+    args: tuple[Any, ...],
+    output: Any,
+) -> Any:
+    """Return x' - x in place of the output of a branch.
+
+    number: of the branch.
+    index: of the branch's output in what the module returns.
+    call_number: which call of a module that runs several times in the branch ends it.
+    """
+    step = address.module
+    state = step.stream.state_of(step)
+    if state is None:
+        # one dropout may end several branches, and this is the call of a different one
+        return output
+    if call_number is not None:
+        done = state.calls.get(number, 0)
+        state.calls[number] = done + 1
+        if done != call_number:
+            return output
+    return _with_output(output, index, lambda f: step.join(state, f, number))
+
+
+def _after_last_layer(
+    address: Address, index: int | None, module: nn.Module, args: tuple[Any, ...], output: Any
+) -> Any:
+    """Give the stream its length back in the last layer's output, if no module reads the stream there."""
+    return _with_output(output, index, lambda x: address.module.read(x).reader_input)
+
+
+def _before_stream(address: Address, module: nn.Module, args: tuple[Any, ...]) -> None:
+    """Forget what a pass that was cut short has left, before the model and the module that calls the first reader.
+
+    Recomputation under gradient checkpointing stops as soon as it has what the backward pass needs.
+    """
+    if not torch.compiler.is_compiling():
+        address.module.stream.forget()
+
+
+HOOKS: tuple[Callable[..., Any], ...] = (
+    _before_reader,
+    _before_last_reader,
+    _after_branch,
+    _after_last_layer,
+    _before_stream,
+)
+
+
+def _argument(where: Argument, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    x: Tensor = kwargs[where] if isinstance(where, str) else args[where]
+    return x
+
+
+def _with_argument(where: Argument, args: tuple[Any, ...], kwargs: dict[str, Any], x: Tensor) -> Arguments:
+    if isinstance(where, str):
+        return args, {**kwargs, where: x}
+    return (*args[:where], x, *args[where + 1 :]), kwargs
+
+
+def _with_output(output: Any, index: int | None, change: Callable[[Tensor], Tensor]) -> Any:
+    """What a module returns, with the tensor at an index of it changed."""
+    if index is None:
+        return change(output)
+    parts = [*output[:index], change(output[index]), *output[index + 1 :]]
+    return parts if type(output) is list else tuple(parts)
+
+
+def read_points(model: nn.Module) -> list[ReadPoint]:
+    """Every point where a converted model's streams are read, in order."""
+    # PEFT keeps the modules that it has copied beside those in use
     hosted: list[Any] = [module._modules.get(NAME) for module in model.modules()]
-    used = {id(place) for places in hosted if _holds_places(places) for place in places.listed()}
-    return [module for module in model.modules() if isinstance(module, Position) and id(module) in used]
+    used = {id(one) for added in hosted if _holds_added(added) for one in added.listed()}
+    return [module for module in model.modules() if isinstance(module, ReadPoint) and id(module) in used]
 
 
 def steps(model: nn.Module) -> list[Step]:
     """The steps of a converted model, in order. A model that is not converted has none."""
-    return [place for place in positions(model) if isinstance(place, Step)]
+    return [point for point in read_points(model) if isinstance(point, Step)]
 
 
-def _holds_places(module: nn.Module | None) -> bool:
-    return module is not None and any(isinstance(part, Places) for part in module.modules())
+def _holds_added(module: nn.Module | None) -> bool:
+    return module is not None and any(isinstance(part, AddedModules) for part in module.modules())
+
+
+def watched(model: nn.Module, watcher: Callable[[Step, StepRecord], None]) -> AbstractContextManager[None]:
+    """A context in which every residual sum of a converted model calls `watcher(step, record)`."""
+    return _attribute_set(steps(model), "watcher", watcher)
+
+
+def checking(model: nn.Module) -> AbstractContextManager[None]:
+    """A context in which a converted model computes what the original does, and only its hooks know the stream."""
+    return _attribute_set([point.stream for point in read_points(model)], "checking", True)
 
 
 @contextmanager
-def watched(model: nn.Module, watcher: Callable[[Step, Passage], None]) -> Iterator[None]:
-    """A context in which every residual sum of a converted model calls `watcher(step, passage)`."""
-    all_steps = steps(model)
+def _attribute_set(objects: Iterable[Any], name: str, value: Any) -> Iterator[None]:
+    before = [(each, getattr(each, name)) for each in objects]
     try:
-        for step in all_steps:
-            step.watcher = watcher
+        for each, _ in before:
+            setattr(each, name, value)
         yield
     finally:
-        for step in all_steps:
-            step.watcher = None
+        for each, old in before:
+            setattr(each, name, old)
 
 
 def attach(model: nn.Module, plan: ConversionPlan, scheme: Spherical) -> dict[str, list[Step]]:
     """Add the steps of the plan to the model. Returns the steps of each stack."""
     modules = dict(model.named_modules())
     sizes = {name: len(sums) for name, sums in plan.stacks().items()}
-    owners: dict[str, Home] = {}
+    norms: dict[str, Address] = {}
     stacks: dict[str, list[Step]] = {name: [] for name in sizes}
     for chain in plan.chains:
-        channel = Channel()
-        layers: list[LayerHook] = []
-        homes = []
+        stream = Stream()
         for residual in chain.sums:
-            stack = stacks[residual.stack]
-            connection = scheme.connect(residual.dim, len(stack) + 1, sizes[residual.stack])
+            stack, host = stacks[residual.stack], modules[residual.host]
             like = _like(modules, residual)
-            entry_norm = None
-            if residual.stack not in owners:
-                enter = scheme.enter(residual.dim)
-                assert isinstance(enter, ScaleNorm)
-                entry_norm = enter.to(like.device, like.dtype)
-            step = Step(
-                channel,
-                connection,
-                entry_norm,
-                residual is chain.sums[0],
-                [end.factor for end in residual.ends],
-                residual.channel_dim,
-                not _reads_direction(modules, residual.readers),
-                like,
-            )
+            if residual.stack not in norms:
+                norms[residual.stack] = _add(
+                    _norm_host(model, host), scheme.enter(residual.dim).to(like.device, like.dtype)
+                )
+            connection = scheme.connect(residual.dim, len(stack) + 1, sizes[residual.stack])
+            reads_length, first = not reads_direction(modules, residual.readers), residual is chain.sums[0]
+            step = Step(stream, residual, connection, reads_length, like, first)
             stack.append(step)
             if residual.dropout is not None:
-                name, step.dropout = residual.dropout
-                host = modules[residual.host]
-                host.__dict__.setdefault(_DROPOUTS, {})[name] = step.dropout
+                name, p = residual.dropout
+                host.__dict__.setdefault(_DROPOUTS, {})[name] = p
                 setattr(host, name, 0.0)
-            home = _host(modules[residual.host], step)
-            step.owner = owners.setdefault(residual.stack, home)
-            homes.append(home)
-            if not step.first:
-                layers += _hook_layers(modules, residual.containers, home)
-        leave = _host(modules[chain.sums[-1].host], _leave(modules, chain, channel))
-        # what reads the stream where it leaves may be a layer, too
-        layers += _hook_layers(modules, [r for r in chain.leaving if r.module not in chain.shared], leave)
-        for residual, home in zip(chain.sums, homes, strict=True):
-            _hook(modules, residual, home, layers if residual is chain.sums[0] else [])
-        for name in {"", chain.sums[0].caller}:
-            modules[name].register_forward_pre_hook(StartHook(homes[0]).hook)
-        _hook_leave(modules, chain, leave)
+            step.norm_address, address = norms[residual.stack], _add(host, step)
+            for number, reader in enumerate(residual.readers):
+                hook = partial(_before_reader, address, reader.where, number)
+                modules[reader.module].register_forward_pre_hook(hook, with_kwargs=True)
+            for number, end in enumerate(residual.ends):
+                after = partial(_after_branch, address, number, end.index, end.call_number)
+                modules[end.module].register_forward_hook(after)
+            if first:
+                for name in {"", residual.readers[0].path[-1]}:
+                    modules[name].register_forward_pre_hook(partial(_before_stream, address))
+        _attach_exit(modules, chain, stream, norms[chain.sums[0].stack])
     for module in model.modules():
         # torch turns padded batches into nested tensors, which only its layers without hooks take
         if isinstance(module, nn.TransformerEncoder):
@@ -120,82 +216,64 @@ def attach(model: nn.Module, plan: ConversionPlan, scheme: Spherical) -> dict[st
     return stacks
 
 
+def _attach_exit(modules: dict[str, nn.Module], chain: Chain, stream: Stream, norm: Address) -> None:
+    """Give the stream its length back for the modules that read it behind the last sum."""
+    last, readers = chain.sums[-1], sorted(chain.leaving, key=lambda reader: reader.time)
+    point = ReadPoint(stream, last.channel_dim, not reads_direction(modules, readers), _like(modules, last))
+    point.norm_address, address = norm, _add(modules[last.host], point)
+    for reader in readers:
+        shared, is_last = reader.module in chain.shared, reader is readers[-1]
+        hook = partial(_before_last_reader, address, reader.where, shared, is_last)
+        modules[reader.module].register_forward_pre_hook(hook, with_kwargs=True)
+    if not readers:
+        assert chain.last is not None
+        modules[chain.last.module].register_forward_hook(partial(_after_last_layer, address, chain.last.index))
+
+
+def _norm_host(model: nn.Module, first: nn.Module) -> nn.Module:
+    """Where the ScaleNorm of a stack goes: not into a layer, because FSDP2 gathers the weights of one at a time."""
+    if isinstance(model, nn.Sequential):
+        # it would call what it is given
+        return first
+    if _NORMS not in model._modules:
+        model.add_module(_NORMS, nn.Module())
+    return model.get_submodule(_NORMS)
+
+
 def follow_hosts(model: nn.Module) -> None:
-    """Put the steps into training or eval mode as the modules that host them."""
+    """Put what was added into training or eval mode as the modules that host it."""
     for module in list(model.modules()):
-        added = module._modules.get(NAME)
-        if added is not None:
-            added.train(module.training)
-
-
-def _reads_direction(modules: dict[str, nn.Module], readers: list[Reader]) -> bool:
-    return all(is_norm(modules[reader.module]) for reader in readers)
+        for added in (module._modules.get(name) for name in (_NORMS, NAME)):
+            if added is not None:
+                added.train(module.training)
 
 
 def _like(modules: dict[str, nn.Module], residual: ResidualSum) -> torch.Tensor:
-    """A parameter near the residual, whose device and dtype the new parameters take."""
+    """A parameter near a residual, whose device and dtype the new parameters take."""
     near = [reader.module for reader in residual.readers] + [end.module for end in residual.ends]
-    for name in (*near, residual.host, ""):
-        for parameter in modules[name].parameters():
-            if parameter.is_floating_point():
-                return parameter
-    return torch.empty(0)
+    found = (p for name in (*near, residual.host, "") for p in modules[name].parameters() if p.is_floating_point())
+    return next(found, torch.empty(0))
 
 
-def _host(host: nn.Module, place: Position) -> Home:
-    if not hasattr(host, NAME):
-        host.add_module(NAME, Places())
-    places = getattr(host, NAME)
-    places.append(place.train(host.training))
-    return Home(host, len(places.listed()) - 1)
-
-
-def _hook_layers(modules: dict[str, nn.Module], readers: list[Reader], home: Home) -> list[LayerHook]:
-    hooks = [LayerHook(home, reader.where, modules[reader.module]) for reader in readers]
-    for hook in hooks:
-        hook.layer.register_forward_pre_hook(hook.hook, with_kwargs=True)
-    return hooks
-
-
-def _hook(modules: dict[str, nn.Module], residual: ResidualSum, home: Home, layers: list[LayerHook]) -> None:
-    for reader in residual.readers:
-        hook = ReadHook(home, reader.where, layers).hook
-        modules[reader.module].register_forward_pre_hook(hook, with_kwargs=True)
-    for number, end in enumerate(residual.ends):
-        modules[end.module].register_forward_hook(JoinHook(home, number, end.index, end.turn).hook)
-
-
-def _leave(modules: dict[str, nn.Module], chain: Chain, channel: Channel) -> Leave:
-    last = chain.sums[-1]
-    reads_length = not (chain.leaving and _reads_direction(modules, chain.leaving))
-    return Leave(channel, last.channel_dim, reads_length, _like(modules, last), max(len(chain.leaving), 1))
-
-
-def _hook_leave(modules: dict[str, nn.Module], chain: Chain, home: Home) -> None:
-    for reader in chain.leaving:
-        hook = ReadHook(home, reader.where, [], reader.module in chain.shared).hook
-        modules[reader.module].register_forward_pre_hook(hook, with_kwargs=True)
-    if not chain.leaving:
-        assert chain.last is not None
-        modules[chain.last.module].register_forward_hook(OutputHook(home, chain.last.index).hook)
-
-
-def _own_hooks(module: nn.Module) -> Iterator[tuple[Any, int]]:
-    for hooks in (module._forward_pre_hooks, module._forward_hooks):
-        for number, hook in list(hooks.items()):
-            if isinstance(getattr(hook, "__self__", None), Hook):
-                yield hooks, number
+def _add(host: nn.Module, module: nn.Module) -> Address:
+    if NAME not in host._modules:
+        host.add_module(NAME, AddedModules())
+    added: Any = host._modules[NAME]
+    number = len(added.listed())
+    added.add_module(str(number), module.train(host.training))
+    return Address(host, number)
 
 
 def detach(model: nn.Module) -> None:
     """Take every step and hook out of the model. Its own parameters were never changed."""
     for module in list(model.modules()):
-        for hooks, number in _own_hooks(module):
-            del hooks[number]
-            module._forward_pre_hooks_with_kwargs.pop(number, None)
-        added = module._modules.get(NAME)
-        if _holds_places(added):
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            for number in [number for number, hook in hooks.items() if getattr(hook, "func", None) in HOOKS]:
+                del hooks[number]
+                module._forward_pre_hooks_with_kwargs.pop(number, None)
+        if _holds_added(module._modules.get(NAME)):
             del module._modules[NAME]
+        module._modules.pop(_NORMS, None)
         for name, p in module.__dict__.pop(_DROPOUTS, {}).items():
             setattr(module, name, p)
         if _NESTED in module.__dict__:

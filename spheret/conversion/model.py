@@ -1,27 +1,24 @@
-"""`convert` and `revert`: put the residual stream of anyone's model on a sphere, in place, and take it off again."""
+"""`convert` puts the residual stream of a model on a sphere, `anneal` leads to the scheme, `revert` undoes it."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 
-from spheret.bounds import inverse_softplus
 from spheret.conversion import attach as attaching
-from spheret.conversion.checks import Start, check_model, spherical_scheme
-from spheret.conversion.fit import Observations, fitted_alpha, fitted_radius
-from spheret.conversion.inputs import call
-from spheret.conversion.inputs import example_inputs as made_inputs
+from spheret.conversion.checks import Comparison, Start, check_model, copied_outputs, spherical_scheme
 from spheret.conversion.plan import ConversionError, ConversionPlan, make_plan
-from spheret.conversion.report import ConversionReport, ConvertedSublayer
-from spheret.conversion.schedule import anneal
-from spheret.conversion.steps import Step
-from spheret.conversion.trace import trace_call
-from spheret.conversion.verify import Comparison, outputs
+from spheret.conversion.report import ConversionReport, Observations
+from spheret.conversion.steps import ReadPoint
+from spheret.conversion.trace import call, random_inputs, trace_call
 from spheret.retractions import Retraction
+from spheret.support.errors import need
+
+if TYPE_CHECKING:
+    from transformers import TrainerCallback
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -53,18 +50,25 @@ def convert(
     """
     chosen = spherical_scheme(scheme, start, options)
     check_model(model)
-    inputs = made_inputs(model) if example_inputs is None else example_inputs
+    inputs = random_inputs(model) if example_inputs is None else example_inputs
+    if inputs is None:
+        raise ConversionError(
+            f"{type(model).__name__} does not say what it takes, and convert needs one trial forward pass: give "
+            "example_inputs, a tensor, a tuple of arguments or a dict of keyword arguments."
+        )
     training = {module: module.training for module in model.modules()}
+    size = sum(p.numel() for p in model.parameters())
     try:
         model.eval()
         plan, comparison = _planned(model, inputs, example_inputs is None)
         try:
             stacks = attaching.attach(model, plan, chosen)
             observations = _verified(model, inputs, comparison, batches)
-            _set(stacks, observations, start, "radius" not in options)
-            _set_leaves(model, observations, start)
+            if start != "plain":
+                observations.fit(model, stacks, fit_radius="radius" not in options)
             anneal(model, 0.0 if start == "exact" else 1.0)
-            named = _plain_options(options)
+            # as JSON can hold them
+            named = {name: value.name if isinstance(value, Retraction) else value for name, value in options.items()}
             if hasattr(getattr(model, "config", None), "to_dict"):
                 setattr(model.config, attaching.NAME, {"scheme": scheme, "start": start, "options": named})
         except BaseException:
@@ -76,7 +80,16 @@ def convert(
     attaching.follow_hosts(model)
     examples = "the example alone" if batches is None else "the given batches"
     examples = "random inputs: give batches" if batches is None and example_inputs is None else examples
-    return model, _report(model, scheme, start, plan, stacks, observations, comparison.difference, examples)
+    return model, ConversionReport(
+        model=type(model).__name__,
+        scheme=scheme,
+        start=start,
+        converted=tuple(observations.sublayers(plan, stacks)),
+        left=tuple(plan.left),
+        difference=comparison.difference,
+        examples=examples,
+        added_parameters=sum(p.numel() for p in model.parameters()) - size,
+    )
 
 
 def revert(model: Model) -> Model:
@@ -91,8 +104,34 @@ def revert(model: Model) -> Model:
     return model
 
 
+def anneal(model: nn.Module, t: float) -> None:
+    """Move a converted model to position t: 0 computes what the original computes, 1 is the scheme.
+
+    The model may be wrapped, e.g. by DDP, PEFT or torch.compile.
+    """
+    if isinstance(t, bool) or not isinstance(t, (int, float)) or not 0 <= t <= 1:
+        raise ValueError(f"t must be a number from 0, the original, to 1, the scheme, got {t!r}.")
+    for point in _points(model):
+        point.anneal(float(t))
+
+
+def position(model: nn.Module) -> float:
+    """The position t of a converted model, read anew at every point of its streams."""
+    points = _points(model)
+    for point in points:
+        point.read_t()
+    return float(points[0].t)
+
+
+def _points(model: nn.Module) -> list[ReadPoint]:
+    points = attaching.read_points(model)
+    if not points:
+        raise ValueError(f"this {type(model).__name__} is not converted: call spheret.convert(model) first.")
+    return points
+
+
 def _planned(model: nn.Module, inputs: Any, made: bool) -> tuple[ConversionPlan, Comparison]:
-    """The plan of the model, and what it computes before the conversion."""
+    """The plan of the model, and what it computes before the conversion. made: whether the inputs are random."""
     try:
         trace, output = trace_call(model, lambda: call(model, inputs), keeps_values=True)
     except Exception as error:
@@ -107,7 +146,7 @@ def _planned(model: nn.Module, inputs: Any, made: bool) -> tuple[ConversionPlan,
             f"{type(model).__name__} has no residual sum h + f of a stream and a module's output: nothing to "
             f"convert.{looked_at}"
         )
-    return plan, Comparison(model, trace, plan, outputs(output))
+    return plan, Comparison(model, trace, plan, copied_outputs(output))
 
 
 def _failure(model: nn.Module, error: Exception) -> str:
@@ -121,12 +160,13 @@ def _failure(model: nn.Module, error: Exception) -> str:
     return f"In {inner}: {type(error).__name__}: {str(error).rstrip('.')}."
 
 
+@torch.no_grad()
 def _verified(model: nn.Module, inputs: Any, comparison: Comparison, batches: Iterable[Any] | None) -> Observations:
-    """Run the model at t = 0 on the example and the batches, and compare the example with the original."""
+    """Compare the converted model with the original on the example, and observe its sublayers on the batches."""
     anneal(model, 0.0)
     observations = Observations()
     try:
-        with attaching.watched(model, observations.add), comparison.watching(), torch.no_grad():
+        with attaching.checking(model), attaching.watched(model, observations.add), comparison.watching():
             output = call(model, inputs)
     except ConversionError:
         raise
@@ -139,7 +179,7 @@ def _verified(model: nn.Module, inputs: Any, comparison: Comparison, batches: It
     if batches is not None:
         # the example only checks; the batches count
         observations.sums.clear()
-        with attaching.watched(model, observations.add), torch.no_grad():
+        with attaching.watched(model, observations.add):
             for batch in batches:
                 call(model, batch)
         if not observations.sums:
@@ -147,77 +187,63 @@ def _verified(model: nn.Module, inputs: Any, comparison: Comparison, batches: It
     return observations
 
 
-@torch.no_grad()
-def _set(stacks: dict[str, list[Step]], observations: Observations, start: Start, fit_radius: bool) -> None:
-    """Set radii, units and lengths from what was observed."""
-    if start == "plain":
-        return
-    for steps in stacks.values():
-        enter, dim = steps[0].entry_norm, steps[0].connection.dim
-        assert enter is not None
-        observed = radius = enter.radius_value()
-        if fit_radius:
-            radius = fitted_radius([observations.of(step) for step in steps], dim)
-            nn.init.constant_(enter.gamma, inverse_softplus(radius))
-        for step in steps:
-            sums = observations.of(step)
-            alpha = step.connection.alpha
-            assert alpha is not None
-            step.unit.fill_(fitted_alpha(sums, radius, observed) / float(alpha))
-            step.length.fill_(math.exp(sums.mean(sums.log_length)) / radius)
+class Annealing:
+    """Moves t linearly from 0 to 1 over `steps` calls of `step`, after `wait` calls at 0.
+
+    A model that is on its way, e.g. one that was loaded, goes on from its own t, and one that is at 1 stays there.
+    Call `step` after the optimiser's.
+    """
+
+    def __init__(self, model: nn.Module, steps: int, wait: int = 0):
+        for name, value, least in (("steps", steps, 1), ("wait", wait, 0)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
+        self.model, self.steps, self.wait = model, steps, wait
+        t = position(model)
+        self.done = wait + round(t * steps) if t > 0 else 0
+
+    @property
+    def t(self) -> float:
+        return min(max((self.done - self.wait) / self.steps, 0.0), 1.0)
+
+    def set(self, done: int) -> None:
+        """Go to where `done` steps lead, e.g. when training resumes."""
+        self.done = done
+        anneal(self.model, self.t)
+
+    def step(self) -> None:
+        before = self.t
+        self.done += 1
+        if self.t != before:
+            anneal(self.model, self.t)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"done": self.done}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.set(state["done"])
 
 
-@torch.no_grad()
-def _set_leaves(model: nn.Module, observations: Observations, start: Start) -> None:
-    """Set the lengths where the streams leave: those after the last step of each."""
-    if start == "plain":
-        return
-    last: dict[int, Step] = {}
-    for position in attaching.positions(model):
-        if isinstance(position, Step):
-            last[id(position.channel)] = position
-    for position in attaching.positions(model):
-        if not isinstance(position, Step):
-            step = last[id(position.channel)]
-            sums = observations.of(step)
-            position.length.fill_(math.exp(sums.mean(sums.log_next_length)) / float(step.radius))
+def trainer_callback(steps: int, wait: int = 0) -> TrainerCallback:
+    """A transformers TrainerCallback that anneals the Trainer's model over `steps` optimiser steps, as `Annealing`.
 
+    A training that resumes at t = 0 goes by the Trainer's own count of steps.
+    """
+    transformers = need("transformers", "hub")
 
-def _plain_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The options as JSON can hold them."""
-    return {name: value.name if isinstance(value, Retraction) else value for name, value in options.items()}
+    class AnnealingCallback(transformers.TrainerCallback):  # type: ignore[name-defined]
+        """Moves the position t of a converted model."""
 
+        schedule: Annealing
 
-def _report(
-    model: nn.Module,
-    scheme: str,
-    start: Start,
-    plan: ConversionPlan,
-    stacks: dict[str, list[Step]],
-    observations: Observations,
-    difference: float,
-    examples: str,
-) -> ConversionReport:
-    rows = []
-    for stack, sums_of_stack in plan.stacks().items():
-        for number, (residual, step) in enumerate(zip(sums_of_stack, stacks[stack], strict=True), start=1):
-            sums = observations.of(step)
-            rows.append(
-                ConvertedSublayer(
-                    name=residual.name,
-                    readers=tuple(reader.module for reader in residual.readers),
-                    kind=residual.kind,
-                    stack=stack,
-                    sublayer=number,
-                    alpha=float(step.alpha.detach()),
-                    radius=float(step.radius.detach()),
-                    mean_angle=sums.mean(sums.angle),
-                    rows=sums.rows,
-                    beyond_half_turn=sums.beyond_half_turn,
-                    beyond_reach=sums.beyond_reach,
-                )
-            )
-    added = sum(p.numel() for step in attaching.steps(model) for p in step.parameters())
-    return ConversionReport(
-        type(model).__name__, scheme, start, tuple(rows), tuple(plan.left), difference, examples, added
-    )
+        def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module, **_: Any) -> None:
+            self.schedule = Annealing(model, steps, wait)
+            if self.schedule.done == 0:
+                # the count alone knows how long t = 0 has lasted
+                self.schedule.done = min(state.global_step, wait)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.schedule.step()
+
+    callback: TrainerCallback = AnnealingCallback()
+    return callback

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
-from spheret.conversion.trace import Addition, Argument, Key, Made, Read, Trace
+from spheret.conversion.trace import Addition, Key, Made, Read, Trace
 
 
 class ConversionError(ValueError):
@@ -17,7 +17,7 @@ class ConversionError(ValueError):
 
 
 @dataclass(frozen=True)
-class End:
+class BranchEnd:
     """A module that ends a branch: its output, or an index of it, times `factor` is added to the stream."""
 
     module: str
@@ -27,29 +27,17 @@ class End:
     key: Key
     makers: tuple[str, ...]  # every module that returned this tensor: the last one may be a dropout in eval mode
     # which of the module's calls in the branch it is, from 0, if there are several: one dropout may serve all places
-    turn: int | None = None
-
-
-@dataclass(frozen=True)
-class Reader:
-    """A module that reads the stream, and the argument in which it does."""
-
-    module: str
-    where: Argument
-    time: int
+    call_number: int | None = None
 
 
 @dataclass
 class ResidualSum:
     """One addition h + f."""
 
-    ends: list[End]
-    readers: list[Reader]
+    ends: list[BranchEnd]
+    readers: list[Read]  # in the order of their calls
     host: str  # the module whose code adds
-    caller: str  # and the one whose code calls the first reader
     path: tuple[str, ...]
-    # the modules that are called with h and add inside, outermost first; recomputation starts at one of them
-    containers: list[Reader]
     stack: str
     dim: int
     channel_dim: int
@@ -75,7 +63,7 @@ class Chain:
     """Sums that follow each other on one stream, and the modules that read the stream where it leaves."""
 
     sums: list[ResidualSum]
-    leaving: list[Reader] = field(default_factory=list)
+    leaving: list[Read] = field(default_factory=list)
     # the module whose output is the stream, if no module reads it there
     last: Made | None = None
     # those of `leaving` that also run elsewhere, such as a ResNet's relu inside of the branch
@@ -105,6 +93,11 @@ def is_norm(module: nn.Module) -> bool:
     return "norm" in name and not other and not list(module.children())
 
 
+def reads_direction(modules: dict[str, nn.Module], readers: list[Read]) -> bool:
+    """Whether only norms read the stream."""
+    return bool(readers) and all(is_norm(modules[reader.module]) for reader in readers)
+
+
 def layer_of(name: str) -> str:
     """The name of the layer that a module stands in: all up to the first number. Empty if there is none."""
     found = re.match(r"(?:.*?\.)?\d+(?=\.|$)", name)
@@ -122,24 +115,24 @@ def _outermost(reads: list[Read]) -> list[Read]:
     return [read for read in reads if not names.intersection(read.path)]
 
 
-def _end_of(trace: Trace, key: Key, path: tuple[str, ...], before: int) -> list[End] | None:
+def _branch_ends(trace: Trace, key: Key, path: tuple[str, ...], before: int) -> list[BranchEnd] | None:
     """The modules whose outputs make up a branch's output; None if something else does."""
     made = [m for m in trace.made.get(key, []) if m.module not in path and m.time < before]
     if made:
-        return [End(made[-1].module, made[-1].index, 1.0, made[-1].time, key, tuple(m.module for m in made))]
+        return [BranchEnd(made[-1].module, made[-1].index, 1.0, made[-1].time, key, tuple(m.module for m in made))]
     if key in trace.products:
         factor, source = trace.products[key]
-        ends = _end_of(trace, source, path, before)
+        ends = _branch_ends(trace, source, path, before)
         return ends and [replace(end, factor=end.factor * factor) for end in ends]
     for addition in trace.additions:
         if addition.result == key and addition.time < before and addition.path == path:
-            parts = [_end_of(trace, side, path, addition.time) for side in (addition.first, addition.second)]
+            parts = [_branch_ends(trace, side, path, addition.time) for side in (addition.first, addition.second)]
             return parts[0] + parts[1] if parts[0] and parts[1] else None
     return None
 
 
-def _readers(trace: Trace, stream: Key, addition: Addition) -> tuple[list[Read], list[Read]]:
-    """Who was called with the stream before it was added to: the modules that read it, and those that also add."""
+def _readers(trace: Trace, stream: Key, addition: Addition) -> list[Read]:
+    """The modules that were called with the stream before it was added to, and do not add themselves."""
     # a dropout in eval mode returns the very tensor that it was given
     passing = {made.module for made in trace.made.get(stream, [])}
     reads = [r for r in trace.reads.get(stream, []) if r.time < addition.time and r.module not in passing]
@@ -149,11 +142,8 @@ def _readers(trace: Trace, stream: Key, addition: Addition) -> tuple[list[Read],
     # stand in the smallest container that has some, or in the layer
     within = ([r for r in readers if container.module in r.path] for container in reversed(containers))
     inside = next((found for found in within if found), [])
-    layer = layer_of(_host_of(addition))
-    near = [r for r in readers if r in inside or layer_of(r.module) == layer or r.path == addition.path]
-    first = min((read.time for read in near), default=0)
-    # a module that is given the branch's output, too, and adds, is called behind the branch
-    return _outermost(near), [container for container in containers if container.time < first]
+    layer = layer_of(addition.host)
+    return _outermost([r for r in readers if r in inside or layer_of(r.module) == layer or r.path == addition.path])
 
 
 def _channel_dim(trace: Trace, stream: Key, modules: Iterable[nn.Module]) -> int:
@@ -172,55 +162,55 @@ def _channel_dim(trace: Trace, stream: Key, modules: Iterable[nn.Module]) -> int
 def make_plan(model: nn.Module, trace: Trace) -> ConversionPlan:
     """The residual sums of the traced model. Raises ConversionError if one is of an unknown kind."""
     modules = dict(model.named_modules())
-    sorting = _Sorting(trace, modules, type(model).__name__)
+    finder = _SumFinder(trace, modules, type(model).__name__)
     for addition in trace.additions:
-        sorting.take(addition)
-    sums = sorting.sums
-    if sorting.outside and not any(layer_of(residual.host) for residual in sums):
-        raise ConversionError(next(iter(sorting.outside.values())))
-    left = list(sorting.others.values())
-    left += [(where, "adds something that no module returns, outside of the layers") for where in sorting.outside]
+        finder.add(addition)
+    sums = finder.sums
+    if finder.unknown and not any(layer_of(residual.host) for residual in sums):
+        raise ConversionError(next(iter(finder.unknown.values())))
+    left = list(finder.left.values())
+    left += [(where, "adds something that no module returns, outside of the layers") for where in finder.unknown]
     left += _bare_layers(trace, sums, {place.partition(",")[0] for place, _ in left}, modules)
     sums = _of_one_layer(_in_stacks(sums, left), left)
     _split_widths(sums)
     _check_shared(sums)
-    _tell_calls(trace, sums)
+    _number_calls(trace, sums)
     _check_dropouts(trace, sums)
     return ConversionPlan(_chains(trace, sums, modules), left)
 
 
 def residual_sums(model: nn.Module, trace: Trace) -> list[ResidualSum]:
     """The residual sums of the traced model as far as they are of a known kind. Others are left out."""
-    sorting = _Sorting(trace, dict(model.named_modules()), type(model).__name__)
+    finder = _SumFinder(trace, dict(model.named_modules()), type(model).__name__)
     for addition in trace.additions:
         with contextlib.suppress(ConversionError):
-            sorting.take(addition)
-    return _in_stacks(sorting.sums, [])
+            finder.add(addition)
+    return _in_stacks(finder.sums, [])
 
 
-class _Sorting:
-    """Sorts the additions of a trace, in order: residual sums, sums that are left, and sums of an unknown kind."""
+class _SumFinder:
+    """Finds the residual sums among the additions of a trace, in order, and those that are left or unknown."""
 
     def __init__(self, trace: Trace, modules: dict[str, nn.Module], model: str):
         self.trace, self.modules, self.model = trace, modules, model
         self.sums: list[ResidualSum] = []
         self.by_result: dict[Key, ResidualSum] = {}
         # sums that are no residuals. One that turns out to be the sum of two branches is taken out again
-        self.others: dict[Key, tuple[str, str]] = {}
+        self.left: dict[Key, tuple[str, str]] = {}
         # unknown sums in code that belongs to no layer
-        self.outside: dict[str, str] = {}
+        self.unknown: dict[str, str] = {}
 
-    def take(self, addition: Addition) -> None:
+    def add(self, addition: Addition) -> None:
         for stream, branch in ((addition.first, addition.second), (addition.second, addition.first)):
-            ends = _end_of(self.trace, branch, addition.path, addition.time)
+            ends = _branch_ends(self.trace, branch, addition.path, addition.time)
             if self._continues(addition, stream, ends) or self._is_residual(addition, stream, branch, ends):
                 return
-        self._leave(addition)
+        self._note_left(addition)
 
-    def _continues(self, addition: Addition, stream: Key, ends: list[End] | None) -> bool:
+    def _continues(self, addition: Addition, stream: Key, ends: list[BranchEnd] | None) -> bool:
         """h + f + g: the second sum continues the first, because nobody reads the stream between them."""
         previous = self.by_result.get(addition.first) or self.by_result.get(addition.second)
-        if previous is None or previous.result != stream or not ends or _readers(self.trace, stream, addition)[0]:
+        if previous is None or previous.result != stream or not ends or _readers(self.trace, stream, addition):
             return False
         if any(self.trace.reads.get(key) for key in self.trace.rearranged(stream)):
             # e.g. the windows of an image, which the branch reads
@@ -231,8 +221,8 @@ class _Sorting:
         self.by_result[addition.result] = previous
         return True
 
-    def _is_residual(self, addition: Addition, stream: Key, branch: Key, ends: list[End] | None) -> bool:
-        readers, containers = _readers(self.trace, stream, addition)
+    def _is_residual(self, addition: Addition, stream: Key, branch: Key, ends: list[BranchEnd] | None) -> bool:
+        readers = _readers(self.trace, stream, addition)
         if not readers:
             return False
         if ends is None:
@@ -240,19 +230,40 @@ class _Sorting:
             return False
         if max(end.time for end in ends) < min(read.time for read in readers):
             return False
-        self.others.pop(branch, None)
-        residual = self._residual(addition, stream, branch, ends, readers, containers)
+        self.left.pop(branch, None)
+        dropout = _dropout(self.trace, branch, ends, addition, self.modules[addition.host], self._where(addition))
+        ends = sorted(ends, key=lambda end: end.time)
+        near = [end.module for end in ends] + [read.module for read in readers]
+        channel_dim = _channel_dim(self.trace, stream, [self.modules[name] for name in near])
+        dim = self.trace.tensors[stream].shape[channel_dim]
+        if dim < 2:
+            raise ConversionError(
+                f"the stream in {self._where(addition)} has rows of one entry, which have no direction. Nothing was "
+                "changed."
+            )
+        residual = ResidualSum(
+            ends=ends,
+            readers=sorted(readers, key=lambda read: read.time),
+            host=addition.host,
+            path=addition.path,
+            stack=stack_of(ends[-1].module),
+            dim=dim,
+            channel_dim=channel_dim,
+            place=addition.place,
+            stream=stream,
+            result=addition.result,
+            dropout=dropout,
+        )
         self.sums.append(residual)
         self.by_result[addition.result] = residual
         return True
 
     def _where(self, addition: Addition) -> str:
-        host = _host_of(addition)
-        return f"{host or self.model} ({type(self.modules[host]).__name__}), {addition.place}"
+        return f"{addition.host or self.model} ({type(self.modules[addition.host]).__name__}), {addition.place}"
 
     def _refuse(self, addition: Addition, readers: list[Read]) -> None:
         """Raise if a layer adds something to its stream that no hook reaches. Outside of layers it is noted."""
-        layer, where = layer_of(_host_of(addition)), self._where(addition)
+        layer, where = layer_of(addition.host), self._where(addition)
         if all(layer_of(read.module) != layer for read in readers):
             # e.g. a position bias that every layer is given: it is no stream of this layer
             return
@@ -263,46 +274,11 @@ class _Sorting:
         if layer:
             raise ConversionError(refusal)
         # e.g. an embedding and its positions, if the residuals stand in layers
-        self.outside[where] = refusal
+        self.unknown[where] = refusal
 
-    def _residual(
-        self,
-        addition: Addition,
-        stream: Key,
-        branch: Key,
-        ends: list[End],
-        readers: list[Read],
-        containers: list[Read],
-    ) -> ResidualSum:
-        host, where = _host_of(addition), self._where(addition)
-        dropout = _dropout(self.trace, branch, ends, addition, self.modules[host], where)
-        ends = sorted(ends, key=lambda end: end.time)
-        near = [self.modules[end.module] for end in ends] + [self.modules[read.module] for read in readers]
-        channel_dim = _channel_dim(self.trace, stream, near)
-        dim = self.trace.tensors[stream].shape[channel_dim]
-        if dim < 2:
-            raise ConversionError(
-                f"the stream in {where} has rows of one entry, which have no direction. Nothing was changed."
-            )
-        return ResidualSum(
-            ends=ends,
-            readers=[Reader(read.module, read.where, read.time) for read in readers],
-            host=host,
-            caller=min(readers, key=lambda read: read.time).path[-1],
-            path=addition.path,
-            containers=[Reader(read.module, read.where, read.time) for read in containers],
-            stack=stack_of(ends[-1].module),
-            dim=dim,
-            channel_dim=channel_dim,
-            place=addition.place,
-            stream=stream,
-            result=addition.result,
-            dropout=dropout,
-        )
-
-    def _leave(self, addition: Addition) -> None:
+    def _note_left(self, addition: Addition) -> None:
         """Keep in mind what a report must name: sums in layers that look like residuals and are not converted."""
-        host, sides = _host_of(addition), (addition.first, addition.second)
+        host, sides = addition.host, (addition.first, addition.second)
         if not stack_of(host):
             return
         why = None
@@ -313,31 +289,26 @@ class _Sorting:
         ):
             why = "adds to a part or a rearrangement of the stream"
         if why is not None:
-            self.others[addition.result] = (f"{host}, {addition.place}", why)
+            self.left[addition.result] = (f"{host}, {addition.place}", why)
 
     def _holds_stream(self, addition: Addition, side: Key) -> bool:
         """Whether a tensor holds entries of the layer's input, or of a sum that was taken up before."""
         sources = self.trace.sources(side)
-        if any(key in self.by_result or key in self.others for key in sources):
+        if any(key in self.by_result or key in self.left for key in sources):
             return True
-        layer = layer_of(_host_of(addition))
+        layer = layer_of(addition.host)
         own = {name for name in addition.path if layer_of(name) == layer}
         return any(read.module in own for key in sources for read in self.trace.reads.get(key, ()))
 
     def _holds_branch(self, addition: Addition, side: Key) -> bool:
         """Whether a tensor holds entries of what a module of the layer has returned."""
-        ends = (_end_of(self.trace, key, addition.path, addition.time) for key in self.trace.sources(side))
-        layer = layer_of(_host_of(addition))
+        ends = (_branch_ends(self.trace, key, addition.path, addition.time) for key in self.trace.sources(side))
+        layer = layer_of(addition.host)
         return any(layer_of(end.module) == layer for found in ends for end in found or ())
 
 
-def _host_of(addition: Addition) -> str:
-    """The module whose code adds."""
-    return addition.path[-1] if addition.path else ""
-
-
 def _dropout(
-    trace: Trace, branch: Key, ends: list[End], addition: Addition, host: nn.Module, where: str
+    trace: Trace, branch: Key, ends: list[BranchEnd], addition: Addition, host: nn.Module, where: str
 ) -> tuple[str, float] | None:
     """The function dropout between the branch's last module and the sum: the host's attribute for it, and its value.
 
@@ -385,22 +356,19 @@ def _bare_layers(
 
 def _in_stacks(residuals: list[ResidualSum], left: list[tuple[str, str]]) -> list[ResidualSum]:
     """Leave residuals outside of all stacks of layers as they are, unless there are no others."""
-    if not any(residual.stack for residual in residuals):
-        return residuals
-    for residual in residuals:
-        if not residual.stack:
-            left.append((f"{residual.name}, {residual.place}", "stands outside of the stacks of layers"))
-    return [residual for residual in residuals if residual.stack]
+    inside = [residual for residual in residuals if residual.stack]
+    outside = [residual for residual in residuals if inside and not residual.stack]
+    left += [(f"{one.name}, {one.place}", "stands outside of the stacks of layers") for one in outside]
+    return inside or residuals
 
 
 def _of_one_layer(residuals: list[ResidualSum], left: list[tuple[str, str]]) -> list[ResidualSum]:
-    """Leave sums with a tensor that several layers add to, e.g. positions: a stream is another one in each layer."""
+    """Leave sums with a tensor that several layers add to, e.g. positions: a stream is a different one in each."""
     layers: dict[Key, set[str]] = {}
     for residual in residuals:
         layers.setdefault(residual.stream, set()).add(layer_of(residual.host))
-    for residual in residuals:
-        if len(layers[residual.stream]) > 1:
-            left.append((f"{residual.host}, {residual.place}", "adds something that several layers add"))
+    several = [residual for residual in residuals if len(layers[residual.stream]) > 1]
+    left += [(f"{one.host}, {one.place}", "adds something that several layers add") for one in several]
     return [residual for residual in residuals if len(layers[residual.stream]) == 1]
 
 
@@ -428,14 +396,14 @@ def _check_shared(residuals: list[ResidualSum]) -> None:
         reading.update(reader.module for reader in residual.readers)
 
 
-def _tell_calls(trace: Trace, residuals: list[ResidualSum]) -> None:
+def _number_calls(trace: Trace, residuals: list[ResidualSum]) -> None:
     """Number the calls of a module that ends a branch and also runs elsewhere in it."""
     for residual in residuals:
-        start, stop = min(reader.time for reader in residual.readers), residual.ends[-1].time
+        start, stop = residual.readers[0].time, residual.ends[-1].time
         for number, end in enumerate(residual.ends):
             calls = [time for time in trace.calls[end.module] if start < time <= stop]
             if len(calls) > 1:
-                residual.ends[number] = replace(end, turn=calls.index(end.time))
+                residual.ends[number] = replace(end, call_number=calls.index(end.time))
 
 
 def _chains(trace: Trace, residuals: list[ResidualSum], modules: dict[str, nn.Module]) -> list[Chain]:
@@ -456,9 +424,9 @@ def _chains(trace: Trace, residuals: list[ResidualSum], modules: dict[str, nn.Mo
         made = trace.made.get(last.result, [])
         passing = {*last.path, *(m.module for m in made)}
         reads = [read for read in trace.reads.get(last.result, []) if read.module not in passing]
-        chain.leaving = [Reader(read.module, read.where, read.time) for read in _outermost(reads)]
+        chain.leaving = _outermost(reads)
         chain.last = next(iter(made), None)
-        if chain.last is not None and _is_used_beside(trace, last.result, chain):
+        if chain.last is not None and _is_used_elsewhere(trace, last.result, chain):
             # every reader finds the length in what the last layer returns
             chain.leaving = []
         chain.shared = {reader.module for reader in chain.leaving if len(trace.calls[reader.module]) > 1}
@@ -472,7 +440,7 @@ def _chains(trace: Trace, residuals: list[ResidualSum], modules: dict[str, nn.Mo
     return chains
 
 
-def _is_used_beside(trace: Trace, result: Key, chain: Chain) -> bool:
+def _is_used_elsewhere(trace: Trace, result: Key, chain: Chain) -> bool:
     """Whether the stream is also used where it leaves and no reader of it has a hook, e.g. returned by the model."""
     assert chain.last is not None
     names = {reader.module for reader in chain.leaving}
@@ -484,7 +452,7 @@ def _is_used_beside(trace: Trace, result: Key, chain: Chain) -> bool:
 
 
 def _kind(residual: ResidualSum, chain: Chain, modules: dict[str, nn.Module]) -> str:
-    before = all(is_norm(modules[reader.module]) for reader in residual.readers)
+    before = reads_direction(modules, residual.readers)
     behind = any(is_norm(modules[name]) for name in residual.ends[-1].makers)
     single = len(chain.sums) == 1 and chain.leaving and is_norm(modules[chain.leaving[0].module])
     if single and not before:

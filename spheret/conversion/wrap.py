@@ -67,17 +67,8 @@ def _moved(state: State, source: int, destination: int) -> State:
 class ResidualStack(nn.Module):
     """The entry of a scheme, its connections around the branches, and its exit."""
 
-    def __init__(
-        self,
-        enter: nn.Module,
-        layers: Iterable[Residual],
-        exit: nn.Module,
-        channel_dim: int,
-        guess: tuple[int, str] | None = None,
-    ):
+    def __init__(self, enter: nn.Module, layers: Iterable[Residual], exit: nn.Module, channel_dim: int):
         super().__init__()
-        # the width that a branch has told, and how
-        self.guess = guess
         # transformers' Trainer does not decay what has _norm in its name
         self.entry_norm, self.layers, self.exit_norm = enter, nn.ModuleList(layers), exit
         self.channel_dim = channel_dim
@@ -88,12 +79,6 @@ class ResidualStack(nn.Module):
 
     def forward(self, h: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The stream after the last branch. Further arguments go to every branch."""
-        if self.guess is not None and h.shape[self.channel_dim] != self.guess[0]:
-            (width, source), own = self.guess, h.shape[self.channel_dim]
-            raise ValueError(
-                f"the stream has {own} entries in dimension {self.channel_dim}, and dim = {width} "
-                f"was guessed from {source}: give residual_stack the dim of the stream, and its channel_dim."
-            )
         h = self._on_rows(self.entry_norm, h)
         for layer in self.layers:
             h = layer(h, *args, **kwargs)
@@ -123,37 +108,31 @@ def residual_stack(
     if isinstance(scheme, Scheme) and options:
         raise ValueError(f"options go with the name of a scheme, got {', '.join(options)} beside a Scheme.")
     chosen = scheme if isinstance(scheme, Scheme) else make_scheme(scheme, **options)
-    guess = None
-    if dim is None:
-        dim, guess = _width(branches)
+    dim = _width(branches) if dim is None else dim
     layers = [
         Residual(branch, chosen.connect(dim, number, len(branches)), channel_dim)
         for number, branch in enumerate(branches, start=1)
     ]
-    return ResidualStack(chosen.enter(dim), layers, chosen.exit(dim), channel_dim, guess)
+    return ResidualStack(chosen.enter(dim), layers, chosen.exit(dim), channel_dim)
 
 
-def _width(branches: list[Callable[..., Tensor]]) -> tuple[int, tuple[int, str]]:
-    """The width that the branches tell, and from which layer it is."""
-    told: dict[int, str] = {}
-    for number, branch in enumerate(branches):
-        width = _first_width(branch)
-        if width is not None:
-            told.setdefault(width[0], f"{width[1]} of branch {number}")
-    if not told:
-        raise ValueError("no branch tells the width of the stream: give dim.")
-    if len(told) > 1:
-        # e.g. one that mixes tokens, and one that mixes channels
-        listed = ", ".join(f"{width} ({source})" for width, source in told.items())
-        raise ValueError(f"the first layers of the branches tell different widths of the stream, {listed}: give dim.")
-    return next(iter(told)), next(iter(told.items()))
+def _width(branches: list[Callable[..., Tensor]]) -> int:
+    """The width of the stream that the first layers of the branches tell."""
+    # a branch that mixes tokens and one that mixes channels tell different ones
+    told = {width for branch in branches if (width := _first_width(branch)) is not None}
+    if len(told) != 1:
+        listed = ", ".join(map(str, sorted(told))) or "none"
+        raise ValueError(
+            f"the first layers of the branches must tell one width of the stream, got {listed}: give dim."
+        )
+    return told.pop()
 
 
-def _first_width(branch: Callable[..., Tensor]) -> tuple[int, str] | None:
+def _first_width(branch: Callable[..., Tensor]) -> int | None:
     for module in branch.modules() if isinstance(branch, nn.Module) else ():
         for name in ("in_features", "in_channels", "embed_dim", "num_features"):
             if isinstance(width := getattr(module, name, None), int):
-                return width, f"{name} of the first {type(module).__name__}"
+                return width
         if isinstance(module, nn.LayerNorm):
-            return module.normalized_shape[-1], "the first LayerNorm"
+            return module.normalized_shape[-1]
     return None

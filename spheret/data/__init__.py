@@ -7,7 +7,7 @@ from spheret.support.lazy import lazy
 
 need_lab()
 
-# imported when first used: the processes that tokenize need no torch
+# imported when first used, so that `spheret prepare` starts without torch
 _HOMES = {
     "CORPORA": "spheret.data.corpora",
     "TOKENIZERS": "spheret.data.tokenizers",

@@ -1,16 +1,28 @@
-"""Documents as valid UTF-8, collected into chunks that are large enough to send to a worker process."""
+"""Documents as valid UTF-8, collected into chunks, and the ids of these chunks, which threads encode in order.
+
+The libraries of the tokenizers encode without holding Python's lock, so threads use every core.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from spheret.data.readers import Document, Reader
+from spheret.data.shards import SPLITS, dtype_for
+from spheret.data.split import Split
+from spheret.data.tokenizers import Tokenizer
 
 CHUNK_BYTES = 1 << 17
+# the documents that are read and not yet written, in bytes
+FLIGHT_BYTES = 1 << 26
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -65,3 +77,51 @@ def chunks(reader: Reader) -> Iterator[Chunk]:
             chunk = Chunk()
     chunk.cursor, chunk.fraction = reader.cursor(), 1.0
     yield chunk
+
+
+@dataclass
+class Encoded:
+    """The ids and the number of documents of a chunk, per split."""
+
+    ids: dict[str, np.ndarray]
+    documents: dict[str, int]
+    # the sum of the documents' SHA-256, which does not depend on their order
+    digest: int
+
+
+def encode(documents: Sequence[bytes], tokenizer: Tokenizer, split: Split) -> Encoded:
+    """Return the ids of documents, or of their parts, in order in each split. The end of text follows each."""
+    texts: dict[str, list[bytes]] = {name: [] for name in SPLITS}
+    total = 0
+    for document in documents:
+        digest = hashlib.sha256(document).digest()
+        for name, part in split.parts(document, digest):
+            texts[name].append(part)
+        total += int.from_bytes(digest, "big")
+    dtype = dtype_for(tokenizer.vocab_size)
+    return Encoded(
+        {name: tokenizer.encode_documents(part).astype(dtype) for name, part in texts.items()},
+        {name: len(part) for name, part in texts.items()},
+        total,
+    )
+
+
+def encode_chunks(
+    chunks: Iterable[Chunk], tokenizer: Tokenizer, split: Split, threads: int
+) -> Iterator[tuple[Chunk, Encoded]]:
+    """Yield every chunk with its ids, in order. At most FLIGHT_BYTES are under way."""
+    pending: deque[tuple[Chunk, Future[Encoded]]] = deque()
+    held = 0
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="spheret-prepare")
+    try:
+        for chunk in chunks:
+            pending.append((chunk, pool.submit(encode, chunk.documents, tokenizer, split)))
+            held += chunk.size
+            while len(pending) > 4 * threads or (held > FLIGHT_BYTES and len(pending) > 1):
+                first, future = pending.popleft()
+                yield first, future.result()
+                held -= first.size
+        for first, future in pending:
+            yield first, future.result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)

@@ -33,7 +33,7 @@ class Stream:
 
     records: per shard the hashes that its bytes must have. A MiB is checked when a window of it is first read. So
     opening costs nothing, the first batch costs the same for any amount of data, and no id of a damaged MiB is ever
-    returned. A shard whose record has no hashes per MiB is checked as a whole.
+    returned.
     """
 
     def __init__(
@@ -41,9 +41,8 @@ class Stream:
     ) -> None:
         self._vocab_size = vocab_size
         self._paths = paths
-        # per shard its hashes, one after the other; the bytes of each; and which of them were checked
-        self._hashes = [record.sha256_per_mib or record.sha256 for record in records]
-        self._parts = [MIB if record.sha256_per_mib else record.tokens * dtype.itemsize for record in records]
+        # per shard its hashes, one after the other, and which of them were checked
+        self._hashes = [record.sha256_per_mib or "" for record in records]
         self._checked = [bytearray(len(hashes) // 64) for hashes in self._hashes]
         self._maps: list[mmap.mmap] = []
         self._arrays: list[np.ndarray] = []
@@ -61,20 +60,20 @@ class Stream:
 
     def _ids(self, index: int, first: int, last: int) -> np.ndarray:
         """Return ids of a shard, after a check of the bytes around them when these are first used."""
-        ids, checked, size = self._arrays[index][first:last], self._checked[index], self._parts[index]
+        ids, checked = self._arrays[index][first:last], self._checked[index]
         begin = first * ids.itemsize
-        for number in range(begin // size, -(-(begin + ids.nbytes) // size)):
+        for number in range(begin // MIB, -(-(begin + ids.nbytes) // MIB)):
             if not checked[number]:
-                self._check(index, number * size, size)
+                self._check(index, number)
                 checked[number] = True
         return ids
 
-    def _check(self, index: int, start: int, size: int) -> None:
-        """Raise unless the bytes of a shard from `start` on have their hash."""
-        part = memoryview(self._maps[index])[start : start + size]
-        number = start // size
+    def _check(self, index: int, number: int) -> None:
+        """Raise unless a MiB of a shard has its hash."""
+        start = number * MIB
+        part = memoryview(self._maps[index])[start : start + MIB]
         expected = self._hashes[index][64 * number : 64 * number + 64]
-        where = "" if len(part) == len(self._maps[index]) else f" in bytes {start:,} to {start + len(part) - 1:,}"
+        where = f" in bytes {start:,} to {start + len(part) - 1:,}"
         check_hash(self._paths[index], hashlib.sha256(part).hexdigest(), expected, where)
         if hasattr(mmap, "MADV_DONTNEED"):
             self._maps[index].madvise(mmap.MADV_DONTNEED, start, len(part))

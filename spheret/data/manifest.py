@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from spheret.support.documents import Count, Document, Fraction, Positive, Record, Sha256, Text
@@ -55,7 +53,7 @@ class ShardRecord(Record):
     """One file of ids.
 
     sha256_per_mib: the SHA-256 of each MiB of the file and of what remains, one after the other. It is unset until
-        the manifest is written, and in data of versions that did not write it.
+        the manifest is written.
     """
 
     name: ShardName
@@ -69,6 +67,11 @@ def _check_splits(**values: dict[str, Any]) -> None:
     for name, value in values.items():
         if value.keys() != set(SPLITS):
             raise ValueError(f"{name} must have the keys train and val, got {', '.join(sorted(value))[:80]}")
+
+
+def shard_name(split: str, index: int) -> str:
+    """The file name of a shard."""
+    return f"{split}-{index:05d}.bin"
 
 
 class Manifest(Record):
@@ -100,22 +103,16 @@ class Manifest(Record):
         vocab_size = self.tokenizer.vocab_size
         if self.dtype != dtype_name(vocab_size):
             raise ValueError(f"dtype {self.dtype!r} does not fit {vocab_size} ids")
-        for split in SPLITS:
-            for number, shard in enumerate(self.shards[split]):
-                if shard.name != f"{split}-{number:05d}.bin":
-                    raise ValueError(f"shard {number} of {split} has the name {shard.name!r}")
+        for split, records in self.shards.items():
+            if [shard.name for shard in records] != [shard_name(split, number) for number in range(len(records))]:
+                raise ValueError(f"the names of the shards of {split} are not in order")
+            if sum(shard.tokens for shard in records) != self.tokens[split]:
+                raise ValueError(f"the shards of {split} do not add up to its tokens")
+            for shard in records:
                 check_ids(shard.name, shard.largest_id, vocab_size)
                 hashes = -(-shard.tokens * (2 if self.dtype == "uint16" else 4) // MIB)
-                if shard.sha256_per_mib and len(shard.sha256_per_mib) != 64 * hashes:
+                if not shard.sha256_per_mib or len(shard.sha256_per_mib) != 64 * hashes:
                     raise ValueError(f"sha256_per_mib of {shard.name} must hold {hashes} hashes")
-                whole = shard.tokens == self.shard_tokens
-                if not whole and (shard.tokens > self.shard_tokens or shard is not self.shards[split][-1]):
-                    raise ValueError(f"{shard.name} holds {shard.tokens} tokens, shard_tokens is {self.shard_tokens}")
-            if sum(shard.tokens for shard in self.shards[split]) != self.tokens[split]:
-                raise ValueError(f"the shards of {split} do not add up to its tokens")
-        largest = max((shard.largest_id for shards in self.shards.values() for shard in shards), default=0)
-        if self.largest_id != largest:
-            raise ValueError(f"largest_id is {self.largest_id}, and that of the shards is {largest}")
 
     def summary(self) -> str:
         """How the text is split, in one line."""
@@ -134,7 +131,7 @@ class SettingsRecord(Record):
     """What decides the output of a preparation.
 
     tokenizer_sha256: null unless the tokenizer is a file.
-    split: as in the manifest. Without it, an earlier version and this one would write one directory by two rules.
+    split: as in the manifest.
     """
 
     corpus: str
@@ -184,22 +181,8 @@ class Progress(Record):
 
     settings: SettingsRecord
     position: ResumePoint | None
-    # of settings and position: shards that a note does not list are removed, so a changed note must not be followed
-    sha256: Sha256
     format: str = FORMAT
     version: int = VERSION
-
-    def __post_init__(self) -> None:
-        if self.sha256 != _digest(self.settings, self.position):
-            raise ValueError("the content does not have its SHA-256")
-
-    @classmethod
-    def of(cls, settings: SettingsRecord, position: ResumePoint | None) -> Progress:
-        return cls(settings=settings, position=position, sha256=_digest(settings, position))
-
-
-def _digest(settings: SettingsRecord, position: ResumePoint | None) -> str:
-    return hashlib.sha256(msgspec.json.encode([settings, position], order="sorted")).hexdigest()
 
 
 def dtype_name(vocab_size: int) -> Literal["uint16", "uint32"]:

@@ -3,40 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import glob
 import hashlib
 import json
 import os
-import re
 import sys
+import time
 from pathlib import Path
 
 from spheret.data import shards, tokenizers
 from spheret.data.corpora import CORPORA, Corpus, resolve
-from spheret.data.preparation import cache_path, prepare, prepare_into
+from spheret.data.preparation import cache_path, place, prepare, prepare_into
 from spheret.data.store import Data, open_data
-from spheret.support.cache import cache_directory
 
 # a text of one's own below this size is read as bytes: most of GPT-2's 50,257 ids would never occur in it
 BYTES_BELOW = 1 << 24
 
 
 def cached(corpus: str = "sotu", tokenizer: str | None = None, quiet: bool = True) -> Data:
-    """Open a named corpus from the cache. The first call prepares it.
+    """Open a named corpus from the cache. The first call prepares it, and calls of other processes wait for it.
 
     Args:
         corpus: a name in CORPORA.
         tokenizer: as in `spheret.data.prepare`; None takes the default of the corpus.
         quiet: show no progress.
     """
-    source = resolve(corpus) if corpus in CORPORA else None
-    if source is not None:
-        spec = source.tokenizer if tokenizer is None else tokenizer
-        path = cache_path(source, spec, source.val_fraction)
+    if corpus in CORPORA:
+        _, _, path = place(resolve(corpus), tokenizer, None, None)
         if (path / shards.MANIFEST).exists():
             return open_data(path)
-    return prepare(corpus, tokenizer, quiet=quiet)
+    while True:
+        try:
+            return prepare(corpus, tokenizer, quiet=quiet)
+        except BlockingIOError:
+            time.sleep(0.2)
 
 
 def check_named(name: str) -> None:
@@ -79,44 +79,44 @@ def open_named(name: str, tokenizer: str | None, quiet: bool, out: Path | None =
     return data
 
 
+def named_vocabulary(name: str, tokenizer: str | None) -> int:
+    """The vocabulary size of what `open_named` opens, whether it is prepared or not. Nothing is written."""
+    check_named(name)
+    path = Path(name).expanduser()
+    if name not in CORPORA and (path / shards.MANIFEST).exists():
+        return open_named(name, tokenizer, quiet=True).vocab_size
+    source = resolve(name)
+    spec = tokenizer or (source.tokenizer if name in CORPORA else _default_tokenizer(source))
+    trained = spec.removeprefix("bpe:")
+    return int(trained) if trained.isdigit() else tokenizers.load(spec).vocab_size
+
+
 def refuse_output_among_text(name: str, out: Path) -> None:
-    """Raise if `out`, a directory or a file, lies in the folder of a text, or where a glob looks."""
+    """Raise if `out`, a directory or a file, lies in the folder of a text, or below that of a recursive glob."""
     path = Path(name).expanduser()
     if name in CORPORA or (path / shards.MANIFEST).exists():
         return
-    magic = (place for place, part in enumerate(path.parts) if glob.has_magic(part))
-    fixed = len(path.parts) if path.exists() else next(magic, len(path.parts))
-    folder, patterns = Path(*path.parts[:fixed]).resolve(), path.parts[fixed:]
-    written = out.expanduser().resolve()
-    if not written.is_relative_to(folder):
-        return
-    if _looks_at(patterns, written.relative_to(folder).parts, bool(out.suffix)) if patterns else folder.is_dir():
+    recursive = path.parts.index("**") if "**" in path.parts else None
+    folder = path if recursive is None else Path(*path.parts[:recursive])
+    if folder.is_dir() and out.expanduser().resolve().is_relative_to(folder.resolve()):
         raise ValueError(
             f"--out {out} lies inside --data {name}, and would be read as text the next time: give an --out "
             "elsewhere, or the folder of the text alone."
         )
 
 
-def _looks_at(patterns: tuple[str, ...], parts: tuple[str, ...], is_file: bool) -> bool:
-    """Whether a glob may match this file, or files in this directory."""
-    for pattern, part in zip(patterns, parts, strict=False):
-        if "**" in pattern:
-            return True
-        if not fnmatch.fnmatch(part, pattern):
-            return False
-    return len(patterns) > len(parts) or (is_file and len(patterns) == len(parts))
+def _default_tokenizer(source: Corpus) -> str:
+    """The tokenizer of a text of one's own."""
+    return "bytes" if source.size is not None and source.size < BYTES_BELOW else source.tokenizer
 
 
 def _own_text(name: str, tokenizer: str | None, quiet: bool) -> Data:
     """Prepare the user's own text into the cache, or open it there. Text that has changed is another one."""
     source = resolve(name)
-    spec = tokenizer or ("bytes" if source.size is not None and source.size < BYTES_BELOW else source.tokenizer)
-    content = _content(source)
+    spec = tokenizer or _default_tokenizer(source)
     # the content stands for the files: copied or touched ones are the same
-    source = dataclasses.replace(source, signature=content)
-    own = Path(spec).suffix == ".json"
-    parts = [source.name[:40], content[:16], tokenizers.load(spec).sha256[:16] if own else spec]
-    directory = cache_directory() / "data" / re.sub(r"[^\w.=-]+", "_", "-".join(parts))
+    source = dataclasses.replace(source, signature=_content(source))
+    directory = cache_path(source, spec, source.val_fraction)
     if (directory / shards.MANIFEST).exists():
         data = open_data(directory)
     else:

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from spheret.data import shards, tokenizers
-from spheret.data.chunks import chunks, repair
+from spheret.data.chunks import chunks, encode_chunks, repair
 from spheret.data.corpora import CORPORA, Corpus, resolve
 from spheret.data.manifest import (
     CorpusRecord,
@@ -31,7 +31,6 @@ from spheret.data.manifest import (
 from spheret.data.readers import Reader
 from spheret.data.split import Split, choose
 from spheret.data.store import Data, open_data
-from spheret.data.workers import Team
 from spheret.data.workspace import Workspace
 from spheret.support import files
 from spheret.support.cache import cache_directory
@@ -70,10 +69,11 @@ def _hex(total: int) -> str:
 
 
 def cache_path(corpus: Corpus, tokenizer: str, val_fraction: float) -> Path:
-    """Return the folder of a named corpus in the cache. Every revision, tokenizer and split has its own."""
+    """Return the folder of a corpus in the cache. Every revision, or content of a user's files, has its own."""
     # a tokenizer.json may change at its place, and another one may have its name
     name = tokenizers.load(tokenizer).sha256[:16] if Path(tokenizer).suffix == ".json" else tokenizer
-    parts = [corpus.name, corpus.revision, name, f"val{val_fraction:g}"]
+    version = corpus.signature[:16] if corpus.files else corpus.revision
+    parts = [corpus.name[:40], version, name, f"val{val_fraction:g}"]
     return cache_directory() / "data" / re.sub(r"[^\w.=-]+", "_", "-".join(parts))
 
 
@@ -107,7 +107,7 @@ def prepare(
         tokenizer: `bytes`, `gpt2`, `bpe:N` or a path to a tokenizer.json; None takes the default of the corpus.
         out: the directory to write. A named corpus may leave it out and goes to the cache.
         val_fraction: the share of documents in the validation split; None takes the default of the corpus.
-        workers: the number of tokenizing processes; None takes one per core. The output does not depend on it.
+        workers: the number of tokenizing threads; None takes one per core. The output does not depend on it.
         shard_tokens: the number of ids per shard.
         files: a glob of parquet files, the local copy of a hub corpus.
         column: the column of .jsonl and .parquet files that holds the text.
@@ -121,12 +121,19 @@ def prepare(
             f"--shard-tokens {shard_tokens} would cut {source.size:,} bytes of text into more than "
             f"{shards.MOST_SHARDS:,} shards: give at least {-(-source.size // shards.MOST_SHARDS)}."
         )
-    spec = source.tokenizer if tokenizer is None else tokenizer
-    fraction = source.val_fraction if val_fraction is None else float(val_fraction)
     if out is None and corpus not in CORPORA:
         raise ValueError(f"--out is needed for the path {corpus}: give the directory to write into.")
-    directory = cache_path(source, spec, fraction) if out is None else Path(out).expanduser()
+    spec, fraction, directory = place(source, tokenizer, out, val_fraction)
     return prepare_into(source, spec, directory, fraction, shard_tokens, workers, quiet)
+
+
+def place(
+    source: Corpus, tokenizer: str | None, out: str | Path | None, val_fraction: float | None
+) -> tuple[str, float, Path]:
+    """Return the tokenizer and the validation share, by default those of the corpus, and where its data lies."""
+    spec = source.tokenizer if tokenizer is None else tokenizer
+    fraction = source.val_fraction if val_fraction is None else float(val_fraction)
+    return spec, fraction, cache_path(source, spec, fraction) if out is None else Path(out).expanduser()
 
 
 def prepare_into(
@@ -191,11 +198,8 @@ class _Job:
             shard_tokens=self.shard_tokens,
             files=self.corpus.signature,
             tokenizer_sha256=tokenizers.load(self.spec).sha256 if own else None,
+            split="position" if self.split.by_position else msgspec.UNSET,
         )
-
-    def _record(self) -> SettingsRecord:
-        """The settings with what follows from the text, for the notes of an unfinished preparation."""
-        return msgspec.structs.replace(self.settings(), split="position" if self.split.by_position else msgspec.UNSET)
 
     def compare(self, manifest: Manifest) -> None:
         """Raise unless a finished directory holds what this preparation would write."""
@@ -208,9 +212,9 @@ class _Job:
             "shard_tokens": manifest.shard_tokens,
         }
         differences = [
-            f"{key} {value!r}, not {getattr(settings, key)!r}"
+            f"{key} {value!r}, not {wanted!r}"
             for key, value in finished.items()
-            if value != getattr(settings, key)
+            if value != (wanted := getattr(settings, key))
         ]
         # equal names and revisions do not mean equal files
         if not differences and self.corpus.signature:
@@ -226,60 +230,37 @@ class _Job:
 
     def run(self, workspace: Workspace) -> None:
         """Tokenize from the start, or from the last note of an earlier call, and write the manifest last."""
-        settings = self._record()
-        progress = workspace.progress(settings)
-        position = None if progress is None else progress.position
-        if progress is None:
-            workspace.started = True
-            workspace.record(settings, None)
+        settings = self.settings()
+        position = workspace.begin(settings)
         # a cursor that does not fit is found before anything is changed
         reader = self.corpus.read(None if position is None else position.cursor)
-        with Team(self.directory, self.split, self.workers, self.corpus.size) as team:
-            tokenizer = self._tokenizer(position, team)
-            dtype = shards.dtype_for(tokenizer.vocab_size)
-            states = {} if position is None else position.splits
-            writers = {
-                split: shards.SplitWriter(self.directory, split, dtype, self.shard_tokens, states.get(split))
-                for split in shards.SPLITS
-            }
-            workspace.started = True
-            try:
-                counts, digest = self._write(workspace, settings, position, reader, tokenizer, team, writers)
-            finally:
-                for writer in writers.values():
-                    writer.close()
-        self._check_unchanged(workspace, None if position is None else digest)
-        workspace.finish(self._manifest(tokenizers.describe(tokenizer), counts, digest, writers))
-
-    def _check_unchanged(self, workspace: Workspace, continued: int | None) -> None:
-        """Raise if what was read is not the text of the settings. Then nothing of it is kept.
-
-        continued: the digest of the documents, if an earlier call read some of them. The files may have been others
-        then, and the same again since.
-        """
+        tokenizer = self._tokenizer(position)
+        dtype = shards.dtype_for(tokenizer.vocab_size)
+        states = {} if position is None else position.splits
+        writers = {
+            split: shards.SplitWriter(self.directory, split, dtype, self.shard_tokens, states.get(split))
+            for split in shards.SPLITS
+        }
+        try:
+            counts, digest = self._write(workspace, settings, position, reader, tokenizer, writers)
+        finally:
+            for writer in writers.values():
+                writer.close()
         try:
             self.corpus.check_unchanged()
-            if continued is not None and self.corpus.files and _documents_digest(self.corpus) != _hex(continued):
-                raise ValueError(
-                    f"{self.corpus.name} was another text when this preparation began, so its work was thrown away: "
-                    "run the same command again."
-                )
         except ValueError:
-            workspace.forget()
+            # also what earlier calls wrote may be of another text
+            workspace.fresh = True
             raise
+        workspace.finish(self._manifest(tokenizers.describe(tokenizer), counts, digest, writers))
 
-    def _tokenizer(self, position: ResumePoint | None, team: Team) -> tokenizers.Tokenizer:
-        """Return the tokenizer and start the worker processes with it. Writes its file if its name is not enough."""
+    def _tokenizer(self, position: ResumePoint | None) -> tokenizers.Tokenizer:
+        """Return the tokenizer. Writes its file if its name is not enough."""
         if position is not None:
-            team.start(position.tokenizer.name)
             return tokenizers.stored(self.directory, position.tokenizer)
-        # a tokenizer with a name is built by the workers at the same time as here
-        if self.spec in tokenizers.TOKENIZERS:
-            team.start(self.spec)
         tokenizer = tokenizers.load(self.spec, _texts(self.corpus, self.split))
         if tokenizer.file is not None:
             files.write_atomically(self.directory / shards.TOKENIZER, tokenizer.file)
-            team.start(tokenizer.name)
         return tokenizer
 
     def _write(
@@ -289,7 +270,6 @@ class _Job:
         position: ResumePoint | None,
         reader: Reader,
         tokenizer: tokenizers.Tokenizer,
-        team: Team,
         writers: dict[str, shards.SplitWriter],
     ) -> tuple[Counter[str], int]:
         """Write every document that is left and note the progress after each shard. Returns counts and digest."""
@@ -308,7 +288,7 @@ class _Job:
                 meter.show(f"{done:,} tokens, {(done - before) / meter.seconds:,.0f} tokens/s", fraction)
 
             show(reader.fraction())
-            for chunk, encoded in team.encode(chunks(reader), tokenizer):
+            for chunk, encoded in encode_chunks(chunks(reader), tokenizer, self.split, self.workers):
                 shard_finished = [writers[split].append(ids) for split, ids in encoded.ids.items()]
                 counts.update(chunk.counts)
                 counts.update(encoded.documents)

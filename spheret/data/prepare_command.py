@@ -7,7 +7,7 @@ from pathlib import Path
 
 from spheret.data import shards
 from spheret.data.corpora import resolve
-from spheret.data.preparation import SHARD_TOKENS, cache_path, check_numbers, prepare
+from spheret.data.preparation import SHARD_TOKENS, check_numbers, place, prepare
 
 
 def prepare_command(
@@ -31,7 +31,7 @@ def prepare_command(
         out: the directory to write. The default for a named corpus is the cache.
         val_fraction: the share of documents in the validation split, or of each document if they are too few. The
             default is 0.005, and 0.05 below 256 MiB of text.
-        workers: the number of tokenizing processes. The default is one per core. The output does not depend on it.
+        workers: the number of tokenizing threads. The default is one per core. The output does not depend on it.
         shard_tokens: the number of ids per shard.
         files: a glob of parquet files, the local copy of openwebtext or fineweb-edu.
         column: the column of .jsonl and .parquet that holds the text.
@@ -40,7 +40,8 @@ def prepare_command(
     try:
         check_numbers(val_fraction, workers, shard_tokens)
         if verify:
-            manifest = shards.verify(_verified_path(corpus, tokenizer, out, val_fraction, files, column))
+            directory = Path(out or place(resolve(corpus, files, column), tokenizer, None, val_fraction)[2])
+            manifest = shards.verify(directory.expanduser())
             print(f"every shard matches its SHA-256: {manifest.summary()}")
             return 0
         data = prepare(
@@ -59,13 +60,3 @@ def prepare_command(
         return 130
     print(f"{data.path}: {data.manifest.summary()}")
     return 0
-
-
-def _verified_path(
-    corpus: str, tokenizer: str | None, out: str | None, val_fraction: float | None, files: str | None, column: str
-) -> Path:
-    if out is not None:
-        return Path(out).expanduser()
-    source = resolve(corpus, files, column)
-    spec = source.tokenizer if tokenizer is None else tokenizer
-    return cache_path(source, spec, source.val_fraction if val_fraction is None else val_fraction)

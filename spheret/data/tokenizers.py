@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from spheret.data.manifest import TOKENIZER, TokenizerRecord
 from spheret.data.shards import read_tokenizer
-from spheret.data.words import WordEncoder, pieces
 from spheret.support.errors import need, unknown
 from spheret.support.ranges import whole_number
 
 END_OF_TEXT = "<|endoftext|>"
 # the names of the end of text in other tokenizer.json files
 _END_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
+
+
+# a longer text is encoded in pieces of about this many characters, so that memory stays bounded
+PIECE_CHARACTERS = 1 << 18
+# between two words, before the space: no word spans this place, so cutting here does not change the ids
+_BETWEEN = re.compile(r"(?<=\S)(?=[ \n]\S)")
+
+
+def pieces(text: str, size: int = PIECE_CHARACTERS) -> Iterator[str]:
+    """Cut a text into pieces of `size` to 2 * `size` characters at word ends, or of 2 * `size` where no word ends."""
+    start = 0
+    while len(text) - start > 2 * size:
+        between = _BETWEEN.search(text, start + size, start + 2 * size)
+        end = between.start() if between else start + 2 * size
+        yield text[start:end]
+        start = end
+    yield text[start:]
 
 
 class Tokenizer(ABC):
@@ -94,11 +109,10 @@ class GPT2Tokenizer(Tokenizer):
         self.encoding = tiktoken.Encoding(
             "gpt2",
             pat_str=need("tiktoken_ext.openai_public", "gpt2").r50k_pat_str,
-            mergeable_ranks=(ranks := _merge_ranks(self.merges())),
+            mergeable_ranks=_merge_ranks(self.merges()),
             special_tokens={END_OF_TEXT: self.end_of_text},
             explicit_n_vocab=self.vocab_size,
         )
-        self._words = WordEncoder(self.encoding.encode_ordinary, ranks, self.end_of_text)
 
     def merges(self) -> str:
         """The text of GPT-2's vocab.bpe: a version line, then one merge per line, in order."""
@@ -115,9 +129,6 @@ class GPT2Tokenizer(Tokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         return np.concatenate([self.encoding.encode_to_numpy(part, disallowed_special=()) for part in pieces(text)])
-
-    def encode_documents(self, documents: Sequence[bytes]) -> np.ndarray:
-        return self._words(documents)
 
     def _decode(self, ids: np.ndarray) -> str:
         return self.encoding.decode(ids.tolist())
@@ -168,37 +179,15 @@ class JSONTokenizer(Tokenizer):
         self.sha256 = hashlib.sha256(file).hexdigest()
         self.end_of_text = vocabulary[end]
         self.vocab_size = max(vocabulary.values()) + 1
-        # the merges need not reach every word of the vocabulary, so the library encodes each word once
-        self._words = WordEncoder(self._ids, {}, self.end_of_text) if splits_like_gpt2(json.loads(file)) else None
-
-    def encode_documents(self, documents: Sequence[bytes]) -> np.ndarray:
-        return super().encode_documents(documents) if self._words is None else self._words(documents)
-
-    def _ids(self, text: str) -> list[int]:
-        return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def encode(self, text: str) -> np.ndarray:
-        return np.concatenate([np.array(self._ids(part), dtype=np.uint32) for part in pieces(text)])
+        # one piece at a time, because the library's record of a piece takes many times the memory of its ids
+        encode = self._tokenizer.encode_batch_fast
+        ids = (encode([part], add_special_tokens=False)[0].ids for part in pieces(text))
+        return np.concatenate([np.array(part, dtype=np.uint32) for part in ids])
 
     def _decode(self, ids: np.ndarray) -> str:
         return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
-
-
-def splits_like_gpt2(definition: dict[str, Any]) -> bool:
-    """Return whether a tokenizer.json is byte-level BPE on GPT-2's words, so that words can be encoded one by one."""
-    before, model = definition.get("pre_tokenizer") or {}, definition["model"]
-    alphabet = need("tokenizers", "data").pre_tokenizers.ByteLevel.alphabet()
-    return (
-        definition.get("normalizer") is None
-        and all(token["special"] for token in definition.get("added_tokens", []))
-        and before.get("type") == "ByteLevel"
-        and before.get("use_regex") is True
-        and before.get("add_prefix_space") is False
-        # older files do not say the type, but only BPE has merges
-        and model.get("type", "BPE" if "merges" in model else None) == "BPE"
-        and not model.get("dropout")
-        and set(alphabet) <= set(model["vocab"])
-    )
 
 
 # the largest vocabularies in use have a quarter of a million tokens
@@ -278,15 +267,11 @@ def describe(tokenizer: Tokenizer) -> TokenizerRecord:
     )
 
 
-def named(name: str, directory: Path) -> Tokenizer:
-    """Return the tokenizer of a data directory: from the file in it, otherwise by name."""
-    path = directory / TOKENIZER
-    return JSONTokenizer(read_tokenizer(path), name) if path.exists() or path.is_symlink() else load(name)
-
-
 def stored(directory: Path, description: TokenizerRecord) -> Tokenizer:
     """Return the tokenizer that wrote a data directory. Raises if it does not fit the description in the manifest."""
-    tokenizer = named(description.name, directory)
+    path, name = directory / TOKENIZER, description.name
+    from_file = path.exists() or path.is_symlink()
+    tokenizer = JSONTokenizer(read_tokenizer(path), name) if from_file else load(name)
     if describe(tokenizer) != description:
         raise ValueError(
             f"the tokenizer of {directory} is not the one it was prepared with "

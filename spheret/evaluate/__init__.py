@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spheret.evaluate.results import average, compare, read, table
+from spheret.evaluate.results import average, read, table
 from spheret.evaluate.tasks import PAPER_COLUMNS, TASKS, Column
 
-__all__ = ["PAPER_COLUMNS", "TASKS", "Column", "average", "compare", "read", "table"]
+__all__ = ["PAPER_COLUMNS", "TASKS", "Column", "average", "read", "table"]

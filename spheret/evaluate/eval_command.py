@@ -1,8 +1,4 @@
-"""`spheret eval`: evaluate a run's model by lm_eval, and write eval.json and eval_samples.jsonl.
-
-With examples in the prompts (`--num-fewshot`) the files are eval_fewshot.json and eval_fewshot_samples.jsonl, so that
-eval.json stays zero-shot.
-"""
+"""`spheret eval`: evaluate a run's model zero-shot by lm_eval, and write eval.json and eval_samples.jsonl."""
 
 from __future__ import annotations
 
@@ -18,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from spheret import __version__
 from spheret.evaluate.eval_json import EVALS, SAMPLES, EvalRecord, SampleRecord, TaskRecord
 from spheret.evaluate.results import average, is_accuracy, summary
-from spheret.evaluate.tasks import check_data, check_include_path, load_tasks, parse_tasks, set_examples
+from spheret.evaluate.tasks import check_data, load_tasks, parse_tasks
 from spheret.evaluate.tasks import prefetch as fetch
-from spheret.runs.layout import EVAL, EVAL_FEWSHOT, EVAL_FEWSHOT_SAMPLES, EVAL_SAMPLES
+from spheret.runs.layout import EVAL, EVAL_SAMPLES
 from spheret.support.cache import cache_directory
 from spheret.support.errors import need
 from spheret.support.files import write_atomically
@@ -33,7 +28,7 @@ from spheret.support.ranges import check_counts
 from spheret.support.tables import print_whole
 
 # results of two commands may share an eval.json only if these are equal
-SETTINGS = ("run", "step", "limit", "num_fewshot", "precision", "versions")
+SETTINGS = ("run", "step", "limit", "precision", "versions")
 
 
 def eval_command(
@@ -47,13 +42,10 @@ def eval_command(
     step: int | None = None,
     device: str | None = None,
     precision: str = "float32",
-    num_fewshot: int | None = None,
-    include_path: Path | None = None,
 ) -> int:
-    """Evaluate a run's model with lm_eval, zero-shot if nothing else is asked for.
+    """Evaluate a run's model zero-shot with lm_eval. Writes eval.json and eval_samples.jsonl into the run directory.
 
-    Writes eval.json and eval_samples.jsonl into the run directory, or eval_fewshot.json and
-    eval_fewshot_samples.jsonl.
+    Examples in the prompts and tasks of your own are for lm_eval's command line, `python -m spheret.evaluate`.
 
     Args:
         run: the run directory.
@@ -65,8 +57,6 @@ def eval_command(
         step: the checkpoint's step; the newest by default.
         device: cpu, cuda, ...; by default cuda if there is a GPU, else cpu.
         precision: float32, bf16 or float64, of weights and arithmetic.
-        num_fewshot: examples before each question, as lm_eval draws them. By default the task's own number, mostly 0.
-        include_path: a directory of your own task definitions, in lm_eval's YAML.
     """
     try:
         if prefetch is not None:
@@ -75,7 +65,7 @@ def eval_command(
             raise ValueError(
                 "no run is given: name a run directory, or fetch the data of the tasks with --prefetch DIR."
             )
-        results = evaluate(run, tasks, limit, batch_size, data, step, device, precision, num_fewshot, include_path)
+        results = evaluate(run, tasks, limit, batch_size, data, step, device, precision)
     except KeyboardInterrupt:
         print("stopped: nothing was written.", file=sys.stderr)
         return 130
@@ -100,13 +90,10 @@ def evaluate(
     step: int | None = None,
     device: str | None = None,
     precision: str = "float32",
-    num_fewshot: int | None = None,
-    include_path: Path | None = None,
 ) -> EvalRecord:
-    """Do what `spheret eval` does. Returns what it wrote into eval.json or eval_fewshot.json."""
+    """Do what `spheret eval` does. Returns what it wrote into eval.json."""
     check_counts(limit=limit)
-    check_counts(0, step=step, num_fewshot=num_fewshot)
-    check_include_path(include_path, data)
+    check_counts(0, step=step)
     need("lm_eval", "eval")
     names = parse_tasks(tasks)
     hashes = {} if data is None else check_data(data, names)
@@ -123,7 +110,7 @@ def evaluate(
         precision=precision,
     )
     start = time.perf_counter()
-    answers = answer(lm, names, limit, data, num_fewshot, include_path)
+    answers = answer(lm, names, limit, data)
     entries, lines = {}, []
     for name in answers["samples"]:
         rows = answers["samples"][name]
@@ -134,27 +121,17 @@ def evaluate(
         run=opened.name,
         step=checkpoint.step,
         limit=limit,
-        num_fewshot=num_fewshot or UNSET,
         precision=precision,
         device=str(lm.device),
         batch_size=lm.batch_size or "auto",
         seconds=round(time.perf_counter() - start, 3),
         versions={"spheret": __version__, **{name: version(name) for name in ("lm_eval", "datasets", "torch")}},
         tasks=entries,
-        requests=0,
-        truncated=0,
     )
     return _write(opened.path, results, lines)
 
 
-def answer(
-    lm: Any,
-    names: list[str],
-    limit: int | None,
-    data: Path | None,
-    num_fewshot: int | None = None,
-    include_path: Path | None = None,
-) -> dict[str, Any]:
+def answer(lm: Any, names: list[str], limit: int | None, data: Path | None) -> dict[str, Any]:
     """lm_eval's results of one of its models on these tasks, with a sample per document."""
     # lm_eval reports every step and every default below this level
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
@@ -166,17 +143,14 @@ def answer(
     silence = contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO())
     try:
         with silence, tempfile.TemporaryDirectory(dir=cache_directory()) as scratch:
-            loaded = load_tasks(names, data, Path(scratch), include_path)
-            for name, task in loaded["tasks"].items():
-                set_examples(name, task, num_fewshot)
+            loaded = load_tasks(names, data, Path(scratch))
+            for task in loaded["tasks"].values():
+                # a task without a number of examples has none
+                task.set_config(key="num_fewshot", value=task.get_config("num_fewshot") or 0)
+                task.set_fewshot_seed(seed=1234)
             return evaluator.evaluate(lm=lm, task_dict=loaded, limit=limit, bootstrap_iters=0, log_samples=True)
     finally:
         bars.enable_progress_bar()
-
-
-def files_of(num_fewshot: int | UnsetType) -> tuple[str, str]:
-    """The names of the results and of the samples of an evaluation with so many examples."""
-    return (EVAL_FEWSHOT, EVAL_FEWSHOT_SAMPLES) if num_fewshot else (EVAL, EVAL_SAMPLES)
 
 
 def _entry(
@@ -205,27 +179,19 @@ def _line(name: str, row: dict[str, Any]) -> SampleRecord:
 
 
 def _write(path: Path, results: EvalRecord, lines: list[SampleRecord]) -> EvalRecord:
-    """Write both files and return eval.json. Whole tasks of an earlier command under the same settings are kept."""
-    file, samples = files_of(results.num_fewshot)
+    """Write both files and return eval.json. The tasks of an earlier command under the same settings are kept."""
     tasks, kept = _earlier(path, results)
-    tasks |= results.tasks
-    counts = {count: sum(getattr(task, count) for task in tasks.values()) for count in ("requests", "truncated")}
-    results = msgspec.structs.replace(results, tasks=tasks, **counts)
-    encoded = [*kept, *(SAMPLES.encode(line) for line in lines)]
-    write_atomically(path / samples, b"".join(encoded))
-    EVALS.write(path / file, results)
+    results = msgspec.structs.replace(results, tasks=tasks | results.tasks)
+    write_atomically(path / EVAL_SAMPLES, b"".join(SAMPLES.encode(line) for line in [*kept, *lines]))
+    EVALS.write(path / EVAL, results)
     return results
 
 
-def _earlier(path: Path, results: EvalRecord) -> tuple[dict[str, TaskRecord], list[bytes]]:
-    """The tasks of an earlier command under the same settings, without those of this one, and their lines.
-
-    A task is kept if the line of each of its documents is whole. What is left out is said.
-    """
-    file, samples = files_of(results.num_fewshot)
+def _earlier(path: Path, results: EvalRecord) -> tuple[dict[str, TaskRecord], list[SampleRecord]]:
+    """The tasks of an earlier command under the same settings, without those of this one, and their lines."""
     try:
-        before = EVALS.read(path / file)
-        lines = SAMPLES.split(path / samples)
+        before = EVALS.read(path / EVAL)
+        lines = [line for line, _ in SAMPLES.read(path / EVAL_SAMPLES)]
     except FileNotFoundError:
         return {}, []
     except ValueError as error:
@@ -233,18 +199,8 @@ def _earlier(path: Path, results: EvalRecord) -> tuple[dict[str, TaskRecord], li
         return {}, []
     if any(getattr(before, key) != getattr(results, key) for key in SETTINGS):
         return {}, []
-    by_task: dict[str, list[bytes]] = {}
-    for line in lines:
-        with contextlib.suppress(ValueError):
-            by_task.setdefault(SAMPLES.decode(line, "").task, []).append(line + b"\n")
     tasks = {name: task for name, task in before.tasks.items() if name not in results.tasks}
-    whole = {name: task for name, task in tasks.items() if len(by_task.get(name, ())) == task.documents}
-    if torn := sorted(tasks.keys() - whole.keys()):
-        print(
-            f"{path / samples} has lost lines of {', '.join(torn)}, which are left out: evaluate them again.",
-            file=sys.stderr,
-        )
-    return whole, [line for name in whole for line in by_task[name]]
+    return tasks, [line for line in lines if line.task in tasks]
 
 
 def _number(value: float) -> str:
@@ -255,16 +211,9 @@ def _show(results: EvalRecord) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    shots = f", {results.num_fewshot} examples" if results.num_fewshot else ""
-    table = Table(title=f"{results.run}, step {results.step}{shots}")
-    for column, side in (
-        ("task", "left"),
-        ("metric", "left"),
-        ("value", "right"),
-        ("stderr", "right"),
-        ("documents", "right"),
-    ):
-        table.add_column(column, justify=side)  # type: ignore[arg-type]
+    table = Table(title=f"{results.run}, step {results.step}")
+    for column in ("task", "metric", "value", "stderr", "documents"):
+        table.add_column(column, justify="left" if column in ("task", "metric") else "right")
     for name, task in results.tasks.items():
         for metric, cell in task.metrics.items():
             factor = 100 if is_accuracy(metric) else 1
@@ -275,9 +224,9 @@ def _show(results: EvalRecord) -> None:
     print_whole(console, table)
     if (mean := average(results)) is not None:
         error = "" if mean.stderr is None else f" +- {mean.stderr:.2f}"
-        console.print(f"average {'few' if results.num_fewshot else 'zero'}-shot accuracy {mean.value:.2f}{error}")
-    if results.truncated:
+        console.print(f"average zero-shot accuracy {mean.value:.2f}{error}")
+    if truncated := results.count("truncated"):
         console.print(
-            f"{results.truncated:,} of {results.requests:,} requests were longer than the context: their left "
-            "end was cut off."
+            f"{truncated:,} of {results.count('requests'):,} requests were longer than the context: their left end "
+            "was cut off."
         )

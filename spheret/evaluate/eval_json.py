@@ -1,10 +1,10 @@
-"""What eval.json, eval_samples.jsonl and the manifest of fetched rows hold."""
+"""What eval.json and eval_samples.jsonl hold."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, UnsetType
+from msgspec import Meta
 
 from spheret.support.documents import Count, Document, Lines, NonNegative, Number, Positive, Record, Sha256, Text
 
@@ -31,7 +31,7 @@ class TaskRecord(Record):
 
 
 class EvalRecord(Record):
-    """eval.json: the zero-shot results of one checkpoint. eval_fewshot.json: those with examples in the prompts."""
+    """eval.json: the zero-shot results of one checkpoint."""
 
     run: str
     step: Count
@@ -42,43 +42,28 @@ class EvalRecord(Record):
     seconds: NonNegative
     versions: dict[str, str]
     tasks: dict[str, TaskRecord]
-    requests: Count
-    truncated: Count
-    # examples before each question; unset in eval.json
-    num_fewshot: Positive | UnsetType = UNSET
     format: str = "spheret-eval"
     version: int = 1
 
+    def count(self, what: Literal["requests", "truncated"]) -> int:
+        """The requests of all tasks, or how many of them were cut on the left to fit the context."""
+        return sum(getattr(task, what) for task in self.tasks.values())
+
+
+# a metric at one document. Metrics per word or byte are a log-likelihood with the number of words or bytes
+Value = float | tuple[float, Annotated[float, Meta(gt=0)]] | None
+
 
 class SampleRecord(Record):
-    """A line of eval_samples.jsonl: the metrics and the answers of one document. `results` checks the metrics."""
+    """A line of eval_samples.jsonl: the metrics and the answers of one document."""
 
     task: Text
     document: Count
     hash: Text
-    metrics: dict[str, Any]
+    metrics: dict[str, Value]
     responses: Any
-
-
-class RowsRecord(Record):
-    """Where the rows of a task came from, and the file that holds them."""
-
-    dataset: Text
-    configuration: str | None
-    split: Text
-    rows: Positive
-    sha256: Sha256
-
-
-class RowsManifest(Record):
-    """manifest.json of a directory of rows."""
-
-    tasks: dict[str, RowsRecord]
-    format: str = "spheret-eval-data"
-    version: int = 1
 
 
 AGAIN = "evaluate the run again"
 EVALS = Document(EvalRecord, "eval", AGAIN)
 SAMPLES = Lines(SampleRecord, AGAIN)
-ROWS = Document(RowsManifest, "eval --prefetch", "fetch into a new directory")

@@ -1,23 +1,33 @@
-"""The paper's eleven zero-shot tasks: their data sets, the fields of their rows, and evaluation on local rows."""
+"""The paper's eleven zero-shot tasks: their data sets, the types of their rows, and evaluation on local rows."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
-from spheret.evaluate import rows
-from spheret.evaluate.eval_json import ROWS, RowsManifest, RowsRecord
 from spheret.support.cache import cache_directory
 from spheret.support.documents import read_bytes
 from spheret.support.errors import need, unknown
 from spheret.support.files import check_output_directory, dump, write_atomically
+
+# a text with at least one character that is not white space
+Text = Annotated[str, Meta(pattern=r"\S")]
+TwoTexts = Annotated[list[Text], Meta(min_length=2)]
+
+
+class Choices(msgspec.Struct):
+    """The answers of a question and their labels."""
+
+    text: TwoTexts
+    label: TwoTexts
 
 
 @dataclass(frozen=True)
@@ -27,42 +37,75 @@ class Task:
     definition: the YAML file, relative to lm_eval/tasks.
     dataset: name and configuration of the data set on the Hugging Face hub.
     split: the split that is evaluated.
-    row: the record that every row must fit.
+    row: the fields that every row must have, with their types. lm_eval would read a text in the place of a list
+        letter by letter, and count a label that names no answer as a wrong answer.
     """
 
     definition: str
     dataset: tuple[str, str | None]
     split: str
-    row: type[msgspec.Struct]
+    row: dict[str, Any]
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields that every row must have."""
-        return self.row.__struct_fields__
+        """The names of the fields."""
+        return tuple(self.row)
 
 
+_LETTER = Annotated[str, Meta(pattern="^[A-E1-5]$")]
+_ARC = {"question": Text, "choices": Choices, "answerKey": _LETTER}
 TASKS: dict[str, Task] = {
-    "arc_challenge": Task("arc/arc_challenge.yaml", ("allenai/ai2_arc", "ARC-Challenge"), "test", rows.ArcRow),
-    "arc_easy": Task("arc/arc_easy.yaml", ("allenai/ai2_arc", "ARC-Easy"), "test", rows.ArcRow),
-    "boolq": Task("super_glue/boolq/default.yaml", ("aps/super_glue", "boolq"), "validation", rows.BoolQRow),
-    "hellaswag": Task("hellaswag/hellaswag.yaml", ("Rowan/hellaswag", None), "validation", rows.HellaSwagRow),
-    "lambada_openai": Task(
-        "lambada/lambada_openai.yaml", ("EleutherAI/lambada_openai", "default"), "test", rows.LambadaRow
+    "arc_challenge": Task("arc/arc_challenge.yaml", ("allenai/ai2_arc", "ARC-Challenge"), "test", _ARC),
+    "arc_easy": Task("arc/arc_easy.yaml", ("allenai/ai2_arc", "ARC-Easy"), "test", _ARC),
+    "boolq": Task(
+        "super_glue/boolq/default.yaml", ("aps/super_glue", "boolq"), "validation",
+        {"question": Text, "passage": str, "label": Literal[0, 1]},
     ),
-    "openbookqa": Task("openbookqa/openbookqa.yaml", ("allenai/openbookqa", "main"), "test", rows.OpenBookRow),
-    "piqa": Task("piqa/piqa.yaml", ("baber/piqa", None), "validation", rows.PiqaRow),
-    "sciq": Task("sciq/sciq.yaml", ("allenai/sciq", None), "test", rows.SciqRow),
-    "social_iqa": Task("siqa/siqa.yaml", ("lighteval/siqa", None), "validation", rows.SocialRow),
+    "hellaswag": Task(
+        "hellaswag/hellaswag.yaml", ("Rowan/hellaswag", None), "validation",
+        {
+            "ctx_a": Text, "ctx_b": str, "activity_label": str, "endings": TwoTexts,
+            "label": Literal["0", "1", "2", "3"],
+        },
+    ),
+    "lambada_openai": Task(
+        "lambada/lambada_openai.yaml", ("EleutherAI/lambada_openai", "default"), "test",
+        # a last word and something before it
+        {"text": Annotated[str, Meta(pattern=r"\S\s+\S")]},
+    ),
+    "openbookqa": Task(
+        "openbookqa/openbookqa.yaml", ("allenai/openbookqa", "main"), "test",
+        {"question_stem": Text, "choices": Choices, "answerKey": _LETTER},
+    ),
+    "piqa": Task(
+        "piqa/piqa.yaml", ("baber/piqa", None), "validation",
+        {"goal": Text, "sol1": Text, "sol2": Text, "label": Literal[0, 1]},
+    ),
+    "sciq": Task(
+        "sciq/sciq.yaml", ("allenai/sciq", None), "test",
+        {
+            "question": Text, "support": str, "distractor1": Text, "distractor2": Text, "distractor3": Text,
+            "correct_answer": Text,
+        },
+    ),
+    "social_iqa": Task(
+        "siqa/siqa.yaml", ("lighteval/siqa", None), "validation",
+        {
+            "question": Text, "context": str, "answerA": Text, "answerB": Text, "answerC": Text,
+            "label": Literal["1", "2", "3"],
+        },
+    ),
     "winogrande": Task(
-        "winogrande/default.yaml", ("allenai/winogrande", "winogrande_xl"), "validation", rows.WinograndeRow
+        "winogrande/default.yaml", ("allenai/winogrande", "winogrande_xl"), "validation",
+        {
+            "sentence": Annotated[str, Meta(pattern="_")], "option1": Text, "option2": Text,
+            "answer": Literal["1", "2"],
+        },
     ),
     "wikitext": Task(
-        "wikitext/wikitext.yaml",
-        ("EleutherAI/wikitext_document_level", "wikitext-2-raw-v1"),
-        "test",
-        rows.WikitextRow,
+        "wikitext/wikitext.yaml", ("EleutherAI/wikitext_document_level", "wikitext-2-raw-v1"), "test", {"page": Text}
     ),
-}
+}  # fmt: skip
 
 # metrics that are shares of right answers; every other metric of the paper is a perplexity
 ACCURACIES = ("acc", "acc_norm")
@@ -103,14 +146,12 @@ PAPER_COLUMNS = (
     Column("Wiki.", "wikitext", "word_perplexity"),
 )
 
-# the directory that --prefetch writes and --data reads: one file of rows per task, and this file
-MANIFEST = "manifest.json"
 # the rows of the largest task of the paper have some 12 MB
 MOST_OF_ROWS = 1 << 28
 
 
 def row_file(directory: Path, name: str) -> Path:
-    """The file with the rows of a task, in a directory of local data."""
+    """The file with the rows of a task, in a directory that --prefetch writes and --data reads."""
     return directory / f"{name}.jsonl"
 
 
@@ -120,18 +161,16 @@ def _read(path: Path) -> bytes:
 
 
 def check_rows(path: Path, content: bytes, task: Task) -> int:
-    """Compare every row of a file with the task's record. Returns their number, or raises at the first misfit."""
-    decoder, count = msgspec.json.Decoder(task.row), 0
+    """Compare every row of a file with the task's types. Returns their number, or raises at the first misfit."""
+    decoder, count = msgspec.json.Decoder(msgspec.defstruct("Row", list(task.row.items()))), 0
     # str.splitlines would also split at the line separators inside a text
     for number, line in enumerate(content.splitlines(), start=1):
         try:
             decoder.decode(line)
-        except msgspec.ValidationError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(
                 f"line {number} of {path}: {error}. A row holds {', '.join(task.fields)}: mend it or remove it."
             ) from None
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"line {number} of {path} is not JSON ({error}): every line must be one row.") from None
         count = number
     return count
 
@@ -151,12 +190,8 @@ def check_data(directory: Path, names: Iterable[str]) -> dict[str, str]:
             ) from None
         if not check_rows(path, content, TASKS[name]):
             raise ValueError(f"{path} holds no rows: fetch them with spheret eval --prefetch DIR.")
-        hashes[name] = _sha256(content)
+        hashes[name] = hashlib.sha256(content).hexdigest()
     return hashes
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def write_definitions(directory: Path, names: Iterable[str], out: Path) -> None:
@@ -190,57 +225,16 @@ def parse_tasks(text: str) -> list[str]:
     return list(dict.fromkeys(filter(None, names)))
 
 
-def check_include_path(include_path: Path | None, data: Path | None) -> None:
-    """Raise unless the directory of own definitions exists and may be used with `--data`."""
-    if include_path is None:
-        return
-    if not include_path.is_dir():
-        raise FileNotFoundError(
-            f"--include-path {include_path} is not a directory: give one that holds task definitions."
-        )
-    if data is not None:
-        raise ValueError(
-            "--include-path and --data do not go together, because --data holds the rows of the paper's tasks: "
-            "evaluate your own tasks in a second command, which adds them to the results."
-        )
-
-
-def set_examples(name: str, task: Any, count: int | None) -> None:
-    """Set how many examples precede each question of a task: `count`, or the task's own number for None."""
-    own = task.get_config("num_fewshot")
-    task.set_config(key="num_fewshot", value=count if count is not None else own or 0)
-    task.set_fewshot_seed(seed=1234)
-    if not count:
-        return
-    # lm_eval would ignore the count in both cases, and only warn
-    if own == 0 or task.OUTPUT_TYPE == "loglikelihood_rolling":
-        raise ValueError(
-            f"--num-fewshot {count} is not for {name}, which has no examples: leave it out of --tasks, or evaluate "
-            f"it without --num-fewshot."
-        )
-    # the question itself is no example
-    if (most := len(list(task.fewshot_docs())) - 1) < count:
-        raise ValueError(f"--num-fewshot {count} is too many for {name}: its rows hold at most {most} examples.")
-
-
-def load_tasks(
-    names: list[str], data: Path | None, scratch: Path, include_path: Path | None = None
-) -> dict[str, Any]:
+def load_tasks(names: list[str], data: Path | None, scratch: Path) -> dict[str, Any]:
     """lm_eval's tasks of these names, on the local rows in `data` if it is given.
 
     scratch: an empty directory for the definitions of tasks on local rows.
-    include_path: a directory of further definitions.
     """
     manager = need("lm_eval.tasks", "eval").TaskManager
     if data is not None:
         write_definitions(data, names, scratch)
         return manager(include_path=str(scratch), include_defaults=False).load(names)
-    if include_path is not None:
-        # reading lm_eval's thousands of definitions takes seconds, and own tasks need none of them
-        own = manager(include_path=str(include_path), include_defaults=False)
-        known = own if set(names) <= set(own.all_subtasks) else manager(include_path=str(include_path))
-    else:
-        known = manager()
+    known = manager()
     for name in names:
         if name not in known.all_tasks:
             raise unknown_task(name, known.all_tasks)
@@ -274,35 +268,24 @@ def prefetch(
     """
     datasets = need("datasets", "eval")
     check_output_directory("--prefetch", directory)
-    path = directory / MANIFEST
-    try:
-        entries = ROWS.read(path).tasks
-    except FileNotFoundError:
-        entries = {}
+    counts = {}
     for name in names:
         if name not in TASKS:
             raise unknown("task to fetch", name, TASKS)
-        task = TASKS[name]
-        source, configuration = (sources or {}).get(name, task.dataset)
-        file = row_file(directory, name)
-        with contextlib.suppress(FileNotFoundError):
-            if name in entries and _sha256(_read(file)) == entries[name].sha256:
-                continue
-        try:
-            fetched = datasets.load_dataset(
-                source, configuration, split=task.split, cache_dir=str(cache_directory() / "datasets")
-            )
-        except OSError as error:
-            reason = str(error).splitlines()[0]
-            raise OSError(
-                f"{source}, the data of {name}, could not be fetched ({reason}): is there internet?"
-            ) from None
-        lines = [json.dumps({key: row[key] for key in task.fields}, ensure_ascii=False) for row in fetched]
-        content = "".join(line + "\n" for line in lines).encode()
-        directory.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, content)
-        entries[name] = RowsRecord(
-            dataset=source, configuration=configuration, split=task.split, rows=len(lines), sha256=_sha256(content)
-        )
-        ROWS.write(path, RowsManifest(tasks=entries))
-    return {name: entries[name].rows for name in names}
+        task, file = TASKS[name], row_file(directory, name)
+        if not os.path.lexists(file):
+            source, configuration = (sources or {}).get(name, task.dataset)
+            try:
+                fetched = datasets.load_dataset(
+                    source, configuration, split=task.split, cache_dir=str(cache_directory() / "datasets")
+                )
+            except OSError as error:
+                reason = str(error).splitlines()[0]
+                raise OSError(
+                    f"{source}, the data of {name}, could not be fetched ({reason}): is there internet?"
+                ) from None
+            lines = [json.dumps({key: row[key] for key in task.fields}, ensure_ascii=False) for row in fetched]
+            directory.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, "".join(line + "\n" for line in lines).encode())
+        counts[name] = check_rows(file, _read(file), task)
+    return counts

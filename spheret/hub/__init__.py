@@ -16,8 +16,6 @@ from spheret.support.errors import need
 __all__ = [
     "SpheretConfig",
     "SpheretForCausalLM",
-    "SpheretForSequenceClassification",
-    "SpheretModel",
     "from_gpt2",
     "load",
     "to_gpt2",
@@ -34,5 +32,5 @@ else:
     need("transformers", "hub")
     from spheret.hub.config import SpheretConfig
     from spheret.hub.gpt2 import from_gpt2, to_gpt2
-    from spheret.hub.loading import load
-    from spheret.hub.model import SpheretForCausalLM, SpheretForSequenceClassification, SpheretModel
+    from spheret.hub.model import SpheretForCausalLM
+    from spheret.hub.open import load

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from huggingface_hub import ModelCardData
 
 from spheret import __version__
 from spheret.hub.config import CODE
-from spheret.hub.gpt2 import has_bias
 from spheret.model.gpt import GPT
 from spheret.runs.checkpoint import Checkpoint
 from spheret.runs.run import Run
@@ -22,27 +20,21 @@ from spheret.support.templates import environment
 
 CARD = "README.md"
 TEMPLATE = "card.md.jinja"
-# the kinds of export that transformers loads without spheret, as a reader knows them
-STOCK = {"gpt2": "GPT-2", "llama": "Llama", "qwen3": "Qwen3"}
 # settings that name places on the machine of the run
 _PLACES = {"data": ("path",), "train": ("init_from",)}
 _LONGEST = 300
 
 
 def code(text: str) -> str:
-    """A text of any content as a Markdown code span, in which nothing is markup, a link or HTML."""
-    # invisible letters and ends of lines could leave the span, or show its letters in another order
-    text = shortened("".join(letter if letter.isprintable() else " " for letter in text).strip(), _LONGEST)
-    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
-    # Markdown takes one blank at each end away, if the text has others
-    return f"{fence} {text} {fence}" if "`" in text or not text else f"{fence}{text}{fence}"
+    """A text as a Markdown code span, in which nothing is markup."""
+    text = shortened(" ".join(text.replace("`", "'").split()), _LONGEST)
+    return f"`{text}`"
 
 
 def write_card(directory: Path, run: Run, saved: Checkpoint, model: GPT, kind: str, parameters: int) -> None:
     """Write README.md of an export.
 
-    kind: "spheret", or a key of STOCK. parameters: those of the export, which may have an untied head where the
-        run has none.
+    kind: "spheret", or "gpt2". parameters: those of the export, which may have an untied head where the run has none.
     """
     config, scheme = run.config, model.scheme
     # Markdown: the filter `code` takes the place of HTML's escapes
@@ -52,8 +44,7 @@ def write_card(directory: Path, run: Run, saved: Checkpoint, model: GPT, kind: s
     text = templates.get_template(TEMPLATE).render(
         metadata=_metadata(kind, model.config.scheme),
         name=run.name,
-        stock=STOCK.get(kind),
-        folded=kind in STOCK and has_bias(model),
+        stock=kind == "gpt2",
         code_file=CODE.name,
         spheret=__version__,
         parameters=parameters,
@@ -78,7 +69,7 @@ def write_card(directory: Path, run: Run, saved: Checkpoint, model: GPT, kind: s
 
 def _metadata(kind: str, scheme: str) -> str:
     """The YAML that the hub reads. It holds nothing that a user wrote."""
-    own = [] if kind in STOCK else ["custom_code"]
+    own = [] if kind == "gpt2" else ["custom_code"]
     data = ModelCardData(library_name="transformers", pipeline_tag="text-generation", tags=["spheret", scheme, *own])
     return data.to_yaml().strip()
 

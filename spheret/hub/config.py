@@ -27,19 +27,11 @@ _Options: Any = make_dataclass(
 # the file that transformers runs for trust_remote_code=True. It imports spheret.hub and holds no model of its own
 CODE = Path(__file__).with_name("modeling_spheret.py")
 # transformers' Auto classes, and ours for each
-CLASSES = {
-    "AutoConfig": "SpheretConfig",
-    "AutoModel": "SpheretModel",
-    "AutoModelForCausalLM": "SpheretForCausalLM",
-    "AutoModelForSequenceClassification": "SpheretForSequenceClassification",
-}
+CLASSES = {"AutoConfig": "SpheretConfig", "AutoModelForCausalLM": "SpheretForCausalLM"}
 
 
 class SpheretConfig(PreTrainedConfig, _Options):
-    """The options of `GPTConfig` as a transformers config. `attribute_map` gives some of them a second name.
-
-    spheret_tokenizer: the description of the run's tokenizer, which `spheret import` reads.
-    """
+    """The options of `GPTConfig` as a transformers config. `attribute_map` gives some of them a second name."""
 
     model_type = "spheret"
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
@@ -57,7 +49,6 @@ class SpheretConfig(PreTrainedConfig, _Options):
     bos_token_id: int | None = None
     eos_token_id: int | None = None
     pad_token_id: int | None = None
-    spheret_tokenizer: dict[str, Any] | None = None
 
     def __post_init__(self, **more: Any) -> None:
         super().__post_init__(**more)

@@ -1,4 +1,4 @@
-"""A GPT that transformers can load, save, train and generate with: alone, as a language model, as a classifier."""
+"""A GPT that transformers can load, save, train and generate with."""
 
 from __future__ import annotations
 
@@ -7,37 +7,19 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    DynamicCache,
-    GenerationMixin,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, GenerationMixin
 from transformers.masking_utils import create_causal_mask
-from transformers.modeling_outputs import (
-    BaseModelOutputWithPast,
-    CausalLMOutputWithPast,
-    SequenceClassifierOutputWithPast,
-)
+from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.generic import can_return_tuple
 
 from spheret.connections import State
-from spheret.hub.attentions import attention_weights
 from spheret.hub.config import SpheretConfig
 from spheret.model.gpt import GPT
 
-# how a head that the checkpoint lacks is drawn, as in transformers' GPT-2
-HEAD_STD = 0.02
 
-
-class SpheretPreTrainedModel(PreTrainedModel):
-    """A GPT with the masks, caches and outputs of transformers. `model` is the GPT itself.
-
-    The classes below share the names of the GPT's tensors, so that each loads what another has saved.
-    """
+class SpheretForCausalLM(PreTrainedModel, GenerationMixin):
+    """A GPT as transformers' AutoModelForCausalLM, with its masks, caches and outputs. `model` is the GPT itself."""
 
     config_class = SpheretConfig
     base_model_prefix = "model"
@@ -45,17 +27,11 @@ class SpheretPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _can_compile_fullgraph = True
     _no_split_modules = ["Block"]  # noqa: RUF012
-    # parameters beside the GPT's, which a checkpoint of another class lacks
-    _own_parameters: tuple[str, ...] = ()
 
     def __init__(self, config: SpheretConfig, model: GPT | None = None):
         super().__init__(config)
         self.model = GPT(config.model()) if model is None else model
-        self.add_head()
         self.post_init()
-
-    def add_head(self) -> None:
-        """Add what a class has beside the GPT: here nothing."""
 
     @classmethod
     def of(cls, model: GPT, **more: Any) -> Self:
@@ -71,12 +47,9 @@ class SpheretPreTrainedModel(PreTrainedModel):
 
     def _initialize_missing_keys(self, is_quantized: bool) -> None:
         # a parameter that the checkpoint lacks would keep uninitialised memory
-        missing = [name for name, p in self.named_parameters() if not getattr(p, "_is_hf_initialized", False)]
-        lost = [name for name in missing if name not in self._own_parameters]
+        lost = [name for name, p in self.named_parameters() if not getattr(p, "_is_hf_initialized", False)]
         if lost and not is_quantized:
             raise ValueError(f"the checkpoint has no {', '.join(lost[:3])} ({len(lost)} missing): export it again.")
-        for name in set(missing) & set(self._own_parameters):
-            nn.init.normal_(self.get_parameter(name), std=HEAD_STD)
 
     @property
     def gradient_checkpointing(self) -> bool:
@@ -121,24 +94,29 @@ class SpheretPreTrainedModel(PreTrainedModel):
             self.model.head_bias = nn.Parameter(grown.clone())
         return embeddings
 
-    def base_outputs(
+    @can_return_tuple
+    def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         past_key_values: Any = None,
         inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
         use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        **_: Any,
-    ) -> Any:
-        """A BaseModelOutputWithPast: the stream after the exit, (batch, time, width), and what else is asked for.
+        **options: Any,
+    ) -> CausalLMOutputWithPast:
+        """Returns logits (batch, time, vocab), the mean loss if labels are given, and what else is asked for.
 
         attention_mask: (batch, keys), 0 at padding. Rows may be padded on either side.
         inputs_embeds: (batch, time, width), instead of input_ids.
+        labels: (batch, time), the input ids themselves; they are shifted here. Labels of -100 are left out.
         output_hidden_states: the stream before the first block, after each block but the last, and after the exit.
         output_attentions: the attention weights of every layer.
+        options: `num_items_in_batch`, by which the summed loss is then divided.
         """
         tokens = input_ids if inputs_embeds is None else inputs_embeds
         if tokens is None or (input_ids is not None and inputs_embeds is not None):
@@ -164,138 +142,37 @@ class SpheretPreTrainedModel(PreTrainedModel):
         hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         states: list[State] | None = [] if attentions or hidden else None
         h = self.model.stream(tokens, past_key_values, position_ids, mask, states)
-        outputs: Any = BaseModelOutputWithPast(
-            last_hidden_state=h, past_key_values=past_key_values if use_cache else None
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.model.logits(h[:, kept])
+        loss = None if labels is None else self.loss_function(logits, labels, vocab_size=self.config.vocab, **options)
+        outputs: Any = CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=past_key_values if use_cache else None
         )
         if states is not None and attentions:
-            outputs.attentions = attention_weights(self.model, states, past_key_values, mask, position_ids)
+            outputs.attentions = self._attention_weights(states, past_key_values, mask, position_ids)
         if states is not None and hidden:
             pairs = zip(self.model.each_block(), states, strict=True)
             # the last is the stream after the exit, as in transformers' language models
             outputs.hidden_states = (*(block.attention_connection.stream(state) for block, state in pairs), h)
         return outputs
 
+    def _attention_weights(
+        self, states: list[State], cache: Any, mask: Tensor | None, positions: Tensor
+    ) -> tuple[Tensor, ...]:
+        """One tensor (batch, heads, time, keys) per layer, as transformers' eager attention returns them.
 
-class SpheretModel(SpheretPreTrainedModel):
-    """The GPT without its head, as transformers' AutoModel: tokens to the stream after the exit."""
+        The model never holds them, so queries and keys are computed a second time. The weights are those before
+        dropout.
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Any = None,
-        inputs_embeds: Tensor | None = None,
-        use_cache: bool | None = None,
-        **options: Any,
-    ) -> BaseModelOutputWithPast:
-        """Returns `last_hidden_state`, (batch, time, width). The options are those of `base_outputs`."""
-        return self.base_outputs(
-            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, **options
-        )
-
-
-class SpheretForCausalLM(SpheretPreTrainedModel, GenerationMixin):
-    """A language model, as transformers' AutoModelForCausalLM. It adds no parameter to the GPT."""
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Any = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        **options: Any,
-    ) -> CausalLMOutputWithPast:
-        """Returns logits (batch, time, vocab), and the mean loss if labels are given.
-
-        labels: (batch, time), the input ids themselves; they are shifted here. Labels of -100 are left out.
-        options: those of `base_outputs`; and `num_items_in_batch`, by which the summed loss is then divided.
+        states: the scheme's state before each block.
+        cache: transformers' cache after the forward pass, or None. It holds the keys of earlier tokens too.
         """
-        outputs = self.base_outputs(
-            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, **options
-        )
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.model.logits(outputs.last_hidden_state[:, kept])
-        loss = None if labels is None else self.loss_function(logits, labels, vocab_size=self.config.vocab, **options)
-        return CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
-
-
-class SpheretForSequenceClassification(SpheretPreTrainedModel):
-    """A classifier of texts: a linear head at the last token that is not padding, as in transformers' GPT-2."""
-
-    _own_parameters = ("score.weight",)
-
-    def add_head(self) -> None:
-        self.num_labels: int = self.config.num_labels or 0
-        weight = self.model.tokens.weight
-        self.score = nn.Linear(
-            self.config.width, self.num_labels, bias=False, device=weight.device, dtype=weight.dtype
-        )
-        nn.init.normal_(self.score.weight, std=HEAD_STD)
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Any = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        **options: Any,
-    ) -> SequenceClassifierOutputWithPast:
-        """Returns logits (batch, num_labels), and the loss of `config.problem_type` if labels are given.
-
-        labels: (batch,) numbers of classes, or targets of a regression, or (batch, num_labels) zeros and ones.
-        """
-        outputs = self.base_outputs(
-            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, **options
-        )
-        h = outputs.last_hidden_state
-        last = self._last(h, input_ids, attention_mask)
-        logits = self.score(h[torch.arange(len(h), device=h.device), last])
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=self.config)
-        return SequenceClassifierOutputWithPast(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
-
-    def _last(self, h: Tensor, ids: Tensor | None, mask: Tensor | None) -> Tensor:
-        """The index of each row's last token that is not padding, (batch,).
-
-        Padding is what has `config.pad_token_id`. Without that, or without ids, it is where the mask is 0.
-        """
-        batch, time = h.shape[:2]
-        if ids is not None and self.config.pad_token_id is not None:
-            real = ids != self.config.pad_token_id
-        elif mask is not None and mask.dim() == 2:
-            real = mask[:, -time:] != 0
-        elif batch == 1:
-            real = torch.ones(batch, time, dtype=torch.bool, device=h.device)
-        else:
-            raise ValueError(
-                f"{batch} rows may be padded, and nothing says where: give an attention_mask, or set "
-                f"config.pad_token_id."
-            )
-        return (torch.arange(time, device=h.device) * real.to(h.device)).argmax(-1)
+        weights = []
+        for index, (block, state) in enumerate(zip(self.model.each_block(), states, strict=True)):
+            attention, x = block.attention, block.attention_connection.read(state)
+            keys = None if cache is None else cache.layers[index].keys
+            weights.append(attention.weights(x, attention.rotation(positions), keys, mask))
+        return tuple(weights)
 
 
 def _positions(tokens: Tensor, mask: Tensor | None, past: int | Tensor) -> Tensor:
@@ -306,6 +183,4 @@ def _positions(tokens: Tensor, mask: Tensor | None, past: int | Tensor) -> Tenso
 
 
 AutoConfig.register("spheret", SpheretConfig)
-AutoModel.register(SpheretConfig, SpheretModel)
 AutoModelForCausalLM.register(SpheretConfig, SpheretForCausalLM)
-AutoModelForSequenceClassification.register(SpheretConfig, SpheretForSequenceClassification)

@@ -4,13 +4,8 @@ The model itself is in the package spheret.
 """
 
 try:
-    from spheret.hub import (
-        SpheretConfig,
-        SpheretForCausalLM,
-        SpheretForSequenceClassification,
-        SpheretModel,
-    )
+    from spheret.hub import SpheretConfig, SpheretForCausalLM
 except ImportError as error:
     raise ImportError('This model needs the package spheret. Run: pip install "spheret[hub]"') from error
 
-__all__ = ["SpheretConfig", "SpheretForCausalLM", "SpheretForSequenceClassification", "SpheretModel"]
+__all__ = ["SpheretConfig", "SpheretForCausalLM"]

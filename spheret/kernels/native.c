@@ -4,7 +4,9 @@
 //
 //   c = <h,f>/<h,h>   z = f - c h   w = alpha^2 <z,z>/<h,h>   out = a(w) h + alpha b(w) z
 //
-// This file includes itself once per pair of stream and branch types.
+// The normed functions take y = gain f/sqrt(mean f^2 + EPS) for f, in the same pass.
+// This file includes itself once per pair of types H and F, of stream and branch, and each time once more for the
+// normed functions. NAME(forward) of float and bfloat16 is forward_f32_bf16.
 #ifndef ROWS
 #include <math.h>
 #include <stdint.h>
@@ -21,12 +23,15 @@
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef uint32_t uvec __attribute__((vector_size(4 * LANES)));
 typedef uint16_t hvec __attribute__((vector_size(2 * LANES)));
+typedef float f32;
 typedef uint16_t bf16;
 
 // rows per partial sum of dalpha and dp: fixed, so that the sums do not depend on the number of threads
 enum { CHUNK = 64 };
 // elements per partial sum of a dot product: with two levels of sums, long rows round as little as short ones
 enum { BLOCK = 256 };
+// added to the mean square of a branch's output, as in closed.py
+#define EPS 0x1p-23
 enum { PROJECTION, CAYLEY, ANGULAR, EXPONENTIAL };
 typedef struct { double a, b, da, db, ap, bp; } coefficients;
 
@@ -100,7 +105,7 @@ static inline double total(vec x) {
 }
 
 static inline vec load_f32(const float *x) { vec v; memcpy(&v, x, sizeof v); return v; }
-static inline vec load_b16(const bf16 *x) {
+static inline vec load_bf16(const bf16 *x) {
 #if defined __AVX2__ && LANES == 8  // two instructions; gcc would make five
     return (vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)x)), 16);
 #else
@@ -109,7 +114,7 @@ static inline vec load_b16(const bf16 *x) {
 #endif
 }
 static inline float one_f32(const float *x) { return *x; }
-static inline float one_b16(const bf16 *x) { uint32_t bits = (uint32_t)*x << 16; float v; memcpy(&v, &bits, 4); return v; }
+static inline float one_bf16(const bf16 *x) { uint32_t bits = (uint32_t)*x << 16; float v; memcpy(&v, &bits, 4); return v; }
 
 // to the nearest bfloat16, ties to even; NaN stays NaN
 static inline hvec narrow(vec v) {
@@ -127,7 +132,7 @@ static inline void store_f32(float *x, vec v, int stream) {
 #endif
     memcpy(x, &v, sizeof v);
 }
-static inline void store_b16(bf16 *x, vec v, int stream) {
+static inline void store_bf16(bf16 *x, vec v, int stream) {
     hvec half = narrow(v);
 #if defined __AVX512F__
     if (stream) { _mm256_stream_si256((__m256i *)x, (__m256i)half); return; }
@@ -137,7 +142,7 @@ static inline void store_b16(bf16 *x, vec v, int stream) {
     memcpy(x, &half, sizeof half);
 }
 static inline void put_f32(float *x, float v) { *x = v; }
-static inline void put_b16(bf16 *x, float v) { vec wide = {v}; *x = narrow(wide)[0]; }
+static inline void put_bf16(bf16 *x, float v) { vec wide = {v}; *x = narrow(wide)[0]; }
 
 static inline int aligned(const void *x, int64_t row_bytes) {
     return ((uintptr_t)x % 64 == 0) && (row_bytes % (2 * LANES) == 0) && (row_bytes % 64 == 0);
@@ -149,45 +154,64 @@ static inline void fence(int stream) {
 }
 
 #define ROWS
-#define JOIN_(a, b) a##b
-#define JOIN(a, b) JOIN_(a, b)
-#define H float
-#define F float
-#define HN f32
-#define FN f32
-#define NAME(x) x##_f32_f32
-#define NORM(x) x##_f32
+#define PASTE(a, b) a##b
+#define PASTE3(a, b, c) a##_##b##_##c
+#define JOIN(a, b) PASTE(a, b)
+#define JOIN3(a, b, c) PASTE3(a, b, c)
+#define H f32
+#define F f32
+#define NORM  // norm_forward and norm_backward depend only on H
 #include "native.c"
 #undef NORM
 #undef F
-#undef FN
-#undef NAME
 #define F bf16
-#define FN b16
-#define NAME(x) x##_f32_bf16
 #include "native.c"
 #undef H
-#undef HN
-#undef NAME
 #define H bf16
-#define HN b16
-#define NAME(x) x##_bf16_bf16
-#define NORM(x) x##_bf16
+#define NORM
 #include "native.c"
 #undef NORM
 #undef F
-#undef FN
-#undef NAME
-#define F float
-#define FN f32
-#define NAME(x) x##_bf16_f32
+#define F f32
 #include "native.c"
 
 #else
 
-// kept: |h|^2, <h,f> and |z|^2 per row
-void NAME(forward)(const H *h_, const F *f_, H *out_, float *kept, int64_t n, int64_t d, double alpha,
-                   const float *alphas, int kind, double p, double cap, int threads, int stream) {
+// what the two kinds of functions differ in: BRANCH is the branch's output as the update takes it, RAW the same before
+// its scale 1/sqrt(mean f^2 + EPS) is known, KEPT the number of scalars per row, and PUT_DF writes the gradient of f
+#ifdef NORMED
+#define NAME(x) JOIN3(normed_##x, H, F)
+#define RAW(i) (JOIN(load_, F)(f + i) * load_f32(gain + i))
+#define RAW_ONE(i) (JOIN(one_, F)(f + i) * gain[i])
+#define BRANCH(i) (scale * JOIN(load_, F)(f + i) * load_f32(gain + i))
+#define BRANCH_ONE(i) (scale * JOIN(one_, F)(f + i) * gain[i])
+#define KEPT 4
+#define IF_NORMED(...) __VA_ARGS__
+#define PUT_DF(i, value) do { \
+        vec dy = value, v_ = scale * JOIN(load_, F)(f + i), sum; \
+        memcpy(&sum, sums + i, sizeof sum); sum += dy * v_; memcpy(sums + i, &sum, sizeof sum); \
+        JOIN(store_, F)(df + i, scale * (load_f32(gain + i) * dy - t * v_), stream); \
+    } while (0)
+#define PUT_DF_ONE(i, value) do { \
+        float dy = value, v_ = scale * JOIN(one_, F)(f + i); \
+        sums[i] += dy * v_; \
+        JOIN(put_, F)(df + i, scale * (gain[i] * dy - t * v_)); \
+    } while (0)
+#else
+#define NAME(x) JOIN3(x, H, F)
+#define RAW(i) JOIN(load_, F)(f + i)
+#define RAW_ONE(i) JOIN(one_, F)(f + i)
+#define BRANCH(i) RAW(i)
+#define BRANCH_ONE(i) RAW_ONE(i)
+#define KEPT 3
+#define IF_NORMED(...)
+#define PUT_DF(i, value) JOIN(store_, F)(df + i, value, stream)
+#define PUT_DF_ONE(i, value) JOIN(put_, F)(df + i, value)
+#endif
+
+// kept: |h|^2, <h,f> and |z|^2 per row, and the scale if f is normed
+void NAME(forward)(const H *h_, const F *f_, const float *gain, H *out_, float *kept, int64_t n, int64_t d,
+                   double alpha_, const float *alphas, int kind, double p, double cap, int threads, int stream) {
     int64_t whole = d - d % LANES;
     double cos_cap = cos(cap), sin_cap = sin(cap);
     stream = stream && aligned(out_, d * sizeof(H));
@@ -200,26 +224,44 @@ void NAME(forward)(const H *h_, const F *f_, H *out_, float *kept, int64_t n, in
             H *out = out_ + r * d;
             vec hh_ = {0}, hf_ = {0}, ff_ = {0};
             double hh = 0, hf = 0, ff = 0;
+            IF_NORMED(vec nn_ = {0}; double nn = 0;)
             for (int64_t i = 0; i < whole;) {
                 vec shh = {0}, shf = {0}, sff = {0}, thh = {0}, thf = {0}, tff = {0};
+                IF_NORMED(vec snn = {0}, tnn = {0};)
                 int64_t end = i + BLOCK < whole ? i + BLOCK : whole;
                 for (; i + LANES < end; i += 2 * LANES) {
-                    vec x = JOIN(load_, HN)(h + i), y = JOIN(load_, FN)(f + i);
+                    vec x = JOIN(load_, H)(h + i), y = RAW(i);
                     shh += x * x; shf += x * y; sff += y * y;
-                    x = JOIN(load_, HN)(h + i + LANES), y = JOIN(load_, FN)(f + i + LANES);
+                    x = JOIN(load_, H)(h + i + LANES), y = RAW(i + LANES);
                     thh += x * x; thf += x * y; tff += y * y;
+                    IF_NORMED(x = JOIN(load_, F)(f + i); y = JOIN(load_, F)(f + i + LANES); snn += x * x; tnn += y * y;)
                 }
                 for (; i < end; i += LANES) {
-                    vec x = JOIN(load_, HN)(h + i), y = JOIN(load_, FN)(f + i);
+                    vec x = JOIN(load_, H)(h + i), y = RAW(i);
                     shh += x * x; shf += x * y; sff += y * y;
+                    IF_NORMED(x = JOIN(load_, F)(f + i); snn += x * x;)
                 }
                 hh_ += shh + thh; hf_ += shf + thf; ff_ += sff + tff;
+                IF_NORMED(nn_ += snn + tnn;)
             }
             for (int64_t i = whole; i < d; i++) {
-                float x = JOIN(one_, HN)(h + i), y = JOIN(one_, FN)(f + i);
+                float x = JOIN(one_, H)(h + i), y = RAW_ONE(i);
                 hh += (double)x * x; hf += (double)x * y; ff += (double)y * y;
+                IF_NORMED(x = JOIN(one_, F)(f + i); nn += (double)x * x;)
             }
             hh += total(hh_); hf += total(hf_); ff += total(ff_);
+#ifdef NORMED
+            nn += total(nn_);
+            if (!isfinite(nn + ff + hf)) {  // the squares of huge entries overflow in float32, and not in double
+                nn = hf = ff = 0;
+                for (int64_t i = 0; i < d; i++) {
+                    double x = JOIN(one_, H)(h + i), v = JOIN(one_, F)(f + i), y = v * gain[i];
+                    nn += v * v; hf += x * y; ff += y * y;
+                }
+            }
+            float scale = 1 / sqrt(nn / d + EPS);
+            hf *= scale; ff *= (double)scale * scale;
+#endif
             int live = (float)hh != 0;
             float c = live ? hf / hh : 0;
             double exact = live ? hf / hh : 0, zz = ff - exact * hf;
@@ -230,30 +272,32 @@ void NAME(forward)(const H *h_, const F *f_, H *out_, float *kept, int64_t n, in
                 for (int64_t i = 0; i < whole;) {
                     vec sum = {0};
                     for (int64_t end = i + BLOCK < whole ? i + BLOCK : whole; i < end; i += LANES) {
-                        vec z = JOIN(load_, FN)(f + i) - c * JOIN(load_, HN)(h + i);
+                        vec z = BRANCH(i) - c * JOIN(load_, H)(h + i);
                         sum += z * z;
                     }
                     zz_ += sum;
                 }
                 for (int64_t i = whole; i < d; i++) {
-                    float z = JOIN(one_, FN)(f + i) - c * JOIN(one_, HN)(h + i);
+                    float z = BRANCH_ONE(i) - c * JOIN(one_, H)(h + i);
                     zz += (double)z * z;
                 }
                 zz += total(zz_);
             }
-            kept[3 * r] = hh; kept[3 * r + 1] = hf; kept[3 * r + 2] = zz;
-            double step = alphas ? alphas[r] : alpha;
-            coefficients k = evaluate(kind, live ? step * step * zz / hh : 0, p, cap, cos_cap, sin_cap);
-            double wide = live ? step * k.b : 0;
+            float *k_ = kept + KEPT * r;
+            k_[0] = hh; k_[1] = hf; k_[2] = zz;
+            IF_NORMED(k_[3] = scale;)
+            double alpha = alphas ? alphas[r] : alpha_;
+            coefficients k = evaluate(kind, live ? alpha * alpha * zz / hh : 0, p, cap, cos_cap, sin_cap);
+            double wide = live ? alpha * k.b : 0;
             // the part along h that rounding c left in z is taken out of the coefficient of h
             float q = wide, a = k.a - wide * (exact - c);
             for (int64_t i = 0; i < whole; i += LANES) {
-                vec x = JOIN(load_, HN)(h + i);
-                JOIN(store_, HN)(out + i, a * x + q * (JOIN(load_, FN)(f + i) - c * x), stream);
+                vec x = JOIN(load_, H)(h + i);
+                JOIN(store_, H)(out + i, a * x + q * (BRANCH(i) - c * x), stream);
             }
             for (int64_t i = whole; i < d; i++) {
-                float x = JOIN(one_, HN)(h + i);
-                JOIN(put_, HN)(out + i, a * x + q * (JOIN(one_, FN)(f + i) - c * x));
+                float x = JOIN(one_, H)(h + i);
+                JOIN(put_, H)(out + i, a * x + q * (BRANCH_ONE(i) - c * x));
             }
         }
         fence(stream);
@@ -261,10 +305,11 @@ void NAME(forward)(const H *h_, const F *f_, H *out_, float *kept, int64_t n, in
 }
 
 // dalpha: one value, or one per row if every row has its own alpha; dp: one value.
-// partial: memory for two values per chunk, which are added in order
-void NAME(backward)(const H *g_, const H *h_, const F *f_, const float *kept, H *dh_, F *df_, float *dalpha, float *dp,
-                    double *partial, int64_t n, int64_t d, double alpha, const float *alphas, int kind, double p, double cap, int threads,
-                    int stream) {
+// partial: memory for two values per chunk, which are added in order; gains: the same for the gain, a row per chunk.
+// df is scale (gain dy - t n) with dy the gradient of y = gain n, n = scale f and t = <n, gain dy>/d = alpha dalpha/d
+void NAME(backward)(const H *g_, const H *h_, const F *f_, const float *gain, const float *kept, H *dh_,
+                    F *df_, float *dalpha, float *dp, float *dgain, double *partial, float *gains, int64_t n, int64_t d,
+                    double alpha_, const float *alphas, int kind, double p, double cap, int threads, int stream) {
     int64_t whole = d - d % LANES;
     double cos_cap = cos(cap), sin_cap = sin(cap);
     stream = stream && aligned(dh_, d * sizeof(H)) && aligned(df_, d * sizeof(F));
@@ -273,76 +318,90 @@ void NAME(backward)(const H *g_, const H *h_, const F *f_, const float *kept, H 
 #pragma omp for schedule(static)
         for (int64_t chunk = 0; chunk < (n + CHUNK - 1) / CHUNK; chunk++) {
             double sum_alpha = 0, sum_p = 0;
+            IF_NORMED(float *sums = gains + chunk * d; memset(sums, 0, d * sizeof *sums);)
             for (int64_t r = chunk * CHUNK; r < n && r < (chunk + 1) * CHUNK; r++) {
                 const H *g = g_ + r * d, *h = h_ + r * d;
                 const F *f = f_ + r * d;
                 H *dh = dh_ + r * d;
                 F *df = df_ + r * d;
-                int live = kept[3 * r] != 0;
-                double hh = live ? kept[3 * r] : 1, c = kept[3 * r + 1] / hh, eta2 = live ? kept[3 * r + 2] / hh : 0;
-                double step = alphas ? alphas[r] : alpha, norm = sqrt(hh);
-                coefficients k = evaluate(kind, step * step * eta2, p, cap, cos_cap, sin_cap);
+                const float *k_ = kept + KEPT * r;
+                int live = k_[0] != 0;
+                double hh = live ? k_[0] : 1, c = k_[1] / hh, eta2 = live ? k_[2] / hh : 0;
+                IF_NORMED(float scale = k_[3];)
+                double alpha = alphas ? alphas[r] : alpha_, norm = sqrt(hh);
+                coefficients k = evaluate(kind, alpha * alpha * eta2, p, cap, cos_cap, sin_cap);
                 float c32 = c;
                 vec gh_ = {0}, gz_ = {0};
                 double gu = 0, gz = 0;
                 for (int64_t i = 0; i < whole;) {
                     vec sh = {0}, sz = {0};
                     for (int64_t end = i + BLOCK < whole ? i + BLOCK : whole; i < end; i += LANES) {
-                        vec x = JOIN(load_, HN)(h + i), y = JOIN(load_, HN)(g + i);
-                        sh += y * x; sz += y * (JOIN(load_, FN)(f + i) - c32 * x);
+                        vec x = JOIN(load_, H)(h + i), y = JOIN(load_, H)(g + i);
+                        sh += y * x; sz += y * (BRANCH(i) - c32 * x);
                     }
                     gh_ += sh; gz_ += sz;
                 }
                 for (int64_t i = whole; i < d; i++) {
-                    float x = JOIN(one_, HN)(h + i), y = JOIN(one_, HN)(g + i), z = JOIN(one_, FN)(f + i) - c32 * x;
+                    float x = JOIN(one_, H)(h + i), y = JOIN(one_, H)(g + i), z = BRANCH_ONE(i) - c32 * x;
                     gu += (double)y * x; gz += (double)y * z;
                 }
                 gu = (gu + total(gh_)) / norm;
                 gz = (gz + total(gz_)) / norm;
-                double q = live ? step * k.b : 0, slope = 2 * (k.da * gu + step * k.db * gz);
-                double kh = q * gu, kz = live ? step * step * slope : 0;
+                double q = live ? alpha * k.b : 0, slope = 2 * (k.da * gu + alpha * k.db * gz);
+                double kh = q * gu, kz = live ? alpha * alpha * slope : 0;
                 // df = q g + kz/|h| z - kh/|h| h, and dh likewise, collected into coefficients of g, f and h
                 double ff = kz / norm, fh = -kh / norm - ff * c;
                 double hf = -(kh + c * kz) / norm, hx = (c * kh - kz * eta2) / norm - hf * c, hg = k.a - c * q;
+                double row_alpha = live ? norm * (alpha * slope * eta2 + k.b * gz) : 0;
+                IF_NORMED(float t = alpha * row_alpha / d;)
                 int in_range = fabs(ff) < 1e30 && fabs(fh) < 1e30 && fabs(hf) < 1e30 && fabs(hx) < 1e30;
                 if (in_range && eta2 > 0.01 * c * c) {
                     float a1 = q, a2 = ff, a3 = fh, b1 = hg, b2 = hf, b3 = hx;
                     for (int64_t i = 0; i < whole; i += LANES) {
-                        vec x = JOIN(load_, HN)(h + i), y = JOIN(load_, HN)(g + i), z = JOIN(load_, FN)(f + i);
-                        JOIN(store_, FN)(df + i, a1 * y + a2 * z + a3 * x, stream);
-                        JOIN(store_, HN)(dh + i, b1 * y + b2 * z + b3 * x, stream);
+                        vec x = JOIN(load_, H)(h + i), y = JOIN(load_, H)(g + i), z = BRANCH(i);
+                        PUT_DF(i, a1 * y + a2 * z + a3 * x);
+                        JOIN(store_, H)(dh + i, b1 * y + b2 * z + b3 * x, stream);
                     }
                     for (int64_t i = whole; i < d; i++) {
-                        float x = JOIN(one_, HN)(h + i), y = JOIN(one_, HN)(g + i), z = JOIN(one_, FN)(f + i);
-                        JOIN(put_, FN)(df + i, a1 * y + a2 * z + a3 * x);
-                        JOIN(put_, HN)(dh + i, b1 * y + b2 * z + b3 * x);
+                        float x = JOIN(one_, H)(h + i), y = JOIN(one_, H)(g + i), z = BRANCH_ONE(i);
+                        PUT_DF_ONE(i, a1 * y + a2 * z + a3 * x);
+                        JOIN(put_, H)(dh + i, b1 * y + b2 * z + b3 * x);
                     }
                 } else {  // f nearly parallel to h, or rows of extreme size: z itself and vectors of norm 1 lose less
                     double stretch = eta2 > 1 ? sqrt(eta2) : 1;
                     float iu = 1 / norm, iv = 1 / (norm * stretch), a1 = q, a2 = kz * stretch, a3 = -kh;
                     float b1 = hg, b2 = -(kh + c * kz) * stretch, b3 = c * kh - kz * eta2;
                     for (int64_t i = 0; i < whole; i += LANES) {
-                        vec x = JOIN(load_, HN)(h + i), y = JOIN(load_, HN)(g + i);
-                        vec v = iv * (JOIN(load_, FN)(f + i) - c32 * x), u = iu * x;
-                        JOIN(store_, FN)(df + i, a1 * y + a2 * v + a3 * u, stream);
-                        JOIN(store_, HN)(dh + i, b1 * y + b2 * v + b3 * u, stream);
+                        vec x = JOIN(load_, H)(h + i), y = JOIN(load_, H)(g + i);
+                        vec v = iv * (BRANCH(i) - c32 * x), u = iu * x;
+                        PUT_DF(i, a1 * y + a2 * v + a3 * u);
+                        JOIN(store_, H)(dh + i, b1 * y + b2 * v + b3 * u, stream);
                     }
                     for (int64_t i = whole; i < d; i++) {
-                        float x = JOIN(one_, HN)(h + i), y = JOIN(one_, HN)(g + i);
-                        float v = iv * (JOIN(one_, FN)(f + i) - c32 * x), u = iu * x;
-                        JOIN(put_, FN)(df + i, a1 * y + a2 * v + a3 * u);
-                        JOIN(put_, HN)(dh + i, b1 * y + b2 * v + b3 * u);
+                        float x = JOIN(one_, H)(h + i), y = JOIN(one_, H)(g + i);
+                        float v = iv * (BRANCH_ONE(i) - c32 * x), u = iu * x;
+                        PUT_DF_ONE(i, a1 * y + a2 * v + a3 * u);
+                        JOIN(put_, H)(dh + i, b1 * y + b2 * v + b3 * u);
                     }
                 }
-                double row_alpha = live ? norm * (step * slope * eta2 + k.b * gz) : 0;
                 sum_alpha += row_alpha;
-                sum_p += live ? norm * (k.ap * gu + step * k.bp * gz) : 0;
+                sum_p += live ? norm * (k.ap * gu + alpha * k.bp * gz) : 0;
                 if (alphas) dalpha[r] = row_alpha;
             }
             partial[2 * chunk] = sum_alpha;
             partial[2 * chunk + 1] = sum_p;
         }
         fence(stream);
+#ifdef NORMED
+#pragma omp for schedule(static)
+        for (int64_t first = 0; first < d; first += CHUNK) {
+            double wide[CHUNK] = {0};
+            int64_t width = d - first < CHUNK ? d - first : CHUNK;
+            for (int64_t chunk = 0; chunk < (n + CHUNK - 1) / CHUNK; chunk++)
+                for (int64_t i = 0; i < width; i++) wide[i] += gains[chunk * d + first + i];
+            for (int64_t i = 0; i < width; i++) dgain[first + i] = wide[i];
+        }
+#endif
     }
     double sum_alpha = 0, sum_p = 0;
     for (int64_t chunk = 0; chunk < (n + CHUNK - 1) / CHUNK; chunk++) {
@@ -353,10 +412,10 @@ void NAME(backward)(const H *g_, const H *h_, const F *f_, const float *kept, H 
     *dp = sum_p;
 }
 
-#ifdef NORM
+#if defined NORM && !defined NORMED
 // where a spherical stream starts: out = radius h/|h|; kept: |h|^2 per row
-void NORM(norm_forward)(const H *h_, H *out_, float *kept, int64_t n, int64_t d, double radius, int threads,
-                        int stream) {
+void JOIN(norm_forward_, H)(const H *h_, H *out_, float *kept, int64_t n, int64_t d, double radius, int threads,
+                            int stream) {
     int64_t whole = d - d % LANES;
     stream = stream && aligned(out_, d * sizeof(H));
 #pragma omp parallel num_threads(threads)
@@ -370,25 +429,25 @@ void NORM(norm_forward)(const H *h_, H *out_, float *kept, int64_t n, int64_t d,
             for (int64_t i = 0; i < whole;) {
                 vec sum = {0};
                 for (int64_t end = i + BLOCK < whole ? i + BLOCK : whole; i < end; i += LANES) {
-                    vec x = JOIN(load_, HN)(h + i);
+                    vec x = JOIN(load_, H)(h + i);
                     sum += x * x;
                 }
                 hh_ += sum;
             }
-            for (int64_t i = whole; i < d; i++) { float x = JOIN(one_, HN)(h + i); hh += (double)x * x; }
+            for (int64_t i = whole; i < d; i++) { float x = JOIN(one_, H)(h + i); hh += (double)x * x; }
             hh += total(hh_);
             kept[r] = hh;
             float scale = (float)hh != 0 ? radius / sqrt(hh) : 0;
             for (int64_t i = 0; i < whole; i += LANES)
-                JOIN(store_, HN)(out + i, scale * JOIN(load_, HN)(h + i), stream);
-            for (int64_t i = whole; i < d; i++) JOIN(put_, HN)(out + i, scale * JOIN(one_, HN)(h + i));
+                JOIN(store_, H)(out + i, scale * JOIN(load_, H)(h + i), stream);
+            for (int64_t i = whole; i < d; i++) JOIN(put_, H)(out + i, scale * JOIN(one_, H)(h + i));
         }
         fence(stream);
     }
 }
 
-void NORM(norm_backward)(const H *g_, const H *h_, const float *kept, H *dh_, float *dradius, double *partial,
-                         int64_t n, int64_t d, double radius, int threads, int stream) {
+void JOIN(norm_backward_, H)(const H *g_, const H *h_, const float *kept, H *dh_, float *dradius, double *partial,
+                             int64_t n, int64_t d, double radius, int threads, int stream) {
     int64_t whole = d - d % LANES;
     stream = stream && aligned(dh_, d * sizeof(H));
 #pragma omp parallel num_threads(threads)
@@ -405,19 +464,19 @@ void NORM(norm_backward)(const H *g_, const H *h_, const float *kept, H *dh_, fl
                 for (int64_t i = 0; i < whole;) {
                     vec part = {0};
                     for (int64_t end = i + BLOCK < whole ? i + BLOCK : whole; i < end; i += LANES)
-                        part += JOIN(load_, HN)(g + i) * (iu * JOIN(load_, HN)(h + i));
+                        part += JOIN(load_, H)(g + i) * (iu * JOIN(load_, H)(h + i));
                     gu_ += part;
                 }
-                for (int64_t i = whole; i < d; i++) gu += (double)JOIN(one_, HN)(g + i) * (iu * JOIN(one_, HN)(h + i));
+                for (int64_t i = whole; i < d; i++) gu += (double)JOIN(one_, H)(g + i) * (iu * JOIN(one_, H)(h + i));
                 gu += total(gu_);
                 float scale = radius * inverse, along = gu;
                 for (int64_t i = 0; i < whole; i += LANES) {
-                    vec u = iu * JOIN(load_, HN)(h + i);
-                    JOIN(store_, HN)(dh + i, scale * (JOIN(load_, HN)(g + i) - along * u), stream);
+                    vec u = iu * JOIN(load_, H)(h + i);
+                    JOIN(store_, H)(dh + i, scale * (JOIN(load_, H)(g + i) - along * u), stream);
                 }
                 for (int64_t i = whole; i < d; i++) {
-                    float u = iu * JOIN(one_, HN)(h + i);
-                    JOIN(put_, HN)(dh + i, scale * (JOIN(one_, HN)(g + i) - along * u));
+                    float u = iu * JOIN(one_, H)(h + i);
+                    JOIN(put_, H)(dh + i, scale * (JOIN(one_, H)(g + i) - along * u));
                 }
                 sum += gu;
             }
@@ -429,5 +488,19 @@ void NORM(norm_backward)(const H *g_, const H *h_, const float *kept, H *dh_, fl
     for (int64_t chunk = 0; chunk < (n + CHUNK - 1) / CHUNK; chunk++) sum += partial[chunk];
     *dradius = sum;
 }
+#endif
+#undef NAME
+#undef RAW
+#undef RAW_ONE
+#undef BRANCH
+#undef BRANCH_ONE
+#undef KEPT
+#undef IF_NORMED
+#undef PUT_DF
+#undef PUT_DF_ONE
+#ifndef NORMED
+#define NORMED
+#include "native.c"
+#undef NORMED
 #endif
 #endif

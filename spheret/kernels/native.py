@@ -10,7 +10,6 @@ import os
 import platform
 import shlex
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
@@ -20,9 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spheret.kernels import fused
-from spheret.kernels.fused import Fused
-from spheret.retractions import P, Retraction
+from spheret.kernels.fused import Kernel
+from spheret.retractions import P
 from spheret.support.autograd import constant_when_traced
 from spheret.support.cache import cache_directory
 
@@ -62,8 +60,7 @@ def compiler() -> list[str]:
 
     Raises OSError if there is no such program, and on Windows.
     """
-    # there GCC gives vectors places on the stack that are not aligned as its own instructions need it, and the owner
-    # of a file that is going to be run is not known
+    # there GCC gives vectors places on the stack that are not aligned as its own instructions need it
     if not hasattr(os, "geteuid"):
         raise OSError("native.c is not built on Windows.")
     given = os.environ.get("CC", "")
@@ -81,31 +78,6 @@ def compiler() -> list[str]:
     return [path]
 
 
-def _private_directory() -> Path:
-    """The folder of this user's libraries. Nobody else can read or write it: what lies in it is run."""
-    user = os.geteuid()
-    path = cache_directory() / f"native-{user}"
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != user:
-        raise OSError(f"{path} is a link or belongs to another user: remove it, or set SPHERET_CACHE.")
-    # whatever the umask was; a file system that is read-only is left alone
-    if stat.S_IMODE(found.st_mode) != 0o700:
-        path.chmod(0o700)
-    return path
-
-
-def _is_sound(path: Path) -> bool:
-    """Whether a library is a file of this user that nobody else can write, with the bytes that its name promises."""
-    # no link is followed, and no pipe is waited for
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-        found = os.fstat(file.fileno())
-        ours = found.st_uid == os.geteuid() and not found.st_mode & 0o022
-        if not (ours and stat.S_ISREG(found.st_mode)):
-            return False
-        return path.stem.endswith(hashlib.file_digest(file, "sha256").hexdigest())
-
-
 def version(command: list[str]) -> str:
     """What a compiler says of itself."""
     said = subprocess.run(
@@ -115,27 +87,16 @@ def version(command: list[str]) -> str:
 
 
 def _build(command: list[str]) -> Path:
-    """The path of the compiled library, built now unless the cache has it whole."""
+    """The path of the compiled library, built now unless the cache has it."""
     made_with = version(command) + " ".join(command[1:])
     parts = [repr(SOURCE.read_bytes()), made_with, repr(FLAGS), platform.machine(), _processor()]
-    key = hashlib.sha256("\0".join(parts).encode())
-    folder, start = _private_directory(), key.hexdigest()[:24]
-    damaged = False
-    # the name says what the library is made of and what it holds: it needs no second file that could be torn off
-    for library in sorted(folder.glob(f"{start}-*.so")):
-        try:
-            if _is_sound(library):
-                return library
-            library.unlink()
-        except OSError:
-            # another process has removed it first, or it is a link or a folder
-            pass
-        damaged = True
-    name = Path(command[0]).name
-    if damaged:
-        print(f"spheret: the native kernel in {folder} is damaged, compiling it again with {name}", file=sys.stderr)
-    else:
-        print(f"spheret: compiling the native kernel with {name}, once", file=sys.stderr)
+    folder = cache_directory() / f"native-{os.geteuid()}"
+    # what lies in it is run: it is this user's own, whatever the umask is
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    library = folder / f"{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()}.so"
+    if library.exists():
+        return library
+    print(f"spheret: compiling the native kernel with {Path(command[0]).name}, once", file=sys.stderr)
     message = ""
     # each process builds its own file and renames it atomically, so several processes may build at once
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -151,26 +112,34 @@ def _build(command: list[str]) -> Path:
                 check=False,
             )
             if run.returncode == 0:
-                built.chmod(0o600)
-                library = folder / f"{start}-{hashlib.sha256(built.read_bytes()).hexdigest()}.so"
                 os.replace(built, library)
                 return library
             message = run.stderr.strip().splitlines()[-1] if run.stderr.strip() else f"exit code {run.returncode}"
     raise RuntimeError(f"{' '.join(command)} could not build {SOURCE.name}: {message}")
 
 
+def _open() -> ctypes.CDLL:
+    """The library from the cache; one that does not load is built again."""
+    path = _build(compiler())
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError:
+        path.unlink()
+        return ctypes.CDLL(str(_build(compiler())))
+
+
 @functools.cache
 def _load() -> ctypes.CDLL | str:
     """The library, or the reason why it could not be built; tried once per process."""
     try:
-        library = ctypes.CDLL(str(_build(compiler())))
+        library = _open()
     except (OSError, RuntimeError) as error:
         return f"it could not be built: {error}"
     pointer, integer, real, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_double, ctypes.c_int64
     rest = [size, size, real, pointer, integer, real, real, integer, integer]
     signatures = {
         f"{name}_{h}_{f}": [pointer] * pointers + rest
-        for name, pointers in (("forward", 4), ("backward", 9))
+        for name, pointers in (("forward", 5), ("backward", 12), ("normed_forward", 5), ("normed_backward", 12))
         for h in _TYPES.values()
         for f in _TYPES.values()
     } | {
@@ -184,25 +153,13 @@ def _load() -> ctypes.CDLL | str:
     return library
 
 
-@constant_when_traced
-def ready() -> bool:
-    """Whether the library could be loaded; torch.compile may call this while it traces."""
-    return not isinstance(_load(), str)
-
-
 @functools.cache
 def _function(name: str, *dtypes: torch.dtype) -> Any:
     """The C function of that name for rows of these dtypes."""
     return getattr(_load(), "_".join([name, *(_TYPES[dtype] for dtype in dtypes)]))
 
 
-def unsuited(h: Tensor, f: Tensor, row: Retraction, p: P) -> str | None:
-    """The reason why the native kernel cannot take such a call, or None if it can."""
-    if h.device.type != "cpu" or f.device.type != "cpu":
-        return f"it runs on the CPU, and the rows are on {h.device} and {f.device}."
-    return fused.unsuited(h, f, row, p, DTYPES, KINDS)
-
-
+@constant_when_traced
 def missing() -> str | None:
     """The reason why this machine has no native kernel, or None if it has one."""
     loaded = _load()
@@ -214,6 +171,10 @@ def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="cpu")
 
 
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
 def _threads(elements: int) -> int:
     return 1 if elements < PARALLEL_ELEMENTS else torch.get_num_threads()
 
@@ -222,49 +183,57 @@ def _stream(h: Tensor) -> bool:
     return h.numel() * h.element_size() >= STREAM_BYTES
 
 
+def _number(x: P) -> float:
+    return x.item() if isinstance(x, Tensor) else x
+
+
 def _shared(h: Tensor, alpha: P, p: P, kind: str, cap: float | None) -> tuple[tuple[Any, ...], Tensor | None]:
-    """The last arguments of both C functions, and the tensor of steps that they point to if each row has its own."""
-    n, d = h.numel() // h.shape[-1], h.shape[-1]
-    steps = None
-    if not isinstance(alpha, Tensor):
-        step = alpha
-    elif alpha.numel() == 1:
-        step = alpha.item()
-    else:
-        step, steps = 0.0, alpha.detach().float().expand(*h.shape[:-1], 1).contiguous()
-    number = p.item() if isinstance(p, Tensor) else p
-    if math.isinf(number):
+    """The last arguments of both C functions, and the tensor of alphas that they point to if each row has its own."""
+    n, d, alphas, p = h.numel() // h.shape[-1], h.shape[-1], None, _number(p)
+    if isinstance(alpha, Tensor) and alpha.numel() != 1:
+        alphas, alpha = alpha.detach().float().expand(*h.shape[:-1], 1).contiguous(), 0.0
+    if math.isinf(p):
         # a learned p may reach infinity
         kind = "exponential"
-    pointer, limit = None if steps is None else steps.data_ptr(), math.inf if cap is None else cap
-    return (n, d, step, pointer, KINDS[kind], number, limit, _threads(n * d), _stream(h)), steps
+    cap = math.inf if cap is None else cap
+    return (n, d, _number(alpha), _pointer(alphas), KINDS[kind], p, cap, _threads(n * d), _stream(h)), alphas
 
 
-def forward(h: Tensor, f: Tensor, alpha: P, p: P, kind: str, cap: float | None) -> tuple[Tensor, Tensor]:
-    """The next state of contiguous rows, and |h|^2, <h,f>, |z|^2 of each row as (n, 3) float32."""
-    rest, _steps = _shared(h, alpha, p, kind, cap)
-    out, kept = torch.empty_like(h), _empty(rest[0], 3)
-    _function("forward", h.dtype, f.dtype)(h.data_ptr(), f.data_ptr(), out.data_ptr(), kept.data_ptr(), *rest)
+def forward(
+    h: Tensor, f: Tensor, alpha: P, p: P, gain: Tensor | None, kind: str, cap: float | None
+) -> tuple[Tensor, Tensor]:
+    """The next state of contiguous rows, and the scalars of each row that the backward needs.
+
+    They are |h|^2, <h,f> and |z|^2, and with a gain 1/sqrt(mean f^2 + EPS), as (n, 3) or (n, 4) float32.
+    """
+    rest, _alphas = _shared(h, alpha, p, kind, cap)
+    out, kept = torch.empty_like(h), _empty(rest[0], 3 if gain is None else 4)
+    name = "forward" if gain is None else "normed_forward"
+    _function(name, h.dtype, f.dtype)(*map(_pointer, (h, f, gain, out, kept)), *rest)
     return out, kept
 
 
 def backward(
-    g: Tensor, h: Tensor, f: Tensor, alpha: P, p: P, kind: str, cap: float | None, kept: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dh, df, and dalpha and dp in float32: dalpha has one value, or one per row; dp has one value."""
-    rest, steps = _shared(h, alpha, p, kind, cap)
+    g: Tensor, h: Tensor, f: Tensor, alpha: P, p: P, gain: Tensor | None, kind: str, cap: float | None, kept: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """dh, df, and dalpha, dp and dgain in float32: dalpha has one value, or one per row; dp has one value."""
+    rest, alphas = _shared(h, alpha, p, kind, cap)
     dh, df = torch.empty_like(h), torch.empty_like(f)
-    partial = _empty((rest[0] + CHUNK - 1) // CHUNK, 2, dtype=torch.float64)
-    dalpha = _empty(*((1,) if not isinstance(alpha, Tensor) else alpha.shape if steps is None else steps.shape))
+    chunks = (rest[0] + CHUNK - 1) // CHUNK
+    partial = _empty(chunks, 2, dtype=torch.float64)
+    dalpha = _empty(*((1,) if not isinstance(alpha, Tensor) else alpha.shape if alphas is None else alphas.shape))
     dp = _empty(*(p.shape if isinstance(p, Tensor) else (1,)))
-    tensors = (g, h, f, kept, dh, df, dalpha, dp, partial)
-    _function("backward", h.dtype, f.dtype)(*(t.data_ptr() for t in tensors), *rest)
-    return dh, df, dalpha, dp
+    name, dgain, gains = "backward", None, None
+    if gain is not None:
+        name, dgain, gains = "normed_backward", torch.empty_like(gain), _empty(chunks, h.shape[-1])
+    tensors = (g, h, f, gain, kept, dh, df, dalpha, dp, dgain, partial, gains)
+    _function(name, h.dtype, f.dtype)(*map(_pointer, tensors), *rest)
+    return dh, df, dalpha, dp, dgain
 
 
 def _norm_shared(h: Tensor, radius: P) -> tuple[Any, ...]:
     n, d = h.numel() // h.shape[-1], h.shape[-1]
-    return (n, d, radius.item() if isinstance(radius, Tensor) else radius, _threads(n * d), _stream(h))
+    return (n, d, _number(radius), _threads(n * d), _stream(h))
 
 
 def norm_forward(h: Tensor, radius: P) -> tuple[Tensor, Tensor]:
@@ -284,4 +253,4 @@ def norm_backward(g: Tensor, h: Tensor, radius: P, kept: Tensor) -> tuple[Tensor
     return dh, dradius
 
 
-KERNEL = Fused("native", forward, backward, norm_forward, norm_backward)
+KERNEL = Kernel("native", "cpu", DTYPES, KINDS, missing, forward, backward, norm_forward, norm_backward)

@@ -11,53 +11,57 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spheret.kernels import fused
-from spheret.kernels.fused import Fused
-from spheret.retractions import P, Retraction
+from spheret.kernels.fused import Kernel
+from spheret.retractions import P
+from spheret.support.autograd import constant_when_traced
+from spheret.support.precision import widest
 
 # the retractions that triton_rows.py has code for
 KINDS = ("projection", "cayley", "angular", "exponential")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Triton can interpret its kernels in Python, slowly, which works on any device
+DEVICE = None if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 # rows up to this width stay in registers; wider rows are read in a loop over tiles
 WHOLE_ROW = 8192
 TILE = 2048
-
-
-def interpreted() -> bool:
-    """Whether Triton interprets its kernels in Python, which works on any device."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
+# the same for the backward with a gain, which holds the gain and the sums of its gradient in registers, too
+NORMED_ROW = 4096
+# tiles of rows per program of the backward with a gain: their share of the gain's gradient is one row of memory
+STRIP = 16
 
 
 @functools.cache
-def _installed() -> bool:
-    return importlib.util.find_spec("triton") is not None
+def _missing() -> str | None:
+    installed = importlib.util.find_spec("triton") is not None
+    return None if installed else 'triton is not installed. Run: pip install "spheret[triton]"'
 
 
+@constant_when_traced
 def missing() -> str | None:
     """The reason why the Triton kernels are missing, or None if they are installed."""
-    return None if _installed() else 'triton is not installed. Run: pip install "spheret[triton]"'
+    return _missing()
 
 
-def unsuited(h: Tensor, f: Tensor, row: Retraction, p: P) -> str | None:
-    """The reason why the Triton kernels cannot take such a call, or None if they can."""
-    if h.device.type != "cuda" and not interpreted():
-        return f"it runs on CUDA, and the rows are on {h.device} (TRITON_INTERPRET=1 runs it anywhere, slowly)."
-    if f.device != h.device:
-        return f"h and f are on different devices, {h.device} and {f.device}."
-    return fused.unsuited(h, f, row, p, DTYPES, KINDS)
+def shape(d: int, strip: int = 1) -> dict[str, Any]:
+    """The tile for rows of width d: rows and columns per program, whether it loops, and the number of warps.
 
-
-def shape(d: int) -> dict[str, Any]:
-    """The tile for rows of width d: rows and columns per program, whether it loops, and the number of warps."""
+    strip: the number of tiles per program.
+    """
     block = 1 << (d - 1).bit_length()
-    loop = block > WHOLE_ROW
+    loop = block > (WHOLE_ROW if strip == 1 else NORMED_ROW)
     block = TILE if loop else max(block, 16)
     return {
         "ROWS": max(1, 1024 // block),
         "BLOCK": block,
         "LOOP": loop,
-        "num_warps": 4 if block <= 1024 else 8 if block <= 4096 else 16,
+        "num_warps": 4 if block <= 1024 else 8 if block <= 4096 // min(strip, 2) else 16,
     }
+
+
+def programs(n: int, d: int, strip: int = 1) -> int:
+    """How many programs go through n rows of width d, in strips of so many tiles."""
+    rows = shape(d, strip)["ROWS"] * strip
+    return (n + rows - 1) // rows
 
 
 def _empty(h: Tensor, *shape: int) -> Tensor:
@@ -66,12 +70,14 @@ def _empty(h: Tensor, *shape: int) -> Tensor:
 
 
 def _number(x: P) -> tuple[Tensor | None, float, int]:
-    """Pointer, value and mode of a step or a p, as the kernels take them."""
+    """Pointer, value and mode of an alpha or a p, as the kernels take them."""
     return (None, float(x), 0) if not isinstance(x, Tensor) else (x, 0.0, 1 if x.numel() == 1 else 2)
 
 
-def _launch(kernel: Any, tensors: tuple[Tensor, ...], alpha: P, p: P, kind: str, cap: float | None) -> None:
-    h = tensors[0]
+def _launch(
+    kernel: Any, tensors: tuple[Tensor | None, ...], h: Tensor, alpha: P, p: P, gain: Tensor | None, kind: str,
+    cap: float | None, strip: int | None = None,
+) -> None:  # fmt: skip
     n, d = h.numel() // h.shape[-1], h.shape[-1]
     if isinstance(alpha, Tensor) and alpha.numel() != 1:
         alpha = alpha.expand(*h.shape[:-1], 1).contiguous()
@@ -80,39 +86,45 @@ def _launch(kernel: Any, tensors: tuple[Tensor, ...], alpha: P, p: P, kind: str,
         p = 1.0
     alpha_ptr, alpha_value, alpha_mode = _number(alpha)
     p_ptr, p_value, p_mode = _number(p)
-    tile = shape(d)
+    # the backward goes through strips of tiles
+    tile = shape(d) if strip is None else shape(d, strip) | {"STRIP": strip}
     # the kernel ignores these numbers of the cap where CAPPED is false
     limit = 4.0 if cap is None else cap
-    kernel[((n + tile["ROWS"] - 1) // tile["ROWS"],)](
+    kernel[(programs(n, d, strip or 1),)](
         *tensors, n, d, alpha_ptr, alpha_value, p_ptr, p_value,
         limit, -2.0 if cap is None else math.cos(cap), math.sin(limit),
-        KIND=kind, CAPPED=cap is not None, ALPHA=alpha_mode, P=p_mode, **tile,
+        KIND=kind, CAPPED=cap is not None, ALPHA=alpha_mode, P=p_mode, GAIN=gain is not None, **tile,
     )  # fmt: skip
 
 
-def forward(h: Tensor, f: Tensor, alpha: P, p: P, kind: str, cap: float | None) -> tuple[Tensor, Tensor]:
-    """The next state of contiguous rows, and |h|^2, <h,f>, |z|^2 of each row as (n, 3) float32."""
+def forward(
+    h: Tensor, f: Tensor, alpha: P, p: P, gain: Tensor | None, kind: str, cap: float | None
+) -> tuple[Tensor, Tensor]:
+    """As native.forward."""
     from spheret.kernels import triton_rows
 
     out = torch.empty_like(h)
-    kept = _empty(h, h.numel() // h.shape[-1], 3)
+    kept = _empty(h, h.numel() // h.shape[-1], 3 if gain is None else 4)
     if h.numel():
-        _launch(triton_rows.forward_rows, (h, f, out, kept), alpha, p, kind, cap)
+        _launch(triton_rows.forward_rows, (h, f, gain, out, kept), h, alpha, p, gain, kind, cap)
     return out, kept
 
 
 def backward(
-    g: Tensor, h: Tensor, f: Tensor, alpha: P, p: P, kind: str, cap: float | None, kept: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dh, df, and dalpha and dp as (..., 1) float32, one value per row."""
+    g: Tensor, h: Tensor, f: Tensor, alpha: P, p: P, gain: Tensor | None, kind: str, cap: float | None, kept: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """dh, df, dalpha and dp as (..., 1) float32, one value per row, and dgain."""
     from spheret.kernels import triton_rows
 
     dh, df = torch.empty_like(h), torch.empty_like(f)
-    sums = _empty(h, h.numel() // h.shape[-1], 2)
+    n, d = h.numel() // h.shape[-1], h.shape[-1]
+    sums, strip = _empty(h, n, 2), 1 if gain is None else STRIP
+    gains = None if gain is None else _empty(h, programs(n, d, strip), d)
     if h.numel():
-        _launch(triton_rows.backward_rows, (g, h, f, kept, dh, df, sums), alpha, p, kind, cap)
+        tensors = (g, h, f, gain, kept, dh, df, sums, gains)
+        _launch(triton_rows.backward_rows, tensors, h, alpha, p, gain, kind, cap, strip)
     dalpha, dp = (sums[:, i].reshape(*h.shape[:-1], 1) for i in (0, 1))
-    return dh, df, dalpha, dp
+    return dh, df, dalpha, dp, None if gains is None else gains.sum(0, dtype=widest(h.device))
 
 
 def _norm_launch(kernel: Any, tensors: tuple[Tensor, ...], radius: P) -> None:
@@ -143,4 +155,4 @@ def norm_backward(g: Tensor, h: Tensor, radius: P, kept: Tensor) -> tuple[Tensor
     return dh, sums
 
 
-KERNEL = Fused("triton", forward, backward, norm_forward, norm_backward)
+KERNEL = Kernel("triton", DEVICE, DTYPES, KINDS, missing, forward, backward, norm_forward, norm_backward)

@@ -6,6 +6,9 @@
 Only `turn` depends on the retraction: it returns a, sin theta, b, the slope theta'(beta), 2 db/dw and
 (dtheta/dp)/beta. Everything is float32 in registers. Steps of any length that float32 can hold stay in range, because
 the backward uses z/max(|z|, |h|). Rows wider than a tile are read in a loop; the second read comes from the cache.
+
+With a gain, y = gain f/sqrt(mean f^2 + EPS) takes the place of f. A program of the backward then goes through STRIP
+tiles of rows and adds up the gradient of the gain, so that little of it goes through memory.
 """
 
 import triton
@@ -131,7 +134,7 @@ def _ratio(zz, hh):
 
 @triton.jit
 def _scalar(pointer, value, rows, mask, MODE: tl.constexpr):
-    """A step or a p: a number (mode 0), one element in memory (1), or one element per row (2)."""
+    """An alpha or a p: a number (mode 0), one element in memory (1), or one element per row (2)."""
     if MODE == 0:
         return tl.full(rows.shape, 1.0, tl.float32) * value
     elif MODE == 1:
@@ -141,10 +144,32 @@ def _scalar(pointer, value, rows, mask, MODE: tl.constexpr):
 
 
 @triton.jit
+def _scaled_square(f):
+    """(2^-70 f)^2, which does not overflow."""
+    small = f * 8.470329472543003e-22
+    return small * small
+
+
+@triton.jit
+def _inverse_rms(squares, scaled, d):
+    """1/sqrt(mean f^2 + EPS), from the sum of squares, or from that of `_scaled_square` where the first overflows."""
+    one = tl.full(squares.shape, 1.0, tl.float32)
+    near = tl.div_rn(one, tl.sqrt_rn(squares / d + 1.1920928955078125e-07))
+    far = tl.div_rn(one * 8.470329472543003e-22, tl.sqrt_rn(scaled / d))
+    return tl.where(squares < 1e38, near, far)
+
+
+@triton.jit
+def _branch(f, gain, rms):
+    """The branch's output as the update takes it."""
+    return gain * (f * rms)
+
+
+@triton.jit
 def forward_rows(
-    h_ptr, f_ptr, out_ptr, kept_ptr, n, d, alpha_ptr, alpha_value, p_ptr, p_value, cap, cos_cap, sin_cap,
+    h_ptr, f_ptr, gain_ptr, out_ptr, kept_ptr, n, d, alpha_ptr, alpha_value, p_ptr, p_value, cap, cos_cap, sin_cap,
     KIND: tl.constexpr, CAPPED: tl.constexpr, ALPHA: tl.constexpr, P: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, LOOP: tl.constexpr,
+    GAIN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, LOOP: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     row_ok = rows < n
@@ -154,12 +179,25 @@ def forward_rows(
     p = _scalar(p_ptr, p_value, rows, row_ok, P)
 
     if LOOP:
+        if GAIN:
+            squares_sum = tl.zeros((ROWS, BLOCK), tl.float32)
+            scaled_sum = tl.zeros((ROWS, BLOCK), tl.float32)
+            for start in range(0, d, BLOCK):
+                ok = row_ok & (start + columns < d)
+                f = tl.load(f_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
+                squares_sum += f * f
+                scaled_sum += _scaled_square(f)
+            squares = tl.sum(squares_sum, axis=1, keep_dims=True)
+            rms = _inverse_rms(squares, tl.sum(scaled_sum, axis=1, keep_dims=True), d)
         hh_sum = tl.zeros((ROWS, BLOCK), tl.float32)
         hf_sum = tl.zeros((ROWS, BLOCK), tl.float32)
         for start in range(0, d, BLOCK):
             ok = row_ok & (start + columns < d)
             h = tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
             f = tl.load(f_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
+            if GAIN:
+                gain = tl.load(gain_ptr + start + columns, mask=start + columns < d, other=0.0)
+                f = _branch(f, gain, rms)
             hh_sum += h * h
             hf_sum += h * f
         hh = tl.sum(hh_sum, axis=1, keep_dims=True)
@@ -171,7 +209,11 @@ def forward_rows(
         for start in range(0, d, BLOCK):
             ok = row_ok & (start + columns < d)
             h = tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
-            z = tl.load(f_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32) - c * h
+            f = tl.load(f_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
+            if GAIN:
+                gain = tl.load(gain_ptr + start + columns, mask=start + columns < d, other=0.0)
+                f = _branch(f, gain, rms)
+            z = f - c * h
             zz_sum += z * z
             hz_sum += h * z
         zz = tl.sum(zz_sum, axis=1, keep_dims=True)
@@ -180,6 +222,10 @@ def forward_rows(
         ok = row_ok & (columns < d)
         h = tl.load(h_ptr + base + columns, mask=ok, other=0.0).to(tl.float32)
         f = tl.load(f_ptr + base + columns, mask=ok, other=0.0).to(tl.float32)
+        if GAIN:
+            squares = tl.sum(f * f, axis=1, keep_dims=True)
+            rms = _inverse_rms(squares, tl.sum(_scaled_square(f), axis=1, keep_dims=True), d)
+            f = _branch(f, tl.load(gain_ptr + columns, mask=columns < d, other=0.0), rms)
         hh = tl.sum(h * h, axis=1, keep_dims=True)
         hf = tl.sum(h * f, axis=1, keep_dims=True)
         live = hh != 0.0
@@ -199,100 +245,141 @@ def forward_rows(
         for start in range(0, d, BLOCK):
             ok = row_ok & (start + columns < d)
             h = tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
-            z = tl.load(f_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32) - c * h
+            f = tl.load(f_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
+            if GAIN:
+                gain = tl.load(gain_ptr + start + columns, mask=start + columns < d, other=0.0)
+                f = _branch(f, gain, rms)
+            z = f - c * h
             tl.store(out_ptr + base + start + columns, (a * h + q * z).to(out_ptr.dtype.element_ty), mask=ok)
     else:
         tl.store(out_ptr + base + columns, (a * h + q * z).to(out_ptr.dtype.element_ty), mask=row_ok & (columns < d))
-    tl.store(kept_ptr + 3 * rows, hh, mask=row_ok)
-    tl.store(kept_ptr + 3 * rows + 1, hf, mask=row_ok)
-    tl.store(kept_ptr + 3 * rows + 2, zz, mask=row_ok)
+    kept = kept_ptr + (4 if GAIN else 3) * rows
+    tl.store(kept, hh, mask=row_ok)
+    tl.store(kept + 1, hf, mask=row_ok)
+    tl.store(kept + 2, zz, mask=row_ok)
+    if GAIN:
+        tl.store(kept + 3, rms, mask=row_ok)
 
 
 @triton.jit
 def backward_rows(
-    g_ptr, h_ptr, f_ptr, kept_ptr, dh_ptr, df_ptr, sums_ptr, n, d, alpha_ptr, alpha_value, p_ptr, p_value,
-    cap, cos_cap, sin_cap, KIND: tl.constexpr, CAPPED: tl.constexpr, ALPHA: tl.constexpr, P: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, LOOP: tl.constexpr,
+    g_ptr, h_ptr, f_ptr, gain_ptr, kept_ptr, dh_ptr, df_ptr, sums_ptr, gains_ptr, n, d, alpha_ptr, alpha_value,
+    p_ptr, p_value, cap, cos_cap, sin_cap, KIND: tl.constexpr, CAPPED: tl.constexpr, ALPHA: tl.constexpr,
+    P: tl.constexpr, GAIN: tl.constexpr, STRIP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    LOOP: tl.constexpr,
 ):  # fmt: skip
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    row_ok = rows < n
+    program = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)[None, :]
-    base = rows * d
-    alpha = _scalar(alpha_ptr, alpha_value, rows, row_ok, ALPHA)
-    p = _scalar(p_ptr, p_value, rows, row_ok, P)
-    hh = tl.load(kept_ptr + 3 * rows, mask=row_ok, other=1.0)
-    hf = tl.load(kept_ptr + 3 * rows + 1, mask=row_ok, other=0.0)
-    zz = tl.load(kept_ptr + 3 * rows + 2, mask=row_ok, other=0.0)
-    live = hh != 0.0
-    safe = tl.where(live, hh, 1.0)
-    c = tl.where(live, tl.div_rn(hf, safe), 0.0)
-    norm = tl.sqrt_rn(safe)
-    eta = tl.where(live, _ratio(zz, safe), 0.0)
-    stretch = tl.maximum(eta, 1.0)
-    to_u = 1.0 / norm
-    to_v = to_u / stretch
+    if GAIN and not LOOP:
+        gain = tl.load(gain_ptr + columns, mask=columns < d, other=0.0)
+        gains = tl.zeros((1, BLOCK), tl.float32)
+    for tile in range(STRIP):
+        rows = (program * STRIP + tile) * ROWS + tl.arange(0, ROWS)[:, None]
+        row_ok = rows < n
+        base = rows * d
+        alpha = _scalar(alpha_ptr, alpha_value, rows, row_ok, ALPHA)
+        p = _scalar(p_ptr, p_value, rows, row_ok, P)
+        kept = kept_ptr + (4 if GAIN else 3) * rows
+        hh = tl.load(kept, mask=row_ok, other=1.0)
+        hf = tl.load(kept + 1, mask=row_ok, other=0.0)
+        zz = tl.load(kept + 2, mask=row_ok, other=0.0)
+        if GAIN:
+            rms = tl.load(kept + 3, mask=row_ok, other=0.0)
+        live = hh != 0.0
+        safe = tl.where(live, hh, 1.0)
+        c = tl.where(live, tl.div_rn(hf, safe), 0.0)
+        norm = tl.sqrt_rn(safe)
+        eta = tl.where(live, _ratio(zz, safe), 0.0)
+        stretch = tl.maximum(eta, 1.0)
+        to_u = 1.0 / norm
+        to_v = to_u / stretch
 
-    if LOOP:
-        gu_sum = tl.zeros((ROWS, BLOCK), tl.float32)
-        gv_sum = tl.zeros((ROWS, BLOCK), tl.float32)
-        for start in range(0, d, BLOCK):
-            ok = row_ok & (start + columns < d)
-            g = tl.load(g_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
-            h = tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
-            f = tl.load(f_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
-            gu_sum += g * (h * to_u)
-            gv_sum += g * ((f - c * h) * to_v)
-        gu = tl.sum(gu_sum, axis=1, keep_dims=True)
-        gv = tl.sum(gv_sum, axis=1, keep_dims=True)
-    else:
-        ok = row_ok & (columns < d)
-        g = tl.load(g_ptr + base + columns, mask=ok, other=0.0).to(tl.float32)
-        h = tl.load(h_ptr + base + columns, mask=ok, other=0.0).to(tl.float32)
-        f = tl.load(f_ptr + base + columns, mask=ok, other=0.0).to(tl.float32)
-        u = h * to_u
-        v = (f - c * h) * to_v
-        gu = tl.sum(g * u, axis=1, keep_dims=True)
-        gv = tl.sum(g * v, axis=1, keep_dims=True)
-
-    beta = tl.abs(alpha) * eta
-    a, sine, b, slope, db2, by_p = turn(beta, p, cap, cos_cap, sin_cap, KIND, CAPPED)
-    sign = tl.where(alpha < 0.0, -1.0, 1.0)
-    q = tl.where(live, alpha * b, 0.0)
-    kh = q * gu
-    # w 2db/dw = theta' cos theta - b: the analytic form for steps below 1, the difference above
-    spread = slope * a - b
-    long = eta > 1.0
-    cross = tl.where(long, -alpha * sign * sine * slope, -alpha * alpha * b * slope)
-    kv = cross * gu + tl.where(long, alpha * spread, alpha * alpha * alpha * db2) * gv
-    kv = tl.where(live, kv, 0.0)
-    # kz |z|^2/|h|^2, with kz = kv/stretch
-    radial = tl.where(live, -beta * sine * slope * gu + alpha * spread * stretch * gv, 0.0)
-    fg, fv, fu = q, kv, -kh
-    hg, hv, hu = a - c * q, -(kh * stretch + c * kv), c * kh - radial
-
-    if LOOP:
-        for start in range(0, d, BLOCK):
-            ok = row_ok & (start + columns < d)
-            g = tl.load(g_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
-            h = tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
-            f = tl.load(f_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
+        if LOOP:
+            gu_sum = tl.zeros((ROWS, BLOCK), tl.float32)
+            gv_sum = tl.zeros((ROWS, BLOCK), tl.float32)
+            for start in range(0, d, BLOCK):
+                ok = row_ok & (start + columns < d)
+                g = tl.load(g_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
+                h = tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
+                f = tl.load(f_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
+                if GAIN:
+                    gain = tl.load(gain_ptr + start + columns, mask=start + columns < d, other=0.0)
+                    f = _branch(f, gain, rms)
+                gu_sum += g * (h * to_u)
+                gv_sum += g * ((f - c * h) * to_v)
+            gu = tl.sum(gu_sum, axis=1, keep_dims=True)
+            gv = tl.sum(gv_sum, axis=1, keep_dims=True)
+        else:
+            ok = row_ok & (columns < d)
+            g = tl.load(g_ptr + base + columns, mask=ok, other=0.0).to(tl.float32)
+            h = tl.load(h_ptr + base + columns, mask=ok, other=0.0).to(tl.float32)
+            f = tl.load(f_ptr + base + columns, mask=ok, other=0.0).to(tl.float32)
+            if GAIN:
+                unit = f * rms
+                f = gain * unit
             u = h * to_u
             v = (f - c * h) * to_v
-            df = fg * g + fv * v + fu * u
-            dh = hg * g + hv * v + hu * u
-            tl.store(df_ptr + base + start + columns, df.to(df_ptr.dtype.element_ty), mask=ok)
-            tl.store(dh_ptr + base + start + columns, dh.to(dh_ptr.dtype.element_ty), mask=ok)
-    else:
-        ok = row_ok & (columns < d)
-        tl.store(df_ptr + base + columns, (fg * g + fv * v + fu * u).to(df_ptr.dtype.element_ty), mask=ok)
-        tl.store(dh_ptr + base + columns, (hg * g + hv * v + hu * u).to(dh_ptr.dtype.element_ty), mask=ok)
+            gu = tl.sum(g * u, axis=1, keep_dims=True)
+            gv = tl.sum(g * v, axis=1, keep_dims=True)
 
-    # one value per row, summed afterwards in a fixed order: no atomics, so every run gives the same bits
-    gz = gv * stretch
-    dalpha = norm * slope * (a * gz - sign * eta * sine * gu)
-    dp = norm * by_p * (alpha * a * gz - beta * sine * gu)
-    tl.store(sums_ptr + 2 * rows, tl.where(live, dalpha, 0.0), mask=row_ok)
-    tl.store(sums_ptr + 2 * rows + 1, tl.where(live, dp, 0.0), mask=row_ok)
+        beta = tl.abs(alpha) * eta
+        a, sine, b, slope, db2, by_p = turn(beta, p, cap, cos_cap, sin_cap, KIND, CAPPED)
+        sign = tl.where(alpha < 0.0, -1.0, 1.0)
+        q = tl.where(live, alpha * b, 0.0)
+        kh = q * gu
+        # w 2db/dw = theta' cos theta - b: the analytic form for steps below 1, the difference above
+        spread = slope * a - b
+        long = eta > 1.0
+        cross = tl.where(long, -alpha * sign * sine * slope, -alpha * alpha * b * slope)
+        kv = cross * gu + tl.where(long, alpha * spread, alpha * alpha * alpha * db2) * gv
+        kv = tl.where(live, kv, 0.0)
+        # kz |z|^2/|h|^2, with kz = kv/stretch
+        radial = tl.where(live, -beta * sine * slope * gu + alpha * spread * stretch * gv, 0.0)
+        fg, fv, fu = q, kv, -kh
+        hg, hv, hu = a - c * q, -(kh * stretch + c * kv), c * kh - radial
+
+        # one value per row, summed afterwards in a fixed order: no atomics, so every run gives the same bits
+        gz = gv * stretch
+        dalpha = tl.where(live, norm * slope * (a * gz - sign * eta * sine * gu), 0.0)
+        dp = norm * by_p * (alpha * a * gz - beta * sine * gu)
+        tl.store(sums_ptr + 2 * rows, dalpha, mask=row_ok)
+        tl.store(sums_ptr + 2 * rows + 1, tl.where(live, dp, 0.0), mask=row_ok)
+        # <y, dy>/d
+        mean = alpha * dalpha / d
+
+        if LOOP:
+            for start in range(0, d, BLOCK):
+                ok = row_ok & (start + columns < d)
+                g = tl.load(g_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
+                h = tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
+                f = tl.load(f_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
+                if GAIN:
+                    gain = tl.load(gain_ptr + start + columns, mask=start + columns < d, other=0.0)
+                    unit = f * rms
+                    f = gain * unit
+                u = h * to_u
+                v = (f - c * h) * to_v
+                df = fg * g + fv * v + fu * u
+                dh = hg * g + hv * v + hu * u
+                if GAIN:
+                    # a wide row is a tile of its own; the first one of a program starts the sums
+                    place = gains_ptr + program * d + start + columns
+                    within = start + columns < d
+                    total = tl.load(place, mask=within & (tile > 0), other=0.0) + df * unit
+                    tl.store(place, total, mask=within)
+                    df = rms * (gain * df - mean * unit)
+                tl.store(df_ptr + base + start + columns, df.to(df_ptr.dtype.element_ty), mask=ok)
+                tl.store(dh_ptr + base + start + columns, dh.to(dh_ptr.dtype.element_ty), mask=ok)
+        else:
+            ok = row_ok & (columns < d)
+            df = fg * g + fv * v + fu * u
+            if GAIN:
+                gains += tl.sum(df * unit, axis=0, keep_dims=True)
+                df = rms * (gain * df - mean * unit)
+            tl.store(df_ptr + base + columns, df.to(df_ptr.dtype.element_ty), mask=ok)
+            tl.store(dh_ptr + base + columns, (hg * g + hv * v + hu * u).to(dh_ptr.dtype.element_ty), mask=ok)
+    if GAIN and not LOOP:
+        tl.store(gains_ptr + program * d + columns, gains, mask=columns < d)
 
 
 @triton.jit

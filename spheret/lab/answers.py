@@ -12,61 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from spheret.lab.entries import FEWEST_SEEDS, Entry, entry_of_plan, entry_of_runs, rows_at, sound
+from spheret.lab.entries import FEWEST_SEEDS, Entry, entry_of_plan, entry_of_runs
 from spheret.lab.plan import Group, Plan
-from spheret.lab.rows import FINAL, FINISHED, FLOOR, STRESS, TUNE, Row
-from spheret.lab.seed_table import (
-    Pair,
-    SeedTable,
-    dominant,
-    noise_floor,
-    paired_p,
-    pairs,
-    seed_table,
-    smallest_seen,
-)
+from spheret.lab.rows import FINAL, FINISHED, STRESS, TUNE, Row
+from spheret.lab.seed_table import Pair, SeedTable, dominant, paired_p, pairs, seed_table, smallest_seen
 from spheret.lab.stages import Rows
-from spheret.lab.statistics import Interval
 
 # the contestant that the others are measured against, where it is one
 REFERENCE = "pre-ln"
-
-
-@dataclass(frozen=True)
-class NoiseFloor:
-    """The noise floor: a contestant against itself. rows: its runs on other seeds. interval: None without both."""
-
-    label: str
-    interval: Interval | None
-    rows: tuple[Row, ...]
-
-
-@dataclass(frozen=True)
-class Gap:
-    """The loss of one contestant minus that of another. p is corrected for the number of pairs."""
-
-    pair: Pair
-    sign: int
-
-    @property
-    def estimate(self) -> float:
-        return self.sign * self.pair.estimate
-
-    @property
-    def low(self) -> float:
-        return self.pair.low if self.sign > 0 else -self.pair.high
-
-    @property
-    def high(self) -> float:
-        return self.pair.high if self.sign > 0 else -self.pair.low
-
-    @property
-    def p(self) -> float:
-        return self.pair.adjusted
-
-    @property
-    def significant(self) -> bool:
-        return self.pair.verdict != "none"
 
 
 @dataclass(frozen=True)
@@ -96,7 +49,6 @@ class GroupAnswer:
     seed_table: SeedTable | None
     pairs: dict[tuple[str, str], Pair]
     seen: float | None
-    floor: NoiseFloor | None
     missing: dict[str, int]
 
     @cached_property
@@ -104,24 +56,23 @@ class GroupAnswer:
         return {entry.label: entry for entry in self.entries}
 
     @property
+    def means(self) -> Mapping[str, float]:
+        """The mean losses of those that are compared."""
+        return {} if self.seed_table is None else self.seed_table.means
+
+    @property
     def compared(self) -> list[Entry]:
-        return (
-            []
-            if self.seed_table is None
-            else [entry for entry in self.entries if entry.label in self.seed_table.means]
-        )
+        return [entry for entry in self.entries if entry.label in self.means]
 
     @property
     def others(self) -> list[Entry]:
-        return [
-            entry for entry in self.entries if self.seed_table is None or entry.label not in self.seed_table.means
-        ]
+        return [entry for entry in self.entries if entry.label not in self.means]
 
-    def gap(self, first: str, second: str) -> Gap | None:
+    def gap(self, first: str, second: str) -> Pair | None:
         """The loss of the first minus that of the second; None if they are not compared."""
         if (first, second) in self.pairs:
-            return Gap(self.pairs[first, second], 1)
-        return Gap(self.pairs[second, first], -1) if (second, first) in self.pairs else None
+            return self.pairs[first, second]
+        return self.pairs[second, first].mirrored if (second, first) in self.pairs else None
 
     @cached_property
     def standing(self) -> Standing | None:
@@ -158,17 +109,15 @@ class GroupAnswer:
         """Every run of the group that the plan asks for and that has ended."""
         own = [row for entry in self.entries for row in entry.rows]
         stressed = [row for entry in self.entries for row in entry.stressed.values()]
-        return [*own, *(self.floor.rows if self.floor else ()), *stressed]
+        return [*own, *stressed]
 
 
 def group_answers(plan: Plan, rows: Rows) -> list[GroupAnswer]:
     """What is known about every group, in the order of the plan."""
-    return [_group_answer(plan, group, rows) for group in plan.groups]
-
-
-def _group_answer(plan: Plan, group: Group, rows: Rows) -> GroupAnswer:
-    entries = [entry_of_plan(plan, group, contestant, rows) for contestant in group.contestants]
-    return _answer(group, entries, plan.reference, rows)
+    return [
+        _answer(group, [entry_of_plan(plan, group, each, rows) for each in group.contestants], plan.reference)
+        for group in plan.groups
+    ]
 
 
 def answer_of_runs(
@@ -183,22 +132,18 @@ def answer_of_runs(
         entry_of_runs(contestant, rows[contestant.label], unfinished[contestant.label], group)
         for contestant in group.contestants
     ]
-    return _answer(group, entries, reference, {})
+    return _answer(group, entries, reference)
 
 
-def _answer(group: Group, entries: list[Entry], reference: str, rows: Rows) -> GroupAnswer:
+def _answer(group: Group, entries: list[Entry], reference: str) -> GroupAnswer:
     entries, table = _compared(entries)
     reference = reference if any(e.label == reference for e in entries) else entries[0].label
     means = {} if table is None else table.means
     # sorting keeps the order of the plan where nothing else decides
     entries.sort(key=lambda entry: (means.get(entry.label, math.inf), entry.mean))
-    floor = _floor(group, {entry.label: entry for entry in entries}, rows)
     missing: Counter[str] = Counter()
     for entry in entries:
         missing.update(entry.missing)
-    if floor is not None:
-        state = next(entry.state for entry in entries if entry.label == floor.label)
-        missing[FLOOR] = 0 if state in ("edge", "hopeless") else group.part.seeds - len(floor.rows)
     return GroupAnswer(
         group=group,
         reference=reference,
@@ -206,8 +151,7 @@ def _answer(group: Group, entries: list[Entry], reference: str, rows: Rows) -> G
         seed_table=table,
         pairs={} if table is None else {(pair.first, pair.second): pair for pair in pairs(table)},
         seen=None if table is None else smallest_seen(table),
-        floor=floor,
-        missing={stage: missing[stage] for stage in (TUNE, FINAL, FLOOR, STRESS)},
+        missing={stage: missing[stage] for stage in (TUNE, FINAL, STRESS)},
     )
 
 
@@ -231,15 +175,3 @@ def _compared(entries: list[Entry]) -> tuple[list[Entry], SeedTable | None]:
 
 def _common(entries: Sequence[Entry]) -> set[int]:
     return set.intersection(*(set(entry.finals) for entry in entries))
-
-
-def _floor(group: Group, entries: Mapping[str, Entry], rows: Rows) -> NoiseFloor | None:
-    label = group.part.noise_floor
-    if not label or not group.part.seeds:
-        return None
-    entry = entries[label]
-    found = tuple(rows_at(group, label, entry.rates[-1], FLOOR, rows).values()) if entry.rates else ()
-    first, second = list(entry.finals.values()), list(found)
-    if not first or not second or not all(map(sound, (*first, *second))):
-        return NoiseFloor(label, None, found)
-    return NoiseFloor(label, noise_floor([row.loss for row in second], [row.loss for row in first]), found)

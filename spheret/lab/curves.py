@@ -1,14 +1,10 @@
-"""How a loss depends on the learning rate and on the compute: bowls and compute-equivalent gains.
-
-Plain numbers go in and small records come out. `bowl` takes diverged runs, as None.
-"""
+"""How a loss depends on the learning rate: plain numbers go in, and a bowl comes out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -64,43 +60,3 @@ def _crossing(losses: Mapping[float, float | None], rates: Sequence[float], limi
         if far > limit:
             return inside * (outside / inside) ** ((limit - near) / (far - near)), False
     return rates[-1], True
-
-
-@dataclass(frozen=True)
-class ComputeGain:
-    """How many times a run's compute the reference would need for the run's loss.
-
-    `factor` is above 1 if the run is better than the reference. It is None where the reference gives no answer.
-    `beyond` then says why: "below" if the loss lies below all losses of the reference, "above" if it lies above all,
-    None if the reference's loss does not fall with compute there.
-    """
-
-    factor: float | None
-    beyond: Literal["below", "above"] | None = None
-
-
-def compute_gain(reference: Sequence[tuple[float, float]], compute: float, loss: float) -> ComputeGain:
-    """The compute-equivalent gain of a run over a reference that was trained with several amounts of compute.
-
-    Args:
-        reference: (compute, loss) of each run of the reference, in any order, each of another compute.
-        compute: the compute of the run, in the same unit.
-        loss: the loss of the run.
-
-    Between two runs of the reference, its loss is interpolated linearly in log(compute). Beyond them nothing is
-    extrapolated. If the reference has this loss where its loss rises or stays the same, several amounts of compute
-    would fit, and there is no number.
-    """
-    ladder = sorted(reference)
-    if loss < min(value for _, value in ladder):
-        return ComputeGain(None, "below")
-    if loss > max(value for _, value in ladder):
-        return ComputeGain(None, "above")
-    if any(before <= loss <= after for (_, before), (_, after) in pairwise(ladder)):
-        return ComputeGain(None)
-    # every other stretch falls, and the losses are continuous: exactly one stretch holds this loss
-    for (less, before), (more, after) in pairwise(ladder):
-        if before >= loss >= after:
-            return ComputeGain(less * (more / less) ** ((before - loss) / (before - after)) / compute)
-    # a reference of one run, with this very loss
-    return ComputeGain(ladder[0][0] / compute)

@@ -1,4 +1,4 @@
-"""The questions that a plan asks before its first run, answered from the fresh seeds of its contestants.
+"""The sizes of a part side by side, and the questions that a plan asks before its first run.
 
 Every comparison is paired: a seed gives two contestants the same batches. A verdict needs all seeds of a rung. Until
 then the numbers are there, and the verdict is that it was not run.
@@ -13,15 +13,17 @@ from itertools import combinations
 from typing import Literal
 
 from spheret.lab.answers import GroupAnswer
-from spheret.lab.entries import Entry, sound
-from spheret.lab.plan import EndpointRecord
-from spheret.lab.rows import Row
-from spheret.lab.rungs import by_part, in_order
+from spheret.lab.entries import Entry
+from spheret.lab.plan import EndpointRecord, PartRecord
+from spheret.lab.rows import Row, sound
+from spheret.lab.seed_table import Pair
 from spheret.lab.statistics import LEVEL, Interval, mean_and_deviation, over_seeds
 
 ALPHA = 1 - LEVEL
 # two one-sided tests at 5 % each find what an interval of 90 % leaves out
 EQUIVALENCE_LEVEL = 1 - 2 * ALPHA
+# the settings that are a size
+SIZES = ("layers", "width", "steps")
 
 EndpointVerdict = Literal[
     "lower", "higher", "no significant difference", "equivalent", "not shown", "failed", "not run"
@@ -90,32 +92,24 @@ class EndpointAnswer:
 
 def endpoint_answers(endpoints: Sequence[EndpointRecord], answers: Sequence[GroupAnswer]) -> list[EndpointAnswer]:
     """What is known about every endpoint of a plan."""
-    rungs = {same[0].group.part.name: same for same in by_part(answers)}
-    return [_endpoint_answer(endpoint, rungs[endpoint.part]) for endpoint in endpoints]
+    by_part = ladders(answers)
+    return [_endpoint_answer(endpoint, by_part[endpoint.part]) for endpoint in endpoints]
 
 
-def _endpoint_answer(endpoint: EndpointRecord, rungs: Sequence[GroupAnswer]) -> EndpointAnswer:
-    names, ordered = rung_names(rungs), in_order(rungs)[1]
+def _endpoint_answer(endpoint: EndpointRecord, ladder: Ladder) -> EndpointAnswer:
+    rungs = ladder.rungs
     if endpoint.kind == "stress":
-        labels = endpoint.contestants or [contestant.label for contestant in rungs[0].group.contestants]
-        stresses = tuple(_stress(answer, label, names[answer.group.name]) for answer in ordered for label in labels)
-        return EndpointAnswer(endpoint, stresses=stresses, factor=rungs[0].group.part.stress)
+        labels = endpoint.contestants or [each.label for each in ladder.answers[0].group.contestants]
+        stresses = tuple(_stress(answer, label, where) for where, answer in rungs.items() for label in labels)
+        return EndpointAnswer(endpoint, stresses=stresses, factor=ladder.part.stress)
     margin = endpoint.margin if endpoint.kind == "equivalence" else None
     comparisons = tuple(
-        comparison(answer, first, second, names[answer.group.name], margin)
+        comparison(answer, first, second, where, margin)
         for first, second in combinations(endpoint.contestants, 2)
-        for answer in ordered
+        for where, answer in rungs.items()
     )
-    slope = slope_per_doubling(rungs, *endpoint.contestants) if endpoint.kind == "gap" else None
+    slope = ladder.slope(*endpoint.contestants) if endpoint.kind == "gap" else None
     return EndpointAnswer(endpoint, comparisons, slope)
-
-
-def rung_names(rungs: Sequence[GroupAnswer]) -> dict[str, str]:
-    """What each rung of a part is called, by its group: its size, or the group's name if the rungs have no size."""
-    key, ordered, sizes = in_order(rungs)
-    if key is None:
-        return {answer.group.name: answer.group.name for answer in rungs}
-    return {answer.group.name: f"{key} {size:g}" for answer, size in zip(ordered, sizes, strict=True)}
 
 
 def comparison(
@@ -164,30 +158,6 @@ def two_one_sided(values: Sequence[float], margin: float) -> float:
     return float(special.stdtr(degrees, (abs(mean) - margin) / error))
 
 
-def slope_per_doubling(rungs: Sequence[GroupAnswer], first: str, second: str) -> PairedComparison | None:
-    """How the difference changes per doubling of the size: a least-squares slope for each seed, and their mean.
-
-    Rungs that no seed has are left out, and are named. None if the rungs have no size.
-    """
-    key, ordered, sizes = in_order(rungs)
-    if key is None or len(ordered) < 2:
-        return None
-    planned = ordered[0].group.part.compared_with
-    gaps = [differences(answer, first, second) for answer in ordered]
-    points = list(zip(map(math.log2, sizes), gaps, strict=True))
-    known = [(x, by_seed) for x, by_seed in points if by_seed]
-    seeds = sorted(set.intersection(*(set(by_seed) for _, by_seed in known))) if len(known) > 1 else []
-    slopes = [_slope([(x, by_seed[seed]) for x, by_seed in known]) for seed in seeds]
-    interval = over_seeds(slopes) if len(slopes) > 1 else None
-    trouble = "; ".join(filter(None, (_trouble(answer, first, second) for answer in ordered)))
-    failed = bool(trouble)
-    if not failed and (len(known) < len(points) or len(seeds) < planned):
-        trouble = f"{len(known)} of {len(points)} sizes, {len(seeds)} of {planned} seeds"
-    p = None if interval is None else interval.p
-    where = f"per doubling of {key}"
-    return PairedComparison(first, second, where, interval, p, None, len(seeds), planned, trouble, failed)
-
-
 def _slope(points: Sequence[tuple[float, float]]) -> float:
     middle = math.fsum(x for x, _ in points) / len(points)
     moment = math.fsum((x - middle) ** 2 for x, _ in points)
@@ -197,3 +167,85 @@ def _slope(points: Sequence[tuple[float, float]]) -> float:
 def _stress(answer: GroupAnswer, label: str, where: str) -> Stress:
     entry = answer.by_label[label]
     return Stress(label, where, entry.stressed, entry.planned, entry.reason if _lost(entry) else "")
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The rungs of a part from the smallest to the largest; in the order of the plan if they have no size.
+
+    key: the setting that is the size; None if the rungs differ in something else. sizes: its values.
+    """
+
+    key: str | None
+    sizes: tuple[float, ...]
+    answers: tuple[GroupAnswer, ...]
+
+    @property
+    def part(self) -> PartRecord:
+        return self.answers[0].group.part
+
+    @property
+    def title(self) -> str:
+        return self.part.title or self.part.name
+
+    @property
+    def reference(self) -> str:
+        return self.answers[0].reference
+
+    @property
+    def rungs(self) -> dict[str, GroupAnswer]:
+        """The rungs by what they are called: the size, or the name of the group if they have no size."""
+        names = [f"{self.key} {size:g}" for size in self.sizes] or [each.group.name for each in self.answers]
+        return dict(zip(names, self.answers, strict=True))
+
+    @property
+    def schemes(self) -> dict[str, str]:
+        """The scheme of every contestant but the reference, by its label."""
+        others = [each for each in self.answers[0].group.contestants if each.label != self.reference]
+        return {each.label: each.given["model"]["scheme"] for each in others}
+
+    def gaps(self, label: str) -> list[Pair | None]:
+        """The gap of a contestant to the reference on every rung; None where it is not compared."""
+        return [answer.gap(label, self.reference) for answer in self.answers]
+
+    def slope(self, first: str, second: str) -> PairedComparison | None:
+        """How the difference changes per doubling of the size: a least-squares slope for each seed, and their mean.
+
+        Rungs that no seed has are left out, and are named. None if the rungs have no size.
+        """
+        if len(self.sizes) < 2:
+            return None
+        planned = self.part.compared_with
+        gaps = [differences(answer, first, second) for answer in self.answers]
+        points = list(zip(map(math.log2, self.sizes), gaps, strict=True))
+        known = [(x, by_seed) for x, by_seed in points if by_seed]
+        seeds = sorted(set.intersection(*(set(by_seed) for _, by_seed in known))) if len(known) > 1 else []
+        slopes = [_slope([(x, by_seed[seed]) for x, by_seed in known]) for seed in seeds]
+        interval = over_seeds(slopes) if len(slopes) > 1 else None
+        trouble = "; ".join(filter(None, (_trouble(answer, first, second) for answer in self.answers)))
+        failed = bool(trouble)
+        if not failed and (len(known) < len(points) or len(seeds) < planned):
+            trouble = f"{len(known)} of {len(points)} sizes, {len(seeds)} of {planned} seeds"
+        p = None if interval is None else interval.p
+        where = f"per doubling of {self.key}"
+        return PairedComparison(first, second, where, interval, p, None, len(seeds), planned, trouble, failed)
+
+
+def ladders(answers: Sequence[GroupAnswer]) -> dict[str, Ladder]:
+    """The ladder of every part, by its name, in the order of the plan. One without further sizes has one rung."""
+    parts: dict[str, list[GroupAnswer]] = {}
+    for answer in answers:
+        parts.setdefault(answer.group.part.name, []).append(answer)
+    return {name: ladder_of(rungs) for name, rungs in parts.items()}
+
+
+def ladder_of(rungs: Sequence[GroupAnswer]) -> Ladder:
+    """The ladder of the rungs of one part. They have a size if they differ in one of SIZES alone."""
+    changed = {name for answer in rungs for name in answer.group.setting if name in SIZES}
+    if len(changed) == 1:
+        (key,) = changed
+        by_size = {float(answer.group.value(key)): answer for answer in rungs}
+        if len(by_size) == len(rungs):
+            sizes = sorted(by_size)
+            return Ladder(key, tuple(sizes), tuple(by_size[size] for size in sizes))
+    return Ladder(None, (), tuple(rungs))

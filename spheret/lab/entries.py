@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from spheret.lab import curves
-from spheret.lab.curves import Bowl
+from spheret.lab.curves import Bowl, bowl
 from spheret.lab.plan import Contestant, Group, Plan
-from spheret.lab.rows import FINAL, STRESS, TUNE, Key, Row
+from spheret.lab.rows import FINAL, STRESS, TUNE, Key, Row, mean_loss, sound
 from spheret.lab.stages import Rows, Tuning, final_rates, seeds_of, start_rates, stress_rate, tuning
 
 # tuned: its best rate lies between two others. edge: it does not. hopeless: no rate gave a loss.
@@ -42,7 +41,6 @@ class Entry:
     scheme: str
     search: Tuning
     state: State
-    bowl: Bowl | None
     tries: tuple[Row, ...]
     rates: tuple[float, ...]
     finals: dict[int, Row]
@@ -51,6 +49,13 @@ class Entry:
     reason: str
     planned: int
     missing: dict[str, int]
+
+    @property
+    def bowl(self) -> Bowl | None:
+        """How its loss depends on the learning rate; None while there is no best one."""
+        if self.search.best is None:
+            return None
+        return bowl({rate: None if loss == math.inf else loss for rate, loss in self.search.losses.items()})
 
     @property
     def rows(self) -> list[Row]:
@@ -88,14 +93,7 @@ class Entry:
     @property
     def mean(self) -> float:
         """The mean loss of the fresh seeds; infinity if one of them failed or none has ended."""
-        if self.failed or not self.finals:
-            return math.inf
-        return math.fsum(row.loss for row in self.finals.values()) / len(self.finals)
-
-
-def sound(row: Row) -> bool:
-    """Whether a run gives a loss to compare."""
-    return row.state == "finished" and row.val_loss is not None
+        return mean_loss(self.finals.values())
 
 
 def entry_of_plan(plan: Plan, group: Group, contestant: Contestant, rows: Rows) -> Entry:
@@ -104,69 +102,67 @@ def entry_of_plan(plan: Plan, group: Group, contestant: Contestant, rows: Rows) 
     state = _state(plan, group, contestant, search, rows)
     rates = sorted({*search.losses, *(key.rate for _, key in search.missing)})
     keys = [Key(group.name, label, rate, seed) for rate in rates for seed in part.tuned_with]
-    tries = tuple(rows[key] for key in keys if key in rows)
+    tries = [rows[key] for key in keys if key in rows]
+    if not part.fresh:
+        return _entry(group, contestant, search, state, tries, len(search.missing))
     used = final_rates(group, contestant, search, rows)
     fresh_rows = [rows_at(group, label, rate, FINAL, rows) for rate in used]
     finals = fresh_rows[-1] if fresh_rows else {}
-    if not part.fresh and search.best is not None:
-        used, finals = [search.best], {row.seed: row for row in tries if row.rate == search.best}
     stress = stress_rate(group, search)
     stressed = {} if stress is None else rows_at(group, label, stress, STRESS, rows)
-    hopeful = state in ("tuned", "tuning", "waiting") and part.fresh
-    missing = {
-        TUNE: START * len(part.tuned_with) if state == "waiting" else len(search.missing),
-        FINAL: part.seeds - len(finals) if hopeful else 0,
-        STRESS: part.seeds - len(stressed) if hopeful and part.stress else 0,
-    }
-    return Entry(
-        label=label,
-        scheme=contestant.given["model"]["scheme"],
-        search=search,
-        state=state,
-        bowl=_bowl(search),
-        tries=tries,
+    hopeful = state in ("tuned", "tuning", "waiting")
+    return replace(
+        _entry(group, contestant, search, state, tries, len(search.missing)),
         rates=tuple(used),
         finals=finals,
         abandoned=tuple(row for found in fresh_rows[:-1] for row in found.values()),
         stressed=stressed,
         reason=_reason(group, search, state, finals, used, tries),
-        planned=part.compared_with,
-        missing=missing,
+        missing={
+            TUNE: START * len(part.tuned_with) if state == "waiting" else len(search.missing),
+            FINAL: part.seeds - len(finals) if hopeful else 0,
+            STRESS: part.seeds - len(stressed) if hopeful and part.stress else 0,
+        },
     )
 
 
-def _bowl(search: Tuning) -> Bowl | None:
-    losses = {rate: None if loss == math.inf else loss for rate, loss in search.losses.items()}
-    return curves.bowl(losses) if search.best is not None else None
+def runs_left(plan: Plan, rows: Rows) -> int:
+    """About how many runs of a plan are still to come."""
+    entries = [entry_of_plan(plan, group, each, rows) for group in plan.groups for each in group.contestants]
+    return sum(sum(entry.missing.values()) for entry in entries)
 
 
 def entry_of_runs(contestant: Contestant, rows: Sequence[Row], unfinished: int, group: Group) -> Entry:
     """A contestant of runs that no plan asked for: at the best of its rates, on the seeds that it has there."""
-    losses = {}
-    for rate in sorted({row.rate for row in rows}):
-        runs = [row for row in rows if row.rate == rate]
-        finite = all(map(sound, runs))
-        losses[rate] = math.fsum(row.loss for row in runs) / len(runs) if finite else math.inf
+    rates = sorted({row.rate for row in rows})
+    losses = {rate: mean_loss([row for row in rows if row.rate == rate]) for rate in rates}
     lowest = min(losses, key=lambda rate: (losses[rate], rate), default=None)
     best = None if lowest is None or losses[lowest] == math.inf else lowest
     inside = best is not None and (len(losses) == 1 or min(losses) < best < max(losses))
-    search = Tuning(losses, (), best, inside)
     state: State = "tuning" if unfinished else "hopeless" if best is None else "tuned" if inside else "edge"
-    finals = {row.seed: row for row in rows if row.rate == best}
+    return _entry(group, contestant, Tuning(losses, (), best, inside), state, rows, unfinished)
+
+
+def _entry(
+    group: Group, contestant: Contestant, search: Tuning, state: State, tries: Sequence[Row], missing: int
+) -> Entry:
+    """A contestant on the seeds of its search. missing: runs that are still to come."""
+    finals = {} if search.best is None else {row.seed: row for row in tries if row.rate == search.best}
+    # a plan knows the rates that are to come
+    unfinished = 0 if search.missing else missing
     return Entry(
         label=contestant.label,
         scheme=contestant.given["model"]["scheme"],
         search=search,
         state=state,
-        bowl=_bowl(search),
-        tries=tuple(rows),
-        rates=() if best is None else (best,),
+        tries=tuple(tries),
+        rates=() if search.best is None else (search.best,),
         finals=finals,
         abandoned=(),
         stressed={},
-        reason=_reason(group, search, state, finals, [], rows, unfinished),
+        reason=_reason(group, search, state, finals, [], tries, unfinished),
         planned=group.part.compared_with,
-        missing={TUNE: unfinished, FINAL: 0, STRESS: 0},
+        missing={TUNE: missing, FINAL: 0, STRESS: 0},
     )
 
 

@@ -1,10 +1,8 @@
 """The directory of a study or a race: which run belongs to what the plan asks for, and what has ended there.
 
-DIR/plan.toml         the plan of a study as it was last run; a race has race.json, and proposes the study after it
-DIR/runs/NAME/        one run directory each, named after its settings: what two parts ask for is trained once. Those
-                      of a race lie in DIR itself, named after contestant, rate and seed
+DIR/plan.toml         the plan as it was last run
+DIR/runs/NAME/        one run directory each, named after its settings: what two parts ask for is trained once
 DIR/configs/NAME.json the settings of each run that was started
-DIR/costs.json        the seconds of one update, measured side by side
 DIR/results.jsonl     one row per run that has ended
 DIR/report/           the page, its tables and its figures
 """
@@ -21,61 +19,43 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
 
 from spheret.connections import scheme
 from spheret.data import Data, open_named
-from spheret.lab.executors.job import Job, training
+from spheret.flags import shown
+from spheret.lab.executors import Job
 from spheret.lab.plan import RECIPE, Contestant, Group, Plan
 from spheret.lab.rows import RESULTS, RUNS, Key, Row, read_rows, row_of_run, write_rows
 from spheret.lab.stages import tuning, wanted
-from spheret.plan.fits import check_run
 from spheret.runs.config import Given, RunConfig, differences, merge
+from spheret.runs.cost import check_run
 from spheret.runs.layout import CONFIG
 from spheret.runs.run import open_run
 from spheret.support import files, machine
-from spheret.support.documents import Document, Positive, Record
 from spheret.support.errors import unknown
+from spheret.support.machine import check_threads
+from spheret.support.ranges import check_counts
 from spheret.train.recipes import complete
 from spheret.train.step_cost import measure_step_costs
 
-PLAN, COSTS, REPORT, LOCK = "plan.toml", "costs.json", "report", "lab.lock"
+PLAN, REPORT, LOCK = "plan.toml", "report", "lab.lock"
 DEVICES = ("cpu", "cuda", "mps")
 CONFIGS, LOGS = "configs", "logs"
+# settings that the names of all results so far leave out at these values
+UNNAMED: dict[str, dict[str, Any]] = {
+    "model": {
+        "positions": "learned", "rope_base": 10_000.0, "mlp": "gelu", "norm": None, "qk_norm": False,
+        "kv_heads": None, "head": "tied",
+    },
+    "train": {
+        "optimizer": "adamw", "matrix_lr": None, "embedding_lr": None, "lr_schedule": "cosine", "decay_steps": 0,
+        "parametrization": "standard", "base_width": None, "base_layers": None, "base_heads": None,
+    },
+}  # fmt: skip
+# a setting that is gone, with the value that it has in them
+GONE = {"evaluation": {"certify_every": 0}}
 # step costs whose rounds lie further apart say more about the machine than about the contestants
 MOST_SPREAD = 0.1
-
-
-class GroupCost(Record):
-    """Seconds of one update of each contestant, measured in turn in one process.
-
-    spread: how far they lay apart in the rounds, relative to the median; the largest of all contestants.
-    """
-
-    seconds: dict[str, Annotated[float, Meta(gt=0)]]
-    rounds: Positive
-    spread: Annotated[float, Meta(ge=0)]
-    machine: dict[str, Any]
-
-    @property
-    def precise(self) -> bool:
-        return self.spread <= MOST_SPREAD
-
-
-class CostsRecord(Record):
-    """costs.json, by group."""
-
-    groups: dict[str, GroupCost]
-    format: str = "spheret-study-costs"
-    version: int = 2
-
-
-STUDY_COSTS = Document(CostsRecord, "study", "delete it, and run the study again to measure")
-
-
-def _content(data: Data) -> list[str]:
-    """What identifies the tokens of prepared data, however its manifest is written."""
-    return [shard.sha256 for shards in data.manifest.shards.values() for shard in shards]
 
 
 @contextmanager
@@ -97,22 +77,44 @@ def claimed(directory: Path, name: str, check: Callable[[], None]) -> Iterator[N
         lock.release()
 
 
+@dataclass(frozen=True)
+class Place:
+    """What trainings run on.
+
+    Args:
+        threads: CPU threads per training. Another number changes the last bits, and is another run.
+        jobs: Trainings at a time.
+        device: cpu, cuda or mps.
+        ignore_memory: Start although a model and its batch need more memory than there is.
+        quiet: Print no progress.
+    """
+
+    threads: int = 1
+    jobs: Annotated[int | None, shown("INT", "as many as the cores allow")] = None
+    device: str = "cpu"
+    ignore_memory: bool = False
+    quiet: bool = False
+
+    def check(self) -> None:
+        check_threads("--threads", self.threads)
+        check_counts(jobs=self.jobs)
+
+    @property
+    def at_a_time(self) -> int:
+        """Trainings at a time on this machine."""
+        return self.jobs or max(1, machine.cores() // self.threads)
+
+
 @dataclass
 class Laboratory:
     """The directory of a study or a race, with what its runs need.
 
-    device, threads: they decide the last bits of a run, so that they are part of its name.
-    flat: a race. Its runs lie in the directory itself, and their names have no hash of the settings: race.json keeps
-        the settings, and runs of other settings are refused.
+    place: its device and its threads decide the last bits of a run, so that they are part of its name.
     """
 
     plan: Plan
     directory: Path
-    device: str = "cpu"
-    threads: int = 1
-    ignore_memory: bool = False
-    quiet: bool = False
-    flat: bool = False
+    place: Place = field(default_factory=Place)
     _rows: dict[Key, Row] = field(default_factory=dict)
     _data: dict[tuple[str, str | None], Data] = field(default_factory=dict)
     _names: dict[Key, tuple[str, RunConfig]] = field(default_factory=dict)
@@ -131,17 +133,16 @@ class Laboratory:
 
         here: whether this machine trains. Otherwise it may lack the device and the memory.
         """
-        device = machine.resolve_device(self.device if here else "cpu")
-        kind = self.device.split(":")[0]
+        device = machine.resolve_device(self.place.device if here else "cpu")
+        kind = self.place.device.split(":")[0]
         if kind not in DEVICES:
-            raise unknown("--device", self.device, DEVICES)
+            raise unknown("--device", self.place.device, DEVICES)
         for group in self.plan.groups:
             for contestant in group.contestants:
                 for rate in group.part.rates:
-                    given = self._given(group, contestant, rate, 0)
-                    config = complete(given, kind)
+                    config = complete(self._given(group, contestant, rate, 0), kind)
                 if here:
-                    check_run(config, device, self.ignore_memory)
+                    check_run(config, device, self.place.ignore_memory)
 
     def prepare(self) -> None:
         """Open the data of every group, and prepare a corpus that is not in the cache yet.
@@ -150,7 +151,8 @@ class Laboratory:
         """
         for group in self.plan.groups:
             data = self.data(group)
-            config = self.config(group, group.contestants[0])
+            part, label = group.part, group.contestants[0].label
+            config = self.name(Key(group.name, label, part.rates[0], part.tuned_with[0]))[1]
             data.loader(config.model.block, config.train.batch_size, config.train.seed)
             data.validation(config.model.block, config.train.batch_size, config.evaluation.eval_windows)
 
@@ -158,17 +160,17 @@ class Laboratory:
         asked = merge(RECIPE, group.given)["data"]
         place = asked["path"], asked.get("tokenizer")
         if place not in self._data:
-            self._data[place] = open_named(*place, self.quiet, self.directory)
+            self._data[place] = open_named(*place, self.place.quiet, self.directory)
         return self._data[place]
 
     def _given(self, group: Group, contestant: Contestant, rate: float, seed: int) -> Given:
         model = contestant.given["model"]
         plain = scheme(model["scheme"])
-        # what is given and what is the default anyway are one run, but in a race two contestants with a run each
+        # what is given and what is the default anyway are one run
         options = {
             name: value
             for name, value in model["scheme_options"].items()
-            if self.flat or not hasattr(plain, name) or getattr(plain, name) != value
+            if not hasattr(plain, name) or getattr(plain, name) != value
         }
         own = {"model": {"scheme_options": options}, "train": {"lr": rate, "seed": seed}}
         return merge(RECIPE, group.given, contestant.given, own)
@@ -179,34 +181,34 @@ class Laboratory:
             group = self._groups[key.group]
             data = self.data(group)
             given = self._given(group, self._contestants[key.group, key.contestant], key.rate, key.seed)
-            config = complete(given, self.device.split(":")[0], 1, data.vocab_size, data.padded_vocab_size)
-            self._names[key] = self._name(key, group, config, data), config
+            config = complete(given, self.place.device.split(":")[0], 1, data.vocab_size, data.padded_vocab_size)
+            self._names[key] = self._name(key, config, data), config
         return self._names[key]
 
-    def _name(self, key: Key, group: Group, config: RunConfig, data: Data) -> str:
-        if self.flat:
-            # all digits of the rate, so that no two names are the same
-            rate = f"-lr{key.rate}" if len(group.part.rates) > 1 else ""
-            return f"{self._contestants[key.group, key.contestant].slug}{rate}-{key.seed}"
-        settings = {name: values for name, values in config.as_dict().items() if name != "data"}
-        settings |= {"data": _content(data), "device": self.device, "threads": self.threads}
+    def _name(self, key: Key, config: RunConfig, data: Data) -> str:
+        # what identifies the tokens, however their manifest is written
+        tokens = [shard.sha256 for shards in data.manifest.shards.values() for shard in shards]
+        settings: dict[str, Any] = {"data": tokens, "device": self.place.device, "threads": self.place.threads}
+        for section, values in merge(config.as_dict(), GONE).items():
+            unnamed = UNNAMED.get(section, {}).items()
+            if section != "data":
+                settings[section] = dict(pair for pair in values.items() if pair not in unnamed)
         digest = hashlib.sha256(files.dump(settings)).hexdigest()[:12]
         return f"{config.model.scheme}-lr{key.rate:g}-seed{key.seed}-{digest}"
 
-    def config(self, group: Group, contestant: Contestant) -> RunConfig:
-        """The settings of a contestant at the lowest rate, with the first seed of the search."""
-        return self.name(Key(group.name, contestant.label, group.part.rates[0], group.part.tuned_with[0]))[1]
-
     def run_directory(self, key: Key) -> Path:
-        return (self.directory if self.flat else self.directory / RUNS) / self.name(key)[0]
+        return self.directory / RUNS / self.name(key)[0]
 
     def job(self, key: Key) -> Job:
         """The training of a run. Its settings are written once: what can start is asked for after every run."""
         name, config = self.name(key)
         if name not in self._jobs:
-            settings = config.reading(self.data(self._groups[key.group]))
-            place = self.directory / CONFIGS, self.device, self.threads, self.ignore_memory
-            self._jobs[name] = training(self.run_directory(key), settings, *place)
+            directory, settings = self.run_directory(key), self.directory / CONFIGS / f"{name}.json"
+            settings.parent.mkdir(exist_ok=True)
+            files.write_atomically(settings, files.dump(config.reading(self.data(self._groups[key.group])).as_dict()))
+            where = ["--out", str(directory), "--threads", str(self.place.threads), "--device", self.place.device]
+            words = ["train", "--config", str(settings), *where, "--quiet", "--no-tensorboard"]
+            self._jobs[name] = Job(name, directory, (*words, *["--ignore-memory"] * self.place.ignore_memory))
         return self._jobs[name]
 
     def join(self, rows: Iterable[Row]) -> int:
@@ -225,10 +227,20 @@ class Laboratory:
                 )
         return len(same)
 
-    def recall(self) -> None:
-        """Count the rows of an earlier results.jsonl of this directory as done, if they are of this plan."""
-        if not self.flat and (self.directory / RESULTS).is_file():
-            self.join(read_rows(self.directory / RESULTS).values())
+    def recall(self, only_report: bool = False) -> None:
+        """Count the rows of an earlier results.jsonl of this directory as done, if they are of this plan.
+
+        Raises if rows of other settings would be lost, unless nothing is to be trained.
+        """
+        path = self.directory / RESULTS
+        rows = read_rows(path).values() if path.is_file() else []
+        for row in () if only_report else rows:
+            if self._asked(row.key) and row.run != self.name(row.key)[0]:
+                raise FileExistsError(
+                    f"{path} has {row.run} where this plan has {self.name(row.key)[0]}, so that one of them would be "
+                    "lost: give another --out for a plan with other settings."
+                )
+        self.join(rows)
 
     def _asked(self, key: Key) -> bool:
         return (key.group, key.contestant) in self._contestants
@@ -264,53 +276,32 @@ class Laboratory:
     def wanted(self) -> list[Key]:
         return wanted(self.plan, self.rows())
 
-    def costs(self) -> dict[str, GroupCost]:
-        try:
-            return STUDY_COSTS.read(self.directory / COSTS).groups
-        except FileNotFoundError:
-            return {}
+    def measure(self) -> bool:
+        """Measure the update of the contestants of each finished group, side by side; False if that was not precise.
 
-    def unmeasured(self) -> dict[Group, dict[Contestant, float]]:
-        """The groups that are done and have no precise costs of all their contestants, each with its best rate."""
-        results, left = self.results(), {key.group for key in self.wanted()}
-        found = {}
+        A group whose rows have the cost already is not measured again.
+        """
+        rows, left, precise = self.rows(), {key.group for key in self.wanted()}, True
         for group in self.plan.groups:
-            rates = {each: tuning(self.plan, group, each, results).best for each in group.contestants}
-            tuned = {each: rate for each, rate in rates.items() if rate is not None}
-            known = {key.contestant for key, row in results.items() if key.group == group.name and row.step_seconds}
-            if group.name not in left and group.part.compared_with and not {each.label for each in tuned} <= known:
-                found[group] = tuned
-        return found
+            rates = {each.label: tuning(self.plan, group, each, rows).best for each in group.contestants}
+            tuned = {label: rate for label, rate in rates.items() if rate is not None}
+            own = {key: row for key, row in rows.items() if key.group == group.name}
+            known = {key.contestant for key, row in own.items() if row.step_seconds}
+            if group.name in left or not group.part.compared_with or tuned.keys() <= known:
+                continue
+            configs = {label: self.name(Key(group.name, label, rate, 0))[1] for label, rate in tuned.items()}
+            device = machine.resolve_device(self.place.device)
+            seconds, _, spread = measure_step_costs(configs, self.data(group), device, self.place.threads)
+            if spread > MOST_SPREAD:
+                precise = False
+                continue
+            for key, row in own.items():
+                cost = seconds.get(key.contestant, row.step_seconds)
+                self._rows[key] = msgspec.structs.replace(row, step_seconds=cost)
+        return precise
 
-    def measure(self) -> None:
-        """Measure the update of every contestant of the groups that are done."""
-        costs, device = self.costs(), machine.resolve_device(self.device)
-        for group, tuned in self.unmeasured().items():
-            configs = {each.label: self.name(Key(group.name, each.label, rate, 0))[1] for each, rate in tuned.items()}
-            cost = measure_step_costs(configs, self.data(group), device, self.threads)
-            costs[group.name] = GroupCost(*cost, {**machine.machine(), "threads": self.threads})
-            STUDY_COSTS.write(self.directory / COSTS, CostsRecord(costs))
-
-    def results(self) -> dict[Key, Row]:
-        """The rows with the cost of their updates, as results.jsonl has them."""
-        costs = self.costs()
-        results = {}
-        for key, row in self.rows().items():
-            cost = costs.get(key.group)
-            seconds = cost.seconds.get(key.contestant) if cost is not None and cost.precise else None
-            # a joined row may have one of its own
-            results[key] = row if seconds is None else msgspec.structs.replace(row, step_seconds=seconds)
-        return results
-
-    def write_results(self) -> dict[Key, Row]:
+    def write_results(self) -> None:
         """Write results.jsonl: what this plan asks for and has ended, and what the file held before."""
-        results, path = self.results(), self.directory / RESULTS
-        before = read_rows(path) if path.is_file() and not self.flat else {}
-        for key in before.keys() & results.keys():
-            if before[key].run != results[key].run:
-                raise FileExistsError(
-                    f"{path} has {before[key].run} where this plan has {results[key].run}, so that one of them would "
-                    "be lost: give another --out for a plan with other settings."
-                )
-        write_rows(path, {**before, **results}.values())
-        return results
+        path = self.directory / RESULTS
+        before = read_rows(path) if path.is_file() else {}
+        write_rows(path, {**before, **self.rows()}.values())

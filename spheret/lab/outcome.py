@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 MOST_TABLES = 3
 
 
-def print_outcome(answers: Sequence[GroupAnswer], page: Path, quiet: bool = False, following: str = "") -> None:
-    """Print the tables, the path of the page, what to do next, and last the verdict. quiet: the path alone."""
+def print_outcome(answers: Sequence[GroupAnswer], page: Path, quiet: bool = False) -> None:
+    """Print the tables, the path of the page, and last the verdict. quiet: the path alone."""
     from rich.console import Console
 
     if quiet:
@@ -31,8 +31,6 @@ def print_outcome(answers: Sequence[GroupAnswer], page: Path, quiet: bool = Fals
     for answer in begun if len(begun) <= MOST_TABLES else ():
         print_whole(console, _table(answer))
     print(page)
-    if following:
-        print(following)
     for answer in begun:
         name = f"{answer.group.title}. " if len(begun) > 1 else ""
         console.print(name + answer_sentence(answer), highlight=False, soft_wrap=True, markup=False)
@@ -55,16 +53,15 @@ def _table(answer: GroupAnswer) -> Table:
 
 def _cells(answer: GroupAnswer, entry: Entry, place: int) -> list[str]:
     gap = answer.gap(entry.label, answer.reference)
-    compared = answer.seed_table is not None and entry.label in answer.seed_table.means
-    mean = answer.seed_table.means[entry.label] if answer.seed_table is not None and compared else entry.mean
+    mean = answer.means.get(entry.label, entry.mean)
     return [
         str(place),
         entry.label,
         "-" if entry.rate is None else f"{entry.rate:g}",
         f"{mean:.3f}" if mean < float("inf") else "-",
         "-" if gap is None else f"{gap.estimate:+.3f}",
-        "-" if gap is None else p_words(gap.p).removeprefix("p ").removeprefix("= "),
-        "compared" if compared else short_reason(answer, entry),
+        "-" if gap is None else p_words(gap.adjusted).removeprefix("p ").removeprefix("= "),
+        "compared" if entry.label in answer.means else short_reason(answer, entry),
     ]
 
 

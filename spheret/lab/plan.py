@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -19,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from spheret.connections import OTHER_NAMES, SCHEMES
-from spheret.connections.parse import parse_options, parse_schemes
+from spheret.connections.parse import parse_schemes
 from spheret.runs.config import SECTIONS, Given, check_section, merge
 from spheret.support import files
 from spheret.support.documents import MOST_BYTES, Count, Positive, Record, explain
@@ -36,7 +35,7 @@ RECIPE: dict[str, dict[str, Any]] = {
 PLANS = {path.stem: path for path in sorted(Path(__file__).parent.joinpath("plans").glob("*.toml"))}
 OURS = PLANS["connections"]
 # what a study varies by itself
-OWN = ("scheme", "scheme_options", "seed", "lr", "min_lr", "init_from")
+OWN = ("scheme", "scheme_options", "seed", "lr", "init_from")
 # settings of the model that a contestant may have for itself in its words: all have the same matrices
 OWN_SETTINGS = ("head", "head_bias")
 # no plan of ours comes near this
@@ -68,7 +67,6 @@ class PartRecord(Record):
     tuning_seeds: runs per learning rate, or their seeds. seeds: fresh runs at the best one; 0 for none.
     fresh: false to compare the contestants on the seeds that chose their rates, as a race does.
     first: contestants that are trained before the others. first_seeds: seeds that all get before any gets more.
-    noise_floor: a contestant that is compared with itself on other seeds.
     ladder: settings of further sizes.
     stress: the fresh seeds are trained once more at so many times the best rate, to count who fails; 0 for none.
     data, model, train, evaluation: settings of this part, as in a config file.
@@ -84,7 +82,6 @@ class PartRecord(Record):
     fresh: bool = True
     first: Positive = 3
     first_seeds: Positive = 3
-    noise_floor: str = ""
     ladder: list[dict[str, Any]] = msgspec.field(default_factory=list)
     stress: Annotated[float, Meta(ge=0, le=1000)] = 0.0
     data: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -144,11 +141,6 @@ class Contestant:
 
     label: str
     given: Given = field(hash=False)
-
-    @property
-    def slug(self) -> str:
-        """The label as part of a directory's name."""
-        return re.sub(r"[^\w.=+-]+", "-", self.label).strip("-")
 
 
 @dataclass(frozen=True)
@@ -219,31 +211,32 @@ def read_plan(path: Path) -> Plan:
     # a file of the user's own comes first
     path = PLANS.get(str(path), path) if not path.exists() else path
     try:
-        text = files.read_regular(path, MOST_BYTES, follow=True)
-        record = msgspec.convert(tomllib.loads(text.decode()), PlanRecord)
+        return parse_plan(path, files.read_regular(path, MOST_BYTES, follow=True))
     except FileNotFoundError:
         raise FileNotFoundError(
             f"no plan at {path}: give a TOML file as in docs/lab.md, or one of {', '.join(PLANS)}."
         ) from None
-    except (files.NotRegular, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except files.NotRegular as error:
+        raise ValueError(f"{path} is no plan ({error}): give a TOML file as in docs/lab.md.") from None
+
+
+def parse_plan(path: Path, text: bytes) -> Plan:
+    """A plan from its text. path: where it stands, for errors."""
+    try:
+        record = msgspec.convert(tomllib.loads(text.decode()), PlanRecord)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is no plan ({error}): give a TOML file as in docs/lab.md.") from None
     except msgspec.ValidationError as error:
         raise ValueError(f"{path} is no plan of a study ({explain(error)}): docs/lab.md lists its keys.") from None
     if not record.parts:
         raise ValueError(f"{path} has no [[parts]]: a study needs at least one.")
-    names = [part.name for part in record.parts]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"{path} has two parts of the name {name!r}: give each its own.")
     rungs = [_groups(path, record, part) for part in record.parts]
     # every part at its own size before any part at the next one
     ordered = [group for same in itertools.zip_longest(*rungs) for group in same if group is not None]
     called = [group.name for group in ordered]
     for name in called:
         if called.count(name) > 1:
-            raise ValueError(
-                f"{path} has two groups of the name {name!r}, a part and a rung of another: rename the part."
-            )
+            raise ValueError(f"{path} has two parts, or a part and a rung, of the name {name!r}: rename one.")
     parts = {groups[0].part.name: groups[0] for groups in rungs}
     for number, endpoint in enumerate(record.endpoints, 1):
         _check_endpoint(f"endpoint {number} of {path}", endpoint, parts)
@@ -285,8 +278,6 @@ def _groups(path: Path, plan: PlanRecord, part: PartRecord) -> list[Group]:
             raise ValueError(f"{where} has the contestant {label!r} twice: leave one of them out.")
     if not labels:
         raise ValueError(f"{where} has no contestants: name some, such as paper.")
-    if part.noise_floor and part.noise_floor not in labels:
-        raise unknown(f"noise_floor of {where}:", part.noise_floor, labels)
     groups = []
     for rung, setting in enumerate([{}, *part.ladder]):
         if rung and not setting:
@@ -304,10 +295,8 @@ def _check_rates(where: str, part: PartRecord) -> None:
             f"tuning_seeds of {where} must be a number from 1 to {MOST_TUNING_SEEDS}, or different seeds below it: "
             "the fresh seeds are others."
         )
-    if not part.fresh and (part.extend or part.noise_floor or part.stress):
-        raise ValueError(
-            f"{where} has fresh = false, so extend must be 0, and noise_floor and stress are not for it."
-        )
+    if not part.fresh and (part.extend or part.stress):
+        raise ValueError(f"{where} has fresh = false, so extend must be 0, and stress is not for it.")
     # a rung of a ladder takes the neighbours of the best rate below it
     if not part.fresh and not part.ladder and rates and rates == sorted(set(rates)):
         return
@@ -350,7 +339,10 @@ def _by_section(path: Path, where: str, settings: Mapping[str, Any]) -> dict[str
 
 def named_contestants(words: str) -> list[Contestant]:
     """The contestants of words such as paper, all, or pre-ln,proj-spheretnorm:head=tied."""
-    choices = [(choice, parse_options(choice.others)) for choice in parse_schemes(words, OWN_SETTINGS)]
+    # the values of these settings are words, and none is one of them
+    choices = [
+        (choice, dict(each.split("=", 1) for each in choice.others)) for choice in parse_schemes(words, OWN_SETTINGS)
+    ]
     return [_contestant(choice.name, choice.options, own, {"model": own} if own else {}) for choice, own in choices]
 
 

@@ -1,12 +1,13 @@
 """`spheret race`: every contestant on the same batches, at the same few learning rates; then one page and a verdict.
 
-A race is a plan with fixed rates whose contestants are compared on the seeds of the search. At its end it proposes
-the plan of a study, which tunes every rate and has fresh seeds.
+A race is a plan with fixed rates whose contestants are compared on the seeds of the search. The code of a study runs
+it. `spheret study` tunes every rate and has fresh seeds.
 """
 
 from __future__ import annotations
 
-import sys
+import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,48 +17,22 @@ from typing import Annotated, Any
 # tyro reads annotations from the module
 import tyro
 
-from spheret.data import check_named
 from spheret.flags import given, section_flags, shown
-from spheret.lab.answers import group_answers
-from spheret.lab.board import FOLLOWED, Board
-from spheret.lab.estimate import duration_words, seconds_left
-from spheret.lab.executors.local import Local
-from spheret.lab.laboratory import LOCK, Laboratory, claimed
-from spheret.lab.live_page import LivePage
-from spheret.lab.outcome import print_outcome
-from spheret.lab.place import Place
-from spheret.lab.plan import OWN_SETTINGS, RECIPE, Group, PartRecord, Plan, named_contestants, read_plan
-from spheret.lab.proposal import propose_study
-from spheret.lab.report import Findings, run_findings, write_report
-from spheret.lab.runs import read_groups
-from spheret.runs.config import Given, merge, read_config
-from spheret.runs.layout import CONFIG
-from spheret.runs.run import manifest_sha256
+from spheret.lab.laboratory import PLAN, Place
+from spheret.lab.plan import OWN, RECIPE, Plan, parse_plan
+from spheret.lab.study import StudyOptions, run_plan
+from spheret.runs.config import SECTIONS, Given, merge, read_config
 from spheret.support import files
-from spheret.support.child import typed
-from spheret.support.documents import Document, Record
-from spheret.support.exit_codes import INTERRUPTED
 from spheret.support.ranges import check_above_zero, check_count, counts, whole_number
 
-RACE, REPORT = "race.json", "report"
 FIRST_SEED, MOST_SEEDS = 1337, 10_000
 RATES = (2.5e-3, 5e-3, 1e-2)
 # the nine with the head of the recipe, and the projection with the paper's own
 CONTESTANTS = "paper,proj-spheretnorm:head=tied"
 
-
-class RaceRecord(Record):
-    """race.json: what all runs of a race have in common, by name."""
-
-    settings: dict[str, Any]
-    format: str = "spheret-race"
-    version: int = 3
-
-
-RACES = Document(RaceRecord, "race", "delete the directory, or give another --out")
 ModelFlags = section_flags("model", RECIPE, without=("scheme",))
 DataFlags = section_flags("data", RECIPE)
-OptimisationFlags = section_flags("train", RECIPE, without=("seed", "init_from", "lr"))
+OptimisationFlags = section_flags("train", RECIPE, without=("seed", "lr"))
 EvaluationFlags = section_flags("evaluation", RECIPE)
 
 
@@ -88,63 +63,35 @@ def race_seeds(text: str) -> list[int]:
     return numbers
 
 
-def race_plan(schemes: str, seeds: Sequence[int], rates: Sequence[float], shared: Given) -> Plan:
-    """A race as a plan. rates: ascending."""
-    part = PartRecord(
-        name="race", contestants=[schemes], rates=list(rates), extend=0, tuning_seeds=list(seeds), fresh=False
-    )
-    group = Group(part, part.name, 0, tuple(named_contestants(schemes)), shared, {})
-    return Plan("Deep connections compared", "pre-ln", (group,), (), b"")
-
-
-def _rates(where: RaceOptions, shared: Given) -> list[float]:
-    """The learning rates of a race: those of the flag, else that of a config file, else ours."""
-    if where.lr is not None:
-        return learning_rates(where.lr)
-    return [shared["train"]["lr"]] if "lr" in shared["train"] else list(RATES)
-
-
-def _shared_settings(laboratory: Laboratory) -> dict[str, Any]:
-    """What all runs of a race have in common, by name. Several rates are one setting, which they share."""
-    (group,) = laboratory.plan.groups
-    config = laboratory.config(group, group.contestants[0])
-    names = {name: value for section in config.as_dict().values() for name, value in section.items()}
-    own = ("scheme", "scheme_options", "seed", *OWN_SETTINGS)
-    settings = {name: value for name, value in names.items() if name not in own}
-    settings |= {name: group.given["model"][name] for name in OWN_SETTINGS}
-    if len(group.part.rates) > 1:
-        settings["lr"] = group.part.rates
-        # by default it follows each rate
-        if "min_lr" not in group.given["train"]:
-            del settings["min_lr"]
-    manifest = manifest_sha256(laboratory.data(group))
-    return {**settings, "manifest_sha256": manifest, "threads": laboratory.threads, "device": laboratory.device}
-
-
-def _check_directory(directory: Path, settings: dict[str, Any]) -> None:
-    """Raise unless the directory is empty or holds this race."""
-    path = directory / RACE
-    if path.exists():
-        _check_same(path, settings)
-    elif any(entry.name != LOCK for entry in directory.iterdir()):
-        raise FileExistsError(f"--out {directory} is not empty and no race: give a new or empty directory.")
-    else:
-        RACES.write(path, RaceRecord(settings=settings))
-
-
-def _check_same(path: Path, settings: dict[str, Any]) -> None:
-    """Raise unless the race in this directory has these settings."""
-    saved = RACES.read(path).settings
-    changes = [
-        f"{key} is {saved.get(key)!r} there and {settings.get(key)!r} here"
-        for key in dict.fromkeys([*settings, *saved])
-        if saved.get(key) != settings.get(key)
+def race_plan(path: Path, schemes: str, seeds: Sequence[int], rates: Sequence[float], shared: Given) -> Plan:
+    """A race as a plan. path: where the plan will stand. rates: ascending."""
+    shared = merge(RECIPE, shared)
+    lines = ['title = "Deep connections compared"', 'reference = "pre-ln"']
+    for section in SECTIONS:
+        # TOML has no null: what is not given is the default
+        values = {
+            key: value for key, value in shared.get(section, {}).items() if key not in OWN and value is not None
+        }
+        lines += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in values.items())]
+    lines += [
+        "",
+        "[[parts]]",
+        'name = "race"',
+        f"title = {_toml(Path(shared['data']['path']).name)}",
+        f"contestants = {_toml([schemes])}",
+        f"rates = {_toml(rates)}",
+        f"tuning_seeds = {_toml(seeds)}",
+        "fresh = false",
+        "extend = 0",
+        "",
     ]
-    if changes:
-        raise FileExistsError(
-            f"{path.parent} holds a race with other settings ({'; '.join(changes)}): give the settings it has to go "
-            f"on with it, another --out for a new race, or delete it."
-        )
+    return parse_plan(path, "\n".join(lines).encode())
+
+
+def _toml(value: Any) -> str:
+    """A setting as TOML spells it: as JSON does, but for infinity, as in clip = inf."""
+    # TOML knows no pairs of surrogates
+    return str(value) if value == math.inf else json.dumps(value, ensure_ascii=False)
 
 
 @dataclass(frozen=True)
@@ -156,7 +103,7 @@ class RaceOptions:
             scheme:head=tied or scheme:head_bias=none one with another head.
         seeds: How many seeds; or, with a comma, the seeds: 3,4,9 (one seed: 7,). With one no pair can have a winner.
         lr: Highest learning rates with commas. Every scheme is trained at each and reported at its best.
-        out: The directory of the race: one run directory per contestant, and report/.
+        out: The directory of the race: its plan, its runs, results.jsonl and report/.
         config: A TOML or JSON file of settings, by section; flags win over it.
     """
 
@@ -167,7 +114,7 @@ class RaceOptions:
     config: Annotated[Path | None, shown("PATH", "none")] = None
 
 
-@tyro.conf.configure(tyro.conf.OmitArgPrefixes)
+@tyro.conf.configure(tyro.conf.OmitArgPrefixes, tyro.conf.UseAppendAction)
 def race(
     where: Annotated[RaceOptions, tyro.conf.FlagCreatePairsOff],
     place: Annotated[Place, tyro.conf.FlagCreatePairsOff],
@@ -175,95 +122,29 @@ def race(
     data: DataFlags,  # type: ignore[valid-type]
     optimisation: OptimisationFlags,  # type: ignore[valid-type]
     evaluation: EvaluationFlags,  # type: ignore[valid-type]
+    set: tuple[str, ...] = (),
 ) -> int:
-    """Train every scheme on the same batches, then say who wins. Run the same command again to continue."""
+    """Train every scheme on the same batches, then say who wins. Run the same command again to continue.
+
+    Args:
+        set: Any other setting of docs/training.md, as section.key=value.
+    """
     place.check()
     directory = Path(where.out).expanduser()
     files.check_output_directory("--out", directory)
     shared = merge(
         RECIPE,
         {} if where.config is None else read_config(where.config),
-        given(model=model, data=data, train=optimisation, evaluation=evaluation),
+        given(set, model=model, data=data, train=optimisation, evaluation=evaluation),
     )
+    if "scheme_options" in shared["model"]:
+        raise ValueError("an option of a scheme belongs to a contestant: give it as --schemes scheme:option=value.")
     every = shared["evaluation"].get("eval_every")
     if every is not None:
         check_count("--eval-every of a race", every)
         # what is validated is saved
         shared["train"].setdefault("checkpoint_every", every)
-    plan = race_plan(where.schemes, race_seeds(where.seeds), _rates(where, shared), shared)
-    laboratory = place.laboratory(plan, directory, flat=True)
-    # wrong settings are found before anything is written or prepared
-    laboratory.check()
-    check_named(shared["data"]["path"])
-    _say(laboratory, f"{_size(plan)} on {shared['data']['path']}, into {directory}.")
-    laboratory.prepare()
-    settings = _shared_settings(laboratory)
-    try:
-        with claimed(directory, "race", lambda: _check_directory(directory, settings)):
-            with LivePage(directory / REPORT, lambda: _so_far(laboratory), "race", laboratory.quiet) as live:
-                _run(laboratory, place.at_a_time, live)
-                found = run_findings(read_groups([laboratory.run_directory(key) for key in laboratory.rows()]))
-                page = write_report(found, directory / REPORT)
-            following = _next(laboratory, shared, place.at_a_time)
-    except KeyboardInterrupt:
-        print("stopped; every training has saved. Run the same command again to go on.", file=sys.stderr)
-        return INTERRUPTED
-    print_outcome(found.answers, page, place.quiet, following)
-    return 0
-
-
-def _say(laboratory: Laboratory, text: str) -> None:
-    if not laboratory.quiet:
-        print(f"race: {text}", file=sys.stderr, flush=True)
-
-
-def _size(plan: Plan) -> str:
-    (group,) = plan.groups
-    runs = len(group.contestants) * len(group.part.rates) * len(group.part.tuned_with)
-    return f"{runs} run{'s' * (runs > 1)} of {len(group.contestants)} contestants"
-
-
-def _so_far(laboratory: Laboratory) -> Findings | None:
-    """What the runs that have begun say; None before the first."""
-    keys = [*laboratory.rows(), *laboratory.wanted()[:FOLLOWED]]
-    begun = [path for path in map(laboratory.run_directory, keys) if (path / CONFIG).exists()]
-    return run_findings(read_groups(begun)) if begun else None
-
-
-def _run(laboratory: Laboratory, jobs: int, live: LivePage) -> None:
-    """Train what is left, so many at a time, and measure what a step costs."""
-    left, done = len(laboratory.wanted()), len(laboratory.rows())
-    if left:
-        already = f"; {done} are done already" if done else ""
-        time = duration_words(seconds_left(laboratory, jobs))
-        _say(
-            laboratory,
-            f"{left} runs, {min(jobs, left)} at a time, {laboratory.threads} threads each, {time}{already}.",
-        )
-        with Board(laboratory, "race", live) as board:
-            Local(jobs, laboratory.directory, board.watch).run(board.jobs)
-    else:
-        _say(laboratory, f"all {done} runs of {laboratory.directory} are finished; the report is written again.")
-    if laboratory.unmeasured():
-        _say(laboratory, "measuring the step of every contestant, side by side.")
-    try:
-        laboratory.measure()
-    # such as too little memory: the race has its results all the same
-    except (RuntimeError, MemoryError) as error:
-        print(f"the steps could not be measured side by side ({error}); the report says so.", file=sys.stderr)
-    busy = [f"{cost.spread:.0%}" for cost in laboratory.costs().values() if not cost.precise]
-    if busy:
-        text = f"step costs: not measured, machine busy (their rounds lie {busy[0]} apart, 10% is the limit)."
-        _say(laboratory, text)
-    laboratory.write_results()
-
-
-def _next(laboratory: Laboratory, shared: Given, jobs: int) -> str:
-    """Write the plan of the study that follows, and say how to run it and how long it takes."""
-    (answer,) = group_answers(laboratory.plan, laboratory.rows())
-    path = propose_study(laboratory.directory, answer, shared)
-    if path is None:
-        return ""
-    study = Laboratory(read_plan(path), laboratory.directory, laboratory.device, laboratory.threads, quiet=True)
-    time = duration_words(seconds_left(study, jobs, laboratory.rows().values()))
-    return f"next: spheret study {typed([str(path)])}, {time}"
+    rates = list(RATES) if "lr" not in shared["train"] else [shared["train"]["lr"]]
+    rates = rates if where.lr is None else learning_rates(where.lr)
+    plan = race_plan(directory / PLAN, where.schemes, race_seeds(where.seeds), rates, shared)
+    return run_plan(plan, directory / PLAN, StudyOptions(out=where.out), place, "race")

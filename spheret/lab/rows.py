@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from spheret.model.monitor import ENTROPY_MARGIN
-from spheret.plan.cost import optimizer_flops, step_flops
+from spheret.observe.judge import ENTROPY_MARGIN
+from spheret.runs.cost import optimizer_flops, step_flops
 from spheret.runs.metrics import MetricsRecord
 from spheret.runs.run import Run
 from spheret.support import files
@@ -16,7 +16,7 @@ from spheret.support.documents import Count, Lines, Positive, Record
 
 # of the directory of a race or a study: its rows, and a study's run directories
 RESULTS, RUNS = "results.jsonl", "runs"
-TUNE, FINAL, FLOOR, STRESS = "tune", "final", "floor", "stress"
+TUNE, FINAL, STRESS = "tune", "final", "stress"
 FINISHED = "finished"
 # the training loss is the mean over this share of the steps, the last ones, and over so many at most, as in the paper
 LAST_SHARE, MOST_LAST = 0.1, 200
@@ -109,6 +109,18 @@ class Row(Record):
         return "finished (stalled)" if self.stalled else self.state
 
 
+def sound(row: Row) -> bool:
+    """Whether a run gives a loss to compare."""
+    return row.state == FINISHED and row.val_loss is not None
+
+
+def mean_loss(rows: Collection[Row]) -> float:
+    """The mean loss of some runs; infinity if one gives no loss to compare, or if there is none."""
+    if not rows or not all(map(sound, rows)):
+        return math.inf
+    return math.fsum(row.loss for row in rows) / len(rows)
+
+
 def plateau(curve: Sequence[tuple[int, float | None]], entropy: float) -> int:
     """The most updates between neighbouring evaluations that all gave the loss of token frequencies."""
     longest, first = 0, None
@@ -194,3 +206,14 @@ def _state(run: Run, lines: list[MetricsRecord]) -> tuple[Literal["finished", "c
     if alarms and entropy is not None and loss is not None and loss > (1 - ENTROPY_MARGIN) * entropy:
         return "collapsed", f"step {alarms[0].step}: {alarms[0].alarm}"
     return "finished", ""
+
+
+def shortest_names(paths: Sequence[Path]) -> dict[Path, str]:
+    """The shortest unique name of each path: its last part, with as many parents as are needed to tell it apart."""
+    parts = {path: path.resolve().parts for path in paths}
+    names = {}
+    for path, own in parts.items():
+        lengths = range(1, len(own) + 1)
+        alone = (n for n in lengths if sum(each[-n:] == own[-n:] for each in parts.values()) == 1)
+        names[path] = "/".join(own[-next(alone, len(own)) :])
+    return names

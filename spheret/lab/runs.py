@@ -6,16 +6,17 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from spheret.connections import SCHEMES
 from spheret.lab.answers import GroupAnswer, answer_of_runs
-from spheret.lab.links import RunLinks
 from spheret.lab.plan import Contestant, Group, PartRecord
-from spheret.lab.rows import RESULTS, RUNS, Key, Row, last_steps, read_rows, row_of_run
+from spheret.lab.rows import RESULTS, RUNS, Key, Row, read_rows, row_of_run, shortest_names
 from spheret.model.gpt import PRESETS
 from spheret.paper.recipe import paper_size
 from spheret.runs.config import BOOKKEEPING
@@ -30,7 +31,7 @@ RATE_SETTINGS = ("lr", "min_lr")
 
 @dataclass(frozen=True)
 class SourcedNumber:
-    """A number and its source: a formula over RUN[STEP].KEY or RUN[FIRST..LAST].KEY, lines of RUN/metrics.jsonl."""
+    """A number and its source: a formula over RUN.KEY, of its row, or RUN[STEP].KEY, of a line of its metrics."""
 
     value: float
     source: str
@@ -38,17 +39,13 @@ class SourcedNumber:
 
 @dataclass(frozen=True)
 class Result:
-    """One run: its directory, its names in the report, the lines of its metrics.jsonl, and its row if it has ended.
-
-    step_seconds: of one update, measured beside the other contestants; None if it was not measured.
-    """
+    """One run: its directory, its names in the report, the lines of its metrics, and its row if it has ended."""
 
     run: Run
     name: str
     label: str
     lines: list[MetricsRecord]
     row: Row | None
-    step_seconds: float | None = None
 
     @property
     def seed(self) -> int:
@@ -60,8 +57,9 @@ class Result:
         return self.run.settings.train.lr
 
     @property
-    def rate_source(self) -> str:
-        return f"{self.name}/{CONFIG}[train.lr]"
+    def step_seconds(self) -> float | None:
+        """Of one update, measured beside the other contestants; None if it was not measured."""
+        return None if self.row is None else self.row.step_seconds
 
     @property
     def scheme(self) -> str:
@@ -82,28 +80,9 @@ class Result:
         return None
 
     @property
-    def finished(self) -> bool:
-        return self.diverged is None and self.step == self.run.steps and self.validation is not None
-
-    @property
-    def state(self) -> str:
-        if self.diverged is not None:
-            return f"diverged at step {self.diverged[0]}"
-        if not self.lines:
-            return "no step yet"
-        if self.row is None:
-            return f"unfinished: step {self.step} of {self.run.steps}"
-        return self.row.outcome
-
-    @property
     def healthy_steps(self) -> int:
         """The steps until it diverged, or all of them."""
         return self.step if self.diverged is None else self.diverged[0]
-
-    @cached_property
-    def steps(self) -> list[MetricsRecord]:
-        """The lines that have a finite training loss."""
-        return [line for line in self.lines if line.loss is not None]
 
     @cached_property
     def evaluations(self) -> list[MetricsRecord]:
@@ -114,45 +93,10 @@ class Result:
         """The line of the last evaluation."""
         return self.evaluations[-1] if self.evaluations else None
 
-    @property
-    def alarms(self) -> list[tuple[int, str]]:
-        return [(line.step, line.alarm) for line in self.lines if line.alarm]
-
-    @property
-    def train_loss(self) -> SourcedNumber | None:
-        """The mean training loss over the last steps."""
-        return self._mean("loss", self.steps[-last_steps(len(self.steps)) :])
-
-    @property
-    def tokens_per_second(self) -> SourcedNumber | None:
-        return self._mean("tokens_per_second", self.steps)
-
-    @property
-    def milliseconds_per_step(self) -> SourcedNumber | None:
-        """The cost of a step that was measured beside the other contestants."""
-        if self.step_seconds is None:
-            return None
-        return SourcedNumber(1000 * self.step_seconds, f"1000 * {RESULTS}[{self.run.path.name}].step_seconds")
-
-    def _mean(self, key: str, lines: list[MetricsRecord]) -> SourcedNumber | None:
-        values = [value for line in lines if (value := getattr(line, key)) is not None]
-        if not values:
-            return None
-        source = f"{self.name}[{lines[0].step}..{lines[-1].step}].{key}"
-        return SourcedNumber(math.fsum(values) / len(values), f"mean({source})")
-
-    @property
-    def val_loss(self) -> SourcedNumber | None:
-        return self.at_last_evaluation("val_loss")
-
-    def at_last_evaluation(self, key: str) -> SourcedNumber | None:
-        line = self.validation
-        return None if line is None else SourcedNumber(float(getattr(line, key)), f"{self.name}[{line.step}].{key}")
-
-    def at_last_step(self, key: str) -> SourcedNumber | None:
-        """The value in the last line that has this key, such as the seconds so far."""
-        line = next((line for line in reversed(self.lines) if getattr(line, key) is not None), None)
-        return None if line is None else SourcedNumber(float(getattr(line, key)), f"{self.name}[{line.step}].{key}")
+    def number(self, key: str) -> SourcedNumber | None:
+        """A loss of the row, with its source; None if the run has no such loss."""
+        value = None if self.row is None or self.row.state == "diverged" else getattr(self.row, key)
+        return None if value is None else SourcedNumber(value, f"{self.name}.{key}")
 
 
 @dataclass(frozen=True)
@@ -167,8 +111,7 @@ class RunGroup:
     by_rate: all runs of each contestant by learning rate, in the order of the answer.
     differing: names of the settings that are not the same in all runs.
     name: the corpus and the tokenizer, and what else distinguishes the groups of a report.
-    tuned: whether a contestant has several rates. places: where runs lie as seen from the page, by their names; a run
-    without a place has no link.
+    tuned: whether a contestant has several rates.
     """
 
     answer: GroupAnswer
@@ -176,7 +119,6 @@ class RunGroup:
     differing: list[str]
     name: str
     tuned: bool
-    places: Mapping[str, RunLinks] = field(default_factory=dict)
 
     @cached_property
     def contestants(self) -> dict[str, list[Result]]:
@@ -199,25 +141,6 @@ class RunGroup:
     @property
     def every(self) -> list[Result]:
         return [result for runs in self.by_rate.values() for results in runs.values() for result in results]
-
-    @property
-    def rates(self) -> list[float]:
-        """Every learning rate, ascending."""
-        return sorted({rate for runs in self.by_rate.values() for rate in runs})
-
-    @property
-    def seeds(self) -> list[int]:
-        return sorted({result.seed for result in self.results})
-
-    @property
-    def one_seed(self) -> bool:
-        """Whether every contestant has a single seed, which leaves the noise of seeds unknown."""
-        return all(len(results) == 1 for results in self.contestants.values())
-
-    @property
-    def side_by_side(self) -> bool:
-        """Whether the step of every contestant was measured in one measurement."""
-        return all(result.step_seconds is not None for result in self.results)
 
     @property
     def config(self) -> RunDocument:
@@ -248,7 +171,7 @@ def read_groups(paths: Sequence[str | Path]) -> list[RunGroup]:
     _refuse_untrained(runs)
     for run in runs:
         run.check_unedited()
-    names = dict(zip((run.path for run in runs), _names(runs), strict=True))
+    names = shortest_names([run.path for run in runs])
     groups: dict[tuple[str, str | None], list[Run]] = {}
     for run in runs:
         key = str(run.config.data.manifest_sha256), paper_size(run.config.as_dict())
@@ -286,7 +209,9 @@ def _group(runs: Sequence[Run], names: dict[Path, str], name: str) -> RunGroup:
         label = ", ".join([_contestant(run), *(f"{key}={own[key]}" for key in named if own[key] != usual[key])])
         lines, train = run.metrics(), run.settings.train
         row = row_of_run(run, Key(name, label, train.lr, train.seed), lines)
-        results.append(Result(run, names[run.path], label, lines, row, measured.get(run.path.name)))
+        if row is not None:
+            row = msgspec.structs.replace(row, run=names[run.path], step_seconds=measured.get(run.path.name))
+        results.append(Result(run, names[run.path], label, lines, row))
     places = {scheme: index for index, scheme in enumerate(SCHEMES)}
     results.sort(key=lambda r: (places.get(r.scheme, len(places)), r.label, r.rate, r.seed, r.name))
     contestants: dict[str, dict[float, list[Result]]] = {}
@@ -353,18 +278,6 @@ def _usual(values: Sequence[Any]) -> str | None:
     return text if 2 * count > len(values) and count > 2 else None
 
 
-def _names(runs: Sequence[Run]) -> list[str]:
-    """The shortest unique name of each run: its directory, with as many parents as are needed to tell it apart."""
-    parts = [run.path.resolve().parts for run in runs]
-    names = []
-    for own in parts:
-        depth = next(
-            d for d in range(1, len(own) + 1) if sum(p[-d:] == own[-d:] for p in parts) == 1 or d == len(own)
-        )
-        names.append("/".join(own[-depth:]))
-    return names
-
-
 def _format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
@@ -378,13 +291,12 @@ def _step_seconds(runs: Sequence[Run]) -> dict[str, float]:
     if len(folders) != 1:
         return {}
     (folder,) = folders
-    # those of a study lie in a folder of their own
-    for path in (folder / RESULTS, *([folder.parent / RESULTS] if folder.name == RUNS else [])):
-        if path.is_file():
-            rows = [row for row in read_rows(path).values() if row.run in {run.path.name for run in runs}]
-            one = len({row.group for row in rows}) == 1
-            return {row.run: row.step_seconds for row in rows if one and row.step_seconds is not None}
-    return {}
+    path = folder.parent / RESULTS
+    if folder.name != RUNS or not path.is_file():
+        return {}
+    rows = [row for row in read_rows(path).values() if row.run in {run.path.name for run in runs}]
+    one = len({row.group for row in rows}) == 1
+    return {row.run: row.step_seconds for row in rows if one and row.step_seconds is not None}
 
 
 def _contestant(run: Run) -> str:
@@ -394,11 +306,9 @@ def _contestant(run: Run) -> str:
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    model, train = run.config.model, run.config.settings("train")
-    # a file leaves out defaults, and a name must not
-    shown = {each.name: getattr(model, each.name) for each in fields(model)}
-    shown = {key: value for key, value in shown.items() if key not in ("scheme", "scheme_options")}
-    return shown | {key: value for key, value in train.items() if key not in BOOKKEEPING}
+    settings = {**run.config.settings("model"), **run.config.settings("train")}
+    own = {"scheme", "scheme_options", *BOOKKEEPING}
+    return {key: value for key, value in settings.items() if key not in own}
 
 
 def _refuse_untrained(runs: Sequence[Run]) -> None:

@@ -1,4 +1,4 @@
-"""The comparisons of a study: contestants x seeds with pooled noise, pairs, power, and the noise floor.
+"""The comparisons of a study: contestants x seeds with pooled noise, pairs and power.
 
 Plain numbers go in and small records come out. Nothing here reads a run or prints. Every loss must be finite: the
 caller leaves out contestants that diverged.
@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
 from typing import Any, Literal
 
 from spheret.lab.statistics import (
     LEVEL,
-    Interval,
     holm,
     mean_and_deviation,
     over_seeds,
@@ -158,6 +157,24 @@ class Pair:
     # standard error of the estimate
     error: float
 
+    @property
+    def significant(self) -> bool:
+        return self.verdict != "none"
+
+    @property
+    def mirrored(self) -> Pair:
+        """The same pair in the other order."""
+        verdict: dict[str, Any] = {"first": "second", "second": "first", "none": "none"}
+        return replace(
+            self,
+            first=self.second,
+            second=self.first,
+            estimate=-self.estimate,
+            low=-self.high,
+            high=-self.low,
+            verdict=verdict[self.verdict],
+        )
+
 
 def pairs(table: SeedTable, level: float = LEVEL) -> list[Pair]:
     """All pairs of the table's contestants, in their order.
@@ -271,20 +288,3 @@ def detectable(degrees: float, pairs: int, power: float = 0.8, level: float = 0.
     while excess(upper) < 0:
         upper *= 2
     return float(optimize.brentq(excess, 0.0, upper, xtol=1e-12))
-
-
-def noise_floor(first: Sequence[float], second: Sequence[float], level: float = LEVEL) -> Interval:
-    """The same contestant on two sets of seeds: the difference of the mean losses with Welch's interval.
-
-    The true difference is 0, so the estimate shows what chance alone does between sets of seeds. Nothing is paired. A
-    set with a single seed leaves the interval unbounded.
-    """
-    estimate = mean_and_deviation(first)[0] - mean_and_deviation(second)[0]
-    if min(len(first), len(second)) < 2:
-        return student_interval(estimate, 0.0, 0, level)
-    variances = [mean_and_deviation(losses)[1] ** 2 / len(losses) for losses in (first, second)]
-    total, own = math.fsum(variances), (len(first) - 1, len(second) - 1)
-    shares = [variance / total for variance in variances] if total else [0.5, 0.5]
-    # Welch and Satterthwaite
-    degrees = 1 / math.fsum(share**2 / each for share, each in zip(shares, own, strict=True))
-    return student_interval(estimate, math.sqrt(total), degrees, level)

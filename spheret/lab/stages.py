@@ -13,14 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spheret.lab.plan import Contestant, Group, Plan, rounded
-from spheret.lab.rows import FINAL, FINISHED, FLOOR, STRESS, TUNE, Key, Row
+from spheret.lab.rows import FINAL, FINISHED, STRESS, TUNE, Key, Row, mean_loss
 
 # how often a contestant may take the next lower rate
 STEPS_DOWN = 2
-# rates that differ by less are one rate of a grid, after rounding
-NEAR = 1.02
 # the first seed of each stage, so that the seeds of a verdict are not those that chose the rate
-SEEDS = {TUNE: 1, FINAL: 101, FLOOR: 201, STRESS: 301}
+SEEDS = {TUNE: 1, FINAL: 101, STRESS: 301}
 
 Rows = Mapping[Key, Row]
 
@@ -54,16 +52,7 @@ def start_rates(plan: Plan, group: Group, contestant: Contestant, rows: Rows) ->
     best = tuning(plan, below, contestant, rows).best
     if best is None:
         return None
-    rates = [group.beside(best, steps) for steps in (-1, 0, 1)]
-    lowest = plan.rung(group, 0)
-    if not group.part.seeds and lowest is not None:
-        # a map also says what the best rate of the lowest rung gives on this one
-        carried = tuning(plan, lowest, contestant, rows).best or best
-        while carried > rates[-1] * NEAR:
-            rates.append(group.beside(rates[-1], 1))
-        while carried < rates[0] / NEAR:
-            rates.insert(0, group.beside(rates[0], -1))
-    return rates
+    return [group.beside(best, steps) for steps in (-1, 0, 1)]
 
 
 def tuning(plan: Plan, group: Group, contestant: Contestant, rows: Rows) -> Tuning:
@@ -98,10 +87,8 @@ def _losses(
         # without fresh seeds, a seed of all rates comes before the next: a race that is cut short compares all
         missing += [((0 if group.part.fresh else keys.index(key), place), key) for key in absent]
         if not absent:
-            runs = [rows[key] for key in keys]
             # a collapsed run has a loss, that of token frequencies, which says nothing about a rate
-            sound = all(row.state == FINISHED for row in runs)
-            losses[rate] = math.fsum(row.loss for row in runs) / len(runs) if sound else math.inf
+            losses[rate] = mean_loss([rows[key] for key in keys])
     return dict(sorted(losses.items())), missing
 
 
@@ -128,28 +115,23 @@ def wanted(plan: Plan, rows: Rows) -> list[Key]:
     """The runs that can start now, the most valuable first. Empty if the study is done.
 
     Groups come in the order of the plan. In a group, the first contestants are tuned and get their first seeds; then
-    the others; then come more seeds; then the noise floor. After all groups come the seeds under stress. What was
+    the others; then come more seeds. After all groups come the seeds under stress. What was
     seen does not decide who gets more seeds: that would make the verdicts wrong.
     """
-    verdicts = [key for group in plan.groups for key in _of_group(plan, group, rows)]
-    return verdicts + [key for group in plan.groups for key in _under_stress(plan, group, rows)]
-
-
-def _of_group(plan: Plan, group: Group, rows: Rows) -> list[Key]:
-    part = group.part
-    search = {contestant: tuning(plan, group, contestant, rows) for contestant in group.contestants}
-    rates = {contestant: final_rates(group, contestant, search[contestant], rows) for contestant in group.contestants}
-    first, others = group.contestants[: part.first], group.contestants[part.first :]
-    order: list[Key] = []
-    for some in (first, others):
-        # one rate of every contestant before the next rate of any
-        missing = [each for contestant in some for each in search[contestant].missing]
-        order += [key for _, key in sorted(missing, key=lambda each: each[0])]
-        order += _seeds(group, some, rates, FINAL, range(min(part.first_seeds, part.seeds)))
-    order += _seeds(group, group.contestants, rates, FINAL, range(part.first_seeds, part.seeds))
-    floor = [contestant for contestant in group.contestants if contestant.label == part.noise_floor]
-    order += _seeds(group, floor, rates, FLOOR, range(part.seeds))
-    return [key for key in order if key not in rows]
+    verdicts, stressed = list[Key](), list[Key]()
+    for group in plan.groups:
+        part, contestants = group.part, group.contestants
+        search = {each: tuning(plan, group, each, rows) for each in contestants}
+        rates = {each: final_rates(group, each, search[each], rows) for each in contestants}
+        for some in (contestants[: part.first], contestants[part.first :]):
+            # one rate of every contestant before the next rate of any
+            missing = [each for contestant in some for each in search[contestant].missing]
+            verdicts += [key for _, key in sorted(missing, key=lambda each: each[0])]
+            verdicts += _seeds(group, some, rates, FINAL, range(min(part.first_seeds, part.seeds)))
+        verdicts += _seeds(group, contestants, rates, FINAL, range(part.first_seeds, part.seeds))
+        hot = {each: [rate] if (rate := stress_rate(group, search[each])) else [] for each in contestants}
+        stressed += _seeds(group, contestants, hot, STRESS, range(part.seeds))
+    return [key for key in (*verdicts, *stressed) if key not in rows]
 
 
 def stress_rate(group: Group, search: Tuning) -> float | None:
@@ -157,14 +139,6 @@ def stress_rate(group: Group, search: Tuning) -> float | None:
     if not group.part.stress or not group.part.seeds or search.best is None or not search.bracketed:
         return None
     return rounded(group.part.stress * search.best)
-
-
-def _under_stress(plan: Plan, group: Group, rows: Rows) -> list[Key]:
-    searches = {contestant: tuning(plan, group, contestant, rows) for contestant in group.contestants}
-    stressed = {contestant: stress_rate(group, search) for contestant, search in searches.items()}
-    rates = {contestant: [] if rate is None else [rate] for contestant, rate in stressed.items()}
-    order = _seeds(group, group.contestants, rates, STRESS, range(group.part.seeds))
-    return [key for key in order if key not in rows]
 
 
 def _seeds(
@@ -182,21 +156,3 @@ def _seeds(
 def stage_of(key: Key, fresh: bool = True) -> str:
     """The stage that a run belongs to, by its seed. fresh: whether its part has fresh seeds."""
     return max((first, stage) for stage, first in SEEDS.items() if key.seed >= first)[1] if fresh else TUNE
-
-
-def expected(plan: Plan, rows: Rows, only: Group | None = None) -> int:
-    """About how many runs a study has: those that are known, and the seeds of contestants still in tuning.
-
-    only: a group whose runs are counted, instead of all.
-    """
-    total = 0
-    for group in plan.groups if only is None else [only]:
-        for contestant in group.contestants:
-            search = tuning(plan, group, contestant, rows)
-            rates = start_rates(plan, group, contestant, rows)
-            tried = len(search.losses) + len({key.rate for _, key in search.missing})
-            total += (tried if rates else 3) * len(group.part.tuned_with)
-            if group.part.fresh and (search.best is None or search.bracketed):
-                total += group.part.seeds * (2 if group.part.stress else 1)
-        total += group.part.seeds if group.part.noise_floor else 0
-    return total

@@ -12,24 +12,19 @@ from typing import Annotated
 import tyro
 
 from spheret.flags import shown
-from spheret.lab.board import Board
-from spheret.lab.estimate import duration_words, seconds_left
-from spheret.lab.executors.job import Executor
+from spheret.lab.entries import runs_left
+from spheret.lab.executors import Executor
 from spheret.lab.executors.local import Local
 from spheret.lab.executors.slurm import Slurm
-from spheret.lab.laboratory import LOCK, LOGS, PLAN, REPORT, Laboratory, claimed
-from spheret.lab.live_page import LivePage
+from spheret.lab.laboratory import LOCK, LOGS, PLAN, REPORT, Laboratory, Place, claimed
 from spheret.lab.outcome import print_outcome
-from spheret.lab.place import Place
-from spheret.lab.plan import OURS, committed_results, read_plan
-from spheret.lab.race import RACE
-from spheret.lab.report import Findings, study_findings, write_report
+from spheret.lab.plan import OURS, Plan, committed_results, read_plan
+from spheret.lab.progress import Board
+from spheret.lab.report import study_findings, write_report
 from spheret.lab.rows import RUNS, Key, Row, read_rows
-from spheret.lab.stages import expected
-from spheret.lab.words import change_words, listed
+from spheret.lab.words import listed
 from spheret.support import files
-from spheret.support.errors import unknown
-from spheret.support.exit_codes import INTERRUPTED
+from spheret.support.errors import INTERRUPTED, unknown
 
 EXECUTORS = ("local", "slurm")
 
@@ -66,8 +61,8 @@ def study(
 
     Args:
         plan: A TOML file: contestants, learning rates, seeds, sizes. docs/lab.md lists its keys. Or the name of a
-            plan that comes with spheret: connections, depth, modern, streams, transfer or
-            transfer-more.
+            plan that comes with spheret: connections, depth, family, length, length-deep, modern or
+            streams.
     """
     place.check()
     _check(where)
@@ -78,35 +73,41 @@ def study(
         found = study_findings(asked, _given_rows("--results", where.results))
         print_outcome(found.answers, write_report(found, directory), place.quiet)
         return 0
-    laboratory = place.laboratory(asked, directory)
+    return run_plan(asked, plan, where, place)
+
+
+def run_plan(plan: Plan, path: Path, where: StudyOptions, place: Place, name: str = "study") -> int:
+    """Do what comes next of a plan, then write the report. path: that of the plan. name: race or study."""
+    directory = Path(where.out).expanduser()
+    laboratory = Laboratory(plan, directory, place)
+    # wrong settings are found before anything is written or prepared
     laboratory.check(here=where.on == "local" and where.minutes != 0)
     laboratory.prepare()
-    _join(laboratory, where, plan)
+    _join(laboratory, where, path)
     if where.minutes == 0:
-        if not (directory / PLAN).is_file() or (directory / RACE).exists():
+        if not (directory / PLAN).is_file():
             raise FileNotFoundError(f"--out {directory} holds no study yet: run it without --minutes 0.")
-        laboratory.rows()
     else:
-        code = _run(laboratory, where, place, plan)
+        code = _run(laboratory, where, path, name)
         if code:
             return code
-    found = study_findings(asked, laboratory.results())
+    found = study_findings(plan, laboratory.rows())
     page = write_report(found, directory / REPORT)
-    print_outcome(found.answers, page, place.quiet, "" if place.quiet else change_words(found.answers))
+    print_outcome(found.answers, page, place.quiet)
     return 0
 
 
 def _join(laboratory: Laboratory, where: StudyOptions, plan: Path) -> None:
     """Count as done what this directory, --join, or the results of the plan in this checkout have."""
-    laboratory.recall()
+    laboratory.recall(only_report=where.minutes == 0)
     path = committed_results(plan) if where.join is None else where.join
     if path is None:
         return
     rows = read_rows(path) if where.join is None else _given_rows("--join", path)
     joined = laboratory.join(rows.values())
-    if not laboratory.quiet and (joined or where.join is not None):
+    if joined or where.join is not None:
         text = f"{joined} of the {len(rows)} runs in {path} are of this plan, and count as done."
-        print(f"study: {text}", file=sys.stderr, flush=True)
+        _say(laboratory, "study", text)
 
 
 def _given_rows(flag: str, path: Path) -> dict[Key, Row]:
@@ -130,33 +131,46 @@ def _check_directory(directory: Path) -> None:
     known = (directory / PLAN).is_file() and (directory / RUNS).is_dir()
     if not known and any(entry.name != LOCK for entry in directory.iterdir()):
         raise FileExistsError(f"--out {directory} is not empty and no study: give a new or empty directory.")
-    if (directory / RACE).exists():
-        raise FileExistsError(f"--out {directory} holds a race: give a new or empty directory.")
 
 
-def _run(laboratory: Laboratory, where: StudyOptions, place: Place, plan: Path) -> int:
+def _run(laboratory: Laboratory, where: StudyOptions, plan: Path, name: str) -> int:
     """Train what comes next, and write the rows. Returns an exit code: 0 to go on with the report."""
     directory = laboratory.directory
     try:
-        with claimed(directory, "study", lambda: _check_directory(directory)):
+        with claimed(directory, name, lambda: _check_directory(directory)):
             files.write_atomically(directory / PLAN, laboratory.plan.text)
-            for name in (RUNS, LOGS):
-                (directory / name).mkdir(exist_ok=True)
+            for folder in (RUNS, LOGS):
+                (directory / folder).mkdir(exist_ok=True)
             if where.on == "local":
                 _remove_old_logs(laboratory)
-            _announce(laboratory, where, place.at_a_time)
-            live = LivePage(directory / REPORT, lambda: _so_far(laboratory), "study", laboratory.quiet)
-            with live, Board(laboratory, "study", live) as board:
-                done = _executor(laboratory, where, place, plan, board).run(board.jobs)
+            _announce(laboratory, where, name)
+            with Board(laboratory, name) as board:
+                done = _executor(laboratory, where, plan, board).run(board.jobs)
             if done or where.on == "local":
-                laboratory.measure()
+                _measure(laboratory, name)
             laboratory.write_results()
-            if not done and where.on == "local" and not place.quiet:
-                print("study: not done yet. Run the same command again to go on.", file=sys.stderr)
+            if not done and where.on == "local":
+                _say(laboratory, name, "not done yet. Run the same command again to go on.")
     except KeyboardInterrupt:
         print("stopped; every training has saved. Run the same command again to go on.", file=sys.stderr)
         return INTERRUPTED
     return 0
+
+
+def _measure(laboratory: Laboratory, name: str) -> None:
+    try:
+        precise = laboratory.measure()
+    # such as too little memory: the runs have their results all the same
+    except (RuntimeError, MemoryError) as error:
+        print(f"{name}: the cost of a step could not be measured ({error}).", file=sys.stderr)
+        return
+    if not precise:
+        _say(laboratory, name, "the cost of a step is not known: the machine was too busy to measure it.")
+
+
+def _say(laboratory: Laboratory, name: str, text: str) -> None:
+    if not laboratory.place.quiet:
+        print(f"{name}: {text}", file=sys.stderr, flush=True)
 
 
 def _remove_old_logs(laboratory: Laboratory) -> None:
@@ -165,26 +179,21 @@ def _remove_old_logs(laboratory: Laboratory) -> None:
         (laboratory.directory / LOGS / f"{laboratory.run_directory(key).name}.log").unlink(missing_ok=True)
 
 
-def _so_far(laboratory: Laboratory) -> Findings | None:
-    """What the runs that have ended say; None before the first."""
-    results = laboratory.results()
-    return study_findings(laboratory.plan, results) if results else None
-
-
-def _announce(laboratory: Laboratory, where: StudyOptions, jobs: int) -> None:
-    """Say what the study will do and how long it takes."""
-    if laboratory.quiet or where.on != "local":
+def _announce(laboratory: Laboratory, where: StudyOptions, name: str) -> None:
+    """Say what comes."""
+    if where.on != "local":
         return
     plan, rows = laboratory.plan, laboratory.rows()
-    left = max(0, expected(plan, rows) - len(rows))
+    left = runs_left(plan, rows)
+    about = "about " * any(group.part.fresh for group in plan.groups)
     parts = listed(list(dict.fromkeys(group.part.title or group.part.name for group in plan.groups)))
-    time = f"about {left} runs to come, {jobs} at a time, {duration_words(seconds_left(laboratory, jobs))}"
+    come = f"{about}{left} runs to come, {laboratory.place.at_a_time} at a time" if left else "nothing is left to run"
     bound = f"; it stops after {where.minutes:g} minutes" if where.minutes else ""
-    text = f"{plan.title}: {parts}. {len(rows)} runs are done, {time if left else 'nothing is left to run'}{bound}."
-    print(f"study: {text}", file=sys.stderr, flush=True)
+    _say(laboratory, name, f"{plan.title}: {parts}. {len(rows)} runs are done, {come}{bound}.")
 
 
-def _executor(laboratory: Laboratory, where: StudyOptions, place: Place, plan: Path, board: Board) -> Executor:
+def _executor(laboratory: Laboratory, where: StudyOptions, plan: Path, board: Board) -> Executor:
+    place = laboratory.place
     if where.on == "slurm":
         gpus = place.device.startswith("cuda")
         return Slurm(laboratory.directory, _words(where, place, plan), place.threads, gpus, place.jobs)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from types import UnionType
-from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
-import msgspec
 import numpy as np
 
+from spheret.lab.rows import shortest_names
+from spheret.observe.outputs import WATCH
+from spheret.observe.records import Event, Header, Observation, PlaceObservation, SublayerObservation
 from spheret.runs.layout import CONFIG
-from spheret.support.documents import Count, DamagedDocument, Document, Lines, Record
-from spheret.watching.observations import Event, Header, Observation, PlaceObservation, SublayerObservation
-from spheret.watching.outputs import WATCH
+from spheret.support.documents import DamagedDocument, Document, Lines
 
 # nobody can see more columns on one map
 MOST_COLUMNS = 200
@@ -25,31 +23,9 @@ MOST_COLUMNS = 200
 MOST = 1e100
 
 
-def _record(kind: Any) -> Any:
-    """The type of a document that a type stands for: a dataclass becomes a record, an integer has bounds.
-
-    The core, which writes these files, has dataclasses, because it needs torch alone.
-    """
-    if is_dataclass(kind):
-        types = get_type_hints(kind)
-        named = [(each.name, _record(types[each.name]), *_default(each)) for each in fields(kind)]
-        return msgspec.defstruct(cast(Any, kind).__name__, named, bases=(Record,), kw_only=True)
-    if get_origin(kind) is list:
-        return list[_record(get_args(kind)[0])]  # type: ignore[misc]
-    if get_origin(kind) is UnionType:
-        return Union[tuple(map(_record, get_args(kind)))]  # noqa: UP007
-    return Count if kind is int else kind
-
-
-def _default(each: Field[Any]) -> list[Any]:
-    if each.default_factory is not MISSING:
-        return [msgspec.field(default_factory=each.default_factory)]
-    return [] if each.default is MISSING else [each.default]
-
-
 _REMEDY = "copy the file back, or delete it and watch the training again"
-HEADERS = Document(_record(Header), "watch", _REMEDY)
-OBSERVATIONS = Lines(_record(Observation), _REMEDY, appended=True)
+HEADERS = Document(Header, "watch", _REMEDY)
+OBSERVATIONS = Lines(Observation, _REMEDY, appended=True)
 
 
 @dataclass(frozen=True)
@@ -106,7 +82,7 @@ class Watched:
     def measures(self) -> dict[str, np.ndarray]:
         """Every measure of the parts, by part and by the watched steps that are shown. NaN: not measured."""
         record = SublayerObservation if self.header.sublayers else PlaceObservation
-        keys = [each.name for each in fields(record) if each.name not in ("sublayer", "name")]
+        keys = [each.name for each in fields(record) if each.type == "float | None"]
         read = attrgetter(*keys)
         table = np.full((len(self.shown), len(self.parts), len(keys)), np.nan)
         for row, observation in zip(table, self.shown, strict=True):
@@ -157,11 +133,10 @@ def read_watched(path: Path, name: str) -> Watched:
         raise DamagedDocument(
             f"{path} has no whole line yet: wait until the training has begun, or give another path."
         )
-    header = msgspec.convert(HEADERS.decode(head, path), Header, from_attributes=True)
+    header = HEADERS.decode(head, path)
     stride, found = _stride(len(lines)), list[Observation]()
     for number, line in enumerate(lines, start=2):
-        record = OBSERVATIONS.decode(line, f"line {number} of {path}")
-        observation = msgspec.convert(record, Observation, from_attributes=True)
+        observation = OBSERVATIONS.decode(line, f"line {number} of {path}")
         # a long training has more than its page can show: what is not shown is not kept
         if (len(lines) + 1 - number) % stride:
             observation = replace(observation, sublayers=[], places=[])
@@ -191,12 +166,6 @@ def find_watched(paths: Iterable[str | Path]) -> tuple[list[Path], list[str | Pa
 
 def read_all(paths: Sequence[Path]) -> list[Watched]:
     """Read every watch.jsonl, each with the shortest name that no other one has."""
-    parts = [(path.parent if path.name == WATCH else path).resolve().parts for path in paths]
-    return [read_watched(path, _name(own, parts)) for path, own in zip(paths, parts, strict=True)]
-
-
-def _name(own: tuple[str, ...], others: Sequence[tuple[str, ...]]) -> str:
-    lengths = range(1, len(own) + 1)
-    return "/".join(
-        own[-next((n for n in lengths if sum(each[-n:] == own[-n:] for each in others) == 1), len(own)) :]
-    )
+    places = [path.parent if path.name == WATCH else path for path in paths]
+    names = shortest_names(places)
+    return [read_watched(path, names[place]) for path, place in zip(paths, places, strict=True)]

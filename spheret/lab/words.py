@@ -6,10 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from spheret.lab.answers import Gap, GroupAnswer
-from spheret.lab.curves import Bowl, ComputeGain
-from spheret.lab.entries import Entry, failures
+from spheret.lab.answers import GroupAnswer
+from spheret.lab.curves import Bowl
+from spheret.lab.endpoints import EndpointAnswer, PairedComparison
+from spheret.lab.entries import Entry
 from spheret.lab.rows import FINAL, FINISHED, TUNE
+from spheret.lab.seed_table import Pair
 from spheret.lab.stages import stage_of
 
 # names in one sentence; the tables name all
@@ -64,7 +66,9 @@ def _verdict(answer: GroupAnswer, opening: str) -> str:
     if standing.winner:
         gap = answer.gap(best, standing.behind[0])
         assert gap is not None
-        words = f"{losses[best]} wins, {-gap.estimate:.3f} below the next, {standing.behind[0]} ({p_words(gap.p)})"
+        words = (
+            f"{losses[best]} wins, {-gap.estimate:.3f} below the next, {standing.behind[0]} ({p_words(gap.adjusted)})"
+        )
         others = [label for label in standing.behind[1:] if label == answer.reference]
     else:
         words = f"no winner. {listed([losses[label] for label in standing.leaders])} are within noise"
@@ -72,7 +76,7 @@ def _verdict(answer: GroupAnswer, opening: str) -> str:
     for label in others:
         gap = answer.gap(best, label)
         assert gap is not None
-        words += f"; {label} is {-gap.estimate:.3f} behind {best} ({p_words(gap.p)})"
+        words += f"; {label} is {-gap.estimate:.3f} behind {best} ({p_words(gap.adjusted)})"
     if alone is not None and alone[0] == best:
         words += f"; {alone[1]:.0%} of the pooled noise is that of {best}"
     lower = [
@@ -108,33 +112,6 @@ def _no_verdict(answer: GroupAnswer, opening: str) -> str:
     )
 
 
-def change_words(answers: Sequence[GroupAnswer]) -> str:
-    """Which keys of the plan to change where everything was run and there is no verdict; empty where there is one."""
-    texts = []
-    for answer in answers:
-        part = answer.group.part
-        if answer.standing is not None or any(answer.missing.values()) or not part.compared_with or not part.fresh:
-            continue
-        changes = []
-        if part.compared_with < 2:
-            changes.append("seeds to 3 or more, because one seed measures no noise")
-        edges = [entry.label for entry in answer.entries if entry.state == "edge"]
-        if edges:
-            changes.append(
-                f"rates, or extend above {part.extend}, because the best rate of {listed(edges)} is at an edge"
-            )
-        hopeless = [entry.label for entry in answer.entries if entry.state == "hopeless"]
-        if hopeless:
-            changes.append(f"rates to lower ones, because none gave {listed(hopeless)} a loss")
-        if len(answer.entries) < 2:
-            changes.append("contestants, because one alone is compared with nobody")
-        failed = [entry.label for entry in answer.entries if entry.failed]
-        if failed:
-            changes.append(f"train.warmup or the contestants, because seeds of {listed(failed)} failed at every rate")
-        texts.append(f"{answer.group.name} has no answer: change {'; '.join(changes)}.")
-    return " ".join(texts)
-
-
 def failed_sentence(answer: GroupAnswer) -> str:
     """Who collapsed or diverged and at which rates, and which compared contestants stalled; empty if nobody did."""
     texts = []
@@ -160,28 +137,9 @@ def _step_downs(answer: GroupAnswer) -> str:
     return f"With some seeds {listed(names)} failed at the best rate: a lower one counts there." if names else ""
 
 
-def floor_sentence(answer: GroupAnswer) -> str:
-    """What chance alone does; empty if the plan asks for no noise floor here."""
-    floor = answer.floor
-    if floor is None:
-        return ""
-    if floor.interval is None:
-        bad = failures([*answer.by_label[floor.label].finals.values(), *floor.rows])
-        return f"Noise floor: {f'no number, {floor.label} {bad}' if bad else 'not run yet'}."
-    interval = floor.interval
-    bounds = "no interval from one seed"
-    if math.isfinite(interval.high):
-        bounds = f"95% interval {interval.low:+.3f} to {interval.high:+.3f}"
-    return (
-        f"Noise floor: {floor.label} on {len(floor.rows)} other seeds differs from itself by "
-        f"{interval.estimate:+.3f} ({bounds}). The true difference is 0."
-    )
-
-
 def limits(answer: GroupAnswer) -> list[str]:
     """What a reader must know before the numbers of a group, and what cannot be said."""
-    texts = [floor_sentence(answer)]
-    table = answer.seed_table
+    texts, table = [], answer.seed_table
     if table is not None and answer.seen is not None:
         texts.append(
             f"A true difference of {answer.seen:.3f} between two contestants would have been seen with a probability "
@@ -255,7 +213,7 @@ def _failed_seeds(answer: GroupAnswer) -> str:
     )
 
 
-def verdict_words(gap: Gap, first: str, second: str) -> str:
+def verdict_words(gap: Pair, first: str, second: str) -> str:
     if not gap.significant:
         return "no significant difference"
     return f"{first if gap.estimate < 0 else second} is better"
@@ -266,9 +224,55 @@ def width_words(bowl: Bowl) -> str:
     return f"{bowl.factor:.2f}" if bowl.factor is not None else f"{bowl.at_least:.2f} or more"
 
 
-def gain_words(gain: ComputeGain | None) -> str:
-    if gain is None:
-        return "-"
-    if gain.factor is not None:
-        return f"{gain.factor:.2f}"
-    return {"below": "better than all", "above": "worse than all", None: "no single one"}[gain.beyond]
+def endpoint_sentence(answer: EndpointAnswer) -> str:
+    """The answer of an endpoint, as far as it is known."""
+    if answer.endpoint.kind == "stress":
+        return _stress_sentence(answer)
+    if answer.endpoint.kind == "equivalence":
+        counts = Counter(each.verdict for each in answer.comparisons)
+        verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        return (
+            f"{listed(answer.endpoint.contestants)}, within {answer.endpoint.margin:g} of each other: of "
+            f"{len(answer.comparisons)} pairs and sizes, {verdicts}."
+        )
+    first, second = answer.endpoint.contestants
+    words = [_gap_words(each) for each in answer.comparisons]
+    return f"{first} against {second}: {'; '.join(words)}{_slope_words(answer.slope)}."
+
+
+def _gap_words(each: PairedComparison) -> str:
+    if each.verdict in ("not run", "failed") or each.interval is None:
+        return f"{each.where}: {_without_verdict(each)}"
+    if each.verdict == "no significant difference":
+        return f"{each.where}: no significant difference ({each.interval.estimate:+.3f})"
+    side = "below" if each.verdict == "lower" else "above"
+    return f"{each.where}: {abs(each.interval.estimate):.3f} {side}"
+
+
+def _slope_words(slope: PairedComparison | None) -> str:
+    if slope is None:
+        return ""
+    if slope.verdict in ("not run", "failed") or slope.interval is None:
+        return f"; {slope.where}: {_without_verdict(slope)}"
+    change = f"{slope.interval.estimate:+.3f} {slope.where}"
+    if slope.verdict == "no significant difference":
+        return f"; no significant change with size ({change})"
+    return f"; the difference changes by {change} ({p_words(slope.p or 0.0)})"
+
+
+def _without_verdict(each: PairedComparison) -> str:
+    return f"no mean, {each.trouble}" if each.verdict == "failed" else f"not run ({each.trouble})"
+
+
+def _stress_sentence(answer: EndpointAnswer) -> str:
+    begun = [each for each in answer.stresses if each.runs]
+    opening = f"At {answer.factor:g} times the best rate"
+    if not begun:
+        return f"{opening}: not run."
+    by_rung: dict[str, list[str]] = {}
+    for each in begun:
+        some = "" if len(each.runs) == each.planned else f", {each.planned} planned"
+        words = f"{each.label} in {len(each.failed)} of {len(each.runs)} seeds{some}"
+        by_rung.setdefault(each.where, []).append(words)
+    rungs = [f"{where}: {listed(names)}" for where, names in by_rung.items()]
+    return f"{opening}, collapsed or diverged: {'; '.join(rungs)}."

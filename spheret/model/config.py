@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from spheret.kernels import check_environment
 from spheret.model.head import HEADS
 from spheret.support.errors import unknown
 from spheret.support.ranges import check_above_zero, check_count, divisors, nearest
-from spheret.support.settings import later, later_settings, without_later_defaults
+from spheret.support.settings import declared, setting
 
 ACTIVATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
 HEAD_BIASES = ("none", "zero", "unigram")
@@ -22,8 +22,8 @@ POSITIONS = ("learned", "rope")
 MLPS = ("gelu", "swiglu", "relu2")
 # the base of rotary positions: that of their source and of Llama 1 and 2
 ROPE_BASE = 10_000.0
-# layers, heads, width
-PRESETS = {"S": (12, 12, 768), "M": (24, 16, 1024), "L": (36, 20, 1280)}
+# options of positions, MLP, norms and attention
+BACKBONE = ("positions", "rope_base", "mlp", "norm", "qk_norm", "kv_heads")
 # heads of keys and values of the modern presets, which have the paper's shapes and these options
 MODERN_KV_HEADS = {"modern-S": 4, "modern-M": 4, "modern-L": 5}
 MODERN: dict[str, Any] = {
@@ -69,25 +69,53 @@ class GPTConfig:
             "shifted" is the same after a `Shift` of the channels by half of the width; "untied" has its own weight.
     """
 
-    layers: int = 12
-    heads: int = 12
-    width: int = 768
-    block: int = 1024
-    vocab: int = 50304
-    bias: bool = True
-    dropout: float = 0.0
-    scheme: str = "proj-spheretnorm"
-    scheme_options: dict[str, Any] = field(default_factory=dict)
-    activation: str = "gelu"
-    head_bias: str = "none"
-    recompute: bool = False
-    positions: str = later("learned")
-    rope_base: float = later(ROPE_BASE)
-    mlp: str = later("gelu")
-    norm: str | None = later(None)
-    qk_norm: bool = later(False)
-    kv_heads: int | None = later(None)
-    head: str = later("tied")
+    layers: int = setting(12, help="Blocks.", flag=True, small=12, paper=(12, 24, 36), with_size="{}")
+    heads: int = setting(
+        12, help="Attention heads.", flag=True, follows="one per 64 columns, at least 4", paper=(12, 16, 20),
+        with_size="{}",
+    )  # fmt: skip
+    width: int = setting(
+        768, help="Width of the stream.", flag=True, small=64, paper=(768, 1024, 1280), with_size="{}"
+    )
+    block: int = setting(1024, help="Tokens per sequence.", flag=True, small=128, paper=1024, with_size="{}")
+    vocab: int = setting(
+        50304, help="Rows of the embedding.", follows="the data's vocabulary, rounded up to a multiple of 64",
+        paper=50_304,
+    )  # fmt: skip
+    bias: bool = setting(True, help="Biases in linear layers and norms.")
+    dropout: float = setting(0.0, help="Dropout of branches, embedding and attention.", paper=0.0)
+    scheme: str = setting(
+        "proj-spheretnorm",
+        help="How branches join the stream: pre-ln, proj-spheretnorm, ... (`spheret schemes` lists all).",
+        flag=True, follows="required",
+    )  # fmt: skip
+    scheme_options: dict[str, Any] = setting(  # noqa: RUF009
+        factory=dict, help="Options of the scheme. Each is also `--set option=value`.", follows="the scheme's own"
+    )
+    activation: str = setting("gelu", help="gelu, or gelu_tanh as in transformers' GPT-2.")
+    head_bias: str = setting(
+        "none", help="Bias of the output head: none (the paper's), zero, or unigram (log token frequencies).",
+        flag=True, paper="none",
+    )  # fmt: skip
+    recompute: bool = setting(
+        False, help="Keep one tensor per block and compute the rest again in the backward pass."
+    )
+    positions: str = setting("learned", help="learned embeddings (the paper's), or rope.")
+    rope_base: float = setting(ROPE_BASE, help="Base of the angles of rope.")
+    mlp: str = setting("gelu", help="gelu (the paper's), swiglu, or relu2.")
+    norm: str | None = setting(
+        None, help="What the scheme's norms are, where its definition leaves it open: layernorm or rmsnorm.",
+        follows="the scheme's own",
+    )  # fmt: skip
+    qk_norm: bool = setting(False, help="RMSNorm of queries and keys, per head.")
+    kv_heads: int | None = setting(
+        None, help="Heads of keys and values. Each serves heads/kv_heads heads of queries.",
+        follows="as many as heads",
+    )  # fmt: skip
+    head: str = setting(
+        "tied", help="How logits read the stream: tied (the paper's), shifted (docs/collapse.md), or untied.",
+        flag=True,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         # the width before the heads, whose default follows from it
@@ -124,7 +152,7 @@ class GPTConfig:
         if self.qk_norm and own is not None:
             raise ValueError(
                 f"qk_norm norms the queries and keys, and {self.scheme} norms them itself: set qk_norm to "
-                "false (--no-qk-norm), or take another scheme."
+                "false, or take another scheme."
             )
         check_environment()
 
@@ -189,8 +217,7 @@ class GPTConfig:
 
     def backbone_changes(self) -> dict[str, Any]:
         """The options of positions, MLP, norms and attention that are not nanoGPT's."""
-        defaults = {name: default for name, default in later_settings(type(self)).items() if name != "head"}
-        return {name: getattr(self, name) for name, default in defaults.items() if getattr(self, name) != default}
+        return {name: getattr(self, name) for name in BACKBONE if getattr(self, name) != getattr(type(self), name)}
 
     @classmethod
     def preset(cls, size: str, **changes: Any) -> GPTConfig:
@@ -207,15 +234,24 @@ class GPTConfig:
         return cls(**{"layers": layers, "heads": heads, "width": width, **modern, **changes})
 
     def as_dict(self) -> dict[str, Any]:
-        """All options, as JSON can hold them, except for those that were added later and have their defaults."""
-        values = without_later_defaults(type(self), asdict(self))
-        return {**values, "scheme_options": json_options(self.scheme_options)}
+        """All options, as JSON can hold them."""
+        return {**asdict(self), "scheme_options": json_options(self.scheme_options)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> GPTConfig:
-        """The config of what `as_dict` returned. An unknown name is an error."""
+        """The config of what `as_dict` returned. An unknown name is an error, and so is one that is missing."""
         known = [f.name for f in fields(cls)]
         for name in values:
             if name not in known:
                 raise unknown("model option", name, known)
+        missing = [name for name in known if name not in values]
+        if missing:
+            raise ValueError(f"the model option {missing[0]} is missing, as in an older format: give every option.")
         return cls(**values)
+
+
+# layers, heads and width of the paper's sizes
+PRESETS = {
+    size: tuple(declared(GPTConfig)[name].paper_value(size) for name in ("layers", "heads", "width"))
+    for size in ("S", "M", "L")
+}

@@ -13,10 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from spheret.connections import State
 from spheret.connections.bounded import Constrained
-from spheret.connections.warmup import at_update
 from spheret.model.branches import MLP, Attention, Block, Cache, rotation
 from spheret.model.config import PRESETS, GPTConfig
-from spheret.model.head import Head, Shift
+from spheret.model.head import Shift, UntiedHead, log_frequencies
 from spheret.model.linear import linear
 from spheret.model.loss import cross_entropy, token_losses
 from spheret.model.sampling import check_prompt, choose, left_padded
@@ -53,7 +52,7 @@ class GPT(Constrained):
         self.head_bias = nn.Parameter(torch.zeros(config.vocab)) if config.head_bias != "none" else None
         self.shift = Shift(config.width) if config.head == "shifted" else None
         # last, so that its weight is drawn after all others
-        self.head = Head(config.width, config.vocab) if config.head == "untied" else None
+        self.head = UntiedHead(config.width, config.vocab) if config.head == "untied" else None
         self._draw_weights()
         if counts is not None:
             self.start_from_counts(counts)
@@ -101,23 +100,7 @@ class GPT(Constrained):
         """Set the head's bias to the log frequencies. A token that never occurs counts as 0.5 occurrences."""
         if self.head_bias is None or self.config.head_bias != "unigram":
             raise ValueError(f'counts are for head_bias="unigram", and this model has {self.config.head_bias!r}.')
-        if counts.dim() != 1 or len(counts) > self.config.vocab or (counts < 0).any() or counts.sum() == 0:
-            raise ValueError(
-                f"counts must be up to {self.config.vocab} numbers, none negative and not all 0, "
-                f"got shape {tuple(counts.shape)}."
-            )
-        full = torch.full((self.config.vocab,), 0.5, dtype=torch.float64)
-        full[: len(counts)] = counts.cpu().double().clamp(min=0.5)
-        self.head_bias.copy_((full / full.sum()).log())
-
-    def at_update(self, update: int) -> None:
-        """Set what depends on the number of the update, counted from 1. A trainer calls it before each update.
-
-        That is the warm-up of the branches if the scheme has `prores`. A model that is not trained has the full
-        branches, and a checkpoint holds those of its update.
-        """
-        if self.scheme.prores is not None:
-            at_update(self, update)
+        self.head_bias.copy_(log_frequencies(counts, self.config.vocab))
 
     def parameter_count(self) -> int:
         """The number of parameters. A head that shares its weight with the token embedding is counted once."""

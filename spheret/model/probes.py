@@ -78,30 +78,6 @@ class Sublayer:
         """Attention weights (batch, heads, time, time), or None for an MLP. They are computed on each access."""
         return self.branch.weights(self.branch_input) if isinstance(self.branch, Attention) else None
 
-    @property
-    def kind(self) -> BranchKind:
-        """attention or mlp."""
-        return "attention" if isinstance(self.branch, Attention) else "mlp"
-
-    @property
-    def mixes_tokens(self) -> bool:
-        """Whether a token's next state depends on other tokens."""
-        return isinstance(self.branch, Attention)
-
-    @property
-    def heads(self) -> int:
-        """The attention heads, 0 for an MLP."""
-        return self.branch.heads if isinstance(self.branch, Attention) else 0
-
-    @property
-    def not_proven(self) -> str | None:
-        """Why nothing can be proven of this sublayer's Jacobian; None if it can be tried."""
-        return None
-
-    def rows(self, count: int) -> int:
-        """How many rows the branch computes for the states of `count` tokens."""
-        return count
-
 
 @contextmanager
 def probe(model: GPT, observe: Callable[[Sublayer], object]) -> Iterator[None]:

@@ -32,24 +32,23 @@ def check_base_sizes(parametrization: str, sizes: Mapping[str, int | None]) -> N
         raise unknown("parametrization", parametrization, PARAMETRIZATIONS)
     needed = PARAMETRIZATIONS[parametrization]
     for name, value in sizes.items():
-        flag = "--" + name.replace("_", "-")
         if value is None and name in needed:
             raise ValueError(
-                f"--parametrization {parametrization} needs {flag}: the {name.removeprefix('base_')} of the model "
+                f"parametrization {parametrization} needs {name}: the {name.removeprefix('base_')} of the model "
                 f"for which --lr was tuned."
             )
         if value is not None and name not in needed:
             # a number of any length is named
-            check_count(flag, value)
-            raise ValueError(f"{flag} {value} has no meaning with --parametrization {parametrization}: leave it out.")
+            check_count(name, value)
+            raise ValueError(f"{name} {value} has no meaning with parametrization {parametrization}: leave it out.")
         if value is not None:
-            check_count(flag, value)
+            check_count(name, value)
             if not LEAST[name] <= value <= MOST:
-                raise ValueError(f"{flag} must lie between {LEAST[name]} and {MOST:,}, got {value}.")
+                raise ValueError(f"{name} must lie between {LEAST[name]} and {MOST:,}, got {value}.")
     width, heads = sizes["base_width"], sizes["base_heads"]
     if width is not None and heads is not None and width % heads:
         raise ValueError(
-            f"--base-width {width} is not divisible by --base-heads {heads}: give the heads of the model for which "
+            f"base_width {width} is not divisible by base_heads {heads}: give the heads of the model for which "
             f"--lr was tuned."
         )
 
@@ -72,8 +71,8 @@ def check_scheme(parametrization: str, model: GPTConfig) -> None:
         return
     if not scheme.one_stream:
         raise ValueError(
-            f"--parametrization {parametrization} has rules for schemes with one stream, and {model.scheme} carries "
-            "more than one: take --parametrization standard, or another scheme."
+            f"parametrization {parametrization} has rules for schemes with one stream, and {model.scheme} carries "
+            "more than one: take parametrization standard, or another scheme."
         )
     with torch.device("meta"):
         exit_module, (_, last) = (
@@ -82,20 +81,14 @@ def check_scheme(parametrization: str, model: GPTConfig) -> None:
         )
     if not scheme.unit_weights and not readout_gains(exit_module, last):
         raise ValueError(
-            f"--parametrization {parametrization} needs a norm before the head, to carry the width's factor on the "
-            f"logits. {model.scheme} with these options does not have one: take another scheme, or --parametrization "
+            f"parametrization {parametrization} needs a norm before the head, to carry the width's factor on the "
+            f"logits. {model.scheme} with these options does not have one: take another scheme, or parametrization "
             f"standard."
         )
     if "base_layers" not in PARAMETRIZATIONS[parametrization]:
         return
-    if scheme.prores is not None:
-        raise ValueError(
-            f"--parametrization {parametrization} carries settings over to another depth, and prores = "
-            f"{scheme.prores:g} warms up a deeper model for more updates: leave prores out, or take "
-            f"--parametrization mup."
-        )
     if scheme.step_sum(2 * model.layers) is None:
         raise ValueError(
-            f"--parametrization {parametrization} scales branches by the depth, and {model.scheme} has a rule of its "
-            f"own for that: take --parametrization mup, or another scheme."
+            f"parametrization {parametrization} scales branches by the depth, and {model.scheme} has a rule of its "
+            f"own for that: take parametrization mup, or another scheme."
         )

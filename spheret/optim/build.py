@@ -1,4 +1,4 @@
-"""An optimiser by its name, and the learning rate of its groups."""
+"""An optimiser by its name, the learning rate of its groups, and the clipping of gradients."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from spheret.connections import Bounded
 from spheret.optim.adamw import AdamW
 from spheret.optim.groups import Factors, optimizer_groups
 from spheret.optim.muon import Muon
@@ -39,3 +40,20 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """Set the learning rate of every group: `lr` times the group's own factor."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group["lr_factor"]
+
+
+def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
+    """Scale the gradients down to a total norm of at most `max_norm`. Returns the norm before.
+
+    A gradient that would push a bounded scalar beyond its bound is set to 0 first. The bound would take that push
+    back after the step, so it counts neither in the norm nor in the optimiser's moments. Call this when the gradients
+    are complete: summed over all micro-batches and processes.
+
+    Args:
+        model: any module.
+        max_norm: the largest norm that is kept.
+    """
+    for module in model.modules():
+        if isinstance(module, Bounded):
+            module.drop_outward_gradients()
+    return torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)

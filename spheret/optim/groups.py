@@ -2,39 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import Tensor, nn
+
+from spheret.model.head import Head
 
 # AdamW's epsilon
 EPSILON = 1e-8
 # modules whose weight maps the stream to logits
 _HEADS = ("head", "lm_head")
+# the last parts of names of parameters that do not decay whatever their shape, as in timm
+_NO_DECAY = ("bias", "cls_token", "pos_embed")
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two AdamW groups: matrices decay, all other parameters do not.
+def parameter_groups(
+    model: nn.Module, weight_decay: float, lr: float | None = None, muon: bool = False
+) -> list[dict[str, Any]]:
+    """Groups of parameters for an optimiser: matrices decay, all other parameters do not.
 
     Decay would pull the step sizes a_l, the radius gamma, a learned p, gains and biases towards 0, which is not a
     neutral value for them. Every learnable scalar of this library is a 1-element vector. So nanoGPT's rule applies:
-    parameters of two or more dimensions decay. Shared parameters appear once. Frozen parameters are left out.
+    parameters of two or more dimensions decay. As in timm, `cls_token`, `pos_embed`, and what a module's method
+    `no_weight_decay` names do not. Shared parameters appear once. Frozen parameters are left out.
+
+    With `muon` the matrices of hidden linear layers have a group of their own, with `use_muon` True, and embeddings,
+    heads and convolutions are for AdamW. `spheret.optim.Muon` takes all groups. `torch.optim.Muon` takes the groups
+    with `use_muon`, and AdamW the others.
 
     Args:
         model: any module.
         weight_decay: that of the matrices, at least 0.
+        lr: the learning rate of every group. None leaves it to the optimiser.
+        muon: split for Muon and AdamW.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"parameter_groups takes the model itself, got {type(model).__name__}: leave out .parameters()."
         )
     _check_decay(weight_decay)
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    hidden = hidden_matrices(model) if muon else {}
+    decaying, keeping = list[nn.Parameter](), list[nn.Parameter]()
+    by_heights: dict[tuple[int, ...], list[nn.Parameter]] = {}
+    for _, parameter, decays in _trainable(model):
+        if not decays:
+            keeping.append(parameter)
+        elif parameter in hidden:
+            by_heights.setdefault(hidden[parameter], []).append(parameter)
+        else:
+            decaying.append(parameter)
+    shared = {} if lr is None else {"lr": lr}
+    plain = {"use_muon": False, "heights": None} if muon else {}
     return [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": float(weight_decay)},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        *(
+            {"params": matrices, "weight_decay": float(weight_decay), "use_muon": True, "heights": heights, **shared}
+            for heights, matrices in by_heights.items()
+        ),
+        {"params": decaying, "weight_decay": float(weight_decay), **plain, **shared},
+        {"params": keeping, "weight_decay": 0.0, **plain, **shared},
     ]
+
+
+def _trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, bool]]:
+    """Every parameter that is not frozen, once, with its name and whether it decays."""
+    named = [
+        f"{prefix}.{pattern}".removeprefix(".")
+        for prefix, module in model.named_modules()
+        if callable(names := getattr(module, "no_weight_decay", None))
+        for pattern in names()
+    ]
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            exempt = name.rpartition(".")[2] in _NO_DECAY or any(fnmatchcase(name, pattern) for pattern in named)
+            yield name, parameter, parameter.dim() >= 2 and not exempt
 
 
 def _check_decay(weight_decay: float) -> None:
@@ -45,10 +88,11 @@ def _check_decay(weight_decay: float) -> None:
 def hidden_matrices(model: nn.Module) -> dict[Tensor, tuple[int, ...]]:
     """The weights of the hidden linear layers, each with the heights of the matrices that are stacked in it.
 
-    Embeddings, a head, and weights that they share are not among them. A layer whose weight holds several matrices
-    one above the other, as that of q, k and v does, says so in its attribute `parts`.
+    Embeddings, a `Head`, modules that are called `head` or `lm_head`, and weights that they share are not among them.
+    A layer whose weight holds several matrices one above the other, as that of q, k and v does, says so in its
+    attribute `parts`.
     """
-    outer = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    outer = {module.weight for module in model.modules() if isinstance(module, (nn.Embedding, Head))}
     hidden: dict[Tensor, tuple[int, ...]] = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
@@ -80,10 +124,9 @@ def optimizer_groups(
     _check_decay(weight_decay)
     hidden = hidden_matrices(model) if optimizer == "muon" else {}
     same: dict[tuple[bool, tuple[int, ...] | None, Factors], list[nn.Parameter]] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            factor = (factors or {}).get(name, Factors())
-            same.setdefault((parameter.dim() >= 2, hidden.get(parameter), factor), []).append(parameter)
+    for name, parameter, decays in _trainable(model):
+        factor = (factors or {}).get(name, Factors())
+        same.setdefault((decays, hidden.get(parameter), factor), []).append(parameter)
     return [
         {
             "params": parameters,

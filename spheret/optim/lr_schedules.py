@@ -44,9 +44,9 @@ def check_schedule(schedule: str, course: Course) -> None:
         raise unknown("lr_schedule", schedule, LR_SCHEDULES)
     decay, most = course.decay_steps, max(1, course.steps - course.warmup)
     if schedule != "wsd" and decay:
-        raise ValueError(f"--decay-steps {decay} belongs to --lr-schedule wsd: leave it out.")
+        raise ValueError(f"decay_steps {decay} belongs to lr_schedule wsd: leave it out.")
     if schedule == "wsd" and not 1 <= decay <= most:
-        raise ValueError(f"--decay-steps must lie between 1 and {most}, the updates after the warm-up, got {decay}.")
+        raise ValueError(f"decay_steps must lie between 1 and {most}, the updates after the warm-up, got {decay}.")
 
 
 def learning_rate(schedule: str, course: Course, step: int) -> float:

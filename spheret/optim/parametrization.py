@@ -1,4 +1,4 @@
-"""The rules of --parametrization: what changes with width and depth so that the best learning rate does not.
+"""The rules of parametrization: what changes with width and depth so that the best learning rate does not.
 
 A model of the base size is not changed at all. For any other size a rule changes how weights start, and the learning
 rate, weight decay and epsilon of each parameter. No rule changes the forward pass: where a source multiplies
@@ -148,7 +148,7 @@ class Rules:
 def _base(settings: OptimizerSettings) -> tuple[int, int]:
     """The width and the heads of the base model, which every parametrization but the standard one has."""
     if settings.base_width is None or settings.base_heads is None:
-        raise ValueError(f"--parametrization {settings.parametrization} needs --base-width and --base-heads.")
+        raise ValueError(f"parametrization {settings.parametrization} needs base_width and base_heads.")
     return settings.base_width, settings.base_heads
 
 
@@ -170,7 +170,7 @@ def _vectors_of(model: GPT, settings: OptimizerSettings) -> dict[str, float]:
     try:
         shape = replace(model.config, width=width, heads=heads, kv_heads=None, **free)
     except ValueError as error:
-        raise ValueError(f"the base model, of --base-width {width} and --base-heads {heads}: {error}") from None
+        raise ValueError(f"the base model, of base_width {width} and base_heads {heads}: {error}") from None
     with torch.random.fork_rng(devices=[]):
         base = GPT(shape)
     return {name: _size(parameter) for name, parameter in base.named_parameters() if parameter.dim() < 2}

@@ -22,7 +22,6 @@ WITHOUT_EFFECT = {
     "train.checkpoint_every": "when a run is saved",
     "train.keep": "how many checkpoints are kept",
     "evaluation.eval_every": "when a run is watched; the last update is validated in any case",
-    "evaluation.certify_every": "when a run is watched",
 }
 
 

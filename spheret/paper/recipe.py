@@ -7,27 +7,22 @@ from typing import Any
 
 from spheret.model.config import MODERN_KV_HEADS
 from spheret.model.gpt import PRESETS
-from spheret.runs.config import Recipe
+from spheret.runs.config import SECTIONS, EvaluationConfig, Recipe, TrainConfig
 from spheret.support.errors import unknown
+from spheret.support.settings import declared
 
 # the paper's learning rates by size
-LEARNING_RATES = {"S": 6e-4, "M": 3e-4, "L": 2.5e-4}
+LEARNING_RATES = {size: declared(TrainConfig)["lr"].paper_value(size) for size in PRESETS}
 
-# "Shared hyperparameters" of the paper's Appendix B; biases, no compilation and AdamW's betas are the defaults anyway
+# "Shared hyperparameters" of the paper's Appendix B; it does not say when it evaluates and saves
 PAPER: dict[str, dict[str, Any]] = {
-    "model": {"block": 1024, "vocab": 50_304, "dropout": 0.0, "head_bias": "none"},
-    "train": {
-        "steps": 50_000,
-        "warmup": 2_000,
-        "batch_size": 16,
-        "tokens_per_update": 131_072,
-        "weight_decay": 0.1,
-        "clip": 1.0,
-        "seed": 1337,
-        "precision": "bf16",
-    },
-    # the paper does not say how it validates
-    "evaluation": {"eval_windows": 512},
+    section: {
+        name: each.paper
+        for name, each in declared(kind).items()
+        if each.paper is not None and not isinstance(each.paper, tuple) and "at most" not in each.with_size
+    }
+    for section, kind in SECTIONS.items()
+    if section != "data"
 }
 
 
@@ -35,9 +30,8 @@ def paper_model(size: str) -> dict[str, int]:
     """Layers, heads and width of the paper's S, M or L."""
     if size in MODERN_KV_HEADS:
         raise ValueError(
-            f"--size {size} is a shape of spheret plan and has no recipe: give --size "
-            f"{size.removeprefix('modern-')} with --positions rope --mlp swiglu --norm rmsnorm --qk-norm --kv-heads "
-            f"{MODERN_KV_HEADS[size]} --no-bias."
+            f"--size {size} is a preset of spheret.GPTConfig and has no recipe: give --size "
+            f"{size.removeprefix('modern-')}, and in a --config positions, mlp, norm, qk_norm, kv_heads and bias."
         )
     if size not in PRESETS:
         raise unknown("size", size, PRESETS)
@@ -57,9 +51,12 @@ def paper_recipe(size: str) -> Recipe:
     Steps, vocabulary and precision are left to `spheret.runs.config.complete_by`, which knows the data, the device
     and how many steps were asked for. The warm-up belongs to 50,000 steps; a short trial has a shorter one.
     """
-    model = {**paper_model(size), "block": PAPER["model"]["block"]}
-    train = {name: PAPER["train"][name] for name in ("batch_size", "tokens_per_update")}
+    paper_model(size)
+    sections = {
+        section: {name: each.paper_value(size) for name, each in declared(kind).items() if each.with_size == "{}"}
+        for section, kind in SECTIONS.items()
+    }
+    train, evaluation = declared(TrainConfig), declared(EvaluationConfig)
     return Recipe(
-        {"model": model, "train": {**train, "lr": LEARNING_RATES[size]}, "evaluation": PAPER["evaluation"]},
-        size, PAPER["train"]["warmup"], checkpoint_every=1000, eval_every=500,
-    )  # fmt: skip
+        sections, size, train["warmup"].paper, train["checkpoint_every"].paper, evaluation["eval_every"].paper
+    )

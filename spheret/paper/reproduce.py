@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,17 +16,17 @@ from spheret.flags import words
 from spheret.paper.assumptions import DATASETS, READINGS, TABLE_SCHEMES
 from spheret.paper.numbers import SIZES
 from spheret.paper.runs import TOKENIZER, PaperRun, paper_runs
-from spheret.plan.cost import GPUS_PER_NODE, split
-from spheret.plan.memory import shape
 from spheret.runs.config import differences
+from spheret.runs.cost import shape, split
 from spheret.runs.layout import CONFIG
 from spheret.runs.run import open_run
 from spheret.support import files
-from spheret.support.child import python_environment, spheret_command, typed
-from spheret.support.errors import unknown
-from spheret.support.exit_codes import FINISHED, SIGNALS, STOPPED_BY_GUARD
+from spheret.support.child import python_environment, spheret_command
+from spheret.support.errors import FINISHED, SIGNALS, STOPPED_BY_GUARD, unknown
 from spheret.support.machine import resolve_device
 
+# of the printed commands, unless --nproc says how many
+GPUS_PER_NODE = 8
 NOT_THE_PAPER = "SMOKE: a tiny model on another corpus, for a minute. This is NOT the paper's recipe."
 
 
@@ -62,13 +63,13 @@ def _command_here(run: PaperRun, place: Place) -> list[str]:
 
 def torchrun(arguments: list[str], processes: int) -> str:
     """The command for one node."""
-    return f"torchrun --standalone --nproc-per-node={processes} --max-restarts=3 -m spheret {typed(arguments)}"
+    return f"torchrun --standalone --nproc-per-node={processes} --max-restarts=3 -m spheret {shlex.join(arguments)}"
 
 
 def two_nodes(arguments: list[str], processes: int, name: str, nodes: str = "2", head: str = "HEAD") -> str:
     """The command for each of several nodes, which meet at a port of the first."""
     meet = f"--rdzv-backend=c10d --rdzv-endpoint={head}:29500 --rdzv-id={name} --max-restarts=3"
-    return f"torchrun --nnodes={nodes} --nproc-per-node={processes} {meet} -m spheret {typed(arguments)}"
+    return f"torchrun --nnodes={nodes} --nproc-per-node={processes} {meet} -m spheret {shlex.join(arguments)}"
 
 
 def slurm(arguments: list[str], processes: int, name: str) -> str:
@@ -113,7 +114,7 @@ def describe(run: PaperRun, place: Place) -> str:
     ]
     here = _command_here(run, place)
     blocks = [
-        ("here", [typed(here)]),
+        ("here", [shlex.join(here)]),
         (f"one node of {node} GPUs", [torchrun(train_words(run, replace(place, processes=node)), node)]),
     ]
     if sequences % (2 * node) == 0:
@@ -133,7 +134,7 @@ def prepared(run: PaperRun, data: Path | None) -> bool:
 
 
 def prepare(run: PaperRun, data: Path | None) -> str:
-    out = f" --out {typed([run.data(data)])}" if data is not None else ""
+    out = f" --out {shlex.join([run.data(data)])}" if data is not None else ""
     return f"spheret prepare {run.dataset} --tokenizer {TOKENIZER}{out}"
 
 
@@ -186,7 +187,7 @@ def run_all(chosen: list[PaperRun], place: Place, dry_run: bool) -> int:
         if current.startswith(("done", "running", "stopped")):
             continue
         if dry_run:
-            print(typed(_command_here(run, place)))
+            print(shlex.join(_command_here(run, place)))
             continue
         print(f"{run.name}: from {current}", flush=True)
         code = run_one(run, place)

@@ -63,7 +63,7 @@ def save(directory: Path, parts: Mapping[str, Sequence[LazyTensor]], state: Stat
         MANIFESTS.write(temporary / MANIFEST, CheckpointRecord.of(entries))
         # a damaged checkpoint of the same step is removed first
         discard(final)
-        files.rename(temporary, final)
+        os.replace(temporary, final)
     except (OSError, ValueError):
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -79,7 +79,7 @@ def discard(path: Path) -> None:
     if path.exists():
         old = path.with_name(f".{path.name}.old")
         shutil.rmtree(old, ignore_errors=True)
-        files.rename(path, old)
+        os.replace(path, old)
         shutil.rmtree(old)
 
 

@@ -29,7 +29,7 @@ from spheret.support import files
 from spheret.support.documents import DECODE_ERRORS, MOST_BYTES, explain
 from spheret.support.errors import shortened, unknown
 from spheret.support.ranges import check_count
-from spheret.support.settings import later, later_settings, without_later_defaults
+from spheret.support.settings import declared, setting
 
 if TYPE_CHECKING:
     from spheret.data import Data
@@ -39,33 +39,41 @@ PRECISIONS = ("float32", "bf16")
 ON_DIVERGENCE = ("alarm", "stop")
 # settings that may change when a run continues: they change no update, except for its last bits
 FREE = frozenset({
-    "batch_size", "eval_every", "checkpoint_every", "keep", "certify_every", "on_divergence", "compile",
-    "init_from",
+    "batch_size", "eval_every", "checkpoint_every", "keep", "on_divergence", "compile", "init_from",
 })  # fmt: skip
 # settings that may differ between runs of one contestant: the seed, and how a run is watched and kept
 BOOKKEEPING = frozenset({
-    "seed", "eval_every", "eval_windows", "checkpoint_every", "keep", "certify_every", "on_divergence",
+    "seed", "eval_every", "eval_windows", "checkpoint_every", "keep", "on_divergence",
 })  # fmt: skip
 
 # what was given, by section; "size" chooses the recipe
 Given = Mapping[str, Any]
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
 def _check_least(config: Any, least: int, names: tuple[str, ...]) -> None:
     for name in names:
-        check_count(_flag(name), getattr(config, name), least)
+        check_count(_called(config, name), getattr(config, name), least)
+
+
+def _called(config: Any, name: str) -> str:
+    """A setting as messages call it: its flag, or its key."""
+    section = next(section for section, kind in SECTIONS.items() if kind is type(config))
+    flag = declared(type(config))[name].flag_of(name)
+    return f"{section}.{name}" if flag is None else f"--{flag}"
 
 
 @dataclass(frozen=True)
 class DataConfig:
     """Which data: a directory that `spheret prepare` wrote; or a corpus by its name or own text, with a tokenizer."""
 
-    path: str
-    tokenizer: str | None = None
+    path: str = setting(
+        help="Text: a file, a folder, a glob or the name of a corpus. Or a directory made by spheret prepare.",
+        flag="data", follows="required",
+    )  # fmt: skip
+    tokenizer: str | None = setting(
+        None, help="Tokenizer for text: bytes, gpt2, bpe:N or a tokenizer.json.", flag=True,
+        follows="the corpus's own",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -76,30 +84,68 @@ class TrainConfig:
     A learning rate of None is `lr`. base_width, base_layers, base_heads: the shape for which the settings were tuned.
     """
 
-    steps: int
-    batch_size: int
-    tokens_per_update: int
-    lr: float
-    min_lr: float
-    warmup: int
-    checkpoint_every: int
-    weight_decay: float = OptimizerSettings.weight_decay
-    betas: tuple[float, float] = OptimizerSettings.betas
-    clip: float = 1.0
-    seed: int = 1337
-    precision: str = "float32"
-    compile: bool = False
-    keep: int = 2
-    init_from: str | None = None
-    optimizer: str = later("adamw")
-    matrix_lr: float | None = later(None)
-    embedding_lr: float | None = later(None)
-    lr_schedule: str = later("cosine")
-    decay_steps: int = later(0)
-    parametrization: str = later("standard")
-    base_width: int | None = later(None)
-    base_layers: int | None = later(None)
-    base_heads: int | None = later(None)
+    steps: int = setting(help="Updates.", flag=True, follows="required", paper=50_000)
+    batch_size: int = setting(
+        help="Sequences per process and micro-batch.", flag=True, small=8, paper=16, with_size="{}"
+    )
+    tokens_per_update: int = setting(
+        help="Tokens per update, over all micro-batches and processes.",
+        follows="batch_size x block x processes", paper=131_072, with_size="{}",
+    )  # fmt: skip
+    lr: float = setting(
+        help="Highest learning rate.", flag=True, small=1e-3, paper=(6e-4, 3e-4, 2.5e-4), with_size="{}"
+    )
+    min_lr: float = setting(help="Learning rate at the end of the schedule.", follows="a tenth of lr; 0 with wsd")
+    warmup: int = setting(
+        help="Updates of linear warm-up.", flag=True, follows="a tenth of steps, at most 2000", paper=2000,
+        with_size="{} from 2001 steps on",
+    )  # fmt: skip
+    checkpoint_every: int = setting(
+        help="Updates between checkpoints.", follows="a tenth of steps", paper=1000,
+        with_size="at most {}",
+    )  # fmt: skip
+    weight_decay: float = setting(
+        OptimizerSettings.weight_decay, help="Weight decay of matrices; scalars, gains and biases do not decay.",
+        paper=0.1,
+    )  # fmt: skip
+    betas: tuple[float, float] = setting(OptimizerSettings.betas, help="AdamW's betas.")
+    clip: float = setting(1.0, help="Largest gradient norm; inf never clips.", paper=1.0)
+    seed: int = setting(1337, help="Seed of weights, batches and dropout.", flag=True, paper=1337)
+    precision: str = setting(
+        "float32", help="float32, or bf16 arithmetic with float32 weights and moments.", flag=True,
+        follows="bf16 on CUDA, else float32", paper="bf16",
+    )  # fmt: skip
+    compile: bool = setting(False, help="Compile the model with torch.compile.")
+    keep: int = setting(2, help="Checkpoints that are kept, besides the best one.")
+    init_from: str | None = setting(
+        None, help="Start from the weights of this run, or of its checkpoints/step-N.", follows="none: from the seed"
+    )
+    optimizer: str = setting("adamw", help="adamw, or muon for the hidden matrices and AdamW for the rest.")
+    matrix_lr: float | None = setting(
+        None, help="Highest learning rate of the hidden matrices.", follows="that of lr"
+    )
+    embedding_lr: float | None = setting(
+        None, help="Highest learning rate of the embeddings and of the head.", follows="that of lr"
+    )
+    lr_schedule: str = setting(
+        "cosine", help="Shape after the warm-up: cosine, or wsd (stable, then a decay over decay_steps)."
+    )
+    decay_steps: int = setting(
+        0, help="Updates of the decay at the end, with lr_schedule wsd.", follows="a fifth of steps with wsd"
+    )
+    parametrization: str = setting(
+        "standard", help="Rules that carry lr over from a base model: standard (none), mup or completep."
+    )
+    base_width: int | None = setting(
+        None, help="Width of the model for which lr was tuned.", follows="none: needed by mup and completep"
+    )
+    base_layers: int | None = setting(
+        None, help="Blocks of the model for which lr was tuned.", follows="none: needed by completep"
+    )
+    base_heads: int | None = setting(
+        None, help="Heads of the model for which lr was tuned.",
+        follows="one per 64 columns of base_width, at least 4",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         _check_least(self, 1, ("steps", "batch_size", "tokens_per_update", "checkpoint_every", "keep"))
@@ -107,17 +153,17 @@ class TrainConfig:
         for name in ("lr", "matrix_lr", "embedding_lr"):
             value = getattr(self, name)
             if value is not None and not (0 < value < math.inf):
-                raise ValueError(f"{_flag(name)} must be above 0, got {value}.")
+                raise ValueError(f"{_called(self, name)} must be above 0, got {value}.")
         if not 0 <= self.min_lr <= self.lr:
-            raise ValueError(f"--min-lr must lie between 0 and --lr {self.lr}, got {self.min_lr}.")
+            raise ValueError(f"train.min_lr must lie between 0 and --lr {self.lr}, got {self.min_lr}.")
         if self.warmup > self.steps:
             raise ValueError(f"--warmup {self.warmup} lies beyond --steps {self.steps}: take at most {self.steps}.")
         if not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"--weight-decay must be at least 0 and finite, got {self.weight_decay}.")
+            raise ValueError(f"train.weight_decay must be at least 0 and finite, got {self.weight_decay}.")
         if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"--betas must lie in [0, 1), got {self.betas[0]} and {self.betas[1]}.")
+            raise ValueError(f"train.betas must lie in [0, 1), got {self.betas[0]} and {self.betas[1]}.")
         if not self.clip > 0:
-            raise ValueError(f"--clip must be above 0 (inf never clips), got {self.clip}.")
+            raise ValueError(f"train.clip must be above 0 (inf never clips), got {self.clip}.")
         if not 0 <= self.seed < 1 << 63:
             raise ValueError(f"--seed must lie between 0 and 2^63 - 1, got {self.seed}.")
         if self.precision not in PRECISIONS:
@@ -135,8 +181,8 @@ class TrainConfig:
             works = f"{below:,} or {below + unit:,}" if below else f"{unit:,} or {2 * unit:,}"
             processes = f" x {world_size} processes" if world_size > 1 else ""
             raise ValueError(
-                f"--tokens-per-update {self.tokens_per_update:,} is no multiple of batch {self.batch_size} x block "
-                f"{block}{processes} = {unit:,}: {works} would work."
+                f"train.tokens_per_update {self.tokens_per_update:,} is no multiple of batch {self.batch_size} x "
+                f"block {block}{processes} = {unit:,}: {works} would work."
             )
         return self.tokens_per_update // unit
 
@@ -154,19 +200,19 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """How a run is watched: validation on fixed windows of `block` tokens, live certificates, and divergence.
+    """How a run is watched: validation on fixed windows, never if `eval_every` is 0, and divergence."""
 
-    An interval of 0 means never.
-    """
-
-    eval_every: int
-    eval_windows: int
-    certify_every: int = 0
-    on_divergence: str = "alarm"
+    eval_every: int = setting(
+        help="Updates between validations; 0 for none.", flag=True, follows="a tenth of steps", paper=500,
+        with_size="at most {}",
+    )  # fmt: skip
+    # the paper does not say how it validates
+    eval_windows: int = setting(help="Validation windows.", small=64, paper=512, with_size="{}")
+    on_divergence: str = setting("alarm", help="When the loss diverges: alarm (the run goes on) or stop.")
 
     def __post_init__(self) -> None:
         _check_least(self, 1, ("eval_windows",))
-        _check_least(self, 0, ("eval_every", "certify_every"))
+        _check_least(self, 0, ("eval_every",))
         if self.on_divergence not in ON_DIVERGENCE:
             raise unknown("on_divergence", self.on_divergence, ON_DIVERGENCE)
 
@@ -194,18 +240,13 @@ class RunConfig:
         return self if self.data.path in CORPORA else replace(self, data=DataConfig(str(data.path.absolute())))
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, as config.json and config files have it: lists for tuples, and the word inf for infinity.
-
-        Settings that were added later are left out where they have their defaults, so that a run which uses none of
-        them is described as before there were such settings.
-        """
+        """Plain data, as config.json and config files have it: lists for tuples, and the word inf for infinity."""
         return {section: section_as_dict(getattr(self, section)) for section in SECTIONS}
 
 
 def section_as_dict(section: Any) -> dict[str, Any]:
-    """The settings of one section as plain data for JSON, without those that were added later and are not used."""
+    """The settings of one section as plain data for JSON."""
     values = section.as_dict() if isinstance(section, GPTConfig) else asdict(section)
-    values = without_later_defaults(type(section), values)
     return {name: _plain(value) for name, value in values.items()}
 
 
@@ -267,7 +308,7 @@ def _types(section: str) -> dict[str, Any]:
 def check_section(path: Path, section: str, values: Any, whole: bool = False) -> dict[str, Any]:
     """The settings of a section in a file, each of its type; the word inf is infinity where a number belongs.
 
-    whole: whether every setting must be there, except for those that were added later.
+    whole: whether every setting must be there.
     """
     if not isinstance(values, dict):
         raise ValueError(f"{section} in {path} must be a table of settings, got {_shown(values)}.")
@@ -275,10 +316,12 @@ def check_section(path: Path, section: str, values: Any, whole: bool = False) ->
     for name in values:
         if name not in types:
             raise unknown(f"setting in {path}, [{section}]:", name, types)
-    optional = later_settings(SECTIONS[section])
-    missing = [name for name in types if name not in values and name not in optional] if whole else []
+    missing = [name for name in types if name not in values] if whole else []
     if missing:
-        raise ValueError(f"{section}.{missing[0]} in {path} is missing: copy it back, or start again.")
+        raise ValueError(
+            f"{section}.{missing[0]} in {path} is missing, as in an older format: use the spheret that wrote it, or "
+            "train again."
+        )
     settings = {name: _setting(path, f"{section}.{name}", value, types[name]) for name, value in values.items()}
     for option, value in settings.get("scheme_options", {}).items():
         if value is not None and not isinstance(value, (bool, int, float, str)):
@@ -357,7 +400,7 @@ def complete_by(
         clash = [name for name, value in shape.items() if asked_model.get(name, value) != value]
         if clash:
             raise ValueError(
-                f"--size {recipe.size} sets {_flag(clash[0])}: give --size, or --layers, --heads and --width."
+                f"--size {recipe.size} sets --{clash[0]}: give --size, or --layers, --heads and --width."
             )
     everything = merge(recipe.sections, given)
     model, train = dict(everything["model"]), dict(everything.get("train", {}))
@@ -377,7 +420,7 @@ def complete_by(
     model.setdefault("vocab", padded_vocab_size)
     if vocab_size is not None and model["vocab"] < vocab_size:
         raise ValueError(
-            f"--vocab {model['vocab']} is smaller than the data's vocabulary of {vocab_size}: take at least "
+            f"model.vocab {model['vocab']} is smaller than the data's vocabulary of {vocab_size}: take at least "
             f"{vocab_size}."
         )
     train.setdefault("tokens_per_update", train["batch_size"] * model["block"] * world_size)
@@ -398,22 +441,9 @@ def complete_by(
     train["betas"] = tuple(train.get("betas", TrainConfig.betas))
     # a run that continues gives the settings of its config, where infinity is a word
     train = {name: math.inf if value == INFINITY else value for name, value in train.items()}
-    config = RunConfig(
-        GPTConfig.from_dict(model), DataConfig(**data), TrainConfig(**train), EvaluationConfig(**evaluation)
-    )
+    config = RunConfig(GPTConfig(**model), DataConfig(**data), TrainConfig(**train), EvaluationConfig(**evaluation))
     config.accumulation(world_size)
-    _check_warm_up(config)
     return config
-
-
-def _check_warm_up(config: RunConfig) -> None:
-    """Raise unless the branches of every block are full at the end, if the scheme has `prores`."""
-    prores, layers, steps = config.model.scheme_options.get("prores"), config.model.layers, config.train.steps
-    if prores is not None and prores * layers > steps:
-        raise ValueError(
-            f"prores = {prores:g} warms up the branches of the last of {layers} blocks for {prores * layers:g} "
-            f"updates, beyond --steps {steps}: take at most {steps / layers:g}."
-        )
 
 
 def differences(saved: RunConfig, asked: RunConfig) -> list[str]:
@@ -427,11 +457,7 @@ def changed_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> Ite
     for section in SECTIONS:
         if section == "data":
             continue
-        old, new = _with_later(section, before.get(section)), _with_later(section, after.get(section))
+        old, new = before.get(section) or {}, after.get(section) or {}
         for name in dict.fromkeys([*new, *old]):
             if name not in FREE and old.get(name) != new.get(name):
                 yield name, old.get(name), new.get(name)
-
-
-def _with_later(section: str, settings: Mapping[str, Any] | None) -> dict[str, Any]:
-    return {**later_settings(SECTIONS[section]), **settings} if settings else {}

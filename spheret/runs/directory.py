@@ -103,5 +103,5 @@ def check_space(path: Path, parameters: int, checkpoints: int) -> None:
     if free < needed:
         raise OSError(
             f"--out {path} has {bytes_in_words(free)} left and the checkpoints need {bytes_in_words(needed)}: make "
-            f"room, or lower --keep."
+            f"room, or lower train.keep."
         )

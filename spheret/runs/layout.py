@@ -21,15 +21,10 @@ MANIFEST = "manifest.json"
 # what later stages add
 EVAL = "eval.json"
 EVAL_SAMPLES = "eval_samples.jsonl"
-EVAL_FEWSHOT = "eval_fewshot.json"
-EVAL_FEWSHOT_SAMPLES = "eval_fewshot_samples.jsonl"
-CERTIFICATE = "certificate.json"
-CERTIFICATE_FIGURE = "certificate.png"
 INSPECT = "inspect.json"
 INSPECT_FIGURE = "inspect.png"
 
 # everything a run may hold; `--force` removes these and nothing else, the config last: without it this is no run
 RUN_FILES = (
-    METRICS, CHECKPOINTS, TOKENIZER, TENSORBOARD, EVAL, EVAL_SAMPLES, EVAL_FEWSHOT, EVAL_FEWSHOT_SAMPLES, CERTIFICATE,
-    CERTIFICATE_FIGURE, INSPECT, INSPECT_FIGURE, SAMPLE, CONFIG,
+    METRICS, CHECKPOINTS, TOKENIZER, TENSORBOARD, EVAL, EVAL_SAMPLES, INSPECT, INSPECT_FIGURE, SAMPLE, CONFIG,
 )  # fmt: skip

@@ -7,106 +7,18 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
+from spheret.observe.records import Event, EventKind, Start, SublayerObservation
 from spheret.runs.layout import METRICS
 from spheret.support import files
-from spheret.support.background import silence_threads
 from spheret.support.documents import Count, Lines, Number, Positive, Record
+from spheret.support.errors import silence_threads
 
 # fields that the clock decides; all others are bit-identical when a run is repeated
 TIMING = ("seconds", "tokens_per_second")
-
-
-# that of `alarm`, `diverged` and `stopped`
-EventKind = Literal["collapsed", "diverged", "not finite"]
-Moved = Literal["angle", "gradient share", "norm factor"]
-NotFinite = Literal["weights", "branch", "output", "loss", "gradient", "gradient norm"]
-Measure = Literal["cosine"] | Moved | NotFinite
-
-
-class SublayerRecord(Record, omit_defaults=True):
-    """One sublayer at an evaluation."""
-
-    sublayer: Positive
-    angle_mean: Number
-    angle_max: Number
-    alpha: Number
-    norm: Number
-    drift: Number
-    cosine: Number
-    grad_norm: Number
-    # absent in lines that were written before they were measured
-    common_output: Number = None
-    common_gradient: Number = None
-
-
-class StartRecord(Record):
-    """The untrained model on the fixed tokens: the logit of the token itself above the mean logit, and the loss.
-
-    expected: the loss of a model that knows nothing: ln(vocabulary), or the unigram entropy if its head's bias starts
-        at the token frequencies.
-    """
-
-    own_logit: Number
-    loss: Number
-    expected: float
-
-
-class EventRecord(Record, omit_defaults=True):
-    """What a guard saw, as it stands beside the sentence in `alarm`, `diverged` or `stopped`.
-
-    sublayer, parameter: where. An event of the whole model has neither.
-    measured: what was measured there: the mean cosine between tokens; the mean angle, the share of the gradient norm
-        and the factor of the norm that a sublayer changed most; or the first value that is not finite.
-    before, now: the measure when the loss was last normal, at step `since`, and at the event.
-    """
-
-    kind: EventKind
-    sublayer: Positive | None = None
-    parameter: str | None = None
-    measured: Measure | None = None
-    before: Number = None
-    now: Number = None
-    since: Positive | None = None
-
-
-class LiveSublayer(Record):
-    """One sublayer of a live certificate, with the names of certificate.json. Retractions alone have the bounds."""
-
-    sublayer: Positive
-    angle_max: Number
-    moved: Number
-    B_max: Number
-    Delta_max: Number | UnsetType = UNSET
-    m_min: Number | UnsetType = UNSET
-    sigma_max: Number | UnsetType = UNSET
-    sigma_min: Number | UnsetType = UNSET
-    verdict: str | UnsetType = UNSET
-
-
-class LiveCertificate(Record):
-    """What `--certify-every` found on a few tokens, or why it found nothing (`failed`). null is beyond float64."""
-
-    failed: str | UnsetType = UNSET
-    tokens: Positive | UnsetType = UNSET
-    # how many sublayers have each verdict
-    verdicts: dict[str, Positive] | UnsetType = UNSET
-    # by number
-    inactive: list[Positive] | UnsetType = UNSET
-    # of all sublayers together
-    sigma_max: Number | UnsetType = UNSET
-    sigma_min: Number | UnsetType = UNSET
-    condition: Number | UnsetType = UNSET
-    sublayers: list[LiveSublayer] | UnsetType = UNSET
-    # the paper's bounds on all sublayers together
-    S: Number | UnsetType = UNSET
-    A: Number | UnsetType = UNSET
-    product_m: Number | UnsetType = UNSET
-    seconds: Number | UnsetType = UNSET
 
 
 class MetricsRecord(Record, omit_defaults=True):
@@ -126,24 +38,33 @@ class MetricsRecord(Record, omit_defaults=True):
     val_loss: Number = None
     radius: Number = None
     on_bound: list[str] | None = None
-    sublayers: list[SublayerRecord] | None = None
+    sublayers: list[SublayerObservation] | None = None
     # at the last evaluation: number, tokens and summed loss of each document
     val_documents: list[tuple[Count, Positive, float]] | None = None
-    alarm: str | None = None
-    # at the step at which the loss was found to diverge
-    diverged: str | None = None
     # in the first line after a start, if it was another before
     backend: str | None = None
     # in the first line of a run
-    start: StartRecord | None = None
-    certificate: LiveCertificate | None = None
+    start: Start | None = None
+    # why the run was stopped
     stopped: str | None = None
-    # what the guards say in `alarm`, `diverged` and `stopped`. Older files have the sentences alone
-    events: list[EventRecord] | None = None
+    # alarms: a collapse, a divergence, or the first value that was not finite
+    events: list[Event] | None = None
 
-    def event(self, kind: EventKind) -> EventRecord | None:
+    def event(self, kind: EventKind) -> Event | None:
         """The event of a kind, if it was recorded on this line."""
         return next((event for event in self.events or () if event.kind == kind), None)
+
+    @property
+    def alarm(self) -> str | None:
+        """What was said of a collapse, if there was one."""
+        event = self.event("collapsed")
+        return None if event is None else event.sentence
+
+    @property
+    def diverged(self) -> str | None:
+        """What was said of a divergence at the step at which it was found."""
+        event = self.event("diverged")
+        return None if event is None else event.sentence
 
     @property
     def evaluated(self) -> bool:
@@ -197,12 +118,7 @@ def consecutive(path: Path, last_step: int) -> Iterator[tuple[MetricsRecord, int
 
 def _gap(path: Path, before: int, after: int) -> str:
     """The sentence for lines that are missing, or out of order, between two steps."""
-    found = f"no lines of steps {before + 1} to {after - 1}"
-    if after <= before:
-        found = f"step {after} after step {before}"
-    elif after == before + 2:
-        found = f"no line of step {before + 1}"
-    return f"{path} {'is out of order' if after <= before else 'has a gap'}, {found}: {LINES.remedy}."
+    return f"{path} has a gap, from step {before} to step {after}: {LINES.remedy}."
 
 
 def whole_metrics(path: Path, last_step: int) -> list[MetricsRecord]:
@@ -296,7 +212,7 @@ class Follower:
 
 
 # of a sublayer, in TensorBoard
-_DRAWN = ("angle_mean", "alpha", "norm", "cosine", "common_output", "common_gradient", "grad_norm")
+_DRAWN = ("angle_mean", "alpha", "norm", "cosine", "common_output", "grad_norm")
 
 
 class Tracker:

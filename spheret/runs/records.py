@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from spheret.data.manifest import CorpusRecord, TokenizerRecord
+from spheret.observe.judge import JudgeState
 from spheret.runs.layout import MODEL, OPTIMIZER, STATE
 from spheret.support.documents import Count, Document, Fraction, NonNegative, Positive, Record, Sha256, Text
 
@@ -76,50 +77,14 @@ class BestRecord(Record):
     val_loss: float
 
 
-class WatchRecord(Record):
-    """What the guards remember from step to step."""
-
-    spikes: Count
-    alarmed: bool
-    losses: Annotated[list[float], Meta(max_length=4096)]
-    # of older checkpoints: nobody needs it now
-    collapsed_since: Count | UnsetType | None = UNSET
-
-
-class HealthySublayer(Record):
-    """What is remembered of a sublayer."""
-
-    sublayer: Positive
-    norm: float | None
-    angle_mean: float | None
-    grad_norm: float | None
-
-
-class HealthyRecord(Record):
-    """What the sublayers measured when the loss was last normal."""
-
-    step: Positive
-    sublayers: list[HealthySublayer]
-
-
-class DivergenceRecord(Record):
-    """What the divergence guard remembers from step to step. `step` is the one at which the run diverged."""
-
-    lowest: float | None
-    above_since: Count | None
-    step: Positive | None
-    reason: str
-    healthy: HealthyRecord | None
-
-
 class TrainingRecord(Record):
     """What a training needs besides weights and moments to continue bit for bit."""
 
     last_val_loss: float | None
     best: BestRecord | None
     seconds: NonNegative
-    watch: WatchRecord
-    divergence: DivergenceRecord
+    # what the judge of losses and sublayers remembers
+    judge: JudgeState
     # one per process: the states of its random generators. None at all would look like a world of another size
     rng: Annotated[list[Annotated[str, Meta(pattern="^([0-9a-f]{2})+(,([0-9a-f]{2})+)*$")]], Meta(min_length=1)]
     threads: Annotated[int, Meta(ge=1, le=4096)]

@@ -32,8 +32,6 @@ from spheret.runs.metrics import MetricsRecord, whole_metrics
 from spheret.runs.records import RUNS, DataRecord, Environment, RunRecord, StateRecord
 from spheret.runs.tensors import form, lazy_tensor
 from spheret.support import files
-from spheret.support.machine import check_bytes
-from spheret.support.ranges import bytes_in_words
 
 # so many settings that differ fit into a sentence
 MOST_CHANGES = 5
@@ -86,7 +84,8 @@ class Run:
         config = self.config
         if config.train is None or config.evaluation is None or config.data.path is None:
             raise ValueError(
-                f"{self.path} was not trained here: start a run of its weights with --init-from {self.path}."
+                f"{self.path} was not trained here: start a run of its weights with "
+                f"--set train.init_from={self.path}."
             )
         return RunConfig(config.model, DataConfig(config.data.path), config.train, config.evaluation)
 
@@ -140,31 +139,22 @@ class Run:
             step: that of the checkpoint; None takes the newest whose weights fit the model.
             device: where the model goes.
         """
-        self._check_size()
-        with torch.random.fork_rng(devices=[]):
-            model = GPT(self.model_config)
-        wanted = {MODEL: {name: form(tensor) for name, tensor in model.state_dict().items()}}
+        model: GPT | None = None
 
         def check(saved: Checkpoint) -> None:
+            nonlocal model
+            # before anything is built from it
             self.check_unedited(saved)
-            checkpoint.check_tensors(saved, wanted)
+            if model is None:
+                with torch.random.fork_rng(devices=[]):
+                    model = GPT(self.model_config)
+            wanted = {name: form(tensor) for name, tensor in model.state_dict().items()}
+            checkpoint.check_tensors(saved, {MODEL: wanted})
 
         saved = self._find(step, check)
+        assert model is not None
         model.load_state_dict(dict(saved.model()))
         return model.to(device).eval(), saved
-
-    def _check_size(self) -> None:
-        """Raise if config.json asks for more weights than a checkpoint has bytes for. Nothing is built for that."""
-        directory = self.path / CHECKPOINTS
-        weights = [directory / f"step-{step}" / MODEL for step in checkpoint.steps(directory)]
-        sizes = [path.stat().st_size for path in weights if path.is_file()]
-        needed = 4 * self.model_config.least_parameters
-        if sizes and needed > max(sizes):
-            raise ValueError(
-                f"{self.path / CONFIG} asks for weights of at least {bytes_in_words(needed)}, and its checkpoints "
-                f"have {bytes_in_words(max(sizes))}: put back the config that it was saved with."
-            )
-        check_bytes(needed, torch.device("cpu"), f"the model of {self.path}", "take a larger machine")
 
     def model(self, step: int | None = None, device: str | torch.device = "cpu") -> GPT:
         """The model with a checkpoint's weights, for evaluation."""

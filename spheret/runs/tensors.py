@@ -107,24 +107,18 @@ def forms(path: Path) -> dict[str, Form]:
 
 
 def each(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a file, one at a time. They are mapped, but for systems on which nobody could then remove it."""
+    """The tensors of a file, one at a time, mapped into memory."""
     with _opened(path) as file:
         for name in file.keys():  # noqa: SIM118
-            tensor = file.get_tensor(name)
-            yield name, tensor.clone() if files.HELD_WHILE_OPEN else tensor
+            yield name, file.get_tensor(name)
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
-    with os.fdopen(files.open_regular(path), "rb") as file:
-        start = file.read(9)
-    # a header's length may begin with the same byte, but then comes a brace
-    if start[8:] != b"{" and (start[:2] == b"PK" or start[:1] == b"\x80"):
-        raise ValueError(
-            f"{path} is a pickle, not safetensors. Loading a pickle can run any code, so spheret never does."
-        )
+    # safe_open follows links, and waits for a pipe
+    os.close(files.open_regular(path))
     try:
         with safe_open(path, framework="pt") as opened:
             yield opened

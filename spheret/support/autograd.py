@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch._subclasses import FakeTensor
 from torch.autograd import forward_ad
 
+T = TypeVar("T")
 
+
+def constant_when_traced(function: Callable[[], T]) -> Callable[[], T]:
+    """Make torch.compile call the function while it traces, and use the result as a constant.
+
+    torch.compiler.assume_constant_result does the same, but imports all of dynamo: 1.4 s at every start.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@constant_when_traced
 def transformed() -> bool:
     """Whether a torch.func transform or forward-mode differentiation is active."""
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
@@ -30,30 +43,18 @@ def recorded() -> bool:
 
 
 def needs_torch_ops(g: torch.Tensor) -> bool:
-    """Whether a backward must consist of torch ops: it is differentiated itself, or g is a batch of gradients."""
-    return torch.is_grad_enabled() or transformed() or torch._C._functorch.is_legacy_batchedtensor(g)
+    """Whether a backward must consist of torch ops: it is differentiated or traced, or g is a batch of gradients."""
+    # torch.compile traces a backward, too
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or transformed():
+        return True
+    return torch._C._functorch.is_legacy_batchedtensor(g)
 
 
 def plain_backward(x: torch.Tensor) -> bool:
     """Whether x goes through an eager forward pass that records a backward pass, and through nothing else."""
-    if not torch.is_grad_enabled() or type(x) is not torch.Tensor or torch.compiler.is_compiling():
+    if not torch.is_grad_enabled() or type(x) not in (torch.Tensor, FakeTensor) or torch.compiler.is_compiling():
         return False
     return not transformed() and not recorded()
-
-
-def constant_when_traced(function: Callable[[], bool]) -> Callable[[], bool]:
-    """Make torch.compile call the function while it traces, and use the result as a constant.
-
-    torch.compiler.assume_constant_result does the same, but imports all of dynamo: 1.4 s at every start.
-    """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
-
-
-@constant_when_traced
-def traced_transforms() -> bool:
-    """`transformed` for use in traced code: torch.compile calls it once per trace."""
-    return transformed()
 
 
 class Function(torch.autograd.Function):

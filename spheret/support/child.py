@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -16,17 +15,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from spheret.support import mkl
 from spheret.support.files import replaced
 
 _PR_SET_PDEATHSIG = 1
 # seconds that a child may take to save when it is asked to stop
 PATIENCE = 60.0
-
-# what asks a child to save and end, and what makes Windows send that to it and to no other: a SIGTERM, which is sent
-# to a process and not to a group, ends it there at once
-_STOP, _OWN_GROUP = signal.SIGTERM, 0
-if sys.platform == "win32":
-    _STOP, _OWN_GROUP = signal.CTRL_BREAK_EVENT, subprocess.CREATE_NEW_PROCESS_GROUP
 
 # looked up before any fork, because afterwards a lock may stay held. None where it is not Linux: there a child whose
 # parent was killed runs to its own end
@@ -60,11 +54,6 @@ def python_command(*words: str) -> list[str]:
     return [sys.executable, "-P", *words]
 
 
-def typed(words: Sequence[str]) -> str:
-    """A command as it is typed into a shell of this system, with what has spaces in quotes."""
-    return subprocess.list2cmdline(words) if sys.platform == "win32" else shlex.join(words)
-
-
 def python_environment() -> dict[str, str]:
     """This environment, in which Python finds this copy of spheret and all that this process finds.
 
@@ -89,10 +78,10 @@ class Child:
             stdin=subprocess.DEVNULL,
             stdout=self._file,
             stderr=subprocess.STDOUT,
-            env=python_environment(),
+            # a user's own choice comes first
+            env={mkl.VARIABLE: mkl.FAST, **python_environment()},
             # Ctrl-C reaches the parent alone, which asks each child once: a second signal would not let it save
             start_new_session=True,
-            creationflags=_OWN_GROUP,
             preexec_fn=_ends_with(os.getpid()) if _prctl is not None else None,
         )
 
@@ -110,7 +99,7 @@ class Child:
 
     def ask_to_stop(self) -> None:
         if self.poll() is None:
-            self._process.send_signal(_STOP)
+            self._process.terminate()
 
     def kill(self) -> None:
         if self.poll() is None:

@@ -1,6 +1,7 @@
 """JSON documents: each has one typed record, which is its only reader and its only writer.
 
-A record is a `Record` with its keys as fields; adding a key is adding a field. `Document` reads and writes files of
+A record is a `Record` with its keys as fields; adding a key is adding a field. A record of the core, which does not
+import msgspec, is a dataclass with slots, alone or inside of a `Record`. `Document` reads and writes files of
 one record, `Lines` files with one record per line. Whatever is wrong with a file becomes one sentence that names the
 file, the place inside it, what is expected there, and what to do.
 """
@@ -8,14 +9,14 @@ file, the place inside it, what is expected there, and what to do.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
-from msgspec import Meta, UnsetType
+from msgspec import Meta
 
 from spheret.support import files
 from spheret.support.errors import shortened
@@ -43,17 +44,57 @@ class Record(msgspec.Struct, forbid_unknown_fields=True):
     """
 
 
-T = TypeVar("T", bound=Record)
-V = TypeVar("V")
-
-
-def known(value: V | UnsetType) -> V | None:
-    """The value of a key; None if the key is absent. For keys of which null says something else than absence."""
-    return None if isinstance(value, UnsetType) else value
+T = TypeVar("T")
 
 
 class DamagedDocument(ValueError):
     """A file that is not what its record says."""
+
+
+_MOST_INTEGER = 1 << 53
+
+
+def _names(record: Any) -> dict[str, str]:
+    """The keys of a record in a file, with the names of its fields."""
+    if is_dataclass(record):
+        return {each.name: each.name for each in fields(record)}
+    return {each.encode_name: each.name for each in msgspec.structs.fields(record)}
+
+
+def _check_strictly(plain: Any, decoded: Any, whole: bool, place: str = "$", bounded: bool = False) -> None:
+    """Check what msgspec does not check in a dataclass: it ignores unknown keys, and does not bound integers.
+
+    whole: whether every key must be there, also one with a default.
+    """
+    if isinstance(plain, dict) and isinstance(decoded, dict):
+        for key, value in plain.items():
+            _check_strictly(value, decoded[key], whole, f"{place}.{key}")
+    elif isinstance(plain, dict):
+        names, is_plain = _names(decoded), is_dataclass(decoded)
+        missing = [key for key in names if whole and is_plain and key not in plain]
+        if missing:
+            raise msgspec.ValidationError(f"Object missing required field `{missing[0]}` - at `{place}`")
+        for key, value in plain.items():
+            if key not in names:
+                raise msgspec.ValidationError(f"Object contains unknown field `{key}` - at `{place}`")
+            _check_strictly(value, getattr(decoded, names[key]), whole, f"{place}.{key}", is_plain)
+    elif isinstance(plain, list):
+        for number, (value, each) in enumerate(zip(plain, decoded, strict=True)):
+            _check_strictly(value, each, whole, f"{place}[{number}]", bounded)
+    elif bounded and isinstance(plain, int) and not 0 <= plain <= _MOST_INTEGER:
+        raise msgspec.ValidationError(f"Expected `int` from 0 to {_MOST_INTEGER} - at `{place}`")
+
+
+class _Reader(Generic[T]):
+    """Decodes one type strictly: nothing unknown in it at any depth and, if it is `whole`, nothing missing."""
+
+    def __init__(self, kind: type[T], whole: bool) -> None:
+        self._decoder, self._whole = msgspec.json.Decoder(kind), whole
+
+    def decode(self, data: bytes) -> T:
+        value = self._decoder.decode(data)
+        _check_strictly(msgspec.json.decode(data), value, self._whole)
+        return value
 
 
 class _Envelope(msgspec.Struct):
@@ -70,8 +111,10 @@ class Document(Generic[T]):
 
     def __init__(self, record: type[T], command: str, remedy: str, most: int = MOST_BYTES) -> None:
         self.record, self.command, self.remedy, self.most = record, command, remedy, most
-        self._decoder = msgspec.json.Decoder(record)
-        defaults = {field.name: field.default for field in msgspec.structs.fields(record)}
+        self._decoder = _Reader(record, whole=True)
+        kind: Any = record
+        every = fields(kind) if is_dataclass(kind) else msgspec.structs.fields(kind)
+        defaults = {each.name: each.default for each in every}
         self.format, self.version = defaults.get("format"), defaults.get("version")
 
     def read(self, path: Path) -> T:
@@ -136,7 +179,7 @@ class Lines(Generic[T]):
 
     def __init__(self, record: type[T], remedy: str, appended: bool = False) -> None:
         self.record, self.remedy, self.appended = record, remedy, appended
-        self._decoder, self._encoder = msgspec.json.Decoder(record), msgspec.json.Encoder()
+        self._decoder, self._encoder = _Reader(record, whole=False), msgspec.json.Encoder()
 
     def read(self, path: Path, start: int = 0) -> Iterator[tuple[T, int]]:
         """Every record after the byte `start`, with the byte at which its line ends.
@@ -174,12 +217,6 @@ def read_bytes(path: Path, most: int, remedy: str, start: int = 0, follow: bool 
     """
     with _remedied(path, remedy):
         return files.read_regular(path, most, start, follow)
-
-
-def check_regular(path: Path, remedy: str, follow: bool = False) -> None:
-    """Raise as `read_bytes` does unless there is a regular file. It may have any size."""
-    with _remedied(path, remedy):
-        os.close(files.open_regular(path, follow=follow))
 
 
 @contextlib.contextmanager

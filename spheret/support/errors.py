@@ -1,4 +1,4 @@
-"""Errors that say what was given, what is allowed and what to do."""
+"""Errors that say what was given, what is allowed and what to do; and what a command ends with."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import linecache
 import os
 import re
 import secrets
+import signal
+import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,10 +20,24 @@ from types import ModuleType
 
 from spheret.support.cache import cache_directory
 
+# what a command ends with; `spheret train` says what each means
+FINISHED = 0
+# an exception that nobody expected
+INTERNAL_ERROR = 1
+USAGE_ERROR = 2
+STOPPED_BY_GUARD = 3
+# 128 + the signal's number, as shells have it
+SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143}
+INTERRUPTED = SIGNALS[signal.SIGINT]
+# SIGPIPE, which Windows lacks
+BROKEN_PIPE = 128 + 13
+
 # what the commands need beyond torch and numpy: the extra `lab` of pyproject.toml
 LAB = ("safetensors", "rich", "tyro", "matplotlib", "scipy", "filelock", "jinja2", "msgspec")
 
 _LONGEST_WORD = 500
+# packages whose threads fail in silence
+_SILENT: set[str] = set()
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
@@ -148,3 +164,16 @@ def _keep_trace(error: BaseException) -> Path | None:
     except (OSError, RuntimeError):
         return None
     return folder / name
+
+
+def silence_threads(package: str) -> None:
+    """Print no trace when a thread of this package fails. It is for packages that also tell the caller."""
+    if not _SILENT:
+        before = threading.excepthook
+
+        def hook(failure: threading.ExceptHookArgs) -> None:
+            if type(failure.thread).__module__.split(".")[0] not in _SILENT:
+                before(failure)
+
+        threading.excepthook = hook
+    _SILENT.add(package)

@@ -11,9 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
-
-from spheret.support.pgf import to_pgf
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,9 +19,7 @@ if TYPE_CHECKING:
 
 # inches of a figure of full width: a page shows it at its own size, so that letters are as large in every figure
 WIDTH = 7.0
-# inches of a row of a legend in small letters
-LEGEND_ROW = 0.17
-# points of the smallest letters, of names in legends, of other text, and of the title of a page of panels
+# points of the smallest letters, of names in legends, of other text, and of the title above several panels
 SMALL, NAMES, TEXT, TITLE = 8, 9, 10, 13
 # the ends of an axis differ by this share of the larger one, or on a logarithmic axis by this factor: rounding errors
 # of a constant look flat. Differences of losses matter at a smaller share
@@ -33,17 +29,12 @@ ROUNDING = 1e-6
 INK, GRID, PAPER = "#222222", "#d0d0d0", "#ffffff"
 # of notes, which stand back behind titles and labels
 MUTED = "#5c5c5c"
-# one pair per scheme of the paper, (on white, on the dark page), in the order of SCHEMES. Protanopes
-# and deuteranopes can distinguish any two as well: tests/lab/test_palette.py
+# one pair per scheme of the paper, (on white, on the dark page), in the order of SCHEMES. They were chosen so that
+# protanopes and deuteranopes can distinguish any two as well
 PALETTE = (
     ("#023da9", "#8bb8ff"), ("#872e1d", "#ffb4ad"), ("#899a65", "#ece45a"), ("#1d9ba9", "#89e9e6"),
     ("#734064", "#b080ab"), ("#017958", "#0a8d6f"), ("#f73397", "#fd3170"), ("#a56100", "#f57403"),
     ("#8a67fb", "#7f6bfe"),
-)  # fmt: skip
-# from the first of some sizes to the last
-SHADES = (
-    ("#8fc1e8", "#35628c"), ("#4a90c9", "#4a90c9"), ("#7d5ba6", "#a98fd6"), ("#c2410c", "#f08a4b"),
-    ("#7f1d1d", "#ffc9b5"),
 )  # fmt: skip
 # every colour that a dark page replaces by its own: (on white, on the dark page)
 THEMES = {
@@ -52,10 +43,7 @@ THEMES = {
     "note": (MUTED, "#a9b0ba"),
     "paper": (PAPER, "#15181c"),
     **{f"line-{index}": pair for index, pair in enumerate(PALETTE)},
-    **{f"shade-{index}": pair for index, pair in enumerate(SHADES)},
 }
-# what a figure fills the cell of a failed run with: colours on which white letters can be read
-COLLAPSED, DIVERGED = PALETTE[7][0], PALETTE[1][0]
 DASHES: tuple[Any, ...] = (
     "-", (0, (5, 2)), (0, (6, 2, 1.5, 2)), (0, (1.5, 1.5)), (0, (10, 3)), (0, (6, 2, 1.5, 2, 1.5, 2)),
 )  # fmt: skip
@@ -100,16 +88,12 @@ def own_style() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure as SVG and PNG, and as PGF for LaTeX, with its name and caption.
-
-    A figure with an image has no PGF. One that was not drawn by matplotlib has no PNG either: its bytes are empty.
-    """
+    """A figure as SVG and PNG, with its name and caption."""
 
     name: str
     caption: str
     svg: str
     png: bytes
-    pgf: str | None = None
 
     @property
     def themed_svg(self) -> str:
@@ -166,28 +150,24 @@ def png(figure: Figure, dpi: int = 110) -> bytes:
     return file.getvalue()
 
 
-def render(name: str, caption: str, figure: Figure, pgf: bool = False) -> Drawing:
-    """The figure in all formats. pgf: whether it is written in PGF too."""
+def render(name: str, caption: str, figure: Figure) -> Drawing:
+    """The figure in both formats."""
     svg = io.StringIO()
     finish(figure)
     # no date and no version: the same runs give the same bytes
     figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None, "Title": caption})
     # the layout takes most of the time, so it is computed once
     figure.set_layout_engine("none")
-    text, picture = svg.getvalue(), png(figure, dpi=150)
-    return Drawing(name, caption, text[text.index("<svg") :], picture, to_pgf(figure) if pgf else None)
+    text = svg.getvalue()
+    return Drawing(name, caption, text[text.index("<svg") :], png(figure, dpi=150))
 
 
 def axes_grid(
-    rows: int = 1,
-    columns: int = 1,
-    size: tuple[float, float] = (WIDTH, 4.8),
-    layout: Literal["constrained"] | None = "constrained",
-    **shared: Any,
+    rows: int = 1, columns: int = 1, size: tuple[float, float] = (WIDTH, 4.8), **shared: Any
 ) -> tuple[Figure, Any]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=size, layout=layout)
+    figure = Figure(figsize=size, layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **shared)
 
 
@@ -196,15 +176,10 @@ def legend_columns(labels: Sequence[str], width: float, points: float = NAMES) -
     return max(1, min(len(labels), int(width / (0.5 + 0.0082 * points * max(map(len, labels))))))
 
 
-def legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str], title: str | None = None) -> None:
-    """The legend below all panels, where it covers no point; above them if they share the name of an axis."""
-    place: Literal["lower left", "outside lower center", "outside upper center"]
-    place = "outside upper center" if figure.get_supxlabel() else "outside lower center"
-    if figure.get_layout_engine() is None:
-        # such a figure has kept room at its foot
-        place = "lower left"
+def legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
+    """The legend below all panels, where it covers no point."""
     columns = legend_columns(labels, figure.get_figwidth())
-    figure.legend(handles, labels, loc=place, ncols=columns, title=title)
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
 def legend_above(axes: Axes, width: float) -> None:
@@ -214,8 +189,9 @@ def legend_above(axes: Axes, width: float) -> None:
     axes.legend(
         loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.1, fontsize=SMALL, borderpad=0.1
     )
+    # a row of small letters takes 0.17 inches
     rows = -(-len(labels) // columns)
-    axes.set_title(axes.get_title(loc="left"), loc="left", weight="bold", pad=6 + 72 * LEGEND_ROW * rows)
+    axes.set_title(axes.get_title(loc="left"), loc="left", weight="bold", pad=6 + 72 * 0.17 * rows)
 
 
 # a function with a name: figures are drawn by other processes, and a lambda cannot be sent there

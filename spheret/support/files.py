@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import os
 import re
 import secrets
 import shutil
 import stat
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -18,49 +18,23 @@ from typing import IO, Any
 import msgspec
 from filelock import FileLock, Timeout, lock_descriptor
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
-# whether an open or mapped file can be neither renamed nor removed, as on Windows
-HELD_WHILE_OPEN = fcntl is None
-# seconds between attempts to rename where somebody may hold the file for a moment
-_WAITS = (0.01, 0.03, 0.1, 0.3, 1.0)
 # the numbers of a command are a few kilobytes
 _MOST_NUMBERS = 1 << 26
-# how a PNG begins, where its header ends, and the keyword and the text of our mark in it
-_PNG, _PNG_HEADER, _MARK = b"\x89PNG\r\n\x1a\n", 33, b"Software\0spheret"
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+# nobody writes one file for so many seconds: an unfinished one that is older was left by a kill
+_ABANDONED = 24 * 3600
 
 
 def sync_directory(directory: Path) -> None:
     """Flush a directory to disk, so that renames in it survive a power cut."""
-    # Windows cannot open a directory, and has nothing like it
-    if fcntl is None:
+    # Windows cannot open a directory
+    if os.name == "nt":
         return
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def rename(source: Path, target: Path) -> None:
-    """Rename a file, which may take the place of another, or a directory. Nothing in them is open in this process.
-
-    Windows refuses while another process reads one of the files, as a scanner for viruses does with new ones. There
-    it is tried again for a second or two.
-    """
-    waits = iter(_WAITS)
-    while True:
-        try:
-            return os.replace(source, target)
-        except PermissionError:
-            wait = next(waits, None) if HELD_WHILE_OPEN else None
-            if wait is None:
-                raise
-            time.sleep(wait)
 
 
 class NotRegular(ValueError):
@@ -133,50 +107,26 @@ def write_atomically(path: Path, data: bytes) -> None:
     A link in the place of the file is replaced, not followed.
     """
     temporary = _temporary(path)
-    # "x" creates the file, and follows no link that has its name
-    with temporary.open("xb", buffering=0) as file:
-        _hold(file.fileno())
-        try:
+    try:
+        # "x" creates the file, and follows no link that has its name
+        with temporary.open("xb", buffering=0) as file:
             write_all(file, data)
             os.fsync(file.fileno())
-            if HELD_WHILE_OPEN:
-                file.close()
-            rename(temporary, path)
-        except BaseException:
-            file.close()
-            temporary.unlink(missing_ok=True)
-            raise
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     _remove_abandoned(path)
     sync_directory(path.parent)
 
 
-def _hold(descriptor: int) -> bool:
-    """Lock an unfinished file or directory until its process ends. Returns False if another process holds it."""
-    try:
-        return fcntl is None or lock_descriptor(descriptor, blocking=False)
-    except OSError:
-        # some network file systems have no locks
-        return False
-
-
 def _remove_abandoned(path: Path) -> None:
-    """Remove what killed processes have left of a file or directory of this name: what no process holds.
-
-    Only names that `_temporary` gives are looked at, and no link is followed.
-    """
-    ours = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp")
-    if fcntl is None:
-        return
-    for entry in [Path(entry) for entry in os.scandir(path.parent) if ours.fullmatch(entry.name)]:
+    """Remove what killed processes left of this file or directory more than a day ago. No link is followed."""
+    for entry in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         # another process may remove it first
         with contextlib.suppress(OSError):
-            descriptor = os.open(entry, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            try:
-                kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
-                if kind in (stat.S_IFREG, stat.S_IFDIR) and _hold(descriptor):
-                    entry.unlink() if kind == stat.S_IFREG else shutil.rmtree(entry)
-            finally:
-                os.close(descriptor)
+            if is_temporary(entry) and entry.lstat().st_mtime < time.time() - _ABANDONED:
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
 
 def replaced(path: Path) -> IO[bytes]:
@@ -199,18 +149,13 @@ def directory_written_whole(target: Path) -> Iterator[Path]:
     """A new directory, which takes the place of `target` (missing or empty) at the end of a block that succeeds."""
     temporary = _temporary(target)
     temporary.mkdir(parents=True)
-    descriptor = os.open(temporary, os.O_RDONLY) if fcntl is not None else None
     try:
-        if descriptor is not None:
-            _hold(descriptor)
         yield temporary
         if target.exists():
             target.rmdir()
-        rename(temporary, target)
+        os.replace(temporary, target)
         _remove_abandoned(target)
     finally:
-        if descriptor is not None:
-            os.close(descriptor)
         shutil.rmtree(temporary, ignore_errors=True)
 
 
@@ -224,9 +169,7 @@ def refuse_links(directory: Path, names: Iterable[str]) -> None:
 
 
 def is_result(content: bytes) -> bool:
-    """Whether a file says that spheret wrote it: JSON with our format or with a command's numbers, or a PNG."""
-    if content.startswith(_PNG):
-        return _MARK in content
+    """Whether a file says that spheret wrote it: JSON with our format or with a command's numbers."""
     try:
         document = msgspec.json.decode(content, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -235,18 +178,14 @@ def is_result(content: bytes) -> bool:
     return str(document.get("format")).startswith("spheret-") or {"command", "spheret"} <= document.keys()
 
 
-def write_figure(path: Path, png: bytes) -> None:
-    """Write a PNG with a mark by which `is_result` knows it. The mark is a line of text behind the header."""
-    text = b"tEXt" + _MARK
-    chunk = (len(_MARK)).to_bytes(4, "big") + text + zlib.crc32(text).to_bytes(4, "big")
-    write_atomically(path, png[:_PNG_HEADER] + chunk + png[_PNG_HEADER:])
-
-
 def check_results(flag: str, directory: Path, *names: str) -> None:
-    """Raise if a command cannot write these files there, or if one of them is there and is not its own."""
+    """Raise if a command cannot write these files there, or if one of them is there and is not its own.
+
+    A figure of that name beside them is the command's own.
+    """
     check_output_directory(flag, directory)
     for name in names:
-        check_output_file(flag, directory / name)
+        check_output_file(flag, directory / name, is_result if name.endswith(".json") else bool)
 
 
 def check_output_file(flag: str, path: Path | None, is_ours: Callable[[bytes], bool] = is_result) -> None:
@@ -302,17 +241,14 @@ def remove_empty(path: Path, topmost: Path | None) -> None:
 class Lock:
     """An exclusive lock on a directory, held by one process. The system ends it with the process, even after kill -9.
 
-    It is a lock on the file `path` in the directory and, where the system has that, one on the directory itself. So
-    nobody else gets in if the file is deleted.
+    It is a lock on the file `path` in the directory, which is there while the lock is held.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # a descriptor of the directory, and whether it is locked too
-        self._directory: int | None = None
-        self._directory_locked = False
         # one lock for all threads; an error rather than a soft lock, which would outlive a killed process
         self._lock = FileLock(path, thread_local=False, fallback_to_soft=False)
+        self._file: os.stat_result | None = None
 
     def acquire(self) -> bool:
         """Take the lock. Returns False at once if it is held already, also if by this object."""
@@ -324,65 +260,32 @@ class Lock:
                 if self.path.exists():
                     return False
             else:
-                if self._acquire_directory():
-                    return True
-                self._lock.release()
-                return False
+                self._file = self.path.stat()
+                return True
         return False
 
-    def _acquire_directory(self) -> bool:
-        """Lock the directory. Returns False if another process holds it."""
-        if fcntl is None:
-            return True
-        self._directory = os.open(self.path.parent, os.O_RDONLY)
+    def _is_there(self) -> bool:
         try:
-            fcntl.flock(self._directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._directory_locked = True
-        except BlockingIOError:
-            self._close_directory()
-            return False
+            return self._file is not None and os.path.samestat(self._file, self.path.stat())
         except OSError:
-            # some network file systems lock no directories
-            pass
-        return True
-
-    def _close_directory(self) -> None:
-        if self._directory is not None:
-            os.close(self._directory)
-        self._directory, self._directory_locked = None, False
+            return False
 
     def check(self) -> None:
-        """Raise if the directory is no longer where it was, or a held lock no longer keeps others out."""
-        directory = self.path.parent
-        if self._directory is not None and not _same(self._directory, directory):
+        """Raise if the directory or its lock file was moved or deleted: a held lock then keeps nobody out."""
+        if self._lock.is_locked and not self._is_there():
             raise OSError(
-                f"{directory} was moved or deleted while it was in use: nothing can be saved there. Move it back and "
-                f"run the same command again, or give another directory."
-            )
-        if self._lock.is_locked and not self._directory_locked and not self.path.exists():
-            raise OSError(
-                f"{self.path} was deleted, so another process may use {directory}: end all of them, and run the same "
-                f"command again."
+                f"{self.path.parent} was moved or deleted while it was in use, or its {self.path.name} was: nothing "
+                f"can be saved there. Move it back and run the same command again, or give another directory."
             )
 
     def release(self) -> None:
         """Remove the file and release the lock. Nothing happens if the lock is not held."""
-        if not self._lock.is_locked:
-            return
-        # removed while still locked, so that no other process loses a file that it has locked since. filelock never
-        # removes it on Unix, and on Windows removes it itself: an open file cannot be removed there. A directory that
-        # has taken the place of ours keeps its own
-        if self._directory is not None and _same(self._directory, self.path.parent):
-            self.path.unlink(missing_ok=True)
-        self._close_directory()
-        self._lock.release()
-
-
-def _same(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except OSError:
-        return False
+        if self._lock.is_locked:
+            # removed while still locked, so that no other process loses a file that it has locked since
+            with contextlib.suppress(PermissionError):
+                if self._is_there():
+                    self.path.unlink()
+            self._lock.release()
 
 
 def is_locked(path: Path) -> bool:
@@ -392,20 +295,4 @@ def is_locked(path: Path) -> bool:
         with path.open("rb") as file:
             return not lock_descriptor(file.fileno(), blocking=False)
     except FileNotFoundError:
-        return _directory_is_locked(path.parent)
-
-
-def _directory_is_locked(directory: Path) -> bool:
-    """Return whether a process holds the lock of a directory whose lock file was deleted."""
-    if fcntl is None or not directory.is_dir():
         return False
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return False

@@ -7,7 +7,8 @@ import os
 import platform
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,32 @@ if TYPE_CHECKING:
 def cores() -> int:
     """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def most_threads() -> int:
+    """The most threads that a command may have: eight per core."""
+    return 8 * cores()
+
+
+def check_threads(flag: str, threads: int) -> int:
+    """Return a number of threads, or raise if it is not between one and eight per core."""
+    most = most_threads()
+    if not 1 <= threads <= most:
+        raise ValueError(f"{flag} must lie between 1 and {most}, eight per core, got {threads}.")
+    return threads
+
+
+@contextmanager
+def few_threads(width: int) -> Iterator[None]:
+    """Within the block torch uses one thread for widths up to 256: small decompositions are slower on several."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if width <= 256 else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def machine() -> dict[str, Any]:

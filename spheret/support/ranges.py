@@ -13,9 +13,9 @@ MOST = 10**12
 def check_count(name: str, value: int, least: int = 1, most: int = MOST) -> int:
     """Return a whole number, or raise if it lies outside its range."""
     if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {_shown(value)}.")
+        raise ValueError(f"{name} must be at least {least}, got {shortened(str(value))}.")
     if value > most:
-        raise ValueError(f"{name} must be at most {most:,}, got {_shown(value)}.")
+        raise ValueError(f"{name} must be at most {most:,}, got {shortened(str(value))}.")
     return value
 
 
@@ -57,14 +57,6 @@ def nearest(numbers: list[int], wanted: int, most: int = 8) -> str:
     """The numbers nearest to the wanted one, in words: `1, 2, 4 or 8`."""
     near = sorted(sorted(numbers, key=lambda n: abs(n - wanted))[:most])
     return f"{', '.join(map(str, near[:-1]))} or {near[-1]}" if len(near) > 1 else str(near[0])
-
-
-def _shown(value: int) -> str:
-    """A number without the middle of its digits, if it has very many."""
-    # Python refuses to write numbers of more than 4,300 digits
-    if abs(value) >= 10**40:
-        return f"a number of about {int(abs(value).bit_length() * math.log10(2)) + 1} digits"
-    return str(value)
 
 
 def bytes_in_words(count: float) -> str:

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from spheret.model.gpt import PRESETS
-from spheret.paper.recipe import LEARNING_RATES, PAPER, paper_model, paper_recipe
-from spheret.runs.config import Given, Recipe, RunConfig, complete_by
+from spheret.data.named import named_vocabulary
+from spheret.data.tokenizers import padded
+from spheret.paper.recipe import paper_recipe
+from spheret.runs.config import SECTIONS, DataConfig, Given, Recipe, RunConfig, complete_by, merge
+from spheret.support.settings import declared
 
 # a model of minutes on a CPU
 SMALL = Recipe({
-    "model": {"layers": 12, "width": 64, "block": 128},
-    "train": {"batch_size": 8, "lr": 1e-3},
-    "evaluation": {"eval_windows": 64},
+    section: {name: each.small for name, each in declared(kind).items() if each.small is not None}
+    for section, kind in SECTIONS.items()
 })  # fmt: skip
-# what --size changes where nothing is given, in words
-WITH_SIZE = {
-    **{name: "/".join(str(paper_model(size)[name]) for size in PRESETS) for name in ("layers", "heads", "width")},
-    "block": str(PAPER["model"]["block"]),
-    "batch_size": str(PAPER["train"]["batch_size"]),
-    "tokens_per_update": str(PAPER["train"]["tokens_per_update"]),
-    "eval_windows": str(PAPER["evaluation"]["eval_windows"]),
-    "lr": "/".join(f"{rate:g}" for rate in LEARNING_RATES.values()),
-    "warmup": "2000 from 2001 steps on",
-    "eval_every": "at most 500",
-    "checkpoint_every": "at most 1000",
-}
 
 
 def complete(
@@ -33,6 +22,19 @@ def complete(
 
     Without `vocab_size` the data is not known yet: the result is good for finding wrong settings early.
     """
+    return complete_by(_recipe(given), given, device, world_size, vocab_size, padded_vocab_size)
+
+
+def complete_for_data(given: Given, device: str, world_size: int) -> RunConfig:
+    """The same, with the vocabulary of the data that was asked for. Data that is not prepared stays so."""
+    data = merge(_recipe(given).sections, given).get("data", {})
+    if "path" not in data:
+        return complete(given, device, world_size)
+    asked = DataConfig(**data)
+    vocab = named_vocabulary(asked.path, asked.tokenizer)
+    return complete(given, device, world_size, vocab, padded(vocab))
+
+
+def _recipe(given: Given) -> Recipe:
     size = given.get("size")
-    recipe = SMALL if size is None else paper_recipe(size)
-    return complete_by(recipe, given, device, world_size, vocab_size, padded_vocab_size)
+    return SMALL if size is None else paper_recipe(size)

@@ -8,7 +8,7 @@ import torch
 
 from spheret.data import Tokenizer
 from spheret.model.gpt import GPT
-from spheret.plan.fits import check_generating
+from spheret.runs.cost import check_generating
 from spheret.runs.run import open_run
 from spheret.runs.run_sample import RunSample
 from spheret.support.machine import resolve_device

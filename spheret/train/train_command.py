@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -15,32 +17,32 @@ import torch
 import tyro
 
 from spheret.data import Data, open_named
-from spheret.flags import given, section_flags, shown
+from spheret.flags import SET_HELP, given, section_flags, shown
 from spheret.model.gpt import GPT
-from spheret.plan.fits import check_run
 from spheret.runs import checkpoint
 from spheret.runs.checkpoint import Checkpoint
 from spheret.runs.config import Given, RunConfig, differences, merge, read_config
+from spheret.runs.cost import check_run, optimizer_flops, shape, step_bytes, step_flops
 from spheret.runs.directory import check_space, claimed, existing, explained
 from spheret.runs.layout import CHECKPOINTS, METRICS, SAMPLE
 from spheret.runs.metrics import consecutive
-from spheret.runs.plateau import LONG, plateau_updates
 from spheret.runs.records import Environment, RunRecord
 from spheret.runs.run import Run, describe_data, manifest_sha256, open_run, write_config
 from spheret.support import machine
 from spheret.support.allocator import keep_freed_memory
-from spheret.support.child import typed
-from spheret.support.exit_codes import FINISHED
-from spheret.support.threads import check_threads, most_threads
+from spheret.support.errors import FINISHED
+from spheret.support.machine import check_threads, most_threads
+from spheret.support.ranges import bytes_in_words
 from spheret.train.distributed import TorchrunWorld, World, join
 from spheret.train.loop import Trainer
-from spheret.train.recipes import SMALL, WITH_SIZE, complete
+from spheret.train.recipes import SMALL, complete_for_data
 from spheret.train.sample import write_ending_sample
+from spheret.train.state import check, load_weights, restore
 
-ModelFlags = section_flags("model", SMALL.sections, WITH_SIZE)
-DataFlags = section_flags("data", SMALL.sections, WITH_SIZE)
-OptimisationFlags = section_flags("train", SMALL.sections, WITH_SIZE)
-EvaluationFlags = section_flags("evaluation", SMALL.sections, WITH_SIZE)
+ModelFlags = section_flags("model", SMALL.sections, size=True)
+DataFlags = section_flags("data", SMALL.sections, size=True)
+OptimisationFlags = section_flags("train", SMALL.sections, size=True)
+EvaluationFlags = section_flags("evaluation", SMALL.sections, size=True)
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class TrainOptions:
         config: A TOML or JSON file of settings, by section; flags win over it.
         resume: Take every setting that is not given from the run in --out.
         force: Remove the run in --out and start again.
+        dry_run: Print parameters, FLOPs and the memory of a step, and stop. Nothing is written.
         device: cuda, mps or cpu.
         threads: CPU threads. A continued run keeps its number, because it decides the last bits.
         parallel: ddp or fsdp, for processes that torchrun starts.
@@ -65,6 +68,7 @@ class TrainOptions:
     config: Annotated[Path | None, shown("PATH", "none")] = None
     resume: bool = False
     force: bool = False
+    dry_run: bool = False
     device: Annotated[str | None, shown("STR", "the first of cuda, mps, cpu that this machine has")] = None
     threads: Annotated[int | None, shown("INT", "torch's own")] = None
     parallel: Annotated[str | None, shown("STR", "ddp under torchrun")] = None
@@ -81,15 +85,12 @@ def train(
     data: DataFlags,  # type: ignore[valid-type]
     optimisation: OptimisationFlags,  # type: ignore[valid-type]
     evaluation: EvaluationFlags,  # type: ignore[valid-type]
-    set: tuple[str, ...] = (),
+    set: Annotated[tuple[str, ...], tyro.conf.arg(help=SET_HELP)] = (),
 ) -> int:
     """Train a GPT under any scheme. After a kill at any moment, the same command continues it bit for bit.
 
     Exit codes: 0 finished; 2 bad input, or a disk that failed; 3 stopped by a guard, because a loss or gradient is
     not finite or the run diverged; 130 and 143 stopped by Ctrl-C or SIGTERM, after saving.
-
-    Args:
-        set: An option of the scheme, as option=value.
     """
     settings = given(set, model=model, data=data, train=optimisation, evaluation=evaluation)
     if where.config is not None:
@@ -103,10 +104,28 @@ def train(
         world.close()
 
 
-def _check_memory(config: RunConfig, world: World, ignore: bool) -> None:
-    """Raise if the model and a micro-batch cannot fit into the memory here."""
-    shards = world.size if isinstance(world, TorchrunWorld) and world.parallel == "fsdp" else 1
-    check_run(config, world.device, ignore, shards)
+def _shards(world: World) -> int:
+    """The number of processes that share one copy of the weights."""
+    return world.size if isinstance(world, TorchrunWorld) and world.parallel == "fsdp" else 1
+
+
+def _dry_run(run: Run | None, settings: Given, resume: bool, world: World) -> int:
+    """Print what the run would cost. Data that is not prepared stays so: its tokenizer says the vocabulary."""
+    if run is not None:
+        settings = _settings_of(run, settings, resume)
+    config = complete_for_data(settings, world.device.type, world.size)
+    model, train, shards = config.model, config.train, _shards(world)
+    flops = step_flops(model, train.tokens_per_update, model.recompute) + optimizer_flops(model, train.optimizer)
+    parts = step_bytes(model, train.batch_size, train.precision, train.optimizer, shards)
+    have = machine.memory_bytes(world.device)
+    sizes = ", ".join(f"{name} {bytes_in_words(size)}" for name, size in parts.items())
+    each = f" in each of {shards} processes, without what FSDP gathers" if shards > 1 else ""
+    print(f"parameters: {shape(model).parameters:,}")
+    print(f"FLOPs per token: {flops / train.tokens_per_update:.4g}, in matrix products of a whole update")
+    print(f"memory of a step{each}: {bytes_in_words(sum(parts.values()))} ({sizes})")
+    if have is not None:
+        print(f"memory of {world.device}: {bytes_in_words(have)}")
+    return FINISHED
 
 
 def _resolve(
@@ -116,11 +135,9 @@ def _resolve(
     if run is not None:
         settings = _settings_of(run, settings, resume)
     # wrong settings are found before a corpus is prepared
-    config = complete(settings, world.device.type, world.size)
-    _check_memory(config, world, ignore_memory)
+    config = complete_for_data(settings, world.device.type, world.size)
+    check_run(config, world.device, ignore_memory, _shards(world))
     data = open_named(config.data.path, config.data.tokenizer, quiet or not world.is_main, out)
-    config = complete(settings, world.device.type, world.size, data.vocab_size, data.padded_vocab_size)
-    _check_memory(config, world, ignore_memory)
     if run is not None:
         changes = differences(run.settings, config)
         saved, sha256 = run.config.data.manifest_sha256, manifest_sha256(data)
@@ -153,10 +170,10 @@ def _initial_weights(source: str, trainer: Trainer) -> None:
         try:
             saved = checkpoint.verify(path)
         except checkpoint.Damaged as error:
-            raise ValueError(f"--init-from {source} is no whole checkpoint, {error}: give another.") from None
-        trainer.load_weights(saved)
+            raise ValueError(f"train.init_from {source} is not a whole checkpoint, {error}: give another.") from None
+        load_weights(trainer.model, saved)
     else:
-        trainer.load_weights(open_run(path).checkpoint())
+        load_weights(trainer.model, open_run(path).checkpoint())
 
 
 def _environment(world: World) -> Environment:
@@ -166,7 +183,7 @@ def _environment(world: World) -> Environment:
         processes=world.size,
         parallel=world.parallel if isinstance(world, TorchrunWorld) else None,
         commit=machine.commit(),
-        command=typed(["spheret", *sys.argv[1:]]),
+        command=shlex.join(["spheret", *sys.argv[1:]]),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
@@ -175,6 +192,8 @@ def _train(world: World, where: TrainOptions, settings: Given) -> int:
     path = Path(where.out).expanduser()
     # the main process looks, and prepares a corpus, before the others do
     run = existing(path, where.resume, where.force) if world.is_main else None
+    if where.dry_run:
+        return _dry_run(run, settings, where.resume, world) if world.is_main else FINISHED
     asked = settings, path, where.resume, world, where.ignore_memory, where.quiet
     resolved = _resolve(run, *asked) if world.is_main else None
     run = world.share(run)
@@ -211,14 +230,14 @@ def _train(world: World, where: TrainOptions, settings: Given) -> int:
     with claimed(path, where.force, start=run is None) if world.is_main else nullcontext() as lock, explained(path):
         saved = None
         if world.is_main:
-            saved = checkpoint.newest(path / CHECKPOINTS, _print, trainer.check)
+            saved = checkpoint.newest(path / CHECKPOINTS, _print, partial(check, trainer))
             if run is None:
                 write_config(path, record, data.tokenizer().file)
         saved = world.share(saved)
         if saved is not None:
             if where.threads is None:
                 _same_threads(saved)
-            trainer.restore(saved)
+            restore(trainer, saved)
         elif config.train.init_from is not None and run is not None:
             _initial_weights(config.train.init_from, trainer)
         if not where.quiet and world.is_main:
@@ -269,7 +288,7 @@ def _announce(path: Path, config: RunConfig, data: Data, parameters: int, traine
         f"{parameters:,} parameters"
     )
     if model.norm is not None and not hasattr(model.build_scheme(), "norm"):
-        print(f"norm: {model.scheme} has no norm that could be another, so --norm {model.norm} changes nothing")
+        print(f"norm: {model.scheme} has no norm that could be another, so model.norm {model.norm} changes nothing")
     print(
         f"data: {corpus} as {data.manifest.tokenizer.name}, {data.tokens('train'):,} training and "
         f"{data.tokens('val'):,} validation tokens; {tokens:,} tokens are {tokens / data.tokens('train'):.3g} epochs"
@@ -286,7 +305,7 @@ def _conclude(path: Path, trainer: Trainer) -> None:
     """Print how a finished run ended, and what to do with it."""
     loss = f"loss {trainer.loss:.4f}" if trainer.loss is not None else "done"
     val = "" if trainer.val_loss is None else f", val {trainer.val_loss:.4f}"
-    place = typed([str(path)])
+    place = shlex.join([str(path)])
     end = f"{loss}{val} after {trainer.step:,} steps, in {path}{_judgement(trainer)}"
     print(f"{end}: spheret sample {place}, spheret report {place}")
 
@@ -294,15 +313,11 @@ def _conclude(path: Path, trainer: Trainer) -> None:
 def _judgement(trainer: Trainer) -> str:
     """What a user must know who reads only the loss."""
     end = trainer.loss if trainer.val_loss is None else trainer.val_loss
-    frequencies = trainer.losses.unigram_entropy
-    if trainer.divergence.step is not None:
-        return f" (it diverged at step {trainer.divergence.step:,}: the report says where it began and what to try)"
+    frequencies, state = trainer.unigram_entropy, trainer.observer.judge.state
+    if state.diverged is not None:
+        return f" (it diverged at step {state.diverged:,}: the report says where it began and what to try)"
     if end is None or frequencies is None:
         return ""
     if end >= frequencies:
         return f" (nothing learned yet: token frequencies alone give {frequencies:.4f})"
-    spent = plateau_updates(open_run(trainer.path).metrics(), frequencies)
-    if spent >= LONG * trainer.step:
-        spent_of = f"{spent:,} of {trainer.step:,} updates"
-        return f" ({spent_of} had the loss of token frequencies, {frequencies:.4f}: docs/collapse.md says why)"
-    return ""
+    return " (its tokens collapsed: docs/collapse.md says why)" if state.collapsed else ""

@@ -200,9 +200,17 @@ def spherical_hyper(c, state, branch):
     return definition((O @ x).flatten(1), along.flatten(1), alpha, 1.0, None)[0].view(x.shape)
 
 
-def spherical(c, h, branch, p, cap, factor):
+def spherical(c, h, branch, p, cap, factor, norm=lambda f: f):
     alpha = factor * torch.clamp(F.softplus(c.norm.a), max=1.0)
-    return definition(h, branch(h), alpha, p, cap)[0]
+    return definition(h, norm(branch(h)), alpha, p, cap)[0]
+
+
+def normed(c, h, branch):
+    # torch's own RMSNorm
+    weight = c.norm.branch_norm.weight
+    return spherical(
+        c, h, branch, 1.0, None, 1 / math.sqrt(c.sublayer), lambda f: F.rms_norm(f, (D,), weight, eps=2.0**-23)
+    )
 
 
 FORMULAS = {
@@ -243,6 +251,7 @@ FORMULAS = {
     "proj-spheretnorm": lambda c, h, F_: spherical(c, h, F_, 1.0, None, 1 / math.sqrt(c.sublayer)),
     "cay-spheretnorm": lambda c, h, F_: spherical(c, h, F_, 2.0, math.pi / 4, 1 / math.sqrt(c.sublayer)),
     "p-spheretnorm": lambda c, h, F_: spherical(c, h, F_, 0.5, None, 1 / math.sqrt(c.sublayer)),
+    "normed-spheretnorm": normed,
     "geonorm-affine": geonorm_affine,
     "x0": x0,
     "denseformer": denseformer,

@@ -15,9 +15,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import DeepseekV4Config
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HyperConnection, DeepseekV4HyperHead
 
-import spheret
 from spheret import GPT, SCHEMES, GPTConfig, scheme
-from spheret.certificates.certificate import certify
 from spheret.connections.many_streams import Streams, cayley, sinkhorn
 from spheret.model.probes import probe
 
@@ -265,33 +263,12 @@ class TestSphericalHyper:
         )
         assert all(g.abs().max() < 1e3 for g in gradients if g is not None)
 
-    def test_streams_part_in_half_precision(self):
-        torch.manual_seed(0)
-        model = GPT(GPTConfig(**{**TINY, "layers": 2}, scheme="spherical-hyper")).bfloat16()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-        for _ in range(5):
-            model(tokens(), tokens(seed=1)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        offsets = model.blocks[0].attention_connection.weights_norm.post_offset
-        assert offsets.max() - offsets.min() > 1e-3
-
-    def test_weights_from_before_the_offsets_are_refused(self):
-        """They have another meaning, and none of their names is left alone."""
-        own = scheme("spherical-hyper").connect(D, 1, DEPTH).weights_norm
-        with pytest.raises(RuntimeError, match="pre_offset"):
-            own.load_state_dict({"pre": torch.ones(4), "post": torch.ones(4), "skew": torch.zeros(16)})
-
-    @pytest.mark.parametrize("pace", [0.0, 1.5])
-    def test_a_pace_that_is_not_one(self, pace):
-        with pytest.raises(ValueError, match="pace must be above 0 and at most 1"):
-            scheme("spherical-hyper", pace=pace)
-
-    @pytest.mark.parametrize("streams", [2, 4])
-    @pytest.mark.parametrize("retraction", ["projection", "cayley", "exponential", 0.3])
-    def test_the_norm_of_all_streams_is_constant_over_1000_sublayers(self, retraction, streams):
+    @pytest.mark.parametrize(
+        ("retraction", "streams"), [("projection", 2), ("cayley", 4), ("exponential", 2), (0.3, 4)]
+    )
+    def test_the_norm_of_all_streams_is_constant_over_many_sublayers(self, retraction, streams):
         options = {"streams": streams, "steady": streams == 2, "retraction": retraction, "schedule": "constant"}
-        built, depth = scheme("spherical-hyper", **options), 1000
+        built, depth = scheme("spherical-hyper", **options), 300
         state = built.enter(D).double()(rows(3, D))
         start = state.x.flatten(1).norm(dim=-1)
         for sublayer in range(1, depth + 1):
@@ -300,73 +277,33 @@ class TestSphericalHyper:
             assert (state.x.flatten(1).norm(dim=-1) / start - 1).abs().max() < 1e-12
             assert (connection.stream(state).norm(dim=-1) <= start * (1 + 1e-12)).all()
 
-    @pytest.mark.parametrize("options", [{}, {"steady": True, "pace": 0.5}])
-    def test_gradients_by_finite_differences(self, options):
-        connection = randomize(scheme("spherical-hyper", streams=3, **options).connect(4, 2, 4).double())
-        names = [name for name, _ in connection.named_parameters()]
-        x, f = rows(2 * 3, 4).view(2, 3, 4).requires_grad_(), rows(2, 4, seed=1).requires_grad_()
-
-        class Update(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.connection = connection
-
-            def forward(self, x, f):
-                state = Streams(x)
-                return self.connection.write(state, f).x, self.connection.read(state)
-
-        def update(x, f, *values):
-            parameters = {f"connection.{name}": value for name, value in zip(names, values, strict=True)}
-            return torch.func.functional_call(Update(), parameters, (x, f))
-
-        values = [p.detach().clone().requires_grad_() for p in connection.parameters()]
-        assert torch.autograd.gradcheck(update, (x, f, *values))
-
-    def test_the_model_keeps_it(self):
-        model = randomize(GPT(GPTConfig(**{**TINY, "layers": 6}, scheme="spherical-hyper")))
-        seen = []
-        with probe(model, seen.append):
-            model(tokens())
-        norms = torch.stack([s.next_state.x.flatten(-2).norm(dim=-1) for s in seen])
-        torch.testing.assert_close(norms, norms[:1].expand_as(norms), rtol=1e-5, atol=0)
-
 
 class TestWrongStates:
     @pytest.mark.parametrize("name", STREAMS)
-    def test_another_number_of_streams(self, name):
-        other = scheme(name, streams=3).enter(D)(rows(2, D).float())
-        built = scheme(name)
+    def test_a_different_number_of_streams(self, name):
+        other, built = scheme(name, streams=3).enter(D)(rows(2, D).float()), scheme(name)
         connection = built.connect(D, 1, DEPTH)
         calls = (lambda: connection(other, torch.tanh), lambda: connection.write(other, torch.ones(2, D)))
         for call in (*calls, lambda: connection.read(other), lambda: built.exit(D)(other)):
-            with pytest.raises(
-                ValueError, match=r"holds 4 streams of width 8.*got shape \(2, 3, 8\): take the entry"
-            ):
+            with pytest.raises(ValueError, match="4 streams"):
                 call()
-        with pytest.raises(ValueError, match="streams must be at least 2, got 1"):
+        with pytest.raises(ValueError, match="streams"):
             scheme(name, streams=1)
 
     @pytest.mark.parametrize("name", ["attn-res", "denseformer"])
     def test_sublayers_out_of_order(self, name):
-        built = scheme(name)
-        state = state_before(built, 5, DEPTH, rows(2, D))
+        state = state_before(scheme(name), 5, DEPTH, rows(2, D))
         for sublayer in (1, 3):
-            connection = built.connect(D, sublayer, DEPTH)
-            for call in (connection.read, lambda state, c=connection: c.write(state, torch.ones(2, D).double())):
-                with pytest.raises(ValueError, match=f"before sublayer {sublayer} holds"):
-                    call(state)
-
-    def test_a_branch_of_another_batch(self):
-        for name in MANY:
-            built = scheme(name)
-            with pytest.raises(ValueError, match="same shape"):
-                built.connect(D, 1, DEPTH).write(built.enter(D)(torch.ones(2, D)), torch.ones(3, D))
+            connection = scheme(name).connect(D, sublayer, DEPTH)
+            for call in (lambda c=connection: c.read(state), lambda c=connection: c.write(state, rows(2, D))):
+                with pytest.raises(ValueError, match=f"sublayer {sublayer}"):
+                    call()
 
 
-@pytest.mark.parametrize("name", MANY)
-def test_a_model_compiles_with_recompute(name):
+def test_a_model_compiles_with_recompute():
+    """The state is a tuple that grows."""
     torch.manual_seed(0)
-    model = GPT(GPTConfig(**TINY, scheme=name, recompute=True))
+    model = GPT(GPTConfig(**TINY, scheme="attn-res", recompute=True))
     batch = tokens(), tokens(seed=1)
     losses, grads = [], []
     torch.compiler.reset()
@@ -378,29 +315,6 @@ def test_a_model_compiles_with_recompute(name):
     torch.testing.assert_close(*losses)
     for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", MANY)
-class TestRefusals:
-    def test_certify(self, name):
-        with pytest.raises(ValueError, match=f"one stream, and {name} carries more than one.*inspect"):
-            certify(GPT(GPTConfig(**TINY, scheme=name)), tokens(1, 8), tokens=4)
-
-    def test_convert(self, name):
-        with pytest.raises(
-            ValueError, match=f"one stream on a sphere, and {name} carries more than one: take one of"
-        ):
-            spheret.convert(nn.Linear(2, 2), scheme=name)
-
-
-def test_certify_leaves_them_out_of_a_table(tmp_path, capsys):
-    from spheret.cli import main
-
-    words = ["certify", "--layers", "2", "--width", "8", "--out", str(tmp_path)]
-    assert main([*words, "--schemes", "pre-ln,mhc,x0"]) == 0
-    assert "Left out, because they carry more than one stream: mhc, x0." in capsys.readouterr().out
-    assert main([*words, "--schemes", "mhc"]) == 2
-    assert "one stream, and mhc carries more than one" in capsys.readouterr().err
 
 
 def test_a_state_is_tensors_alone():

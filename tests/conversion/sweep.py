@@ -34,6 +34,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import spheret
 from spheret.conversion import ConversionError, anneal, load
+from spheret.conversion.trace import returned_tensors
 
 MEMORY, COMPUTING, WAITING = 2 << 30, 60, 400
 SEED, VOCAB, WIDTH = 0, 97, 32
@@ -79,20 +80,12 @@ MISSING = {
     "head_dim": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "num_experts_per_tok": 2, "n_group": 1,
     "topk_group": 1, "default_language": "en_XX", "pad_token_id": 0,
 }  # fmt: skip
-# what a model returns of the stream itself, and its caches
-SKIPPED = ("hidden_states", "attentions", "past_key_values")
 # what names layers that a small model does not have
 DROPPED = {"per_layer_config", "out_features", "out_indices", "stage_names"}
 KEPT = {
-    "num_channels",
-    "num_feat_extract_layers",
-    "in_channels",
-    "in_chans",
-    "conv_kernel",
-    "kernel_size",
-    "num_mel_bins",
-    "tubelet_size",
-}
+    "num_channels", "num_feat_extract_layers", "in_channels", "in_chans", "conv_kernel", "kernel_size",
+    "num_mel_bins", "tubelet_size",
+}  # fmt: skip
 # lists that have an entry per stage
 STAGES = [
     (r".*depths|.*num_blocks|.*blocks|.*(num|n)_layers", (1, 2, 1, 1, 1)),
@@ -232,18 +225,9 @@ def inputs(model: torch.nn.Module, seed: int) -> Iterator[dict[str, Any]]:
                 yield {main: value, "pixel_values": pixels}
 
 
-def _floats(output: Any) -> list[torch.Tensor]:
-    """The numbers that a model returns, without the stream itself and the caches."""
-    if isinstance(output, torch.Tensor):
-        return [output] if output.is_floating_point() else []
-    if isinstance(output, dict):
-        return [x for name, part in output.items() if not name.endswith(SKIPPED) for x in _floats(part)]
-    return [x for part in output for x in _floats(part)] if isinstance(output, (tuple, list)) else []
-
-
 def _run(model: torch.nn.Module, given: dict[str, Any]) -> list[torch.Tensor]:
     with torch.no_grad():
-        return [x.clone() for x in _floats(model(**given))]
+        return [x.clone() for x in returned_tensors(model(**given))]
 
 
 def _same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
@@ -289,7 +273,7 @@ def gradients(model: torch.nn.Module, given: dict[str, Any]) -> Gradients:
     np.random.seed(3)  # noqa: NPY002
     random.seed(3)
     model.zero_grad()
-    returned = [x for x in _floats(model(**given)) if x.requires_grad]
+    returned = [x for x in returned_tensors(model(**given)) if x.requires_grad]
     sum(x.square().mean() for x in returned).backward()
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 

@@ -1,13 +1,12 @@
 """Architectures of transformers, a few or all: each is converted exactly or refused in a sentence, never wrong."""
 
-import random
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import sweep
 import transformers
-from forked import surroundings
+from surroundings import surroundings
 
 CASES = sweep.cases()
 
@@ -35,24 +34,8 @@ def test_what_ends_a_fork_is_an_outcome(tmp_path, monkeypatch):
     assert outcomes(tmp_path, [case])[case.name]["end"] != "exact"
 
 
-def test_every_size_becomes_small():
-    inner = {"hidden_size": 4096, "layer_types": ["linear"] * 7 + ["full"], "image_token_id": 151655, "tie": True}
-    small = sweep.shrink({"text_config": inner, "num_hidden_layers": 1, "id2label": {0: "a"}, "depths": [3, 9]})
-    assert small["text_config"] == {
-        "hidden_size": 32, "layer_types": ["linear", "full"], "image_token_id": 96, "tie": True
-    }  # fmt: skip
-    assert small["num_hidden_layers"] == 1
-    assert small["depths"] == [1, 2]
-
-
 def bad(ends):
     return {name: row for name, row in ends.items() if row["end"] in ("crashed", "wrong")}
-
-
-def test_a_sample(tmp_path):
-    ends = outcomes(tmp_path, random.Random(1).sample(CASES, 6))
-    assert not bad(ends)
-    assert sum(row["end"] == "exact" for row in ends.values()) >= 2
 
 
 @pytest.mark.slow

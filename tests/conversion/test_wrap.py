@@ -1,14 +1,11 @@
 """`Residual` and `residual_stack`: any branch with any connection."""
 
-import warnings
-
 import pytest
 import torch
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
 import spheret
-from spheret.connections import at_update
 
 X = torch.randn(4, 5, 8, generator=torch.Generator().manual_seed(0))
 
@@ -66,56 +63,9 @@ def test_branches_may_take_more_arguments_and_be_functions():
     assert torch.equal(turned, spheret.Residual(torch.tanh, spheret.SpheretNorm(5, 1), channel_dim=1)(X))
 
 
-def test_bad_input():
-    with pytest.raises(ValueError, match="at least one branch"):
-        spheret.residual_stack([])
-    with pytest.raises(ValueError, match="give dim"):
-        spheret.residual_stack([torch.tanh])
-    assert spheret.residual_stack([torch.tanh], dim=8)(X).shape == X.shape
-    with pytest.raises(ValueError, match="options go with the name"):
-        spheret.residual_stack([nn.Linear(8, 8)], spheret.scheme("pre-ln"), norm="rmsnorm")
-    with pytest.raises(TypeError, match=r"a spheret\.Connection or a spheret\.SpheretNorm, got Linear"):
-        spheret.Residual(nn.Linear(8, 8), nn.Linear(8, 8))
-    with pytest.raises(TypeError, match="module or a function, got int"):
-        spheret.Residual(3, spheret.SpheretNorm(8, 1))
-    with pytest.raises(ValueError, match="does not fit"):
-        spheret.Residual(nn.Identity(), spheret.SpheretNorm(8, 1, channel_dim=1), channel_dim=2)
-
-
 @pytest.mark.parametrize("name", spheret.SCHEMES)
 def test_transformers_trainer_decays_the_matrices_alone(name, tmp_path):
     stack = spheret.residual_stack([nn.Linear(8, 8, bias=False) for _ in range(2)], name)
     arguments = TrainingArguments(output_dir=str(tmp_path), weight_decay=0.1, report_to=[], use_cpu=True)
     decaying = Trainer(stack, arguments).get_decay_parameter_names(stack)
     assert decaying == [key for key, p in stack.named_parameters() if p.dim() >= 2]
-
-
-@pytest.mark.parametrize("name", spheret.SCHEMES)
-def test_branches_of_one_s_own_model_warm_up(name):
-    torch.manual_seed(0)
-    stack = spheret.residual_stack([nn.Linear(8, 8) for _ in range(4)], name, prores=10.0)
-    with torch.no_grad():
-        for p in stack.parameters():
-            p.add_(0.1)
-        full = stack(X)
-        at_update(stack, 5)
-        factors = [layer.connection.warmup.factor.item() for layer in stack.layers]
-        assert factors == [0.5, 0.5, 0.25, 0.25]
-        assert not torch.allclose(stack(X), full, atol=1e-4)
-        at_update(stack, 20)
-        assert torch.equal(stack(X), full)
-
-
-def test_a_training_whose_warm_ups_hear_of_no_update_warns():
-    stack = spheret.residual_stack([nn.Linear(8, 8)], "pre-ln", prores=10.0)
-    optimizer = torch.optim.SGD(stack.parameters(), lr=0.1)
-    stack(X).sum().backward()
-    with pytest.warns(UserWarning, match=r"spheret\.connections\.at_update"):
-        optimizer.step()
-    told = spheret.residual_stack([nn.Linear(8, 8)], "pre-ln", prores=10.0)
-    at_update(told, 1)
-    told(X).sum().backward()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        optimizer.step()
-        torch.optim.SGD(told.parameters(), lr=0.1).step()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -21,13 +20,3 @@ def test_every_corpus_is_documented(name: str) -> None:
     if isinstance(row, Hub):
         for fact in (row.path, row.revision, row.licence, f"{row.documents:,}"):
             assert fact in PAGE
-
-
-def test_numbers_are_those_of_the_file() -> None:
-    for file, keys in (("data.json", ("prepare", "loader")), ("data_batch.json", ("words", "workers"))):
-        numbers = json.loads((ROOT / "benchmarks" / file).read_text())
-        # the file has the name that the script had when it ran
-        command = numbers["command"].replace("spheret bench data", "python benchmarks/data.py")
-        assert command.removesuffix(f"benchmarks/{file}") in PAGE
-        for key in keys:
-            assert f"| {numbers[key]['ratio']:.2f}x |" in PAGE

@@ -56,17 +56,6 @@ def test_the_same_content_is_opened_and_another_is_prepared(tmp_path: Path, cach
     assert other.manifest.corpus.documents_sha256 != first.manifest.corpus.documents_sha256
 
 
-def test_a_folder_and_a_glob(tmp_path: Path) -> None:
-    folder = tmp_path / "texts"
-    folder.mkdir()
-    for name in ("a.txt", "b.txt", "c.md"):
-        (folder / name).write_text(f"{name}\n{text(3_000)}")
-    assert open_named(str(folder), None, quiet=True).manifest.documents == {"train": 3, "val": 3}
-    assert open_named(f"{folder}/*.txt", None, quiet=True).manifest.documents == {"train": 2, "val": 2}
-    with pytest.raises(FileNotFoundError, match=r"\.tex"):
-        open_named(f"{folder}/*.tex", None, quiet=True)
-
-
 def test_a_prepared_directory_opens_as_such_and_an_unfinished_one_is_refused(tmp_path: Path) -> None:
     (tmp_path / "my.txt").write_text(text(5_000))
     data = prepare(str(tmp_path / "my.txt"), "bytes", tmp_path / "out")

@@ -11,7 +11,7 @@ from scripts import script
 import spheret
 from spheret import GPT, GPTConfig
 from spheret.model.head import own_logit
-from spheret.model.monitor import mean_cosine
+from spheret.observe.measures import mean_cosine
 from spheret.optim import SCALES, AdamW, orthogonalized
 from spheret.optim.parametrization import parametrize
 from spheret.runs.config import TrainConfig
@@ -149,75 +149,3 @@ def test_completep_keeps_the_own_logit_of_the_base_width():
     rules = {"parametrization": "completep", "base_width": 64, "base_heads": 4, "base_layers": 2}
     assert own(256) == pytest.approx(2 * own(64), rel=0.15)
     assert own(256, **rules) == pytest.approx(own(64, **rules), rel=0.15)
-
-
-def of(group, scheme="proj-spheretnorm", **settings):
-    """The committed rows with these settings; there must be some."""
-    found = [
-        row
-        for run, row in collapse.read_rows().items()
-        if run.group == group
-        and run.scheme == scheme
-        and all(getattr(run, name) == value for name, value in settings.items())
-    ]
-    assert found
-    return found
-
-
-def test_the_page_says_what_the_map_shows():
-    collapsed = collapse_tables.collapsed
-    for head, *counts in (("tied", 12, 12), ("shifted", 9, 8), ("untied", 8, 9)):
-        for seed, count in zip((101, 102), counts, strict=True):
-            cells = of("map", seed=seed, head=head, head_bias="none")
-            assert (sum(map(collapsed, cells)), len(cells)) == (count, 12)
-    for head in ("shifted", "untied"):
-        cells = of("map", seed=101, head=head, head_bias="none", start="scaled")
-        safe = {(row.run.warmup, row.run.lr) for row in cells if not collapsed(row)}
-        assert safe == {(20, 1e-3), (100, 1e-3), (100, 3e-3)}
-    assert not any(map(collapsed, of("map", seed=101, head_bias="unigram")))
-    cell = {"seed": 101, "head": "tied", "start": "scaled", "warmup": 20, "lr": 3e-3}
-    near, through = of("map", head_bias="unigram", **cell)[0], of("map", "pre-ln", head_bias="none", **cell)[0]
-    assert near.cosines[:2] == pytest.approx([0.95, 0.05], abs=0.01)
-    assert through.cosines[0] == pytest.approx(0.93, abs=0.01)
-    assert collapse_tables.final_loss(through) == pytest.approx(2.45, abs=0.01)
-    stuck = {**cell, "start": "0.02", "lr": 1e-2}
-    assert collapsed(of("map", "pre-ln", head_bias="none", **stuck)[0])
-
-
-def test_the_page_says_who_leaves_the_state_later():
-    for row in of("later"):
-        assert collapse_tables.collapsed(row) == (row.run.start == "scaled")
-
-
-def test_the_page_says_what_12_layers_do():
-    rows = {(row.run.head, row.run.head_bias, row.run.seed): row for row in of("maps")}
-    assert collapse_tables.collapsed(rows["tied", "unigram", 101])
-    assert collapse_tables.collapsed(rows["shifted", "none", 101])
-    assert rows["shifted", "unigram", 102].val_loss < rows["tied", "unigram", 102].val_loss < 2.3
-    for seed in (101, 102):
-        assert rows["tied", "unigram", seed].cosines[0] > 0.99
-        assert max(rows["shifted", "unigram", seed].cosines) < 0.2
-    trained = [rows[head, "unigram", 101].val_loss for head in ("permutation", "shifted", "orthogonal", "flip")]
-    assert trained == sorted(trained)
-    assert trained[2] - trained[0] < 0.05
-    seeds = [rows["shifted", "unigram", seed].val_loss for seed in (101, 102)]
-    assert abs(seeds[0] - seeds[1]) == pytest.approx(0.013, abs=0.001)
-
-
-def test_the_page_says_what_else_was_tried():
-    found = {row.run.change: collapse_tables.collapsed(row) for row in of("changes", seed=101)}
-    assert [change for change in collapse.CHANGES if found[change]] == ["", "embeddings' rate / 10"]
-
-
-def test_the_page_says_how_the_common_direction_grew():
-    runs = {(row.run.head, row.run.optimizer): row for row in of("growth")}
-    tied, muon, shifted = (runs[key] for key in (("tied", "adamw"), ("tied", "muon"), ("shifted", "adamw")))
-    assert tied.cosines[0] > 0.995
-    assert shifted.cosines[0] == pytest.approx(0.06, abs=0.01)
-    for each in range(3):
-        mlp = list(zip(tied.growth[each].measured, tied.growth[each].predicted, strict=True))[1::2]
-        assert all(0.3 < measured / predicted < 0.95 for measured, predicted in mlp)
-    for each in range(3):
-        means = [sum(row.growth[each].measured[1::2]) for row in (tied, muon, shifted)]
-        assert means[0] > 6 * means[1]
-        assert 4 < means[0] / means[2] < 10

@@ -51,24 +51,18 @@ class TestRolling:
         (total,) = adapter(model).loglikelihood_rolling([ask(text)])
         assert total == pytest.approx(-float(sum(losses)), rel=1e-9)
 
-    def test_documents_do_not_mix(self):
-        lm = adapter(small_gpt(), batch_size=3)
-        together = lm.loglikelihood_rolling([ask(TEXT), ask("We the People"), ask(TEXT[:40])])
-        alone = [lm.loglikelihood_rolling([ask(text)])[0] for text in (TEXT, "We the People", TEXT[:40])]
-        assert together == pytest.approx(alone, rel=1e-9)
-
 
 class TestGeneration:
     PROMPTS = ("We the", "Fellow citizens of the Senate", "Among", "")
 
-    @pytest.mark.parametrize("batch_size", [1, 3, "auto"])
+    @pytest.mark.parametrize("batch_size", [3, "auto"])
     def test_a_batch_is_each_alone(self, batch_size):
         model = small_gpt(block=64)
         lm = adapter(model, batch_size=batch_size)
-        texts = lm.generate_until([ask(p, {"max_gen_toks": 20, "until": []}) for p in self.PROMPTS])
+        texts = lm.generate_until([ask(p, {"max_gen_toks": 8, "until": []}) for p in self.PROMPTS])
         for prompt, text in zip(self.PROMPTS, texts, strict=True):
             ids = torch.tensor([list(prompt.encode()) or [256]])
-            out = model.generate(ids, 20, temperature=0, vocab=257)[0, ids.shape[1] :].tolist()
+            out = model.generate(ids, 8, temperature=0, vocab=257)[0, ids.shape[1] :].tolist()
             out = out[: out.index(256)] if 256 in out else out
             assert text == bytes(out).decode(errors="replace")
 
@@ -80,13 +74,6 @@ class TestGeneration:
         (cut,) = lm.generate_until([ask("We the", {"max_gen_toks": 20, "until": [stop]})])
         assert cut == whole[: whole.index(stop)]
         assert lm.generate_until([ask("We the", {"max_gen_toks": 20, "until": stop})]) == [cut]
-
-    def test_sampling(self):
-        lm = adapter(small_gpt(block=64))
-        options = {"max_gen_toks": 12, "do_sample": True, "temperature": 1.5, "top_k": 20, "seed": 3}
-        first, again = (lm.generate_until([ask("We", options)]) for _ in range(2))
-        assert first == again
-        assert first != lm.generate_until([ask("We", {**options, "seed": 4})])
 
     def test_a_long_prompt_is_cut_and_counted(self):
         lm = adapter(small_gpt(block=32))
@@ -105,13 +92,6 @@ class TestGeneration:
             adapter(small_gpt(block=64)).generate_until([ask("We", options)])
 
 
-def test_precision_of_the_weights():
-    lm = SpheretLM(model=small_gpt(), tokenizer=load_tokenizer("bytes"), precision="bf16")
-    assert {p.dtype for p in lm.gpt.parameters()} == {torch.bfloat16}
-    (pair,) = lm.loglikelihood([ask("We", " the")])
-    assert pair[0] < 0
-
-
 class TestBadInput:
     def test_nothing_to_score(self):
         with pytest.raises(ValueError, match="request 1 "):
@@ -123,28 +103,9 @@ class TestBadInput:
         window = torch.tensor([[256, *b"We"]])
         assert total == pytest.approx(-float(model.token_losses(window[:, :-1], window[:, 1:]).sum()), rel=1e-9)
 
-    def test_model_args_come_before_lm_evals_own_options(self, tmp_path):
-        create_run(tmp_path / "run", small_gpt().float(), describe(load_tokenizer("bytes")))
-        arguments = {"run": str(tmp_path / "run"), "device": "cpu", "batch_size": 3}
-        lm = SpheretLM.create_from_arg_obj(arguments, {"batch_size": 1, "max_batch_size": None, "device": "cuda:0"})
-        assert (lm.batch_size, lm.device.type) == (3, "cpu")
-
     def test_a_tokenizer_of_another_model(self):
         with pytest.raises(ValueError, match=r"gpt2 .*50257 .*320"):
             SpheretLM(model=small_gpt(), tokenizer=load_tokenizer("gpt2"))
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"batch_size": 0}, '"auto"'),
-            ({"batch_size": "many"}, '"auto"'),
-            ({"precision": "float8"}, "unknown precision"),
-            ({"model": None}, "needs a run directory"),
-        ],
-    )
-    def test_options(self, options, message):
-        with pytest.raises(ValueError, match=message):
-            SpheretLM(**{"model": small_gpt(), "tokenizer": load_tokenizer("bytes"), **options})
 
 
 def own_task(path):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spheret import GPT, GPTConfig
@@ -41,6 +41,7 @@ texts = st.lists(
 )
 
 
+@settings(max_examples=30)
 @given(pairs=texts, size=st.sampled_from([None, 1, 3, 16]))
 def test_packed_scores_are_the_plain_ones(model, pairs: Sequence, size):
     requests = [request(context, continuation, BLOCK)[0] for context, continuation in pairs]
@@ -83,11 +84,3 @@ def test_cut_on_the_left():
         request([1], [0] * 17, BLOCK)
     with pytest.raises(ValueError, match="at least one token of context"):
         request([1], [], BLOCK)
-
-
-def test_every_request_is_ticked(model):
-    done = []
-    requests = [request([n % 5] * 9, [n % 7], BLOCK)[0] for n in range(23)]
-    score(model, requests, 4, done.append)
-    assert sum(done) == 23
-    assert len(done) > 1

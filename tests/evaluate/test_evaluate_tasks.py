@@ -1,6 +1,5 @@
 """SpheretLM and lm_eval's own `hf` model give the same answers to all eleven tasks, request by request."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -110,6 +109,20 @@ def test_standard_errors_are_lm_evals():
     assert by_word.stderr == pytest.approx(summary("perplexity", likelihoods).stderr)
 
 
+def test_word_perplexity_error_by_simulation():
+    """The standard error of one sample of documents predicts the spread over many samples."""
+    generator = torch.Generator().manual_seed(0)
+
+    def sample():
+        words = torch.randint(50, 400, (60,), generator=generator)
+        likelihoods = -words * (3.4 + 0.3 * torch.randn(60, generator=generator))
+        return list(zip(likelihoods.tolist(), words.tolist(), strict=True))
+
+    summaries = [summary("word_perplexity", sample()) for _ in range(400)]
+    spread = torch.tensor([s.value for s in summaries]).std().item()
+    assert sum(s.stderr for s in summaries) / 400 == pytest.approx(spread, rel=0.1)
+
+
 @pytest.mark.parametrize("block", [24, 256])
 def test_gpt2_of_transformers_scores_the_same_imported(tmp_path, block):
     """An independent reference: its weights, tokenizer and arithmetic are transformers' own."""
@@ -145,9 +158,3 @@ def test_our_table_is_lm_evals():
         metrics = {row["metric"] for row in written["metric_list"]}
         assert {metric for _, t, metric in PAPER_COLUMNS if t == name} <= metrics
     assert {task for _, task, _ in PAPER_COLUMNS} == set(TASKS)
-
-
-def test_rows_hold_the_fields():
-    for name, task in TASKS.items():
-        for line in (ROWS / f"{name}.jsonl").read_text().splitlines():
-            assert set(task.fields) <= set(json.loads(line))

@@ -75,11 +75,6 @@ def _put(value: Any) -> Callable[[Any, Any], None]:
     return put
 
 
-def change_of(name: str) -> Callable[[Any, Any], None]:
-    """The change of this name: "missing", or one of VALUES."""
-    return _delete if name == "missing" else _put(VALUES[name])
-
-
 def damages(document: Any) -> Iterator[tuple[str, Place, Any]]:
     """Every change of a document: what was done, where, and the document that results."""
     for place in places(document):

@@ -4,7 +4,7 @@ import torch
 import transformers as t
 
 from spheret.data.tokenizers import describe, load
-from spheret.hub.loading import quietly
+from spheret.hub.open import quietly
 from spheret.hub.tokenizer_files import write_tokenizer
 
 SIZE = {

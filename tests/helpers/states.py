@@ -28,8 +28,3 @@ def assert_same(first: State, second: State) -> None:
     """The same structure and the same bits."""
     assert tree_structure(first) == tree_structure(second)
     assert all(torch.equal(x, y) for x, y in zip(tree_leaves(first), tree_leaves(second), strict=True))
-
-
-def distance(first: State, second: State) -> float:
-    pairs = zip(tree_leaves(first), tree_leaves(second), strict=True)
-    return sum((x - y).square().sum().item() for x, y in pairs) ** 0.5

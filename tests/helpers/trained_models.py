@@ -1,4 +1,4 @@
-"""Small models that the tests of analysis share, trained for a few steps on real text."""
+"""Small models that the tests of `spheret inspect` share, trained for a few steps on real text."""
 
 from functools import lru_cache
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from spheret.watching.observations import (
+from spheret.observe.records import (
     Event,
     Header,
     Observation,
@@ -50,9 +50,7 @@ def observations(sublayers=4, steps=6, every=50, seed=0, events=None, places=3):
                 cosine=float(0.1 + 0.5 * drift * n / max(1, sublayers)),
                 common_stream=float(0.1 * drift),
                 common_output=float(0.2 * drift),
-                common_gradient=float(0.3 * random.random()),
                 massive=float(10 + 100 * drift * n),
-                first_token=1.5,
                 sink=float(random.random()) if n % 2 == 0 else None,
                 grad_norm=float(0.1 * (1 + n) * math.exp(0.3 * random.standard_normal())),
                 update=float(1e-3 * math.exp(0.3 * random.standard_normal())) if k else None,

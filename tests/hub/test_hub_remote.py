@@ -97,26 +97,3 @@ class TestWithoutAnImport:
         }
         first, second = (AutoModelForCausalLM.from_pretrained(path) for path in (outcome[0], again))
         assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
-
-
-def test_help_without_transformers(tmp_path):
-    script = """
-import sys
-sys.modules["transformers"] = None
-from spheret.cli import main
-for words in (["export", "--help"], ["import", "--help"], ["export", "run", "--out", "x"]):
-    print(main(words))
-try:
-    from spheret.hub import SpheretForCausalLM
-except ImportError as error:
-    print(error)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120, cwd=tmp_path
-    )
-    sentence = 'transformers is not installed. Run: pip install "spheret[hub]"'
-    assert "usage: spheret export" in done.stdout
-    assert "usage: spheret import" in done.stdout
-    assert done.stdout.splitlines()[-2:] == ["2", sentence]
-    assert done.stderr == f"spheret export: {sentence}\n"
-    assert not list(tmp_path.iterdir())

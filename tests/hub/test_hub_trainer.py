@@ -31,22 +31,6 @@ def test_no_scalar_gain_or_bias_decays(name, options, tmp_path):
         assert [id(p) for p in group["params"]] == [id(p) for p in own["params"]]
 
 
-def test_decay_leaves_the_step_sizes_where_they_are(tmp_path):
-    model = SpheretForCausalLM.of(
-        GPT(GPTConfig(**TINY, scheme="p-spheretnorm", scheme_options={"learnable_p": True}))
-    )
-    arguments = TrainingArguments(
-        output_dir=str(tmp_path), weight_decay=0.5, learning_rate=0.1, report_to=[], use_cpu=True
-    )
-    optimizer = Trainer(model, arguments).create_optimizer()
-    before = {key: p.detach().clone() for key, p in model.named_parameters()}
-    for p in model.parameters():
-        p.grad = torch.zeros_like(p)
-    optimizer.step()
-    moved = {key for key, p in model.named_parameters() if not torch.equal(p, before[key])}
-    assert moved == {key for key, p in model.named_parameters() if p.dim() >= 2}
-
-
 def test_weights_that_a_scheme_constrains_stay_so(tmp_path):
     model = SpheretForCausalLM.of(GPT(GPTConfig(**TINY, scheme="ngpt")))
     gpt = model.model

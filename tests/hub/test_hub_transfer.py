@@ -1,8 +1,5 @@
 """A run exported for transformers and imported again is the same run, bit for bit."""
 
-import json
-import shutil
-
 import pytest
 import torch
 from hub_helpers import randomize, tiny, tokens
@@ -29,9 +26,9 @@ def make_run(path, model, spec="bytes", texts=()):
 
 
 def assert_same_run(a, b):
-    """The same model, weights and tokenizer."""
+    """The same model, weights and tokenizer. A trained tokenizer is named after its file then."""
     assert a.config.model == b.config.model
-    assert a.config.data.tokenizer == b.config.data.tokenizer
+    assert a.tokenizer().sha256 == b.tokenizer().sha256
     first, second = (run.checkpoint().path / "model.safetensors" for run in (a, b))
     assert first.read_bytes() == second.read_bytes()
     assert a.tokenizer().file == b.tokenizer().file
@@ -53,18 +50,6 @@ def test_there_and_back(name, options, tmp_path):
     assert (loaded(tokens()).logits - model(tokens())).abs().max() <= 1e-6
     assert_same_run(run, import_(exported, tmp_path / "back"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "hub", "run"]
-
-
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("name", ["pre-ln", "proj-spheretnorm", "ngpt"])
-def test_every_head_there_and_back(name, head, tmp_path):
-    model = tiny(name, vocab=320, head=head)
-    run = make_run(tmp_path / "run", model)
-    exported = export(run, tmp_path / "hub")
-    assert json.loads((exported / "config.json").read_bytes())["tie_word_embeddings"] == (head != "untied")
-    loaded = AutoModelForCausalLM.from_pretrained(exported)
-    assert torch.equal(loaded(tokens()).logits, model(tokens()))
-    assert_same_run(run, import_(exported, tmp_path / "back"))
 
 
 @pytest.mark.parametrize("spec", ["bytes", "gpt2", "bpe:300"])
@@ -118,24 +103,23 @@ class TestGPT2:
         torch.testing.assert_close(stock(x).logits, truth, rtol=close, atol=close)
         assert_same_run(run, import_(back, tmp_path / "again"))
 
-    @pytest.mark.parametrize("head_bias", ["none", "zero"])
     @pytest.mark.parametrize("head", HEADS)
-    def test_every_head(self, head, head_bias, tmp_path):
-        """A shift and a bias go into an untied head. What comes back is untied, and computes the same."""
-        model = tiny("pre-ln", vocab=320, head=head, head_bias=head_bias)
+    def test_every_head(self, head, tmp_path):
+        """A shift goes into an untied head. What comes back is untied, and computes the same."""
+        model = tiny("pre-ln", vocab=320, head=head)
         run, truth = make_run(tmp_path / "run", model), model(tokens())
         stock = AutoModelForCausalLM.from_pretrained(export(run, tmp_path / "hub", "gpt2"))
         assert type(stock) is GPT2LMHeadModel
-        close = 1e-6 * truth.abs().max().item() if head_bias == "none" else 1e-5
+        close = 1e-6 * truth.abs().max().item()
         torch.testing.assert_close(stock(tokens()).logits, truth, rtol=0, atol=close)
         back = import_(tmp_path / "hub", tmp_path / "back").model()
-        assert back.config.head == ("tied" if head == "tied" and head_bias == "none" else "untied")
+        assert back.config.head == ("tied" if head == "tied" else "untied")
         torch.testing.assert_close(back(tokens()), truth, rtol=0, atol=close)
         double = model.double()
         stock = to_gpt2(double)
         torch.testing.assert_close(stock(tokens()).logits, double(tokens()), rtol=0, atol=1e-12)
         torch.testing.assert_close(from_gpt2(stock)(tokens()), double(tokens()), rtol=0, atol=1e-12)
-        if head_bias == "none" and head != "tied":
+        if head != "tied":
             weight = double.shift.fold(double.tokens.weight) if head == "shifted" else double.head.weight
             assert torch.equal(stock.lm_head.weight, weight)
 
@@ -151,41 +135,13 @@ class TestGPT2:
         assert all(torch.equal(before[key], after[key]) for key in before)
         assert_same_run(run, import_(back, tmp_path / "again"))
 
-    def test_a_head_that_only_claims_to_be_its_own(self, tmp_path):
-        gpt2 = self.saved(tmp_path / "gpt2", tie_word_embeddings=False)
-        state = load_file(tmp_path / "gpt2" / "model.safetensors")
-        state["lm_head.weight"] = gpt2.transformer.wte.weight.detach().clone()
-        save_file(state, tmp_path / "gpt2" / "model.safetensors", {"format": "pt"})
-        assert import_(tmp_path / "gpt2", tmp_path / "run", "bytes").model_config.head == "tied"
-        del state["lm_head.weight"]
-        save_file(state, tmp_path / "gpt2" / "model.safetensors", {"format": "pt"})
-        with pytest.raises(ValueError, match=r"lm_head\.weight"):
-            import_(tmp_path / "gpt2", tmp_path / "other", "bytes")
-
-    def test_in_by_its_weights_file_and_in_half_precision(self, tmp_path):
+    def test_half_precision_is_widened_exactly(self, tmp_path):
         gpt2 = self.saved(tmp_path / "gpt2")
         gpt2.bfloat16().save_pretrained(tmp_path / "half")
-        run = import_(tmp_path / "half" / "model.safetensors", tmp_path / "run", "bytes")
+        run = import_(tmp_path / "half", tmp_path / "run", "bytes")
         weight = run.model().tokens.weight
         assert weight.dtype == torch.float32
         assert torch.equal(weight, gpt2.transformer.wte.weight.float())
-
-    def test_gpt2s_own_tokenizer_is_known_by_its_vocabulary(self, tmp_path):
-        self.saved(tmp_path / "gpt2", vocab_size=50257)
-        assert import_(tmp_path / "gpt2", tmp_path / "plain").tokenizer().name == "gpt2"
-        run = make_run(tmp_path / "run", tiny("pre-ln", vocab=50304), "gpt2")
-        exported = export(run, tmp_path / "hub", "gpt2")
-        config = json.loads((exported / "config.json").read_bytes())
-        assert config.pop("spheret_tokenizer")["name"] == "gpt2"
-        (exported / "config.json").write_text(json.dumps(config))
-        assert import_(exported, tmp_path / "back").config.data.tokenizer.name == "gpt2"
-
-    def test_a_file_that_is_not_a_tokenizer(self, tmp_path):
-        self.saved(tmp_path / "gpt2")
-        for content in (b"", b"[]", b'{"model": null}'):
-            (tmp_path / "gpt2" / "tokenizer.json").write_bytes(content)
-            with pytest.raises(ValueError, match=r"tokenizer\.json"):
-                import_(tmp_path / "gpt2", tmp_path / "run")
 
     @pytest.mark.parametrize(
         ("changes", "message"),
@@ -206,19 +162,7 @@ class TestGPT2:
         ("change", "message"),
         [
             (lambda state: state.pop("transformer.h.0.mlp.c_fc.bias"), r"h\.0\.mlp\.c_fc\.bias"),
-            (
-                lambda state: state.update({"transformer.wpe.weight": torch.zeros(30, 16)}),
-                r"shape of wpe\.weight",
-            ),
-            (
-                lambda state: state.update({"transformer.h.7.ln_1.bias": torch.zeros(16)}),
-                r"h\.7\.ln_1\.bias",
-            ),
-            (
-                lambda state: state.update({"lm_head.weight": state["transformer.wte.weight"] + 1}),
-                "tie_word_embeddings",
-            ),
-            (lambda state: state.update({"lm_head.weight": torch.zeros(3, 16)}), r"shape of lm_head\.weight"),
+            (lambda state: state.update({"transformer.wpe.weight": torch.zeros(30, 16)}), r"wpe\.weight"),
         ],
     )
     def test_incomplete_weights(self, tmp_path, change, message):
@@ -245,6 +189,7 @@ class TestGPT2:
             ({"scheme": "peri-ln"}, "peri-ln"),
             ({"scheme_options": {"norm": "rmsnorm"}}, "norm"),
             ({"bias": False}, "biases"),
+            ({"head_bias": "zero"}, "head_bias"),
         ],
     )
     def test_models_that_are_not_a_gpt2(self, tmp_path, changes, reason):
@@ -262,63 +207,7 @@ class TestCommands:
         assert "2 layers, pre-ln" in capsys.readouterr().out
         assert open_run(tmp_path / "back").checkpoint().step == 0
 
-    @pytest.mark.parametrize(
-        ("words", "message"),
-        [
-            (["export", "{}/none", "--out", "{}/x"], "no run directory at"),
-            (["export", "{}/run", "--out", "{}/run"], "exists and is not empty"),
-            (["export", "{}/run", "--out", "{}/x", "--as", "gpt3"], "Did you mean 'gpt2'?"),
-            (["export", "{}/run", "--out", "{}/x", "--step", "7"], "no checkpoint of step 7"),
-            (["export", "{}/bare", "--out", "{}/x"], "has no checkpoint yet"),
-            (["import", "{}/none", "--out", "{}/x"], "there is nothing at"),
-            (["import", "{}/run/checkpoints", "--out", "{}/x"], "has no config.json"),
-            (["import", "{}/pickled", "--out", "{}/x"], "pickles are never read"),
-            (["import", "{}/hub", "--out", "{}/run"], "exists and is not empty"),
-            (["import", "{}/hub", "--out", "{}/x", "--tokenizer", "gpt2"], "has 50257 tokens and the embedding of"),
-            (["import", "{}/other", "--out", "{}/x"], "is a gpt_neo, and only spheret and gpt2"),
-            (["import", "{}/changed", "--out", "{}/x"], "is not the tokenizer that was exported"),
-            (
-                ["import", "{}/torn", "--out", "{}/x"],
-                "/torn/model.safetensors is not a safetensors file (Error",
-            ),
-            (["import", "{}/garbled", "--out", "{}/x"], "/garbled/config.json is damaged (Expecting property name"),
-            (["import", "{}/hub/tokenizer.json", "--out", "{}/x"], "is not named model.safetensors"),
-            (["import", "{}/code", "--out", "{}/x"], "is a mine, and only spheret and gpt2"),
-        ],
-    )
-    def test_bad_input(self, words, message, tmp_path, capsys):
-        run = make_run(tmp_path / "run", tiny("pre-ln", vocab=320), "bpe:300", ["we the people"] * 9)
-        export(run, tmp_path / "hub")
-        shutil.copytree(tmp_path / "run", tmp_path / "bare")
-        shutil.rmtree(tmp_path / "bare" / "checkpoints")
-        (tmp_path / "pickled").mkdir()
-        shutil.copy(tmp_path / "hub" / "config.json", tmp_path / "pickled")
-        (tmp_path / "pickled" / "pytorch_model.bin").write_bytes(b"pickle")
-        shutil.copytree(tmp_path / "hub", tmp_path / "changed")
-        definition = json.loads((tmp_path / "hub" / "tokenizer.json").read_bytes())
-        (tmp_path / "changed" / "tokenizer.json").write_text(json.dumps(definition))
-        for name in ("torn", "garbled", "code"):
-            shutil.copytree(tmp_path / "hub", tmp_path / name)
-        weights = tmp_path / "torn" / "model.safetensors"
-        weights.write_bytes(weights.read_bytes()[:-9])
-        (tmp_path / "garbled" / "config.json").write_text("{")
-        # a model with its own code, which must not run
-        config = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.A", "AutoModelForCausalLM": "mine.B"}}
-        (tmp_path / "code" / "config.json").write_text(json.dumps(config))
-        (tmp_path / "code" / "mine.py").write_text(f"open({str(tmp_path / 'x')!r}, 'w')\n")
-        from transformers import GPTNeoConfig, GPTNeoForCausalLM
-
-        small = {"hidden_size": 8, "num_layers": 1, "num_heads": 1, "attention_types": [[["global"], 1]]}
-        GPTNeoForCausalLM(GPTNeoConfig(vocab_size=9, **small)).save_pretrained(tmp_path / "other")
-        capsys.readouterr()
-        assert main([word.format(tmp_path) for word in words]) == 2
-        error = capsys.readouterr().err
-        assert message in error
-        assert error.count("\n") == 1
-        assert not (tmp_path / "x").exists()
-
-
-def test_a_place_that_is_a_file_is_refused_before_the_work(tmp_path, capsys):
-    (tmp_path / "file").write_text("mine")
-    assert main(["import", str(tmp_path / "nowhere"), "--out", str(tmp_path / "file")]) == 2
-    assert "file is a file: give a directory" in capsys.readouterr().err
+    def test_a_tokenizer_of_more_tokens(self, tmp_path):
+        exported = export(make_run(tmp_path / "run", tiny("pre-ln", vocab=320)), tmp_path / "hub")
+        with pytest.raises(ValueError, match="50257"):
+            import_(exported, tmp_path / "back", "gpt2")

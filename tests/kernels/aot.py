@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from spheret.kernels import triton_rows
-from spheret.kernels.triton import shape
+from spheret.kernels.triton import STRIP, shape
 
 BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 CHIPS = {80: "sm_80", 90: "sm_90a", 100: "sm_100a"}
@@ -25,12 +25,14 @@ ROWS = {"h_ptr", "f_ptr", "out_ptr", "g_ptr", "dh_ptr", "df_ptr"}
 
 
 def report(case):
-    name, width, dtype, arch = case
+    (name, gain), width, dtype, arch = case
     kernel = getattr(triton_rows, name)
-    tile = shape(width)
+    strip = STRIP if gain and name == "backward_rows" else 1
+    tile = shape(width, strip)
     warps = tile.pop("num_warps")
     # the case with the most code: the general retraction, capped, with step and p in memory
-    constants = {"KIND": "angular", "CAPPED": True, "ALPHA": 1, "P": 1, "RADIUS": 1, **tile}
+    constants = {"KIND": "angular", "CAPPED": True, "ALPHA": 1, "P": 1, "RADIUS": 1, "GAIN": gain, **tile}
+    constants["STRIP"] = strip
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
 
     def kind(name):
@@ -54,7 +56,7 @@ def report(case):
         command = [tool, "-v", f"--gpu-name={CHIPS[arch]}", file.name, "-o", "/dev/null"]
         output = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     return {
-        "kernel": kernel.__name__,
+        "kernel": f"{kernel.__name__}, normed" if gain else kernel.__name__,
         "width": width,
         "dtype": dtype,
         "arch": arch,
@@ -64,7 +66,8 @@ def report(case):
 
 
 if __name__ == "__main__":
-    kernels = ("forward_rows", "backward_rows", "norm_forward_rows", "norm_backward_rows")
+    kernels = [(name, False) for name in ("forward_rows", "backward_rows", "norm_forward_rows", "norm_backward_rows")]
+    kernels += [("forward_rows", True), ("backward_rows", True)]
     widths = [int(width) for width in sys.argv[1:]] or [768, 1280, 4096, 8192, 16384]
     cases = itertools.product(kernels, widths, ("bf16", "fp32"), CHIPS)
     # it runs when few other tests are left: both cores are free

@@ -40,7 +40,7 @@ def takes(backend, *dtypes):
 
 def known_to(backend):
     """The rows of the table that a backend has code for."""
-    return [name for name, row in RETRACTIONS.items() if BACKENDS[backend].knows(row)]
+    return [name for name, retraction in RETRACTIONS.items() if BACKENDS[backend].knows(retraction)]
 
 
 def inputs(d, n=16, h_dtype=torch.float32, f_dtype=torch.float32):
@@ -51,7 +51,7 @@ def inputs(d, n=16, h_dtype=torch.float32, f_dtype=torch.float32):
     return h.to(h_dtype), f.to(f_dtype), g.to(h_dtype)
 
 
-def gradients(backend, h, f, g, row, cap, alpha=0.7, p=None, dtype=None, shape=(1,)):
+def gradients(backend, h, f, g, retraction, cap, alpha=0.7, p=None, dtype=None, shape=(1,)):
     """Output, dh, df, dalpha (and dp, if p is learned); alpha and p have this shape."""
     h, f, g = (x.to(dtype or x.dtype) for x in (h, f, g))
     scalar = dtype or torch.float32
@@ -59,26 +59,26 @@ def gradients(backend, h, f, g, row, cap, alpha=0.7, p=None, dtype=None, shape=(
     step = torch.full(shape, alpha, dtype=scalar, requires_grad=True)
     free = None if p is None else torch.full(shape, p, dtype=scalar, requires_grad=True)
     with use(backend):
-        out = retract(h, f, step, row if free is None else free, cap)
+        out = retract(h, f, step, retraction if free is None else free, cap)
     learned = [x for x in (step, free) if x is not None]
     return [out.detach(), *torch.autograd.grad(out, (h, f, *learned), g)]
 
 
-def with_shares(backend, h, f, g, row, cap, p):
+def with_shares(backend, h, f, g, retraction, cap, p):
     """`gradients`, and the rows' shares of dalpha and dp, (n, 1) each."""
     seen, reduce_to = [], closed_form.reduce_to
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(closed_form, "reduce_to", lambda grad, like: (seen.append(grad), reduce_to(grad, like))[1])
-        results = gradients(backend, h, f, g, row, cap, p=p)
+        results = gradients(backend, h, f, g, retraction, cap, p=p)
     if backend == "native":
         # C adds the rows up, so each row is a call of its own
         rows = zip(h.split(1), f.split(1), g.split(1), strict=True)
-        alone = [gradients(backend, *row_of, row, cap, p=p)[3:] for row_of in rows]
+        alone = [gradients(backend, *row_of, retraction, cap, p=p)[3:] for row_of in rows]
         seen = [torch.stack(column) for column in zip(*alone, strict=True)]
     return results, seen
 
 
-def closed_form_errors(h, f, g, row, cap, p, exact, scales):
+def closed_form_errors(h, f, g, retraction, cap, p, exact, scales):
     """The closed form's errors per row, in four orders of the columns: (4, n) for each result.
 
     The order in which a machine adds up a row decides how lucky its rounding is. The bar is the worst of four orders,
@@ -88,7 +88,7 @@ def closed_form_errors(h, f, g, row, cap, p, exact, scales):
     orders = [torch.arange(h.shape[-1]), torch.arange(h.shape[-1]).flip(0), *shuffles]
     errors = []
     for order in orders:
-        (out, dh, df, *_), shares = with_shares("closed", *(x[:, order] for x in (h, f, g)), row, cap, p)
+        (out, dh, df, *_), shares = with_shares("closed", *(x[:, order] for x in (h, f, g)), retraction, cap, p)
         back = order.argsort()
         errors.append(relative_errors([out[:, back], dh[:, back], df[:, back], *shares], exact, scales))
     return [torch.stack(column) for column in zip(*errors, strict=True)]
@@ -99,12 +99,12 @@ def relative_errors(results, exact, scales):
     return [(x.double() - truth).norm(dim=-1) / scale for x, truth, scale in columns]
 
 
-def check_errors(backend, d, row, cap, h_dtype, f_dtype, p=None):
+def check_errors(backend, d, retraction, cap, h_dtype, f_dtype, p=None):
     """Hold the backend's errors to twice the closed form's: the worst row, and the typical one."""
     h, f, g = inputs(d, h_dtype=h_dtype, f_dtype=f_dtype)
     # with one alpha and one p per row, the gradients of both are the rows' shares
-    exact = gradients("reference", h, f, g, row, cap, p=p, dtype=torch.float64, shape=(len(h), 1))
-    results, shares = with_shares(backend, h, f, g, row, cap, p)
+    exact = gradients("reference", h, f, g, retraction, cap, p=p, dtype=torch.float64, shape=(len(h), 1))
+    results, shares = with_shares(backend, h, f, g, retraction, cap, p)
     assert all(x.isfinite().all() for x in (*results, *shares))
     # a gradient may cancel to nearly nothing (g along h, in two dimensions), and its error does not; so may a share,
     # which is the dot product of g with a vector about as long as f
@@ -115,7 +115,7 @@ def check_errors(backend, d, row, cap, h_dtype, f_dtype, p=None):
         if backend == "triton":
             # its scalars are float32, so it is held to the closed form as a device without float64 computes it
             patch.setattr(precision, "WITHOUT_FLOAT64", {"cpu"})
-        bars = closed_form_errors(h, f, g, row, cap, p, exact, scales)
+        bars = closed_form_errors(h, f, g, retraction, cap, p, exact, scales)
     errors = relative_errors([*results[:3], *shares], exact, scales)
     for index, (error, bar, result) in enumerate(zip(errors, bars, [*results[:3], *shares], strict=True)):
         # rounding the result alone may cost an eps
@@ -229,7 +229,7 @@ class TestEdges:
 
     def test_extreme_rows(self, backend):
         for h_size, f_size in ((1e-18, 1e18), (1e18, 1e18), (1e-18, 1e-18), (1.0, 1e15), (1e18, 0.0)):
-            for name in (name for name, row in CASES.items() if BACKENDS[backend].knows(row)):
+            for name in (name for name, retraction in CASES.items() if BACKENDS[backend].knows(retraction)):
                 for cap in (None, math.pi / 4):
                     h, f, g = (x.double() for x in inputs(24))
                     h, f = (
@@ -291,18 +291,21 @@ class TestEdges:
 
 @pytest.mark.parametrize("backend", FUSED)
 class TestOperators:
-    def arguments(self):
+    def arguments(self, normed=False):
         h, f, g = inputs(24, n=5)
         alpha = torch.tensor([0.7], requires_grad=True)
         p = torch.tensor([0.5], requires_grad=True)
-        return (h.requires_grad_(), f.requires_grad_(), alpha, 0.0, p, 0.0, "angular", 0.7), g
+        gain = torch.full((24,), 0.3, requires_grad=True) if normed else None
+        return (h.requires_grad_(), f.requires_grad_(), alpha, p, gain, "angular", 0.7), g
 
-    def test_opcheck(self, backend):
+    @pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
+    def test_opcheck(self, backend, normed):
         torch.use_deterministic_algorithms(False)
         kernel = {"native": native, "triton": triton}[backend].KERNEL
-        (h, f, alpha, *rest), g = self.arguments()
+        (h, f, alpha, *rest), g = self.arguments(normed)
         torch.library.opcheck(kernel.forward_op, (h, f, alpha, *rest))
-        torch.library.opcheck(kernel.forward_op, (h, f.detach().bfloat16(), None, 0.7, None, 1.0, "projection", None))
+        half = (h, f.detach().bfloat16(), alpha.detach(), torch.ones(1), rest[1], "projection", None)
+        torch.library.opcheck(kernel.forward_op, half)
         _, kept = kernel.forward_op(h, f, alpha, *rest)
         detached = [x.detach() if isinstance(x, torch.Tensor) else x for x in (g, h, f, alpha, *rest)]
         torch.library.opcheck(kernel.backward_op, (*detached, kept.detach()))
@@ -416,7 +419,8 @@ class TestSurroundings:
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
     def test_default_dtype(self, backend, dtype):
-        h, f, g = inputs(64, n=512)
+        # so many that native takes several threads
+        h, f, g = inputs(64, n=512 if backend == "native" else 16)
         truth = gradients(backend, h, f, g, RETRACTIONS["angular"], 0.5)
         torch.set_default_dtype(dtype)
         try:

@@ -56,13 +56,13 @@ def fx(function, inputs):
     return module, fx_operators(module.graph)
 
 
-def turn(row):
-    return lambda h, f, alpha: retract(h, f, alpha, row)
+def turn(retraction):
+    return lambda h, f, alpha: retract(h, f, alpha, retraction)
 
 
 WAYS = {"export": export, "jit.trace": jit_trace, "make_fx": fx}
 CASES = {
-    **{name: turn(row) for name, row in RETRACTIONS.items()},
+    **{name: turn(retraction) for name, retraction in RETRACTIONS.items()},
     "capped": lambda h, f, alpha: retract(h, f, alpha, "exponential", max_angle=0.3),
     "a learned p": lambda h, f, alpha: retract(h, f, 0.5, alpha),
     "an angle function": turn(as_retraction(torch.tanh)),

@@ -15,7 +15,7 @@ from spheret.retractions import as_retraction
 
 CUSTOM = Retraction.from_angle(torch.tanh, "tanh")
 # every row of the table, the members of its family by their p; a row outside the family has p = NaN
-EVERY = [*PS, *(row for row in RETRACTIONS.values() if row.p not in PS), CUSTOM]
+EVERY = [*PS, *(own for own in RETRACTIONS.values() if own.p not in PS), CUSTOM]
 TORCH_BACKENDS = ("closed", "reference")
 
 
@@ -29,36 +29,22 @@ def pair(d=24, n=16, seed=0, size=1.0, along=0.0):
 
 @pytest.mark.parametrize("backend", TORCH_BACKENDS)
 @pytest.mark.parametrize("cap", CAPS)
-@pytest.mark.parametrize("p", PS)
-class TestDefinition:
-    def test_float64(self, p, cap, backend):
-        for size in (1e-20, 1e-8, 1e-3, 0.3, 1.0, 3.0, 30.0):
-            h, f = pair(size=size, along=0.5 if size > 1e-6 else 0.0)
-            truth, theta, _ = definition(h, f, 0.7, p, cap)
-            with use(backend):
-                got = retract(h, f, 0.7, p, cap)
-            assert (normwise(got, truth) <= 1e-12 * (1 + theta.squeeze(-1))).all()
-
-    def test_float32(self, p, cap, backend):
-        for size, along in ((1e-3, 0.0), (0.3, -2.0), (1.0, 3.0), (4.0, 0.1), (30.0, 1.0)):
-            h, f = (x.float() for x in pair(d=768, size=size, along=along))
-            truth, theta, c = definition(h, f, 0.7, p, cap)
-            with use(backend):
-                got = retract(h, f, 0.7, p, cap)
-            assert got.dtype == torch.float32
-            assert (normwise(got, truth) <= 1e-6 * (1 + theta + c.abs()).squeeze(-1)).all()
-
-
-@pytest.mark.parametrize("backend", TORCH_BACKENDS)
-@pytest.mark.parametrize("cap", CAPS)
-@pytest.mark.parametrize("name", RETRACTIONS)
-def test_every_row_of_the_table_is_its_definition(name, cap, backend):
+@pytest.mark.parametrize("retraction", EVERY, ids=str)
+def test_every_retraction_is_its_definition(retraction, cap, backend):
+    angle = as_retraction(retraction).angle
     for size in (1e-20, 1e-8, 1e-3, 0.3, 1.0, 3.0, 30.0):
         h, f = pair(size=size, along=0.5 if size > 1e-6 else 0.0)
-        truth, theta, _ = definition(h, f, 0.7, RETRACTIONS[name].angle, cap)
+        truth, theta, _ = definition(h, f, 0.7, angle, cap)
         with use(backend):
-            out = retract(h, f, 0.7, name, cap)
-        assert (normwise(out, truth) <= 1e-12 * (1 + theta.squeeze(-1))).all()
+            got = retract(h, f, 0.7, retraction, cap)
+        assert (normwise(got, truth) <= 1e-12 * (1 + theta.squeeze(-1))).all()
+    for size, along in ((1e-3, 0.0), (0.3, -2.0), (1.0, 3.0), (4.0, 0.1), (30.0, 1.0)):
+        h, f = (x.float() for x in pair(d=768, size=size, along=along))
+        truth, theta, c = definition(h, f, 0.7, angle, cap)
+        with use(backend):
+            got = retract(h, f, 0.7, retraction, cap)
+        assert got.dtype == torch.float32
+        assert (normwise(got, truth) <= 1e-6 * (1 + theta + c.abs()).squeeze(-1)).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -84,8 +70,8 @@ def test_a_capped_row_is_finite_at_every_step(name, backend, dtype):
 
 def reaches(retraction, cap):
     """Whether some step of the retraction turns by more than the cap."""
-    row = as_retraction(retraction)
-    return cap is not None and row.largest_angle > cap and float(row.angle(torch.tensor(1e6).double())) > cap
+    own = as_retraction(retraction)
+    return cap is not None and own.largest_angle > cap and float(own.angle(torch.tensor(1e6).double())) > cap
 
 
 class TestGradients:
@@ -93,8 +79,9 @@ class TestGradients:
         h, f = h.clone().requires_grad_(), f.clone().requires_grad_()
         step = torch.tensor([alpha], dtype=torch.float64, requires_grad=True)
         assert gradcheck(
-            lambda *x: retract(*x, retraction, cap), (h, f, step), eps=1e-7, atol=1e-6, check_forward_ad=True
-        )
+            lambda *x: retract(*x, retraction, cap), (h, f, step), eps=1e-7, atol=1e-6, check_forward_ad=True,
+            fast_mode=True,
+        )  # fmt: skip
 
     @pytest.mark.parametrize("cap", CAPS)
     @pytest.mark.parametrize("retraction", EVERY, ids=str)
@@ -115,10 +102,10 @@ class TestGradients:
         ("retraction", "cap"), [(each, cap) for each in EVERY for cap in CAPS if reaches(each, cap)], ids=str
     )
     def test_both_sides_of_the_cap(self, retraction, cap):
-        row, low, high = as_retraction(retraction), 0.0, 1e6
+        own, low, high = as_retraction(retraction), 0.0, 1e6
         for _ in range(200):
             edge = (low + high) / 2
-            low, high = (edge, high) if row.angle(torch.tensor(edge).double()) <= cap else (low, edge)
+            low, high = (edge, high) if own.angle(torch.tensor(edge).double()) <= cap else (low, edge)
         for size in (edge * (1 - 1e-3), edge * (1 + 1e-3)):
             self.check(*pair(d=3, n=2, size=size, along=0.3), retraction, cap, alpha=1.0)
 
@@ -138,44 +125,6 @@ def test_a_learned_p_gets_its_gradient(p, cap, size):
     if size < 10:
         assert gradgradcheck(update, (h, f, step, free), atol=1e-4, rtol=1e-3)
     torch.testing.assert_close(update(h, f, step, free), retract(h, f, step, p, cap), rtol=1e-13, atol=1e-13)
-
-
-@pytest.mark.parametrize("backend", TORCH_BACKENDS)
-@pytest.mark.parametrize("retraction", [*RETRACTIONS, 3.7, CUSTOM], ids=str)
-def test_gradients_agree_between_backends(backend, retraction):
-    for cap in CAPS:
-        h, f = (x.requires_grad_() for x in pair(along=0.5))
-        step = torch.full((16, 1), 0.7, dtype=torch.float64, requires_grad=True)
-        truth = definition_gradients(h, f, step, retraction, cap)
-        with use(backend):
-            out = retract(h, f, step, retraction, cap)
-        results = torch.autograd.grad(out, (h, f, step), torch.ones_like(h) + h.detach())
-        for x, y in zip(results, truth, strict=True):
-            torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-12)
-
-
-def definition_gradients(h, f, step, retraction, cap):
-    """Autograd through the definition itself."""
-    with use("reference"):
-        out = retract(h, f, step, retraction, cap)
-    return torch.autograd.grad(out, (h, f, step), torch.ones_like(h) + h.detach())
-
-
-@pytest.mark.parametrize("cap", [None, math.pi / 4])
-@pytest.mark.parametrize("retraction", EVERY, ids=str)
-def test_extreme_rows_stay_finite(retraction, cap):
-    for h_size in (1e-18, 1e-9, 1.0, 1e18):
-        for f_size in (0.0, 1e-18, 1.0, 1e15, 1e18, min(1e15 * h_size, 1e18)):
-            for parallel in (False, True):
-                for d in (2, 63, 768):
-                    h = torch.nn.functional.normalize(rows(2, d), dim=-1)
-                    f = h if parallel else torch.nn.functional.normalize(rows(2, d, seed=1), dim=-1)
-                    h, f = ((x * size).float().requires_grad_() for x, size in ((h, h_size), (f, f_size)))
-                    step = torch.tensor([0.9], requires_grad=True)
-                    out = retract(h, f, step, retraction, cap)
-                    out.backward(rows(2, d, seed=2).float())
-                    outputs = (out, h.grad, f.grad, step.grad)
-                    assert all(x.isfinite().all() for x in outputs), (h_size, f_size, parallel, d)
 
 
 @given(
@@ -209,9 +158,9 @@ def test_norm_drift_over_1000_updates(retraction, branch):
 
 
 @pytest.mark.parametrize("backend", TORCH_BACKENDS)
-class TestEitherBackend:
+class TestRows:
     @pytest.mark.parametrize("shape", [(24,), (2, 8, 24), (1, 4, 4, 24)], ids=str)
-    def test_rows_of_any_shape(self, backend, shape):
+    def test_of_any_shape(self, backend, shape):
         h, f = (x[: math.prod(shape[:-1])] for x in pair(size=2.0, along=0.5))
         with use(backend):
             flat = retract(h, f, 0.7, "cayley", 0.9)
@@ -225,42 +174,20 @@ class TestEitherBackend:
         torch.testing.assert_close(out, h, rtol=1e-15, atol=0)
         assert all(x.isfinite().all() for x in torch.autograd.grad(out.sum(), (h, f)))
 
-    @pytest.mark.parametrize("size", [0.1, 30.0])
-    @pytest.mark.parametrize("retraction", RETRACTIONS)
-    def test_a_negative_step_is_a_step_along_the_opposite_branch(self, backend, retraction, size):
-        h, f = pair(size=size, along=0.5)
-        with use(backend):
-            torch.testing.assert_close(retract(h, f, -0.7, retraction, 0.3), retract(h, -f, 0.7, retraction, 0.3))
-
-
-class TestRowsWithoutADirection:
-    @pytest.mark.parametrize("backend", TORCH_BACKENDS)
     @pytest.mark.parametrize("retraction", [*RETRACTIONS, CUSTOM], ids=str)
-    def test_a_zero_row_stays_zero_and_finite(self, backend, retraction):
-        h, f = (x.float().requires_grad_() for x in pair())
-        with torch.no_grad():
-            h[3] = 0
+    def test_of_zeros_stay_zero_and_nan_stays_in_its_row(self, backend, retraction):
+        h, f = (x.float() for x in pair())
+        h[3], h[5, 5], f[7, 5] = 0, math.nan, math.nan
+        h.requires_grad_(), f.requires_grad_()
         with use(backend):
             out = retract(h, f, 0.7, retraction, math.pi / 4)
+        good = [i for i in range(16) if i not in (5, 7)]
         assert (out[3] == 0).all()
-        assert out.isfinite().all()
-        out.backward(torch.ones_like(out))
-        assert h.grad.isfinite().all()
-        assert f.grad.isfinite().all()
+        assert out[[5, 7]].isnan().all()
+        out[good].sum().backward()
+        assert all(x[good].isfinite().all() for x in (out, h.grad, f.grad))
         assert (h.grad[3] == 1).all()
         assert (f.grad[3] == 0).all()
-
-    @pytest.mark.parametrize("backend", TORCH_BACKENDS)
-    @pytest.mark.parametrize("where", ["h", "f"])
-    @pytest.mark.parametrize("retraction", [*RETRACTIONS, CUSTOM], ids=str)
-    def test_nan_comes_out_of_its_row_and_no_other(self, backend, where, retraction):
-        h, f = pair()
-        (h if where == "h" else f)[3, 5] = math.nan
-        with use(backend):
-            out = retract(h, f, 0.7, retraction, math.pi / 4)
-        assert out[3].isnan().all()
-        assert out[:3].isfinite().all()
-        assert out[4:].isfinite().all()
 
 
 class TestAlpha:
@@ -274,52 +201,9 @@ class TestAlpha:
         assert alpha.grad.shape == shape
         assert gradcheck(lambda a: retract(h, f, a), (alpha,))
 
-    @pytest.mark.parametrize("shape", [(4,), (5, 4), (5, 4, 8), (3, 4, 1), (1, 5, 4, 1)])
-    def test_shapes_that_do_not(self, shape):
-        h, f = torch.randn(2, 5, 4, 8).unbind()
-        with pytest.raises(ValueError, match="last dimension"):
-            retract(h, f, torch.ones(shape))
-
-    @pytest.mark.parametrize("shape", [(8,), (5, 1), (3, 5, 4, 1)])
-    def test_p_has_the_same_rule(self, shape):
-        h, f = torch.randn(2, 5, 4, 8).unbind()
-        with pytest.raises(ValueError, match="p must"):
-            retract(h, f, 1.0, torch.ones(shape))
-        assert retract(h, f, 1.0, torch.ones(4, 1)).shape == h.shape
-
-    def test_values(self):
+    def test_zero(self):
         h, f = torch.randn(2, 4, 8).unbind()
         assert torch.equal(retract(h, f, 0.0), h)
-        with pytest.raises(ValueError, match=r"alpha .*finite"):
-            retract(h, f, math.nan)
-        with pytest.raises(TypeError, match=r"alpha .*floating-point"):
-            retract(h, f, torch.ones(1, dtype=torch.int64))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ((torch.ones(3, 1), torch.ones(3, 1)), ValueError, "at least 2 wide"),
-        ((torch.ones(()), torch.ones(())), ValueError, "at least 2 wide"),
-        ((torch.ones(3, 4), torch.ones(3, 5)), ValueError, "the same shape"),
-        ((torch.ones(3, 4), torch.ones(4)), ValueError, "the same shape"),
-        ((torch.ones(3, 4).long(), torch.ones(3, 4)), TypeError, "h must be floating-point"),
-        ((torch.ones(3, 4), torch.ones(3, 4).int()), TypeError, "f must be floating-point"),
-        (([1.0, 2.0], torch.ones(2)), TypeError, "h must be a tensor"),
-        ((torch.ones(3, 4), torch.ones(3, 4), 1.0, "cayly"), ValueError, "Did you mean 'cayley'"),
-        ((torch.ones(3, 4), torch.ones(3, 4), 1.0, -1.0), ValueError, "greater than 0"),
-        (
-            (torch.ones(3, 4), torch.ones(3, 4), 1.0, 1.0, 0.0),
-            ValueError,
-            r"max_angle must be None or lie in \(0, pi\]",
-        ),
-        ((torch.ones(3, 4), torch.ones(3, 4), 1.0, 1.0, 4.0), ValueError, "max_angle"),
-        ((torch.ones(3, 4), torch.ones(3, 4), 1.0, 1.0, math.nan), ValueError, "max_angle"),
-    ],
-)
-def test_bad_input(arguments, error, message):
-    with pytest.raises(error, match=message):
-        retract(*arguments)
 
 
 class TestChooser:
@@ -331,10 +215,6 @@ class TestChooser:
             with use(None):
                 assert chosen(h, h) == automatic
         assert chosen(h, h) == automatic
-
-    def test_unknown_names(self):
-        with pytest.raises(ValueError, match="Did you mean 'closed'"), use("close"):
-            pass
 
     def test_a_retraction_without_a_kernel_runs_on_the_closed_form(self):
         h = torch.ones(2, 4)

@@ -1,10 +1,8 @@
 """Run directories in the format of the trainer, with numbers from a formula, for every case that a test needs."""
 
-import csv
-import io
 import json
 import math
-import re
+from html.parser import HTMLParser
 from pathlib import Path
 
 import msgspec
@@ -14,14 +12,15 @@ from paper_configs import paper_config
 from spheret.connections import Spherical, scheme
 from spheret.evaluate.results import is_accuracy, summary
 from spheret.evaluate.tasks import PAPER_COLUMNS
-from spheret.lab.report import report_files, run_findings
+from spheret.lab.page.page import page
+from spheret.lab.page.section import to_markdown
+from spheret.lab.report import run_findings, sections_of
 from spheret.lab.rows import RESULTS, Key, row_of_run, write_rows
 from spheret.lab.runs import RunGroup, read_groups
-from spheret.lab.statistics import mean_and_deviation
+from spheret.model.gpt import GPTConfig
 from spheret.paper.runs import PaperRun
 from spheret.runs.layout import EVAL, EVAL_SAMPLES
 from spheret.runs.run import open_run
-from spheret.runs.run_sample import RunSample
 
 DOCUMENTS = [700, 1200, 300, 2500, 900, 640]
 
@@ -44,13 +43,11 @@ def write_run(
     model: dict | None = None,
     environment: dict | None = None,
     eval_every: int = 20,
-    sample: str | None = None,
 ) -> Path:
     """Write a run directory and return its path.
 
     quality: subtracted from every loss. until: the last step. diverged: the step at which the run stopped.
     diverged_finite: the step at which its loss was found to be far too high; it went on.
-    sample: the text of sample.json.
     """
     rng = np.random.default_rng([seed, *scheme_name.encode()])
     path.mkdir(parents=True)
@@ -58,19 +55,21 @@ def write_run(
         "format": "spheret-run",
         "version": 3,
         "model": {
-            "layers": layers, "heads": 2, "width": 32, "block": 64, "vocab": 320, "bias": True, "dropout": 0.0,
-            "scheme": scheme_name, "scheme_options": options or {}, "activation": "gelu", "head_bias": "unigram",
-            "recompute": False, **(model or {}),
+            **GPTConfig().as_dict(), "layers": layers, "heads": 2, "width": 32, "block": 64, "vocab": 320,
+            "scheme": scheme_name, "scheme_options": options or {}, "head_bias": "unigram", **(model or {}),
         },
         "train": {
             "steps": steps, "batch_size": 8, "tokens_per_update": 512, "lr": 3e-3,
             "min_lr": 3e-4, "warmup": min(6, steps),
             "weight_decay": 0.1, "betas": [0.9, 0.95], "clip": 1.0, "seed": seed,
             "precision": "float32", "checkpoint_every": 50, "keep": 2, "compile": False, "init_from": None,
+            "optimizer": "adamw", "matrix_lr": None, "embedding_lr": None, "lr_schedule": "cosine",
+            "decay_steps": 0, "parametrization": "standard", "base_width": None, "base_layers": None,
+            "base_heads": None,
             **(train or {}),
         },
         "evaluation": {
-            "eval_every": eval_every, "eval_windows": 64, "certify_every": 0, "on_divergence": "alarm",
+            "eval_every": eval_every, "eval_windows": 64, "on_divergence": "alarm",
         },
         "data": {
             "path": "data", "manifest_sha256": data,
@@ -121,18 +120,17 @@ def write_run(
         if diverged_finite is not None and step >= diverged_finite:
             line |= {key: 50.0 for key in ("loss", "val_loss") if key in line}
         if step == diverged_finite:
-            line["diverged"] = "the loss 50 is above the unigram entropy; sublayer 3 moved most"
+            sentence = "the loss 50 is above the unigram entropy; sublayer 3 moved most"
+            line["events"] = [{"kind": "diverged", "step": step, "where": "sublayer 3", "sentence": sentence}]
         if alarm is not None and step == last:
-            line["alarm"] = alarm
+            line["events"] = [{"kind": "collapsed", "step": step, "where": "sublayer 1", "sentence": alarm}]
         lines.append(line)
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    if sample is not None:
-        RunSample(sample, "", 1337, 0.8, 128, last).write(path)
     return path
 
 
 def write_costs(folder: Path, seconds: dict[str, float]) -> None:
-    """Write results.jsonl of the runs in a folder, as a race does, with the seconds of a step of some schemes."""
+    """Write results.jsonl beside a folder of runs, as a race does, with the seconds of a step of some schemes."""
     rows = []
     for config in sorted(folder.glob("*/config.json")):
         settings = json.loads(config.read_text())
@@ -140,7 +138,7 @@ def write_costs(folder: Path, seconds: dict[str, float]) -> None:
         row = row_of_run(open_run(config.parent), Key("race", name, train["lr"], train["seed"]))
         assert row is not None
         rows.append(msgspec.structs.replace(row, step_seconds=seconds.get(name)))
-    write_rows(folder / RESULTS, rows)
+    write_rows(folder.parent / RESULTS, rows)
 
 
 def read_group(paths: list[Path]) -> RunGroup:
@@ -152,8 +150,9 @@ def read_group(paths: list[Path]) -> RunGroup:
 def write_tables(runs: list[Path], out: Path) -> None:
     """Write a report without its figures, which take most of the time."""
     out.mkdir(exist_ok=True)
-    for name, data in report_files(run_findings(read_groups(runs)), []).items():
-        (out / name).write_bytes(data)
+    sections = sections_of(run_findings(read_groups(runs)))
+    (out / "tables.md").write_text(to_markdown(table for section in sections for table in section.tables))
+    (out / "report.html").write_text(page("runs", sections))
 
 
 def write_paper_run(path: Path, recipe: PaperRun, quality: float = 0.0, **train) -> Path:
@@ -191,7 +190,7 @@ def write_evaluation(run: Path, right: int, step: int = 60, limit: int | None = 
     document = {
         "format": "spheret-eval", "version": 1, "run": run.name, "step": step, "limit": limit,
         "precision": "float32", "device": "cpu", "batch_size": "auto", "seconds": 1.5, "versions": {},
-        "tasks": tasks, "requests": 20 * len(tasks), "truncated": 0,
+        "tasks": tasks,
     }  # fmt: skip
     (run / EVAL).write_text(json.dumps(document))
     (run / EVAL_SAMPLES).write_text(
@@ -202,53 +201,43 @@ def write_evaluation(run: Path, right: int, step: int = 60, limit: int | None = 
     )
 
 
+class PageCells(HTMLParser):
+    """The cells of all tables of a page, with their rows, columns, numbers and sources."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.cells, self._table, self._row, self._into = [], "", "", None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        if tag == "table":
+            self._table = given["id"].removeprefix("table-")
+        elif tag == "tr":
+            self._row = ""
+        elif tag == "th":
+            self._into = "row" if given["scope"] == "row" else None
+        elif tag == "td":
+            self._into = "text"
+            number = {"value": given.get("data-value", ""), "source": given.get("data-source", "")}
+            self.cells.append(
+                {"table": self._table, "row": self._row, "column": given["data-label"], "text": "", **number}
+            )
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th"):
+            self._into = None
+
+    def handle_data(self, data):
+        if self._into == "row":
+            self._row += data
+        elif self._into == "text":
+            self.cells[-1]["text"] += data
+
+
 def cells(directory):
-    return list(csv.DictReader(io.StringIO((directory / "tables.csv").read_text())))
+    return PageCells((directory / "report.html").read_text()).cells
 
 
 def cell(directory, table, row, column):
     return next(c for c in cells(directory) if (c["table"], c["row"], c["column"]) == (table, row, column))
-
-
-# results.jsonl[RUN].step_seconds
-STEP_COST = re.compile(r"results\.jsonl\[([^\]]+)\]\.step_seconds")
-# RUN/config.json[SECTION.KEY]
-SETTING = re.compile(r"([^\s,(]+)/config\.json\[(\w+)\.(\w+)\]")
-# RUN[STEP].KEY and RUN[FIRST..LAST].KEY
-REFERENCE = re.compile(r"([^\s,(]+)\[(\d+)(?:\.\.(\d+))?\]\.([\w.]+)")
-# RUN.val_loss: that of the last line
-LAST = re.compile(r"([^\s,(]+)\.val_loss")
-
-
-def recompute(root, source):
-    """Evaluate a source over metrics.jsonl. Of the report's code, only the statistics are used."""
-
-    def lines_of(name):
-        return [json.loads(text) for text in (root / name / "metrics.jsonl").read_text().splitlines()]
-
-    def look_up(reference):
-        name, first, last, key = reference.groups()
-        lines = lines_of(name)
-        if last is None:
-            (line,) = [line for line in lines if line["step"] == int(first)]
-            value = line[key] if "." not in key else [part[key.split(".")[1]] for part in line["sublayers"]]
-        else:
-            value = [line[key] for line in lines if int(first) <= line["step"] <= int(last)]
-        return json.dumps(value)
-
-    def step_seconds(reference):
-        rows = map(json.loads, (root / "results.jsonl").read_text().splitlines())
-        return str(next(row["step_seconds"] for row in rows if row["run"] == reference[1]))
-
-    def flat(*values):
-        return values[0] if isinstance(values[0], list) else list(values)
-
-    functions = {
-        "mean": lambda *v: math.fsum(flat(*v)) / len(flat(*v)), "sd": lambda *v: mean_and_deviation(flat(*v))[1],
-        "exp": math.exp, "min": min, "max": max, "first": lambda v: v[0], "last": lambda v: v[-1], "count": len,
-    }  # fmt: skip
-    source = STEP_COST.sub(step_seconds, source)
-    source = SETTING.sub(lambda r: str(json.loads((root / r[1] / "config.json").read_text())[r[2]][r[3]]), source)
-    formula = REFERENCE.sub(look_up, source.partition(" \u00b1 ")[0])
-    formula = LAST.sub(lambda r: str(lines_of(r[1])[-1]["val_loss"]), formula)
-    return eval(formula, {"__builtins__": {}}, functions)

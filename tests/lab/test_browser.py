@@ -1,8 +1,5 @@
 """The page in a real browser: no error, no request, nothing wider than the window; every control does its work."""
 
-import json
-from functools import partial
-
 import headless
 import numpy as np
 import pytest
@@ -12,20 +9,17 @@ from scripts import script
 from watched_helpers import event, header, observations
 
 from spheret.connections import PAPER_SCHEMES
-from spheret.conversion.command import report as conversion
-from spheret.lab import live_page
 from spheret.lab.plan import PLANS, read_plan
-from spheret.lab.report import report, report_files, run_findings, study_findings, write_report
+from spheret.lab.report import report, study_findings, write_report
 from spheret.lab.rows import read_rows
-from spheret.lab.runs import read_groups
 from spheret.lab.watched import write_page
-from spheret.support.figure_style import Drawing
 
 pytestmark = pytest.mark.skipif(
     headless.find() is None,
     reason=f"no browser here: none of {', '.join(headless.NAMES)} is installed (Debian: apt-get install chromium)",
 )
 # the table of losses and the figure of validation losses
+TABLE = "losses-sotu-bytes"
 LOSSES, CURVES = "#table-losses-sotu-bytes", "#figure-sotu-bytes-curves"
 NASTY = "<img src=http://127.0.0.1:9/x onerror=alert(1)></script><script>alert(2)</script>"
 RATES = (0.001, 0.002, 0.004)
@@ -54,7 +48,6 @@ def page(tmp_path_factory):
                 diverged=45 if name == "keel" else None,
                 environment={"command": command},
                 alarm=NASTY,
-                sample=NASTY,
                 train={"lr": rate, "min_lr": rate / 10},
             )
     return report([root], root / "report")[1]
@@ -179,7 +172,7 @@ class TestControls:
         visit.move(right - 2, y)
         shown = dict(zip(names, visit.evaluate(values), strict=True))
         for name in set(PAPER_SCHEMES) - {"keel"}:
-            assert shown[name] == cell(page.parent, "results", name, "val loss")["text"]
+            assert shown[name] == f"{float(cell(page.parent, TABLE, name, 'val loss')['value']):.3f}"
         assert shown["keel (\u00d7 diverged)"]
         visit.move(5, 5)
         assert visit.evaluate(values) == at_rest
@@ -190,22 +183,11 @@ class TestControls:
         visit.press("ArrowRight")
         assert visit.evaluate(tip).startswith("step 40")
 
-    def test_smoothing(self, visit):
-        slider, output = "#figure-training input", "document.querySelector('#figure-training output').textContent"
-        visit.centre(slider)
-        rough = self.canvas(visit, "#figure-training")
-        assert visit.evaluate(output) == "off"
-        visit.press("End", slider)
-        assert visit.evaluate(output) == "mean of 20 points"
-        assert self.canvas(visit, "#figure-training") != rough
-        visit.press("Home", slider)
-        assert self.canvas(visit, "#figure-training") == rough
-
     def test_the_source_of_a_number(self, visit, page):
         tip = "document.getElementById('source')"
-        visit.move(*visit.centre("#table-results td[data-source]"))
+        visit.move(*visit.centre(f"{LOSSES} td[data-source]"))
         assert visit.evaluate(f"{tip}.hidden") is False
-        source = cell(page.parent, "results", self.column(visit, 0)[0], "lr")["source"]
+        source = cell(page.parent, TABLE, self.column(visit, 0)[0], "learning rate")["source"]
         assert visit.evaluate(f"{tip}.textContent") == source
         visit.move(5, 5)
         assert visit.evaluate(f"{tip}.hidden") is True
@@ -232,7 +214,7 @@ class TestControls:
             "({back: getComputedStyle(document.body).backgroundColor,"
             "live: document.querySelector('.live').offsetHeight,"
             f"picture: document.querySelector('{CURVES} .static svg').getBoundingClientRect().height,"
-            "folded: document.querySelector('#table-environments').getBoundingClientRect().height,"
+            "folded: document.querySelector('details table').getBoundingClientRect().height,"
             "width: document.documentElement.scrollWidth,"
             "controls: ['nav', '#theme'].map(s => document.querySelector(s).offsetHeight)})"
         )
@@ -245,21 +227,6 @@ class TestControls:
         assert seen["folded"] > 100
         # a browser shrinks all of a page that is wider than the sheet
         assert seen["width"] == 794
-
-
-def test_on_a_phone_every_row_is_a_card(browser, page):
-    browser.open(page.as_uri(), 420)
-    card = browser.evaluate(
-        "(row => ({label: getComputedStyle(row.cells[2], '::before').content, text: row.cells[2].textContent.trim(),"
-        "wide: row.getBoundingClientRect().width, display: getComputedStyle(row.cells[2]).display}))"
-        f"(document.querySelector('{LOSSES} tbody tr'))"
-    )
-    assert (card["label"], card["display"]) == ('"val loss"', "flex")
-    assert card["wide"] > 350
-    # a table can be sorted there too
-    browser.click(f"{LOSSES} thead th:nth-child(1) button")
-    names = browser.evaluate(f"[...document.querySelectorAll('{LOSSES} tbody th')].map(e => e.textContent.trim())")
-    assert names == sorted(names)
 
 
 def test_a_finger(browser, page):
@@ -280,74 +247,25 @@ def test_a_finger(browser, page):
         browser.evaluate("document.querySelector('nav').scrollLeft = 9999")
         browser.painted()
         assert browser.evaluate(f"{nav}(document.querySelector('nav'))") == [True, False, False, 0]
-        browser.tap(*browser.centre("#table-results td[data-source]"))
+        browser.tap(*browser.centre(f"{LOSSES} td[data-source]"))
         assert browser.evaluate("document.getElementById('source').hidden") is False
         assert browser.misfits() == []
         assert_alone(page, browser.since())
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_is_readable_on_its_background(browser, page, scheme):
-    browser.open(page.as_uri(), 1400, scheme)
-    colours = browser.evaluate(
-        "[...document.querySelectorAll('p, td, th, caption, li, figcaption, a, figure text, small, blockquote')]"
-        ".map(e => { const s = getComputedStyle(e); return e.tagName == 'text' ? s.fill : s.color})"
-    )
-    back = browser.evaluate("getComputedStyle(document.body).backgroundColor")
-
-    def luminance(colour):
-        parts = np.array([float(x) for x in colour.split("(")[1].rstrip(")").split(",")[:3]]) / 255
-        return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4) @ [0.2126, 0.7152, 0.0722]
-
-    for colour in set(colours):
-        high, low = sorted([luminance(colour), luminance(back)], reverse=True)
-        # WCAG AA
-        assert (high + 0.05) / (low + 0.05) >= 4.5, colour
-
-
-def study_page(name, folder):
+@pytest.fixture(scope="module")
+def study_page(tmp_path_factory):
     """The page of a study, with every figure that its rows decide."""
     results = script("docs/results/build.py").HERE
-    found = study_findings(read_plan(PLANS[name]), read_rows(results / f"{name}.jsonl"))
-    return write_report(found, folder)
+    found = study_findings(read_plan(PLANS["depth"]), read_rows(results / "depth.jsonl"))
+    return write_report(found, tmp_path_factory.mktemp("study"))
 
 
-def conversion_page(folder):
-    results = script("benchmarks/convert_results.py")
-    return conversion.write_report(next(iter(results.read(results.FOLDER).values()))[0], folder)
-
-
-def race_page(folder):
-    """The page of a race that goes on: one run has ended, one has not, one has diverged."""
-    for name, more in (("pre-ln", {}), ("keel", {"until": 45}), ("post-ln", {"diverged": 45})):
-        write_run(folder / name, name, **more)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(live_page, "SECONDS", 0.0)
-        live_page.LivePage(folder / "report", lambda: run_findings(read_groups([folder])), "race", True).update()
-    return folder / "report" / "report.html"
-
-
-OTHER_PAGES = {
-    "a study of rates": partial(study_page, "transfer"),
-    "a study of depth": partial(study_page, "depth"),
-    "a conversion": conversion_page,
-    "a race that goes on": race_page,
-}
-# its rows take some seconds to draw
-SLOW = "a study of depth"
-
-
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=pytest.mark.slow) if name == SLOW else name for name in OTHER_PAGES],
-)
-def other_page(request, tmp_path_factory):
-    return OTHER_PAGES[request.param](tmp_path_factory.mktemp("page"))
-
-
+# its figures take some seconds to draw
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "scheme"), CASES)
-def test_every_other_page(browser, other_page, width, scheme):
-    assert_alone(other_page, browser.open(other_page.as_uri(), width, scheme, SIZES[width]))
+def test_the_page_of_a_study(browser, study_page, width, scheme):
+    assert_alone(study_page, browser.open(study_page.as_uri(), width, scheme, SIZES[width]))
     assert browser.evaluate("document.querySelectorAll('figure').length") > 1
     assert browser.misfits() == browser.evaluate(WIDE) == []
     browser.evaluate(UNFOLD)
@@ -369,56 +287,5 @@ def test_a_watched_training(browser, tmp_path, width, scheme):
     assert browser.evaluate("document.querySelector('#figure-loss canvas').toDataURL()") != marked
 
 
-def test_names_of_a_run_are_text_in_charts(browser, tmp_path):
-    for name, path in (("pre-ln", NASTY), ("keel", "x")):
-        write_run(tmp_path / name, name, train={"init_from": path})
-    drawing = Drawing(CURVES.removeprefix("#figure-"), NASTY, '<svg width="1pt" height="1pt"></svg>', b"")
-    page = tmp_path / "report.html"
-    found = run_findings(read_groups([tmp_path / "pre-ln", tmp_path / "keel"]))
-    page.write_bytes(report_files(found, [drawing])["report.html"])
-    assert_alone(page, browser.open(page.as_uri(), 1280))
-    labels = browser.evaluate("[...document.querySelectorAll('.legend .name')].map(e => e.textContent)")
-    assert sorted(labels) == ["keel, init_from=x", f"pre-ln, init_from={NASTY}"]
-    assert browser.evaluate("document.querySelectorAll('img').length") == 0
-    data = json.loads(browser.evaluate("document.getElementById('charts').textContent"))
-    assert {series["label"] for series in data[CURVES.removeprefix("#figure-")]["series"]} == set(labels)
-
-
-def test_a_bad_page_would_be_caught(browser, tmp_path):
-    bad = tmp_path / "bad.html"
-    bad.write_text(
-        "<script>console.error('wrong'); undefined_function()</script><img src='http://127.0.0.1:9/x.png'>"
-        "<div style='width: 900px'>wide</div>"
-    )
-    errors, requests = browser.open(bad.as_uri(), 400)
-    assert len(errors) >= 2
-    assert "http://127.0.0.1:9/x.png" in requests
-    assert len(browser.failures()) == 1
-    assert browser.misfits() == ["scrolls sideways: 508 pixels", "not loaded: http://127.0.0.1:9/x.png"]
-
-
 # by what is found: a text of a page of 400 pixels, in its box
-MISFITS = {
-    "cut: at the side": "<div style='width: 2em; overflow: hidden; white-space: nowrap'>at the side</div>",
-    "cut: hidden below": "<div style='height: .5em; overflow: hidden'>hidden below</div>",
-    "cut: an ellipsis for the rest": "<div style='width: 9em; overflow: clip; text-overflow: ellipsis;"
-    " white-space: nowrap'>an ellipsis for the rest</div>",
-    "outside of the window: to the left": "<div style='margin-left: -3em'>to the left</div>",
-    "leaves its box: over its neighbour": "<p style='width: 4em; white-space: nowrap'>over its neighbour</p>",
-    "leaves its drawing: drawn": "<svg width='90' height='30'><text x='70' y='20'>drawn</text></svg>",
-}
 # what is meant to be so
-FITS = (
-    "<div style='width: 5em; overflow: auto; white-space: nowrap'>a frame that can be moved</div>",
-    "<div style='position: absolute; width: 1px; overflow: hidden'>for screen readers alone</div>",
-    "<div style='position: fixed; left: -20em; width: 10em'>a drawer</div>",
-    "<details><summary>folded</summary><p style='width: 1em; white-space: nowrap'>a folded text</p></details>",
-    "<p>a text</p>",
-)
-
-
-def test_what_cannot_be_read_is_found(browser, tmp_path):
-    page = tmp_path / "page.html"
-    page.write_text("<!doctype html><body>" + "".join((*MISFITS.values(), *FITS)))
-    browser.open(page.as_uri(), 400)
-    assert sorted(browser.misfits()) == sorted(MISFITS)

@@ -7,6 +7,7 @@ from scripts import script
 from study_helpers import bowl, noise, row
 
 from spheret.lab.answers import group_answers
+from spheret.lab.laboratory import Laboratory, Place
 from spheret.lab.plan import PLANS, read_plan
 from spheret.lab.rows import STRESS, read_rows
 from spheret.lab.stages import SEEDS, stage_of, wanted
@@ -40,6 +41,12 @@ def test_every_row_is_of_its_plan(build):
         rows = read_rows(RESULTS / f"{study}.jsonl")
         assert rows
         assert {(key.group, key.contestant) for key in rows} <= asked
+
+
+@pytest.mark.parametrize("study", ["depth", "modern", "streams"])
+def test_the_names_of_the_committed_runs_follow_from_their_settings(build, study, tmp_path):
+    rows = read_rows(RESULTS / f"{study}.jsonl")
+    assert Laboratory(read_plan(build.STUDIES[study]), tmp_path, Place(quiet=True)).join(rows.values()) == len(rows)
 
 
 class TestClaims:

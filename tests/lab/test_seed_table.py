@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, special, stats
 
-from spheret.lab.curves import ComputeGain, bowl, compute_gain
+from spheret.lab.curves import bowl
 from spheret.lab.seed_table import (
     dominant,
     mean_interval,
-    noise_floor,
     paired_p,
     pairs,
     seed_table,
@@ -284,25 +283,6 @@ class TestSmallestSeen:
         assert smallest == sorted(smallest, reverse=True)
 
 
-class TestNoiseFloor:
-    def test_it_is_welchs(self):
-        rng = np.random.default_rng(0)
-        first, second = rng.normal(2, 0.1, 5), rng.normal(2, 0.03, 3)
-        floor, scipys = noise_floor(first.tolist(), second.tolist()), stats.ttest_ind(first, second, equal_var=False)
-        assert floor.estimate == pytest.approx(first.mean() - second.mean())
-        assert (floor.p, floor.degrees) == pytest.approx((scipys.pvalue, scipys.df))
-        assert (floor.low, floor.high) == pytest.approx(tuple(scipys.confidence_interval(LEVEL)))
-
-    def test_one_seed_has_no_interval(self):
-        floor = noise_floor([2.0], [2.1, 2.2])
-        assert (floor.low, floor.high, floor.p, floor.degrees) == (-math.inf, math.inf, 1.0, 0)
-        assert floor.estimate == pytest.approx(-0.15)
-
-    def test_identical_losses_are_exactly_zero(self):
-        floor = noise_floor([2.1, 2.1], [2.1, 2.1])
-        assert (floor.estimate, floor.low, floor.high, floor.p) == (0.0, 0.0, 0.0, 1.0)
-
-
 class TestBowl:
     def test_by_hand(self):
         result = bowl({1e-3: 2.35, 2e-3: 2.25, 4e-3: 2.2, 8e-3: 2.4, 16e-3: None})
@@ -350,46 +330,6 @@ class TestBowl:
         assert bowl(grid, tolerance + 0.1).at_least >= result.at_least * (1 - 1e-12)
         assert result.low is None or result.low <= result.best
         assert result.high is None or result.best <= result.high
-
-
-class TestComputeGain:
-    def test_a_loss_that_falls_by_one_per_doubling(self):
-        reference = [(4.0, 3.0), (1.0, 5.0), (2.0, 4.0)]
-        assert compute_gain(reference, 1.0, 3.5).factor == pytest.approx(2**1.5)
-        assert compute_gain(reference, 4.0, 4.5).factor == pytest.approx(2**0.5 / 4)
-
-    @given(
-        st.lists(st.integers(1, 1000), min_size=2, max_size=6),
-        st.floats(0, 1),
-        st.floats(1e-3, 1e3),
-    )
-    def test_a_falling_reference_is_inverted(self, falls, share, unit):
-        losses = (10_000 - np.cumsum(falls)) / 1000
-        amounts = np.geomspace(1, 100, len(falls))
-        loss = float(losses[0] + share * (losses[-1] - losses[0]))
-        reference = [(float(c) * unit, float(l)) for c, l in zip(amounts, losses, strict=True)]
-        needed = math.exp(np.interp(-loss, -losses, np.log(amounts)))
-        loss = min(max(loss, float(losses[-1])), float(losses[0]))
-        assert compute_gain(reference, 5 * unit, loss).factor == pytest.approx(needed / 5, rel=1e-6)
-
-    def test_the_reference_gains_nothing_over_itself(self):
-        reference = [(1.0, 5.0), (2.0, 4.2), (4.0, 3.9)]
-        for amount, loss in reference:
-            assert compute_gain(reference, amount, loss).factor == pytest.approx(1)
-        assert compute_gain([(3.0, 2.5)], 3.0, 2.5).factor == 1
-
-    def test_beyond_the_ladder_there_is_no_number(self):
-        for reference in ([(1.0, 3.0), (2.0, 2.8)], [(1.0, 2.9)]):
-            assert compute_gain(reference, 1.0, 2.7) == ComputeGain(None, "below")
-            assert compute_gain(reference, 1.0, 3.1) == ComputeGain(None, "above")
-
-    def test_where_the_reference_does_not_fall_there_is_no_number(self):
-        reference = [(1.0, 3.0), (2.0, 2.8), (4.0, 2.9), (8.0, 2.5)]
-        for loss in (2.8, 2.85, 2.9):
-            assert compute_gain(reference, 1.0, loss) == ComputeGain(None, None)
-        assert compute_gain(reference, 1.0, 2.95).factor == pytest.approx(2**0.25)
-        assert compute_gain(reference, 1.0, 2.6).factor == pytest.approx(4 * 2**0.75)
-        assert compute_gain([(1.0, 3.0), (2.0, 3.0)], 1.0, 3.0) == ComputeGain(None, None)
 
 
 class TestNoisy:

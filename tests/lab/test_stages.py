@@ -5,8 +5,9 @@ import math
 import pytest
 from study_helpers import TWO, bowl, key, plan_of, row, run_all
 
-from spheret.lab.rows import FINAL, FLOOR, STRESS, TUNE
-from spheret.lab.stages import expected, final_rates, seeds_of, stage_of, tuning, unfinished, wanted
+from spheret.lab.entries import runs_left
+from spheret.lab.rows import FINAL, STRESS, TUNE
+from spheret.lab.stages import final_rates, stage_of, tuning, unfinished
 
 
 def contestant(plan, label):
@@ -22,7 +23,7 @@ def test_a_best_rate_inside_is_taken(tmp_path):
     rows, order = run_all(plan, bowl(2e-3))
     found = search(plan, rows)
     assert (found.best, found.bracketed, found.missing) == (2e-3, True, ())
-    assert len(order) == 2 * 3 + 2 * 2 == expected(plan, {})
+    assert len(order) == 2 * 3 + 2 * 2 == runs_left(plan, {})
     # the middle first, and every contestant before the next rate
     assert [(each.contestant, each.rate) for each in order[:4]] == [
         ("pre-ln", 2e-3), ("post-ln", 2e-3), ("pre-ln", 1e-3), ("post-ln", 1e-3),
@@ -90,17 +91,6 @@ def test_a_seed_that_collapses_takes_all_to_the_next_lower_rate(tmp_path):
     assert final_rates(group, post, search(plan, rows, "post-ln"), rows) == [2e-3, 1e-3, 5e-4]
 
 
-def test_the_seeds_of_a_verdict_are_fresh(tmp_path):
-    plan = plan_of(tmp_path, TWO + 'seeds = 5\ntuning_seeds = 2\nnoise_floor = "pre-ln"\n')
-    _, order = run_all(plan, bowl(2e-3))
-    by_stage = {stage: {each.seed for each in order if stage_of(each) == stage} for stage in (TUNE, FINAL, FLOOR)}
-    assert {stage: len(seeds) for stage, seeds in by_stage.items()} == {TUNE: 2, FINAL: 5, FLOOR: 5}
-    assert by_stage[FINAL] == set(seeds_of(FINAL, 5))
-    assert not by_stage[TUNE] & by_stage[FINAL]
-    assert not by_stage[FLOOR] & by_stage[FINAL]
-    assert order[-1].contestant == "pre-ln"
-
-
 def test_stress_comes_last_at_a_multiple_of_the_best_rate(tmp_path):
     plan = plan_of(tmp_path, TWO + "seeds = 2\nextend = 1\nstress = 3.33\nladder = [{layers = 24}]")
     # the second is never bracketed, so that it has no fresh seeds
@@ -116,7 +106,7 @@ def test_stress_comes_last_at_a_multiple_of_the_best_rate(tmp_path):
     assert [stage_of(each) for each in order].count(STRESS) == 4
     # a failure there takes nobody to a lower rate
     assert final_rates(plan.groups[0], contestant(plan, "pre-ln"), search(plan, rows), rows) == [2e-3]
-    assert expected(plan_of(tmp_path, TWO + "seeds = 2\nstress = 4"), {}) == 2 * 3 + 2 * 2 + 2 * 2
+    assert runs_left(plan_of(tmp_path, TWO + "seeds = 2\nstress = 4"), {}) == 2 * 3 + 2 * 2 + 2 * 2
 
 
 def test_the_first_contestants_are_done_before_the_others_begin(tmp_path):
@@ -148,23 +138,3 @@ def test_a_ladder_starts_from_the_rung_below(tmp_path):
     assert tried["two-layers36"] == [1e-3, 2e-3, 4e-3]
     assert search(plan, rows, group=2).best == 2e-3
     assert [each.group for each in order] == sorted((each.group for each in order), key=list(best).index)
-
-
-def test_two_runs_at_a_time_see_the_same_study(tmp_path):
-    plan = plan_of(tmp_path, TWO + "seeds = 3\nladder = [{layers = 24}]")
-    alone, _ = run_all(plan, bowl(4e-3))
-    rows = {}
-    while keys := wanted(plan, rows):
-        # the second ends before the first
-        for each in reversed(keys[:2]):
-            rows[each] = row(each, bowl(4e-3)(each))
-    assert rows == alone
-
-
-def test_what_is_done_is_not_wanted_again(tmp_path):
-    plan = plan_of(tmp_path, TWO + "seeds = 2")
-    rows, order = run_all(plan, bowl(2e-3))
-    assert wanted(plan, rows) == []
-    for each in order:
-        without = {other: value for other, value in rows.items() if other != each}
-        assert each in wanted(plan, without)

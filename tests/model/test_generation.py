@@ -3,35 +3,26 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from small_models import TINY, randomize, tokens
 
 from spheret import GPT, SCHEMES, GPTConfig
 from spheret.model.gpt import Cache
-from spheret.model.linear import Linear, linear
+from spheret.model.linear import Linear, linear, plain_linears
 
 
-def small_model(scheme="proj-spheretnorm"):
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(layers=2, heads=2, width=16, block=24, vocab=50, scheme=scheme)).double()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.2 * torch.randn_like(p))
-    return model.eval()
+def small_model(scheme="proj-spheretnorm", **changes):
+    return randomize(GPT(GPTConfig(**{**TINY, **changes}, scheme=scheme))).double().eval()
 
 
-def tokens(batch, time, seed=0):
-    return torch.randint(50, (batch, time), generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.mark.parametrize("cached", [True, False])
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize(("name", "cached"), [*((name, True) for name in SCHEMES), ("proj-spheretnorm", False)])
 def test_padded_rows_are_each_alone_also_beyond_the_block(name, cached):
-    model, lengths = small_model(name), (3, 9, 6)
+    model, lengths = small_model(name, block=12), (3, 9, 6)
     rows = [tokens(1, n, seed=n) for n in lengths]
     padding = torch.tensor([9 - n for n in lengths])
     padded = torch.cat([torch.cat([tokens(1, 9 - row.shape[1], seed=99), row], 1) for row in rows])
-    together = model.generate(padded, 30, temperature=0, padding=padding, cached=cached)
+    together = model.generate(padded, 6, temperature=0, padding=padding, cached=cached)
     for row, generated in zip(rows, together, strict=True):
-        assert torch.equal(model.generate(row, 30, temperature=0)[0, -30:], generated[-30:])
+        assert torch.equal(model.generate(row, 6, temperature=0)[0, -6:], generated[-6:])
 
 
 def test_several_tokens_after_a_cache():
@@ -62,24 +53,6 @@ def test_ids_beyond_the_vocabulary_and_an_early_end():
     generated = model.generate(x, 20, temperature=0, until=lambda t: lengths.append(t.shape[1]) or t.shape[1] == 8)
     assert generated.shape == (4, 8)
     assert lengths == [4, 5, 6, 7, 8]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"padding": torch.tensor([3, 0])}, "padding must be one number below 3 per row"),
-        ({"padding": torch.tensor([1])}, "padding must be one number below 3 per row"),
-        ({"vocab": 0}, "vocab must lie between 1 and 50"),
-    ],
-)
-def test_bad_input(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        small_model().generate(tokens(2, 3), 2, **arguments)
-
-
-def test_positions_beyond_the_block():
-    with pytest.raises(ValueError, match="positions below block = 24 exist, got 24"):
-        small_model().stream(tokens(1, 2), positions=torch.tensor([[3, 24]]))
 
 
 @pytest.fixture
@@ -116,3 +89,18 @@ class TestSingleRows:
                 y = linear(x, weight.contiguous(), torch.ones(8))
             assert y.dtype == torch.bfloat16
             torch.testing.assert_close(y.float(), x @ weight.T + 1, rtol=2e-2, atol=5e-2)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_plain_linears_are_quantised():
+    """torch.ao passes over subclasses of nn.Linear."""
+    model, x = small_model().float(), tokens(2, 8)
+    with torch.no_grad():
+        before = model(x)
+        plain_linears(model)
+        assert torch.equal(model(x), before)
+        quantised = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
+        names = [type(module).__module__ for module in quantised.modules() if type(module).__name__ == "Linear"]
+        assert len(names) == 8
+        assert all("quantized" in name for name in names)
+        torch.testing.assert_close(quantised(x), before, rtol=0.2, atol=0.2)

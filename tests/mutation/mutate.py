@@ -35,17 +35,17 @@ import x_transformers  # noqa: F401
 from mutants import Mutant, Mutator, function_name
 
 ROOT = Path(__file__).parents[2]
-PAPER, BOUNDS = "paper/test_paper_propositions.py", "test_bounds.py"
+PAPER, BOUNDS, REFUSALS = "paper/test_paper_propositions.py", "test_bounds.py", "reliability/test_refusals.py"
 KERNELS = ["kernels/test_closed.py", "kernels/test_retract.py"]
 ROOM = [
-    f"connections/test_{name}.py"
-    for name in ("baselines", "rivals", "norms", "modules", "retraction_option", "schemes")
+    *(f"connections/test_{name}.py" for name in ("baselines", "rivals", "norms", "modules", "options", "schemes")),
+    REFUSALS,
 ]
 # the files of spheret/ that hold mathematics, and the tests that should notice a fault in them, the quick ones first
 TESTS = {
     "bounds.py": [BOUNDS],
-    "schedules.py": ["test_schedules.py", PAPER],
-    "retractions.py": ["test_retractions.py", PAPER, *KERNELS, "connections/test_retraction_option.py"],
+    "schedules.py": ["test_schedules.py", PAPER, REFUSALS],
+    "retractions.py": ["test_retractions.py", PAPER, *KERNELS, "connections/test_options.py", REFUSALS],
     "connections/base.py": ROOM,
     "connections/bounded.py": [BOUNDS],
     "connections/earlier_states.py": [*ROOM, "connections/test_many_streams.py"],
@@ -61,6 +61,8 @@ TESTS = {
 }
 # left out: compilers and other kernels, and gradient checks that take seconds; --slow runs the latter too
 OTHER = "not compile and not inductor and not one_graph and not triton and not native and not no_room"
+# commands: they take seconds
+OTHER += " and not what_is_refused"
 SLOW = "not everywhere and not second_order and not both_sides and not at_every_step and not extreme and not drift"
 SLOW += " and not gets_its_gradient"
 # a fault may loop for ever: that is noticed too

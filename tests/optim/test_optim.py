@@ -216,10 +216,3 @@ def test_processes_share_the_work_out_evenly():
         assert sum(load) == sum(work)
         assert max(load) - min(load) <= 30
     assert shared_out([], 4) == []
-
-
-def test_an_unknown_optimiser_names_the_known_ones():
-    with pytest.raises(ValueError, match="unknown optimizer 'adam'"):
-        build_optimizer(a_model(), "adam", 1e-3, 0.1, (0.9, 0.95), torch.device("cpu"))
-    with pytest.raises(ValueError, match="unknown scale 'rms'"):
-        Muon([], scale="rms")

@@ -8,7 +8,7 @@ import pytest
 from spheret.connections import SCHEMES, Spherical, scheme
 from spheret.paper.assumptions import ASSUMPTIONS, DATASETS, READINGS, SPHERICAL, TABLE_SCHEMES
 from spheret.paper.runs import PaperRun, paper_runs
-from spheret.plan.memory import shape
+from spheret.runs.cost import shape
 
 PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
 RUN_WORDS = {TABLE_SCHEMES: "all", SPHERICAL: "spherical", (): "none"}

@@ -12,9 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "spheret"
 
-# a room imports only from rooms on lines above its own. The trainer asks for live certificates. A folder within a
-# room has a line of its own if it needs more than the room: `spheret convert` trains and reports, and
-# `spheret.convert` needs torch alone
+# a room imports only from rooms on lines above its own. A file within a room has a line of its own if it needs more
+# than the room: `spheret convert` opens models and texts, and `spheret.convert` needs only torch
 FLOORS = [
     ["support"],
     ["retractions", "schedules", "bounds"],
@@ -22,22 +21,22 @@ FLOORS = [
     ["connections"],
     ["conversion"],
     ["model"],
-    ["watching"],
+    ["observe"],
     ["optim"],
     ["data"],
     ["runs"],
     ["flags"],
-    ["evaluate", "hub", "plan"],
-    ["analysis"],
-    ["certificates", "paper"],
+    ["evaluate", "hub"],
+    ["conversion/command"],
+    ["observe/inspect"],
+    ["paper"],
     ["train"],
     ["lab"],
-    ["conversion/command"],
     ["doctor", "catalogue"],
     ["cli"],
 ]
 # what `pip install spheret` alone serves: rooms that need torch and numpy, and of spheret only support and each other
-CORE = ["retractions", "schedules", "bounds", "kernels", "connections", "conversion", "model", "watching", "optim"]
+CORE = ["retractions", "schedules", "bounds", "kernels", "connections", "conversion", "model", "observe", "optim"]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -18,8 +18,7 @@ FILES = """
 import pathlib, spheret
 package = pathlib.Path(spheret.__file__).parent
 assert package.is_relative_to(pathlib.Path({prefix!r})), package
-for name in ("py.typed", "hub/card.md.jinja", "lab/executors/stage.sbatch.jinja", "lab/plans/connections.toml",
-             "lab/explorer/explorer.html.jinja", "lab/explorer/explorer.css", "lab/explorer/explorer.js"):
+for name in ("py.typed", "hub/card.md.jinja", "lab/executors/stage.sbatch.jinja", "lab/plans/connections.toml"):
     assert (package / name).exists(), name
 for name in ("page.html.jinja", "page_parts.html.jinja", "report.css", "report.js", "report_charts.js",
              "vendor/uPlot.iife.min.js", "vendor/uPlot.min.css", "vendor/uPlot.LICENSE"):
@@ -168,22 +167,3 @@ def test_a_command_names_what_installs_it(words, core):
 def test_a_library_call_names_what_installs_it(code, extra, core):
     run = core.run("-c", code)
     assert run.stderr.splitlines()[-1].endswith(f'is not installed. Run: pip install "spheret[{extra}]"')
-
-
-def test_type_checkers_see_an_editable_install(tmp_path):
-    """`pip install -e .` writes the path of the tree, which they follow, and no hook into imports."""
-    source = copied(tmp_path)
-    build = f"from setuptools import build_meta; build_meta.build_editable({str(tmp_path)!r})"
-    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("spheret-*.whl")
-    venv.create(tmp_path / "env", with_pip=False, symlinks=True)
-    (site,) = (tmp_path / "env").glob("lib/python*/site-packages")
-    pip("install", "--no-deps", "--target", site, wheel)
-    assert not list(site.glob("*.py"))
-    (path,) = site.glob("*.pth")
-    assert path.read_text() == f"{source}\n"
-    (tmp_path / "use.py").write_text("import spheret\nreveal_type(spheret.convert(1)[1].converted)\n")
-    words = ["--python-executable", tmp_path / "env" / "bin" / "python", "--follow-imports", "silent", "use.py"]
-    checked = subprocess.run([sys.executable, "-m", "mypy", *words], cwd=tmp_path, capture_output=True, text=True)
-    assert checked.returncode == 0, checked.stdout
-    assert 'Revealed type is "tuple[spheret.conversion.report.ConvertedSublayer, ...]"' in checked.stdout

@@ -12,24 +12,7 @@ import pytest
 from watched_helpers import event, header, observations, write_watch
 
 import spheret
-from spheret.analysis.inspect_json import (
-    INSPECTIONS,
-    InspectedRun,
-    InspectedSublayer,
-    InspectRecord,
-    TrainingGradients,
-)
-from spheret.certificates.certificate_json import CERTIFICATES
 from spheret.cli import main
-from spheret.conversion.command.convert_json import (
-    CONVERSIONS,
-    Arm,
-    ConvertRecord,
-    Evaluation,
-    ResidualRecord,
-    Settings,
-    Starts,
-)
 from spheret.data.manifest import MANIFESTS as DATA_MANIFESTS
 from spheret.data.manifest import (
     PROGRESSES,
@@ -43,25 +26,23 @@ from spheret.data.manifest import (
 from spheret.data.tokenizers import describe, load
 from spheret.evaluate.eval_json import (
     EVALS,
-    ROWS,
     SAMPLES,
     EvalRecord,
     MetricRecord,
-    RowsManifest,
-    RowsRecord,
     SampleRecord,
     TaskRecord,
 )
 from spheret.lab.executors.slurm import STAGES, StageRecord, SubmittedJob
-from spheret.lab.laboratory import STUDY_COSTS, CostsRecord, GroupCost
-from spheret.lab.race import RACES, RaceRecord
 from spheret.lab.rows import STUDY_ROWS, Row, write_rows
 from spheret.lab.watch_file import HEADERS, OBSERVATIONS
+from spheret.observe.inspect.command import INSPECTIONS, InspectRecord
+from spheret.observe.inspection import Inspection
+from spheret.observe.records import Observation, SublayerObservation
 from spheret.runs.metrics import LINES
-from spheret.runs.records import MANIFESTS, STATES, Environment
+from spheret.runs.records import MANIFESTS, STATES
 from spheret.runs.run import open_run, section_as_dict
 from spheret.runs.run_sample import RUN_SAMPLES, RunSample
-from spheret.support.documents import DamagedDocument
+from spheret.support.documents import DamagedDocument, Document, Record
 
 HASH = "ab" * 32
 
@@ -75,14 +56,13 @@ class Case(NamedTuple):
 
 @pytest.fixture(scope="module")
 def run(prepared, tmp_path_factory):
-    """A run with two checkpoints, two evaluations and two live certificates."""
+    """A run with two checkpoints and two evaluations."""
     out = tmp_path_factory.mktemp("documents") / "run"
     words = ["--scheme", "proj-spheretnorm", "--layers", "1", "--heads", "2", "--width", "16", "--block", "32"]
-    words += ["--batch-size", "2", "--eval-windows", "2", "--steps", "2", "--threads", "1", "--clip", "inf"]
-    words += ["--data", str(prepared), "--out", str(out), "--certify-every", "1", "--no-tensorboard", "--quiet"]
+    words += ["--batch-size", "2", "--set", "evaluation.eval_windows=2", "--steps", "2", "--threads", "1"]
+    words += ["--set", "train.clip=inf"]
+    words += ["--data", str(prepared), "--out", str(out), "--no-tensorboard", "--quiet"]
     assert main(["train", *words]) == 0
-    # two updates teach nothing, and certify says so by its exit code
-    assert main(["certify", str(out), "--tokens", "2", "--sequence", "2"]) == 1
     return out
 
 
@@ -98,9 +78,9 @@ def read_run(path):
 
 
 # documents in which a key that may be absent is absent when it is null
-OMITTING = ("certificate", "config", "convert", "metrics")
+OMITTING = ("config", "metrics")
 # documents in which a key is absent if something was not measured
-MEASURED = ("watch", "watched step")
+MEASURED = ("watch", "watched step", "inspect")
 
 
 def without_nulls(value):
@@ -113,26 +93,6 @@ def without_nulls(value):
 
 def read_line(lines):
     return lambda path: plain(next(lines.read(path))[0])
-
-
-def conversion():
-    """A conversion after its control."""
-    settings = Settings(
-        model="llama", model_sha256=HASH, data="texts", manifest_sha256=HASH, scheme="proj-spheretnorm",
-        options={"radius": 4.0}, start="exact", steps=2, anneal=1, lr=3e-4, alpha_lr=3e-3, batch_size=8, block=32,
-        seed=0, eval_every=1, eval_windows=4,
-    )  # fmt: skip
-    sublayer = ResidualRecord(
-        name="layers.0.mlp", kind="pre-norm", stack="layers", sublayer=1, mean_angle=0.4, rows=64, beyond_half_turn=1,
-        beyond_reach=2, alpha=0.5, alpha_after=None, radius=4.0, radius_after=None,
-    )  # fmt: skip
-    control = Arm(losses=[1.5, 1.25], evaluations=[Evaluation(step=2, loss=1.5, t=None)])
-    return ConvertRecord(
-        settings=settings, architecture="LlamaForCausalLM", parameters=10, added_parameters=2, sublayers=[sublayer],
-        starts=Starts(original=1.5, exact=1.5, calibrated=2.5, plain=None), difference=1e-6, left=[("head", "why")],
-        control=control, converted=Arm(losses=[], evaluations=[]), finished=False,
-        environment=Environment(torch="2.13", threads=1),
-    )  # fmt: skip
 
 
 def records():
@@ -152,34 +112,23 @@ def records():
                 "val": SplitRecord(shards=[], partial=5, partial_sha256=HASH),
             },
         )  # fmt: skip
-        yield name, PROGRESSES, Progress.of(settings, position)
+        yield name, PROGRESSES, Progress(settings=settings, position=position)
     task = TaskRecord(
         requests=4, truncated=1, documents=2, version=1.0, hash=HASH, data_sha256=HASH,
         metrics={"acc": MetricRecord(value=0.5, stderr=0.1)},
     )  # fmt: skip
     yield "eval", EVALS, EvalRecord(
         run="run", step=2, limit=2, precision="float32", device="cpu", batch_size=4, seconds=1.5,
-        versions={"torch": "2"}, tasks={"piqa": task}, requests=4, truncated=1,
+        versions={"torch": "2"}, tasks={"piqa": task},
     )  # fmt: skip
-    rows = RowsRecord(dataset="a/b", configuration="c", split="test", rows=3, sha256=HASH)
-    yield "rows", ROWS, RowsManifest(tasks={"piqa": rows})
-    sublayer = InspectedSublayer(
-        sublayer=1, branch="mlp", norm=1.0, massive=2.0, angle=0.1, moved=0.1, inactive=False, update_cosine=None,
-        token_cosine=0.5, effective_rank=3.0, sink=None, sink_heads=[0.5], removal=0.1, gradient=1.0,
-        stream_gradient=1.0, initial_gradient=None,
-    )  # fmt: skip
-    inspected = InspectedRun(
-        run="run", scheme="pre-ln", checkpoint=2, windows=1, loss=3.0, entry_norm=1.0, sublayers=[sublayer],
-        inactive=[], angular_distance=[[0.0]], training=[TrainingGradients(step=1, gradients=[1.0])],
+    sublayer = SublayerObservation(1, branch="mlp", norm=1.0, sink_heads=[0.5])
+    inspected = Inspection(
+        "GPT", 3.0, 1.0, [sublayer], [], [[0.0]], name="run", scheme="pre-ln", checkpoint=2,
     )  # fmt: skip
     yield "inspect", INSPECTIONS, InspectRecord(runs=[inspected])
     yield "run sample", RUN_SAMPLES, RunSample("a text", "", 1337, 0.8, 128, 40)
     jobs = [SubmittedJob(name="keel-1337", step=40)]
     yield "slurm stage", STAGES, StageRecord(stage=1, array="17", next="18", jobs=jobs, given_up=False)
-    cost = GroupCost(seconds={"keel": 0.1}, rounds=7, spread=0.02, machine={"threads": 1})
-    yield "study costs", STUDY_COSTS, CostsRecord(groups={"nine": cost})
-    yield "convert", CONVERSIONS, conversion()
-    yield "race", RACES, RaceRecord(settings={"lr": 0.1, "betas": [0.9, 0.95]})
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +141,6 @@ def cases(run, prepared, tmp_path_factory):
         "state": Case(saved / "state.json", lambda path: plain(STATES.read(path))),
         "checkpoint": Case(saved / "manifest.json", lambda path: plain(MANIFESTS.read(path))),
         "metrics": Case(run / "metrics.jsonl", read_line(LINES)),
-        "certificate": Case(run / "certificate.json", lambda path: plain(CERTIFICATES.read(path))),
         "data": Case(prepared / "manifest.json", lambda path: plain(DATA_MANIFESTS.read(path))),
     }
     for name, document, record in records():
@@ -226,17 +174,17 @@ def cases(run, prepared, tmp_path_factory):
 
 
 NAMES = (
-    "config", "state", "checkpoint", "metrics", "data", "progress", "progress of a stream", "eval", "rows", "race",
-    "samples", "inspect", "run sample", "certificate",
-    "slurm stage", "convert", "study costs", "study rows", "watch", "watched step",
+    "config", "state", "checkpoint", "metrics", "data", "progress", "progress of a stream", "eval",
+    "samples", "inspect", "run sample",
+    "slurm stage", "study rows", "watch", "watched step",
 )  # fmt: skip
 
 
 def test_every_document_has_a_case(cases):
     assert tuple(sorted(cases)) == tuple(sorted(NAMES))
     sources = "".join(path.read_text() for path in Path(spheret.__file__).parent.rglob("*.py"))
-    known = {"RUNS", "STATES", "MANIFESTS", "LINES", "PROGRESSES", "EVALS", "ROWS", "RACES", "SAMPLES", "INSPECTIONS"}
-    known |= {"CERTIFICATES", "STAGES", "STUDY_COSTS", "STUDY_ROWS", "RUN_SAMPLES", "CONVERSIONS"}
+    known = {"RUNS", "STATES", "MANIFESTS", "LINES", "PROGRESSES", "EVALS", "SAMPLES", "INSPECTIONS"}
+    known |= {"STAGES", "STUDY_ROWS", "RUN_SAMPLES"}
     known |= {"HEADERS", "OBSERVATIONS"}
     assert set(re.findall(r"^(\w+) = (?:Document|Lines)\(", sources, re.MULTILINE)) == known
 
@@ -295,3 +243,24 @@ def test_every_file(name, cases, tmp_path):
             case.read(path)
         if what != "missing":
             one_sentence(caught.value, path)
+
+
+class Outer(Record):
+    """A record of msgspec with records of the core inside."""
+
+    inner: list[Observation]
+    format: str = "outer"
+    version: int = 1
+
+
+def test_a_dataclass_is_a_record_too(tmp_path):
+    """What is decoded is encoded to the same bytes, and unknown keys are refused at every depth."""
+    document, path = Document(Outer, "watch", "delete it"), tmp_path / "outer.json"
+    seen = Observation(3, [1.5, None], sublayers=[SublayerObservation(1, norm=2.0, sink_heads=[0.5, None])])
+    whole = document.write(path, Outer(inner=[seen]))
+    assert document.read(path) == Outer(inner=[seen])
+    assert document.encode(document.read(path)) == whole
+    for place in (b'"losses"', b'"norm"', b'"inner"'):
+        path.write_bytes(whole.replace(place, b'"unheard": 1,' + place))
+        with pytest.raises(DamagedDocument, match="unheard"):
+            document.read(path)

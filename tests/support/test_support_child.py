@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,25 +11,6 @@ import pytest
 from planted import plant, planted
 
 from spheret.support.child import python_command, python_environment, spheret_command
-
-PACKAGE = Path(__file__).parent.parent.parent / "spheret"
-
-
-def test_only_one_file_knows_how_python_is_started() -> None:
-    files = [path for path in PACKAGE.rglob("*.py") if "sys.executable" in path.read_text()]
-    assert files == [PACKAGE / "support" / "child.py"]
-    # every process is a child of that file, or a program that is not Python
-    programs = {
-        "data/workers.py": "[*COMMAND", "kernels/native.py": "[*command", "paper/reproduce.py": "_command_here(",
-        "lab/executors/slurm.py": "[program",
-        "support/child.py": "spheret_command(", "support/machine.py": '["git"', "train/drill.py": "command",
-    }  # fmt: skip
-    for path in PACKAGE.rglob("*.py"):
-        started = re.findall(r"subprocess\.(?:run|Popen)\(\s*([^,\s]+)", path.read_text())
-        wanted = programs.get(path.relative_to(PACKAGE).as_posix())
-        assert all(wanted and words.startswith(wanted) for words in started), (path, started)
-        assert "import multiprocessing" not in path.read_text(), path
-
 
 # what each kind of child does first, without the seconds that torch takes
 COMMANDS = {
@@ -60,7 +40,7 @@ def test_nor_when_the_module_is_started_by_hand(tmp_path: Path) -> None:
     ran = plant(tmp_path / "corpus")
     # the name of the package itself is looked up before any of its code runs
     (tmp_path / "corpus" / "spheret.py").unlink()
-    command = [sys.executable, "-m", "spheret", "plan", "--help"]
+    command = [sys.executable, "-m", "spheret", "sample", "--help"]
     environment = python_environment() | {"PYTHONSAFEPATH": ""}
     done = subprocess.run(command, cwd=tmp_path / "corpus", env=environment, capture_output=True, text=True)
     assert (done.returncode, ran.exists()) == (0, False), done.stderr

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from spheret.support import files
-from spheret.support.files import Lock, is_locked, remove_empty, write_atomically
+from spheret.support.files import Lock, is_locked, write_atomically
 
 HOLD = """
 import sys, pathlib
@@ -58,34 +58,6 @@ def test_a_lock_is_one_process_s_and_ends_with_it_however_it_ends(tmp_path: Path
     lock.release()
 
 
-def test_a_lock_file_is_there_exactly_while_the_lock_is_held(tmp_path: Path) -> None:
-    path = tmp_path / "prepare.lock"
-    lock = Lock(path)
-    assert not is_locked(path)
-    assert not path.exists()
-    lock.release()
-    for _ in range(2):
-        assert lock.acquire()
-        assert path.exists()
-        assert is_locked(path)
-        # as with two objects: it does not nest
-        assert not lock.acquire()
-        assert not Lock(path).acquire()
-        lock.release()
-        assert not path.exists()
-        assert not is_locked(path)
-
-
-def test_a_thread_may_release_what_another_took(tmp_path: Path) -> None:
-    lock = Lock(tmp_path / "run.lock")
-    thread = threading.Thread(target=lock.acquire)
-    thread.start()
-    thread.join()
-    assert is_locked(lock.path)
-    lock.release()
-    assert not lock.path.exists()
-
-
 def test_a_file_that_is_removed_on_release_lets_no_two_in(tmp_path: Path) -> None:
     inside, most, taken = 0, 0, 0
     guard = threading.Lock()
@@ -112,20 +84,22 @@ def test_a_file_that_is_removed_on_release_lets_no_two_in(tmp_path: Path) -> Non
     assert taken > 10
 
 
-def test_asking_needs_no_permission_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "run.lock"
-    lock = Lock(path)
-    assert lock.acquire()
-    real = os.open
-
-    def read_only(name: str, flags: int, *rest: int) -> int:
-        assert not flags & (os.O_RDWR | os.O_WRONLY | os.O_CREAT)
-        return real(name, flags, *rest)
-
-    monkeypatch.setattr(os, "open", read_only)
-    assert is_locked(path)
-    monkeypatch.undo()
-    lock.release()
+def test_a_lock_file_that_is_gone_is_noticed(tmp_path: Path) -> None:
+    for act in (
+        Path.unlink,
+        lambda path: shutil.rmtree(path.parent),
+        lambda path: path.parent.rename(tmp_path / "b"),
+    ):
+        path = tmp_path / "a" / "run.lock"
+        path.parent.mkdir()
+        lock = Lock(path)
+        assert lock.acquire()
+        lock.check()
+        act(path)
+        with pytest.raises(OSError, match="moved or deleted"):
+            lock.check()
+        lock.release()
+        shutil.rmtree(path.parent, ignore_errors=True)
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,20 +114,6 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.Monke
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
-
-
-def test_only_empty_folders_are_removed(tmp_path: Path) -> None:
-    deep = tmp_path / "a" / "b" / "c"
-    deep.mkdir(parents=True)
-    remove_empty(deep, None)
-    assert deep.exists()
-    (tmp_path / "a" / "file").touch()
-    remove_empty(deep, tmp_path / "a")
-    assert [path.name for path in (tmp_path / "a").iterdir()] == ["file"]
-    (tmp_path / "a" / "file").unlink()
-    remove_empty(tmp_path / "a", tmp_path / "a")
-    assert tmp_path.exists()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_link_is_replaced_and_a_guessed_name_is_not_followed(tmp_path: Path) -> None:

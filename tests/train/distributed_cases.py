@@ -16,15 +16,16 @@ from spheret.runs.config import EvaluationConfig, TrainConfig
 from spheret.support.sharding import local, whole
 from spheret.train.distributed import PARALLEL, TorchrunWorld, World
 from spheret.train.loop import Trainer
+from spheret.train.state import check, restore
 
 SCHEMES = {name: (name, {}) for name in PAPER_SCHEMES} | {
     "learned p": ("p-spheretnorm", {"learnable_p": True}),
+    "normed": ("normed-spheretnorm", {}),
     # its weights are normalised after each step, and its branches hold gains
     "ngpt": ("ngpt", {}),
     # the sublayers of a block share a scalar
     "rezero": ("rezero", {}),
-    # a warm-up of the branches, which a buffer counts
-    "modern": ("pre-ln", {"prores": 1.0}),
+    "modern": ("pre-ln", {}),
     **{head: ("proj-spheretnorm", {}) for head in HEADS[1:]},
     "untied ngpt": ("ngpt", {}),
     # states of several tensors pass the hooks of blocks
@@ -122,8 +123,8 @@ def resume_from_one(data, out, world):
         if world.is_main:
             shutil.copy(out / "alone" / "metrics.jsonl", trainer.path)
         saved = checkpoint.verify(out / "alone" / "checkpoints" / "step-1")
-        trainer.check(saved)
-        trainer.restore(saved)
+        check(trainer, saved)
+        restore(trainer, saved)
         assert trainer.fit() == 0
 
 

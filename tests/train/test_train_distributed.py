@@ -19,6 +19,7 @@ from spheret.model.gpt import GPT, GPTConfig
 from spheret.runs import checkpoint
 from spheret.runs.run import open_run
 from spheret.train.distributed import PARALLEL
+from spheret.train.state import check, restore
 
 HERE = Path(__file__).parent
 
@@ -45,9 +46,11 @@ def assert_close(ours, theirs, tolerance=1e-6):
             # softmax does not see a shift of all keys: the exact gradient is 0, and Adam turns rounding into steps
             third = len(tensor) // 3
             ours_, theirs_ = (torch.cat([x[:third], x[2 * third :]]) for x in (ours_, theirs_))
-        # of equal streams the exact gradients of these are 0, too, and a tenth of them is used
-        own = 10 * tolerance if name.endswith(("weights_norm.pre_offset", "weights_norm.skew")) else tolerance
-        assert torch.allclose(ours_, theirs_, rtol=0, atol=own), name
+        # of equal streams the exact gradients of the mix are 0, too, and a tenth of it is used
+        mixes = "weights_norm.pre_offset", "weights_norm.skew", "weights_norm.base"
+        own = 10 * tolerance if name.endswith(mixes) else tolerance
+        difference = float((ours_ - theirs_).abs().max())
+        assert difference <= own, (name, difference)
 
 
 @pytest.mark.parametrize("case", cases.SCHEMES)
@@ -130,15 +133,15 @@ def test_saved_on_two_resumed_on_one(parallel, together, prepared, tmp_path):
     source = together / parallel / "proj-spheretnorm"
     shutil.copy(source / "metrics.jsonl", tmp_path)
     saved = checkpoint.verify(source / "checkpoints" / "step-1")
-    trainer.check(saved)
-    trainer.restore(saved)
+    check(trainer, saved)
+    restore(trainer, saved)
     assert trainer.fit() == 0
     assert losses(tmp_path) == pytest.approx(losses(source), rel=1e-6)
 
 
 WORDS = (
-    "--scheme", "proj-spheretnorm", "--steps", "30", "--tokens-per-update", "512", "--eval-every", "10",
-    "--checkpoint-every", "3", *TINY,
+    "--scheme", "proj-spheretnorm", "--steps", "30", "--set", "train.tokens_per_update=512", "--eval-every", "10",
+    "--set", "train.checkpoint_every=3", *TINY,
 )  # fmt: skip
 
 

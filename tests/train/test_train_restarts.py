@@ -5,16 +5,16 @@ import random
 import signal
 import time
 
+import drill
 import pytest
 import torchrun
 from train_helpers import TINY
 
 from spheret.runs.layout import METRICS
-from spheret.train import drill
 
 WORDS = (
-    "-m", "spheret", "train", "--scheme", "proj-spheretnorm", "--steps", "30", "--tokens-per-update", "512",
-    "--eval-every", "10", "--checkpoint-every", "3", "--parallel", "ddp", "--resume", *TINY,
+    "-m", "spheret", "train", "--scheme", "proj-spheretnorm", "--steps", "30", "--set", "train.tokens_per_update=512",
+    "--eval-every", "10", "--set", "train.checkpoint_every=3", "--parallel", "ddp", "--resume", *TINY,
 )  # fmt: skip
 # a restart takes two starts of Python and torch, and what torchrun waits: on two busy cores
 PATIENCE = 120

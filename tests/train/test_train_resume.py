@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from drill import timeless
 from train_helpers import train, weights
 
 from spheret import kernels
@@ -19,9 +20,8 @@ from spheret.runs.layout import MANIFEST, MODEL, OPTIMIZER, STATE
 from spheret.runs.records import MANIFESTS, CheckpointRecord, FileRecord
 from spheret.runs.run import open_run
 from spheret.runs.tensors import lazy_tensor
-from spheret.train.drill import timeless
 
-WORDS = ("--checkpoint-every", "2", "--eval-every", "2", "--keep", "3")
+WORDS = ("--set", "train.checkpoint_every=2", "--eval-every", "2", "--set", "train.keep=3")
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +62,9 @@ def test_metrics_ahead_of_the_checkpoint_are_right(run, finished):
 @pytest.mark.parametrize("scheme", ["proj-spheretnorm", "ngpt"])
 def test_muon_and_its_schedule_continue_bit_for_bit(scheme, prepared, tmp_path):
     words = (
-        "--optimizer", "muon", "--lr-schedule", "wsd", "--matrix-lr", "2e-3", "--parametrization", "completep",
-        "--base-width", "8", "--base-layers", "1",
+        "--set", "train.optimizer=muon", "--set", "train.lr_schedule=wsd", "--set", "train.matrix_lr=2e-3",
+        "--set", "train.parametrization=completep",
+        "--set", "train.base_width=8", "--set", "train.base_layers=1",
     )  # fmt: skip
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert train(whole, prepared, *WORDS, *words, scheme=scheme, steps=6) == 0
@@ -212,7 +213,7 @@ def test_a_damaged_random_state_falls_back(run, finished, capsys):
 def test_infinity_survives(prepared, tmp_path):
     """Infinity is a word there, because JSON does not have it."""
     out = tmp_path / "run"
-    words = ("--clip", "inf", "--set", "p=inf")
+    words = ("--set", "train.clip=inf", "--set", "p=inf")
     assert train(out, prepared, *words, scheme="p-spheretnorm", steps=2) == 0
     config = json.loads((out / "config.json").read_text(), parse_constant=pytest.fail)
     assert (config["train"]["clip"], config["model"]["scheme_options"]) == ("inf", {"p": "inf"})

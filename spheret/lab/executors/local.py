@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from spheret.lab.executors.job import Job
+from spheret.lab.executors import Job
 from spheret.runs.layout import LOCK
 from spheret.support import files
 from spheret.support.child import PATIENCE, Child, stop
-from spheret.support.exit_codes import FINISHED, STOPPED_BY_GUARD
+from spheret.support.errors import FINISHED, STOPPED_BY_GUARD
 
 
 @dataclass(frozen=True)

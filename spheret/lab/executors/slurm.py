@@ -26,12 +26,12 @@ from signal import SIGTERM
 import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from spheret.lab.executors.job import Job
+from spheret.lab.executors import Job
 from spheret.runs.metrics import Follower
 from spheret.support import files
 from spheret.support.child import python_environment, spheret_command
 from spheret.support.documents import Count, Document, Positive, Record, Text
-from spheret.support.exit_codes import FINISHED, SIGNALS, STOPPED_BY_GUARD
+from spheret.support.errors import FINISHED, SIGNALS, STOPPED_BY_GUARD
 
 SLURM, SETTINGS, LOGS = "slurm", "settings.sh", "logs"
 # a training that gets no further in so many stages in turn will not do so in the next one

@@ -7,10 +7,8 @@ shown as text. The policy of the page allows the scripts below by their hashes, 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +16,8 @@ from jinja2 import Environment
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup, escape
 
-from spheret.lab.page.charts import Chart
-from spheret.lab.page.tables import BEST, SECOND
-from spheret.lab.sections.section import Section
+from spheret.lab.page.section import BEST, SECOND, Section
+from spheret.support.charts import Chart
 from spheret.support.figure_style import PALETTE, THEMES, Drawing
 from spheret.support.templates import environment, script_hashes
 
@@ -43,9 +40,6 @@ def inline_svg(drawing: Drawing) -> str:
     svg = re.sub(r'\bstyle="[^"]*"', recolour, svg)
     svg = re.sub(r"<metadata>.*?</metadata>|<title>.*?</title>|<style.*?</style>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{drawing.name}-", svg)
-    # matplotlib names an image by its content, so that two constant heat maps have one name. Nothing refers to them
-    numbers = count(1)
-    svg = re.sub(r'(<image\b[^>]*\bid="[^"]*)"', lambda image: f'{image[1]}-{next(numbers)}"', svg)
     label = f'role="img" aria-label="{escape(drawing.caption)}"'
     # as wide as it was drawn: letters of a narrow figure would grow with it
     return re.sub(
@@ -66,6 +60,10 @@ class LineKey(NamedTuple):
 def _key(colour: str, dash: Any) -> LineKey:
     index = [light for light, _ in PALETTE].index(colour)
     return LineKey(index, "" if dash == "-" else " ".join(f"{length:g}" for length in dash[1]))
+
+
+def _has_line(data: Mapping[str, Any]) -> bool:
+    return max(map(len, data["xs"])) > 1
 
 
 @cache
@@ -90,27 +88,72 @@ def is_page(content: bytes) -> bool:
     return GENERATOR.encode() in content[:1000]
 
 
+def payload(chart: Chart) -> dict[str, Any] | None:
+    """The numbers that report_charts.js draws; None for several panels and for rows, whose drawing is shown.
+
+    A loss has the digits of the tables, so what a reader finds on a curve is what a table shows.
+    xs: every list of places, each once. series: one per name, with its lines. range: of y at first.
+    """
+    (panel, *others), colours = chart.panels, {light: index for index, (light, _) in enumerate(PALETTE)}
+    if others or panel.rows:
+        return None
+    xs, series = list[list[float]](), dict[str, dict[str, Any]]()
+    for line in panel.lines:
+        places = [float(f"{place:.5g}") for place in line.x]
+        if places not in xs:
+            xs.append(places)
+        columns = {"y": line.y, "low": line.low, "high": line.high}
+        numbers = {"x": xs.index(places), **{name: _rounded(values) for name, values in columns.items() if values}}
+        colour, dash = line.style
+        look = {"colour": colours[colour], "dash": [] if dash == "-" else list(dash[1]), "diverged": line.failed}
+        series.setdefault(line.label, {"label": line.label, **look, "lines": []})["lines"].append(numbers)
+    return {
+        "x": panel.x, "y": panel.y, "log": panel.log, "digits": 3, "window": chart.window, "xs": xs,
+        "series": list(series.values()), "range": panel.limits and [round(limit, 4) for limit in panel.limits],
+        "marks": [{"x": mark.x, "text": mark.text, "colour": mark.colour} for mark in panel.marks],
+    }  # fmt: skip
+
+
+def _rounded(values: Iterable[float]) -> list[float]:
+    return [round(value, 3) if abs(value) >= 1 else float(f"{value:.4g}") for value in values]
+
+
+class Figure(NamedTuple):
+    """A chart on the page. svg: its drawing, empty if scripts alone show it. alive: whether scripts show it."""
+
+    name: str
+    caption: str
+    svg: Markup
+    alive: bool
+
+
 def page(
     title: str,
     sections: Sequence[Section],
-    drawings: Sequence[Drawing],
-    charts: Mapping[str, Chart] | None = None,
+    drawings: Sequence[Drawing] = (),
     styles: Mapping[str, tuple[str, Any]] | None = None,
-    alone: bool = False,
     refresh: int | None = None,
 ) -> str:
     """The whole of report.html.
 
-    charts: the numbers behind interactive figures, by the name of the figure. styles: the line of each contestant.
-    alone: whether no figures lie beside the page as files. refresh: after so many seconds a browser reads it again.
+    drawings: of the charts, if they lie beside the page as files; without them the page shows what scripts can draw.
+    styles: the line of each contestant. refresh: after so many seconds a browser reads the page again.
     """
-    inline = {drawing.name: replace(drawing, svg=Markup(inline_svg(drawing))) for drawing in drawings}
-    alive = {name: chart for name, chart in (charts or {}).items() if name in inline}
+    charts = [chart for section in sections for chart in section.charts]
+    inline = {drawing.name: Markup(inline_svg(drawing)) for drawing in drawings}
+    numbers = {chart.name: payload(chart) for chart in charts}
+    # with a drawing beside it, a single point needs no script
+    alive = {name: data for name, data in numbers.items() if data and (name not in inline or _has_line(data))}
+    figures = {
+        chart.name: Figure(chart.name, chart.caption, inline.get(chart.name, Markup()), chart.name in alive)
+        for chart in charts
+        if chart.name in inline or chart.name in alive
+    }
     scripts = [*([CHART_LIBRARY, CHART_SCRIPT] if alive else []), SCRIPT]
     values = {
         "title": title,
         "sections": sections,
-        "figures": {s.name: [inline[name] for name in s.figures if name in inline] for s in sections},
+        "figures": {s.name: [figures[c.name] for c in s.charts if c.name in figures] for s in sections},
         "charts": alive,
         "charts_json": htmlsafe_json_dumps(alive, separators=(",", ":")),
         "keys": {label: _key(*style) for label, style in (styles or {}).items()},
@@ -119,7 +162,6 @@ def page(
         "scripts": [Markup(_source(name)) for name in scripts],
         "script_hashes": script_hashes([_source(name) for name in scripts]),
         "generator": Markup(GENERATOR),
-        "alone": alone,
         "refresh": refresh,
         "BEST": BEST,
         "SECOND": SECOND,

@@ -6,25 +6,22 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from spheret.lab.answers import Gap, GroupAnswer
-from spheret.lab.costs import costs
-from spheret.lab.endpoints import EndpointAnswer
+from spheret.lab.answers import GroupAnswer
+from spheret.lab.endpoints import EndpointAnswer, Ladder, PairedComparison, Stress
 from spheret.lab.entries import Entry
-from spheret.lab.figures.parts import MOST, slug
-from spheret.lab.ladders import Climb, Ladder
-from spheret.lab.page.tables import Table, TableCell, ranked
-from spheret.lab.rows import FINAL, FINISHED, FLOOR, STRESS, TUNE, Key, Row
+from spheret.lab.page.section import Section, Table, TableCell, ranked
+from spheret.lab.rows import FINAL, FINISHED, STRESS, TUNE, Key, Row
 from spheret.lab.runs import Result
-from spheret.lab.sections.endpoints import endpoints_section
-from spheret.lab.sections.failures import advice_words
-from spheret.lab.sections.section import Section
-from spheret.lab.sections.transfer import transfer_section
-from spheret.lab.seed_table import mean_interval
+from spheret.lab.sections.charts import MOST, answer_chart, bowls_chart, curves_chart, ladder_chart, slug
+from spheret.lab.seed_table import Pair, mean_interval
 from spheret.lab.stages import stage_of
-from spheret.lab.transfer import transfers
-from spheret.lab.words import answer_sentence, gain_words, limits, p_words, verdict_words, width_words
+from spheret.lab.words import answer_sentence, endpoint_sentence, limits, p_words, verdict_words, width_words
+from spheret.observe.inspect.failure import failure_of
+from spheret.support.charts import Chart
 
 NONE = TableCell("-")
+# a page explains so many failed runs in words; the table has them all
+MOST_FAILURES = 6
 CORRECTED = "p is corrected for the number of pairs (Holm)."
 STALLED = (
     "Stalled: a finished run that was at the loss of token frequencies, within 3%, for a fifth of its updates or "
@@ -34,27 +31,22 @@ STALLED = (
 
 def answer_sections(
     answers: Sequence[GroupAnswer],
-    ladders: Sequence[Ladder],
+    ladders: Iterable[Ladder],
     endpoints: Sequence[EndpointAnswer] = (),
     results: Mapping[Key, Result] | None = None,
 ) -> list[Section]:
     """The sections of every page, the answer first. results: the runs whose directories are here, by their keys."""
     compared = [answer for answer in answers if answer.group.part.compared_with]
     fresh = [answer for answer in compared if answer.group.part.fresh]
-    # a study of maps alone is about transfer
-    opening = not compared
-    moves = [transfer_section(each, first=opening and not place) for place, each in enumerate(transfers(answers))]
     # what was not run at all has its place at the end
     begun = [each for place, each in enumerate(answers) if each.rows or not place]
     parts = [
-        *(moves if opening else ()),
-        *(_answer_section(each, first=not (opening and moves) and not place) for place, each in enumerate(begun)),
-        endpoints_section(endpoints),
+        *(_answer_section(each, first=not place) for place, each in enumerate(begun)),
+        _endpoints_section(endpoints),
         _losses_section(fresh),
         _curves_section(fresh),
         _bowls_section(compared),
-        *map(_ladder_section, ladders),
-        *(() if opening else moves),
+        *(_ladder_section(each) for each in ladders if len(each.answers) > 1 and each.part.compared_with),
         _pairs_section(compared),
         _costs_section(compared),
         _failures_section(answers, results or {}),
@@ -72,8 +64,12 @@ def mean_cell(rows: Sequence[Row], digits: int = 4) -> TableCell:
     return TableCell(f"{value:.{digits}f}", value, f"mean({names})" if len(rows) > 1 else names)
 
 
-def _gap_cell(gap: Gap | None, source: str) -> TableCell:
+def _gap_cell(gap: Pair | None, source: str) -> TableCell:
     return NONE if gap is None else TableCell(f"{gap.estimate:+.4f}", gap.estimate, source)
+
+
+def _p_cell(p: float, source: str) -> TableCell:
+    return TableCell(p_words(p)[2:].removeprefix("= "), p, source)
 
 
 def _interval(low: float, high: float) -> str:
@@ -84,56 +80,93 @@ def _layout_source(answer: GroupAnswer) -> str:
     return f"two-way layout of the val_loss of {answer.group.name}"
 
 
+def _shown(charts: Iterable[Chart | None]) -> list[Chart]:
+    return [chart for chart in charts if chart is not None]
+
+
 def _answer_section(answer: GroupAnswer, first: bool) -> Section:
     name = slug(answer.group.name)
-    figures = [f"{name}-answer"] if answer.group.part.compared_with else [f"{name}-collapse"]
     paragraphs = [answer_sentence(answer), *(limits(answer) if answer.rows else [])]
     title = f"The answer: {answer.group.title}" if first else answer.group.title
     if answer.group.part.fresh:
-        return Section(f"answer-{name}", title, paragraphs, (), figures, opening=first)
+        chart = answer_chart(answer) if answer.group.part.compared_with else bowls_chart(answer)
+        return Section(f"answer-{name}", title, paragraphs, (), _shown([chart]), opening=first)
     # the whole of a race on one screen
     table = _losses_table(answer).without_empty_columns
-    return Section(f"answer-{name}", title, paragraphs, [table], [f"{name}-curves"], opening=first)
+    return Section(f"answer-{name}", title, paragraphs, [table], _shown([curves_chart(answer)]), opening=first)
 
 
 def _curves_section(answers: Sequence[GroupAnswer]) -> Section | None:
-    names = [f"{slug(answer.group.name)}-curves" for answer in answers if any(row.curve for row in answer.rows)]
-    return Section("curves", "Curves", (), (), names) if names else None
+    charts = _shown(map(curves_chart, answers))
+    return Section("curves", "Curves", charts=charts) if charts else None
+
+
+def _endpoints_section(answers: Sequence[EndpointAnswer]) -> Section | None:
+    """The sentences and the tables. None if the plan has no endpoints."""
+    if not answers:
+        return None
+    lines = [line for answer in answers for line in (*answer.comparisons, answer.slope) if line is not None]
+    stressed = [stress for answer in answers for stress in answer.stresses]
+    tables = [*([_comparisons_table(lines)] if lines else []), *([_stress_table(stressed)] if stressed else [])]
+    sentences = ["The plan fixed these questions before its first run.", *map(endpoint_sentence, answers)]
+    return Section("endpoints", "The endpoints of the plan", sentences, tables)
+
+
+def _comparisons_table(lines: Sequence[PairedComparison]) -> Table:
+    rows = []
+    for line in lines:
+        source = f"val_loss of {line.first} minus {line.second} by seed, {line.where}"
+        cells = [NONE, NONE, NONE]
+        if line.interval is not None and line.p is not None:
+            cells = [
+                TableCell(f"{line.interval.estimate:+.4f}", line.interval.estimate, source),
+                TableCell(line.interval.text, source=source),
+                _p_cell(line.p, source),
+            ]
+        margin = "" if line.margin is None else f", within {line.margin:g}"
+        rows.append(
+            [
+                TableCell(f"{line.first} - {line.second}{margin}"),
+                TableCell(line.where),
+                *cells,
+                TableCell(f"{line.seeds} of {line.planned}"),
+                TableCell(f"{line.verdict}: {line.trouble}" if line.trouble else line.verdict),
+            ]
+        )
+    notes = [
+        "Paired by seed: two contestants see the same batches. Below 0 the first is better. The interval is of 95%, "
+        "by Student's t over the seeds. The p-values are not corrected: the plan fixed these questions.",
+        "Per doubling: for each seed a least-squares slope of the difference over log2 of the size, then their mean.",
+    ]
+    if any(line.margin is not None for line in lines):
+        notes.append(
+            "Within a margin: equivalent if two one-sided t-tests at 5% reject a difference as large as the margin "
+            "on either side. The interval is then of 90%, and p is the larger of the two. Not shown does not mean "
+            "different."
+        )
+    columns = ["endpoint", "size", "difference", "interval", "p", "seeds", "answer"]
+    return Table("endpoints", "Endpoints", columns, rows, notes)
+
+
+def _stress_table(stresses: Sequence[Stress]) -> Table:
+    rows = []
+    begun = [each for each in stresses if each.runs or each.trouble]
+    for each in begun:
+        states = Counter[str](row.state for row in each.runs.values())
+        rate = next((f"{row.rate:g}" for row in each.runs.values()), "-")
+        counts = [str(states[state]) if each.runs else "-" for state in (FINISHED, "collapsed", "diverged")]
+        seeds = ", ".join(str(row.seed) for row in each.failed) or "-"
+        count = TableCell(f"{len(each.runs)} of {each.planned}" + (f": {each.trouble}" if each.trouble else ""))
+        rows.append([*map(TableCell, (each.label, each.where, rate, *counts, seeds)), count])
+    columns = ["contestant", "size", "rate", "finished", "collapsed", "diverged", "failed seeds", "seeds"]
+    left = len(stresses) - len(begun)
+    notes = [f"Not run: {left} of {len(stresses)} contestants and sizes."] if left else []
+    return Table("stress", "Who fails at a multiple of the best rate", columns, rows, notes)
 
 
 def _losses_section(answers: Sequence[GroupAnswer]) -> Section | None:
-    """The noise floor first: what chance does comes before any difference."""
-    tables = [_floors_table(answers), *(_losses_table(answer) for answer in answers if answer.rows)]
-    found = [table for table in tables if table is not None]
-    return Section("losses", "Losses", (), found) if found else None
-
-
-def _floors_table(answers: Sequence[GroupAnswer]) -> Table | None:
-    rows = []
-    for answer in answers:
-        floor = answer.floor
-        if floor is None:
-            continue
-        cells = [NONE, NONE]
-        if floor.interval is not None:
-            runs = ", ".join(f"{row.run}.val_loss" for row in floor.rows)
-            own = ", ".join(f"{row.run}.val_loss" for row in answer.by_label[floor.label].finals.values())
-            text = TableCell(
-                f"{floor.interval.estimate:+.4f}", floor.interval.estimate, f"mean({runs}) - mean({own})"
-            )
-            cells = [text, TableCell(_interval(floor.interval.low, floor.interval.high))]
-        seen = NONE if answer.seen is None else TableCell(f"{answer.seen:.4f}", answer.seen, _layout_source(answer))
-        count = TableCell(f"{len(floor.rows)} of {answer.group.part.compared_with}")
-        rows.append([TableCell(answer.group.name), TableCell(floor.label), *cells, count, seen])
-    if not rows:
-        return None
-    notes = [
-        "A contestant minus itself, on other seeds: what chance alone does. The true difference is 0.",
-        "The last column is the smallest true difference between two contestants that would have been seen with a "
-        "probability of 80% or more.",
-    ]
-    columns = ["group", "contestant", "difference", "95% interval", "other seeds", "smallest difference seen"]
-    return Table("noise-floor", "The noise floor", columns, rows, notes)
+    tables = [_losses_table(answer) for answer in answers if answer.rows]
+    return Section("losses", "Losses", (), tables) if tables else None
 
 
 def _losses_table(answer: GroupAnswer) -> Table:
@@ -143,15 +176,13 @@ def _losses_table(answer: GroupAnswer) -> Table:
     ]  # fmt: skip
     rows, unranked = [], []
     for entry in answer.entries:
-        compared = answer.seed_table is not None and entry.label in answer.seed_table.means
         runs = list(entry.finals.values())
-        if compared and answer.seed_table is not None:
-            runs = [entry.finals[seed] for seed in answer.seed_table.seeds]
         interval, gap = NONE, answer.gap(entry.label, answer.reference)
-        if compared and answer.seed_table is not None:
+        if answer.seed_table is not None and entry.label in answer.means:
+            runs = [entry.finals[seed] for seed in answer.seed_table.seeds]
             low, high = mean_interval(answer.seed_table, entry.label)
             interval = TableCell(f"{low:.4f} to {high:.4f}" if math.isfinite(high - low) else "none", source=source)
-        if not compared:
+        else:
             unranked.append(entry.label)
         rate = NONE if entry.rate is None else TableCell(f"{entry.rate:g}", entry.rate, "tuning")
         rows.append(
@@ -161,7 +192,7 @@ def _losses_table(answer: GroupAnswer) -> Table:
                 NONE if entry.failed else mean_cell(runs),
                 interval,
                 _gap_cell(gap, source) if answer.seed_table is not None else _plain_gap(answer, entry),
-                NONE if gap is None else TableCell(p_words(gap.p)[2:].removeprefix("= "), gap.p, source),
+                NONE if gap is None else _p_cell(gap.adjusted, source),
                 TableCell(f"{len(runs)} of {answer.group.part.compared_with}"),
                 TableCell("; ".join(filter(None, [entry.reason or "compared", *_remarks(answer, entry)]))),
             ]
@@ -220,8 +251,7 @@ def _bowls_section(answers: Sequence[GroupAnswer]) -> Section | None:
         + " These runs chose the rate, so that their losses are not those of the verdicts."
         * begun[0].group.part.fresh
     ]
-    figures = [f"{slug(answer.group.name)}-bowls" for answer in begun]
-    return Section("bowls", "Learning rates", paragraphs, tables, figures)
+    return Section("bowls", "Learning rates", paragraphs, tables, _shown(map(bowls_chart, begun)))
 
 
 def _bowl_row(entry: Entry) -> list[TableCell]:
@@ -248,56 +278,47 @@ def _bowl_row(entry: Entry) -> list[TableCell]:
 
 
 def _ladder_section(ladder: Ladder) -> Section | None:
-    if not any(step.gap for climb in ladder.climbs for step in climb.steps):
+    gaps = {label: ladder.gaps(label) for label in ladder.schemes}
+    if not any(gap for found in gaps.values() for gap in found):
         return None
-    names = [f"{ladder.key} {size:g}" for size in ladder.sizes] or [each.group.name for each in ladder.answers]
-    columns = ["contestant", *(f"gap, {name}" for name in names)]
-    sized = bool(ladder.sizes)
-    if sized:
-        columns += ["change per doubling", "p", *(f"gain, {name}" for name in names)]
-    rows = [_climb_row(ladder, climb, sized) for climb in ladder.climbs]
+    columns = ["contestant", *(f"gap, {name}" for name in ladder.rungs)]
     notes = [f"The gap is the loss minus that of {ladder.reference} \u00b1 half its 95% interval. Below 0 is better."]
-    if sized:
-        notes += [
+    rows = [
+        [TableCell(label), *(_rung_cell(a, label, gap) for a, gap in zip(ladder.answers, found, strict=True))]
+        for label, found in gaps.items()
+    ]
+    if ladder.sizes:
+        columns += ["change per doubling", "p"]
+        rows = [[*row, *_slope_cells(ladder, label)] for label, row in zip(gaps, rows, strict=True)]
+        notes.append(
             f"The change is that of the gap per doubling of {ladder.key}: for each seed a least-squares slope, then "
-            "their mean. p is that of no change, for this contestant alone.",
-            f"The gain is how many times its FLOPs {ladder.reference} would need for the same loss, read between its "
-            f"own sizes and not beyond. Few and small sizes are no scaling law.",
-        ]
-    title = f"Sizes: {ladder.title}"
-    name = slug(ladder.part)
-    table = Table(f"ladder-{name}", f"{ladder.title}: gap to {ladder.reference} by size", columns, rows, notes)
-    return Section(f"ladder-{name}", title, (), [table], [f"{name}-ladder"])
+            "their mean. p is that of no change, for this contestant only."
+        )
+    name = f"ladder-{slug(ladder.part.name)}"
+    table = Table(name, f"{ladder.title}: gap to {ladder.reference} by size", columns, rows, notes)
+    return Section(name, f"Sizes: {ladder.title}", (), [table], _shown([ladder_chart(ladder)]))
 
 
-def _climb_row(ladder: Ladder, climb: Climb, sized: bool) -> list[TableCell]:
-    cells = [TableCell(climb.label)]
-    for step in climb.steps:
-        gap = step.gap
-        if gap is None:
-            reason = step.answer.by_label[climb.label].reason
-            cells.append(TableCell("not compared" if step.answer.rows else "not run", source=reason))
-        else:
-            half = (gap.high - gap.low) / 2
-            text = f"{gap.estimate:+.4f}" + (f" \u00b1 {half:.4f}" if math.isfinite(half) else "")
-            cells.append(TableCell(text, gap.estimate, _layout_source(step.answer)))
-    if sized:
-        slope = None if climb.slope is None else climb.slope.interval
-        if slope is None:
-            cells += [NONE, NONE]
-        else:
-            text = f"{slope.estimate:+.4f} \u00b1 {(slope.high - slope.low) / 2:.4f}"
-            source = f"mean over the seeds of the least-squares slopes of the gap over log2({ladder.key})"
-            cells += [TableCell(text, slope.estimate, source), TableCell(f"{slope.p:.2g}", slope.p, source)]
-        for step in climb.steps:
-            factor = None if step.gain is None else step.gain.factor
-            source = f"flops of {ladder.reference} at this loss / flops" if factor is not None else ""
-            cells.append(TableCell(gain_words(step.gain), factor, source))
-    return cells
+def _rung_cell(answer: GroupAnswer, label: str, gap: Pair | None) -> TableCell:
+    if gap is None:
+        return TableCell("not compared" if answer.rows else "not run", source=answer.by_label[label].reason)
+    half = (gap.high - gap.low) / 2
+    text = f"{gap.estimate:+.4f}" + (f" \u00b1 {half:.4f}" if math.isfinite(half) else "")
+    return TableCell(text, gap.estimate, _layout_source(answer))
+
+
+def _slope_cells(ladder: Ladder, label: str) -> list[TableCell]:
+    found = ladder.slope(label, ladder.reference)
+    slope = None if found is None else found.interval
+    if slope is None:
+        return [NONE, NONE]
+    text = f"{slope.estimate:+.4f} \u00b1 {(slope.high - slope.low) / 2:.4f}"
+    source = f"mean over the seeds of the least-squares slopes of the gap over log2({ladder.key})"
+    return [TableCell(text, slope.estimate, source), TableCell(f"{slope.p:.2g}", slope.p, source)]
 
 
 def _pairs_section(answers: Sequence[GroupAnswer]) -> Section | None:
-    tables, figures = [], []
+    tables, charts = [], list[Chart | None]()
     for answer in answers:
         if answer.seed_table is None:
             continue
@@ -313,7 +334,7 @@ def _pairs_section(answers: Sequence[GroupAnswer]) -> Section | None:
                         TableCell(f"{first} - {second}"),
                         _gap_cell(gap, source),
                         TableCell(_interval(gap.low, gap.high), source=source),
-                        TableCell(f"{gap.p:.2g}", gap.p, source),
+                        TableCell(f"{gap.adjusted:.2g}", gap.adjusted, source),
                         TableCell(verdict_words(gap, first, second)),
                     ]
                 )
@@ -328,51 +349,43 @@ def _pairs_section(answers: Sequence[GroupAnswer]) -> Section | None:
             )
         columns = ["pair", "difference", "95% interval", "p", "verdict"]
         tables.append(Table(f"pairs-{name}", f"{answer.group.title}: pairs", columns, rows, notes, folded=True))
-        figures += [f"{name}-pairs"] if answer.group.part.fresh else [f"{name}-answer", f"{name}-pairs"]
-    return Section("pairs", "Every pair", (), tables, figures) if tables else None
+        charts += [] if answer.group.part.fresh else [answer_chart(answer)]
+    return Section("pairs", "Every pair", (), tables, _shown(charts)) if tables else None
 
 
 def _costs_section(answers: Sequence[GroupAnswer]) -> Section | None:
-    tables = []
-    for answer in answers:
-        base, found = costs(answer)
-        if not found:
-            continue
-        rows = []
-        for cost in found:
-            cells = [
-                (f"{cost.loss:.4f}", cost.loss, _layout_source(answer)),
-                (f"{cost.flops:.3f}", cost.flops, f"flops / flops of {base}"),
-                ("-" if cost.at_equal_flops is None else f"{cost.at_equal_flops:.4f}", cost.at_equal_flops, "curve"),
-                (
-                    "-" if cost.seconds is None else f"{cost.seconds:.3f}",
-                    cost.seconds,
-                    f"step_seconds, over {base}'s",
-                ),
-                (
-                    "-" if cost.at_equal_seconds is None else f"{cost.at_equal_seconds:.4f}",
-                    cost.at_equal_seconds,
-                    "curve",
-                ),
-            ]
-            rows.append([TableCell(cost.label), *(TableCell(t, v, s if v is not None else "") for t, v, s in cells)])
-        columns = [
-            "contestant", "loss, equal tokens", "FLOPs", "loss, equal FLOPs", "seconds", "loss, equal seconds",
-        ]  # fmt: skip
-        notes = [f"FLOPs and seconds of one update, relative to {base}. Seconds were measured side by side."]
-        if any(cost.seconds is None for cost in found):
-            notes.append(
-                "A dash under seconds: not measured yet. They are measured when all runs of a group are done."
-            )
-        tables.append(Table(f"costs-{slug(answer.group.name)}", f"{answer.group.title}: cost", columns, rows, notes))
-    if not tables:
+    tables = [table for answer in answers if (table := _costs_table(answer)) is not None]
+    return Section("costs", "What a step costs", (), tables) if tables else None
+
+
+def _costs_table(answer: GroupAnswer) -> Table | None:
+    """FLOPs and seconds of one update, relative to the reference or else to the best."""
+    shown = answer.compared if answer.group.part.fresh else answer.entries
+    first = {entry.label: next(iter(entry.finals.values())) for entry in shown if entry.finals}
+    if not first:
         return None
-    paragraphs = [
-        "The loss of the tables above is at equal tokens. At equal FLOPs and at equal seconds, the loss is read from "
-        "the curve of each run, where the cheapest contestant has ended. The learning rate of such a run was still "
-        "high, because its schedule was not made for a shorter run: take these numbers as upper bounds."
-    ]
-    return Section("costs", "Loss per token, per FLOP and per second", paragraphs, tables)
+    name = answer.reference if answer.reference in first else next(iter(first))
+    base, rows = first[name], []
+    for label, row in first.items():
+        flops = (row.flops / row.steps) / (base.flops / base.steps)
+        cells = [
+            TableCell(label),
+            TableCell(f"{flops:.3f}", flops, f"{row.run}.flops / {base.run}.flops"),
+            NONE,
+            NONE,
+        ]
+        if row.step_seconds is not None and base.step_seconds is not None:
+            ratio, source = row.step_seconds / base.step_seconds, f"{row.run}.step_seconds"
+            cells[2] = TableCell(f"{1000 * row.step_seconds:.1f}", 1000 * row.step_seconds, f"1000 * {source}")
+            cells[3] = TableCell(f"{ratio:.3f}", ratio, f"{source} / {base.run}.step_seconds")
+        rows.append(cells)
+    notes = [f"FLOPs and seconds of one update, relative to {name}. Seconds were measured side by side."]
+    if any(row.step_seconds is None for row in first.values()):
+        notes.append(
+            "A dash: not measured. It is measured when all runs of a group are done and the machine is quiet."
+        )
+    columns = ["contestant", "FLOPs", "ms per step", "seconds"]
+    return Table(f"costs-{slug(answer.group.name)}", f"{answer.group.title}: cost of a step", columns, rows, notes)
 
 
 def _failures_section(answers: Sequence[GroupAnswer], results: Mapping[Key, Result]) -> Section:
@@ -398,9 +411,26 @@ def _failures_section(answers: Sequence[GroupAnswer], results: Mapping[Key, Resu
     )
     columns = ["run", "group", "contestant", "learning rate", "seed", "stage", "state", "why"]
     table = Table("failures", "Runs that collapsed, diverged or stalled", columns, rows)
-    return Section(
-        "failures", title, [text, *advice_words([results[r.key] for _, r in failed if r.key in results])], [table]
-    )
+    advice = _advice([results[row.key] for _, row in failed if row.key in results])
+    return Section("failures", title, [text, *advice], [table])
+
+
+def _advice(results: Sequence[Result]) -> list[str]:
+    """Where the failure of each of the first runs began and what to try; empty if no run failed."""
+    found = [(result, failure) for result in results if (failure := failure_of(result.run, result.lines)) is not None]
+    texts = [
+        f"{result.label}, learning rate {result.rate:g}, seed {result.seed}. {failure.sentence} {failure.what_to_try}"
+        for result, failure in found[:MOST_FAILURES]
+    ]
+    if len(found) > MOST_FAILURES:
+        texts.append(f"The table has the other {len(found) - MOST_FAILURES} runs that failed.")
+    if texts:
+        texts.append(
+            "The flags are for a new run. A resumed run would compute the same values again. --set "
+            "train.init_from=RUN starts from the weights of a checkpoint that was saved before the step. spheret "
+            "inspect shows every sublayer of one."
+        )
+    return texts
 
 
 def _missing_section(answers: Sequence[GroupAnswer]) -> Section | None:
@@ -410,7 +440,7 @@ def _missing_section(answers: Sequence[GroupAnswer]) -> Section | None:
     if not total:
         return Section("not-run", "What was not run", ["Everything that the plan asks for has been run."])
     rows = []
-    names = {TUNE: "learning rates", FINAL: "fresh seeds", FLOOR: "noise floor", STRESS: "stress"}
+    names = {TUNE: "learning rates", FINAL: "fresh seeds", STRESS: "stress"}
     stages = [stage for stage in names if any(answer.missing[stage] for answer in answers)]
     for answer in answers:
         left = sum(answer.missing.values())
@@ -426,6 +456,7 @@ def _missing_section(answers: Sequence[GroupAnswer]) -> Section | None:
 
 
 def receipts(answers: Sequence[GroupAnswer], rows: Mapping[Key, Row]) -> list[Section]:
+    """Where the numbers are from."""
     asked = {row.key: row for answer in answers for row in answer.rows}
     runs = {row.run: row for row in asked.values()}
     hours = math.fsum(row.seconds * (row.threads or 1) for row in runs.values()) / 3600
@@ -442,14 +473,13 @@ def receipts(answers: Sequence[GroupAnswer], rows: Mapping[Key, Row]) -> list[Se
         texts["rows that the plan does not ask for"] = f"{len(rows) - len(asked)}, in no table of this page"
     table = Table("receipts", "Receipts", ["what", "value"], [[TableCell(a), TableCell(b)] for a, b in texts.items()])
     text = (
-        "Point at a number to see its source. RUN.KEY is the value of KEY in the row of that run in results.jsonl; "
-        "tables.csv lists the same sources."
+        "Point at a number to see its source. RUN.KEY is the value of KEY in the row of that run in results.jsonl, "
+        "which follows from its metrics.jsonl."
     )
     fresh = {answer.group.name: answer.group.part.fresh for answer in answers}
     every = [
         [
-            TableCell(row.run),
-            *map(TableCell, (row.group, row.contestant, f"{row.rate:g}", str(row.seed))),
+            *map(TableCell, (row.run, row.group, row.contestant, f"{row.rate:g}", str(row.seed))),
             TableCell(stage_of(row.key, fresh[row.group])),
             mean_cell([row]),
             TableCell(f"{row.seconds:.1f}", row.seconds, f"{row.run}.seconds"),

@@ -1,16 +1,18 @@
-"""The section that shows the paper's tables with the runs of this report beside them."""
+"""The zero-shot metrics of runs, and the paper's tables with the runs of this report beside them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from spheret.evaluate.eval_json import MetricRecord
+from spheret.evaluate.results import EvalCell, average, read, table
 from spheret.evaluate.tasks import PAPER_COLUMNS
-from spheret.lab.page.tables import Table, TableCell
+from spheret.lab.page.section import Section, Table, TableCell
 from spheret.lab.runs import Result, RunGroup, SourcedNumber
-from spheret.lab.sections.section import Section, format_loss, format_perplexity, number_cell, perplexity
-from spheret.lab.sections.zero_shot import MARKS, average_accuracy, evaluation_marks, zero_shot_number
+from spheret.lab.statistics import mean_and_deviation
 from spheret.paper.assumptions import READINGS
 from spheret.paper.departures import departures, recipe_of
 from spheret.paper.numbers import (
@@ -25,10 +27,113 @@ from spheret.paper.numbers import (
     format_average,
 )
 from spheret.paper.runs import PaperRun
+from spheret.runs.layout import EVAL
 
 NOT_RUN = "not run"
 # the mark of a number whose run departs from the recipe
 DEPARTS = "*"
+MARKS = (
+    '"Limit N" means that only the first N documents of each task were evaluated, "step N" that the checkpoint of '
+    "step N was, which is not the last."
+)
+
+
+def format_loss(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def format_perplexity(value: float) -> str:
+    return f"{value:.2f}" if value < 1000 else f"{value:,.0f}"
+
+
+def perplexity(loss: SourcedNumber | None) -> SourcedNumber | None:
+    """exp(loss), or None if there is no loss or the result would overflow a float."""
+    if loss is None or loss.value > 700:
+        return None
+    return SourcedNumber(math.exp(loss.value), f"exp({loss.source})")
+
+
+def number_cell(
+    numbers: Sequence[SourcedNumber | None], format_number: Callable[[float], str], missing: str = "-"
+) -> TableCell:
+    """A cell from one number per seed: the number itself, or the mean and standard deviation of several.
+
+    The cell shows `missing` if a number is missing.
+    """
+    present = [number for number in numbers if number is not None]
+    if not present or len(present) < len(numbers):
+        return TableCell(missing)
+    if len(present) == 1:
+        return TableCell(format_number(present[0].value), present[0].value, present[0].source)
+    mean, deviation = mean_and_deviation([number.value for number in present])
+    sources = ", ".join(number.source for number in present)
+    text = f"{format_number(mean)} \u00b1 {format_number(deviation)}"
+    return TableCell(text, mean, f"mean({sources}) \u00b1 sd({sources})")
+
+
+def zero_shot_number(result: Result, task: str, metric: str) -> SourcedNumber | None:
+    """One metric of a run's eval.json, accuracies in percent as in the paper; None if it was not measured."""
+    if not _is_evaluated(result):
+        return None
+    for cell in table([result.run.path])[0].cells:
+        if (cell.column.task, cell.column.metric) == (task, metric) and cell.value is not None:
+            return SourcedNumber(cell.value, f"{result.name}/{EVAL} tasks.{task}.metrics.{metric}")
+    return None
+
+
+def average_accuracy(result: Result) -> SourcedNumber | None:
+    """The mean of the ten accuracies of a run's eval.json in percent; None if one of them was not measured."""
+    mean = average(read(result.run.path)) if _is_evaluated(result) else None
+    if mean is None or mean.value is None:
+        return None
+    return SourcedNumber(mean.value, f"{result.name}/{EVAL} mean of the ten accuracies")
+
+
+def evaluation_marks(result: Result) -> list[str]:
+    """What makes an evaluation less than the paper's: a limit of documents, or a step that is not the last."""
+    if not _is_evaluated(result):
+        return []
+    evaluation = read(result.run.path)
+    marks = [] if evaluation.limit is None else [f"limit {evaluation.limit}"]
+    return [*marks, *([] if evaluation.step == result.run.steps else [f"step {evaluation.step}"])]
+
+
+def zero_shot_section(group: RunGroup) -> Section | None:
+    """The zero-shot metrics of every evaluated run."""
+    evaluated = [result for result in group.results if _is_evaluated(result)]
+    if not evaluated:
+        return None
+    return Section("zero-shot", "Zero-shot", tables=[_metrics_table(evaluated)], folded=True)
+
+
+def _is_evaluated(result: Result) -> bool:
+    return (result.run.path / EVAL).exists()
+
+
+def _metrics_table(evaluated: list[Result]) -> Table:
+    evaluations = table([result.run.path for result in evaluated])
+    headings = [f"{column.name} {column.metric}" for column in PAPER_COLUMNS]
+    rows = []
+    for result, evaluation in zip(evaluated, evaluations, strict=True):
+        file = f"{result.name}/{EVAL}"
+        cells = [_metric_cell(cell, file, cell.column.task, cell.column.metric) for cell in evaluation.cells]
+        rows.append([TableCell(result.name), *cells, _metric_cell(evaluation.average, file, "all", "accuracies")])
+    notes = [
+        "Accuracies are in percent. Each number is followed by its standard error. The average is over the ten "
+        "accuracies."
+    ]
+    for result in evaluated:
+        marks = evaluation_marks(result)
+        if marks:
+            notes.append(f"{result.name} was evaluated with {', '.join(marks)}. {MARKS}")
+    return Table("zero-shot", "Zero-shot metrics", ["run", *headings, "average accuracy"], rows, notes)
+
+
+def _metric_cell(cell: EvalCell | MetricRecord | None, file: str, task: str, metric: str) -> TableCell:
+    if cell is None or cell.value is None:
+        return TableCell("not run")
+    error = "" if cell.stderr is None else f" \u00b1 {cell.stderr:.2f}"
+    return TableCell(f"{cell.value:.2f}{error}", cell.value, f"{file} tasks.{task}.metrics.{metric}")
 
 
 @dataclass(frozen=True)
@@ -54,7 +159,7 @@ class RunsBesideThePaper:
         for group in groups:
             for runs in (runs for rates in group.by_rate.values() for runs in rates.values()):
                 recipe = recipe_of(runs[0].run.config.as_dict())
-                if recipe is not None and all(run.finished for run in runs):
+                if recipe is not None and all(run.number("val_loss") for run in runs):
                     found = [text for run in runs for text in departures(run.run.config.as_dict(), recipe)]
                     candidate = Candidate(runs, list(dict.fromkeys(found)))
                     self.candidates.setdefault(recipe, []).append(candidate)
@@ -81,7 +186,7 @@ class RunsBesideThePaper:
         place: tuple[str, str | None, str, str],
         number: Callable[[Result], SourcedNumber | None],
         format_number: Callable[[float], str],
-        marks: Callable[[Result], list[str]],
+        marks: Callable[[Result], list[str]] = lambda run: [],
     ) -> TableCell:
         """The number of the runs at (row, reading, corpus, size), followed by what sets it apart from the paper's."""
         shown = self._shown(*place)
@@ -122,15 +227,6 @@ def _paper_cell(text: str, table: str) -> TableCell:
     return TableCell(text, float(text), f"{SOURCE}, {table}")
 
 
-def _validation_marks(result: Result) -> list[str]:
-    step = None if result.validation is None else result.validation.step
-    return [] if step == result.run.steps else [f"step {step}"]
-
-
-def _no_marks(result: Result) -> list[str]:
-    return []
-
-
 def _loss_table(corpus: str, here: RunsBesideThePaper) -> Table:
     columns, rows = ["scheme"], []
     for size in SIZES:
@@ -141,13 +237,17 @@ def _loss_table(corpus: str, here: RunsBesideThePaper) -> Table:
             paper, place = LOSSES[row, corpus, size], (row, reading, corpus, size)
             cells += [
                 _paper_cell(paper.train, "table of losses"),
-                here.cell(place, lambda run: run.train_loss, format_loss, _no_marks),
+                here.cell(place, partial(Result.number, key="train_loss"), format_loss),
                 _paper_cell(paper.val, "table of losses"),
-                here.cell(place, lambda run: run.val_loss, format_loss, _validation_marks),
+                here.cell(place, partial(Result.number, key="val_loss"), format_loss),
             ]
         rows.append(cells)
     notes = here.notes([corpus], SIZES)
     return Table(f"paper-loss-{corpus}", f"Loss on {CORPORA[corpus]}", columns, rows, notes)
+
+
+def _perplexity(run: Result) -> SourcedNumber | None:
+    return perplexity(run.number("val_loss"))
 
 
 def _perplexity_table(here: RunsBesideThePaper) -> Table:
@@ -163,12 +263,7 @@ def _perplexity_table(here: RunsBesideThePaper) -> Table:
             for size in SIZES:
                 cells += [
                     _paper_cell(LOSSES[row, corpus, size].perplexity, "table of perplexities"),
-                    here.cell(
-                        (row, reading, corpus, size),
-                        lambda run: perplexity(run.val_loss),
-                        format_perplexity,
-                        _validation_marks,
-                    ),
+                    here.cell((row, reading, corpus, size), _perplexity, format_perplexity),
                 ]
         rows.append(cells)
     notes = here.notes(list(CORPORA), SIZES)

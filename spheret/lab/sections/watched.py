@@ -1,20 +1,71 @@
-"""The sections of a watched training: what was seen first, then the inside of the model, then what was left out."""
+"""A watched training: what was seen first, then the inside of the model, then what was left out."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from spheret.lab.figures.watched import OTHERS, STREAM, UPDATES, curves, figure_names, measured
-from spheret.lab.page.tables import Table, TableCell
-from spheret.lab.sections.section import Section
+import numpy as np
+
+from spheret.lab.page.section import Section, Table, TableCell
+from spheret.lab.sections.charts import MOST_POINTS, later_range
 from spheret.lab.watch_file import Watched
 from spheret.lab.words import listed
-from spheret.watching.observations import Event
+from spheret.observe.records import Event
+from spheret.support.charts import Chart, Line, Mark, Panel, Style
+from spheret.support.figure_style import DASHES, PALETTE
 
+# so many events are marked on a curve, and so many sublayers are shown over time
+MOST_MARKS, MOST_LINES = 30, 6
 # so many alarms stand on the first screen, and so many events in the table
-FIRST, MOST = 3, 100
+FIRST, MOST_EVENTS = 3, 100
 # a table of more rows is closed at first
 MANY = 12
+# numbers of the palette
+COLOURS = {"alarm": 1, "warning": 7}
+# colour and dashes of the last watched step, of one half-way and of the first
+STYLES = ((PALETTE[0][0], "-"), (PALETTE[3][0], DASHES[1]), (PALETTE[7][0], DASHES[3]))
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is measured per sublayer.
+
+    name: in the table. ends: of its axis, if it is a share or a cosine. log: its scale. absent: why it may lack.
+    """
+
+    key: str
+    name: str
+    caption: str = ""
+    unit: str = "no unit"
+    ends: tuple[float, float] | None = None
+    log: bool = False
+    absent: str = "the residual stream was not found"
+
+
+SHARE = (0, 1)
+# in the order of the page: what the forward pass shows, then gradients and updates
+STREAM = (
+    Measure("norm", "norm", "Mean norm of the stream behind each sublayer", log=True),
+    Measure("angle_mean", "angle", "Mean angle by which each sublayer turns the stream", "radians"),
+    Measure("cosine", "token cosine", "Mean cosine between different tokens. At 1 all are alike", ends=SHARE),
+    Measure("common_stream", "common in stream", "Share of the common direction in the stream", ends=SHARE),
+    Measure("common_output", "common in output", "Share of the common direction in the branch's output", ends=SHARE),
+    Measure("massive", "massive", "Largest activation over the median one", log=True),
+    Measure("sink", "sink", "Mean attention to the first token", ends=SHARE, absent="no attention is returned"),
+)
+UPDATES = (
+    Measure("grad_norm", "gradient norm", "Gradient norm of the weights", log=True, absent="there was no gradient"),
+    Measure("update", "update", "Norm of the last update over that of the weights", log=True, absent="no step yet"),
+)
+# shown in the table alone
+OTHERS = (
+    Measure("growth", "growth"),
+    Measure("angle_max", "largest angle"),
+    Measure("moved", "moved"),
+    Measure("alpha", "alpha", absent="the connections have no step size"),
+)
 
 
 def headline(watched: Watched) -> str:
@@ -41,11 +92,11 @@ def _event(event: Event) -> str:
 def watched_sections(watched: Watched, opening: bool = True) -> list[Section]:
     """All sections of one watched training. opening: whether the first is the first screen of the page."""
     sections = [
-        Section("watched", "What was seen", _first_words(watched), figures=["loss"], opening=opening),
+        Section("watched", "What was seen", _first_words(watched), charts=loss_chart(watched), opening=opening),
         _events_section(watched),
-        Section("gradient", "Gradient norm", figures=["gradient"]) if "gradient" in curves(watched) else None,
-        _inside_section(watched, "inside", "Inside the model", figure_names(watched, STREAM)),
-        _inside_section(watched, "updates", "Gradients and updates", figure_names(watched, UPDATES)),
+        _charts_section("gradient", "Gradient norm", _gradient_chart(watched)),
+        _charts_section("inside", "Inside the model", _inside(watched, STREAM)),
+        _charts_section("updates", "Gradients and updates", _inside(watched, UPDATES)),
         _table_section(watched),
         _provenance(watched),
     ]
@@ -68,17 +119,11 @@ def _first_words(watched: Watched) -> list[str]:
 def _events_section(watched: Watched) -> Section | None:
     if not watched.events:
         return None
-    rows = [
-        [
-            TableCell(f"{event.step:,}"),
-            TableCell(event.kind),
-            TableCell(event.level),
-            TableCell(event.where),
-            TableCell(event.sentence or "-"),
-            TableCell(event.remedy or "-"),
-        ]
-        for event in watched.events[:MOST]
+    texts = [
+        (f"{event.step:,}", event.kind, event.level, event.where, event.sentence or "-", event.remedy or "-")
+        for event in watched.events[:MOST_EVENTS]
     ]
+    rows = [list(map(TableCell, words)) for words in texts]
     left = len(watched.events) - len(rows)
     notes = [f"{left:,} later ones are left out; {watched.name} has them all."] if left else []
     columns = ["step", "what", "level", "where", "what was seen", "what helps"]
@@ -86,10 +131,12 @@ def _events_section(watched: Watched) -> Section | None:
     return Section("events", "Alarms and warnings", tables=[table])
 
 
-def _inside_section(watched: Watched, name: str, title: str, figures: list[str]) -> Section | None:
-    rings = any(event.sublayer is not None for event in watched.events)
-    words = "A ring marks a sublayer and a step that an alarm or a warning names." if rings else ""
-    return Section(name, title, [words] if words else [], figures=figures) if figures else None
+def _charts_section(name: str, title: str, charts: list[Chart]) -> Section | None:
+    return Section(name, title, charts=charts) if charts else None
+
+
+def _inside(watched: Watched, measures: Sequence[Measure]) -> list[Chart]:
+    return [chart for measure in _measured(watched, measures) for chart in measure_charts(watched, measure)]
 
 
 def _cell(value: float | None, source: str) -> TableCell:
@@ -100,7 +147,7 @@ def _table_section(watched: Watched) -> Section | None:
     last, header = watched.last, watched.header
     if last is None:
         return None
-    measures = measured(watched, (*STREAM, *OTHERS, *UPDATES))
+    measures = _measured(watched, (*STREAM, *OTHERS, *UPDATES))
     found = header.sublayers
     kind, caption = ("sublayers", "Sublayers") if found else ("places", "Layers")
     rows = []
@@ -145,7 +192,7 @@ def _provenance(watched: Watched) -> Section:
         words.append(_remarks(watched))
     if watched.last is not None and header.sublayers:
         every, missing = (*STREAM, *OTHERS, *UPDATES), dict[str, list[str]]()
-        present = measured(watched, every)
+        present = _measured(watched, every)
         for measure in (each for each in every if each not in present):
             missing.setdefault(measure.absent, []).append(measure.name)
         words += [f"Not measured, because {why}: {listed(names, len(names))}." for why, names in missing.items()]
@@ -154,17 +201,97 @@ def _provenance(watched: Watched) -> Section:
 
 def _remarks(watched: Watched) -> str:
     """Skipped updates, scalars on a bound, and the logit of the current token at the start."""
-    last, own = (
-        watched.observations[-1],
-        [each.own_logit for each in watched.observations if each.own_logit is not None],
-    )
-    texts = (
-        [f"{_count(last.skipped, 'update')} {'was' if last.skipped == 1 else 'were'} skipped."]
-        if last.skipped
-        else []
-    )
+    last, texts = watched.observations[-1], []
+    own = [each.own_logit for each in watched.observations if each.own_logit is not None]
+    if last.skipped:
+        texts.append(f"{_count(last.skipped, 'update')} {'was' if last.skipped == 1 else 'were'} skipped.")
     if last.on_bound:
         texts.append(f"On their bounds: {listed(last.on_bound)}.")
     if own:
         texts.append(f"At the start the logit of the current token was {own[0]:.3g} above the mean logit.")
     return " ".join(texts)
+
+
+def loss_chart(watched: Watched) -> list[Chart]:
+    """The loss by step; no chart before the first."""
+    return _curve("loss", "Loss by step, with the alarms and warnings", watched, watched.losses, "loss")
+
+
+def _gradient_chart(watched: Watched) -> list[Chart]:
+    caption = "Norm of the whole gradient at watched steps"
+    return _curve("gradient", caption, watched, watched.norms, "gradient norm", log=True)
+
+
+def _marks(watched: Watched) -> list[Mark]:
+    """The first events, one per step, level and kind, alarms before warnings."""
+    seen = {(event.step, event.level, event.kind) for event in watched.events}
+    return [Mark(step, kind, COLOURS[level]) for step, level, kind in sorted(seen)[:MOST_MARKS]]
+
+
+def _curve(
+    name: str, caption: str, watched: Watched, points: tuple[np.ndarray, np.ndarray], y: str, log: bool = False
+) -> list[Chart]:
+    """One line. Many points become the means of a few each, with the range of these: a spike stays visible."""
+    steps, values = points
+    if log:
+        steps, values = steps[values > 0], values[values > 0]
+    if not len(steps):
+        return []
+    every = -(-len(steps) // MOST_POINTS)
+    starts = np.arange(0, len(steps), every)
+    places = [int(step) for step in steps[np.append(starts[1:], len(steps)) - 1]]
+    means = np.add.reduceat(values, starts) / np.diff(starts, append=len(steps))
+    low, high = (end.reduceat(values, starts).tolist() if every > 1 else () for end in (np.minimum, np.maximum))
+    line = Line(y, places, means.tolist(), STYLES[0], low, high)
+    # spikes of single steps do not set the scale
+    limits = None if log else later_range([Line(y, places, line.y, STYLES[0])])
+    # a loss that is not finite has no place, and its alarm stands where the line ends
+    inside = [Mark(min(max(mark.x, places[0]), places[-1]), mark.text, mark.colour) for mark in _marks(watched)]
+    words = f"{y}, mean and range of {every} steps" if every > 1 else y
+    return [Chart(name, caption, [Panel([line], "step", words, log=log, limits=limits, marks=inside)], window=1)]
+
+
+def _measured(watched: Watched, measures: Sequence[Measure]) -> list[Measure]:
+    """Those of the measures that have a number at some watched step."""
+    return [each for each in measures if np.isfinite(watched.measures.get(each.key, np.nan)).any()]
+
+
+def measure_charts(watched: Watched, measure: Measure) -> list[Chart]:
+    """A measure by sublayer at the last watched step, at one half-way and at the first; some sublayers by step."""
+    values, steps = watched.measures[measure.key], [observation.step for observation in watched.shown]
+    what = "sublayer" if watched.header.sublayers else "place, as numbered in the table"
+    stem, y = measure.key.replace("_", "-"), f"{measure.name} ({measure.unit})"
+    limits = _ends(measure, values)
+    columns = dict.fromkeys((len(steps) - 1, len(steps) // 2, 0))
+    places = range(1, len(values) + 1)
+    depth = [
+        line
+        for column, style in zip(columns, STYLES, strict=False)
+        for line in _line(measure, f"step {steps[column]:,}", places, values[:, column], style)
+    ]
+    rows = sorted({round(place) for place in np.linspace(0, len(values) - 1, min(MOST_LINES, len(values)))})
+    time = [
+        line
+        for number, row in enumerate(rows)
+        for line in _line(measure, watched.parts[row], steps, values[row], (PALETTE[number][0], DASHES[number]))
+    ]
+    found = [Chart(f"{stem}-depth", measure.caption, [Panel(depth, what, y, log=measure.log, limits=limits)])]
+    if len(steps) > 1:
+        panel = Panel(time, "step", y, log=measure.log, limits=limits, marks=_marks(watched))
+        found.append(Chart(f"{stem}-time", f"{measure.caption}, over time", [panel]))
+    return [chart for chart in found if chart.panels[0].lines]
+
+
+def _line(measure: Measure, label: str, places: Sequence[int], values: np.ndarray, style: Style) -> list[Line]:
+    """A line through those of the values that can be shown, if there is one."""
+    keep = np.isfinite(values) & ((values > 0) | (not measure.log))
+    shown = [place for place, known in zip(places, keep, strict=True) if known]
+    return [Line(label, shown, values[keep].tolist(), style)] if shown else []
+
+
+def _ends(measure: Measure, values: np.ndarray) -> tuple[float, float] | None:
+    """The ends of an axis: those of the measure, or from 0 on. A cosine may lie below."""
+    if measure.log:
+        return None
+    low, high = measure.ends or (0.0, 1.05 * max(0.05, float(np.nanmax(values))))
+    return min(low, math.floor(10 * float(np.nanmin(values))) / 10), high

@@ -1,1 +1,0 @@
-"""Decoders that transformers has saved: followed, and differentiated."""

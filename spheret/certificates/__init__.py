@@ -1,1 +1,0 @@
-"""`spheret certify`: what is proven or measured of the Jacobians of a model, sublayer by sublayer."""

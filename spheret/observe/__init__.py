@@ -1,0 +1,15 @@
+"""What happens inside a model while it trains, in any loop: measurements, alarms, remedies."""
+
+from spheret.observe.callbacks import trainer_callback
+from spheret.observe.records import Event, Observation, SublayerObservation
+from spheret.observe.watch import Stopped, Watch, watch
+
+__all__ = [
+    "Event",
+    "Observation",
+    "Stopped",
+    "SublayerObservation",
+    "Watch",
+    "trainer_callback",
+    "watch",
+]

@@ -1,0 +1,263 @@
+"""Hooks at single calls of modules, and those that see the stream in the forward pass that the loop makes anyway.
+
+The latter read and change nothing. A module that runs again, because its layer is checkpointed or because a step has
+several micro-batches, is seen once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spheret.connections import Connection
+from spheret.conversion.trace import Argument
+from spheret.model.branches import Attention
+from spheret.observe.finding import Anatomy, BranchEnd, Call, FoundSublayer
+from spheret.observe.joins import joining, write_of
+from spheret.observe.measures import MOST_TOKENS, StreamMeasures, sample, stream_measures
+from spheret.support.precision import wide
+from spheret.support.sharding import local
+
+# (args, kwargs) -> those to call with, and (args, output) -> what to return; None changes nothing
+Before = Callable[[Any, Any], "tuple[Any, Any] | None"]
+After = Callable[[Any, Any], Any]
+# how far the sums of attention weights may be from 1
+_ROUNDING = 0.02
+
+
+@contextmanager
+def at_calls(
+    modules: Mapping[str, nn.Module], before: Mapping[Call, Before], after: Mapping[Call, After]
+) -> Iterator[None]:
+    """Within the block, run these functions before and after these calls. Calls count from the block's start."""
+    turns: Counter[str] = Counter()
+
+    def enter(name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        change = before.get(Call(name, turns[name]))
+        return None if change is None else change(args, kwargs)
+
+    def leave(name: str, module: nn.Module, args: Any, output: Any) -> Any:
+        change = after.get(Call(name, turns[name]))
+        turns[name] += 1
+        return None if change is None else change(args, output)
+
+    handles: list[Any] = []
+    try:
+        for name in {call.module for call in (*before, *after)}:
+            handles.append(modules[name].register_forward_pre_hook(partial(enter, name), with_kwargs=True))
+            handles.append(modules[name].register_forward_hook(partial(leave, name)))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def argument(args: Any, kwargs: Any, where: Argument) -> Any:
+    """What a module is called with at a place."""
+    return kwargs[where] if isinstance(where, str) else args[where]
+
+
+def with_argument(args: Any, kwargs: Any, where: Argument, x: Any) -> tuple[Any, Any]:
+    """The arguments of a call with another one at a place."""
+    if isinstance(where, str):
+        return args, {**kwargs, where: x}
+    return (*args[:where], x, *args[where + 1 :]), kwargs
+
+
+class SeenSublayer:
+    """What one sublayer has shown so far in this step.
+
+    Args:
+        found: the sublayer.
+        write: (h, f) -> the next state, of rows, if it is not h + f.
+        alpha: the step size, if there is one.
+
+    Attributes:
+        keeps: whether every row is looked at and kept, and not a sample.
+        states: the rows (tokens, width) of the state, the branch's output and the next state, if they are kept.
+        sinks: the mean attention of each head to the first token.
+    """
+
+    def __init__(
+        self, found: FoundSublayer, write: Callable[[Tensor, Tensor], Tensor] | None, alpha: Tensor | None
+    ) -> None:
+        self.found, self.write, self.alpha = found, write, alpha
+        self.keeps = False
+        self.states: tuple[Tensor, Tensor, Tensor] | None = None
+        self.sinks: Tensor | None = None
+        # the next state without the branch, where that takes the whole state of many streams
+        self.still: Tensor | None = None
+        self.h: Tensor | None = None
+        self.f: Tensor | None = None
+        self.waiting = len(found.ends)
+        self.sink: Tensor | None = None
+        self.measured: StreamMeasures | None = None
+        # the length of every row before and behind
+        self.lengths: tuple[Tensor, Tensor] | None = None
+
+    def rows(self, x: Tensor) -> Tensor:
+        most = x.numel() if self.keeps else MOST_TOKENS
+        return sample(x, self.found.channel_dim, most)
+
+    def stream(self, h: Tensor) -> None:
+        self.h = self.rows(h)
+
+    def part(self, end: BranchEnd, output: Any) -> None:
+        """One part of the branch's output; the last one completes it."""
+        x = output[end.index] if end.index is not None else output
+        if not isinstance(x, Tensor) or self.h is None:
+            return
+        self.waiting -= 1
+        rows = wide(self.rows(x)) * end.factor
+        self.f = rows if self.f is None else self.f + rows
+        if self.waiting == 0 and self.found.behind is None:
+            self._measure(wide(self.h) + self.f)
+
+    def state(self, out: Any) -> None:
+        """The next state, where a module returns it."""
+        if isinstance(out, Tensor):
+            self._measure(self.rows(out))
+
+    @torch.no_grad()
+    def _measure(self, out: Tensor) -> None:
+        h, f = self.h, self.f
+        self.h = self.f = None
+        if h is None or f is None or len(h) != len(f):
+            return
+        try:
+            still = self.still
+            if still is None:
+                still = h if self.write is None else self.write(h, torch.zeros_like(h))
+        # the norm's code is not ours, and the loop must not end by a look
+        except Exception:
+            return
+        self.measured = stream_measures(h, f, out, still)
+        self.states = (h, f, out) if self.keeps else None
+        self.lengths = wide(h).norm(dim=-1), wide(out).norm(dim=-1)
+
+
+class StreamHooks:
+    """The hooks of one watched step, from before its forward pass until after it."""
+
+    def __init__(self, anatomy: Anatomy, modules: dict[str, nn.Module], keeps: bool = False) -> None:
+        """keeps: whether every row is looked at and kept, and not a sample."""
+        self.sublayers = [_seen(found, modules) for found in anatomy.sublayers]
+        self._joins: dict[Call, SeenSublayer] = {}
+        self._joined: Counter[str] = Counter()
+        self._open = ExitStack()
+        before: dict[Call, Before] = {}
+        after: dict[Call, list[After]] = defaultdict(list)
+        for found, seen in zip(anatomy.sublayers, self.sublayers, strict=True):
+            seen.keeps = keeps
+            if found.join is not None:
+                self._joins[found.join] = seen
+                connection = modules[found.join.module]
+                if isinstance(connection, Connection) and seen.write is None:
+                    handle = connection.register_forward_pre_hook(partial(_without_branch, seen))
+                    self._open.callback(handle.remove)
+            else:
+                reader, where = found.entry
+                before[reader] = partial(_read, seen, where)
+                for end in found.ends:
+                    after[end.call].append(partial(_part, seen, end))
+                if found.behind is not None:
+                    after[found.behind].append(partial(_state, seen))
+            for name in _attentions(found, modules):
+                after[Call(name, 0)].append(partial(_attention, seen, modules[name]))
+        self._open.enter_context(
+            at_calls(modules, before, {place: partial(_each, hooks) for place, hooks in after.items()})
+        )
+        if self._joins:
+            self._open.enter_context(joining(modules[""], self._join))
+
+    def _join(self, name: str, h: Tensor, f: Tensor, out: Tensor) -> None:
+        """A connection has joined a branch's output to the stream."""
+        seen = self._joins.get(Call(name, self._joined[name]))
+        self._joined[name] += 1
+        if seen is not None:
+            seen.stream(h)
+            seen.f = seen.rows(f)
+            seen.state(out)
+
+    def remove(self) -> None:
+        self._open.close()
+
+
+def _read(seen: SeenSublayer, where: Argument, args: Any, kwargs: Any) -> None:
+    x = kwargs.get(where) if isinstance(where, str) else args[where] if where < len(args) else None
+    if isinstance(x, Tensor):
+        seen.stream(x)
+
+
+def _each(hooks: list[After], args: Any, output: Any) -> None:
+    for hook in hooks:
+        hook(args, output)
+
+
+@torch.no_grad()
+def _without_branch(seen: SeenSublayer, connection: Connection, args: Any) -> None:
+    """Before a connection of many streams is called: its next stream if the branch returned zeros."""
+    state = args[0]
+    # that of the class: the module's own is hooked
+    still = type(connection).write(connection, state, torch.zeros_like(connection.stream(state)))
+    seen.still = seen.rows(connection.stream(still))
+
+
+def _state(seen: SeenSublayer, args: Any, output: Any) -> None:
+    seen.state(output)
+
+
+def _part(seen: SeenSublayer, end: BranchEnd, args: Any, output: Any) -> None:
+    seen.part(end, output)
+
+
+def _seen(found: FoundSublayer, modules: dict[str, nn.Module]) -> SeenSublayer:
+    if found.join is not None:
+        connection = modules[found.join.module]
+        return SeenSublayer(found, write_of(connection), getattr(connection, "alpha", None))
+    if found.behind is not None:
+        return SeenSublayer(found, _behind(modules[found.behind.module].forward, found.channel_dim), None)
+    return SeenSublayer(found, None, None)
+
+
+def _behind(norm: Callable[[Tensor], Tensor], channel_dim: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """Rows h and f to those of norm(h + f), whose norm may want its channels in another place."""
+
+    def write(h: Tensor, f: Tensor) -> Tensor:
+        if channel_dim == -1:
+            return norm(h + f)
+        return norm((h + f).T[None])[0].T
+
+    return write
+
+
+def _attentions(found: FoundSublayer, modules: dict[str, nn.Module]) -> list[str]:
+    """The modules of a sublayer that may hold attention weights."""
+    owners = {name.rpartition(".")[0] for name in found.parameters}
+    holders = {name for owner in owners for name in (owner, owner.rpartition(".")[0]) if name in modules}
+    return [name for name in sorted(holders) if "attention" in type(modules[name]).__name__.lower()]
+
+
+@torch.no_grad()
+def _attention(seen: SeenSublayer, module: nn.Module, args: Any, output: Any) -> None:
+    """The share of attention that goes to the first token, where the weights are to be had."""
+    if any(local(p) is not p for p in module.parameters()) and isinstance(module, Attention):
+        # FSDP2 has let go of the whole weights already
+        return
+    weights = None
+    if isinstance(module, Attention):
+        # of one sequence, because weights are large
+        weights = module.weights(args[0][: None if seen.keeps else 1].detach())
+    elif isinstance(output, (tuple, list)):
+        shaped = [x for x in output if isinstance(x, Tensor) and x.dim() == 4 and x.shape[-1] == x.shape[-2]]
+        whole = [x for x in shaped if bool(((x[:1].sum(-1) - 1).abs() < _ROUNDING).all())]
+        weights = whole[0][: None if seen.keeps else 1].detach() if whole else None
+    if weights is not None and weights.shape[-1] > 1:
+        seen.sinks = wide(weights[:, :, 1:, 0]).mean((0, 2))
+        seen.sink = seen.sinks.mean()

@@ -1,0 +1,293 @@
+r"""The Jacobian of one spherical update in closed form, and the bounds that the paper proves for it.
+
+With r = |h|, z = (I - hh'/r^2) f, s = |z|, eta = s/r, beta = |alpha| eta, u = h/r, v = z/s (0 where s = 0) and
+
+    A = DF(h)    c = <h,f>/r^2    B = A - c I    P = I - uu'
+
+the update h' = cos(theta) h + r sin(theta) v has the Jacobian J = Q + E (paper, appendix: Full Jacobian):
+
+    Q = cos(theta) I + sin(theta) (vu' - uv')
+    E = |alpha| sin(theta)/beta (P - vv') B + theta'(beta) (cos(theta) v - sin(theta) u) (|alpha| v'B - beta u')
+
+    |E| <= delta = |alpha| |sin(theta)/beta| |B| + |theta'(beta)| (|alpha| |B| + beta)
+        <= Delta = |alpha| (2 |B| + eta)
+    sigma_max(J) <= 1 + Delta        sigma_min(J) >= m = max(0, q - Delta),    q = |cos(theta)|
+
+At s = 0 these are Q = I and E = alpha P B, the paper's zero-tangent case. At the angle cap theta' = 0. The paper
+writes theta' = p^2/(p^2 + beta^2) for its angular family; here theta' is that of the retraction's own angle.
+
+`measure_jacobians` measures the singular values beside the bounds. J is that of a token on its own path: the
+derivative of its next state with respect to its own state. G is the product of the first 1, 2, ... of them. Then
+
+    m <= sigma_min(J)    sigma_max(J) <= 1 + Delta    S = sum Delta    A = sum theta^2
+    exp(-(A/2 + S)/m*) <= prod m <= sigma_min(G)      sigma_max(G) <= exp(S)
+
+where m* is the smallest m (paper: Layer-wise and depth-wise Jacobian bounds; Depth-wise conditioning criterion). If
+2|B| + eta <= K and a eta <= H, where alpha = a lambda, then S <= K sum lambda and A <= H^2 sum lambda^2 (Growth under
+depth schedules).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from spheret.connections import angle_between
+from spheret.connections.base import RetractionStep
+from spheret.kernels import check_cap, check_rows
+from spheret.kernels.closed import capped
+from spheret.observe.inspection import Tick
+from spheret.observe.updates import differentiable, own_path, token_jacobians, updates
+from spheret.retractions import P, Retraction, as_retraction
+from spheret.support.errors import shortened
+
+
+class Turn(NamedTuple):
+    """The plane and the angle of an update; u and v are (..., d), the other fields (...)."""
+
+    u: Tensor
+    v: Tensor
+    c: Tensor
+    alpha: Tensor
+    eta: Tensor
+    beta: Tensor
+    theta: Tensor
+    slope: Tensor  # dtheta/dbeta, 0 at the cap
+    gain: Tensor  # sin(theta)/beta
+    at_cap: Tensor
+
+
+class Parts(NamedTuple):
+    """The two terms of J = Q + E, and the B inside E: (..., d, d) each."""
+
+    Q: Tensor
+    E: Tensor
+    B: Tensor
+
+    @property
+    def J(self) -> Tensor:
+        return self.Q + self.E
+
+
+class Bounds(NamedTuple):
+    """What follows from an upper bound on |B|; every field is (...)."""
+
+    Delta: Tensor
+    delta: Tensor
+    q: Tensor
+    m: Tensor
+
+    @property
+    def largest(self) -> Tensor:
+        """The bound on sigma_max(J)."""
+        return 1 + self.Delta
+
+
+def turn(
+    h: Tensor,
+    f: Tensor,
+    alpha: float | Tensor = 1.0,
+    retraction: str | float | Retraction | Callable[[Tensor], Tensor] = "projection",
+    max_angle: float | None = None,
+    p: P | None = None,
+) -> Turn:
+    """The plane and the angle by which each row of h (..., d) turns towards f.
+
+    Args:
+        h: the states.
+        f: the branch's outputs.
+        alpha: a number, or one number per row with last dimension 1.
+        retraction: as in `spheret.retract`.
+        max_angle: as in `spheret.retract`.
+        p: used in place of the retraction's own p, for a learned p.
+    """
+    own = as_retraction(retraction)
+    check_rows(h, f)
+    check_cap(max_angle)
+    r = h.norm(dim=-1, keepdim=True)
+    if (r == 0).any():
+        raise ValueError(
+            "a row of zeros lies on no sphere, so the update has no Jacobian there: leave such rows out."
+        )
+    u = h / r
+    along = (u * f).sum(-1, keepdim=True)
+    z = f - along * u
+    # a second pass removes what rounding left along h
+    z = z - (u * z).sum(-1, keepdim=True) * u
+    s = z.norm(dim=-1, keepdim=True)
+    step = torch.as_tensor(alpha, dtype=h.dtype, device=h.device)
+    eta = s / r
+    beta = step.abs() * eta
+    own_p = own.p if p is None else p
+    (_, gain), over = capped(own, beta * beta, own_p, max_angle)
+    theta, slope = _with_slope(lambda beta: own.theta(beta, own_p), beta)
+    at_cap = torch.zeros_like(beta, dtype=torch.bool) if over is None else over
+    if max_angle is not None:
+        theta = torch.where(at_cap, max_angle, theta)
+    slope = torch.where(at_cap, 0.0, slope)
+    # a negative step is a positive step in the opposite direction
+    v = torch.where(s > 0, z / torch.where(s > 0, s, 1.0), 0.0) * torch.where(step < 0, -1.0, 1.0)
+    scalars = (along / r, step.expand_as(s), eta, beta, theta, slope, gain, at_cap)
+    return Turn(u, v, *(x.squeeze(-1) for x in scalars))
+
+
+def _with_slope(theta: Callable[[Tensor], Tensor], beta: Tensor) -> tuple[Tensor, Tensor]:
+    """theta(beta) and its derivative."""
+    result = torch.func.jvp(theta, (beta,), (torch.ones_like(beta),))
+    return result[0], result[1]
+
+
+def closed_form(t: Turn, A: Tensor) -> Parts:
+    """Q, E and B of an update, whose sum Q + E is its Jacobian.
+
+    Args:
+        t: the turn.
+        A: the Jacobian of the branch at h, (..., d, d).
+    """
+    u, v = t.u[..., None], t.v[..., None]
+    eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    B = A - _lift(t.c) * eye
+    cos, sin = _lift(t.theta.cos()), _lift(t.theta.sin())
+    Q = cos * eye + sin * (v @ u.mT - u @ v.mT)
+    # B takes the sign of alpha, as v already does
+    signed = torch.where(_lift(t.alpha) < 0, -B, B)
+    size, slope = _lift(t.alpha.abs()), _lift(t.slope)
+    across = signed - u @ (u.mT @ signed) - v @ (v.mT @ signed)
+    away = slope * (cos * v - sin * u) @ (size * (v.mT @ signed) - _lift(t.beta) * u.mT)
+    return Parts(Q, size * _lift(t.gain) * across + away, B)
+
+
+def _lift(x: Tensor) -> Tensor:
+    return x[..., None, None]
+
+
+def bounds(t: Turn, norm: Tensor) -> Bounds:
+    """The bounds of each row.
+
+    Args:
+        t: the turns.
+        norm: the norm of each row's own B, or an upper bound on it, (...).
+    """
+    alpha, gain, slope, q = t.alpha.abs(), t.gain.abs(), t.slope.abs(), t.theta.cos().abs()
+    delta = alpha * gain * norm + slope * (alpha * norm + t.beta)
+    # Delta >= delta holds for the paper's angles, but not for an angle that grows faster than its step
+    Delta = torch.maximum(alpha * (2 * norm + t.eta), delta)
+    return Bounds(Delta, delta, q, (q - Delta).clamp(min=0))
+
+
+def counterexample(alpha: float, sensitivity: float, mu: float = 0.0) -> tuple[Tensor, Tensor]:
+    """The state h = e1 and the matrix A = diag(mu, mu + K) of F(x) = A x; K is `sensitivity`.
+
+    The angle is 0, and J = diag(1, 1 + alpha K). It is the paper's proof that a small angle is not enough:
+    K = (R-1)/alpha gives J the norm R for any R, and K = -1/alpha makes J singular.
+    """
+    h = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    return h, torch.diag(torch.tensor([mu, mu + sensitivity], dtype=torch.float64))
+
+
+class Measured(NamedTuple):
+    """What holds for any update; every field is (sublayers, tokens).
+
+    unresolved, stack_unresolved: float64 cannot tell a sigma_min below this from 0.
+    """
+
+    theta: Tensor
+    eta: Tensor
+    B: Tensor
+    sigma_min: Tensor
+    unresolved: Tensor
+    sigma_max: Tensor
+    stack_min: Tensor
+    stack_unresolved: Tensor
+    stack_max: Tensor
+
+
+class Sums(NamedTuple):
+    """Running values after 1, 2, ... sublayers, (sublayers, tokens) each."""
+
+    S: Tensor
+    A: Tensor
+    criterion: Tensor
+    product_m: Tensor
+
+
+class Paper(NamedTuple):
+    """What holds for retractions of the sphere: the step of every sublayer, the bounds and the sums.
+
+    eta_bounds: max|gain| sqrt(width)/|h|, which eta cannot exceed where the branch's output is normed; else empty.
+    """
+
+    steps: list[RetractionStep]
+    bounds: Bounds
+    sums: Sums
+    eta_bounds: list[float]
+
+
+def measure_jacobians(
+    model: nn.Module, tokens: Tensor, positions: Tensor, tick: Tick = lambda done, total: None
+) -> tuple[list[str], Measured, Paper | None]:
+    """Measure the Jacobians at some positions of tokens (1, time), in the model's dtype, best float64.
+
+    The first part is the kind of each branch; the last one is None if the updates are not retractions. A model whose
+    sublayers cannot be differentiated is an error that says why.
+    """
+    rows, bounded, steps = list[Measured](), list[Bounds](), list[RetractionStep]()
+    eta_bounds: list[float] = []
+    with differentiable():
+        passed = updates(model, tokens)
+        width, device = passed[0].h.shape[-1], tokens.device
+        # other people's norms and softmax compute in float32, whatever the model's dtype is
+        is_ours = all(update.connection is not None for update in passed)
+        rounding = width * torch.finfo(torch.float64 if is_ours else torch.float32).eps
+        # the product G is kept at norm 1, and its scale apart: it may exceed float64
+        G = torch.eye(width, dtype=torch.float64, device=device)
+        scale = largest = torch.ones(len(positions), dtype=torch.float64, device=device)
+        for update in passed:
+            h, out = update.h[0, positions], update.out[0, positions]
+            f = update.branch_output(update.f)[0, positions]
+            try:
+                A, J = token_jacobians(update, own_path(update, positions), h[None])
+            except (RuntimeError, TypeError, NotImplementedError) as error:
+                reason = shortened(str(error), 200)
+                raise ValueError(f"torch cannot differentiate sublayer {update.number}: {reason}") from None
+            if not J.isfinite().all():
+                raise ValueError(
+                    f"the Jacobian of sublayer {update.number} is not finite: there is nothing to measure."
+                )
+            c = (h * f).sum(-1, keepdim=True) / h.square().sum(-1, keepdim=True)
+            theta, eta = angle_between(h, out), (f - c * h).norm(dim=-1) / h.norm(dim=-1)
+            B = torch.linalg.matrix_norm(A - torch.diag_embed(c.expand_as(h)), ord=2)
+            step = None if update.connection is None else update.connection.retraction_step()
+            if update.connection is not None and step is not None:
+                t = turn(h, f, step.alpha, step.retraction, step.max_angle, step.p)
+                theta = t.theta
+                steps.append(step)
+                bounded.append(bounds(t, B))
+                if gains := update.connection.branch_gains():
+                    largest_gain = max(float(gain.abs().max()) for gain in gains)
+                    eta_bounds.append(largest_gain * math.sqrt(width) / float(h.norm(dim=-1).min()))
+            sigma = torch.linalg.svdvals(J)
+            G = J.double() @ G
+            norm = torch.linalg.matrix_norm(G)
+            G, scale, largest = G / norm[:, None, None], scale * norm, largest * sigma[:, 0]
+            stack = torch.linalg.svdvals(G) * scale[:, None]
+            own = sigma[:, -1], rounding * sigma[:, 0], sigma[:, 0]
+            # every factor's rounding error is stretched by all other factors
+            rows.append(Measured(theta, eta, B, *own, stack[:, -1], rounding * largest, stack[:, 0]))
+            tick(len(rows), len(passed))
+    kinds, measured = [update.kind for update in passed], Measured(*map(torch.stack, zip(*rows, strict=True)))
+    if not steps:
+        return kinds, measured, None
+    b = Bounds(*map(torch.stack, zip(*bounded, strict=True)))
+    return kinds, measured, Paper(steps, b, sums(b.Delta, measured.theta, b.m), eta_bounds)
+
+
+def sums(Delta: Tensor, theta: Tensor, m: Tensor) -> Sums:
+    """S, A, the criterion and prod m of the first 1, 2, ... sublayers; each argument is (sublayers, tokens)."""
+    S, A = Delta.cumsum(0), theta.square().cumsum(0)
+    # where m is 0 the sums are not, and the criterion is exp(-inf) = 0
+    return Sums(S, A, (-(A / 2 + S) / m.cummin(0).values).exp(), m.cumprod(0))

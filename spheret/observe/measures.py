@@ -1,0 +1,177 @@
+"""What is measured of a model and its sublayers. `watch`, `inspect` and `spheret train` all measure with these.
+
+Numbers stay on the device until a `fill_` function puts them into an observation: it waits for a GPU once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from spheret.connections import Bounded, angle_between
+from spheret.observe.judge import Item
+from spheret.observe.processes import Processes
+from spheret.observe.records import Observation
+
+if TYPE_CHECKING:
+    from spheret.observe.hooks import StreamHooks
+from spheret.support.precision import wide
+from spheret.support.sharding import local, whole
+
+# states of more tokens are not looked at. They are taken from the whole batch, at equal distances
+MOST_TOKENS = 512
+
+
+def sample(states: Tensor, channel_dim: int = -1, most: int = MOST_TOKENS) -> Tensor:
+    """Rows (tokens, width) of states (..., width): at most `most` of them, at equal distances."""
+    rows = states.detach().movedim(channel_dim, -1).flatten(0, -2)
+    count = len(rows)
+    if count <= most:
+        return rows
+    return rows[torch.arange(most, device=rows.device) * count // most]
+
+
+def mean_cosine(states: Tensor) -> Tensor:
+    """The mean cosine between the states of different tokens, from (..., width): (|sum u|^2 - n) / (n (n - 1))."""
+    units = nn.functional.normalize(wide(states).flatten(0, -2), dim=-1)
+    count = len(units)
+    return (units.sum(0).square().sum() - count) / max(1, count * (count - 1))
+
+
+def common_share(rows: Tensor) -> Tensor:
+    """|mean| / |rest| over rows (..., width): the common direction against the root mean square of what is left."""
+    rows = wide(rows).flatten(0, -2)
+    mean = rows.mean(0)
+    return mean.norm() / (rows - mean).square().sum(-1).mean().sqrt()
+
+
+class StreamMeasures(NamedTuple):
+    """One sublayer, each a scalar tensor, in float64 where the device has it: see `SublayerObservation`."""
+
+    norm: Tensor
+    growth: Tensor
+    angle_mean: Tensor
+    angle_max: Tensor
+    moved: Tensor
+    moved_max: Tensor
+    cosine: Tensor
+    common_stream: Tensor
+    common_output: Tensor
+    massive: Tensor
+
+
+@torch.no_grad()
+def stream_measures(h: Tensor, f: Tensor, out: Tensor, still: Tensor) -> StreamMeasures:
+    """From rows (tokens, width): the state, the branch's output, the next state, and that without the branch."""
+    h, f, out, still = map(wide, (h, f, out, still))
+    angle, norm = angle_between(h, out), out.norm(dim=-1)
+    length = still.norm(dim=-1)
+    moved = (out - still).norm(dim=-1) / torch.where(length > 0, length, 1.0)
+    size = out.abs().flatten()
+    return StreamMeasures(
+        norm=norm.mean(),
+        growth=norm.mean() / h.norm(dim=-1).mean(),
+        angle_mean=angle.mean(),
+        angle_max=angle.max(),
+        moved=moved.median(),
+        moved_max=moved.max(),
+        cosine=mean_cosine(out),
+        common_stream=common_share(out),
+        common_output=common_share(f),
+        massive=size.max() / size.median(),
+    )
+
+
+def norms(tensors: Sequence[Tensor]) -> list[float]:
+    """The norm of each tensor as a whole. If one is sharded, every process must call this."""
+    if not tensors:
+        return []
+    if any(local(x) is not x for x in tensors):
+        return [float(whole(torch.linalg.vector_norm(x.detach(), dtype=_summed(x)))) for x in tensors]
+    values = [_values(x) for x in tensors]
+    found: list[Tensor] = [wide(torch.linalg.vector_norm(x, dtype=_summed(x))) for x in values]
+    return torch.stack([x.to(found[0]) for x in found]).tolist()
+
+
+def _values(x: Tensor) -> Tensor:
+    x = x.detach()
+    return x.coalesce().values() if x.is_sparse else x
+
+
+def _summed(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def on_bound(model: nn.Module) -> list[str]:
+    """The names of the bounded scalars that are on a bound."""
+    names = []
+    for prefix, module in model.named_modules():
+        if not isinstance(module, Bounded):
+            continue
+        for scalar in module.bounded_scalars():
+            value = wide(scalar.softplus())
+            # the softplus of the starting value may be rounded to either side of its bound
+            if ((value <= scalar.low * (1 + 1e-6)) | (value >= scalar.high * (1 - 1e-6))).any():
+                names.append(f"{prefix}.{scalar.name}" if prefix else scalar.name)
+    return names
+
+
+# the numbers of the stream, which each process sees in its own part of the batch
+_OF_THE_STREAM = (*StreamMeasures._fields, "sink", "drift", "alpha")
+
+
+def fill_stream(observation: Observation, hooks: StreamHooks, processes: Processes) -> None:
+    """What the hooks have seen of the stream: those of the main process, in its part of the batch."""
+    rows: list[Tensor] = []
+    places: list[tuple[int, str]] = []
+    start = hooks.sublayers[0].lengths if hooks.sublayers else None
+    for index, seen in enumerate(hooks.sublayers):
+        named = {} if seen.measured is None else dict(seen.measured._asdict())
+        if seen.sink is not None:
+            named["sink"] = seen.sink
+        if start is not None and seen.lengths is not None and len(seen.lengths[1]) == len(start[0]):
+            named["drift"] = ((seen.lengths[1] - start[0]).abs() / start[0]).max()
+        if seen.alpha is not None:
+            named["alpha"] = wide(local(seen.alpha.detach())).mean()
+        rows += [wide(x) for x in named.values()]
+        places += [(index, key) for key in named]
+    values = torch.stack([x.reshape(()).to(rows[0]) for x in rows]).tolist() if rows else []
+    measured = dict(zip(places, values, strict=True))
+    wanted = [(index, key) for index in range(len(hooks.sublayers)) for key in _OF_THE_STREAM]
+    shared = processes.of_main([measured.get(place) for place in wanted])
+    for (index, key), value in zip(wanted, shared, strict=True):
+        setattr(observation.sublayers[index], key, value)
+
+
+def fill_gradients(observation: Observation, items: Sequence[Item]) -> None:
+    """The gradient norm of every place, and of all together, which may be infinite."""
+    values = iter(norms([p.grad for item in items for p in item.parameters.values() if p.grad is not None]))
+    total = 0.0
+    for each, item in zip(observation.everywhere, items, strict=True):
+        own = [next(values) for p in item.parameters.values() if p.grad is not None]
+        if own:
+            norm = math.hypot(*own)
+            total = math.hypot(total, norm)
+            each.grad_norm = _finite(norm)
+    observation.grad_norm = total
+
+
+@torch.no_grad()
+def fill_updates(observation: Observation, items: Sequence[Item], before: Sequence[Tensor]) -> None:
+    """The norm of the change of every place over that of its weights before, which are given in the same order."""
+    weights = [p for item in items for p in item.parameters.values()]
+    sizes = norms(before)
+    changes = norms([p.detach() - old for p, old in zip(weights, before, strict=True)])
+    pairs = iter(zip(changes, sizes, strict=True))
+    for each, item in zip(observation.everywhere, items, strict=True):
+        own = [next(pairs) for _ in item.parameters]
+        size = math.hypot(*(size for _, size in own)) if own else 0.0
+        each.update = _finite(math.hypot(*(change for change, _ in own)) / size) if size > 0 else None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,127 @@
+"""The observer of `spheret train`: it measures a GPT on fixed tokens, and judges the losses and what it sees.
+
+It measures with the functions of `spheret.watch`, in forward passes of its own, so that the model that trains has no
+hooks and may be compiled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spheret.model.gpt import GPT
+from spheret.model.probes import sublayer_name
+from spheret.observe.calls import quietly
+from spheret.observe.finding import find_sublayers
+from spheret.observe.hooks import StreamHooks
+from spheret.observe.judge import Item, Judge
+from spheret.observe.measures import fill_gradients, fill_stream, on_bound
+from spheret.observe.nonfinite import bad_in_batches, bad_weights, items_of
+from spheret.observe.processes import Processes
+from spheret.observe.records import Event, Observation, SublayerObservation
+from spheret.observe.remedies import REMEDIES, Advice, flags_of
+
+
+class NonFinite(ArithmeticError):
+    """A loss, gradient or weight is NaN or infinite. The event and the message say where it began."""
+
+    def __init__(self, event: Event) -> None:
+        super().__init__(event.sentence)
+        self.event = event
+
+
+class Observer:
+    """Observes and judges one model. Create it before the weights are sharded.
+
+    Args:
+        model: a GPT.
+        precision: the context of a forward pass.
+        unigram_entropy: that of the token frequencies of its data, if it is known.
+        warmup, steps: those of the run.
+        advice: what helps against a collapse.
+    """
+
+    def __init__(
+        self,
+        model: GPT,
+        precision: Callable[[], AbstractContextManager[Any]],
+        unigram_entropy: float | None,
+        warmup: int,
+        steps: int,
+        advice: Iterable[Advice] = (),
+    ) -> None:
+        self.model, self.precision = model, precision
+        device = model.tokens.weight.device
+        self._processes = Processes(device)
+        trial = torch.zeros(1, min(2, model.config.block), dtype=torch.long, device=device)
+        with quietly(model):
+            self.anatomy = find_sublayers(model, lambda: model(trial))
+        level = math.log(model.config.vocab), "loss of a uniform guess"
+        if unigram_entropy is not None:
+            level = unigram_entropy, "unigram entropy"
+        remedies = {**REMEDIES, "collapsed": flags_of(advice)}
+        items = items_of(self.anatomy, sublayer_name)
+        self.judge = Judge(items, unigram_entropy, level, warmup, steps, remedies)
+        self._gradients: Observation | None = None
+
+    def _items(self) -> list[Item]:
+        """What is judged, with its weights. Sharding has put others in the place of those that were found."""
+        named = dict(self.model.named_parameters(remove_duplicate=False))
+        return [
+            replace(item, parameters={name: named[name] for name in item.parameters}) for item in self.judge.items
+        ]
+
+    def _blank(self, step: int) -> Observation:
+        names = enumerate(self.anatomy.sublayers, start=1)
+        return Observation(step, sublayers=[SublayerObservation(number, found.branch) for number, found in names])
+
+    def see_gradients(self, step: int) -> None:
+        """Measure the gradient of every sublayer, after the backward pass of an update. `observe` must follow it."""
+        self._gradients = self._blank(step)
+        fill_gradients(self._gradients, self._items()[: len(self.anatomy.sublayers)])
+        # these are clipped, and without the places outside of the sublayers
+        self._gradients.grad_norm = None
+
+    @property
+    def looks(self) -> bool:
+        """Whether the gradients of the last update were measured."""
+        return self._gradients is not None
+
+    def observe(self, step: int, tokens: Tensor, targets: Tensor) -> Observation:
+        """What the sublayers do with these tokens, and what the judge says to it. The model is left as it is."""
+        observation = self._gradients or self._blank(step)
+        self._gradients = None
+        hooks = StreamHooks(self.anatomy, dict(self.model.named_modules()))
+        try:
+            with quietly(self.model), self.precision():
+                self.model.token_losses(tokens, targets)
+        finally:
+            hooks.remove()
+        fill_stream(observation, hooks, self._processes)
+        observation.on_bound = on_bound(self.model)
+        observation.events = self.judge.observed(observation, self.judge.given_entropy)
+        return observation
+
+    def find_not_finite(self, step: int, batches: Iterable[tuple[Tensor, Tensor]]) -> NonFinite:
+        """Run the batches of an update again, and find the first value that is not finite."""
+
+        def run(x: Tensor, y: Tensor) -> Tensor:
+            with self.precision():
+                return self.model(x, y)
+
+        runs = (partial(run, x, y) for x, y in batches)
+        items, entry = self._items(), self.anatomy.entry
+        return NonFinite(bad_in_batches(step, self.model, runs, items, entry, self._processes))
+
+    def check_weights(self, step: int) -> None:
+        """Raise if a weight is NaN or infinite: such a model is never saved."""
+        event = self._processes.first(bad_weights(step, self._items()))
+        if event is not None:
+            raise NonFinite(event)

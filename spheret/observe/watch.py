@@ -1,0 +1,524 @@
+"""`spheret.watch`: see what happens inside a model while it trains, in any loop."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from spheret.model.head import own_logit
+from spheret.observe.calls import (
+    TokenCounts,
+    WaitingLosses,
+    first_rows,
+    has_tied_head,
+    logits_of,
+    loss_of,
+    quietly,
+    token_ids,
+)
+from spheret.observe.finding import Anatomy, find_sublayers, without_stream
+from spheret.observe.hooks import StreamHooks
+from spheret.observe.judge import Judge, JudgeState
+from spheret.observe.measures import fill_gradients, fill_stream, fill_updates, norms, on_bound
+from spheret.observe.nonfinite import bad_gradient, bad_nowhere, bad_outputs, bad_weights, items_of
+from spheret.observe.outputs import LineFile, Log, logger, say, scalars
+from spheret.observe.processes import Processes
+from spheret.observe.records import Event, Header, Observation, PlaceObservation, SublayerObservation
+from spheret.support.errors import need, shortened, unknown
+from spheret.support.ranges import check_count
+
+Policy = Literal["alarm", "skip", "stop"]
+_POLICIES = ("alarm", "skip", "stop")
+# a long training keeps every second of its older observations
+_MOST_OBSERVATIONS = 2000
+# a page is not rewritten more often, in seconds
+_PAGE_EVERY = 10.0
+
+
+class Stopped(RuntimeError):
+    """A watch with policy="stop" has ended the training before an update. The weights are those before it."""
+
+    def __init__(self, event: Event) -> None:
+        super().__init__(f"stopped at step {event.step}: {event.sentence}. What helps: {event.remedy}.")
+        self.event = event
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside of DDP and of torch.compile."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and isinstance(model, nn.parallel.DistributedDataParallel):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    return any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules())
+
+
+class Watch:
+    """Watch a model while it trains: call `watch.step(loss)` after each backward pass. ::
+
+        watch = spheret.watch(model, every=50)
+        for x, y in batches:
+            loss = model(x, y)
+            loss.backward()
+            watch.step(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    The first forward pass is preceded by a trial pass on two rows of its batch, which finds the residual stream.
+    Training is the same to the bit.
+
+    Args:
+        model: any torch module, also in DDP, with FSDP2, or compiled: then give the compiled one.
+        every: the first step and every `every`-th one are watched.
+        policy: "alarm" speaks; "skip" also leaves out updates whose loss or gradient is not finite or far beyond the
+            last ones; "stop" raises `Stopped` at an alarm. The last two wait for the loss at every step.
+        out: a directory for watch.jsonl, which `spheret report` shows.
+        log: the loop's own logger: a function of (values, step), a SummaryWriter, or what has log(values, step=...).
+        on_alarm: called with every `Event`.
+        optimizer: if given, its step calls `watch.step`, and the loss is what the model returns.
+        unigram_entropy: that of the token frequencies, in nats; by default it is estimated from the tokens seen.
+        quiet: print nothing.
+
+    Attributes:
+        events: all that was said so far; `alarms` without the warnings.
+        observations: what was seen at the watched steps.
+        steps: how many updates there were.
+        skipped: how many of them were skipped.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        every: int = 50,
+        *,
+        policy: Policy = "alarm",
+        out: str | Path | None = None,
+        log: Any = None,
+        on_alarm: Callable[[Event], object] | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        unigram_entropy: float | None = None,
+        quiet: bool = False,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"watch takes a torch module, got {type(model).__name__}.")
+        if policy not in _POLICIES:
+            raise unknown("policy", policy, _POLICIES)
+        if unigram_entropy is not None and not unigram_entropy > 0:
+            raise ValueError(f"unigram_entropy must be positive, in nats, got {unigram_entropy!r}.")
+        self.every = check_count("every", every)
+        self.model, self.policy = unwrapped(model), policy
+        self._on_alarm, self._quiet = on_alarm, quiet
+        self._log: Log | None = logger(log)
+        self._given_entropy = unigram_entropy
+        self.steps, self.skipped = 0, 0
+        self.events: list[Event] = []
+        self.observations: list[Observation] = []
+        self.anatomy: Anatomy | None = None
+        self.judge: Judge | None = None
+        # the judge's, which may be loaded before there is one
+        self._state = JudgeState(entropy=unigram_entropy)
+        # in compiled code hooks do not run, so that the stream is seen in a forward pass of its own
+        self._own_pass = _is_compiled(model)
+        self._processes = Processes(next((p.device for p in model.parameters()), torch.device("cpu")))
+        self._is_main = self._processes.is_main
+        self._file = LineFile(Path(out)) if out is not None and self._is_main else None
+        self._modules: dict[str, nn.Module] = {}
+        self._hooks: StreamHooks | None = None
+        self._looks = True
+        self._inputs: tuple[tuple[Any, ...], dict[str, Any], list[tuple[str, torch.dtype]]] | None = None
+        self._returned: list[Tensor] = []
+        self._summed = False
+        self._own_logit: float | None = None
+        vocab = max((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), default=0)
+        self._tokens = TokenCounts(vocab) if vocab and unigram_entropy is None else None
+        self._losses = WaitingLosses()
+        self._since: list[float | None] = []
+        # an observation that waits for the optimiser's step, with the weights before it
+        self._pending: Observation | None = None
+        self._before: list[Tensor] = []
+        self._begun = time.perf_counter()
+        self._page: Path | None = None
+        self._page_written = 0.0
+        self._inside = False
+        self._devices: set[str] = set()
+        self._handles: list[Any] = [
+            # before those of FSDP2, which gather the weights of the pass that follows
+            model.register_forward_pre_hook(self._before_forward, with_kwargs=True, prepend=True),
+            model.register_forward_hook(self._after_forward, with_kwargs=True),
+        ]
+        if optimizer is not None:
+            self._handles.append(optimizer.register_step_pre_hook(self._before_update))
+            self._handles.append(optimizer.register_step_post_hook(lambda *_: self._finish()))
+
+    @property
+    def alarms(self) -> list[Event]:
+        """The events without the warnings."""
+        return [event for event in self.events if event.level == "alarm"]
+
+    def due(self, step: int) -> bool:
+        """Whether a step is watched: the first, and every `every`-th."""
+        return step == 1 or step % self.every == 0
+
+    def _before_update(self, *_: Any) -> None:
+        self.step()
+
+    # what follows is called by the model
+
+    def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        # a model inside of a compiled one is left to the compiler: a hook there would change what is compiled
+        if torch.compiler.is_compiling() or self._inside or not torch.is_grad_enabled():
+            return
+        self._finish()
+        if not self._devices:
+            self._devices = {p.device.type for p in self.model.parameters()} or {"cpu"}
+        cast = [(t, torch.get_autocast_dtype(t)) for t in self._devices if torch.is_autocast_enabled(t)]
+        self._inputs = args, kwargs, cast
+        if self.anatomy is None:
+            self._begin(args, kwargs)
+        if self._looks and self._hooks is None and self.anatomy is not None and not self._own_pass:
+            self._hooks = StreamHooks(self.anatomy, self._modules)
+        if self._looks and self._tokens is not None and (ids := token_ids(args, kwargs)) is not None:
+            self._tokens.see(ids)
+
+    def _after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if torch.compiler.is_compiling() or self._inside or not torch.is_grad_enabled():
+            return
+        loss = loss_of(output)
+        if loss is not None:
+            self._returned.append(loss.detach())
+            # the parts of one mean
+            self._summed = kwargs.get("num_items_in_batch") is not None
+        if self._looks and self.steps == 0 and self._own_logit is None:
+            self._own_logit = self._head(output, args, kwargs)
+
+    def _head(self, output: Any, args: Any, kwargs: Any) -> float | None:
+        """The logit of the current token above the mean logit, if the head is the transposed embedding."""
+        ids, logits = token_ids(args, kwargs), logits_of(output)
+        if ids is None or logits is None or logits.shape[:-1] != ids.shape:
+            return None
+        return own_logit(logits.detach(), ids) if has_tied_head(self.model, logits.shape[-1]) else None
+
+    # and this by its loop
+
+    def step(self, loss: Tensor | float | None = None) -> bool:
+        """Call it after the backward passes of an update and before the optimiser's step, best before clipping.
+
+        Args:
+            loss: that of the update; by default what the model has returned as its loss.
+
+        Returns:
+            Whether the update is to be made. With policy="skip" a bad one is not, and its gradients are set to None,
+            so that torch's optimisers leave the weights and their moments as they are.
+        """
+        self._finish()
+        self.steps += 1
+        step, due = self.steps, self.due(self.steps)
+        self._losses.add(step, self.own_loss() if loss is None else loss)
+        self._returned = []
+        if self.anatomy is None:
+            note = "no forward pass was seen before the first step; of a compiled model, watch the compiled one"
+            self._start(without_stream(self.model, note))
+        assert self.judge is not None
+        judge = self.judge
+        judged = self.policy != "alarm"
+        spikes: dict[int, float] = {}
+        events: list[Event] = []
+        bad_loss = False
+        value = math.nan
+        for number, value in self._losses.known(due or judged, self._processes):
+            self._since.append(value if math.isfinite(value) else None)
+            if not math.isfinite(value):
+                bad_loss = True
+            elif judge.loss(number, value):
+                spikes[number] = value
+        looks = due or self._looks or bool(spikes) or bad_loss
+        observation = self._observe(step) if looks else None
+        total = observation.grad_norm if observation is not None else self._grad_norm() if judged else None
+        bad_gradient = total is not None and not math.isfinite(total)
+        if bad_loss or bad_gradient:
+            events += self._not_finite(step, bad_loss)
+        else:
+            judge.finite()
+        for number, each in spikes.items():
+            # where several processes or a GPU are not waited for, a spike is known later than its gradient
+            events += judge.spike(number, each, observation if number == step else None)
+        if observation is not None:
+            (entropy,) = self._processes.of_main([None if self._tokens is None else self._tokens.entropy()])
+            events += judge.observed(observation, entropy, not (spikes or bad_loss or bad_gradient))
+            observation.events += events
+            self._pending = observation
+            self._before = [p.detach().clone() for p in self._weights()]
+        self._raise(events)
+        self._looks = self.due(step + 1) or judge.wants_a_look(step)
+        makes = True
+        if judged:
+            beyond = judge.beyond_limits(value, math.nan if total is None else total)
+            makes = self._obey(step, beyond, value, total, events)
+        return makes
+
+    def _obey(self, step: int, beyond: bool, value: float, total: float | None, events: list[Event]) -> bool:
+        """Skip a bad update, or stop before it."""
+        worst = next((event for event in events if event.level == "alarm"), None)
+        if self.policy == "stop" and worst is not None:
+            self._finish()
+            raise Stopped(worst)
+        if self.policy != "skip" or not beyond:
+            return True
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        self.skipped += 1
+        if self._pending is not None:
+            self._pending.skipped = self.skipped
+        self._raise(
+            [
+                Event(
+                    "spike", step, "the update",
+                    f"the update was skipped: its loss is {value:.4g} and its gradient norm {total:.4g}",
+                    level="warning", now=total,
+                )
+            ]
+        )  # fmt: skip
+        return False
+
+    def own_loss(self, parts: int = 1) -> Tensor:
+        """The loss of the update as the model has returned it, for this process.
+
+        parts: of how many processes the losses add up, where the model was told over how many tokens to take means.
+        """
+        if not self._returned:
+            raise ValueError("the model returned no loss: call watch.step(loss) with the loss of the update.")
+        losses = torch.stack([each.reshape(()) for each in self._returned])
+        return losses.sum() * parts if self._summed else losses.mean()
+
+    # the trial
+
+    def _begin(self, args: Any, kwargs: Any) -> None:
+        few = first_rows((args, kwargs))
+        note = "the stream is looked for where the model is called with tensors, numbers and nothing else"
+        anatomy = without_stream(self.model, note)
+        if few is not None:
+            with self._quietly():
+                anatomy = find_sublayers(self.model, lambda: self.model(*few[0], **few[1]))
+                if not anatomy.sublayers:
+                    # some models cannot take a part of their batch
+                    whole = find_sublayers(self.model, lambda: self.model(*args, **kwargs))
+                    anatomy = whole if whole.sublayers else anatomy
+        self._start(anatomy)
+
+    def _start(self, anatomy: Anatomy) -> None:
+        self.anatomy = anatomy
+        self._modules = dict(self.model.named_modules())
+        self.judge = Judge(items_of(anatomy), self._given_entropy)
+        self.judge.state = self._state
+        count = sum(p.numel() for p in self.model.parameters())
+        self.header = Header(
+            type(self.model).__name__, count, self.every, anatomy.found, anatomy.names(), anatomy.note
+        )
+        if self._file is not None:
+            self._file.begin(self.header)
+        if anatomy.found == "parameters only" and self._is_main and not self._quiet:
+            print(
+                f"spheret.watch: the stream of {self.header.model} was not found, so that its weights alone are "
+                f"watched: {anatomy.note}.",
+                file=sys.stderr,
+            )
+
+    @contextmanager
+    def _quietly(self) -> Iterator[None]:
+        """A context for passes of ours, which the hooks on the model leave alone."""
+        self._inside = True
+        try:
+            with quietly(self.model):
+                yield
+        finally:
+            self._inside = False
+
+    # the observation
+
+    def _weights(self) -> list[nn.Parameter]:
+        assert self.judge is not None
+        return [p for item in self.judge.items for p in item.parameters.values()]
+
+    def _observe(self, step: int) -> Observation:
+        assert self.anatomy is not None
+        assert self.judge is not None
+        if self._own_pass and self.anatomy.sublayers and self._inputs is not None:
+            self._pass_of_its_own()
+        hooks, self._hooks = self._hooks, None
+        observation = Observation(step, losses=self._since, skipped=self.skipped)
+        self._since = []
+        observation.seconds = time.perf_counter() - self._begun
+        observation.on_bound = on_bound(self.model)
+        observation.own_logit, self._own_logit = self._own_logit, None
+        observation.sublayers = [SublayerObservation(n) for n in range(1, len(self.anatomy.sublayers) + 1)]
+        observation.places = [PlaceObservation(name) for name in self.anatomy.places]
+        if hooks is not None:
+            hooks.remove()
+            fill_stream(observation, hooks, self._processes)
+            if self.anatomy.sublayers and all(each.norm is None for each in observation.sublayers):
+                # in compiled code hooks may not run
+                self._own_pass = True
+        fill_gradients(observation, self.judge.items)
+        return observation
+
+    @contextmanager
+    def _again(self) -> Iterator[Callable[[], object]]:
+        """A function that calls the model once more as it was called last, without gradients. It does not raise."""
+        assert self._inputs is not None
+        args, kwargs, cast = self._inputs
+
+        def call() -> None:
+            # the loop must not end by a look
+            try:
+                self.model(*args, **kwargs)
+            except Exception as error:
+                print(f"spheret.watch: another forward pass failed: {shortened(str(error), 200)}", file=sys.stderr)
+
+        with self._quietly(), ExitStack() as stack:
+            for device, dtype in cast:
+                stack.enter_context(torch.autocast(device, dtype))
+            yield call
+
+    def _pass_of_its_own(self) -> None:
+        """One forward pass without gradients, for a model whose own pass shows nothing."""
+        assert self.anatomy is not None
+        self._hooks = StreamHooks(self.anatomy, self._modules)
+        with self._again() as call:
+            call()
+        self._hooks.remove()
+
+    def _grad_norm(self) -> float:
+        return math.hypot(*norms([p.grad for p in self.model.parameters() if p.grad is not None]), 0.0)
+
+    def _finish(self) -> None:
+        """After the optimiser's step: how large it was. The observation is then complete."""
+        observation, before = self._pending, self._before
+        if observation is None or self.judge is None:
+            return
+        self._pending, self._before = None, []
+        fill_updates(observation, self.judge.items, before)
+        events = self.judge.updated(observation)
+        observation.events += events
+        self._raise(events)
+        if observation.grad_norm is not None and not math.isfinite(observation.grad_norm):
+            observation.grad_norm = None
+        self.observations.append(observation)
+        if len(self.observations) > _MOST_OBSERVATIONS:
+            # the file has all of them
+            half = len(self.observations) // 2
+            self.observations = [*self.observations[:half:2], *self.observations[half:]]
+        if not self._is_main:
+            return
+        if self._file is not None:
+            self._file.append(observation)
+        if self._log is not None:
+            self._log(scalars(observation), observation.step)
+        if self._page is not None and time.perf_counter() - self._page_written > _PAGE_EVERY:
+            self._write_page(live=True)
+
+    def _not_finite(self, step: int, bad_loss: bool) -> list[Event]:
+        assert self.judge is not None
+        assert self.anatomy is not None
+        items = self.judge.items
+        # of sharded weights each process sees its own part, and all must go on to the next look together
+        event = self._processes.first(bad_weights(step, items))
+        if event is None and bad_loss and self._inputs is not None:
+            with bad_outputs(step, self.model, items) as found, self._again() as call:
+                call()
+            event = self._processes.first(found[0] if found else None)
+        event = event or self._processes.first(bad_gradient(step, items, self.anatomy.entry))
+        return self.judge.not_finite(event or bad_nowhere(step, "loss" if bad_loss else "gradient norm"))
+
+    def _raise(self, events: list[Event]) -> None:
+        self.events += events
+        if not self._is_main:
+            return
+        for event in events:
+            if not self._quiet:
+                say(event)
+            if self._on_alarm is not None:
+                self._on_alarm(event)
+
+    # what it shows
+
+    def page(self, path: str | Path) -> Path:
+        """Write the report's page of what was seen so far, one offline file, and again while training goes on."""
+        self._page = Path(path)
+        if self._is_main:
+            self._write_page(live=True)
+        return self._page
+
+    def _write_page(self, live: bool) -> None:
+        if self._page is not None and self.anatomy is not None:
+            lab = need("spheret.lab.watched", "lab")
+            lab.write_page(self._page, self.header, self.observations, _PAGE_EVERY if live else None)
+        self._page_written = time.perf_counter()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a restarted loop needs to be judged as if it had not stopped. Call it after the optimiser's step."""
+        self._finish()
+        return {
+            "steps": self.steps,
+            "skipped": self.skipped,
+            "looks": self._looks,
+            "waiting": [(step, float(loss)) for step, loss in self._losses.waiting],
+            "since": list(self._since),
+            "tokens": None if self._tokens is None else self._tokens.counts,
+            "judge": asdict(self._state),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of `state_dict`."""
+        self.steps, self.skipped, self._looks = state["steps"], state["skipped"], state["looks"]
+        self._losses.waiting, self._since = list(state["waiting"]), list(state["since"])
+        if self._tokens is not None:
+            self._tokens.counts = state["tokens"]
+        healthy = [SublayerObservation(**each) for each in state["judge"]["healthy"]]
+        self._state = JudgeState(**{**deepcopy(state["judge"]), "healthy": healthy})
+        if self.judge is not None:
+            self.judge.state = self._state
+
+    def __repr__(self) -> str:
+        found = "not seen yet" if self.anatomy is None else f"{len(self.anatomy.sublayers)} sublayers"
+        alarms = "1 alarm" if len(self.alarms) == 1 else f"{len(self.alarms)} alarms"
+        return f"Watch({type(self.model).__name__}, {found}, step {self.steps}, {alarms}, {self.skipped} skipped)"
+
+    def close(self) -> None:
+        """Take all hooks out of the model, and complete the file and the page. The model is as it was."""
+        if self._hooks is not None:
+            self._hooks.remove()
+            self._hooks = None
+        self._finish()
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._inputs, self._returned = [], None, []
+        if self._page is not None and self._is_main:
+            self._write_page(live=False)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+# a call reads as what it does: spheret.watch(model)
+watch = Watch

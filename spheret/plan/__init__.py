@@ -1,1 +1,0 @@
-"""An estimate of the memory, computation and traffic of a training run, before it starts: `spheret plan`."""

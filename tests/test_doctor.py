@@ -1,0 +1,24 @@
+"""`spheret doctor`: what it prints, and that it sees a backend that computes something else."""
+
+import pytest
+import torch
+
+from spheret.cli import main
+from spheret.doctor import check_backend
+from spheret.kernels import BACKENDS
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_every_backend_is_checked(name):
+    assert check_backend(name)[0]
+
+
+def test_a_sick_backend_is_seen(monkeypatch):
+    monkeypatch.setitem(BACKENDS, "closed", BACKENDS["closed"]._replace(retract=lambda h, f, *_: h + 0 * f))
+    assert not check_backend("closed")[0]
+
+
+def test_the_command(capsys):
+    assert main(["doctor"]) == 0
+    message = capsys.readouterr().out
+    assert all(fact in message for fact in (f"torch {torch.__version__}", "backend native", "cache"))
