@@ -36,7 +36,8 @@ SHORT = ("--layers", "4", "16", "--widths", "64", "256", "--repeats", "3", "--st
 def new_step(scheme: str, layers: int, width: int) -> Callable[[], object]:
     """A function that runs one training step of a new model: forward, backward, clip and AdamW."""
     heads = max(1, width // HEAD)
-    config = GPTConfig(layers=layers, heads=heads, width=width, block=BLOCK, vocab=VOCAB, scheme=scheme)
+    sizes = {"layers": layers, "heads": heads, "width": width, "block": BLOCK, "vocab": VOCAB}
+    config = GPTConfig(**sizes, scheme=scheme, head="tied", head_bias="none")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = GPT(config)

@@ -133,7 +133,7 @@ def main(
         checkpoint_every=STEPS,
     )  # fmt: skip
     evaluation = EvaluationConfig(eval_every=STEPS, eval_windows=EVAL_WINDOWS)
-    sizes["scheme"] = SCHEME
+    sizes |= {"scheme": SCHEME, "head": "tied", "head_bias": "none"}
     data = cached("sotu", "bytes")
     config = GPTConfig(vocab=data.padded_vocab_size, **sizes)
     with tempfile.TemporaryDirectory(prefix="bench-", dir=cache_directory()) as directory:

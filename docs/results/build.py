@@ -60,6 +60,37 @@ SHOWN = {
 }
 
 
+# where the default learning rates come from: the first of them that tried a contestant at three rates or more
+RATES_FROM = ("depth", "length", "streams", "defaults")
+RATES = HERE.parents[1] / "spheret" / "train" / "rates.toml"
+
+
+def default_rates() -> dict[str, tuple[float, str]]:
+    """The best learning rate of every contestant at 12 layers of width 64, and the plan that found it."""
+    found: dict[str, tuple[float, str]] = {}
+    for plan in RATES_FROM:
+        if not (HERE / f"{plan}.jsonl").exists():
+            continue
+        losses: dict[str, dict[float, float]] = {}
+        for row in read_rows(HERE / f"{plan}.jsonl").values():
+            if row.group == plan and row.steps == 300 and row.seed == 1 and sound(row):
+                losses.setdefault(row.contestant, {})[row.rate] = row.val_loss
+        for contestant, by_rate in losses.items():
+            if len(by_rate) >= 3:
+                found.setdefault(contestant, (min(by_rate, key=lambda rate: (by_rate[rate], rate)), plan))
+    return dict(sorted(found.items()))
+
+
+def rates_file() -> str:
+    """What spheret/train/rates.toml holds."""
+    lines = [f'"{contestant}" = {rate:g}  # {plan}' for contestant, (rate, plan) in default_rates().items()]
+    head = (
+        "# The learning rate that a run takes where none is given: the best one at 12 layers of width 64, 300 updates,\n"
+        "# and the study that found it. `make results` writes this file from the rows of docs/results.\n"
+    )
+    return head + "[rates]\n" + "\n".join(lines) + "\n"
+
+
 def marked_parts(drawn: Mapping[str, Mapping[str, bytes]]) -> dict[tuple[str, str], str]:
     """The text of every part that a page may ask for, by its kind and name. drawn: the figures of each study."""
     parts: dict[tuple[str, str], str] = {}
@@ -360,6 +391,7 @@ def files() -> dict[Path, bytes]:
         tables = f"# All tables of {TITLES[study]}\n\n".encode() + contents.pop("tables.md")
         written[HERE / ("tables.md" if study == "results" else f"{study}-tables.md")] = tables
         written |= {HERE / "figures" / name: data for name, data in contents.items() if f"figures/{name}" in shown}
+    written[RATES] = rates_file().encode()
     written[HERE / "figures" / "collapse.svg"] = collapse_tables.figure().themed_svg.encode()
     return written
 

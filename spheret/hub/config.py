@@ -59,6 +59,19 @@ class SpheretConfig(PreTrainedConfig, _Options):
         """The config of the `spheret.GPT` inside."""
         return GPTConfig(**{name: getattr(self, name) for name in OPTIONS})
 
+    def to_diff_dict(self) -> dict[str, Any]:
+        """What config.json holds: every option, so that a default that changes later changes no saved model."""
+        return {**super().to_diff_dict(), **self.model().as_dict()}
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **more: Any) -> Any:
+        """The config of what a file holds. A file without one of the options was written by an older version."""
+        names = {name: other for other, name in cls.attribute_map.items()}
+        for name in OPTIONS:
+            if name not in config_dict and names.get(name) not in config_dict:
+                raise ValueError(f"{name} is missing in config.json, as in an older format: save the model again.")
+        return super().from_dict(config_dict, **more)
+
     @classmethod
     def of(cls, config: GPTConfig, **more: Any) -> SpheretConfig:
         """From the config of a `spheret.GPT`, and further attributes of a transformers config."""

@@ -68,6 +68,8 @@ def config_of(config: GPT2Config) -> GPTConfig:
         dropout=float(dropouts.pop()),
         scheme="pre-ln",
         activation=ACTIVATIONS[config.activation_function],
+        head="tied",
+        head_bias="none",
     )
 
 
@@ -80,7 +82,7 @@ def from_gpt2(model: GPT2LMHeadModel) -> GPT:
     state, head = model.transformer.state_dict(), model.lm_head.weight
     weight, config = state["wte.weight"], config_of(model.config)
     own_head = not torch.equal(head, weight)
-    gpt = GPT(replace(config, head="untied" if own_head else "tied")).to(weight.device, weight.dtype)
+    gpt = GPT(replace(config, head="untied") if own_head else config).to(weight.device, weight.dtype)
     ours = {name: _copy(state[theirs], turned) for theirs, (name, turned) in names(config.layers).items()}
     gpt.load_state_dict(ours | ({"head.weight": _copy(head, False)} if own_head else {}))
     return gpt.eval()

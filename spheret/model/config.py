@@ -55,8 +55,8 @@ class GPTConfig:
         scheme: a name of SCHEMES.
         scheme_options: options for `spheret.scheme`.
         activation: of an MLP "gelu". "gelu" is nanoGPT's, "gelu_tanh" that of GPT-2 in transformers.
-        head_bias: the bias of the logits. "none" is the paper's, "zero" starts at 0, and "unigram" starts at the log
-            frequencies that `GPT(config, counts)` computes.
+        head_bias: the bias of the logits. "unigram" starts at the log frequencies that `GPT(config, counts)` computes,
+            "zero" starts at 0, and "none" is the paper's.
         recompute: keep only the input of each block for the backward pass, and compute the rest again.
         positions: "learned" embeddings, or "rope", which turns pairs of entries of queries and keys as Llama does.
         rope_base: the base of the angles of "rope".
@@ -67,6 +67,9 @@ class GPTConfig:
         kv_heads: the heads of keys and values; each serves heads/kv_heads heads of queries. None is as many as heads.
         head: how logits read the stream. "tied" is nanoGPT's and the paper's, the transposed token embedding;
             "shifted" is the same after a `Shift` of the channels by half of the width; "untied" has its own weight.
+
+    The defaults of `head` and `head_bias` are those that train with every scheme; docs/collapse.md says what the
+    paper's do. `preset` has the paper's.
     """
 
     layers: int = setting(12, help="Blocks.", flag=True, small=12, paper=(12, 24, 36), with_size="{}")
@@ -94,8 +97,8 @@ class GPTConfig:
     )
     activation: str = setting("gelu", help="gelu, or gelu_tanh as in transformers' GPT-2.")
     head_bias: str = setting(
-        "none", help="Bias of the output head: none (the paper's), zero, or unigram (log token frequencies).",
-        flag=True, paper="none",
+        "unigram", help="Bias of the output head: unigram (log token frequencies), zero, or none (the paper's).",
+        flag=True, paper="none", with_size="{}",
     )  # fmt: skip
     recompute: bool = setting(
         False, help="Keep one tensor per block and compute the rest again in the backward pass."
@@ -113,8 +116,8 @@ class GPTConfig:
         follows="as many as heads",
     )  # fmt: skip
     head: str = setting(
-        "tied", help="How logits read the stream: tied (the paper's), shifted (docs/collapse.md), or untied.",
-        flag=True,
+        "shifted", help="How logits read the stream: shifted (docs/collapse.md), tied (the paper's), or untied.",
+        flag=True, paper="tied", with_size="{}",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -223,6 +226,8 @@ class GPTConfig:
     def preset(cls, size: str, **changes: Any) -> GPTConfig:
         """The paper's size S, M or L, or modern-S, modern-M or modern-L, with other options as given.
 
+        All have the paper's head, which is tied and has no bias.
+
         The modern ones have the same layers, heads and widths. They have rotary positions, SwiGLU, RMSNorm, norms of
         queries and keys, three or four heads of queries per head of keys, and no biases.
         """
@@ -231,7 +236,8 @@ class GPTConfig:
             raise unknown("size", size, sizes)
         layers, heads, width = PRESETS[size.removeprefix("modern-")]
         modern = {**MODERN, "kv_heads": MODERN_KV_HEADS[size]} if size in MODERN_KV_HEADS else {}
-        return cls(**{"layers": layers, "heads": heads, "width": width, **modern, **changes})
+        paper = {"layers": layers, "heads": heads, "width": width, "head": "tied", "head_bias": "none"}
+        return cls(**{**paper, **modern, **changes})
 
     def as_dict(self) -> dict[str, Any]:
         """All options, as JSON can hold them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Container, Iterator
 from functools import partial
 
@@ -19,7 +20,7 @@ from spheret.model.head import Shift, UntiedHead, log_frequencies
 from spheret.model.linear import linear
 from spheret.model.loss import cross_entropy, token_losses
 from spheret.model.sampling import check_prompt, choose, left_padded
-from spheret.support.autograd import recorded
+from spheret.support.autograd import plain_backward, recorded
 
 __all__ = ["GPT", "MLP", "PRESETS", "Attention", "Block", "Cache", "GPTConfig", "initial_std"]
 
@@ -34,7 +35,8 @@ class GPT(Constrained):
 
     Args:
         config: the options.
-        counts: how often each token occurs, for `head_bias="unigram"`. Without counts that bias starts at 0.
+        counts: how often each token occurs in the training data, for `head_bias="unigram"`. Without counts that
+            bias starts at 0, which the first training pass warns of.
     """
 
     def __init__(self, config: GPTConfig, counts: Tensor | None = None):
@@ -54,6 +56,7 @@ class GPT(Constrained):
         # last, so that its weight is drawn after all others
         self.head = UntiedHead(config.width, config.vocab) if config.head == "untied" else None
         self._draw_weights()
+        self._bias_to_check = True
         if counts is not None:
             self.start_from_counts(counts)
 
@@ -66,6 +69,7 @@ class GPT(Constrained):
                 reset()
         if self.head_bias is not None:
             nn.init.zeros_(self.head_bias)
+            self._bias_to_check = True
         self._draw_weights()
 
     @torch.no_grad()
@@ -207,7 +211,23 @@ class GPT(Constrained):
         if targets is None:
             return self.logits(self.stream(tokens))
         # the stream before a shift is not held while the loss is computed
-        return cross_entropy(self.read_out(self.stream(tokens)), self.head_weight(), self.head_bias, targets)
+        read = self.read_out(self.stream(tokens))
+        # compiled code must not depend on what comes last
+        if self.training and plain_backward(read) and self._bias_to_check:
+            self._check_bias()
+        return cross_entropy(read, self.head_weight(), self.head_bias, targets)
+
+    def _check_bias(self) -> None:
+        """Warn, once, of a bias that should have started at the log frequencies and did not."""
+        self._bias_to_check = False
+        bias = self.head_bias if self.config.head_bias == "unigram" else None
+        if type(bias) is nn.Parameter and not bias.is_meta and not bool(bias.any()):
+            warnings.warn(
+                "this model has head_bias = unigram and was made without counts, so that its bias starts at 0, with "
+                "which models collapse more often: give GPT(config, counts=torch.bincount(tokens)), or take "
+                "head_bias = zero.",
+                stacklevel=2,
+            )
 
     @torch.no_grad()
     def token_losses(self, tokens: Tensor, targets: Tensor) -> Tensor:

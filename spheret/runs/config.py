@@ -93,8 +93,9 @@ class TrainConfig:
         follows="batch_size x block x processes", paper=131_072, with_size="{}",
     )  # fmt: skip
     lr: float = setting(
-        help="Highest learning rate.", flag=True, small=1e-3, paper=(6e-4, 3e-4, 2.5e-4), with_size="{}"
-    )
+        help="Highest learning rate.", flag=True, follows="the scheme's own, which the studies found",
+        paper=(6e-4, 3e-4, 2.5e-4), with_size="{}",
+    )  # fmt: skip
     min_lr: float = setting(help="Learning rate at the end of the schedule.", follows="a tenth of lr; 0 with wsd")
     warmup: int = setting(
         help="Updates of linear warm-up.", flag=True, follows="a tenth of steps, at most 2000", paper=2000,

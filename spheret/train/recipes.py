@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import tomllib
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
 from spheret.data.named import named_vocabulary
 from spheret.data.tokenizers import padded
+from spheret.model.config import GPTConfig
 from spheret.paper.recipe import paper_recipe
 from spheret.runs.config import SECTIONS, DataConfig, Given, Recipe, RunConfig, complete_by, merge
 from spheret.support.settings import declared
@@ -13,6 +20,37 @@ SMALL = Recipe({
     section: {name: each.small for name, each in declared(kind).items() if each.small is not None}
     for section, kind in SECTIONS.items()
 })  # fmt: skip
+
+
+# of a scheme that no study has
+UNKNOWN_RATE = 1e-3
+
+
+@cache
+def rates() -> dict[str, float]:
+    """The best learning rate of each contestant at the shape of SMALL, 300 updates. `make results` writes the file."""
+    return tomllib.loads(Path(__file__).with_name("rates.toml").read_text())["rates"]
+
+
+def known_rate(scheme: str, width: int) -> float:
+    """The learning rate where none is given: that of the studies, and for a wider model less.
+
+    The root of the widths is a rule of thumb. It meets the best rates of the study at width 256.
+    """
+    measured = SMALL.sections["model"]["width"]
+    # a width that is none is refused with all other settings
+    return float(f"{rates().get(scheme, UNKNOWN_RATE) * math.sqrt(measured / max(measured, width)):.3g}")
+
+
+def rate_words(model: GPTConfig) -> str:
+    """Where that learning rate comes from."""
+    shape = SMALL.sections["model"]
+    size = f"{shape['layers']} layers of width {shape['width']}"
+    if model.scheme not in rates():
+        return "no study has this scheme: try others with --lr"
+    if model.width > shape["width"]:
+        return f"{rates()[model.scheme]:g} was the best at {size}, times the root of {shape['width']}/{model.width}"
+    return f"the best at {size}"
 
 
 def complete(
@@ -37,4 +75,8 @@ def complete_for_data(given: Given, device: str, world_size: int) -> RunConfig:
 
 def _recipe(given: Given) -> Recipe:
     size = given.get("size")
-    return SMALL if size is None else paper_recipe(size)
+    if size is not None:
+        return paper_recipe(size)
+    model = merge(SMALL.sections, given)["model"]
+    rate = known_rate(model.get("scheme", ""), model["width"])
+    return replace(SMALL, sections=merge(SMALL.sections, {"train": {"lr": rate}}))

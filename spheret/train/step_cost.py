@@ -92,7 +92,8 @@ def _steps(configs: Mapping[str, RunConfig], data: Data, device: torch.device) -
     batches = [(x.to(device), y.to(device)) for x, y in (loader.batch(0, micro) for micro in range(micro_batches))]
     models: dict[str, GPT] = {}
     for name, config in configs.items():
-        model = GPT(config.model).to(device).train()
+        counts = torch.ones(config.model.vocab) if config.model.head_bias == "unigram" else None
+        model = GPT(config.model, counts).to(device).train()
         if models:
             share_parameters(model, next(iter(models.values())))
         models[name] = model

@@ -35,7 +35,7 @@ from spheret.support.machine import check_threads, most_threads
 from spheret.support.ranges import bytes_in_words
 from spheret.train.distributed import TorchrunWorld, World, join
 from spheret.train.loop import Trainer
-from spheret.train.recipes import SMALL, complete_for_data
+from spheret.train.recipes import SMALL, complete_for_data, rate_words
 from spheret.train.sample import write_ending_sample
 from spheret.train.state import check, load_weights, restore
 
@@ -241,7 +241,8 @@ def _train(world: World, where: TrainOptions, settings: Given) -> int:
         elif config.train.init_from is not None and run is not None:
             _initial_weights(config.train.init_from, trainer)
         if not where.quiet and world.is_main:
-            _announce(path, config, data, parameters, trainer)
+            found_rate = run is None and "size" not in settings and "lr" not in settings.get("train", {})
+            _announce(path, config, data, parameters, trainer, found_rate)
         if trainer.step >= config.train.steps:
             if world.is_main:
                 for _ in consecutive(path / METRICS, trainer.step):
@@ -277,8 +278,13 @@ def _same_threads(saved: Checkpoint) -> None:
     torch.set_num_threads(min(threads, most))
 
 
-def _announce(path: Path, config: RunConfig, data: Data, parameters: int, trainer: Trainer) -> None:
-    """Print what is trained, on what, and where. The whole config is in config.json."""
+def _announce(
+    path: Path, config: RunConfig, data: Data, parameters: int, trainer: Trainer, found_rate: bool
+) -> None:
+    """Print what is trained, on what, and where. The whole config is in config.json.
+
+    found_rate: whether the learning rate is that of the studies.
+    """
     model, steps, per_update = config.model, config.train.steps, config.train.tokens_per_update
     options = "".join(f":{name}={value}" for name, value in model.scheme_options.items())
     corpus, tokens, threads = data.manifest.corpus.name, steps * per_update, torch.get_num_threads()
@@ -287,6 +293,8 @@ def _announce(path: Path, config: RunConfig, data: Data, parameters: int, traine
         f"model: {model.scheme}{options}, {model.layers} layers, width {model.width}, block {model.block}, "
         f"{parameters:,} parameters"
     )
+    if found_rate:
+        print(f"learning rate: {config.train.lr:g}, {rate_words(model)}")
     if model.norm is not None and not hasattr(model.build_scheme(), "norm"):
         print(f"norm: {model.scheme} has no norm that could be another, so model.norm {model.norm} changes nothing")
     print(

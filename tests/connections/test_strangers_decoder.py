@@ -8,6 +8,7 @@ import itertools
 import math
 import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -39,13 +40,17 @@ class Attention(nn.Module):
         return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
 
 
+def branches(dim, layers):
+    mlps = (nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)) for _ in range(layers))
+    return [branch for mlp in mlps for branch in (Attention(dim), mlp)]
+
+
 class Decoder(nn.Module):
     def __init__(self, vocab, dim, layers, branch_norm=True):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocab, dim), nn.Embedding(TIME, dim)
         self.enter, self.norm = ScaleNorm(dim), nn.LayerNorm(dim)
-        mlps = (nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)) for _ in range(layers))
-        self.branches = nn.ModuleList(branch for mlp in mlps for branch in (Attention(dim), mlp))
+        self.branches = nn.ModuleList(branches(dim, layers))
         self.connect = nn.ModuleList(
             SpheretNorm(dim, sublayer, branch_norm=branch_norm) for sublayer in range(1, 2 * layers + 1)
         )
@@ -90,10 +95,14 @@ def trained(tokens, vocab, dim, layers, start, seed, branch_norm=True):
     model = Decoder(vocab, dim, layers, branch_norm)
     if start == "0.02":
         start_with(model, 0.02)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATES[dim], betas=(0.9, 0.95), weight_decay=0.0)
+    return run(model, tokens, RATES[dim], updates(vocab, start))
+
+
+def run(model, tokens, lr, steps):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
     losses = []
-    for step in range(updates(vocab, start)):
-        optimizer.param_groups[0]["lr"] = RATES[dim] * min(1, (step + 1) / 20)
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / 20)
         places = torch.randint(len(tokens) - TIME - 1, (BATCH, 1)) + torch.arange(TIME + 1)
         window = tokens[places]
         loss = F.cross_entropy(model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten())
@@ -128,6 +137,19 @@ def test_the_example_trains_as_it_stands(texts, seed):
     torch.manual_seed(seed)
     _, losses = script("examples/decoder.py").train(texts[256])
     assert sum(losses[-10:]) / 10 < entropy(texts[256]) - 0.4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lr", [1e-3, 4e-3])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_readmes_decoder_trains(texts, seed, lr):
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    namespace = {}
+    exec(re.search(r"```python\n(.*?)```", readme, re.DOTALL)[1], namespace)
+    torch.manual_seed(seed)
+    model = namespace["Decoder"](branches(64, 4), torch.bincount(texts[256], minlength=256), 64)
+    loss, cosine = run(model, texts[256], lr, 200)
+    assert loss < entropy(texts[256]) - 0.4, (loss, cosine)
 
 
 @pytest.mark.slow

@@ -82,26 +82,27 @@ def test_example_runs(name, tmp_path, monkeypatch, capsys):
 
 
 def test_the_first_example_keeps_its_promise():
-    lengths = run(EXAMPLES["README.md-0"])["h"].norm(dim=-1)
-    assert lengths.tolist() == pytest.approx([8.0] * 8, rel=1e-5)
+    example = run(EXAMPLES["README.md-0"])
+    lengths = example["model"].stream(example["tokens"]).norm(dim=-1)
+    assert lengths.flatten().tolist() == pytest.approx([8.0] * lengths.numel(), rel=1e-5)
 
 
 def test_the_diff_of_the_tutorial_changes_nothing_but_the_connection():
     before, after = (EXAMPLES[f"tutorial.md-{n}"].replace("loss = train(model)", "loss = 0") for n in (0, 1))
-    after = after.replace('scheme("proj-spheretnorm")', 'scheme("pre-ln", norm="rmsnorm")')
+    after = after.replace('scheme("normed-spheretnorm")', 'scheme("pre-ln", norm="rmsnorm")')
     tokens = torch.arange(64)[None]
     llama, again = (run(example)["model"](tokens) for example in (before, after))
     # the two RMSNorms differ in their eps
     assert (llama - again).norm() < 0.01 * llama.norm()
 
 
-def without_the_cure(example):
-    """The tutorial's nanoGPT after its diff, without the shift and the bias, and with nanoGPT's first weights."""
+def without_the_cure(example, scheme):
+    """The tutorial's nanoGPT after its diff, with nanoGPT's own head, under a scheme."""
     for new, old in (
-        ("self.shift(self.final_norm(x))", "self.final_norm(x)"),
-        ("nn.Linear(n_embd, vocab_size)", "nn.Linear(n_embd, vocab_size, bias=False)"),
-        ("        self.lm_head.bias.data = (counts.clamp(min=0.5) / counts.sum()).log()\n", ""),
-        (" * math.sqrt(768 / n_embd)", ""),
+        ("self.lm_head = spheret.Head(self.wte, counts)", "self.lm_head = lambda h: h @ self.wte.weight.T"),
+        # nanoGPT draws a weight for its head before it ties it
+        ("        std = 0.02\n", "        std, _ = 0.02, nn.Linear(n_embd, vocab_size, bias=False)\n"),
+        ('scheme("normed-spheretnorm")', f'scheme("{scheme}")'),
     ):
         assert example.count(new) == 1
         example = example.replace(new, old)
@@ -110,10 +111,19 @@ def without_the_cure(example):
 
 def test_the_diff_to_nanogpt_changes_nothing_but_the_connection_and_the_cure():
     before, after = (EXAMPLES[name].replace("loss = train(model, text)", "loss = 0") for name in NANOGPT)
-    after = without_the_cure(after).replace('scheme("proj-spheretnorm")', 'scheme("pre-ln")')
+    after = without_the_cure(after, "pre-ln")
     tokens = torch.arange(64)[None]
     plain, again = (run(example)["model"](tokens) for example in (before, after))
     assert torch.allclose(plain, again, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_diff_to_nanogpt_is_what_lets_it_train():
+    example = EXAMPLES[NANOGPT[1]]
+    longer = example.replace("loss = train(model, text)", "loss = train(model, text, steps=200)")
+    assert run(longer)["loss"] < 2.6
+    plain = without_the_cure(example, "proj-spheretnorm")
+    assert run(plain.replace("loss = train(model, text)", "loss = train(model, text, steps=100)"))["loss"] > 3.1
 
 
 def test_every_scheme_is_documented():

@@ -2,7 +2,8 @@
 
 import torch
 
-TINY = {"layers": 2, "heads": 2, "width": 16, "block": 24, "vocab": 50}
+# with the paper's head, which GPT-2 and Llama have as well
+TINY = {"layers": 2, "heads": 2, "width": 16, "block": 24, "vocab": 50, "head": "tied", "head_bias": "none"}
 
 
 def randomize(model, scale=0.2):

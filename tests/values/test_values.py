@@ -32,7 +32,8 @@ def machine() -> str:
 def scheme_values(name: str) -> list[float]:
     """The losses of four updates and the size of the logits after them."""
     torch.manual_seed(7)
-    config = GPTConfig(layers=2, heads=2, width=32, block=16, vocab=64, scheme=name)
+    sizes = {"layers": 2, "heads": 2, "width": 32, "block": 16, "vocab": 64}
+    config = GPTConfig(**sizes, scheme=name, head="tied", head_bias="none")
     model = GPT(config)
     tokens = torch.randint(64, (4, 17))
     optimizer = torch.optim.AdamW(parameter_groups(model, 0.1), lr=1e-2)
