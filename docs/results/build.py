@@ -88,8 +88,8 @@ def rates_file() -> str:
     """What spheret/train/rates.toml holds."""
     lines = [f'"{contestant}" = {rate:g}  # {plan}' for contestant, (rate, plan) in default_rates().items()]
     head = (
-        "# The learning rate that a run takes where none is given: the best one at 12 layers of width 64, 300 updates,\n"
-        "# and the study that found it. `make results` writes this file from the rows of docs/results.\n"
+        "# The learning rate that a run takes where none is given: the best one at 12 layers of width 64, 300\n"
+        "# updates, and the study that found it. `make results` writes this file from the rows of docs/results.\n"
     )
     return head + "[rates]\n" + "\n".join(lines) + "\n"
 
@@ -215,9 +215,9 @@ def _worth_of_the_head(studies: Mapping[str, Mapping[str, GroupAnswer]]) -> str:
     entries = studies["depth"]["depth"].by_label
     lead = entries["proj-spheretnorm"].mean - entries["pre-ln"].mean
     return (
-        f"The shifted head is worth {projection:+.3f} to the projection (against the tied head with the warm-up of 90 updates "
-        f"that it needs) and {other:+.3f} to Pre-LN, by the same {seeds} seeds. So {projection / lead:.0%} of the lead of "
-        f"{-lead:.3f} at 12 layers come from the head.\n"
+        f"The shifted head is worth {projection:+.3f} to the projection (against the tied head with the warm-up of 90 "
+        f"updates that it needs) and {other:+.3f} to Pre-LN, by the same {seeds} seeds. So {projection / lead:.0%} of "
+        f"the lead of {-lead:.3f} at 12 layers come from the head.\n"
     )
 
 

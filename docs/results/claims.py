@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -67,7 +66,10 @@ CLAIMS = (
     ),
     Claim("p = 0.5, 1 and 2 are within 0.04 of one another.", PAPER, THREE, (DEPTHS,), 0.04),
     Claim("The same without a cap on the angle.", PAPER, UNCAPPED, ((FAMILY,),), 0.04),
-    Claim("Steps that shrink as 1/sqrt(l) are better than constant ones.", PAPER, (PROJ, CONSTANT), (DEPTHS, (FAMILY,))),
+    Claim(
+        "Steps that shrink as 1/sqrt(l) are better than constant ones.",
+        PAPER, (PROJ, CONSTANT), (DEPTHS, (FAMILY,)),
+    ),
     Claim("They are better than steps that shrink as 1/l.", PAPER, (PROJ, HARMONIC), ((FAMILY,),)),
     Claim(
         "Cayley needs the cap of pi/4 on the angle.",
@@ -194,7 +196,8 @@ def _failures(studies: Studies, labels: Sequence[str], groups: Iterable[tuple[st
 def _post(studies: Studies) -> tuple[str, str]:
     """Whether Post-LN fails more often than Pre-LN, at the rates and seeds that both have."""
     (post, runs), (pre, others) = _failures(studies, (POST, PRE), DEPTHS)
-    words = f"failed at the same rates and seeds, 12 to 36 layers, 300 updates: post-ln {post} of {runs}, pre-ln {pre} of {others}"
+    counts = f"post-ln {post} of {runs}, pre-ln {pre} of {others}"
+    words = f"failed at the same rates and seeds, 12 to 36 layers, 300 updates: {counts}"
     if stats.fisher_exact([[post, runs - post], [pre, others - pre]]).pvalue >= ALPHA:
         return "not decided", words
     return ("holds" if post > pre else "does not hold"), words
@@ -236,15 +239,3 @@ def claims_table(studies: Studies, collapse: Mapping[str, tuple[int, int]]) -> s
     )  # fmt: skip
     return "\n".join(lines) + "\n"
 
-
-def gap_by_length(studies: Studies, first: str, second: str) -> list[tuple[float, PairedComparison]]:
-    """The difference of two contestants by tokens of training, at 12 layers, where it was run to the end."""
-    found = []
-    for study, group in (SHORT, MIDDLE, LONG):
-        if study in studies and group in studies[study]:
-            answer = studies[study][group]
-            each = _compared(answer, first, second, None)
-            if each.interval is not None and not each.trouble:
-                tokens = answer.group.value("steps") * answer.group.value("tokens_per_update")
-                found.append((math.log2(tokens), each))
-    return found
