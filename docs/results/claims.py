@@ -238,4 +238,3 @@ def claims_table(studies: Studies, collapse: Mapping[str, tuple[int, int]]) -> s
         "collapse",
     )  # fmt: skip
     return "\n".join(lines) + "\n"
-
