@@ -216,7 +216,7 @@ def _worth_of_the_head(studies: Mapping[str, Mapping[str, GroupAnswer]]) -> str:
     lead = entries["proj-spheretnorm"].mean - entries["pre-ln"].mean
     return (
         f"The shifted head is worth {projection:+.3f} to the projection (against the tied head with the warm-up of "
-        f"90 updates that it needs) and {other:+.3f} to Pre-LN, by the same {seeds} seeds. So {projection / lead:.0%} "
+        f"90 updates that it needs) and {other:+.3f} to Pre-LN, by the same {seeds} seeds: {projection / lead:.0%} "
         f"of the lead of {-lead:.3f} at 12 layers come from the head.\n"
     )
 
