@@ -37,6 +37,17 @@ def sync_directory(directory: Path) -> None:
         os.close(handle)
 
 
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Add the name of a file to what the system says while the file is read or written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
 class NotRegular(ValueError):
     """There is something other than a regular file of a bounded size."""
 
@@ -76,7 +87,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, follow: bool = False) -> 
 
 def read_regular(path: Path, most: int, start: int = 0, follow: bool = False) -> bytes:
     """The bytes of a regular file from the byte `start` on, if it has at most `most` of them."""
-    with os.fdopen(open_regular(path, follow=follow), "rb") as file:
+    with naming(path), os.fdopen(open_regular(path, follow=follow), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
             raise NotRegular(f"{path} has {size:,} bytes, and may have {most:,}")
@@ -109,7 +120,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     temporary = _temporary(path)
     try:
         # "x" creates the file, and follows no link that has its name
-        with temporary.open("xb", buffering=0) as file:
+        with naming(path), temporary.open("xb", buffering=0) as file:
             write_all(file, data)
             os.fsync(file.fileno())
         os.replace(temporary, path)

