@@ -103,6 +103,8 @@ class Hub:
 
     def __call__(self, files: str | None, column: str) -> Corpus:
         local = None if files is None else _matching(files)
+        for path in local or ():
+            file_size(path)
         return Corpus(
             name=self.name,
             licence=self.licence,

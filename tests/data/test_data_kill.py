@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from data_helpers import contents, documents
+from damage import contents
+from data_helpers import documents
 
 from spheret.data import prepare
 
