@@ -45,6 +45,7 @@ PAGES = (
     HERE / "depth.md",
     HERE / "modern.md",
     HERE / "streams.md",
+    HERE / "collapse.md",
     HERE.parent / "collapse.md",
     HERE.parent / "which-connection.md",
     HERE.parents[1] / "README.md",
@@ -85,7 +86,8 @@ def rates_file() -> str:
     """What spheret/train/rates.toml holds."""
     lines = [f'"{contestant}" = {rate:g}  # {plan}' for contestant, (rate, plan) in default_rates().items()]
     head = (
-        "# The learning rate that a run takes where none is given: the best one at 12 layers of width 64, 300 updates,\n"
+        "# The learning rate that a run takes where none is given: the best one at 12 layers of width 64, 300 "
+        "updates,\n"
         "# and the study that found it. `make results` writes this file from the rows of docs/results.\n"
     )
     return head + "[rates]\n" + "\n".join(lines) + "\n"
