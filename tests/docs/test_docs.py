@@ -207,7 +207,6 @@ def test_every_picture_is_shown():
     pictures = [path for path in pictures if path.suffix == ".svg" or not path.with_suffix(".svg").exists()]
     # the same picture for dark pages
     pictures = [path for path in pictures if not path.stem.endswith("-dark")]
-    # docs/gallery.md is the place for one that no other page needs
     assert [str(path) for path in pictures if path.resolve() not in shown] == []
 
 
