@@ -48,6 +48,7 @@ PAGES = (
     HERE / "depth.md",
     HERE / "modern.md",
     HERE / "streams.md",
+    HERE / "collapse.md",
     HERE.parent / "collapse.md",
     HERE.parent / "which-connection.md",
     HERE.parents[1] / "README.md",
