@@ -125,7 +125,7 @@ class TestInitialisation:
 class TestReset:
     @pytest.mark.parametrize("name", SCHEMES)
     def test_from_the_meta_device(self, name):
-        config = GPTConfig(**TINY, scheme=name, head_bias="zero")
+        config = GPTConfig(**{**TINY, "head_bias": "zero"}, scheme=name)
         fresh = GPT(config)
         with torch.device("meta"):
             model = GPT(config)
@@ -147,7 +147,7 @@ class TestReset:
         assert spread == pytest.approx(1 / 4 if name == "ngpt" else drawn, rel=0.1)
 
     def test_a_unigram_bias_starts_at_0_again(self):
-        model = GPT(GPTConfig(**TINY, head_bias="unigram"), torch.arange(1.0, 51))
+        model = GPT(GPTConfig(**{**TINY, "head_bias": "unigram"}), torch.arange(1.0, 51))
         model.reset_parameters()
         assert (model.head_bias == 0).all()
 
@@ -280,7 +280,7 @@ class TestCitizenship:
         ],
     )
     def test_compiles_into_one_graph(self, name, head):
-        model = randomize(GPT(GPTConfig(**{**TINY, "layers": 1}, scheme=name, head=head)))
+        model = randomize(GPT(GPTConfig(**{**TINY, "layers": 1, "head": head}, scheme=name)))
         x, y = tokens(), tokens(seed=1)
         torch.compiler.reset()
         compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
@@ -336,7 +336,7 @@ class TestProbes:
 
 
 def test_unigram_counts_start_the_bias():
-    bias = GPT(GPTConfig(**TINY, head_bias="unigram"), torch.tensor([3.0, 0.0, 1.0])).head_bias.detach()
+    bias = GPT(GPTConfig(**{**TINY, "head_bias": "unigram"}), torch.tensor([3.0, 0.0, 1.0])).head_bias.detach()
     assert bias.exp().sum().item() == pytest.approx(1)
     assert (bias[0] - bias[2]).item() == pytest.approx(math.log(3))
 
