@@ -56,7 +56,7 @@ def measure(scheme, parametrization, optimizer, head, width, layers):
     """
     torch.manual_seed(0)
     shape = {"layers": layers, "heads": default_heads(width), "width": width, "block": BLOCK, "vocab": VOCAB}
-    model = GPT(GPTConfig(**shape, scheme=scheme, head=head))
+    model = GPT(GPTConfig(**shape, scheme=scheme, head=head, head_bias="none"))
     base = {"base_width": WIDTH, "base_layers": LAYERS, "base_heads": default_heads(WIDTH)}
     needed = {name: base[name] for name in PARAMETRIZATIONS.get(parametrization, ())}
     settings = OptimizerSettings(lr=1e-3, optimizer=optimizer, parametrization=parametrization, **needed)

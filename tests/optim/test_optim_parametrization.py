@@ -13,7 +13,7 @@ from spheret.optim import AdamW, Factors, Muon, build_optimizer, groups, hidden_
 from spheret.optim.parametrization import OptimizerSettings, parametrize
 
 # what the settings were tuned for, and the model that is trained: twice as wide, twice as deep, heads twice as wide
-BASE = {"layers": 2, "heads": 2, "width": 16, "block": 8, "vocab": 32}
+BASE = {"layers": 2, "heads": 2, "width": 16, "block": 8, "vocab": 32, "head": "tied", "head_bias": "none"}
 LARGE = {**BASE, "layers": 4, "width": 32}
 SIZES = {
     "mup": {"base_width": 16, "base_heads": 2},
