@@ -254,6 +254,21 @@ def normed_sentence(rows: Rows) -> str:
     )
 
 
+def same_cells(rows: Rows) -> dict[str, tuple[int, int]]:
+    """How many runs collapsed of how many, with the normed branch and without, in the cells that both have."""
+    normed, plain = _of(rows, "normed", gain=0.3), _of(rows, "map", scheme="proj-spheretnorm", warmup=20)
+
+    def cell(row: Row) -> tuple[object, ...]:
+        run = row.run
+        return run.head, run.head_bias, run.start, run.lr, run.seed
+
+    shared = {cell(row) for row in normed} & {cell(row) for row in plain}
+    return {
+        name: (sum(collapsed(row) for row in found if cell(row) in shared), sum(cell(row) in shared for row in found))
+        for name, found in (("normed", normed), ("plain", plain))
+    }
+
+
 def receipt(rows: Rows) -> str:
     left = sum(run not in rows for run in runs())
     hours = sum(row.seconds for row in rows.values()) / 3600
