@@ -154,6 +154,7 @@ print(json.dumps(results))
 """
 
 
+@pytest.mark.slow
 def test_what_decays_is_what_timm_decays():
     results = timm_process.run(SCRIPT)
     for theirs, ours in results.values():

@@ -189,6 +189,7 @@ class TestRunning:
         assert "is done" in output.out
         assert "NOT the paper's recipe" in output.err
 
+    @pytest.mark.slow
     def test_all_goes_on_where_it_was_and_runs_the_rest(self, out, capfd):
         # as a kill after step 17 leaves it
         path = out / self.cell.name
