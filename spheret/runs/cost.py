@@ -201,6 +201,11 @@ def check_run(config: RunConfig, device: torch.device, ignore: bool, shards: int
     )
 
 
+def check_model(config: GPTConfig, device: torch.device, what: str) -> None:
+    """Raise if a model's weights cannot fit into the memory of the device."""
+    check_bytes(FLOAT * config.least_parameters, device, what, "its config.json is damaged, or take a larger machine")
+
+
 def check_generating(config: GPTConfig, rows: int, tokens: int, device: torch.device) -> None:
     """Raise if generating `rows` texts of `tokens` tokens at once cannot fit: weights, keys and values, and ids."""
     cache = 2 * FLOAT * config.layers * config.block * config.shape.kv_heads * config.shape.head_dim

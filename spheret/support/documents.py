@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -236,6 +237,20 @@ def _remedied(path: Path, remedy: str) -> Iterator[None]:
         raise DamagedDocument(f"{error}: {remedy}.") from None
     except OSError as error:
         raise DamagedDocument(f"{path} cannot be read ({error.strerror}): {remedy}.") from None
+
+
+def read_toml(data: bytes) -> dict[str, Any]:
+    """The tables of a TOML file of the user's. Whatever is wrong with it is a ValueError or one of DECODE_ERRORS."""
+    tables = tomllib.loads(data.decode())
+    values: list[Any] = [tables]
+    while values:
+        value = values.pop()
+        if isinstance(value, (dict, list)):
+            values += value.values() if isinstance(value, dict) else value
+        # Python reads hexadecimal digits without end, and then cannot print the number
+        elif isinstance(value, int) and value.bit_length() > 64:
+            raise ValueError(f"an integer has {value.bit_length():,} bits, and may have 64")
+    return tables
 
 
 # whatever bytes can do to msgspec

@@ -67,7 +67,17 @@ def build(case):
     torch.manual_seed(1337)
     backbone = BACKBONES.get(case, {})
     return GPT(
-        GPTConfig(layers=2, heads=2, width=16, block=16, vocab=320, scheme=name, scheme_options=options, **backbone)
+        GPTConfig(
+            layers=2,
+            heads=2,
+            width=16,
+            block=16,
+            vocab=320,
+            scheme=name,
+            scheme_options=options,
+            head_bias="none",
+            **backbone,
+        )
     )
 
 

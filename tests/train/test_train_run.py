@@ -160,7 +160,7 @@ def test_accumulation_is_a_larger_batch(scheme, prepared, tmp_path):
             checkpoint_every=1,
         )  # fmt: skip
         torch.manual_seed(0)
-        model = GPT(GPTConfig(layers=2, heads=2, width=16, block=32, vocab=320, scheme=scheme))
+        model = GPT(GPTConfig(layers=2, heads=2, width=16, block=32, vocab=320, scheme=scheme, head_bias="none"))
         trainer = Trainer(
             tmp_path,
             model,
