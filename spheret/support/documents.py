@@ -8,7 +8,6 @@ file, the place inside it, what is expected there, and what to do.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import tomllib
@@ -222,15 +221,8 @@ def read_bytes(path: Path, most: int, remedy: str, start: int = 0, follow: bool 
 
     follow: whether the file may be reached by a link.
     """
-    with _remedied(path, remedy):
-        return files.read_regular(path, most, start, follow)
-
-
-@contextlib.contextmanager
-def _remedied(path: Path, remedy: str) -> Iterator[None]:
-    """End what is said of a file that cannot be read with what to do about it."""
     try:
-        yield
+        return files.read_regular(path, most, start, follow)
     except FileNotFoundError:
         raise
     except files.NotRegular as error:

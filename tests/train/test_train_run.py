@@ -22,7 +22,7 @@ from spheret.runs.config import EvaluationConfig, TrainConfig
 from spheret.runs.layout import SAMPLE
 from spheret.runs.metrics import TIMING, MetricsRecord, Tracker
 from spheret.runs.run import open_run
-from spheret.runs.run_sample import read_run_sample
+from spheret.runs.run_sample import RUN_SAMPLES
 from spheret.train.distributed import World
 from spheret.train.loop import Trainer
 from spheret.train.sample import write_ending_sample
@@ -377,7 +377,7 @@ def test_sampling(unbroken, capsys):
 
 
 def test_a_training_ends_with_a_sample(unbroken, capsys):
-    sample = read_run_sample(unbroken)
+    sample = RUN_SAMPLES.read(unbroken / "sample.json")
     block = json.loads((unbroken / "config.json").read_text())["model"]["block"]
     assert (sample.step, sample.prompt, sample.tokens) == (12, "", min(128, block))
     # spheret sample gives the same text from the checkpoint, so the model was that of the last step
