@@ -201,7 +201,7 @@ class TestFlags:
 
 
 def test_the_config_file_of_the_docs(tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
     block = page[page.index("    # deep.toml") :].split("\n\n## ")[0]
     (tmp_path / "deep.toml").write_text(textwrap.dedent(block))
     config = complete(read_config(tmp_path / "deep.toml"), "cpu")
