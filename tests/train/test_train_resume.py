@@ -64,7 +64,7 @@ def test_muon_and_its_schedule_continue_bit_for_bit(scheme, prepared, tmp_path):
     words = (
         "--set", "train.optimizer=muon", "--set", "train.lr_schedule=wsd", "--set", "train.matrix_lr=2e-3",
         "--set", "train.parametrization=completep",
-        "--set", "train.base_width=8", "--set", "train.base_layers=1",
+        "--set", "train.base_width=8", "--set", "train.base_layers=1", "--lr", "1e-3",
     )  # fmt: skip
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert train(whole, prepared, *WORDS, *words, scheme=scheme, steps=6) == 0
