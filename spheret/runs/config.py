@@ -8,7 +8,6 @@ of it.
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -25,7 +24,7 @@ from spheret.optim import OPTIMIZERS
 from spheret.optim.base_sizes import BASE_SIZES, PARAMETRIZATIONS, check_base_sizes, check_scheme
 from spheret.optim.lr_schedules import Course, check_schedule, learning_rate
 from spheret.support import files
-from spheret.support.documents import DECODE_ERRORS, MOST_BYTES, explain
+from spheret.support.documents import DECODE_ERRORS, MOST_BYTES, explain, read_toml
 from spheret.support.errors import shortened, unknown
 from spheret.support.ranges import check_count
 from spheret.support.settings import declared, setting
@@ -275,7 +274,7 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         # the file is the user's own, and may be a link
         data = files.read_regular(path, MOST_BYTES, follow=True)
-        values = msgspec.json.decode(data) if kind == "JSON" else tomllib.loads(data.decode())
+        values = msgspec.json.decode(data) if kind == "JSON" else read_toml(data)
     except FileNotFoundError:
         raise FileNotFoundError(f"no config file at {path}: give a TOML file of settings, or flags.") from None
     except files.NotRegular as error:
