@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, SupportsIndex
 import torch
 from torch import Tensor, nn
 
-from spheret.kernels import check_rows, compute_dtype
+from spheret.kernels import check_rows, compute_dtype, normalize
 from spheret.retractions import P, Retraction
 from spheret.schedules import check_sublayer
 from spheret.support.precision import wide
@@ -62,7 +62,7 @@ def add(h: Tensor, f: Tensor) -> Tensor:
 
 def angle_between(first: Tensor, second: Tensor) -> Tensor:
     """The angle between the rows of two tensors (..., d), in radians and float64 where the device has it, (...)."""
-    u, v = (torch.nn.functional.normalize(wide(x), dim=-1) for x in (first, second))
+    u, v = (normalize(wide(x), 1.0) for x in (first, second))
     # half-angle form: arccos would lose every small angle
     return 2 * torch.atan2((u - v).norm(dim=-1), (u + v).norm(dim=-1))
 

@@ -30,7 +30,7 @@ from spheret.connections.norms import (
     make_norm,
 )
 from spheret.kernels import check_cap, check_rows, compute_dtype, retract_unchecked
-from spheret.kernels.closed import dots, normed
+from spheret.kernels.closed import dots, normed, ratio_of
 from spheret.retractions import P, Retraction, angular, as_retraction
 from spheret.schedules import check_sublayer, factor
 from spheret.support.errors import unknown
@@ -192,10 +192,10 @@ class SpheretNorm(Bounded):
             h, f = self._channels_last(h, f)
         check_rows(h, f, self.dim)
         dtype = compute_dtype(h, f)
-        hh, _, zz = dots(h.to(dtype), self.branch_output(f).to(dtype))
+        s, t, hh, _, zz = dots(h.to(dtype), self.branch_output(f).to(dtype))
         # the square root has no finite gradient at 0
         tiny = torch.finfo(dtype).tiny
-        eta = zz.clamp(min=tiny).sqrt() / hh.clamp(min=tiny).sqrt()
+        eta = zz.clamp(min=tiny).sqrt() / hh.clamp(min=tiny).sqrt() * ratio_of(s, t)
         beta = self._alpha() * torch.where(hh == 0, 0.0, eta)
         theta = self.retraction.theta(beta, self.p)
         return (theta if self.max_angle is None else theta.clamp(max=self.max_angle)).squeeze(-1)
