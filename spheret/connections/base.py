@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from spheret.kernels import check_rows, compute_dtype, normalize
 from spheret.retractions import P, Retraction
 from spheret.schedules import check_sublayer
-from spheret.support.precision import wide
+from spheret.support.autograd import recorded
+from spheret.support.precision import wide, widest
 
 
 def check_dim(dim: SupportsIndex) -> int:
@@ -30,6 +31,35 @@ def channels_last(x: Tensor, dim: int, channel_dim: int) -> Tensor:
             f"this module was built for {dim} channels in dimension {channel_dim}, got shape {tuple(x.shape)}."
         )
     return x.movedim(channel_dim, -1)
+
+
+class LayerNumbers(nn.Module):
+    """A module with fixed numbers that differ from layer to layer. They are in no state dict.
+
+    Compiled code reads each as a tensor, which is an input of the graph, so that all layers share one graph. All
+    other code reads the number itself.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._numbers: dict[str, float] = {}
+        self._tensors: dict[str, Tensor] = {}
+
+    def hold_number(self, name: str, number: float) -> None:
+        self._numbers[name] = number
+        # 0-d, so that it may stay on the CPU beside rows on another device
+        self._tensors[name] = torch.tensor(number, dtype=torch.float64, device="cpu")
+
+    def number(self, name: str) -> float | Tensor:
+        return self._tensors[name] if torch.compiler.is_compiling() and not recorded() else self._numbers[name]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LayerNumbers:
+        super()._apply(fn, recurse)
+        # made anew on the device: a change of dtype would round it, and one from the meta device would not fill it
+        for name, number in self._numbers.items():
+            device = fn(self._tensors[name]).device
+            self._tensors[name] = torch.tensor(number, dtype=widest(device), device=device)
+        return self
 
 
 # what a scheme carries from sublayer to sublayer: for one stream the tensor h, else a named tuple of tensors, which

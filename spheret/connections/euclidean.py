@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from spheret.connections.base import BranchShape, Connection, Initialisation, Scheme, add
+from spheret.connections.base import BranchShape, Connection, Initialisation, LayerNumbers, Scheme, add
 from spheret.connections.norms import (
     NORMS,
     DynamicErf,
@@ -30,7 +30,7 @@ from spheret.support.errors import unknown
 from spheret.support.ranges import check_above_zero
 
 
-class NormedConnection(Connection):
+class NormedConnection(LayerNumbers, Connection):
     """h' = outer_norm(scale h + branch_scale output_norm(F(inner_norm(h)))). Most methods differ in their norms.
 
     A norm that is None is left out. A learned gain or scalar may take the place of a norm.
@@ -51,7 +51,9 @@ class NormedConnection(Connection):
         self.inner_norm = inner_norm or nn.Identity()
         self.output_norm = output_norm or nn.Identity()
         self.outer_norm = outer_norm or nn.Identity()
-        self.scale, self.branch_scale = scale, branch_scale
+        self.scales = tuple(name for name, value in (("scale", scale), ("branch_scale", branch_scale)) if value != 1)
+        self.hold_number("scale", scale)
+        self.hold_number("branch_scale", branch_scale)
 
     def read(self, h: Tensor) -> Tensor:
         return self.inner_norm(h)
@@ -59,9 +61,9 @@ class NormedConnection(Connection):
     def join(self, h: Tensor, f: Tensor) -> Tensor:
         # the sum stays in the computing dtype up to the outer norm
         dtype = compute_dtype(h, f)
-        wide = h.to(dtype) if self.scale == 1 else self.scale * h.to(dtype)
+        wide = self.number("scale") * h.to(dtype) if "scale" in self.scales else h.to(dtype)
         added = self.output_norm(f.to(dtype))
-        added = added if self.branch_scale == 1 else self.branch_scale * added
+        added = self.number("branch_scale") * added if "branch_scale" in self.scales else added
         return self.outer_norm(wide + added).to(h.dtype)
 
     def branch_gains(self) -> list[nn.Parameter]:
@@ -177,15 +179,17 @@ class Keel(PostLN):
         )
 
 
-class ScaledNorm(nn.Module):
+class ScaledNorm(LayerNumbers):
     """A norm times a fixed factor."""
 
     def __init__(self, norm: Norm, factor: float):
         super().__init__()
-        self.norm, self.factor = norm, factor
+        self.norm = norm
+        self.hold_number("factor", factor)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(x) * self.factor
+        y = self.norm(x)
+        return (y.to(compute_dtype(y)) * self.number("factor")).to(y.dtype)
 
 
 @dataclass(frozen=True)

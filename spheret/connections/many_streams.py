@@ -419,7 +419,9 @@ class SphericalHyperWeights(nn.Module):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        self.streams, self.sublayer, self.steady, self.pace = streams, sublayer, steady, pace
+        # the stream that the sublayer prefers
+        self.own = (sublayer - 1) % streams
+        self.streams, self.steady, self.pace = streams, steady, pace
         self.pre_offset = empty_parameter(streams, device, dtype)
         self.post_offset = empty_parameter(streams, device, dtype)
         # a vector, as in HyperWeights
@@ -433,7 +435,7 @@ class SphericalHyperWeights(nn.Module):
     def read(self, x: Tensor) -> Tensor:
         """sum_i pre_i x_i, (..., dim), in float32 or better; if steady, at the length of all streams together."""
         n, offset = self.streams, self.pre_offset.to(compute_dtype(x))
-        start = torch.eye(n, dtype=offset.dtype, device=offset.device)[(self.sublayer - 1) % n]
+        start = torch.eye(n, dtype=offset.dtype, device=offset.device)[self.own]
         total = read_streams(math.sqrt(n) * start + self.pace * offset, x)
         if not self.steady:
             return total

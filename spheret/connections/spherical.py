@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from spheret.bounds import inverse_softplus
 from spheret.connections.base import (
     Connection,
     Initialisation,
+    LayerNumbers,
     RetractionStep,
     Scheme,
     channels_last,
@@ -41,7 +42,7 @@ def automatic_cap(retraction: Retraction, learned: bool) -> float | None:
     return math.pi / 4 if learned else retraction.cap
 
 
-class SpheretNorm(Bounded):
+class SpheretNorm(LayerNumbers, Bounded):
     r"""One update of a spherical stream: h' = R_h(alpha P_h f), which has the norm of h. ::
 
         alpha = lambda_l clamp(softplus(a), max 1)
@@ -108,6 +109,8 @@ class SpheretNorm(Bounded):
         check_cap(max_angle)
         self.max_angle = max_angle
         self.start_alpha = float(alpha)
+        # what the learned share of the step size is multiplied by, or the whole of a fixed one
+        self.hold_number("factor", self.factor if learnable_alpha else self.factor * self.start_alpha)
         self.branch_norm = make_branch_norm(self.dim, branch_norm, device, dtype)
         self.a: nn.Parameter | None = empty_parameter(1, device, dtype) if learnable_alpha else None
         self.raw_p: nn.Parameter | None = None
@@ -137,13 +140,13 @@ class SpheretNorm(Bounded):
     def alpha(self) -> Tensor:
         """The step size lambda_l clamp(softplus(a), max 1), a 1-element tensor. A fixed one is on the CPU."""
         alpha = self._alpha()
-        return alpha if isinstance(alpha, Tensor) else torch.tensor([alpha], dtype=torch.float64, device="cpu")
+        return torch.as_tensor(alpha, dtype=torch.float64, device="cpu").view(1) if self.a is None else alpha
 
-    def _alpha(self) -> P:
+    def _alpha(self) -> Any:
         """The step size as the kernels take it. A fixed one is a number, which fits every device and dtype."""
         if self.a is None:
-            return self.factor * self.start_alpha
-        return self.bounded_softplus(self.a, 0.0, 1.0, self.factor)
+            return self.number("factor")
+        return self.bounded_softplus(self.a, 0.0, 1.0, self.number("factor"))
 
     def bounded_scalars(self) -> list[BoundedScalar]:
         return [] if self.a is None else [BoundedScalar("a", self.a, 0.0, 1.0)]
