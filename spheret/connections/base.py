@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -191,15 +192,10 @@ class Connection(nn.Module):
         """Raise an error unless the state is one that this connection takes."""
         check_state_type(state, self.state_type)
 
-    def forward(self, h: State, branch: Callable[[Tensor], Tensor]) -> State:
-        """The next state after h, given the branch as a function."""
-        if isinstance(branch, Tensor):
-            raise TypeError(
-                "a Connection takes h and the branch, a function, but got a tensor: call connection.write(h, f) "
-                "with the branch's output f, or SpheretNorm, which takes h and f."
-            )
+    def forward(self, h: State, branch: Tensor | Callable[[Tensor], Tensor]) -> State:
+        """The next state after h, given the branch as a function, or its output f of what `read` returned."""
         self.check_state(h)
-        return self.join_branch(h, branch)
+        return self.write(h, branch) if isinstance(branch, Tensor) else self.join_branch(h, branch)
 
     def join_branch(self, h: State, branch: Callable[[Tensor], Tensor]) -> State:
         """`forward`, from checked arguments."""
@@ -289,12 +285,17 @@ class Scheme:
     """
 
     name: str = field(default="", kw_only=True)
-    # where the method comes from, in one line, for tables and reports
+    # where the method comes from, in one line, for tables and reports, as is `formula`
     source: ClassVar[str] = ""
     # whether the state is the tensor h. Proofs, conversions and parametrizations are for such schemes alone
     one_stream: ClassVar[bool] = True
     # whether its branches or their starts have factors that depend on the depth by a rule of its own
     own_depth_rule: ClassVar[bool] = False
+
+    @property
+    def formula(self) -> str:
+        """The method: the first line of the class's docstring."""
+        return (inspect.getdoc(type(self)) or "").partition("\n")[0]
 
     def enter(self, dim: int) -> nn.Module:
         """The module between the embeddings and the first sublayer: it maps x (..., dim) to the first state."""

@@ -72,7 +72,7 @@ class NormedConnection(LayerNumbers, Connection):
 
 
 @dataclass(frozen=True)
-class Residual(Scheme):
+class ResidualScheme(Scheme):
     """h' = h + F(h), the paper's Euclidean case, and a final norm. Schemes with a final norm derive from it."""
 
     norm: str = "layernorm"
@@ -91,7 +91,7 @@ class Residual(Scheme):
 
 
 @dataclass(frozen=True)
-class PreLN(Residual):
+class PreLN(ResidualScheme):
     """h' = h + F(LN h), and a final LN."""
 
     source: ClassVar[str] = "Xiong et al. 2020; nanoGPT"
@@ -101,7 +101,7 @@ class PreLN(Residual):
 
 
 @dataclass(frozen=True)
-class PostLN(Residual):
+class PostLN(ResidualScheme):
     """h' = LN(h + F(h)), no final norm."""
 
     source: ClassVar[str] = "Vaswani et al. 2017"
@@ -114,7 +114,7 @@ class PostLN(Residual):
 
 
 @dataclass(frozen=True)
-class PeriLN(Residual):
+class PeriLN(ResidualScheme):
     """h' = h + LN_out(F(LN_in h)), and a final norm."""
 
     source: ClassVar[str] = "arXiv 2502.02732"
@@ -126,7 +126,7 @@ class PeriLN(Residual):
 
 
 @dataclass(frozen=True)
-class MixLN(Residual):
+class MixLN(ResidualScheme):
     """Post-LN in the first quarter of the blocks (rounded down), Pre-LN in the others, and a final norm."""
 
     source: ClassVar[str] = "arXiv 2412.13795"
@@ -193,7 +193,7 @@ class ScaledNorm(LayerNumbers):
 
 
 @dataclass(frozen=True)
-class LNScaling(Residual):
+class LNScaling(ResidualScheme):
     """h' = h + F(LN(h)/sqrt(block)). Weights that write to the stream start as large as all others."""
 
     source: ClassVar[str] = "arXiv 2502.05795"
@@ -326,7 +326,7 @@ class ReZero(Scheme):
 
 
 @dataclass(frozen=True)
-class LayerScale(Residual):
+class LayerScale(ResidualScheme):
     """h' = h + diag(g) F(LN h); g starts at 0.1 for up to 18 blocks, at 1e-5 for up to 24, else at 1e-6."""
 
     source: ClassVar[str] = "arXiv 2103.17239"
@@ -351,7 +351,7 @@ class OrthogonalConnection(NormedConnection):
 
 
 @dataclass(frozen=True)
-class Orthogonal(Residual):
+class Orthogonal(ResidualScheme):
     """h' = h + (I - hh'/|h|^2) F(LN h), and a final norm."""
 
     source: ClassVar[str] = "arXiv 2505.11881"
@@ -361,7 +361,7 @@ class Orthogonal(Residual):
 
 
 @dataclass(frozen=True)
-class Beam(Residual):
+class Beam(ResidualScheme):
     """h' = sqrt((k-1)/k) h + RMS(F(RMS h))/sqrt(k) with k = l + 1, and a final norm.
 
     For a branch output of h's length and orthogonal to h, this is the projection retraction with alpha = 1/sqrt(l).
@@ -386,7 +386,7 @@ class Beam(Residual):
 
 
 @dataclass(frozen=True)
-class ResPost(Residual):
+class ResPost(ResidualScheme):
     """h' = h + RMS(F(h)), and a final norm: only the branch's output is normed."""
 
     norm: str = "rmsnorm"
@@ -397,7 +397,7 @@ class ResPost(Residual):
 
 
 @dataclass(frozen=True)
-class HybridNorm(Residual):
+class HybridNorm(ResidualScheme):
     """Attention: h' = RMS(h + F(h)), F with norms of q, k and v per head. MLP: h' = h + F(h). And a final norm."""
 
     norm: str = "rmsnorm"

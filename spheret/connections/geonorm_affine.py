@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from spheret.connections.base import Connection, LayerNumbers
-from spheret.connections.euclidean import Residual
+from spheret.connections.euclidean import ResidualScheme
 from spheret.connections.norms import Device, Norm, empty_parameter, make_branch_norm
 from spheret.kernels import compute_dtype, normalize
 from spheret.schedules import check_sublayer
@@ -37,7 +37,7 @@ class AffineGeoNorm(LayerNumbers):
     s = 1 and b = 0 are learned and not bounded. Rows of zeros, and rows with z = 0, stay as they are.
     """
 
-    def __init__(self, block: int, device: Device = None, dtype: torch.dtype | None = None):
+    def __init__(self, block: int, *, device: Device = None, dtype: torch.dtype | None = None):
         super().__init__()
         self.hold_number("block", block)
         self.s, self.b = empty_parameter(1, device, dtype), empty_parameter(1, device, dtype)
@@ -83,7 +83,7 @@ class AffineGeoNormConnection(Connection):
 
 
 @dataclass(frozen=True)
-class GeoNormAffine(Residual):
+class GeoNormAffine(ResidualScheme):
     """GeoNorm with the angle min((s min(|z|/|h|, pi/4) + b)/block, pi/4), s = 1 and b = 0 learned; a final RMSNorm.
 
     The entry puts the stream on the sphere of radius sqrt d. `branch_norm` is that of the other spherical schemes.

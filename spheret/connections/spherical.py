@@ -61,11 +61,11 @@ class SpheretNorm(LayerNumbers, Bounded):
         learnable_p: p becomes softplus of a 1-element parameter that starts at the retraction's own p.
         exact_clamp: use the paper's torch.clamp, whose gradient is 0 beyond the bound (see spheret.bounds).
         channel_dim: the dimension of h and f that holds the `dim` entries of a row. (N, C, H, W) has channel_dim=1.
-        device: where the parameters are made.
-        dtype: the dtype of the parameters. The update is computed in float32 or better in any case.
         learnable_alpha: False fixes the step size at its start. The module then has no parameter a.
         alpha: where softplus(a) starts, in (0, 1]. The step size starts at lambda_l times it.
         branch_norm: None, or where the learned gain per channel starts. True is 0.3.
+        device: where the parameters are made.
+        dtype: the dtype of the parameters. The update is computed in float32 or better in any case.
 
     A row of zeros stays zero. A row with NaN becomes NaN. Paper: Definition 4 (p-SpheretNorm) and
     Section 4.2.
@@ -82,12 +82,12 @@ class SpheretNorm(LayerNumbers, Bounded):
         learnable_p: bool = False,
         exact_clamp: bool = False,
         channel_dim: int = -1,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
         *,
         learnable_alpha: bool = True,
         alpha: float = 1.0,
         branch_norm: bool | float | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 < alpha <= 1:
@@ -111,7 +111,7 @@ class SpheretNorm(LayerNumbers, Bounded):
         self.start_alpha = float(alpha)
         # what the learned share of the step size is multiplied by, or the whole of a fixed one
         self.hold_number("factor", self.factor if learnable_alpha else self.factor * self.start_alpha)
-        self.branch_norm = make_branch_norm(self.dim, branch_norm, device, dtype)
+        self.branch_norm = make_branch_norm(self.dim, branch_norm, device=device, dtype=dtype)
         self.a: nn.Parameter | None = empty_parameter(1, device, dtype) if learnable_alpha else None
         self.raw_p: nn.Parameter | None = None
         if learnable_p:
@@ -158,18 +158,14 @@ class SpheretNorm(LayerNumbers, Bounded):
             return self.retraction.p
         return torch.nn.functional.softplus(self.raw_p.to(compute_dtype(self.raw_p)))
 
-    def forward(self, h: Tensor, f: Tensor) -> Tensor:
-        """The next state of the stream h, given the branch's output f of the same shape."""
-        if not isinstance(f, Tensor) and callable(f):
-            if isinstance(f, torch.fx.Proxy):
-                raise TypeError(
-                    "torch.fx cannot trace SpheretNorm, whose kernel depends on the tensor: make it a leaf of your "
-                    "Tracer (is_leaf_module), or take torch.export or torch.compile."
-                )
+    def forward(self, h: Tensor, f: Tensor | Callable[[Tensor], Tensor]) -> Tensor:
+        """The next state of the stream h, given the branch as a function, or its output f of h's shape."""
+        if isinstance(f, torch.fx.Proxy):
             raise TypeError(
-                f"SpheretNorm takes h and the branch's output f, a tensor, but f is a function, {type(f).__name__}: "
-                "pass branch(h), or use a Connection, which takes h and the branch."
+                "torch.fx cannot trace SpheretNorm, whose kernel depends on the tensor: make it a leaf of your "
+                "Tracer (is_leaf_module), or take torch.export or torch.compile."
             )
+        f = f if isinstance(f, Tensor) or not callable(f) else f(h)
         if self.channel_dim != -1:
             h, f = self._channels_last(h, f)
         check_rows(h, f, self.dim)
@@ -319,6 +315,20 @@ class Spherical(Scheme):
         # building one sublayer here checks all other options before a model is built
         self._update(2, 1, 2)
 
+    @property
+    def formula(self) -> str:
+        retraction = as_retraction(self.p if self.retraction is None else self.retraction)  # type: ignore[arg-type]
+        theta = retraction.formula
+        if self.learnable_p:
+            theta = "p arctan(beta/p) with a learned p"
+        elif retraction.kind == "angular":
+            theta += f" with p = {retraction.p:g}"
+        f = "F(h)" if self.branch_norm in (None, False) else "g F(h)/rms(F(h))"
+        return (
+            f"h' = cos(t) h + |h| sin(t) z/|z|, t = {theta}, beta = alpha |z|/|h|, z = the part of "
+            f"f = {f} across h; ScaleNorm at the entry, a final norm"
+        )
+
     def _counted(self, sublayer: int, num_sublayers: int) -> tuple[int, int]:
         """The index and the number of updates, as the schedule counts them."""
         check_sublayer(sublayer, num_sublayers)
@@ -359,3 +369,21 @@ class Spherical(Scheme):
 
     def initialisation(self, num_sublayers: int) -> Initialisation:
         return super().initialisation(num_sublayers) if self.output_init == "scaled" else Initialisation(output=1.0)
+
+
+@dataclass(frozen=True)
+class GeoNorm(Spherical):
+    """`Spherical` with the exponential map, and the schedule of GeoNorm's own paper."""
+
+    # the SpheretNorm paper does not name GeoNorm's schedule
+    schedule: str = "harmonic"
+    default_p: InitVar[float] = math.inf
+    source: ClassVar[str] = "Zheng et al. 2026, in the form of arXiv 2608.02668"
+
+
+@dataclass(frozen=True)
+class NormedSpheret(Spherical):
+    """`Spherical` with a norm of each branch's output."""
+
+    branch_norm: bool | float | None = True
+    source: ClassVar[str] = "this library, after arXiv 2608.02668"
