@@ -167,6 +167,16 @@ def _branch(f, gain, rms):
 
 
 @triton.jit
+def _scaled_rows(h_ptr, f_ptr, gain_ptr, base, columns, ok, d, rms, s, t, GAIN: tl.constexpr):
+    """A tile of s h and of t f, where f is the branch's output as the update takes it."""
+    h = tl.load(h_ptr + base + columns, mask=ok, other=0.0).to(tl.float32)
+    f = tl.load(f_ptr + base + columns, mask=ok, other=0.0).to(tl.float32)
+    if GAIN:
+        f = _branch(f, tl.load(gain_ptr + columns, mask=columns < d, other=0.0), rms)
+    return h * s, f * t
+
+
+@triton.jit
 def _power_of_two(largest):
     """What brings the largest entry of a row near 1 if it is extreme, else 1. The exponent of a float is its bits."""
     exponent = tl.minimum(largest.to(tl.int32, bitcast=True) >> 23, 253)
@@ -194,6 +204,7 @@ def forward_rows(
     base = rows * d
     alpha = _scalar(alpha_ptr, alpha_value, rows, row_ok, ALPHA)
     p = _scalar(p_ptr, p_value, rows, row_ok, P)
+    rms = tl.full(rows.shape, 1.0, tl.float32)
 
     if LOOP:
         if GAIN:
@@ -210,11 +221,7 @@ def forward_rows(
         f_largest = tl.zeros((ROWS, BLOCK), tl.float32)
         for start in range(0, d, BLOCK):
             ok = row_ok & (start + columns < d)
-            h = tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
-            f = tl.load(f_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
-            if GAIN:
-                gain = tl.load(gain_ptr + start + columns, mask=start + columns < d, other=0.0)
-                f = _branch(f, gain, rms)
+            h, f = _scaled_rows(h_ptr, f_ptr, gain_ptr, base, start + columns, ok, d, rms, 1.0, 1.0, GAIN)
             h_largest = tl.maximum(h_largest, tl.abs(h))
             f_largest = tl.maximum(f_largest, tl.abs(f))
         s, t = _scales(tl.max(h_largest, axis=1, keep_dims=True), tl.max(f_largest, axis=1, keep_dims=True))
@@ -222,12 +229,7 @@ def forward_rows(
         hf_sum = tl.zeros((ROWS, BLOCK), tl.float32)
         for start in range(0, d, BLOCK):
             ok = row_ok & (start + columns < d)
-            h = tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
-            f = tl.load(f_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
-            if GAIN:
-                gain = tl.load(gain_ptr + start + columns, mask=start + columns < d, other=0.0)
-                f = _branch(f, gain, rms)
-            h, f = h * s, f * t
+            h, f = _scaled_rows(h_ptr, f_ptr, gain_ptr, base, start + columns, ok, d, rms, s, t, GAIN)
             hh_sum += h * h
             hf_sum += h * f
         hh = tl.sum(hh_sum, axis=1, keep_dims=True)
@@ -238,12 +240,7 @@ def forward_rows(
         hz_sum = tl.zeros((ROWS, BLOCK), tl.float32)
         for start in range(0, d, BLOCK):
             ok = row_ok & (start + columns < d)
-            h = tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
-            f = tl.load(f_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
-            if GAIN:
-                gain = tl.load(gain_ptr + start + columns, mask=start + columns < d, other=0.0)
-                f = _branch(f, gain, rms)
-            h, f = h * s, f * t
+            h, f = _scaled_rows(h_ptr, f_ptr, gain_ptr, base, start + columns, ok, d, rms, s, t, GAIN)
             z = f - c * h
             zz_sum += z * z
             hz_sum += h * z
@@ -279,12 +276,7 @@ def forward_rows(
     if LOOP:
         for start in range(0, d, BLOCK):
             ok = row_ok & (start + columns < d)
-            h = tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
-            f = tl.load(f_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
-            if GAIN:
-                gain = tl.load(gain_ptr + start + columns, mask=start + columns < d, other=0.0)
-                f = _branch(f, gain, rms)
-            h, f = h * s, f * t
+            h, f = _scaled_rows(h_ptr, f_ptr, gain_ptr, base, start + columns, ok, d, rms, s, t, GAIN)
             out = back * (a * h + q * (f - c * h))
             tl.store(out_ptr + base + start + columns, out.to(out_ptr.dtype.element_ty), mask=ok)
     else:
@@ -324,8 +316,7 @@ def backward_rows(
         hh = tl.load(kept + 2, mask=row_ok, other=1.0)
         hf = tl.load(kept + 3, mask=row_ok, other=0.0)
         zz = tl.load(kept + 4, mask=row_ok, other=0.0)
-        if GAIN:
-            rms = tl.load(kept + 5, mask=row_ok, other=0.0)
+        rms = tl.load(kept + 5, mask=row_ok, other=0.0) if GAIN else alpha
         live = hh != 0.0
         safe = tl.where(live, hh, 1.0)
         c = tl.where(live, tl.div_rn(hf, safe), 0.0)
