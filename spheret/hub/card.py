@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,7 @@ def write_card(directory: Path, run: Run, saved: Checkpoint, model: GPT, kind: s
         spheret=__version__,
         parameters=parameters,
         model=model.config,
-        formula=(inspect.getdoc(type(scheme)) or "").splitlines()[0].rstrip("."),
+        formula=scheme.formula.rstrip("."),
         source=scheme.source,
         trained=config.train is not None,
         imported=_place(config.environment.imported),
