@@ -9,11 +9,19 @@ import torch
 from torch import nn
 
 from spheret.conversion import attach as attaching
-from spheret.conversion.checks import Comparison, Start, check_model, copied_outputs, spherical_scheme
+from spheret.conversion.checks import (
+    Comparison,
+    Start,
+    check_gains,
+    check_model,
+    copied_outputs,
+    skips_layers,
+    spherical_scheme,
+)
 from spheret.conversion.plan import ConversionError, ConversionPlan, make_plan
 from spheret.conversion.report import ConversionReport, Observations
 from spheret.conversion.steps import ReadPoint
-from spheret.conversion.trace import call, random_inputs, trace_call
+from spheret.conversion.trace import call, random_inputs, trace_call, undisturbed
 from spheret.retractions import Retraction
 from spheret.support.errors import need
 
@@ -140,6 +148,8 @@ def _planned(model: nn.Module, inputs: Any, made: bool) -> tuple[ConversionPlan,
             f"the trial forward pass of {type(model).__name__} failed with {whose}. {_failure(model, error)}"
         ) from error
     plan = make_plan(model, trace)
+    check_gains(model, plan)
+    plan.skips = skips_layers(model, inputs, plan)
     if not plan.chains:
         looked_at = "".join(f" {where}: {why}." for where, why in plan.left[:1])
         raise ConversionError(
@@ -167,7 +177,8 @@ def _verified(model: nn.Module, inputs: Any, comparison: Comparison, batches: It
     observations = Observations()
     try:
         with attaching.checking(model), attaching.watched(model, observations.add), comparison.watching():
-            output = call(model, inputs)
+            with undisturbed(model):
+                output = call(model, inputs)
     except ConversionError:
         raise
     except Exception as error:
@@ -179,7 +190,7 @@ def _verified(model: nn.Module, inputs: Any, comparison: Comparison, batches: It
     if batches is not None:
         # the example only checks; the batches count
         observations.sums.clear()
-        with attaching.watched(model, observations.add):
+        with attaching.watched(model, observations.add), undisturbed(model):
             for batch in batches:
                 call(model, batch)
         if not observations.sums:

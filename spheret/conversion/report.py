@@ -41,11 +41,13 @@ class Observations:
         wide = widest(record.stream.device)
         radius = step.radius.detach().to(record.stream.device, wide)
         assert record.ratio is not None
-        u, ratio, f = (x.detach().to(wide) for x in (record.stream, record.ratio, record.branch))
+        assert record.next_ratio is not None
+        given = record.stream, record.ratio, record.branch, record.next_ratio
+        u, ratio, f, next_ratio = (x.detach().to(wide) for x in given)
         # u may have been rounded to the dtype of the stream
         u, _ = formulas.on_sphere(u, radius)
         live = (ratio > 0).squeeze(-1)
-        u, ratio, f = u[live], ratio[live], f[live]
+        u, ratio, f, next_ratio = u[live], ratio[live], f[live], next_ratio[live]
         scheme_step = step.connection.retraction_step()
         assert scheme_step is not None
         retraction, p = scheme_step.retraction, scheme_step.p
@@ -58,7 +60,7 @@ class Observations:
             "weights": weights,
             "weighted log alpha": weights * own.log_alpha,
             "log length": (ratio * radius).log(),
-            "log next length": (turned.ratio * radius).clamp(min=torch.finfo(wide).tiny).log(),
+            "log next length": (next_ratio * radius).clamp(min=torch.finfo(wide).tiny).log(),
             "angle": turned.angle,
             "beyond half turn": turned.along <= 0,
             "beyond reach": own.excess > 0,
