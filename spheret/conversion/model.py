@@ -176,9 +176,9 @@ def _verified(model: nn.Module, inputs: Any, comparison: Comparison, batches: It
     anneal(model, 0.0)
     observations = Observations()
     try:
-        with attaching.checking(model), attaching.watched(model, observations.add), comparison.watching():
-            with undisturbed(model):
-                output = call(model, inputs)
+        watched = attaching.watched(model, observations.add)
+        with undisturbed(model), attaching.checking(model), watched, comparison.watching():
+            output = call(model, inputs)
     except ConversionError:
         raise
     except Exception as error:
@@ -190,9 +190,10 @@ def _verified(model: nn.Module, inputs: Any, comparison: Comparison, batches: It
     if batches is not None:
         # the example only checks; the batches count
         observations.sums.clear()
-        with attaching.watched(model, observations.add), undisturbed(model):
+        with attaching.watched(model, observations.add):
             for batch in batches:
-                call(model, batch)
+                with undisturbed(model):
+                    call(model, batch)
         if not observations.sums:
             raise ConversionError("batches is empty: give at least one batch, or leave it out.")
     return observations

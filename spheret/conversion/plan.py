@@ -18,7 +18,7 @@ class ConversionError(ValueError):
 
 @dataclass(frozen=True)
 class BranchEnd:
-    """A module that ends a branch: its output, or an index of it, times `factor` and `gains` is added to the stream."""
+    """A module that ends a branch: its output, or an index of it, times `factor` and `gains` is what is added."""
 
     module: str
     index: int | None

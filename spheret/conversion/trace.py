@@ -14,8 +14,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass
-from pathlib import Path
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -139,7 +139,7 @@ class Trace:
     moved: dict[Key, list[Key]] = field(default_factory=dict)
     # what modules were called with, as it was then: a tensor may be changed in place later
     values: dict[Key, Tensor] = field(default_factory=dict)
-    # products with a number, or with a parameter, which goes by its name: the factor and the tensor that it multiplied
+    # products with a number, or with a parameter, which goes by its name: that factor and the other tensor
     products: dict[Key, tuple[float | str, Key]] = field(default_factory=dict)
     # what else was scaled or shifted by a tensor, and the rows that it was made of
     changed: dict[Key, list[Key]] = field(default_factory=dict)
