@@ -71,6 +71,8 @@ def convert_command(
         set: An option of the scheme, as option=value.
     """
     need("transformers", "hub")
+    from spheret.hub.open import written
+
     check_counts(batch_size=batch_size, block=block, eval_windows=eval_windows)
     if threads is not None:
         torch.set_num_threads(check_threads("--threads", threads))
@@ -107,7 +109,7 @@ def convert_command(
             "report": asdict(report),
             "environment": machine.machine(),
         }
-        with files.directory_written_whole(path) as partial:
+        with written(path) as partial:
             _save(opened, own, saved, partial, length)
             (partial / RECORD).write_bytes(files.dump(record))
     if not quiet:
@@ -178,11 +180,9 @@ def _loss(model: Any, windows: Iterable[tuple[Tensor, Tensor]]) -> float:
 
 def _save(model: Any, tokenizer: Tokenizer, source: Path | None, out: Path, block: int) -> None:
     """Write the model and its tokenizer. source: where transformers has saved the tokenizer's files."""
-    from spheret.hub.open import quietly
     from spheret.hub.tokenizer_files import write_tokenizer
 
-    with quietly():
-        model.save_pretrained(out)
+    model.save_pretrained(out)
     if source is None:
         write_tokenizer(out, describe(tokenizer), tokenizer.file, block)
     else:
