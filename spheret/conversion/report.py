@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from spheret.bounds import inverse_softplus
 from spheret.conversion import formulas
 from spheret.conversion.attach import read_points
-from spheret.conversion.plan import ConversionPlan
+from spheret.conversion.plan import ConversionError, ConversionPlan
 from spheret.conversion.steps import Step, StepRecord
 from spheret.support.precision import widest
 
@@ -82,6 +82,8 @@ class Observations:
             for step in members:
                 alpha = step.connection.alpha
                 assert alpha is not None
+                if float(alpha) == 0:
+                    raise ConversionError(f"the option alpha is 0 in {alpha.dtype}, and no step size can grow from it.")
                 step.unit.fill_(self._alpha(step, radius, observed) / float(alpha))
                 step.length.fill_(math.exp(self.mean(step, "log length")) / radius)
                 last[id(step.stream)] = step

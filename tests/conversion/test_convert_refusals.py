@@ -189,6 +189,7 @@ MODELS = [
     (partial(network, "plain"), "spheret", "proj-spheretnorm", {"scheme": "spheret"}),
     (partial(network, "plain"), "exakt", "exact", {"start": "exakt"}),
     (partial(network, "plain"), "schedul", "option", {"schedul": "sqrt"}),
+    (partial(network, "plain"), "alpha", "float32", {"alpha": 1e-320}),
     (partial(network, "plain"), "inner_norm", "norms", {"inner_norm": True}),
     (partial(network, "plain"), "entry_norm", "radius", {"entry_norm": False}),
     (partial(network, "plain"), "branch_norm", "branches", {"branch_norm": True}),
@@ -211,7 +212,7 @@ def test_a_refusal_names_the_place_and_the_reason(row):
     assert hooks_of(model) == hooks
 
 
-ARGUMENTS = {"start", "schedul", "inner_norm", "entry_norm", "branch_norm"}
+ARGUMENTS = {"alpha", "start", "schedul", "inner_norm", "entry_norm", "branch_norm"}
 
 
 def hooks_of(model):
