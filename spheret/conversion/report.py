@@ -83,7 +83,7 @@ class Observations:
                 alpha = step.connection.alpha
                 assert alpha is not None
                 if float(alpha) == 0:
-                    raise ConversionError(f"the option alpha is 0 in {alpha.dtype}, and no step size can grow from it.")
+                    raise ConversionError(f"alpha = 0 in {alpha.dtype}: give a larger one.")
                 step.unit.fill_(self._alpha(step, radius, observed) / float(alpha))
                 step.length.fill_(math.exp(self.mean(step, "log length")) / radius)
                 last[id(step.stream)] = step

@@ -25,7 +25,8 @@ _TEXT = """---
 ---
 # {name}
 
-A language model with {parameters:,} parameters, exported by spheret {version}{stock}. Its layers are joined by {scheme}.
+A language model with {parameters:,} parameters, exported by spheret {version}{stock}.
+Its layers are joined by {scheme}.
 
 ```python
 {first}from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -93,7 +94,7 @@ def _loss(run: Run, saved: Checkpoint) -> str:
     licence = "" if data.corpus is None else f" (licence: {code(data.corpus.licence or 'not stated')})"
     counts = "; ".join(f"{count:,} tokens in the split {code(split)}" for split, count in data.tokens.items())
     return (
-        f"{value}, after step {saved.step} of {train.steps}, which is {saved.step * train.tokens_per_update:,} tokens of "
+        f"{value}, after step {saved.step} of {train.steps}: {saved.step * train.tokens_per_update:,} tokens of "
         f"{corpus}{licence}: {counts}.{unfinished} It comes from one run with one seed. A model that ignores the "
         f"context has about {data.unigram_entropy:.4f}. A loss per token compares only with models that have this "
         f"tokenizer ({code(data.tokenizer.name)}) and this text."
