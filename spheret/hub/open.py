@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from spheret.conversion import convert
 from spheret.conversion.attach import NAME
-from spheret.data.shards import TOKENIZER, read_tokenizer
+from spheret.data import Data, open_named
+from spheret.data.shards import MANIFEST, TOKENIZER, read_tokenizer
 from spheret.data.tokenizers import JSONTokenizer, Tokenizer
 from spheret.data.tokenizers import load as load_tokenizer
 from spheret.hub.tokenizer_files import built_name
@@ -187,6 +188,27 @@ def _located(source: str | Path) -> Path:
             f"{source} is not a directory on this machine, and could not be loaded from the Hugging Face hub "
             f"({reason}): give a directory with {CONFIG} and {WEIGHTS}."
         ) from None
+
+
+def check_vocabulary(tokenizer: Tokenizer, rows: int, source: str | Path) -> None:
+    """Raise if a tokenizer has more tokens than the embedding of a model has rows."""
+    if tokenizer.vocab_size > rows:
+        raise ValueError(
+            f"the tokenizer {tokenizer.name} has {tokenizer.vocab_size:,} tokens and the embedding of {source} has "
+            f"{rows:,} rows: give --tokenizer, or put the tokenizer there that the model was trained with."
+        )
+
+
+def open_text(name: str, tokenizer: Tokenizer, spec: str, quiet: bool, out: Path | None = None) -> Data:
+    """A corpus by name, a text, or a prepared directory, in the tokens of a model. spec: how the data names them."""
+    prepared = (Path(name).expanduser() / MANIFEST).exists()
+    data = open_named(name, None if prepared else spec, quiet, out)
+    if data.manifest.tokenizer.sha256 != tokenizer.sha256:
+        raise ValueError(
+            f"--data {name} was prepared with the tokenizer {data.manifest.tokenizer.name!r}, which is not the "
+            f"model's: give text, or prepare it with --tokenizer {spec}."
+        )
+    return data
 
 
 def open_decoder(path: str | Path) -> SavedModel:

@@ -52,7 +52,7 @@ def export(run: Run, out: str | Path, kind: str = "spheret", step: int | None = 
 def import_(source: str | Path, out: str | Path, tokenizer: str | None = None) -> Run:
     """Make a run with one checkpoint, step-0. It holds the source's weights as float32."""
     from spheret.hub.gpt2 import from_gpt2
-    from spheret.hub.open import SavedModel, config_of, load_causal
+    from spheret.hub.open import SavedModel, check_vocabulary, config_of, load_causal
 
     target = _new(out)
     saved = SavedModel(source)
@@ -63,11 +63,7 @@ def import_(source: str | Path, out: str | Path, tokenizer: str | None = None) -
     loaded = load_causal(saved, config_of(saved), dtype=torch.float32)
     model: GPT = from_gpt2(loaded) if saved.kind == "gpt2" else loaded.model.eval()
     chosen = _tokenizer(saved, model) if tokenizer is None else load_tokenizer(tokenizer)
-    if chosen.vocab_size > model.config.vocab:
-        raise ValueError(
-            f"the tokenizer {chosen.name} has {chosen.vocab_size} tokens and the embedding of {source} has "
-            f"{model.config.vocab} rows: give the tokenizer that it was trained with by --tokenizer."
-        )
+    check_vocabulary(chosen, model.config.vocab, source)
     environment = {
         "spheret": __version__,
         "transformers": version("transformers"),
