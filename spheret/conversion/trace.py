@@ -358,9 +358,9 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
                 if not torch.equal(x, old):
                     with torch.no_grad():
                         x.copy_(old)
-            for x, contents in lists:
-                x.clear()
-                x.update(contents) if isinstance(x, dict) else x.extend(contents)
+            for one, contents in lists:
+                one.clear()
+                one.update(contents) if isinstance(one, dict) else one.extend(contents)
             for name in set(vars(module)) - names:
                 del vars(module)[name]
             vars(module).update(own)

@@ -92,7 +92,7 @@ def _loss(run: Run, saved: Checkpoint) -> str:
     unfinished = "" if saved.step == train.steps else " The training was not finished at this step."
     corpus = "text that spheret does not know" if data.corpus is None else code(data.corpus.name)
     licence = "" if data.corpus is None else f" (licence: {code(data.corpus.licence or 'not stated')})"
-    counts = "; ".join(f"{count:,} tokens in the split {code(split)}" for split, count in data.tokens.items())
+    counts = "; ".join(f"{count:,} tokens in the split {code(split)}" for split, count in (data.tokens or {}).items())
     return (
         f"{value}, after step {saved.step} of {train.steps}: {saved.step * train.tokens_per_update:,} tokens of "
         f"{corpus}{licence}: {counts}.{unfinished} It comes from one run with one seed. A model that ignores the "
