@@ -11,7 +11,17 @@ from typing import Literal
 from spheret.lab.curves import Bowl, bowl
 from spheret.lab.plan import Contestant, Group, Plan
 from spheret.lab.rows import FINAL, STRESS, TUNE, Key, Row, mean_loss, sound
-from spheret.lab.stages import Rows, Tuning, final_rates, seeds_of, start_rates, stress_rate, tuning
+from spheret.lab.stages import (
+    Rows,
+    Tuning,
+    distances,
+    final_rates,
+    is_near,
+    seeds_of,
+    start_rates,
+    stress_rate,
+    tuning,
+)
 
 # tuned: its best rate lies between two others. edge: it does not. hopeless: no rate gave a loss.
 # tuning: some rates have not ended. waiting: the rung below is not tuned.
@@ -35,6 +45,7 @@ class Entry:
     reason: why it is not compared; empty if it is.
     planned: how many seeds it is to be compared on.
     missing: runs that are still to come, by stage.
+    behind: whether the search left it so far behind that it got no more seeds.
     """
 
     label: str
@@ -49,6 +60,7 @@ class Entry:
     reason: str
     planned: int
     missing: dict[str, int]
+    behind: bool = False
 
     @property
     def bowl(self) -> Bowl | None:
@@ -103,21 +115,26 @@ def entry_of_plan(plan: Plan, group: Group, contestant: Contestant, rows: Rows) 
     rates = sorted({*search.losses, *(key.rate for _, key in search.missing)})
     keys = [Key(group.name, label, rate, seed) for rate in rates for seed in part.tuned_with]
     tries = [rows[key] for key in keys if key in rows]
+    near = is_near(plan, group, contestant, rows)
+    above = 0.0 if near else distances(plan, group, rows).get(label, math.inf)
+    far = f"clearly behind: {above:.3f} above the lowest" if 0 < above < math.inf else ""
     if not part.fresh:
-        return _entry(group, contestant, search, state, tries, len(search.missing))
-    used = final_rates(group, contestant, search, rows)
+        entry = _entry(group, contestant, search, state, tries, len(search.missing))
+        return replace(entry, reason=far or entry.reason, behind=bool(far))
+    used = final_rates(plan, group, contestant, search, rows)
     fresh_rows = [rows_at(group, label, rate, FINAL, rows) for rate in used]
     finals = fresh_rows[-1] if fresh_rows else {}
     stress = stress_rate(group, search)
     stressed = {} if stress is None else rows_at(group, label, stress, STRESS, rows)
-    hopeful = state in ("tuned", "tuning", "waiting")
+    hopeful = not far and state in ("tuned", "tuning", "waiting")
     return replace(
         _entry(group, contestant, search, state, tries, len(search.missing)),
         rates=tuple(used),
         finals=finals,
         abandoned=tuple(row for found in fresh_rows[:-1] for row in found.values()),
         stressed=stressed,
-        reason=_reason(group, search, state, finals, used, tries),
+        reason=far or _reason(group, search, state, finals, used, tries),
+        behind=bool(far),
         missing={
             TUNE: START * len(part.tuned_with) if state == "waiting" else len(search.missing),
             FINAL: part.seeds - len(finals) if hopeful else 0,

@@ -139,7 +139,7 @@ class Laboratory:
             raise unknown("--device", self.place.device, DEVICES)
         for group in self.plan.groups:
             for contestant in group.contestants:
-                for rate in group.part.rates:
+                for rate in group.rates(contestant.label):
                     config = complete(self._given(group, contestant, rate, 0), kind)
                 if here:
                     check_run(config, device, self.place.ignore_memory)
@@ -151,8 +151,8 @@ class Laboratory:
         """
         for group in self.plan.groups:
             data = self.data(group)
-            part, label = group.part, group.contestants[0].label
-            config = self.name(Key(group.name, label, part.rates[0], part.tuned_with[0]))[1]
+            label = group.contestants[0].label
+            config = self.name(Key(group.name, label, group.rates(label)[0], group.part.tuned_with[0]))[1]
             data.loader(config.model.block, config.train.batch_size, config.train.seed)
             data.validation(config.model.block, config.train.batch_size, config.evaluation.eval_windows)
 

@@ -28,7 +28,7 @@ from spheret.support.errors import unknown
 RECIPE: dict[str, dict[str, Any]] = {
     "model": {"layers": 12, "heads": 4, "width": 64, "block": 128, "head_bias": "unigram", "head": "shifted"},
     "data": {"path": "sotu"},
-    "train": {"steps": 200, "batch_size": 8, "keep": 1},
+    "train": {"steps": 300, "batch_size": 8, "keep": 1},
     "evaluation": {"eval_windows": 128},
 }
 # the plans that come with the library, by name
@@ -62,7 +62,9 @@ class PartRecord(Record):
     """A part of a plan.
 
     contestants: words as for `spheret race --schemes`, or tables. The first ones are trained first.
-    rates: the learning rates that every contestant gets, in equal ratios.
+    rates: the learning rates that every contestant gets, in equal ratios. rates_of: those of single contestants.
+    behind: contestants that lie further than this above the lowest loss of the search get no more seeds, and are not
+        compared; 0 to compare all. With fresh = false the search is then the first seed.
     extend: how often the grid may grow at an edge, in each direction.
     tuning_seeds: runs per learning rate, or their seeds. seeds: fresh runs at the best one; 0 for none.
     fresh: false to compare the contestants on the seeds that chose their rates, as a race does.
@@ -74,7 +76,9 @@ class PartRecord(Record):
 
     name: Name
     contestants: list[str | ContestantsRecord]
-    rates: list[Rate]
+    rates: list[Rate] = msgspec.field(default_factory=list)
+    rates_of: dict[str, list[Rate]] = msgspec.field(default_factory=dict)
+    behind: Annotated[float, Meta(ge=0, le=1000)] = 0.0
     title: str = ""
     extend: Few = 3
     tuning_seeds: Annotated[int, Meta(ge=1)] | list[Count] = 1
@@ -172,10 +176,15 @@ class Group:
                     return given.get(section, {}).get(name, each.default)
         raise KeyError(name)
 
+    def rates(self, label: str) -> list[float]:
+        """The learning rates with which a contestant starts."""
+        return self.part.rates_of.get(label, self.part.rates)
+
     @property
     def ratio(self) -> float:
         """The ratio of two neighbouring learning rates."""
-        return self.part.rates[1] / self.part.rates[0]
+        low, high, *_ = next(iter(self.part.rates_of.values()), self.part.rates)
+        return high / low
 
     def beside(self, rate: float, steps: int) -> float:
         """The learning rate that lies so many places above or below another one on the grid."""
@@ -269,7 +278,6 @@ def _check_endpoint(where: str, endpoint: EndpointRecord, parts: Mapping[str, Gr
 
 def _groups(path: Path, plan: PlanRecord, part: PartRecord) -> list[Group]:
     where = f"part {part.name!r} of {path}"
-    _check_rates(where, part)
     shared = merge(*(_sections(path, record) for record in (plan, part)))
     contestants = tuple(_contestants(path, where, part))
     labels = [contestant.label for contestant in contestants]
@@ -278,6 +286,12 @@ def _groups(path: Path, plan: PlanRecord, part: PartRecord) -> list[Group]:
             raise ValueError(f"{where} has the contestant {label!r} twice: leave one of them out.")
     if not labels:
         raise ValueError(f"{where} has no contestants: name some, such as paper.")
+    _check_seeds(where, part)
+    for label in part.rates_of:
+        if label not in labels:
+            raise unknown(f"contestant in rates_of of {where}:", label, labels)
+    for rates in [*part.rates_of.values(), *([part.rates] if part.rates or set(labels) - {*part.rates_of} else [])]:
+        _check_rates(where, part, rates)
     groups = []
     for rung, setting in enumerate([{}, *part.ladder]):
         if rung and not setting:
@@ -288,8 +302,8 @@ def _groups(path: Path, plan: PlanRecord, part: PartRecord) -> list[Group]:
     return groups
 
 
-def _check_rates(where: str, part: PartRecord) -> None:
-    rates, seeds = part.rates, list(part.tuned_with)
+def _check_seeds(where: str, part: PartRecord) -> None:
+    seeds = list(part.tuned_with)
     if not seeds or len(set(seeds)) < len(seeds) or (part.fresh and max(seeds) > MOST_TUNING_SEEDS):
         raise ValueError(
             f"tuning_seeds of {where} must be a number from 1 to {MOST_TUNING_SEEDS}, or different seeds below it: "
@@ -297,6 +311,9 @@ def _check_rates(where: str, part: PartRecord) -> None:
         )
     if not part.fresh and (part.extend or part.stress):
         raise ValueError(f"{where} has fresh = false, so extend must be 0, and stress is not for it.")
+
+
+def _check_rates(where: str, part: PartRecord, rates: list[float]) -> None:
     # a rung of a ladder takes the neighbours of the best rate below it
     if not part.fresh and not part.ladder and rates and rates == sorted(set(rates)):
         return

@@ -79,8 +79,13 @@ def _verdict(answer: GroupAnswer, opening: str) -> str:
         words += f"; {label} is {-gap.estimate:.3f} behind {best} ({p_words(gap.adjusted)})"
     if alone is not None and alone[0] == best:
         words += f"; {alone[1]:.0%} of the pooled noise is that of {best}"
+    behind = [f"{e.label} ({min(e.search.losses.values()):.3f})" for e in answer.others if e.behind]
+    if behind:
+        words += f"; clearly behind, so not trained with more seeds: {listed(behind)}"
     lower = [
-        f"{each.label} ({each.mean:.3f}; {each.reason})" for each in answer.others if each.mean < table.means[best]
+        f"{each.label} ({each.mean:.3f}; {each.reason})"
+        for each in answer.others
+        if each.mean < table.means[best] and not each.behind
     ]
     if lower:
         words += f"; lower, but not compared: {listed(lower)}"
@@ -89,7 +94,9 @@ def _verdict(answer: GroupAnswer, opening: str) -> str:
 
 def _rates_in_words(answer: GroupAnswer) -> str:
     tuned = any(len(entry.search.losses) > 1 for entry in answer.entries)
-    return "each at its own best learning rate" if tuned else "at the learning rates that were given"
+    if tuned or answer.group.part.rates_of:
+        return "each at its own best learning rate"
+    return "at the learning rate that was given"
 
 
 def _no_verdict(answer: GroupAnswer, opening: str) -> str:
@@ -175,10 +182,10 @@ def _not_compared(answer: GroupAnswer) -> str:
     if not answer.group.part.compared_with or not answer.others:
         return ""
     by_reason: dict[str, list[str]] = {}
-    for entry in answer.others:
+    for entry in (each for each in answer.others if not each.behind):
         by_reason.setdefault(short_reason(answer, entry), []).append(entry.label)
     words = [f"{listed(labels)} ({reason})" for reason, labels in by_reason.items()]
-    return f"Not compared: {'; '.join(words)}."
+    return f"Not compared: {'; '.join(words)}." if words else ""
 
 
 def _dominated(answer: GroupAnswer) -> str:

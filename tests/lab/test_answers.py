@@ -173,7 +173,7 @@ class TestOneEngine:
         return read_group([root])
 
     def test_a_race_says_what_a_report_says(self, runs):
-        plan = race_plan(Path("plan.toml"), ",".join(self.LABELS), [1, 2, 3], [3e-3], {})
+        plan = race_plan(Path("plan.toml"), ",".join(self.LABELS), "1,2,3", [3e-3], {})
         keys = [Key("race", run.label, 3e-3, run.seed) for run in runs.every]
         rows = {key: row(key, run.row.val_loss) for key, run in zip(keys, runs.every, strict=True)}
         assert wanted(plan, rows) == []
