@@ -13,7 +13,7 @@ from spheret.runs import checkpoint
 from spheret.runs.layout import CHECKPOINTS, CONFIG, LOCK, METRICS, RUN_FILES
 from spheret.runs.records import RUNS
 from spheret.runs.run import Run, open_run
-from spheret.support.files import Lock, is_temporary, refuse_links, remove_empty
+from spheret.support.files import Lock, is_temporary, output_path, remove_empty
 from spheret.support.ranges import bytes_in_words
 
 
@@ -66,7 +66,8 @@ def claimed(path: Path, force: bool, start: bool = False) -> Iterator[Lock]:
                 target = path / name
                 linked = target.is_symlink() or not target.is_dir()
                 target.unlink(missing_ok=True) if linked else shutil.rmtree(target)
-        refuse_links(path, RUN_FILES)
+        for name in RUN_FILES:
+            output_path(path, name)
         for entry in path.iterdir():
             # a kill left them
             if is_temporary(entry):

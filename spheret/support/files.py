@@ -11,7 +11,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -147,6 +147,7 @@ def replaced(path: Path) -> IO[bytes]:
 @contextlib.contextmanager
 def directory_written_whole(target: Path) -> Iterator[Path]:
     """A new directory, which takes the place of `target` (missing or empty) at the end of a block that succeeds."""
+    output_path(target.parent, target.name)
     temporary = _temporary(target)
     temporary.mkdir(parents=True)
     try:
@@ -159,13 +160,21 @@ def directory_written_whole(target: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def refuse_links(directory: Path, names: Iterable[str]) -> None:
-    """Raise if one of these names in a directory is a link: writing through it would change a file elsewhere."""
-    for name in names:
-        if (directory / name).is_symlink():
+def output_path(directory: Path, *names: str) -> Path:
+    """The path of a file or folder below an output directory. The folders that lead to it are made.
+
+    Raises if it, or a folder below the directory that leads to it, is a link: writing through a link changes files
+    elsewhere. The directory itself may be a link, because the user named it.
+    """
+    path = directory
+    for part in Path(*names).parts:
+        path.mkdir(parents=True, exist_ok=True)
+        path = path / part
+        if path.is_symlink():
             raise FileExistsError(
-                f"{directory / name} is a link, and spheret writes through none: put the file itself there."
+                f"{path} is a link, and nothing is written through links: put a file or folder there."
             )
+    return path
 
 
 def is_result(content: bytes) -> bool:

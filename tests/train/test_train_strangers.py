@@ -278,7 +278,7 @@ def test_a_signal_counts_once_every_process_knows_of_it(prepared, tmp_path):
     config = TrainConfig(
         steps=9, batch_size=2, tokens_per_update=32, lr=1e-3, min_lr=1e-4, warmup=0, checkpoint_every=9,
     )  # fmt: skip
-    model = GPT(GPTConfig(layers=1, heads=2, width=16, block=16, vocab=320))
+    model = GPT(GPTConfig(layers=1, heads=2, width=16, block=16, vocab=320, head_bias="none"))
 
     trainer = Trainer(
         tmp_path, model, config, EvaluationConfig(0, 1), open_data(prepared), World(torch.device("cpu")), quiet=True
