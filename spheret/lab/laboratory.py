@@ -3,7 +3,7 @@
 DIR/plan.toml         the plan as it was last run
 DIR/runs/NAME/        one run directory each, named after its settings: what two parts ask for is trained once
 DIR/configs/NAME.json the settings of each run that was started
-DIR/results.jsonl     one row per run that has ended
+DIR/results.jsonl     one row per run that has ended; results.ngrams.json has the n-gram losses beside them
 DIR/report/           the page, its tables and its figures
 """
 
@@ -24,15 +24,17 @@ from spheret.connections import scheme
 from spheret.data import Data, open_named
 from spheret.flags import shown
 from spheret.lab.executors import Job
-from spheret.lab.plan import RECIPE, Contestant, Group, Plan
+from spheret.lab.ngrams import NGRAMS, NgramRecord, NgramsRecord, ngrams_beside, ngrams_file, read_ngrams, settings_of
+from spheret.lab.plan import RECIPE, Contestant, Group, Plan, read_plan
 from spheret.lab.rows import RESULTS, RUNS, Key, Row, read_rows, row_of_run, write_rows
 from spheret.lab.stages import tuning, wanted
 from spheret.runs.config import Given, RunConfig, differences, merge
 from spheret.runs.cost import check_run
 from spheret.runs.layout import CONFIG
-from spheret.runs.run import open_run
+from spheret.runs.run import manifest_sha256, open_run
 from spheret.support import files, machine
 from spheret.support.errors import unknown
+from spheret.support.files import output_path
 from spheret.support.machine import check_threads
 from spheret.support.ranges import check_counts
 from spheret.train.recipes import complete
@@ -203,8 +205,9 @@ class Laboratory:
         """The training of a run. Its settings are written once: what can start is asked for after every run."""
         name, config = self.name(key)
         if name not in self._jobs:
-            directory, settings = self.run_directory(key), self.directory / CONFIGS / f"{name}.json"
-            settings.parent.mkdir(exist_ok=True)
+            directory, settings = (
+                output_path(self.directory, *each) for each in ((RUNS, name), (CONFIGS, f"{name}.json"))
+            )
             files.write_atomically(settings, files.dump(config.reading(self.data(self._groups[key.group])).as_dict()))
             where = ["--out", str(directory), "--threads", str(self.place.threads), "--device", self.place.device]
             words = ["train", "--config", str(settings), *where, "--quiet", "--no-tensorboard"]
@@ -226,6 +229,21 @@ class Laboratory:
                     f"{row.outcome} with {row.val_loss}): leave the wrong one out of the file that is joined."
                 )
         return len(same)
+
+    def check_same_plan(self) -> None:
+        """Raise if runs of this directory have other settings in its plan.toml than in this plan."""
+        path = self.directory / PLAN
+        if not path.is_file() or not any((self.directory / RUNS).glob("*")):
+            return
+        before = Laboratory(read_plan(path), self.directory, self.place)
+        for (name, label), contestant in before._contestants.items():
+            group = before._groups[name]
+            key = Key(name, label, group.rates(label)[0], group.part.tuned_with[0])
+            if self._asked(key) and self.name(key)[0] != before.name(key)[0]:
+                raise FileExistsError(
+                    f"{contestant.label} of {name} has other settings in {path} than in this plan, so that its runs "
+                    "would be lost: give another --out for a plan with other settings."
+                )
 
     def recall(self, only_report: bool = False) -> None:
         """Count the rows of an earlier results.jsonl of this directory as done, if they are of this plan.
@@ -301,7 +319,20 @@ class Laboratory:
         return precise
 
     def write_results(self) -> None:
-        """Write results.jsonl: what this plan asks for and has ended, and what the file held before."""
-        path = self.directory / RESULTS
+        """Write results.jsonl: what this plan asks for and has ended, and what the file held before; and n-grams."""
+        path = output_path(self.directory, RESULTS)
         before = read_rows(path) if path.is_file() else {}
         write_rows(path, {**before, **self.rows()}.values())
+        NGRAMS.write(output_path(self.directory, ngrams_file(path).name), NgramsRecord(self.ngrams()))
+
+    def ngrams(self) -> list[NgramRecord]:
+        """The n-gram losses of every group, those that are known from their file."""
+        known = {(each.group, each.settings): each for each in read_ngrams(self.directory / RESULTS)}
+        found = []
+        for group in self.plan.groups:
+            label, data = group.contestants[0].label, self.data(group)
+            config = self.name(Key(group.name, label, group.rates(label)[0], group.part.tuned_with[0]))[1]
+            sha256 = manifest_sha256(data)
+            record = known.get((group.name, settings_of(config, sha256)))
+            found.append(record or ngrams_beside(group.name, config, data, sha256))
+        return [record for record in found if record is not None]

@@ -12,15 +12,19 @@ probability to the shorter one. At the beginning of a window, where a model sees
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
 from spheret.data import Data
+from spheret.runs.config import RunConfig
+from spheret.support.documents import Document, Positive, Record, Sha256, Text
 
-# bigram, trigram, 4-gram
-ORDERS = (2, 3, 4)
-NAMES = {1: "unigram", 2: "bigram", 3: "trigram"}
+ORDERS, NAMES = (2, 3, 4), ("bigram", "trigram", "4-gram")
+# counting them takes some ten seconds
+MOST_TOKENS = 1 << 24
+Settings = tuple[str | None, int, int, int, int]
 
 
 def _numbers(*keys: np.ndarray) -> list[np.ndarray]:
@@ -80,31 +84,64 @@ def windows_of(batches: Iterable[Sequence[Tensor]]) -> np.ndarray:
     return np.concatenate([np.concatenate([np.asarray(x), np.asarray(y)[:, -1:]], 1) for x, y, *_ in batches])
 
 
-def ngram_table(
-    data: Data,
-    block: int,
-    windows_per_update: int,
-    steps: int,
-    eval_windows: int,
-    seed: int = 1,
-    orders: Sequence[int] = ORDERS,
-) -> dict[str, float]:
-    """The losses of n-gram models on the tokens of a training, by name, in nats per token.
+class NgramRecord(Record):
+    """The losses of n-gram models beside one group of a study, and what they depend on.
 
-    They are fitted on the windows that a model sees in `steps` updates with this seed, and read the same validation
-    windows, each for itself.
-
-    Args:
-        data: prepared tokens.
-        block: the tokens of a window.
-        windows_per_update: as of a `Loader`.
-        steps: updates.
-        eval_windows: validation windows.
-        seed: of the order of the training windows.
-        orders: as in `ngram_losses`.
+    data: the hash of the manifest. windows: of one update.
     """
-    loader = data.loader(block, windows_per_update, seed=seed)
+
+    group: Text
+    data: Sha256
+    block: Positive
+    windows: Positive
+    steps: Positive
+    eval_windows: Positive
+    losses: dict[str, float]
+
+    @property
+    def settings(self) -> Settings:
+        return self.data, self.block, self.windows, self.steps, self.eval_windows
+
+
+class NgramsRecord(Record):
+    """What stands beside a results.jsonl."""
+
+    tables: list[NgramRecord]
+    format: str = "spheret-ngrams"
+    version: int = 1
+
+
+NGRAMS = Document(NgramsRecord, "race", "delete it and run the same race or study again")
+
+
+def ngrams_file(results: Path) -> Path:
+    """The place of the n-gram losses beside a results.jsonl."""
+    return results.with_suffix(".ngrams.json")
+
+
+def read_ngrams(results: Path) -> list[NgramRecord]:
+    """The n-gram losses beside a results.jsonl; empty if there are none."""
+    path = ngrams_file(results)
+    return NGRAMS.read(path).tables if path.is_file() else []
+
+
+def settings_of(config: RunConfig, data_sha256: str | None) -> Settings:
+    """What the n-gram losses of a run depend on, as in `NgramRecord.settings`."""
+    block, train = config.model.block, config.train
+    return data_sha256, block, train.tokens_per_update // block, train.steps, config.evaluation.eval_windows
+
+
+def ngrams_beside(group: str, config: RunConfig, data: Data, data_sha256: str) -> NgramRecord | None:
+    """The n-gram losses of a group; None if counting its tokens would take long.
+
+    The models are fitted on the windows that a model sees, and read the same validation windows, each for itself.
+    """
+    _, block, windows, steps, eval_windows = settings_of(config, data_sha256)
+    if steps * windows * block > MOST_TOKENS:
+        return None
+    loader = data.loader(block, windows, seed=config.train.seed)
     seen = windows_of(loader.batch(step) for step in range(steps))
     asked = windows_of(data.validation(block, 64, eval_windows))
-    losses = ngram_losses(seen, asked, data.vocab_size, orders)
-    return {NAMES.get(order, f"{order}-gram"): loss for order, loss in zip(orders, losses, strict=True)}
+    losses = ngram_losses(seen, asked, data.vocab_size)
+    by_name = dict(zip(NAMES, losses, strict=True))
+    return NgramRecord(group, data_sha256, block, windows, steps, eval_windows, by_name)

@@ -48,6 +48,8 @@ def _table(answer: GroupAnswer) -> Table:
         table.add_column("ms per step", justify="right")
     for place, entry in enumerate(answer.entries, start=1):
         table.add_row(*_cells(answer, entry, place), *([_milliseconds(entry)] if timed else []))
+    for name, loss in answer.ngrams.items():
+        table.add_row("", name, "-", f"{loss:.3f}", "-", "-", "counts the same tokens", *(["-"] if timed else []))
     return table
 
 

@@ -1,7 +1,7 @@
 """`spheret race`: every connection at its own learning rate on the same batches; then one page and one answer.
 
-A race is a plan that the code of a study runs. At the size of RECIPE the studies know the rate of each contestant, and
-its seeds decide. For other text and sizes three rates are tried around it, and fresh seeds decide.
+A race is a plan that the code of a study runs. At the size of RECIPE the studies know the rate of each contestant,
+and its seeds decide. For other text and sizes three rates are tried around it, and fresh seeds decide.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def race_seeds(text: str) -> list[int]:
 
 
 def race_plan(path: Path, schemes: str, seeds: str, given_rates: Sequence[float] | None, shared: Given) -> Plan:
-    """A race as a plan. path: where the plan will stand. given_rates: ascending; None for those of each contestant."""
+    """A race as a plan. path: where the plan will stand. given_rates: ascending; None for own ones."""
     shared = merge(RECIPE, shared)
     lines = ['title = "Deep connections compared"', 'reference = "pre-ln"']
     for section in SECTIONS:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from spheret.lab.answers import GroupAnswer, group_answers
 from spheret.lab.endpoints import EndpointAnswer, endpoint_answers, ladders
+from spheret.lab.ngrams import NgramRecord
 from spheret.lab.outcome import print_outcome
 from spheret.lab.page.output import FIGURES, PAGE, TABLES, refuse_other_files, write_files
 from spheret.lab.page.page import page
@@ -53,9 +54,9 @@ class Findings:
     watched: Sequence[Watched] = ()
 
 
-def study_findings(plan: Plan, rows: Mapping[Key, Row]) -> Findings:
+def study_findings(plan: Plan, rows: Mapping[Key, Row], ngrams: Sequence[NgramRecord] = ()) -> Findings:
     """What the rows of a study say."""
-    answers = group_answers(plan, rows)
+    answers = group_answers(plan, rows, ngrams)
     return Findings(plan.title, answers, rows, endpoint_answers(plan.endpoints, answers))
 
 
@@ -116,9 +117,9 @@ def write_report(found: Findings, directory: Path) -> Path:
     return write_files(directory, report_files(found))
 
 
-def result_files(plan: Plan, rows: Mapping[Key, Row]) -> dict[str, bytes]:
+def result_files(plan: Plan, rows: Mapping[Key, Row], ngrams: Sequence[NgramRecord] = ()) -> dict[str, bytes]:
     """The figures and the tables of a study for its documents, by file name. results.jsonl has every run."""
-    sections = sections_of(study_findings(plan, rows))
+    sections = sections_of(study_findings(plan, rows, ngrams))
     tables = [table for section in sections for table in section.tables]
     charts = [each for section in sections for each in section.charts if not each.name.endswith("-curves")]
     return {

@@ -15,12 +15,13 @@ import msgspec
 
 from spheret.connections import SCHEMES
 from spheret.lab.answers import GroupAnswer, answer_of_runs
+from spheret.lab.ngrams import read_ngrams, settings_of
 from spheret.lab.plan import Contestant, Group, PartRecord
 from spheret.lab.rows import RESULTS, RUNS, Key, Row, read_rows, row_of_run, shortest_names
 from spheret.model.gpt import PRESETS
 from spheret.paper.recipe import paper_size
 from spheret.runs.config import BOOKKEEPING
-from spheret.runs.layout import CONFIG
+from spheret.runs.layout import CHECKPOINTS, CONFIG, METRICS
 from spheret.runs.metrics import MetricsRecord
 from spheret.runs.records import corpus_name
 from spheret.runs.run import Run, RunDocument, open_run
@@ -149,15 +150,30 @@ class RunGroup:
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
-    """The run directories that these paths name. A directory of runs names every run in it."""
+    """The run directories that these paths name. A directory of runs names every run in it.
+
+    Raises if something in it is a run that cannot be read: the others would be compared without it.
+    """
     directories: list[Path] = []
     for path in map(Path, paths):
         # a study has its runs in a folder of their own
         inner = [path / RUNS, path] if (path / RUNS).is_dir() else [path]
-        children = [p.parent for each in inner for p in sorted(each.glob(f"*/{CONFIG}"))]
-        children = [] if (path / CONFIG).exists() else children
+        children = [] if (path / CONFIG).exists() else [run for each in inner for run in _runs_in(each)]
         directories += children or [path]
     return list(dict.fromkeys(directories))
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    found = []
+    for child in sorted(folder.iterdir()) if folder.is_dir() else ():
+        # a folder without rights raises here, where a glob leaves it out
+        names = {entry.name for entry in child.iterdir()} if child.is_dir() else set()
+        if names & {METRICS, CHECKPOINTS} and not (child / CONFIG).is_file():
+            raise FileNotFoundError(
+                f"{child} is a run without a {CONFIG} that can be read: put it back, or name the other runs alone."
+            )
+        found += [child] if CONFIG in names else []
+    return found
 
 
 def read_groups(paths: Sequence[str | Path]) -> list[RunGroup]:
@@ -195,12 +211,15 @@ def _group_name(key: tuple[str, str | None], groups: Mapping[tuple[str, str | No
 
 
 def _group(runs: Sequence[Run], names: dict[Path, str], name: str) -> RunGroup:
-    measured = _step_seconds(runs)
+    lab = _results_of_lab(runs)
+    measured = _step_seconds(runs, lab)
     settings = [_settings(run) for run in runs]
     keys = list(dict.fromkeys(key for run_settings in settings for key in run_settings))
     differing = [key for key in keys if len({json.dumps(run_settings.get(key)) for run_settings in settings}) > 1]
     named = [key for key in differing if key not in RATE_SETTINGS]
-    tuned = _are_tuned(runs, differing, [[run_settings.get(key) for key in named] for run_settings in settings])
+    tuned = _are_tuned(
+        runs, differing, [[run_settings.get(key) for key in named] for run_settings in settings], lab is not None
+    )
     named = named if tuned else differing
     usual = {key: _usual([run_settings.get(key) for run_settings in settings]) for key in named}
     results = []
@@ -228,6 +247,7 @@ def _group(runs: Sequence[Run], names: dict[Path, str], name: str) -> RunGroup:
         _plan_group(name, contestants),
         {label: [run.row for run in _runs(rates) if run.row is not None] for label, rates in contestants.items()},
         {label: sum(run.row is None for run in _runs(rates)) for label, rates in contestants.items()},
+        _ngrams(runs, lab),
     )
     order = [entry.label for entry in answer.entries]
     return RunGroup(answer, {label: contestants[label] for label in order}, differing, name, tuned)
@@ -255,11 +275,13 @@ def _plan_group(name: str, contestants: Mapping[str, Mapping[float, Sequence[Res
     return Group(part, name, 0, asked, {"model": every[0].run.config.settings("model")}, {})
 
 
-def _are_tuned(runs: Sequence[Run], differing: Sequence[str], others: Sequence[Sequence[Any]]) -> bool:
+def _are_tuned(
+    runs: Sequence[Run], differing: Sequence[str], others: Sequence[Sequence[Any]], by_a_lab: bool
+) -> bool:
     """Whether each contestant is reported at the best of its learning rates, so that no name has a rate.
 
-    That is so if the runs differ in the rate alone, or if every contestant has several. A min_lr must be the same
-    part of each lr. others: the settings of each run that differ besides the rate.
+    That is so if the runs differ in the rate alone, if every contestant has several, or if a lab chose them.
+    A min_lr must be the same part of each lr. others: the settings of each run that differ besides the rate.
     """
     if "lr" not in differing:
         return False
@@ -269,7 +291,7 @@ def _are_tuned(runs: Sequence[Run], differing: Sequence[str], others: Sequence[S
     rates: dict[str, set[float]] = {}
     for run, values in zip(runs, others, strict=True):
         rates.setdefault(json.dumps([_contestant(run), *values]), set()).add(run.settings.train.lr)
-    return not others[0] or all(len(each) > 1 for each in rates.values())
+    return by_a_lab or not others[0] or all(len(each) > 1 for each in rates.values())
 
 
 def _usual(values: Sequence[Any]) -> str | None:
@@ -282,21 +304,26 @@ def _format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _step_seconds(runs: Sequence[Run]) -> dict[str, float]:
-    """The seconds of one update of each run, by its name, if all were measured in one race or group of a study.
-
-    They stand in the results.jsonl of the lab that the runs are of.
-    """
+def _results_of_lab(runs: Sequence[Run]) -> Path | None:
+    """The results.jsonl of the race or study that all the runs are of; None if there is no such one."""
     folders = {run.path.resolve().parent for run in runs}
-    if len(folders) != 1:
-        return {}
-    (folder,) = folders
-    path = folder.parent / RESULTS
-    if folder.name != RUNS or not path.is_file():
-        return {}
-    rows = [row for row in read_rows(path).values() if row.run in {run.path.name for run in runs}]
+    results = next(iter(folders)).parent / RESULTS
+    return results if len(folders) == 1 and next(iter(folders)).name == RUNS and results.is_file() else None
+
+
+def _step_seconds(runs: Sequence[Run], results: Path | None) -> dict[str, float]:
+    """The seconds of one update of each run, by its name, if all were measured in one race or group of a study."""
+    names = {run.path.name for run in runs}
+    rows = [row for row in read_rows(results).values() if row.run in names] if results is not None else []
     one = len({row.group for row in rows}) == 1
     return {row.run: row.step_seconds for row in rows if one and row.step_seconds is not None}
+
+
+def _ngrams(runs: Sequence[Run], results: Path | None) -> dict[str, float]:
+    """The losses of n-gram models for runs that all have the same ones."""
+    known = {each.settings: each.losses for each in read_ngrams(results)} if results is not None else {}
+    every = {settings_of(run.settings, run.config.data.manifest_sha256) for run in runs}
+    return known.get(next(iter(every)), {}) if len(every) == 1 else {}
 
 
 def _contestant(run: Run) -> str:

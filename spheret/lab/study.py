@@ -15,18 +15,23 @@ from spheret.flags import shown
 from spheret.lab.entries import runs_left
 from spheret.lab.executors import Executor
 from spheret.lab.executors.local import Local
-from spheret.lab.executors.slurm import Slurm
-from spheret.lab.laboratory import LOCK, LOGS, PLAN, REPORT, Laboratory, Place, claimed
+from spheret.lab.executors.slurm import SLURM, Slurm
+from spheret.lab.laboratory import CONFIGS, LOCK, LOGS, PLAN, REPORT, Laboratory, Place, claimed
+from spheret.lab.ngrams import read_ngrams
 from spheret.lab.outcome import print_outcome
+from spheret.lab.page.output import FIGURES
 from spheret.lab.plan import OURS, Plan, committed_results, read_plan
 from spheret.lab.progress import Board
 from spheret.lab.report import study_findings, write_report
-from spheret.lab.rows import RUNS, Key, Row, read_rows
+from spheret.lab.rows import RESULTS, RUNS, Key, Row, read_rows
 from spheret.lab.words import listed
 from spheret.support import files
 from spheret.support.errors import INTERRUPTED, unknown
+from spheret.support.files import output_path
 
 EXECUTORS = ("local", "slurm")
+# the folders that are written into
+FOLDERS = (RUNS, LOGS, CONFIGS, f"{REPORT}/{FIGURES}", SLURM)
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,8 @@ def study(
     directory = Path(where.out).expanduser()
     files.check_output_directory("--out", directory)
     if where.results is not None:
-        found = study_findings(asked, _given_rows("--results", where.results))
+        rows = _given_rows("--results", where.results)
+        found = study_findings(asked, rows, read_ngrams(where.results))
         print_outcome(found.answers, write_report(found, directory), place.quiet)
         return 0
     return run_plan(asked, plan, where, place)
@@ -91,8 +97,8 @@ def run_plan(plan: Plan, path: Path, where: StudyOptions, place: Place, name: st
         code = _run(laboratory, where, path, name)
         if code:
             return code
-    found = study_findings(plan, laboratory.rows())
-    page = write_report(found, directory / REPORT)
+    found = study_findings(plan, laboratory.rows(), read_ngrams(directory / RESULTS))
+    page = write_report(found, output_path(directory, REPORT))
     print_outcome(found.answers, page, place.quiet)
     return 0
 
@@ -138,7 +144,10 @@ def _run(laboratory: Laboratory, where: StudyOptions, plan: Path, name: str) -> 
     directory = laboratory.directory
     try:
         with claimed(directory, name, lambda: _check_directory(directory)):
-            files.write_atomically(directory / PLAN, laboratory.plan.text)
+            laboratory.check_same_plan()
+            # a link in the place of any of them is found before anything is trained
+            paths = [output_path(directory, *Path(name).parts) for name in (PLAN, RESULTS, *FOLDERS)]
+            files.write_atomically(paths[0], laboratory.plan.text)
             for folder in (RUNS, LOGS):
                 (directory / folder).mkdir(exist_ok=True)
             if where.on == "local":

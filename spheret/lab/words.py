@@ -52,7 +52,21 @@ def answer_sentence(answer: GroupAnswer) -> str:
         outcomes = ("finished", "finished (stalled)", "collapsed", "diverged")
         states = ", ".join(f"{counts[each]} {each}" for each in outcomes if counts[each] or "stalled" not in each)
         return f"{opening}: of {len(answer.rows)} runs, {states}. The plan asks for no fresh seeds here."
-    return " ".join(filter(None, [_verdict(answer, opening), failed_sentence(answer), _step_downs(answer)]))
+    sentences = [_verdict(answer, opening), failed_sentence(answer), _step_downs(answer), ngram_sentence(answer)]
+    return " ".join(filter(None, sentences))
+
+
+def ngram_sentence(answer: GroupAnswer) -> str:
+    """Between which n-gram models the losses stand; empty if there are none."""
+    losses = sorted(entry.mean for entry in answer.entries if math.isfinite(entry.mean))
+    if not losses or not answer.ngrams:
+        return ""
+    scale = sorted((loss, f"a {name} model ({loss:.3f})") for name, loss in answer.ngrams.items())
+    below = [name for loss, name in scale if loss < losses[0]][-1:]
+    above = [name for loss, name in scale if loss > losses[-1]][:1]
+    sides = [*(f"above {name}" for name in below), *(f"below {name}" for name in above)]
+    where = " and ".join(sides) or f"on both sides of {scale[0][1]}"
+    return f"The losses lie {where}; these count the tokens that the models saw."
 
 
 def _verdict(answer: GroupAnswer, opening: str) -> str:

@@ -71,7 +71,7 @@ class TestFinished:
         assert (gap.estimate, gap.significant) == (0.0, False)
 
     def test_nothing_else_is_left(self, finished):
-        written = {"runs", "logs", "configs", "results.jsonl", "report", "plan.toml"}
+        written = {"runs", "logs", "configs", "results.jsonl", "results.ngrams.json", "report", "plan.toml"}
         assert {p.name for p in finished.iterdir()} == written
 
     def test_its_plan_is_a_study_of_the_same(self, finished, tmp_path):
@@ -185,23 +185,23 @@ class TestPlan:
         assert len(set(names)) == 4 * (len(SCHEMES) + 2)
 
 
+LOSSES = {"pre-ln": 2.27, "post-ln": 2.3, "keel": 2.5, "proj-spheretnorm": 2.13, "cay-spheretnorm": 2.2}
+
+
 class TestWithoutRates:
     """A race whose rates nobody gave: those of the studies at their size, else a search around them."""
 
-    LOSSES = {"pre-ln": 2.27, "post-ln": 2.3, "keel": 2.5, "proj-spheretnorm": 2.13, "cay-spheretnorm": 2.2}
-    RATES = dict.fromkeys(LOSSES, 0.007)
-
     @pytest.fixture(autouse=True)
     def known(self, monkeypatch):
-        monkeypatch.setattr("spheret.lab.race.rates", lambda: self.RATES)
-        monkeypatch.setattr("spheret.train.recipes.rates", lambda: self.RATES)
+        monkeypatch.setattr("spheret.lab.race.rates", lambda: dict.fromkeys(LOSSES, 0.007))
+        monkeypatch.setattr("spheret.train.recipes.rates", lambda: dict.fromkeys(LOSSES, 0.007))
 
     def answer(self, given, fail=""):
-        plan = race_plan(PLAN, ",".join(self.LOSSES), "3", None, given)
+        plan = race_plan(PLAN, ",".join(LOSSES), "3", None, given)
 
         def loss(key):
             distance = 0.05 * math.log2(key.rate / 0.008) ** 2 + 0.01 * noise(key.seed)
-            loss = self.LOSSES[key.contestant] + distance + 0.001 * noise(key)
+            loss = LOSSES[key.contestant] + distance + 0.001 * noise(key)
             return row(key, 3.1, "collapsed") if key.contestant == fail else loss
 
         rows, order = run_all(plan, loss)

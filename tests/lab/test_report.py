@@ -344,3 +344,27 @@ def test_groups_with_other_data_are_no_ladder(tmp_path):
     names = [section.name for section in sections_of(run_findings(read_groups([tmp_path])))]
     assert {"stream-a-bytes", "stream-b-bytes"} <= set(names)
     assert not [name for name in names if name.startswith("ladder")]
+
+
+@pytest.mark.parametrize("damage", ["no config", "a dangling link", "a folder"])
+def test_a_run_that_cannot_be_read_is_named(damage, tmp_path, capsys):
+    for name in ("pre-ln", "keel"):
+        write_run(tmp_path / "runs" / name, name, steps=20)
+    config = tmp_path / "runs" / "keel" / "config.json"
+    config.unlink()
+    if damage == "a dangling link":
+        config.symlink_to(tmp_path / "nowhere")
+    if damage == "a folder":
+        config.mkdir()
+    assert main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "report")]) == 2
+    assert str(config.parent) in capsys.readouterr().err
+
+
+def test_a_report_writes_through_no_link(tmp_path, capsys):
+    write_run(tmp_path / "runs" / "pre-ln", "pre-ln", steps=20)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "figures").symlink_to(tmp_path / "other")
+    assert main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "report")]) == 2
+    assert "figures" in capsys.readouterr().err
+    assert not any((tmp_path / "other").iterdir())

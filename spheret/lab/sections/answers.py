@@ -197,6 +197,10 @@ def _losses_table(answer: GroupAnswer) -> Table:
                 TableCell("; ".join(filter(None, [entry.reason or "compared", *_remarks(answer, entry)]))),
             ]
         )
+    for label, loss in answer.ngrams.items():
+        unranked.append(label)
+        number = TableCell(f"{loss:.4f}", loss, "counts of the training windows, on the validation windows")
+        rows.append([TableCell(label), NONE, number, NONE, NONE, NONE, NONE, TableCell("counts the same tokens")])
     seeds = "fresh seeds that all compared contestants have in common"
     if not answer.group.part.fresh:
         seeds = "the seeds that chose it, so that the losses are slightly optimistic"

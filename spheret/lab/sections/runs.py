@@ -7,7 +7,15 @@ from collections.abc import Callable, Sequence
 
 from spheret.lab.page.section import Section
 from spheret.lab.runs import RATE_SETTINGS, Result, RunGroup
-from spheret.lab.sections.charts import LOSS, MOST_POINTS, Points, contestant_lines, later_range, line_styles
+from spheret.lab.sections.charts import (
+    LOSS,
+    MOST_POINTS,
+    Points,
+    contestant_lines,
+    later_range,
+    line_styles,
+    on_scale,
+)
 from spheret.runs.records import corpus_name
 from spheret.support.charts import Chart, Line, Panel
 
@@ -96,7 +104,7 @@ def run_charts(group: RunGroup) -> list[Chart]:
         Chart(
             "training",
             "Training loss by step (loss)",
-            [Panel(losses, "step", f"training {LOSS}{of_steps}", limits=later_range(losses))],
+            [on_scale(group.answer, Panel(losses, "step", f"training {LOSS}{of_steps}", limits=later_range(losses)))],
             window=window,
         ),
         Chart(
