@@ -114,9 +114,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         # a program that calls this function keeps its own environment
         if name and arguments is None:
-            if name in ("race", "study"):
-                # as in their trainings, so that the cost of a step is that of one
-                os.environ.setdefault(mkl.VARIABLE, mkl.FAST)
             _keep_to_ourselves()
         _check_encoding(words)
         code = _run(name, prog, words[1:]) if name else _answer(words)

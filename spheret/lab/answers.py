@@ -7,7 +7,6 @@ a contestant that is not compared carries the reason.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,8 +14,8 @@ from functools import cached_property
 from spheret.lab.entries import FEWEST_SEEDS, Entry, entry_of_plan, entry_of_runs
 from spheret.lab.ngrams import NgramRecord
 from spheret.lab.plan import Group, Plan
-from spheret.lab.rows import FINAL, FINISHED, STRESS, TUNE, Row
-from spheret.lab.seed_table import Pair, SeedTable, dominant, paired_p, pairs, seed_table, smallest_seen
+from spheret.lab.rows import FINISHED, Row
+from spheret.lab.seed_table import Pair, SeedTable, pairs, seed_table, smallest_seen
 from spheret.lab.stages import Rows
 
 # the contestant that the others are measured against, where it is one
@@ -50,7 +49,7 @@ class GroupAnswer:
     seed_table: SeedTable | None
     pairs: dict[tuple[str, str], Pair]
     seen: float | None
-    missing: dict[str, int]
+    missing: int
     ngrams: Mapping[str, float]
 
     @cached_property
@@ -96,16 +95,6 @@ class GroupAnswer:
                     rates += [] if row.rate in rates else [row.rate]
         return found
 
-    @cached_property
-    def dominant(self) -> tuple[str, float] | None:
-        """The contestant that has half of the pooled noise or more, and its share; None if none has."""
-        return None if self.seed_table is None else dominant(self.seed_table)
-
-    def paired_p(self, first: str, second: str) -> float:
-        """The p-value of a pair by paired tests, which pool no noise, corrected for all pairs."""
-        assert self.seed_table is not None
-        return paired_p(self.seed_table)[frozenset((first, second))]
-
     @property
     def rows(self) -> list[Row]:
         """Every run of the group that the plan asks for and that has ended."""
@@ -147,9 +136,6 @@ def _answer(group: Group, entries: list[Entry], reference: str, ngrams: Mapping[
     means = {} if table is None else table.means
     # sorting keeps the order of the plan where nothing else decides
     entries.sort(key=lambda entry: (means.get(entry.label, math.inf), entry.mean))
-    missing: Counter[str] = Counter()
-    for entry in entries:
-        missing.update(entry.missing)
     return GroupAnswer(
         group=group,
         reference=reference,
@@ -157,7 +143,7 @@ def _answer(group: Group, entries: list[Entry], reference: str, ngrams: Mapping[
         seed_table=table,
         pairs={} if table is None else {(pair.first, pair.second): pair for pair in pairs(table)},
         seen=None if table is None else smallest_seen(table),
-        missing={stage: missing[stage] for stage in (TUNE, FINAL, STRESS)},
+        missing=sum(entry.missing for entry in entries),
         ngrams=ngrams,
     )
 

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from spheret.lab.curves import Bowl, bowl
 from spheret.lab.plan import Contestant, Group, Plan
-from spheret.lab.rows import FINAL, STRESS, TUNE, Key, Row, mean_loss, sound
+from spheret.lab.rows import FINAL, STRESS, Key, Row, mean_loss, sound
 from spheret.lab.stages import (
     Rows,
     Tuning,
@@ -44,7 +43,7 @@ class Entry:
     stressed: the runs at the part's multiple of the best rate that have ended, by seed.
     reason: why it is not compared; empty if it is.
     planned: how many seeds it is to be compared on.
-    missing: runs that are still to come, by stage.
+    missing: how many runs are still to come, about.
     behind: whether the search left it so far behind that it got no more seeds.
     """
 
@@ -59,15 +58,8 @@ class Entry:
     stressed: dict[int, Row]
     reason: str
     planned: int
-    missing: dict[str, int]
+    missing: int
     behind: bool = False
-
-    @property
-    def bowl(self) -> Bowl | None:
-        """How its loss depends on the learning rate; None while there is no best one."""
-        if self.search.best is None:
-            return None
-        return bowl({rate: None if loss == math.inf else loss for rate, loss in self.search.losses.items()})
 
     @property
     def rows(self) -> list[Row]:
@@ -97,10 +89,13 @@ class Entry:
         return failures(list(self.finals.values()), self.planned, _where(self.rates))
 
     @property
-    def stalled(self) -> str:
-        """How many of the fresh seeds stalled at the rate that counts; empty if none did."""
-        count = sum(row.stalled for row in self.finals.values())
-        return f"stalled in {count} of {_seeds(len(self.finals), self.planned)}" if count else ""
+    def step_seconds(self) -> float | None:
+        """The seconds of an update in its fastest run, beside whatever else ran; None if no run has ended.
+
+        Older rows have seconds that were measured side by side.
+        """
+        every = [row.step_seconds or row.seconds / row.steps for row in self.finals.values()]
+        return min(every, default=None)
 
     @property
     def mean(self) -> float:
@@ -127,6 +122,7 @@ def entry_of_plan(plan: Plan, group: Group, contestant: Contestant, rows: Rows) 
     stress = stress_rate(group, search)
     stressed = {} if stress is None else rows_at(group, label, stress, STRESS, rows)
     hopeful = not far and state in ("tuned", "tuning", "waiting")
+    fresh_missing = part.seeds - len(finals) + (part.seeds - len(stressed) if part.stress else 0) if hopeful else 0
     return replace(
         _entry(group, contestant, search, state, tries, len(search.missing)),
         rates=tuple(used),
@@ -135,18 +131,14 @@ def entry_of_plan(plan: Plan, group: Group, contestant: Contestant, rows: Rows) 
         stressed=stressed,
         reason=far or _reason(group, search, state, finals, used, tries),
         behind=bool(far),
-        missing={
-            TUNE: START * len(part.tuned_with) if state == "waiting" else len(search.missing),
-            FINAL: part.seeds - len(finals) if hopeful else 0,
-            STRESS: part.seeds - len(stressed) if hopeful and part.stress else 0,
-        },
+        missing=(START * len(part.tuned_with) if state == "waiting" else len(search.missing)) + fresh_missing,
     )
 
 
 def runs_left(plan: Plan, rows: Rows) -> int:
     """About how many runs of a plan are still to come."""
     entries = [entry_of_plan(plan, group, each, rows) for group in plan.groups for each in group.contestants]
-    return sum(sum(entry.missing.values()) for entry in entries)
+    return sum(entry.missing for entry in entries)
 
 
 def entry_of_runs(contestant: Contestant, rows: Sequence[Row], unfinished: int, group: Group) -> Entry:
@@ -179,7 +171,7 @@ def _entry(
         stressed={},
         reason=_reason(group, search, state, finals, [], tries, unfinished),
         planned=group.part.compared_with,
-        missing={TUNE: missing, FINAL: 0, STRESS: 0},
+        missing=missing,
     )
 
 
@@ -255,7 +247,5 @@ def failures(rows: Sequence[Row], planned: int = 0, where: str = "") -> str:
     counts = Counter("gave no loss" if row.state == "finished" else row.state for row in rows if not sound(row))
     words = [f"{state} in {count}" for state, count in sorted(counts.items())]
     losses = [row.loss for row in rows if sound(row)]
-    stalled = sum(row.stalled for row in rows)
     others = f", loss {math.fsum(losses) / len(losses):.3f} in the others" if losses else ""
-    others += f", of which {stalled} stalled" if stalled else ""
     return f"{' and '.join(words)} of {_seeds(len(rows), planned)}{where}{others}" if words else ""

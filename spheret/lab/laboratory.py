@@ -18,8 +18,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
-
 from spheret.connections import scheme
 from spheret.data import Data, open_named
 from spheret.flags import shown
@@ -27,7 +25,7 @@ from spheret.lab.executors import Job
 from spheret.lab.ngrams import NGRAMS, NgramRecord, NgramsRecord, ngrams_beside, ngrams_file, read_ngrams, settings_of
 from spheret.lab.plan import RECIPE, Contestant, Group, Plan, read_plan
 from spheret.lab.rows import RESULTS, RUNS, Key, Row, read_rows, row_of_run, write_rows
-from spheret.lab.stages import tuning, wanted
+from spheret.lab.stages import wanted
 from spheret.runs.config import Given, RunConfig, differences, merge
 from spheret.runs.cost import check_run
 from spheret.runs.layout import CONFIG
@@ -38,7 +36,6 @@ from spheret.support.files import output_path
 from spheret.support.machine import check_threads
 from spheret.support.ranges import check_counts
 from spheret.train.recipes import complete
-from spheret.train.step_cost import measure_step_costs
 
 PLAN, REPORT, LOCK = "plan.toml", "report", "lab.lock"
 DEVICES = ("cpu", "cuda", "mps")
@@ -56,8 +53,6 @@ UNNAMED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 # a setting that is gone, with the value that it has in them
 GONE = {"evaluation": {"certify_every": 0}}
-# step costs whose rounds lie further apart say more about the machine than about the contestants
-MOST_SPREAD = 0.1
 
 
 @contextmanager
@@ -225,8 +220,8 @@ class Laboratory:
             # another processor, or another version of torch, may give other last bits
             if own.made_by == row.made_by and own.result != row.result:
                 raise ValueError(
-                    f"two results of {row.run} contradict each other ({own.outcome} with {own.val_loss}, "
-                    f"{row.outcome} with {row.val_loss}): leave the wrong one out of the file that is joined."
+                    f"two results of {row.run} contradict each other ({own.state} with {own.val_loss}, "
+                    f"{row.state} with {row.val_loss}): leave the wrong one out of the file that is joined."
                 )
         return len(same)
 
@@ -293,30 +288,6 @@ class Laboratory:
 
     def wanted(self) -> list[Key]:
         return wanted(self.plan, self.rows())
-
-    def measure(self) -> bool:
-        """Measure the update of the contestants of each finished group, side by side; False if that was not precise.
-
-        A group whose rows have the cost already is not measured again.
-        """
-        rows, left, precise = self.rows(), {key.group for key in self.wanted()}, True
-        for group in self.plan.groups:
-            rates = {each.label: tuning(self.plan, group, each, rows).best for each in group.contestants}
-            tuned = {label: rate for label, rate in rates.items() if rate is not None}
-            own = {key: row for key, row in rows.items() if key.group == group.name}
-            known = {key.contestant for key, row in own.items() if row.step_seconds}
-            if group.name in left or not group.part.compared_with or tuned.keys() <= known:
-                continue
-            configs = {label: self.name(Key(group.name, label, rate, 0))[1] for label, rate in tuned.items()}
-            device = machine.resolve_device(self.place.device)
-            seconds, _, spread = measure_step_costs(configs, self.data(group), device, self.place.threads)
-            if spread > MOST_SPREAD:
-                precise = False
-                continue
-            for key, row in own.items():
-                cost = seconds.get(key.contestant, row.step_seconds)
-                self._rows[key] = msgspec.structs.replace(row, step_seconds=cost)
-        return precise
 
     def write_results(self) -> None:
         """Write results.jsonl: what this plan asks for and has ended, and what the file held before; and n-grams."""

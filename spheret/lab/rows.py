@@ -20,9 +20,6 @@ TUNE, FINAL, STRESS = "tune", "final", "stress"
 FINISHED = "finished"
 # the training loss is the mean over this share of the steps, the last ones, and over so many at most, as in the paper
 LAST_SHARE, MOST_LAST = 0.1, 200
-# a finished run that was so long at the loss of token frequencies is marked
-STALL_SHARE = 0.2
-
 
 # of one run; the paper's largest has 10^20
 MOST_FLOPS = 10**30
@@ -95,19 +92,6 @@ class Row(Record):
         """The validation loss; infinity for a run that has none."""
         return math.inf if self.val_loss is None else self.val_loss
 
-    @property
-    def stalled(self) -> bool:
-        """Whether a finished run was at the loss of token frequencies for a fifth of its updates, or at its end."""
-        if self.state != FINISHED or self.unigram_entropy is None or self.val_loss is None:
-            return False
-        ended = self.val_loss > (1 - ENTROPY_MARGIN) * self.unigram_entropy
-        return ended or plateau(self.curve, self.unigram_entropy) >= STALL_SHARE * self.steps
-
-    @property
-    def outcome(self) -> str:
-        """The state in words."""
-        return "finished (stalled)" if self.stalled else self.state
-
 
 def sound(row: Row) -> bool:
     """Whether a run gives a loss to compare."""
@@ -119,16 +103,6 @@ def mean_loss(rows: Collection[Row]) -> float:
     if not rows or not all(map(sound, rows)):
         return math.inf
     return math.fsum(row.loss for row in rows) / len(rows)
-
-
-def plateau(curve: Sequence[tuple[int, float | None]], entropy: float) -> int:
-    """The most updates between neighbouring evaluations that all gave the loss of token frequencies."""
-    longest, first = 0, None
-    for step, loss in curve:
-        level = loss is not None and abs(loss - entropy) < ENTROPY_MARGIN * entropy
-        first = (step if first is None else first) if level else None
-        longest = max(longest, 0 if first is None else step - first)
-    return longest
 
 
 STUDY_ROWS = Lines(Row, "copy the file back, or run the study again to write it")

@@ -17,7 +17,6 @@ from spheret.lab.statistics import (
     LEVEL,
     holm,
     mean_and_deviation,
-    over_seeds,
     quantile,
     student_interval,
 )
@@ -219,29 +218,6 @@ def _error(table: SeedTable, first: str, second: str) -> tuple[float, int]:
         return table.deviation * math.sqrt(2 / seeds), table.degrees
     differences = [a - b for a, b in zip(table.losses[first], table.losses[second], strict=True)]
     return mean_and_deviation(differences)[1] / math.sqrt(seeds), seeds - 1
-
-
-def dominant(table: SeedTable) -> tuple[str, float] | None:
-    """The contestant of a pool of four or more that has half of its squares or more, and its share.
-
-    `table.noisy` leaves out what chance explains in 1 of 100 studies. Half of the squares in one hand are less than
-    that: in 18 of 100 studies of four contestants with equal noise and five seeds one has them. But if that one is
-    noisier, its p-values by the pool are too small. With three contestants one has half as a rule.
-    """
-    pool = [name for name in table.contestants if name not in table.noisy]
-    squares = dict(zip(pool, _residual_squares([table.losses[name] for name in pool]), strict=True))
-    total, largest = math.fsum(squares.values()), max(pool, key=lambda name: squares[name])
-    if len(pool) < 4 or not total or squares[largest] < total / 2:
-        return None
-    return largest, squares[largest] / total
-
-
-def paired_p(table: SeedTable) -> dict[frozenset[str], float]:
-    """The p-value of every pair by a paired t-test, which pools no noise, after Holm's correction."""
-    names = list(combinations(table.contestants, 2))
-    by_seed = [zip(table.losses[first], table.losses[second], strict=True) for first, second in names]
-    adjusted = holm([over_seeds([a - b for a, b in losses]).p for losses in by_seed])
-    return {frozenset(pair): p for pair, p in zip(names, adjusted, strict=True)}
 
 
 def mean_interval(table: SeedTable, contestant: str, level: float = LEVEL) -> tuple[float, float]:

@@ -155,8 +155,6 @@ def _run(laboratory: Laboratory, where: StudyOptions, plan: Path, name: str) -> 
             _announce(laboratory, where, name)
             with Board(laboratory, name) as board:
                 done = _executor(laboratory, where, plan, board).run(board.jobs)
-            if done or where.on == "local":
-                _measure(laboratory, name)
             laboratory.write_results()
             if not done and where.on == "local":
                 _say(laboratory, name, "not done yet. Run the same command again to go on.")
@@ -164,17 +162,6 @@ def _run(laboratory: Laboratory, where: StudyOptions, plan: Path, name: str) -> 
         print("stopped; every training has saved. Run the same command again to go on.", file=sys.stderr)
         return INTERRUPTED
     return 0
-
-
-def _measure(laboratory: Laboratory, name: str) -> None:
-    try:
-        precise = laboratory.measure()
-    # such as too little memory: the runs have their results all the same
-    except (RuntimeError, MemoryError) as error:
-        print(f"{name}: the cost of a step could not be measured ({error}).", file=sys.stderr)
-        return
-    if not precise:
-        _say(laboratory, name, "the cost of a step is not known: the machine was too busy to measure it.")
 
 
 def _say(laboratory: Laboratory, name: str, text: str) -> None:

@@ -22,8 +22,8 @@ from spheret.support.figure_style import DASHES, LOSS_SHARE, PALETTE, plain_tick
 from spheret.support.line_styles import scheme_styles
 
 LOSS = "loss (nats per token)"
-# nobody can see more points than this on one line, and no more contestants in one chart
-MOST_POINTS, MOST = 600, 20
+# nobody can tell more contestants apart in one chart
+MOST = 20
 # nats that an axis of differences spans at least: smaller ones are noise at any number of seeds
 LEAST_GAPS = 0.01
 FAILURES = {"collapsed": "v", "diverged": "x"}
@@ -47,17 +47,12 @@ def line_styles(answer: GroupAnswer) -> dict[str, Style]:
 
 def contestant_lines(label: str, style: Style, curves: Iterable[Points], failed: bool) -> list[Line]:
     """The mean over the seeds with their range, or one line per seed if the seeds have different places."""
-    pairs = [list(zip(*_thinned(curve), strict=True)) for curve in curves if curve]
+    pairs = [list(zip(*curve, strict=True)) for curve in curves if curve]
     if len({places for places, _ in pairs}) != 1 or len(pairs) < 2:
         return [Line(label, places, values, style, failed=failed) for places, values in pairs]
     columns = list(zip(*(values for _, values in pairs), strict=True))
     means = [math.fsum(column) / len(column) for column in columns]
     return [Line(label, pairs[0][0], means, style, list(map(min, columns)), list(map(max, columns)), failed=failed)]
-
-
-def _thinned(points: Points) -> Points:
-    # counted from the end, so that the last one stays
-    return points[:: -max(1, -(-len(points) // MOST_POINTS))][::-1]
 
 
 def validation_lines(answer: GroupAnswer) -> list[Line]:
