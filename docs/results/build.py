@@ -141,6 +141,8 @@ def _of_a_study(plan: Plan, answers: Sequence[GroupAnswer], rows: Mapping[Key, R
         parts["sentence", answer.group.name] = f"{answer_sentence(answer)}\n"
         parts["limits", answer.group.name] = _bullets(limits(answer))
     for section in sections_of(study_findings(plan, rows)):
+        if section.name == "not-run":
+            parts["sentence", "not-run"] = f"{section.paragraphs[0]}\n"
         for table in section.tables:
             # the heading is the page's own
             parts["table", table.name] = to_markdown([table]).split("\n\n", 1)[1]

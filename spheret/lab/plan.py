@@ -225,18 +225,20 @@ def read_plan(path: Path) -> Plan:
         raise FileNotFoundError(
             f"no plan at {path}: give a TOML file as in docs/lab.md, or one of {', '.join(PLANS)}."
         ) from None
-    except files.NotRegular as error:
-        raise ValueError(f"{path} is no plan ({error}): give a TOML file as in docs/lab.md.") from None
+    except (files.NotRegular, OSError) as error:
+        reason = error if isinstance(error, files.NotRegular) else error.strerror
+        raise ValueError(f"{path} is no plan ({reason}): give a TOML file as in docs/lab.md.") from None
 
 
 def parse_plan(path: Path, text: bytes) -> Plan:
     """A plan from its text. path: where it stands, for errors."""
     try:
         record = msgspec.convert(tomllib.loads(text.decode()), PlanRecord)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is no plan ({error}): give a TOML file as in docs/lab.md.") from None
     except msgspec.ValidationError as error:
         raise ValueError(f"{path} is no plan of a study ({explain(error)}): docs/lab.md lists its keys.") from None
+    # TOML that is wrong, nested too deeply, or with numbers of thousands of digits
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no plan ({explain(error)}): give a TOML file as in docs/lab.md.") from None
     if not record.parts:
         raise ValueError(f"{path} has no [[parts]]: a study needs at least one.")
     rungs = [_groups(path, record, part) for part in record.parts]

@@ -23,6 +23,8 @@ LAST_SHARE, MOST_LAST = 0.1, 200
 
 # of one run; the paper's largest has 10^20
 MOST_FLOPS = 10**30
+# a loss beyond has no use, and its square may have no number
+MOST_LOSS = 1e30
 
 
 class Key(NamedTuple):
@@ -72,6 +74,9 @@ class Row(Record):
         # msgspec has no bounds beyond 2^63
         if not 0 < self.flops < MOST_FLOPS:
             raise ValueError(f"flops must be above 0 and below {MOST_FLOPS:.0e}")
+        losses = (self.val_loss, self.train_loss, *(loss for _, loss in self.curve))
+        if not all(loss is None or abs(loss) < MOST_LOSS for loss in losses) or not 0 < self.rate < 1e100:
+            raise ValueError(f"losses must lie below {MOST_LOSS:.0e}, and the rate above 0 and below 1e100")
 
     @property
     def key(self) -> Key:
@@ -152,14 +157,14 @@ def row_of_run(run: Run, key: Key, lines: list[MetricsRecord] | None = None) -> 
         seed=key.seed,
         state=state,
         reason=reason,
-        val_loss=None if stopped else last.val_loss,
-        train_loss=None if stopped or not tail else math.fsum(tail) / len(tail),
+        val_loss=None if stopped else _usable(last.val_loss),
+        train_loss=None if stopped or not tail else _usable(math.fsum(tail) / len(tail)),
         steps=steps,
         tokens=steps * tokens,
         flops=steps * (step_flops(model, tokens) + optimizer_flops(model, train.optimizer)),
         seconds=max((line.seconds for line in lines if line.seconds is not None), default=0.0),
         # what comes after a divergence is on no common scale
-        curve=[(line.step, line.val_loss) for line in lines if line.evaluated and line.step <= until],
+        curve=[(line.step, _usable(line.val_loss)) for line in lines if line.evaluated and line.step <= until],
         run=run.path.name,
         commit=environment.commit,
         torch=environment.torch,
@@ -168,6 +173,10 @@ def row_of_run(run: Run, key: Key, lines: list[MetricsRecord] | None = None) -> 
         step_seconds=None,
         unigram_entropy=run.config.data.unigram_entropy,
     )
+
+
+def _usable(loss: float | None) -> float | None:
+    return None if loss is None or abs(loss) >= MOST_LOSS else loss
 
 
 def _state(run: Run, lines: list[MetricsRecord]) -> tuple[Literal["finished", "collapsed", "diverged"], str]:

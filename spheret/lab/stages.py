@@ -99,11 +99,12 @@ def distances(plan: Plan, group: Group, rows: Rows) -> dict[str, float]:
 
 
 def is_near(plan: Plan, group: Group, contestant: Contestant, rows: Rows) -> bool:
-    """Whether a contestant gets more seeds: the reference does, and who is not clearly behind in the search."""
-    behind = group.part.behind
-    if not behind or contestant.label == plan.reference:
+    """Whether a contestant gets more seeds: the reference, the best two, and who is not clearly behind them."""
+    behind, label = group.part.behind, contestant.label
+    if not behind or label == plan.reference:
         return True
-    return distances(plan, group, rows).get(contestant.label, math.inf) <= behind
+    above = distances(plan, group, rows)
+    return label in above and (above[label] <= behind or label in sorted(above, key=lambda each: above[each])[:2])
 
 
 def _losses(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -25,9 +28,11 @@ from spheret.lab.progress import Board
 from spheret.lab.report import study_findings, write_report
 from spheret.lab.rows import RESULTS, RUNS, Key, Row, read_rows
 from spheret.lab.words import listed
+from spheret.runs.config import SECTIONS
 from spheret.support import files
 from spheret.support.errors import INTERRUPTED, unknown
 from spheret.support.files import output_path
+from spheret.support.settings import declared
 
 EXECUTORS = ("local", "slurm")
 # the folders that are written into
@@ -87,8 +92,9 @@ def run_plan(plan: Plan, path: Path, where: StudyOptions, place: Place, name: st
     directory = Path(where.out).expanduser()
     laboratory = Laboratory(plan, directory, place)
     # wrong settings are found before anything is written or prepared
-    laboratory.check(here=where.on == "local" and where.minutes != 0)
-    laboratory.prepare()
+    with _naming_keys() if name == "study" else nullcontext():
+        laboratory.check(here=where.on == "local" and where.minutes != 0)
+        laboratory.prepare()
     _join(laboratory, where, path)
     if where.minutes == 0:
         if not (directory / PLAN).is_file():
@@ -101,6 +107,20 @@ def run_plan(plan: Plan, path: Path, where: StudyOptions, place: Place, name: st
     page = write_report(found, output_path(directory, REPORT))
     print_outcome(found.answers, page, place.quiet)
     return 0
+
+
+@contextmanager
+def _naming_keys() -> Iterator[None]:
+    """A study has no flags of settings: what an error says of one, it says of the key in the plan."""
+    try:
+        yield
+    except ValueError as error:
+        words = str(error)
+        for section, kind in SECTIONS.items():
+            for name, each in declared(kind).items():
+                if (flag := each.flag_of(name)) is not None:
+                    words = re.sub(rf"--{flag}(?![a-z-])", f"{section}.{name}", words)
+        raise ValueError(words) from None
 
 
 def _join(laboratory: Laboratory, where: StudyOptions, plan: Path) -> None:

@@ -81,7 +81,9 @@ def _verdict(answer: GroupAnswer, opening: str) -> str:
         )
         others = [label for label in standing.behind[1:] if label == answer.reference]
     else:
-        words = f"no winner. {listed([losses[label] for label in standing.leaders])} are within noise"
+        gaps = [gap.adjusted for label in standing.leaders[1:] if (gap := answer.gap(best, label)) is not None]
+        names = listed([losses[label] for label in standing.leaders])
+        words = f"no winner: no significant difference between {names} ({p_words(min(gaps))} or more)"
         others = [label for label in standing.behind if label == answer.reference] or list(standing.behind[:1])
     for label in others:
         gap = answer.gap(best, label)
@@ -109,22 +111,19 @@ def _rates_in_words(answer: GroupAnswer) -> str:
 
 def _no_verdict(answer: GroupAnswer, opening: str) -> str:
     """Why there is no verdict, and what there is instead."""
-    losses = sorted(entry.mean for entry in answer.entries if math.isfinite(entry.mean))
+    part, losses = answer.group.part, sorted(entry.mean for entry in answer.entries if math.isfinite(entry.mean))
     if not losses and not answer.missing:
         return f"{opening}: no winner, because no contestant finished with a loss."
     if len(answer.entries) == 1:
         loss = f" Its loss is {losses[0]:.3f}." if losses else ""
         return f"{opening}: nothing to compare, because {answer.entries[0].label} is the only contestant.{loss}"
-    if answer.group.part.compared_with == 1 and losses:
-        span = f"The losses lie between {losses[0]:.3f} and {losses[-1]:.3f}" if len(losses) > 1 else ""
-        return f"{opening}, {_rates_in_words(answer)}: {ONE_SEED}. {span or f'One has a loss, {losses[0]:.3f}'}."
-    if not answer.group.part.fresh and not answer.missing:
+    if part.compared_with == 1 and losses:
+        span = f"The losses lie between {losses[0]:.3f} and {losses[-1]:.3f}"
+        return f"{opening}, {_rates_in_words(answer)}: {ONE_SEED}. {span}."
+    if not part.fresh and not answer.missing:
         return f"{opening}: no winner, because fewer than two contestants can be compared. {_not_compared(answer)}"
     tuned = sum(entry.state == "tuned" for entry in answer.entries)
-    return (
-        f"{opening}: no winner yet. {tuned} of {len(answer.entries)} contestants are tuned, and fewer than two of "
-        "them have the two or more seeds that a comparison needs."
-    )
+    return f"{opening}: no winner yet. {tuned} of {len(answer.entries)} are tuned, and fewer than two have two seeds."
 
 
 def failed_sentence(answer: GroupAnswer) -> str:

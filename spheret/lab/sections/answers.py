@@ -14,6 +14,7 @@ from spheret.lab.rows import FINISHED, Key, Row
 from spheret.lab.sections.charts import MOST, answer_chart, bowls_chart, curves_chart, ladder_chart, slug
 from spheret.lab.seed_table import Pair, mean_interval
 from spheret.lab.stages import stage_of
+from spheret.lab.statistics import ends
 from spheret.lab.words import answer_sentence, limits, p_words, verdict_words
 from spheret.support.charts import Chart
 
@@ -63,10 +64,6 @@ def _p_cell(p: float, source: str) -> TableCell:
     return TableCell(p_words(p)[2:].removeprefix("= "), p, source)
 
 
-def _interval(low: float, high: float) -> str:
-    return f"{low:+.4f} to {high:+.4f}" if math.isfinite(high - low) else "none"
-
-
 def _layout_source(answer: GroupAnswer) -> str:
     return f"two-way layout of the val_loss of {answer.group.name}"
 
@@ -111,7 +108,7 @@ def _comparisons_table(lines: Sequence[PairedComparison]) -> Table:
         if line.interval is not None and line.p is not None:
             cells = [
                 TableCell(f"{line.interval.estimate:+.4f}", line.interval.estimate, source),
-                TableCell(line.interval.text, source=source),
+                TableCell(ends(line.interval.low, line.interval.high), source=source),
                 _p_cell(line.p, source),
             ]
         margin = "" if line.margin is None else f", within {line.margin:g}"
@@ -280,7 +277,7 @@ def _pairs_section(answers: Sequence[GroupAnswer]) -> Section | None:
                     [
                         TableCell(f"{first} - {second}"),
                         _gap_cell(gap, source),
-                        TableCell(_interval(gap.low, gap.high), source=source),
+                        TableCell(ends(gap.low, gap.high), source=source),
                         TableCell(f"{gap.adjusted:.2g}", gap.adjusted, source),
                         TableCell(verdict_words(gap, first, second)),
                     ]
@@ -372,8 +369,8 @@ def receipts(answers: Sequence[GroupAnswer], rows: Mapping[Key, Row]) -> list[Se
     left = len(rows) - len(asked)
     others = f" {left} further rows are not asked for by the plan, and are in no table." if left > 0 else ""
     texts = [
-        f"{len(runs)} runs in {len(asked)} rows: parts that ask for the same run share it.{others} {hours:.2f} core-hours "
-        "of training, beside whatever else ran on the machine.",
+        f"{len(runs)} runs in {len(asked)} rows: parts that ask for the same run share it.{others} {hours:.2f} "
+        "core-hours of training, beside whatever else ran on the machine.",
         f"Commits: {_distinct(row.commit for row in asked.values())}. torch: "
         f"{_distinct(row.torch for row in asked.values())}. Processors: "
         f"{_distinct(row.processor for row in asked.values())}.",
