@@ -41,12 +41,12 @@ def _table(answer: GroupAnswer) -> Table:
     from rich.table import Table
 
     table = Table(title=answer.group.title, title_justify="left")
-    for column in ("", "contestant", "lr", "val loss", f"minus {answer.reference}", "p", "ms per step", "state"):
+    for column in ("", "contestant", "lr", "val loss", f"minus {answer.reference}", "p", "state", "ms per step"):
         table.add_column(column, justify="left" if column in ("contestant", "state") else "right")
     for place, entry in enumerate(answer.entries, start=1):
         table.add_row(*_cells(answer, entry, place))
     for name, loss in answer.ngrams.items():
-        table.add_row("", name, "-", f"{loss:.3f}", "-", "-", "-", "counts the same tokens")
+        table.add_row("", name, "-", f"{loss:.3f}", "-", "-", "counts the same tokens", "-")
     return table
 
 
@@ -60,6 +60,6 @@ def _cells(answer: GroupAnswer, entry: Entry, place: int) -> list[str]:
         f"{mean:.3f}" if mean < float("inf") else "-",
         "-" if gap is None else f"{gap.estimate:+.3f}",
         "-" if gap is None else p_words(gap.adjusted).removeprefix("p ").removeprefix("= "),
-        "-" if entry.step_seconds is None else f"{1000 * entry.step_seconds:.1f}",
         "compared" if entry.label in answer.means else short_reason(answer, entry),
+        "-" if entry.step_seconds is None else f"{1000 * entry.step_seconds:.1f}",
     ]
