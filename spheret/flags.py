@@ -16,7 +16,7 @@ from spheret.support.errors import unknown
 from spheret.support.settings import declared
 
 SIZE_HELP = "The paper's model and recipe: S, M or L. It changes the defaults that name it; give no --layers with it."
-SET_HELP = "An option of the scheme, as option=value; or any setting of docs/training.md, as section.key=value."
+SET_HELP = "An option of the scheme, as option=value; or any setting of docs/settings.md, as section.key=value."
 
 
 def shown(metavar: str, default: str) -> Any:

@@ -137,7 +137,8 @@ class SplitWriter:
                 self._open()
             head, ids = np.split(ids, [self._size - self._tokens])
             head = np.ascontiguousarray(head, dtype=self._dtype)
-            files.write_all(self._file, head.data)
+            with files.naming(self._part):
+                files.write_all(self._file, head.data)
             self._add(head)
             if self._tokens == self._size:
                 self._finish_shard()
@@ -182,7 +183,7 @@ class SplitWriter:
 
 def read_blocks(path: Path, dtype: np.dtype[Any], tokens: int = 1 << 22) -> Iterator[np.ndarray]:
     """Yield the ids of a shard, `tokens` at a time."""
-    with path.open("rb") as file:
+    with files.naming(path), path.open("rb") as file:
         while block := file.read(tokens * dtype.itemsize):
             yield np.frombuffer(block, dtype=dtype)
 

@@ -44,17 +44,16 @@ def _table(answer: GroupAnswer) -> Table:
     for column in ("", "contestant", "lr", "val loss", f"minus {answer.reference}", "p", "state", "ms per step"):
         table.add_column(column, justify="left" if column in ("contestant", "state") else "right")
     for place, entry in enumerate(answer.entries, start=1):
-        table.add_row(*_cells(answer, entry, place))
+        table.add_row(str(place), *_cells(answer, entry))
     for name, loss in answer.ngrams.items():
         table.add_row("", name, "-", f"{loss:.3f}", "-", "-", "counts the same tokens", "-")
     return table
 
 
-def _cells(answer: GroupAnswer, entry: Entry, place: int) -> list[str]:
+def _cells(answer: GroupAnswer, entry: Entry) -> list[str]:
     gap = answer.gap(entry.label, answer.reference)
     mean = answer.means.get(entry.label, entry.mean)
     return [
-        str(place),
         entry.label,
         "-" if entry.rate is None else f"{entry.rate:g}",
         f"{mean:.3f}" if mean < float("inf") else "-",

@@ -264,17 +264,14 @@ def _check_endpoint(where: str, endpoint: EndpointRecord, parts: Mapping[str, Gr
             raise unknown(f"contestant in {where}:", name, labels)
         if names.count(name) > 1:
             raise ValueError(f"{where} names {name!r} twice: leave one of them out.")
-    if endpoint.kind == "stress":
-        if not part.stress or not part.seeds:
-            raise ValueError(f"{where} needs a part with stress and seeds: part {part.name!r} lacks one of them.")
-        return
-    if part.seeds < 2:
+    stress, equivalence = endpoint.kind == "stress", endpoint.kind == "equivalence"
+    if stress and not (part.stress and part.seeds):
+        raise ValueError(f"{where} needs a part with stress and seeds: part {part.name!r} lacks one of them.")
+    if not stress and part.seeds < 2:
         raise ValueError(f"{where} needs two or more seeds, and part {part.name!r} has {part.seeds}: give it more.")
-    if endpoint.kind == "gap" and len(names) != 2:
-        raise ValueError(f"{where} is a gap, which needs two contestants, got {len(names)}: name two.")
-    if endpoint.kind == "equivalence" and len(names) < 2:
-        raise ValueError(f"{where} is an equivalence, which needs two or more contestants, got {len(names)}.")
-    if endpoint.kind == "equivalence" and not endpoint.margin:
+    if not stress and (len(names) < 2 or (len(names) > 2 and not equivalence)):
+        raise ValueError(f"{where}, a {endpoint.kind}, needs two contestants, an equivalence two or more: name them.")
+    if equivalence and not endpoint.margin:
         raise ValueError(f"{where} is an equivalence without a margin: give one above 0, such as margin = 0.02.")
 
 

@@ -152,7 +152,7 @@ def race(
     """Train every scheme on the same batches, then say who wins. Run the same command again to continue.
 
     Args:
-        set: Any other setting of docs/training.md, as section.key=value.
+        set: Any other setting of docs/settings.md, as section.key=value.
     """
     place.check()
     directory = Path(where.out).expanduser()

@@ -55,7 +55,7 @@ class GPTConfig:
         scheme: a name of SCHEMES.
         scheme_options: options for `spheret.scheme`.
         activation: of an MLP "gelu". "gelu" is nanoGPT's, "gelu_tanh" that of GPT-2 in transformers.
-        head_bias: the bias of the logits. "unigram" starts at the log frequencies that `GPT(config, counts)` computes,
+        head_bias: the bias of the logits. "unigram" starts at the log frequencies that `GPT(config, counts)` takes,
             "zero" starts at 0, and "none" is the paper's.
         recompute: keep only the input of each block for the backward pass, and compute the rest again.
         positions: "learned" embeddings, or "rope", which turns pairs of entries of queries and keys as Llama does.

@@ -6,7 +6,7 @@ activations by a fixed factor c, the factor goes into the weights W that make th
 learning rate lr, decay and epsilon is the same training as W x for weights that start c times as large, with c lr,
 decay/c and epsilon/c. So a trained model is an ordinary one, for every other command.
 
-docs/optimisation.md has the table of the rules and their sources.
+docs/model.md has the table of the rules and their sources.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ class Setting:
     """What is said of a setting beside its type and its default.
 
     Args:
-        help: one line, for `--help` and docs/training.md.
+        help: one line, for `--help` and docs/settings.md.
         flag: whether it is a flag of `spheret train` and `spheret race`; a word is another name for the flag. Every
             other setting is a key of a config file, or of `--set section.key=value`.
         follows: the default in words, if it follows from other settings.

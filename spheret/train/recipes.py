@@ -28,7 +28,7 @@ UNKNOWN_RATE = 1e-3
 
 @cache
 def rates() -> dict[str, float]:
-    """The best learning rate of each contestant at the shape of SMALL, 300 updates. `make results` writes the file."""
+    """The best learning rate of each contestant at the shape of SMALL, 300 updates, as `make results` wrote it."""
     return tomllib.loads(Path(__file__).with_name("rates.toml").read_text())["rates"]
 
 

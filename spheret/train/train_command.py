@@ -278,9 +278,7 @@ def _same_threads(saved: Checkpoint) -> None:
     torch.set_num_threads(min(threads, most))
 
 
-def _announce(
-    path: Path, config: RunConfig, data: Data, parameters: int, trainer: Trainer, found_rate: bool
-) -> None:
+def _announce(path: Path, config: RunConfig, data: Data, parameters: int, trainer: Trainer, found_rate: bool) -> None:
     """Print what is trained, on what, and where. The whole config is in config.json.
 
     found_rate: whether the learning rate is that of the studies.

@@ -68,5 +68,5 @@ def test_convert(here, capsys):
 
 
 def test_reproduce_the_paper(here, capsys):
-    assert main(command("reproduce-the-paper.md", "reproduce")) == 0
-    assert not_printed("reproduce-the-paper.md", capsys.readouterr().out) == []
+    assert main(command("scale.md", "reproduce")) == 0
+    assert not_printed("scale.md", capsys.readouterr().out) == []

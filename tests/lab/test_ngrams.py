@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from study_helpers import bowl, run_all
 
+from spheret.data.ngrams import ngram_losses
 from spheret.lab.laboratory import Laboratory
-from spheret.lab.ngrams import NgramRecord, ngram_losses, read_ngrams
+from spheret.lab.ngrams import NgramRecord, read_ngrams
 from spheret.lab.race import race_plan
 from spheret.lab.report import sections_of, study_findings
 from spheret.lab.words import answer_sentence

@@ -203,9 +203,8 @@ def _plain_gap(answer: GroupAnswer, entry: Entry) -> TableCell:
     other = answer.by_label[answer.reference]
     if not (math.isfinite(entry.mean) and math.isfinite(other.mean)) or entry is other:
         return NONE
-    runs = [", ".join(f"{row.run}.val_loss" for row in each.finals.values()) for each in (entry, other)]
     value = entry.mean - other.mean
-    return TableCell(f"{value:+.4f}", value, f"mean({runs[0]}) - mean({runs[1]})")
+    return TableCell(f"{value:+.4f}", value, f"val loss of {entry.label} minus that of {other.label}")
 
 
 def _bowls_section(answers: Sequence[GroupAnswer]) -> Section | None:
