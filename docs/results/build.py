@@ -6,6 +6,7 @@ losses-nine -->` and ends with `<!-- end -->`. What stands between them is writt
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -13,10 +14,10 @@ from pathlib import Path
 
 import collapse
 import collapse_tables
-from claims import claims_table
+from claims import Studies, claims_table, number, where
 
 from spheret.lab.answers import GroupAnswer, group_answers
-from spheret.lab.endpoints import endpoint_answers, ladder_of
+from spheret.lab.endpoints import comparison, endpoint_answers, ladder_of
 from spheret.lab.entries import Entry
 from spheret.lab.page.section import to_markdown
 from spheret.lab.plan import OURS, PLANS, Plan, read_plan
@@ -67,6 +68,7 @@ SHOWN = {
 # where the default learning rates come from: the first of them that tried a contestant at three rates or more
 RATES_FROM = ("depth", "length", "streams", "defaults")
 RATES = HERE.parents[1] / "spheret" / "train" / "rates.toml"
+STEP = HERE.parents[1] / "benchmarks" / "step.json"
 
 
 def default_rates() -> dict[str, tuple[float, str]]:
@@ -125,6 +127,8 @@ def marked_parts(drawn: Mapping[str, Mapping[str, bytes]]) -> dict[tuple[str, st
             parts["summary", "depth"] = _by_size(deep)
     parts["summary", "claims"] = claims_table(studies, collapse_tables.same_cells(collapse.read_rows()))
     parts["summary", "head"] = _worth_of_the_head(studies)
+    parts["summary", "finding"] = _finding(studies)
+    parts["summary", "connections"] = _connections(studies)
     return parts | collapse_tables.parts()
 
 
@@ -202,7 +206,46 @@ def _warm_ups(answers: Mapping[str, GroupAnswer]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _worth_of_the_head(studies: Mapping[str, Mapping[str, GroupAnswer]]) -> str:
+def _finding(studies: Studies) -> str:
+    """What README says first: the lead, its size, and how long it was looked at."""
+    rungs = list(
+        ladder_of(
+            [answer for answer in studies["depth"].values() if answer.group.part.name == "depth"]
+        ).rungs.values()
+    )
+    gaps = [comparison(answer, "proj-spheretnorm", "pre-ln", where(answer)) for answer in rungs]
+    assert all(gap.verdict == "lower" and gap.interval is not None for gap in gaps)
+    leads = listed([f"{-gap.interval.estimate:.2f}" for gap in gaps if gap.interval is not None])
+    layers = listed([str(answer.group.value("layers")) for answer in rungs])
+    first, seeds = rungs[0].group, gaps[0].seeds
+    words = (
+        f"**What we found:** after {first.value('steps')} updates at width {first.value('width')}, the loss of the "
+        f"projection is {leads} nats\nbelow Pre-LN's at {layers} layers ({seeds} seeds). All of these models are "
+        "still between a bigram and a trigram"
+    )
+    later = [studies["length"][group] for group in ("length-steps1200-warmup60", "length-steps4800-warmup240")]
+    every = [comparison(answer, "proj-spheretnorm", "pre-ln", where(answer)) for answer in later]
+    numbers = "; ".join(number(each) for each in every if each.seeds == each.planned)
+    page = "([length](docs/results/length.md))"
+    if numbers:
+        return f"{words}.\nLater: {numbers} {page}.\n"
+    return f"{words}:\nhow much of the lead stays when they train on is not known yet {page}.\n"
+
+
+def _connections(studies: Studies) -> str:
+    """The losses of the depth study by size, and the time of a step of nanoGPT S, as a table of finished rows."""
+    by_size = ladder_of([answer for answer in studies["depth"].values() if answer.group.part.name == "depth"]).rungs
+    step = {row["name"]: row["float32"] for row in json.loads(STEP.read_text())["table"]}
+    lines = [f"| connection | {' | '.join(by_size)} | step |", "|---|" + "---:|" * (len(by_size) + 1)]
+    for contestant in next(iter(by_size.values())).group.contestants:
+        entries = [answer.by_label[contestant.label] for answer in by_size.values()]
+        if all(len(entry.finals) == entry.planned and not entry.failed for entry in entries):
+            losses = " | ".join(f"{entry.mean:.3f}" for entry in entries)
+            lines.append(f"| {contestant.label} | {losses} | {step[contestant.label]['x pre-ln']:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+def _worth_of_the_head(studies: Studies) -> str:
     """What the shifted head changes for the projection and for Pre-LN, by the seeds that both studies have."""
 
     def gained(label: str, warmed: str) -> tuple[float, int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from spheret.data.manifest import MANIFESTS, PROGRESSES, Manifest, Progress, ResumePoint, SettingsRecord
 from spheret.data.shards import COUNTS, MANIFEST, PROGRESS, TOKENIZER, read_manifest
-from spheret.support.files import Lock, is_temporary, remove_empty
+from spheret.support.files import Lock, foreign, is_temporary, remove_empty
 
 LOCK = "prepare.lock"
 # settings that are hashes, which would tell a reader nothing: what to say when one differs
@@ -102,6 +102,9 @@ class Workspace:
 
     def tidy(self) -> None:
         """Remove the files that only an unfinished preparation needs. A kill after the manifest leaves them."""
+        note = self.directory / PROGRESS
+        if note.exists() and PROGRESSES.format_of(note) != PROGRESSES.format:
+            raise foreign(note)
         self._remove(path for path in self.directory.iterdir() if path.name == PROGRESS or is_temporary(path))
 
     def _remove(self, paths: Iterable[Path]) -> None:

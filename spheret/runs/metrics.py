@@ -215,6 +215,11 @@ class Follower:
 _DRAWN = ("angle_mean", "alpha", "norm", "cosine", "common_output", "grad_norm")
 
 
+def is_event_file(name: str) -> bool:
+    """Whether a name is that of a file of TensorBoard."""
+    return name.startswith("events.out.tfevents.")
+
+
 class Tracker:
     """TensorBoard, where it is installed. A failure is printed once; it ends the tracker and never the run."""
 

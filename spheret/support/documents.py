@@ -9,6 +9,7 @@ file, the place inside it, what is expected there, and what to do.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
@@ -164,9 +165,14 @@ class Document(Generic[T]):
         return files.dump(record)
 
     def write(self, path: Path, record: T) -> bytes:
-        """Write a file in one step, and return its bytes. What could not be read again is never written."""
+        """Write a file in one step, and return its bytes. What could not be read again is never written.
+
+        Raises if there is a file without this format.
+        """
         data = self.encode(record)
         self.decode(data, path)
+        if self.format is not None and os.path.lexists(path) and self.format_of(path) != self.format:
+            raise files.foreign(path)
         files.write_atomically(path, data)
         return data
 

@@ -29,7 +29,8 @@ BACKBONES = [
 
 def config(size, scheme="proj-spheretnorm", **changes):
     layers, heads, width, block, vocab, _ = size
-    return GPTConfig(layers=layers, heads=heads, width=width, block=block, vocab=vocab, scheme=scheme, **changes)
+    sizes = {"layers": layers, "heads": heads, "width": width, "block": block, "vocab": vocab}
+    return GPTConfig(**sizes, scheme=scheme, **{"head_bias": "zero", **changes})
 
 
 def forward(model, precision, batch):
