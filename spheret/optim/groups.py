@@ -35,7 +35,7 @@ def parameter_groups(
 
     Args:
         model: any module.
-        weight_decay: that of the matrices, at least 0.
+        weight_decay: for the matrices, at least 0.
         lr: the learning rate of every group. None leaves it to the optimiser.
         muon: split for Muon and AdamW.
     """
@@ -89,7 +89,7 @@ def hidden_matrices(model: nn.Module) -> dict[Tensor, tuple[int, ...]]:
     """The weights of the hidden linear layers, each with the heights of the matrices that are stacked in it.
 
     Embeddings, a `Head`, modules that are called `head` or `lm_head`, and weights that they share are not among them.
-    A layer whose weight holds several matrices one above the other, as that of q, k and v does, says so in its
+    A layer whose weight holds several matrices one above the other, as the layer of q, k and v does, says so in its
     attribute `parts`.
     """
     outer = {module.weight for module in model.modules() if isinstance(module, (nn.Embedding, Head))}

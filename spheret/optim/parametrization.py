@@ -180,7 +180,7 @@ def _vectors_of(model: GPT, settings: OptimizerSettings) -> dict[str, float]:
 def parametrize(model: GPT, settings: OptimizerSettings) -> dict[str, Factors]:
     """Let a new model start as the parametrization of the settings says. Returns the optimiser's factors by name.
 
-    The rules come first; then `matrix_lr` and `embedding_lr`, which are those of the base model.
+    The rules come first; then `matrix_lr` and `embedding_lr`, which are given for the base model.
     """
     factors: dict[str, Factors] = {}
     if settings.parametrization != "standard":

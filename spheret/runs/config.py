@@ -122,9 +122,7 @@ class TrainConfig:
         None, help="Start from the weights of this run, or of its checkpoints/step-N.", follows="none: from the seed"
     )
     optimizer: str = setting("adamw", help="adamw, or muon for the hidden matrices and AdamW for the rest.")
-    matrix_lr: float | None = setting(
-        None, help="Highest learning rate of the hidden matrices.", follows="as lr"
-    )
+    matrix_lr: float | None = setting(None, help="Highest learning rate of the hidden matrices.", follows="as lr")
     embedding_lr: float | None = setting(
         None, help="Highest learning rate of the embeddings and of the head.", follows="as lr"
     )
