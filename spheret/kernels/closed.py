@@ -178,7 +178,7 @@ def forward(h: Tensor, f: Tensor, alpha: P, p: P, retraction: Retraction, cap: f
 def backward(
     g: Tensor, h: Tensor, f: Tensor, alpha: P, p: P, retraction: Retraction, cap: float | None, kept: Kept
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The gradients of h and f, and those of alpha and p per row."""
+    """The gradients of h and f, and of alpha and p per row."""
     scalar, vector = widest(h.device), h.dtype
     r = row_geometry(h, f, alpha, kept)
     alpha, p = _wide(alpha, h), _wide(p, h)

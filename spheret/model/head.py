@@ -85,7 +85,7 @@ class Head(nn.Module):
     Args:
         embedding: the token embedding, (vocab, width).
         counts: how often each token occurs, such as `torch.bincount(tokens)`. None starts the bias at 0.
-        tied: False gives the head a weight of its own, drawn as that of an nn.Linear.
+        tied: False gives the head a weight of its own, drawn as in an nn.Linear.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Head(nn.Module):
         super().__init__()
         vocab, width = embedding.weight.shape
         device, dtype = embedding.weight.device, embedding.weight.dtype
-        # in a tuple, which torch does not search: the weight belongs to the embedding alone, in a state dict too
+        # in a tuple, which torch does not search: the weight belongs only to the embedding, in a state dict too
         self._embedding = (embedding,)
         self.shift = Shift(width) if tied else None
         self.linear = None if tied else nn.Linear(width, vocab, bias=False, device=device, dtype=dtype)

@@ -36,7 +36,7 @@ def parameter_groups(
 
     Args:
         model: any module.
-        weight_decay: that of the matrices, at least 0.
+        weight_decay: for the matrices, at least 0.
         lr: the learning rate of every group. None leaves it to the optimiser.
         muon: split for Muon and AdamW.
     """

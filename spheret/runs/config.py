@@ -120,11 +120,9 @@ class TrainConfig:
         None, help="Start from the weights of this run, or of its checkpoints/step-N.", follows="none: from the seed"
     )
     optimizer: str = setting("adamw", help="adamw, or muon for the hidden matrices and AdamW for the rest.")
-    matrix_lr: float | None = setting(
-        None, help="Highest learning rate of the hidden matrices.", follows="that of lr"
-    )
+    matrix_lr: float | None = setting(None, help="Highest learning rate of the hidden matrices.", follows="as lr")
     embedding_lr: float | None = setting(
-        None, help="Highest learning rate of the embeddings and of the head.", follows="that of lr"
+        None, help="Highest learning rate of the embeddings and of the head.", follows="as lr"
     )
     lr_schedule: str = setting(
         "cosine", help="Shape after the warm-up: cosine, or wsd (stable, then a decay over decay_steps)."
@@ -203,7 +201,7 @@ class EvaluationConfig:
     )  # fmt: skip
     # the paper does not say how it validates
     eval_windows: int = setting(help="Validation windows.", small=64, paper=512, with_size="{}")
-    on_divergence: str = setting("alarm", help="When the loss diverges: alarm (the run goes on) or stop.")
+    on_divergence: str = setting("alarm", help="When the loss diverges: alarm (the run continues) or stop.")
 
     def __post_init__(self) -> None:
         _check_least(self, 1, ("eval_windows",))
