@@ -70,7 +70,7 @@ def study(
     Run the same command again to go on: what is done is not done twice. A report can be written at any moment.
 
     Args:
-        plan: A TOML file: contestants, learning rates, seeds, sizes. docs/lab.md lists its keys. Or the name of a
+        plan: A TOML file: contestants, learning rates, seeds, sizes. docs/compare.md lists its keys. Or the name of a
             plan that comes with spheret: connections, depth, family, length, length-deep, modern or
             streams.
     """
