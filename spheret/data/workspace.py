@@ -60,7 +60,7 @@ class Workspace:
         return read_manifest(self.directory) if (self.directory / MANIFEST).exists() else None
 
     def begin(self, settings: SettingsRecord) -> ResumePoint | None:
-        """Return where an unfinished preparation goes on, or None at the start. Raises if its settings differ."""
+        """Return where an unfinished preparation resumes, or None at the start. Raises if its settings differ."""
         try:
             note = PROGRESSES.read(self.directory / PROGRESS)
         except FileNotFoundError:

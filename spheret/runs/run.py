@@ -1,4 +1,4 @@
-"""A run directory, opened. Its `config.json` alone rebuilds the model."""
+"""A run directory, opened. Its `config.json` is enough to rebuild the model."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Run:
             raise ValueError(f"checkpoint step-{step} of {self.path} is damaged, {error}: take another.") from None
 
     def check_unedited(self, saved: Checkpoint | None = None) -> None:
-        """Raise unless the config is that of a checkpoint; without one, that of the newest whose state is whole."""
+        """Raise unless the config is the checkpoint's; without one, the newest checkpoint's whose state is whole."""
         sections = ("model", "train", "evaluation")
         saved = checkpoint.newest_state(self.path / CHECKPOINTS) if saved is None else saved
         if saved is not None:
@@ -137,7 +137,7 @@ class Run:
         """The model with a checkpoint's weights, for evaluation, and the checkpoint.
 
         Args:
-            step: that of the checkpoint; None takes the newest whose weights fit the model.
+            step: the checkpoint's; None takes the newest whose weights fit the model.
             device: where the model goes.
         """
         # before anything is built from the config
@@ -231,7 +231,7 @@ def check_config(saved: Checkpoint, path: Path, settings: dict[str, Any]) -> Non
 
 
 def describe_data(data: Data | None, tokenizer: TokenizerRecord) -> DataRecord:
-    """The data section of config.json. Without data it names the tokenizer alone."""
+    """The data section of config.json. Without data it names only the tokenizer."""
     if data is None:
         return DataRecord(
             path=None,

@@ -92,7 +92,7 @@ class Trainer:
         self.observer = Observer(
             self.model, self.precision, unigram_entropy, config.warmup, config.steps, self._advice
         )
-        factors = parametrize(self.model, config.optimizer_settings())
+        factors = parametrize(self.model, config)
         self._loss = world.wrap(self.model, config.precision == "bf16")
         if config.compile:
             self._loss = torch.compile(self._loss)
