@@ -8,7 +8,7 @@ from spheret.model.gpt import GPT, GPTConfig
 from spheret.optim import parameter_groups
 from spheret.train.step_cost import share_parameters, training_step
 
-TINY = {"layers": 2, "heads": 2, "width": 16, "block": 16, "vocab": 320}
+TINY = {"layers": 2, "heads": 2, "width": 16, "block": 16, "vocab": 320, "head_bias": "none"}
 
 
 @pytest.mark.parametrize("name", SCHEMES)
