@@ -201,7 +201,7 @@ def _announce(laboratory: Laboratory, where: StudyOptions, name: str) -> None:
         return
     plan, rows = laboratory.plan, laboratory.rows()
     left = runs_left(plan, rows)
-    about = "about " * any(group.part.fresh for group in plan.groups)
+    about = "about " * any(group.part.fresh or group.part.behind for group in plan.groups)
     parts = listed(list(dict.fromkeys(group.part.title or group.part.name for group in plan.groups)))
     come = f"{about}{left} runs to come, {laboratory.place.at_a_time} at a time" if left else "nothing is left to run"
     bound = f"; it stops after {where.minutes:g} minutes" if where.minutes else ""
