@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -62,7 +61,7 @@ def write_card(directory: Path, run: Run, saved: Checkpoint, model: GPT, kind: s
     kind: "spheret", or "gpt2". parameters: those of the export, which may have an untied head where the run has none.
     """
     stock, scheme = kind == "gpt2", model.config.scheme
-    formula = (inspect.getdoc(type(model.scheme)) or "").splitlines()[0].rstrip(".")
+    formula = model.scheme.formula.rstrip(".")
     # the hub reads this as YAML. It holds nothing that a user wrote
     tags = ["spheret", scheme, *([] if stock else ["custom_code"])]
     data = ModelCardData(library_name="transformers", pipeline_tag="text-generation", tags=tags)

@@ -259,7 +259,7 @@ def _from_pretrained(saved: SavedModel, kind: Any, config: Any, options: dict[st
         model, info = kind.from_pretrained(
             saved.path, ignore_mismatched_sizes=True, output_loading_info=True, **words
         )
-    # transformers only warns, and goes on with random numbers
+    # transformers only warns, and continues with random numbers
     if wrong := sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]])):
         raise ValueError(
             f"{saved.given} lacks {shortened(wrong[0])}, or has it in another shape ({len(wrong)} in all), so that "

@@ -48,6 +48,8 @@ for _ in range(20):
 assert losses[-1] < losses[0] - 0.5, losses
 """
 
+pytestmark = pytest.mark.slow
+
 
 def needed(package):
     """A distribution of this environment and all that it needs, without its extras."""
