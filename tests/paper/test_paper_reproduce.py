@@ -143,7 +143,7 @@ class TestDryRun:
 
     def test_a_reading_of_the_model_is_a_flag(self, capsys, tmp_path):
         words = ["--dataset", "openwebtext", "--size", "S", "--scheme", "pre-ln", "--out", str(tmp_path)]
-        assert "--head " not in self.output(capsys, *words)
+        assert "--head tied" in self.output(capsys, *words)
         output = self.output(capsys, *words, "--reading", "shifted-head")
         assert "openwebtext-S-pre-ln-shifted-head: the paper's recipe, in the reading shifted-head" in output
         assert '"head": "shifted"' in output
