@@ -29,7 +29,7 @@ def inverse_softplus(y: float) -> float:
     return y if y >= 20 else math.log(math.expm1(y))
 
 
-def _value(x: Tensor, low: float, high: float, scale: float) -> Tensor:
+def _value(x: Tensor, low: float, high: float, scale: float | Tensor) -> Tensor:
     """The value of the clamp with the gradient of the softplus, in plain torch ops: the difference is exactly 0."""
     y = F.softplus(x)
     return scale * (y.clamp(low, high).detach() + (y - y.detach()))
@@ -59,7 +59,9 @@ class _BoundedNumber(torch.autograd.Function):
         return torch.full_like(x, g.item() * ctx.scale * -math.expm1(-y)), None, None, None
 
 
-def bounded_softplus(x: Tensor, low: float, high: float, exact_clamp: bool = False, scale: float = 1.0) -> Tensor:
+def bounded_softplus(
+    x: Tensor, low: float, high: float, exact_clamp: bool = False, scale: float | Tensor = 1.0
+) -> Tensor:
     """scale clamp(softplus(x), low, high) in float32 or better.
 
     The gradient is that of scale softplus(x), also on the bounds and beyond. With `exact_clamp` it is that of
@@ -69,7 +71,7 @@ def bounded_softplus(x: Tensor, low: float, high: float, exact_clamp: bool = Fal
     if exact_clamp:
         return scale * torch.clamp(F.softplus(x), low, high)
     plain = type(x) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling() and not transformed()
-    if plain and x.numel() == 1 and x.device.type == "cpu" and not recorded():
+    if plain and not isinstance(scale, Tensor) and x.numel() == 1 and x.device.type == "cpu" and not recorded():
         if not torch.is_grad_enabled():
             return _number(x, low, high, scale)
         return _BoundedNumber.apply(x, low, high, scale)

@@ -104,7 +104,7 @@ class Bounded(_Kept):
         """The scalars of this module, without its `Bounded` submodules."""
         raise NotImplementedError(f"{type(self).__name__} must define bounded_scalars.")
 
-    def bounded_softplus(self, x: Tensor, low: float, high: float, scale: float = 1.0) -> Tensor:
+    def bounded_softplus(self, x: Tensor, low: float, high: float, scale: float | Tensor = 1.0) -> Tensor:
         """scale clamp(softplus(x), low, high) in float32 or better.
 
         Args:

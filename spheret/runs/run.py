@@ -27,6 +27,7 @@ from spheret.runs.config import (
     changed_settings,
     section_as_dict,
 )
+from spheret.runs.cost import check_model
 from spheret.runs.layout import CHECKPOINTS, CONFIG, LOCK, METRICS, MODEL
 from spheret.runs.metrics import MetricsRecord, whole_metrics
 from spheret.runs.records import RUNS, DataRecord, Environment, RunRecord, StateRecord
@@ -139,20 +140,18 @@ class Run:
             step: the checkpoint's; None takes the newest whose weights fit the model.
             device: where the model goes.
         """
-        model: GPT | None = None
+        # before anything is built from the config
+        check_model(self.model_config, torch.device(device), f"the model of {self.path}")
 
         def check(saved: Checkpoint) -> None:
-            nonlocal model
-            # before anything is built from it
             self.check_unedited(saved)
-            if model is None:
-                with torch.random.fork_rng(devices=[]):
-                    model = GPT(self.model_config)
-            wanted = {name: form(tensor) for name, tensor in model.state_dict().items()}
+            with torch.device("meta"):
+                wanted = {name: form(tensor) for name, tensor in GPT(self.model_config).state_dict().items()}
             checkpoint.check_tensors(saved, {MODEL: wanted})
 
         saved = self._find(step, check)
-        assert model is not None
+        with torch.random.fork_rng(devices=[]):
+            model = GPT(self.model_config)
         model.load_state_dict(dict(saved.model()))
         return model.to(device).eval(), saved
 
