@@ -235,7 +235,9 @@ def parse_plan(path: Path, text: bytes) -> Plan:
     try:
         record = msgspec.convert(tomllib.loads(text.decode()), PlanRecord)
     except msgspec.ValidationError as error:
-        raise ValueError(f"{path} is no plan of a study ({explain(error)}): docs/compare.md lists its keys.") from None
+        raise ValueError(
+            f"{path} is no plan of a study ({explain(error)}): docs/compare.md lists its keys."
+        ) from None
     # TOML that is wrong, nested too deeply, or with numbers of thousands of digits
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no plan ({explain(error)}): give a TOML file as in docs/compare.md.") from None
