@@ -61,6 +61,7 @@ class TestSize:
             "scalenorm": (sublayers + 1) * (1 - 2 * width),
             # RMSNorms have no bias
             "beam": -width,
+            "vp-gate": -width,
             "res-post": -(sublayers + 1) * width,
             # three norms of heads of 64
             "hybridnorm": layers * (width + 3 * 64) - (2 * sublayers + 1) * width,
