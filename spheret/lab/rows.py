@@ -20,7 +20,6 @@ TUNE, FINAL, STRESS = "tune", "final", "stress"
 FINISHED = "finished"
 # the training loss is the mean over this share of the steps, the last ones, and over so many at most, as in the paper
 LAST_SHARE, MOST_LAST = 0.1, 200
-
 # of one run; the paper's largest has 10^20
 MOST_FLOPS = 10**30
 # a loss beyond has no use, and its square may have no number

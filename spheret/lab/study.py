@@ -70,7 +70,7 @@ def study(
     Run the same command again to resume: what is done is not done twice. A report can be written at any moment.
 
     Args:
-        plan: A TOML file: contestants, learning rates, seeds, sizes. docs/lab.md lists its keys. Or the name of a
+        plan: A TOML file: contestants, learning rates, seeds, sizes. docs/compare.md lists its keys. Or the name of a
             plan that comes with spheret: connections, depth, family, length, length-deep, modern or
             streams.
     """
@@ -201,7 +201,7 @@ def _announce(laboratory: Laboratory, where: StudyOptions, name: str) -> None:
         return
     plan, rows = laboratory.plan, laboratory.rows()
     left = runs_left(plan, rows)
-    about = "about " * any(group.part.fresh for group in plan.groups)
+    about = "about " * any(group.part.fresh or group.part.behind for group in plan.groups)
     parts = listed(list(dict.fromkeys(group.part.title or group.part.name for group in plan.groups)))
     come = f"{about}{left} runs to come, {laboratory.place.at_a_time} at a time" if left else "nothing is left to run"
     bound = f"; it stops after {where.minutes:g} minutes" if where.minutes else ""
