@@ -61,7 +61,7 @@ class PartRecord(Record):
     """A part of a plan.
 
     contestants: words as for `spheret race --schemes`, or tables. The first ones are trained first.
-    rates: the learning rates that every contestant gets, in equal ratios. rates_of: those of single contestants.
+    rates: the learning rates that every contestant gets, in equal ratios. rates_of: the rates of single contestants.
     behind: contestants that lie further than this above the lowest loss of the search get no more seeds, and are not
         compared; 0 to compare all. With fresh = false the search is then the first seed.
     extend: how often the grid may grow at an edge, in each direction.
