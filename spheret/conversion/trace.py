@@ -7,15 +7,18 @@ read by a module before, and whose other side is what a module returned, is a re
 
 from __future__ import annotations
 
+import copy
 import linecache
+import random
 import sys
-from collections import defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -52,7 +55,10 @@ _MOVES = _RESHAPES | {
         "unflatten", "unsqueeze", "__getitem__",
     )
     if hasattr(home, name)
-} | {torch.nn.functional.pad}  # fmt: skip
+} | {torch.nn.functional.pad, Tensor.T.__get__, Tensor.mT.__get__}  # type: ignore[attr-defined]  # fmt: skip
+# containers whose contents a forward pass may change
+_CONTAINERS = {list, tuple, dict, set, OrderedDict, defaultdict, deque}
+_GENERATORS = (np.ndarray, np.random.Generator, np.random.RandomState, random.Random)
 # the random inputs of a trial
 _BATCH, _TOKENS, _SEED = 2, 16, 0
 # what a model returns of the stream itself, and its caches
@@ -297,13 +303,69 @@ def _place() -> str:
     return "unknown code"
 
 
+def _copied(value: Any, known: dict[int, Any]) -> Any:
+    """A copy of what a forward pass may change in place. Weights, modules and all other objects stay themselves."""
+    if id(value) in known:
+        return known[id(value)]
+    kind = type(value)
+    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+        new: Any = value.detach().clone()
+    elif isinstance(value, torch.Generator):
+        new = value.clone_state()
+    elif isinstance(value, _GENERATORS):
+        new = copy.deepcopy(value)
+    elif kind in (dict, OrderedDict, defaultdict):
+        new = copy.copy(value)
+        new.update({key: _copied(each, known) for key, each in value.items()})
+    elif kind is deque:
+        new = deque((_copied(each, known) for each in value), value.maxlen)
+    elif kind in _CONTAINERS:
+        new = kind(_copied(each, known) for each in value)
+    else:
+        return value
+    known[id(value)] = new
+    return new
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Within the block, modules have copies of all that they keep between calls: buffers, hidden states, counters.
+
+    The random numbers of Python, numpy and torch go on behind the block as if it had not been.
+    """
+    python, numbers = random.getstate(), np.random.get_state()  # noqa: NPY002
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    # a lazy module becomes another one in its first call
+    lazy = nn.modules.lazy.LazyModuleMixin, torch.jit.ScriptModule
+    kept = [(vars(module), dict(vars(module))) for module in model.modules() if not isinstance(module, lazy)]
+    known: dict[int, Any] = {}
+    with torch.random.fork_rng(devices=devices):
+        for own, before in kept:
+            # hooks are put into the dicts that are there
+            own.update(
+                {
+                    name: _copied(value, known)
+                    for name, value in before.items()
+                    if name not in ("_parameters", "_modules") and "_hooks" not in name
+                }
+            )
+        try:
+            yield
+        finally:
+            for own, before in kept:
+                own.clear()
+                own.update(before)
+            random.setstate(python)
+            np.random.set_state(numbers)  # noqa: NPY002
+
+
 def trace_call(
     model: nn.Module,
     call: Callable[[], Any],
     keeps_values: bool = False,
     joining: Callable[[nn.Module, Joined], AbstractContextManager[object]] | None = None,
 ) -> tuple[Trace, Any]:
-    """Run `call`, which calls the model, and return what was seen and what it returned.
+    """Run `call`, which calls the model, and return what was seen and what it returned. The model stays as it was.
 
     joining: a context in which the connections of the model call the given function with what they join.
     """
@@ -314,7 +376,8 @@ def trace_call(
         for name, module in model.named_modules():
             handles.append(module.register_forward_pre_hook(mode.before(name), with_kwargs=True))
             handles.append(module.register_forward_hook(mode.after(name)))
-        with torch.no_grad(), mode, joining(model, mode.join) if joining is not None else nullcontext():
+        joined = joining(model, mode.join) if joining is not None else nullcontext()
+        with unchanged(model), torch.no_grad(), mode, joined:
             output = call()
         trace.returned = {mode.note(x) for x in returned_tensors(output)}
     finally:

@@ -12,6 +12,11 @@ from typing import Any
 
 from spheret.observe.records import Event, Header, Observation
 
+try:
+    import fcntl
+except ImportError:  # on Windows nothing is locked
+    fcntl = None  # type: ignore[assignment]
+
 WATCH = "watch.jsonl"
 _BEGINNING = b'{"format":"spheret-watch"'
 # takes values by name, and the step
@@ -78,6 +83,18 @@ class LineFile:
         directory.mkdir(parents=True, exist_ok=True)
         self.path.touch()
         self._file = self.path.open("r+b", buffering=0)
+        if fcntl is not None:
+            try:
+                # it ends with the file, also when the process is killed
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._file.close()
+                raise BlockingIOError(
+                    f"another watch writes {self.path}: close it first, or give another `out`."
+                ) from None
+            # some network drives have no locks
+            except OSError:
+                pass
         # of a file that goes on; None if a kill cut its first line short
         self.first: dict[str, Any] | None = None
         line = self._file.readline()
