@@ -77,6 +77,7 @@ class JudgeState:
         healthy_step: the last step at which the loss was normal and the sublayers were measured.
         healthy: what they measured there.
         entropy: the unigram entropy, given or estimated.
+        suspected: whether the loss was on its plateau before the step at which that is looked at.
         plateau: the step, the mean loss and the largest cosine of the looks at the unigram entropy.
         raised: the kinds and places of the alarms so far.
         since: by kind and place, the step since which the condition of a rule has held.
@@ -101,6 +102,7 @@ class JudgeState:
     healthy_step: int | None = None
     healthy: list[SublayerObservation] = field(default_factory=list)
     entropy: float | None = None
+    suspected: bool = False
     plateau: list[tuple[int, float, float]] = field(default_factory=list)
     raised: list[str] = field(default_factory=list)
     since: dict[str, int] = field(default_factory=dict)
@@ -206,6 +208,8 @@ class Judge:
             state.first_losses.append(value)
         if level is not None and level[0] > 0 and self._diverges(step, *level):
             state.diverged, state.unsaid = step, True
+        if (step + 1) % plateau.LOOK == 0:
+            state.suspected = plateau.on_plateau(state.losses, state.entropy)
         return spike
 
     def _level(self) -> tuple[float, str] | None:
@@ -261,18 +265,16 @@ class Judge:
     def wants_a_look(self, step: int) -> bool:
         """Whether the sublayers should be measured at this update, although it is not time."""
         state = self.state
-        suspects = step % plateau.LOOK == 0 and not any(key.startswith("collapsed") for key in state.raised)
         unknown = step == 2 and "no_gradient_at_all: the model" in state.since
-        return state.unsaid or unknown or (suspects and plateau.on_plateau(state.losses, state.entropy))
+        collapsed = any(key.startswith("collapsed") for key in state.raised)
+        return state.unsaid or unknown or (step % plateau.LOOK == 0 and state.suspected and not collapsed)
 
     def note_plateau(self, step: int, cosine: float) -> None:
         """Remember a look at the plateau, at steps that do not depend on when else there are looks."""
         state = self.state
-        if not plateau.on_plateau(state.losses, state.entropy):
-            state.plateau = []
-        elif step % plateau.LOOK == 0:
+        if step % plateau.LOOK == 0:
             loss = statistics.fmean(state.losses[-plateau.LOOK :])
-            state.plateau = plateau.remembered([*state.plateau, (step, loss, cosine)])
+            state.plateau = plateau.remembered([*state.plateau, (step, loss, cosine)]) if state.suspected else []
 
     def beyond_limits(self, loss: float, grad_norm: float) -> bool:
         """Take the loss and the gradient norm of a step, and say whether an update should be skipped for one."""

@@ -36,7 +36,7 @@ EXPLODES, REMEMBERED, HARMLESS = 10.0, 8, 3e-3
 # all updates at once become larger by this factor, after so many updates
 JUMPS, SETTLED = 5.0, 20
 # an update of this size relative to its weights leaves nothing of them
-HUGE = 1.5
+HUGE = 3.0
 # an item with a smaller share of the gradient may be left where it is by rounding
 SEEN = 1e-4
 # an update that shortens most weights by this share halves them within 175 updates
@@ -219,9 +219,10 @@ def collapsed(judge: Judge, seen: Observation) -> Iterator[Finding]:
 
 def on_the_plateau(judge: Judge, seen: Observation) -> Iterator[Finding]:
     """As long as for an alarm, but something still moves."""
-    worst, looks = _most_alike(seen), judge.state.plateau
+    worst = _most_alike(seen)
     if worst is not None and worst.cosine is not None:
         judge.note_plateau(seen.step, worst.cosine)
+        looks = judge.state.plateau
         if worst.cosine >= ALIKE and lately(looks) and not is_stuck(looks):
             yield Finding(words={"cosine": worst.cosine, "entropy": judge.state.entropy})
 
@@ -414,7 +415,7 @@ RULES = (
     ),
     Rule(
         "rate", huge_updates, "the last updates were {size:.3g} times as large as the weights, at most places",
-        "lower the learning rate, or begin with a warm-up", needs="updates", lasts=1,
+        "lower the learning rate, or begin with a warm-up", needs="updates",
     ),
     Rule(
         "no update", no_update_at_all, "no update has changed any weight since step {since}",

@@ -205,10 +205,13 @@ class Watch:
             weights = (p for group in optimizer.param_groups for p in group["params"])
             self._optimizers[optimizer] = any(id(p) in own for p in weights)
 
+    def _groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of the optimisers that are known to update the model."""
+        return [group for optimizer, own in self._optimizers.items() if own for group in optimizer.param_groups]
+
     def _rate(self) -> float | None:
         """The largest learning rate of the optimisers that are known."""
-        groups = [group for optimizer, own in self._optimizers.items() if own for group in optimizer.param_groups]
-        rates = [group["lr"] for group in groups if "lr" in group]
+        rates = [group["lr"] for group in self._groups() if "lr" in group]
         # one on a GPU would be waited for
         known = [float(x) for x in rates if not isinstance(x, Tensor) or x.device.type == "cpu"]
         return max(known, default=None)
@@ -240,8 +243,12 @@ class Watch:
             grad = parameter.grad
             self._zeroed.setdefault(id(parameter), []).append(grad is None or not bool(grad.any()))
 
-        weights = sorted((p for p in self.model.parameters() if p.requires_grad), key=Tensor.numel)[:3]
-        self._gradient_hooks = [p.register_hook(partial(before, p)) for p in weights]
+        # what nobody updates may be left as it is
+        updated = {id(p) for group in self._groups() for p in group["params"]}
+        weights = [
+            p for p in self.model.parameters() if p.requires_grad and (id(p) in updated or not self._optimizers)
+        ]
+        self._gradient_hooks = [p.register_hook(partial(before, p)) for p in sorted(weights, key=Tensor.numel)[:3]]
 
     def _were_zeroed(self) -> bool:
         """Whether gradients did not add up over updates: of several backward passes, one began with zeros."""
@@ -300,8 +307,9 @@ class Watch:
         events = judge.rates(step, rate)
         bad_loss = False
         value = math.nan
-        # the plateau is judged every LOOK steps, whatever `every` is
-        for number, value in self._losses.known(due or judged or step % LOOK == 0, self._processes):
+        # the plateau is judged at certain steps, whatever `every` is, and suspected one before
+        wanted = due or judged or self._looks or (step + 1) % LOOK == 0
+        for number, value in self._losses.known(wanted, self._processes):
             self._since.append(value if math.isfinite(value) else None)
             if not math.isfinite(value):
                 bad_loss = True
@@ -319,7 +327,7 @@ class Watch:
         for number, each in spikes.items():
             # where several processes or a GPU are not waited for, a spike is known later than its gradient
             events += judge.spike(number, each, observation if number == step else None)
-        if step % LOOK == 0 or observation is not None:
+        if step % LOOK == 0:
             (entropy,) = self._processes.of_main([None if self._tokens is None else self._tokens.entropy()])
             self._state.entropy = self._given_entropy or entropy
         if observation is not None:
