@@ -1,4 +1,4 @@
-"""Every rule: a small training with a planted fault is named, one without is not. The state of models stays theirs."""
+"""Every rule: a small training with a planted fault is named, one without is not. Models keep their state."""
 
 import math
 import random
@@ -141,7 +141,7 @@ FAULTS = {
     "growth": (lambda: changed(lambda b: b.mlp[2].weight.mul_(20)), {}, ("growth", "blocks.1.mlp", 1)),
     "gain 0": (lambda: changed(gain_of_zero), {}, ("constant", "blocks.1.mlp", 30)),
     "dead ReLU": (lambda: changed(lambda b: b.mlp[0].bias.fill_(-50)), {}, ("constant", "blocks.1.mlp", 30)),
-    "attention logits": (Model, {"at": grow}, ("attention", "blocks.1.attention", 50)),
+    "attention logits": (Model, {"at": grow}, ("attention", "blocks.1.attention", 30)),
     "one expert": (lambda: Model(Experts(True)), {}, ("expert", "blocks.1.mlp", 30)),
 }  # fmt: skip
 
