@@ -105,7 +105,7 @@ class Observer:
             hooks.remove()
         fill_stream(observation, hooks, self._processes)
         observation.on_bound = on_bound(self.model)
-        observation.events = self.judge.observed(observation)
+        observation.events = [event for event in self.judge.observed(observation) if event.level == "alarm"]
         return observation
 
     def find_not_finite(self, step: int, batches: Iterable[tuple[Tensor, Tensor]]) -> NonFinite:

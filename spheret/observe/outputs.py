@@ -83,18 +83,11 @@ class LineFile:
         directory.mkdir(parents=True, exist_ok=True)
         self.path.touch()
         self._file = self.path.open("r+b", buffering=0)
-        if fcntl is not None:
-            try:
-                # it ends with the file, also when the process is killed
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self._file.close()
-                raise BlockingIOError(
-                    f"another watch writes {self.path}: close it first, or give another `out`."
-                ) from None
-            # some network drives have no locks
-            except OSError:
-                pass
+        try:
+            self._lock()
+        except BlockingIOError:
+            self._file.close()
+            raise BlockingIOError(f"another watch writes {self.path}: close it, or give another `out`.") from None
         # of a file that goes on; None if a kill cut its first line short
         self.first: dict[str, Any] | None = None
         line = self._file.readline()
@@ -102,6 +95,18 @@ class LineFile:
             self.first = self._header(line)
         self._file.seek(0)
         self._file.truncate(self._file.read().rfind(b"\n") + 1)
+
+    def _lock(self, released: bool = False) -> None:
+        """Lock the file until it is closed or the process ends. A forked process may hold it open longer."""
+        if fcntl is None:
+            return
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_UN if released else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        # some network drives have no locks
+        except OSError:
+            pass
 
     def _header(self, line: bytes) -> dict[str, Any]:
         try:
@@ -128,4 +133,5 @@ class LineFile:
         self._file.write(json.dumps(_finite(values), separators=(",", ":")).encode() + b"\n")
 
     def close(self) -> None:
+        self._lock(released=True)
         self._file.close()

@@ -180,7 +180,7 @@ class Watch:
             # before those of FSDP2, which gather the weights of the pass that follows
             model.register_forward_pre_hook(self._before_forward, with_kwargs=True, prepend=True),
             model.register_forward_hook(self._after_forward, with_kwargs=True, always_call=True),
-            register_optimizer_step_pre_hook(self._meet),
+            register_optimizer_step_pre_hook(partial(_meet, weakref.ref(self))),
         ]
         if optimizer is not None:
             self._handles.append(optimizer.register_step_pre_hook(self._before_update))
@@ -198,7 +198,7 @@ class Watch:
     def _before_update(self, *_: Any) -> None:
         self.step()
 
-    def _meet(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def meet(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimiser makes a step: is it one of this model?"""
         if optimizer not in self._optimizers:
             own = {id(p) for p in self.model.parameters()}
@@ -600,6 +600,13 @@ class Watch:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _meet(watch: weakref.ref[Watch], optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Any optimiser makes a step. The hook is torch's own, and must not keep the model alive."""
+    seen = None if torch.compiler.is_compiling() else watch()
+    if seen is not None:
+        seen.meet(optimizer)
 
 
 # a call reads as what it does: spheret.watch(model)

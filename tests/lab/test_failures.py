@@ -84,7 +84,7 @@ def test_advice_follows_what_the_guard_saw(tmp_path):
     assert cap not in advice(tmp_path / "c", {**turned, "now": 1.4})
     assert sphere in advice(tmp_path / "d", longer)
     assert sphere not in advice(tmp_path / "e", longer, scheme="proj-spheretnorm")
-    assert advice(tmp_path / "f", collapsed, model={"head_bias": "none"}) == [head, bias, "--lr 0.001"]
+    assert advice(tmp_path / "f", collapsed, model={"head_bias": "none"}) == [bias, head, "--lr 0.001"]
     assert advice(tmp_path / "g", collapsed, train={"warmup": 2, "clip": 5}) == [
         head,
         "--warmup 3",
