@@ -54,7 +54,7 @@ html_favicon = "static/favicon.svg"
 html_theme_options = {"navigation_with_keys": True}
 
 SECTION = re.compile(r"^## (.+?)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
-PAGE = re.compile(r"^- \[[^\]]+\]\(([^)]+)\.(?:md|ipynb)\)", re.MULTILINE)
+ENTRY, PAGE = re.compile(r"^- \[.*", re.MULTILINE), re.compile(r"\]\(([^)#]+)\.(?:md|ipynb)\)")
 NAME = re.compile(r"^- `([\w.]+)`: (.+)", re.MULTILINE)
 PICTURE = re.compile(r"!\[([^\]]*)\]\((\S+)\.png\)")
 EXPLORER = re.compile(r"\[([^\]]+)\]\(static/explorer\.html\)")
@@ -62,7 +62,7 @@ EXPLORER = re.compile(r"\[([^\]]+)\]\(static/explorer\.html\)")
 
 def navigation(page: str) -> str:
     """A tree of contents for every section of a page that lists pages."""
-    trees = ((title, PAGE.findall(body)) for title, body in SECTION.findall(page))
+    trees = ((title, PAGE.findall("\n".join(ENTRY.findall(body)))) for title, body in SECTION.findall(page))
     return "".join(
         f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n\n" + "\n".join(pages) + "\n```\n"
         for title, pages in trees

@@ -1,4 +1,4 @@
-"""Write the table of settings into docs/training.md, from their declarations: python docs/settings.py"""
+"""Write the table of settings into docs/settings.md, from their declarations: python docs/settings.py"""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from spheret.runs.config import SECTIONS
 from spheret.support.settings import declared
 from spheret.train.recipes import SMALL
 
-PAGE = Path(__file__).with_name("training.md")
+PAGE = Path(__file__).with_name("settings.md")
 MARKED = re.compile(r"(?<=<!-- settings -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
@@ -24,7 +24,7 @@ def table() -> str:
 
 
 def page() -> str:
-    """docs/training.md with the table written anew."""
+    """docs/settings.md with the table written anew."""
     return MARKED.sub(lambda _: table(), PAGE.read_text(encoding="utf-8"))
 
 

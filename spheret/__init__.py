@@ -26,6 +26,7 @@ _HOMES = {
     "angular": "spheret.retractions",
     "convert": "spheret.conversion",
     "kernels": "spheret.kernels",
+    "list_schemes": "spheret.connections",
     "parameter_groups": "spheret.optim",
     "residual_stack": "spheret.conversion",
     "retract": "spheret.kernels",
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from spheret.connections import ScaleNorm as ScaleNorm
     from spheret.connections import Scheme as Scheme
     from spheret.connections import SpheretNorm as SpheretNorm
+    from spheret.connections import list_schemes as list_schemes
     from spheret.connections import scheme as scheme
     from spheret.conversion import Residual as Residual
     from spheret.conversion import convert as convert

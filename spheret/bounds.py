@@ -1,7 +1,7 @@
 r"""A learnable scalar that is kept in an interval: clamp(softplus(x), low, high) of a parameter x.
 
 torch.clamp has a trap here. Both scalars of the paper start exactly on their upper bound. One step beyond it, the
-gradient of torch.clamp is 0 and stays 0. So here every gradient passes, wherever x is: the backward is that of
+gradient of torch.clamp is 0 and stays 0. So here every gradient passes, wherever x is, as in
 scale softplus(x). It is linear in the incoming gradient, so the gradients of micro-batches and of processes add up to
 the gradient of the whole batch. What is stopped is the update: after each optimiser step x is put back on the bound
 that it crossed (see spheret.connections.bounded). `exact_clamp` gives the paper's torch.clamp.
@@ -29,7 +29,7 @@ def inverse_softplus(y: float) -> float:
     return y if y >= 20 else math.log(math.expm1(y))
 
 
-def _value(x: Tensor, low: float, high: float, scale: float) -> Tensor:
+def _value(x: Tensor, low: float, high: float, scale: float | Tensor) -> Tensor:
     """The value of the clamp with the gradient of the softplus, in plain torch ops: the difference is exactly 0."""
     y = F.softplus(x)
     return scale * (y.clamp(low, high).detach() + (y - y.detach()))
@@ -59,7 +59,9 @@ class _BoundedNumber(torch.autograd.Function):
         return torch.full_like(x, g.item() * ctx.scale * -math.expm1(-y)), None, None, None
 
 
-def bounded_softplus(x: Tensor, low: float, high: float, exact_clamp: bool = False, scale: float = 1.0) -> Tensor:
+def bounded_softplus(
+    x: Tensor, low: float, high: float, exact_clamp: bool = False, scale: float | Tensor = 1.0
+) -> Tensor:
     """scale clamp(softplus(x), low, high) in float32 or better.
 
     The gradient is that of scale softplus(x), also on the bounds and beyond. With `exact_clamp` it is that of
@@ -69,7 +71,7 @@ def bounded_softplus(x: Tensor, low: float, high: float, exact_clamp: bool = Fal
     if exact_clamp:
         return scale * torch.clamp(F.softplus(x), low, high)
     plain = type(x) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling() and not transformed()
-    if plain and x.numel() == 1 and x.device.type == "cpu" and not recorded():
+    if plain and not isinstance(scale, Tensor) and x.numel() == 1 and x.device.type == "cpu" and not recorded():
         if not torch.is_grad_enabled():
             return _number(x, low, high, scale)
         return _BoundedNumber.apply(x, low, high, scale)

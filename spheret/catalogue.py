@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from dataclasses import fields
 
@@ -15,9 +14,8 @@ def schemes() -> int:
     """List every scheme with its formula, options and source, and every retraction with its angle and backends."""
     for name in SCHEMES:
         row = scheme(name)
-        formula = inspect.getdoc(type(row)) or ""
         options = [f"{f.name}={getattr(row, f.name)}" for f in fields(row) if f.name != "name"]
-        print(f"{name}\n    {formula.splitlines()[0]}")
+        print(f"{name}\n    {row.formula}")
         if options:
             print(f"    options: {', '.join(options)}")
         print(f"    source: {row.source}")

@@ -22,6 +22,5 @@ def test_the_command(capsys):
     assert main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert ["torch", torch.__version__] in [line.split() for line in lines]
-    assert all(
-        any(line.startswith(name) for line in lines) for name in (*(f"backend {name}" for name in BACKENDS), "cache")
-    )
+    rows = (*(f"backend {name}" for name in BACKENDS), "cache")
+    assert all(any(line.startswith(row) for line in lines) for row in rows)

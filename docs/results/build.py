@@ -6,32 +6,33 @@ losses-nine -->` and ends with `<!-- end -->`. What stands between them is writt
 
 from __future__ import annotations
 
+import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import combinations
 from pathlib import Path
 
+import collapse
 import collapse_tables
-from scipy import stats
+from claims import Studies, claims_table, number, where
 
 from spheret.lab.answers import GroupAnswer, group_answers
-from spheret.lab.endpoints import ALPHA, PairedComparison, comparison, endpoint_answers, ladder_of
+from spheret.lab.endpoints import EndpointAnswer, PairedComparison, comparison, endpoint_answers, ladder_of
 from spheret.lab.entries import Entry
 from spheret.lab.page.section import to_markdown
 from spheret.lab.plan import OURS, PLANS, Plan, read_plan
-from spheret.lab.report import result_files, sections_of, study_findings
+from spheret.lab.report import sections_of, study_findings
 from spheret.lab.rows import Key, Row, read_rows, sound
-from spheret.lab.words import SHORT, answer_sentence, endpoint_sentence, limits, listed
+from spheret.lab.words import SHORT, answer_sentence, limits, listed, p_words
 from spheret.paper.numbers import CORPORA, LOSSES, ROWS, SIZES
+from spheret.support.charts import draw
 
 HERE = Path(__file__).parent
 # the plan of every study, by the name of its results
 STUDIES = {
     "results": OURS,
-    "depth": PLANS["depth"],
-    "modern": PLANS["modern"],
-    "streams": PLANS["streams"],
+    **{name: PLANS[name] for name in ("depth", "modern", "streams", "length", "length-deep", "family")},
 }
 # what the page of all its tables calls a study
 TITLES = {
@@ -39,12 +40,18 @@ TITLES = {
     "depth": "the depth study",
     "modern": "the modern backbone",
     "streams": "the streams",
+    "length": "the lead by length",
+    "length-deep": "the lead by length at 36 layers",
+    "family": "the family",
 }
 PAGES = (
     HERE / "README.md",
+    HERE / "tied.md",
+    HERE / "length.md",
     HERE / "depth.md",
     HERE / "modern.md",
     HERE / "streams.md",
+    HERE / "collapse.md",
     HERE.parent / "collapse.md",
     HERE.parent / "which-connection.md",
     HERE.parents[1] / "README.md",
@@ -63,6 +70,7 @@ SHOWN = {
 # where the default learning rates come from: the first of them that tried a contestant at three rates or more
 RATES_FROM = ("depth", "length", "streams", "defaults")
 RATES = HERE.parents[1] / "spheret" / "train" / "rates.toml"
+STEP = HERE.parents[1] / "benchmarks" / "step.json"
 
 
 def default_rates() -> dict[str, tuple[float, str]]:
@@ -85,8 +93,8 @@ def rates_file() -> str:
     """What spheret/train/rates.toml holds."""
     lines = [f'"{contestant}" = {rate:g}  # {plan}' for contestant, (rate, plan) in default_rates().items()]
     head = (
-        "# The learning rate that a run takes where none is given: the best one at 12 layers of width 64, 300 updates,\n"
-        "# and the study that found it. `make results` writes this file from the rows of docs/results.\n"
+        "# The learning rate that a run takes where none is given: the best one at 12 layers of width 64, 300\n"
+        "# updates, and the study that found it. `make results` writes this file from the rows of docs/results.\n"
     )
     return head + "[rates]\n" + "\n".join(lines) + "\n"
 
@@ -94,13 +102,15 @@ def rates_file() -> str:
 def marked_parts(drawn: Mapping[str, Mapping[str, bytes]]) -> dict[tuple[str, str], str]:
     """The text of every part that a page may ask for, by its kind and name. drawn: the figures of each study."""
     parts: dict[tuple[str, str], str] = {}
+    studies: dict[str, dict[str, GroupAnswer]] = {}
     for study, path in STUDIES.items():
-        rows, plan = read_rows(HERE / f"{study}.jsonl"), read_plan(path)
+        rows, plan = rows_of(study), read_plan(path)
         answers = group_answers(plan, rows)
+        studies[study] = {answer.group.name: answer for answer in answers}
         # the first study's names are plain
         prefix = "" if study == "results" else f"{study}."
         parts |= {(kind, prefix + name): text for (kind, name), text in _of_a_study(plan, answers, rows).items()}
-        parts |= {("figure", prefix + name): text for name, text in _figures(answers, drawn[study]).items()}
+        parts |= {("figure", prefix + name): text for name, text in _figures(answers, drawn.get(study, {})).items()}
         parts["receipt", study] = _receipt(rows)
         if study == "results":
             parts["summary", "warm-up"] = _warm_ups({answer.group.name: answer for answer in answers})
@@ -112,11 +122,22 @@ def marked_parts(drawn: Mapping[str, Mapping[str, bytes]]) -> dict[tuple[str, st
             parts["summary", "shifted"] = _heads({answer.group.name: answer for answer in answers})
         if study == "streams":
             parts["summary", "streams"] = _by_size(answers)
+        if study == "length":
+            parts["summary", "length"] = _by_size(answers)
         if study == "depth":
             deep = [answer for answer in answers if answer.group.part.name == "depth"]
             parts["summary", "depth"] = _by_size(deep)
-            parts["summary", "claims"] = _claims_table(deep)
+    parts["summary", "claims"] = claims_table(studies, collapse_tables.same_cells(collapse.read_rows()))
+    parts["summary", "head"] = _worth_of_the_head(studies)
+    parts["summary", "finding"] = _finding(studies)
+    parts["summary", "connections"] = _connections(studies)
     return parts | collapse_tables.parts()
+
+
+def rows_of(study: str) -> dict[Key, Row]:
+    """The rows of a study; none if it has not begun."""
+    path = HERE / f"{study}.jsonl"
+    return read_rows(path) if path.exists() else {}
 
 
 def _figures(answers: Sequence[GroupAnswer], drawn: Mapping[str, bytes]) -> dict[str, str]:
@@ -139,10 +160,66 @@ def _of_a_study(plan: Plan, answers: Sequence[GroupAnswer], rows: Mapping[Key, R
         parts["sentence", answer.group.name] = f"{answer_sentence(answer)}\n"
         parts["limits", answer.group.name] = _bullets(limits(answer))
     for section in sections_of(study_findings(plan, rows)):
+        if section.name == "not-run":
+            parts["sentence", "not-run"] = f"{section.paragraphs[0]}\n"
         for table in section.tables:
             # the heading is the page's own
             parts["table", table.name] = to_markdown([table]).split("\n\n", 1)[1]
     return parts
+
+
+def endpoint_sentence(answer: EndpointAnswer) -> str:
+    """The answer of an endpoint, as far as it is known."""
+    if answer.endpoint.kind == "stress":
+        return _stress_sentence(answer)
+    if answer.endpoint.kind == "equivalence":
+        counts = Counter(each.verdict for each in answer.comparisons)
+        verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        return (
+            f"{listed(answer.endpoint.contestants)}, within {answer.endpoint.margin:g} of each other: of "
+            f"{len(answer.comparisons)} pairs and sizes, {verdicts}."
+        )
+    first, second = answer.endpoint.contestants
+    words = [_gap_words(each) for each in answer.comparisons]
+    return f"{first} against {second}: {'; '.join(words)}{_slope_words(answer.slope)}."
+
+
+def _gap_words(each: PairedComparison) -> str:
+    if each.verdict in ("not run", "failed") or each.interval is None:
+        return f"{each.where}: {_without_verdict(each)}"
+    if each.verdict == "no significant difference":
+        return f"{each.where}: no significant difference ({each.interval.estimate:+.3f})"
+    side = "below" if each.verdict == "lower" else "above"
+    return f"{each.where}: {abs(each.interval.estimate):.3f} {side}"
+
+
+def _slope_words(slope: PairedComparison | None) -> str:
+    if slope is None:
+        return ""
+    if slope.verdict in ("not run", "failed") or slope.interval is None:
+        return f"; {slope.where}: {_without_verdict(slope)}"
+    change = f"{slope.interval.estimate:+.3f} {slope.where}"
+    if slope.verdict == "no significant difference":
+        return f"; no significant change with size ({change})"
+    return f"; the difference changes by {change} ({p_words(slope.p or 0.0)})"
+
+
+def _without_verdict(each: PairedComparison) -> str:
+    return f"no mean, {each.trouble}" if each.verdict == "failed" else f"not run ({each.trouble})"
+
+
+def _stress_sentence(answer: EndpointAnswer) -> str:
+    begun = [each for each in answer.stresses if each.runs]
+    opening = f"At {answer.factor:g} times the best rate"
+    if not begun:
+        return f"{opening}: not run."
+    by_rung: dict[str, list[str]] = {}
+    for each in begun:
+        some = "" if len(each.runs) == each.planned else f", {each.planned} planned"
+        words = f"{each.label} in {len(each.failed)} of {len(each.runs)} seeds{some}"
+        by_rung.setdefault(each.where, []).append(words)
+    rungs = [f"{where}: {listed(names)}" for where, names in by_rung.items()]
+    return f"{opening}, collapsed or diverged: {'; '.join(rungs)}."
 
 
 def _bullets(sentences: Sequence[str]) -> str:
@@ -167,7 +244,6 @@ def _optimisers(answers: Mapping[str, GroupAnswer]) -> str:
             means, entry = answer.means, answer.by_label[contestant.label]
             loss = f"{means[entry.label]:.3f}" if entry.label in means else entry.reason
             loss = f"**{loss}**" if means.get(entry.label, 0) == min(means.values(), default=-1) else loss
-            loss = f"{loss}, {entry.stalled}" if entry.stalled and not entry.failed else loss
             cells += [loss, "-" if entry.rate is None else f"{entry.rate:.2g}"]
         lines.append(f"| {contestant.label} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -185,6 +261,65 @@ def _warm_ups(answers: Mapping[str, GroupAnswer]) -> str:
         cells = [f"{means[label]:.3f}" if label in means else _so_far(entries[label]) for label in labels]
         lines.append(f"| {words} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _finding(studies: Studies) -> str:
+    """What README says first: the lead, its size, and how long it was looked at."""
+    rungs = list(
+        ladder_of(
+            [answer for answer in studies["depth"].values() if answer.group.part.name == "depth"]
+        ).rungs.values()
+    )
+    gaps = [comparison(answer, "proj-spheretnorm", "pre-ln", where(answer)) for answer in rungs]
+    assert all(gap.verdict == "lower" and gap.interval is not None for gap in gaps)
+    leads = listed([f"{-gap.interval.estimate:.2f}" for gap in gaps if gap.interval is not None])
+    layers = listed([str(answer.group.value("layers")) for answer in rungs])
+    first, seeds = rungs[0].group, gaps[0].seeds
+    words = (
+        f"**What we found:** after {first.value('steps')} updates at width {first.value('width')}, the loss of the "
+        f"projection is {leads} nats\nbelow Pre-LN's at {layers} layers ({seeds} seeds). All of these models are "
+        "still between a bigram and a trigram"
+    )
+    later = [studies["length"][group] for group in ("length-steps1200-warmup60", "length-steps4800-warmup240")]
+    every = [comparison(answer, "proj-spheretnorm", "pre-ln", where(answer)) for answer in later]
+    numbers = "; ".join(number(each) for each in every if each.seeds == each.planned)
+    page = "([length](docs/results/length.md))"
+    if numbers:
+        return f"{words}.\nLater: {numbers} {page}.\n"
+    return f"{words}:\nhow much of the lead stays when they train on is not known yet {page}.\n"
+
+
+def _connections(studies: Studies) -> str:
+    """The losses of the depth study by size, and the time of a step of nanoGPT S, as a table of finished rows."""
+    by_size = ladder_of([answer for answer in studies["depth"].values() if answer.group.part.name == "depth"]).rungs
+    step = {row["name"]: row["float32"] for row in json.loads(STEP.read_text())["table"]}
+    lines = [f"| connection | {' | '.join(by_size)} | step |", "|---|" + "---:|" * (len(by_size) + 1)]
+    for contestant in next(iter(by_size.values())).group.contestants:
+        entries = [answer.by_label[contestant.label] for answer in by_size.values()]
+        if all(len(entry.finals) == entry.planned and not entry.failed for entry in entries):
+            losses = " | ".join(f"{entry.mean:.3f}" for entry in entries)
+            lines.append(f"| {contestant.label} | {losses} | {step[contestant.label]['x pre-ln']:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+def _worth_of_the_head(studies: Studies) -> str:
+    """What the shifted head changes for the projection and for Pre-LN, by the seeds that both studies have."""
+
+    def gained(label: str, warmed: str) -> tuple[float, int]:
+        shifted, tied = studies["depth"]["depth"].by_label[label], studies["results"][warmed].by_label[label]
+        seeds = sorted(set(shifted.finals) & set(tied.finals))
+        return math.fsum(shifted.finals[seed].loss - tied.finals[seed].loss for seed in seeds) / len(seeds), len(
+            seeds
+        )
+
+    (projection, seeds), (other, _) = gained("proj-spheretnorm", "warm"), gained("pre-ln", "nine")
+    entries = studies["depth"]["depth"].by_label
+    lead = entries["proj-spheretnorm"].mean - entries["pre-ln"].mean
+    return (
+        f"The shifted head is worth {projection:+.3f} to the projection (against the tied head with the warm-up of "
+        f"90 updates that it needs) and {other:+.3f} to Pre-LN, by the same {seeds} seeds: {projection / lead:.0%} "
+        f"of the lead of {-lead:.3f} at 12 layers come from the head.\n"
+    )
 
 
 def _so_far(entry: Entry) -> str:
@@ -221,123 +356,18 @@ def _loss(entry: Entry) -> str:
     if entry.failed or not entry.finals or entry.rate is None:
         return entry.failure or _so_far(entry)
     seeds = "" if len(entry.finals) == entry.planned else f", {len(entry.finals)} of {entry.planned} seeds"
-    return f"{entry.mean:.3f} at {entry.rate:.2g}{seeds}{', ' * bool(entry.stalled)}{entry.stalled}"
+    return f"{entry.mean:.3f} at {entry.rate:.2g}{seeds}"
 
 
 def _by_size(rungs: Sequence[GroupAnswer]) -> str:
-    """The losses of a part at every size, as a table."""
+    """The losses of a part at every size, as a table of the contestants that have fresh seeds."""
     by_size = ladder_of(rungs).rungs
     lines = [f"| connection | {' | '.join(by_size)} |", "|---|" + "---:|" * len(by_size)]
     for contestant in rungs[0].group.contestants:
-        cells = [_loss(answer.by_label[contestant.label]) for answer in by_size.values()]
-        lines.append(f"| {contestant.label} | {' | '.join(cells)} |")
+        entries = [answer.by_label[contestant.label] for answer in by_size.values()]
+        if any(entry.finals for entry in entries):
+            lines.append(f"| {contestant.label} | {' | '.join(map(_loss, entries))} |")
     return "\n".join(lines) + "\n"
-
-
-# a claim of the paper's, its section there, and two contestants: the first has the lower loss, at these sizes
-LOWER = (
-    ("SpheretNorm has a lower loss than Pre-LN at 24 and 36 layers.", "proj-spheretnorm", "pre-ln", (24, 36)),
-    ("At 12 layers Pre-LN has the lower loss.", "pre-ln", "proj-spheretnorm", (12,)),
-    ("SpheretNorm has a lower loss than Peri-LN at 24 and 36 layers.", "proj-spheretnorm", "peri-ln", (24, 36)),
-    ("SpheretNorm has a lower loss than KEEL.", "proj-spheretnorm", "keel", (12, 24, 36)),
-    ("SpheretNorm has a lower loss than GeoNorm, the exponential map.", "proj-spheretnorm", "geonorm", (12, 24, 36)),
-    ("Peri-LN is the strongest baseline at 24 and 36 layers.", "peri-ln", "pre-ln", (24, 36)),
-    ("KEEL is among the weakest.", "pre-ln", "keel", (12, 24, 36)),
-)
-PRETRAINING = "Pre-Training Language Models"
-CONSTANT = "proj-spheretnorm (schedule=constant)"
-
-
-def verdict_of(comparisons: Sequence[PairedComparison]) -> str:
-    """Whether a claim holds that the first of each comparison has the lower loss, or lies within the margin."""
-    verdicts = {each.verdict for each in comparisons}
-    if "higher" in verdicts or any(_outside(each) for each in comparisons):
-        return "does not hold"
-    if verdicts <= {"lower", "equivalent"}:
-        return "holds"
-    return "not run" if "not run" in verdicts else "not decided"
-
-
-def _outside(each: PairedComparison) -> bool:
-    """Whether the interval of a comparison with a margin lies beyond it."""
-    if each.margin is None or each.interval is None or each.verdict != "not shown":
-        return False
-    return each.interval.low > each.margin or each.interval.high < -each.margin
-
-
-def _fewer(rungs: Sequence[GroupAnswer], first: str, second: str) -> tuple[str, str]:
-    """Whether the first fails in fewer seeds under stress than the second (Fisher's exact test), and the counts."""
-    counts = []
-    for label in (first, second):
-        runs = [row for answer in rungs for row in answer.by_label[label].stressed.values()]
-        counts.append((sum(not sound(row) for row in runs), len(runs)))
-    (few, run), (many, others) = counts
-    words = f"{first} in {few} of {run} seeds, {second} in {many} of {others}"
-    if not run and not others:
-        return "not run", "-"
-    if run < sum(answer.group.part.compared_with for answer in rungs) or others < run:
-        return "not run", words
-    if stats.fisher_exact([[few, run - few], [many, others - many]]).pvalue >= ALPHA:
-        return "not decided", words
-    return ("holds" if few < many else "does not hold"), words
-
-
-def _claims_table(rungs: Sequence[GroupAnswer]) -> str:
-    """What the paper claims, where, whether it holds here, and by which numbers."""
-    ladder = ladder_of(rungs)
-
-    def compared(
-        first: str, second: str, layers: Sequence[int], margin: float | None = None
-    ) -> list[PairedComparison]:
-        sizes = [f"layers {count}" for count in layers]
-        return [comparison(ladder.rungs[size], first, second, size, margin) for size in sizes]
-
-    lines = ["| the paper's claim | where | here | by which numbers |", "|---|---|---|---|"]
-
-    def add(claim: str, where: str, verdict: str, numbers: str) -> None:
-        lines.append(f"| {claim} | {where} | **{verdict}** | {numbers} |")
-
-    for claim, first, second, layers in LOWER:
-        lower = compared(first, second, layers)
-        add(claim, PRETRAINING, verdict_of(lower), f"{first} - {second}: {_numbers(lower)}")
-    slope = ladder.slope("proj-spheretnorm", "pre-ln")
-    assert slope is not None
-    add("Its gain over Pre-LN grows with depth.", PRETRAINING, verdict_of([slope]), _numbers([slope]))
-    three = ("p-spheretnorm", "proj-spheretnorm", "cay-spheretnorm")
-    alike = {pair: compared(*pair, (12, 24, 36), 0.04) for pair in combinations(three, 2)}
-    every = [each for lines in alike.values() for each in lines]
-    numbers = "; ".join(f"{first} - {second}: {_numbers(lines)}" for (first, second), lines in alike.items())
-    add("p = 0.5, 1 and 2 are within 0.04 of one another.", PRETRAINING, verdict_of(every), numbers)
-    square_root = compared("proj-spheretnorm", CONSTANT, (12, 24, 36))
-    add(
-        "Steps that shrink as 1/sqrt(l) are better than steps that do not.",
-        "Implementation Details; Analysis",
-        verdict_of(square_root),
-        f"sqrt - constant: {_numbers(square_root)}",
-    )
-    for first, second, claim, where in (
-        ("proj-spheretnorm", "pre-ln", "SpheretNorm trains where Pre-LN destabilises.", PRETRAINING),
-        ("proj-spheretnorm", "keel", "SpheretNorm trains where KEEL destabilises.", PRETRAINING),
-        ("pre-ln", "post-ln", "Post-LN is less stable than Pre-LN.", "Introduction; Related Work"),
-    ):
-        verdict, counts = _fewer(rungs, first, second)
-        add(claim, where, verdict, f"failed at {rungs[0].group.part.stress:g} times the best rate: {counts}")
-    unbounded = "Cayley and p above 1 need a cap of pi/4 on the angle, or training becomes unstable."
-    add(unbounded, "Implementation Details", "not run", "Cayley has the cap in all runs here")
-    zero_shot = "SpheretNorm has the best zero-shot scores, and is ahead of GeoNorm in all twelve."
-    add(zero_shot, "Downstream Evaluations", "not testable here", "these models are far too small for the tasks")
-    return "\n".join(lines) + "\n"
-
-
-def _numbers(comparisons: Sequence[PairedComparison]) -> str:
-    if not any(each.seeds or each.failed for each in comparisons):
-        return "-"
-    return ", ".join(
-        f"{each.where} {each.interval.estimate:+.3f} ({each.interval.low:+.3f} to {each.interval.high:+.3f})"
-        if each.interval is not None and not each.trouble
-        else f"{each.where} {each.verdict} ({each.trouble})"
-        for each in comparisons
-    )
 
 
 def _beside_the_paper(ours: GroupAnswer) -> str:
@@ -376,11 +406,20 @@ def filled(text: str, parts: dict[tuple[str, str], str]) -> str:
     return MARKED.sub(part, text)
 
 
+def result_files(plan: Plan, rows: Mapping[Key, Row]) -> dict[str, bytes]:
+    """The figures and the tables of a study, by file name. Its results.jsonl has every run."""
+    sections = sections_of(study_findings(plan, rows))
+    tables = [table for section in sections for table in section.tables]
+    charts = [each for section in sections for each in section.charts if not each.name.endswith("-curves")]
+    return {
+        "tables.md": to_markdown(table for table in tables if table.name != "runs").encode(),
+        **{f"{chart.name}.svg": draw(chart).themed_svg.encode() for chart in charts},
+    }
+
+
 def files() -> dict[Path, bytes]:
     """The content of every file that follows from the results."""
-    made = {
-        study: result_files(read_plan(plan), read_rows(HERE / f"{study}.jsonl")) for study, plan in STUDIES.items()
-    }
+    made = {study: result_files(read_plan(plan), rows_of(study)) for study, plan in STUDIES.items() if rows_of(study)}
     parts = marked_parts(made)
     pages = {page: filled(page.read_text(), parts) for page in PAGES}
     # a study has more figures than pages need

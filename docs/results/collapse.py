@@ -5,8 +5,8 @@
     python docs/results/collapse.py --minutes 20    # stops after the run that is under way then
 
 Ctrl-C loses the run that is under way, and the same command goes on. Every run is one thread on the CPU.
-docs/collapse.md says what the rows mean. docs/results/build.py writes its tables and its figure from them, by the
-functions of docs/results/collapse_tables.py.
+docs/results/collapse.md says what the rows mean. docs/results/build.py writes its tables and its figure from them,
+by the functions of docs/results/collapse_tables.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tables and the figure of docs/collapse.md, from the rows of docs/results/collapse.jsonl and nothing else."""
+"""The tables and the figure of the pages on collapse, from the rows of docs/results/collapse.jsonl only."""
 
 from __future__ import annotations
 
@@ -82,6 +82,17 @@ def count_table(rows: Rows) -> str:
         cells = [_of(rows, "map", scheme=scheme, head=head, head_bias=bias, start=start) for scheme in schemes]
         lines.append([head, bias, start, *map(_counted, cells)])
     return _table(["head", "bias", "start", *schemes], lines)
+
+
+def short_table(rows: Rows) -> str:
+    """How many runs of both maps collapsed, by bias and head."""
+    lines = []
+    for bias, head in product(BIASES, HEADS):
+        asked = {"head": head, "head_bias": bias}
+        cells = [_of(rows, "map", scheme=scheme, **asked) for scheme in ("proj-spheretnorm", "pre-ln")]
+        cells.insert(1, _of(rows, "normed", gain=0.3, **asked))
+        lines.append([f"{head}, {bias}", *map(_counted, cells)])
+    return _table(["head, bias", "projection", "projection, branch_norm", "Pre-LN"], lines)
 
 
 def fixed_map_table(rows: Rows) -> str:
@@ -254,6 +265,21 @@ def normed_sentence(rows: Rows) -> str:
     )
 
 
+def same_cells(rows: Rows) -> dict[str, tuple[int, int]]:
+    """How many runs collapsed of how many, with the normed branch and without, in the cells that both have."""
+    normed, plain = _of(rows, "normed", gain=0.3), _of(rows, "map", scheme="proj-spheretnorm", warmup=20)
+
+    def cell(row: Row) -> tuple[object, ...]:
+        run = row.run
+        return run.head, run.head_bias, run.start, run.lr, run.seed
+
+    shared = {cell(row) for row in normed} & {cell(row) for row in plain}
+    return {
+        name: (sum(collapsed(row) for row in found if cell(row) in shared), sum(cell(row) in shared for row in found))
+        for name, found in (("normed", normed), ("plain", plain))
+    }
+
+
 def receipt(rows: Rows) -> str:
     left = sum(run not in rows for run in runs())
     hours = sum(row.seconds for row in rows.values()) / 3600
@@ -262,12 +288,13 @@ def receipt(rows: Rows) -> str:
 
 
 def parts(rows: Rows | None = None) -> dict[tuple[str, str], str]:
-    """The marked parts of docs/collapse.md."""
+    """The marked parts of docs/collapse.md and docs/results/collapse.md."""
     rows = read_rows() if rows is None else rows
     return {
         ("table", "collapse.map"): map_table(rows, "proj-spheretnorm"),
         ("table", "collapse.pre-ln"): map_table(rows, "pre-ln"),
         ("table", "collapse.counts"): count_table(rows),
+        ("table", "collapse.short"): short_table(rows),
         ("table", "collapse.maps"): fixed_map_table(rows),
         ("table", "collapse.changes"): change_table(rows),
         ("table", "collapse.start"): start_table(rows),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import fields
 from functools import cache, partial
@@ -26,7 +25,7 @@ from spheret.connections.bounded import Bounded, BoundedScalar, float32_scalars
 from spheret.connections.geonorm_affine import GeoNormAffine
 from spheret.connections.ngpt import NGPT
 from spheret.connections.norms import NORMS, HeadNorm, LayerNorm, Norm, RMSNorm, ScaleNorm
-from spheret.connections.spherical import SpheretNorm, Spherical, SphericalConnection
+from spheret.connections.spherical import GeoNorm, NormedSpheret, SpheretNorm, Spherical, SphericalConnection
 from spheret.retractions import Retraction
 from spheret.support.errors import unknown
 
@@ -53,6 +52,7 @@ __all__ = [
     "State",
     "angle_between",
     "float32_scalars",
+    "list_schemes",
     "scheme",
 ]
 
@@ -63,13 +63,12 @@ SCHEMES: dict[str, Callable[..., Scheme]] = {
     "pre-dyt": flat.PreDyT,
     "peri-ln": flat.PeriLN,
     "keel": flat.Keel,
-    # the SpheretNorm paper does not name GeoNorm's schedule; harmonic is that of GeoNorm's own paper
-    "geonorm": partial(Spherical, default_p=math.inf, schedule="harmonic"),
+    "geonorm": GeoNorm,
     "proj-spheretnorm": partial(Spherical, default_p=1.0),
     "cay-spheretnorm": partial(Spherical, default_p=2.0),
     "p-spheretnorm": partial(Spherical, default_p=0.5),
-    "normed-spheretnorm": partial(Spherical, default_p=1.0, branch_norm=True),
-    "residual": flat.Residual,
+    "normed-spheretnorm": NormedSpheret,
+    "residual": flat.ResidualScheme,
     "derf": flat.PreDerf,
     "dyisru": flat.PreDyISRU,
     "lns": flat.LNScaling,
@@ -94,7 +93,7 @@ SCHEMES: dict[str, Callable[..., Scheme]] = {
     "spherical-hyper": many.SphericalHyper,
 }
 PAPER_SCHEMES: tuple[str, ...] = tuple(SCHEMES)[:9]
-# what else the schemes are called, in small letters and digits alone. An error suggests the scheme that is meant
+# what else the schemes are called, in lowercase letters and digits only. An error suggests the scheme that is meant
 OTHER_NAMES: dict[str, str] = {
     **dict.fromkeys(("preln", "prenorm", "prelayernorm", "layernorm", "ln", "gpt", "gpt2"), "pre-ln"),
     **dict.fromkeys(("rmsnorm", "prermsnorm", "prerms", "llama"), "pre-ln"),
@@ -129,6 +128,11 @@ OTHER_NAMES: dict[str, str] = {
     **dict.fromkeys(("manifoldhyper", "manifoldhyperconnections", "deepseek", "deepseekv4", "sinkhorn"), "mhc"),
     **dict.fromkeys(("sphericalhyperconnections", "spherehyper", "hypersphericalstreams"), "spherical-hyper"),
 }
+
+
+def list_schemes() -> list[str]:
+    """The names of all schemes; the paper's nine come first."""
+    return list(SCHEMES)
 
 
 def scheme(name: str, /, **options: Any) -> Scheme:

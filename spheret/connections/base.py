@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -10,10 +11,11 @@ from typing import Any, ClassVar, NamedTuple, SupportsIndex
 import torch
 from torch import Tensor, nn
 
-from spheret.kernels import check_rows, compute_dtype
+from spheret.kernels import check_rows, compute_dtype, normalize
 from spheret.retractions import P, Retraction
 from spheret.schedules import check_sublayer
-from spheret.support.precision import wide
+from spheret.support.autograd import recorded
+from spheret.support.precision import wide, widest
 
 
 def check_dim(dim: SupportsIndex) -> int:
@@ -30,6 +32,35 @@ def channels_last(x: Tensor, dim: int, channel_dim: int) -> Tensor:
             f"this module was built for {dim} channels in dimension {channel_dim}, got shape {tuple(x.shape)}."
         )
     return x.movedim(channel_dim, -1)
+
+
+class LayerNumbers(nn.Module):
+    """A module with fixed numbers that differ from layer to layer. They are in no state dict.
+
+    Compiled code reads each as a tensor, which is an input of the graph, so that all layers share one graph. All
+    other code reads the number itself.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._numbers: dict[str, float] = {}
+        self._tensors: dict[str, Tensor] = {}
+
+    def hold_number(self, name: str, number: float) -> None:
+        self._numbers[name] = number
+        # 0-d, so that it may stay on the CPU beside rows on another device
+        self._tensors[name] = torch.tensor(number, dtype=torch.float64, device="cpu")
+
+    def number(self, name: str) -> float | Tensor:
+        return self._tensors[name] if torch.compiler.is_compiling() and not recorded() else self._numbers[name]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LayerNumbers:
+        super()._apply(fn, recurse)
+        # made anew on the device: a change of dtype would round it, and one from the meta device would not fill it
+        for name, number in self._numbers.items():
+            device = fn(self._tensors[name]).device
+            self._tensors[name] = torch.tensor(number, dtype=widest(device), device=device)
+        return self
 
 
 # what a scheme carries from sublayer to sublayer: for one stream the tensor h, else a named tuple of tensors, which
@@ -62,7 +93,7 @@ def add(h: Tensor, f: Tensor) -> Tensor:
 
 def angle_between(first: Tensor, second: Tensor) -> Tensor:
     """The angle between the rows of two tensors (..., d), in radians and float64 where the device has it, (...)."""
-    u, v = (torch.nn.functional.normalize(wide(x), dim=-1) for x in (first, second))
+    u, v = (normalize(wide(x), 1.0) for x in (first, second))
     # half-angle form: arccos would lose every small angle
     return 2 * torch.atan2((u - v).norm(dim=-1), (u + v).norm(dim=-1))
 
@@ -147,7 +178,7 @@ class Connection(nn.Module):
         return f
 
     def branch_gains(self) -> list[nn.Parameter]:
-        """The parameters that alone decide how far the branch moves the stream, where its output is normalised.
+        """The only parameters that decide how far the branch moves the stream, where its output is normalised.
 
         Empty if the output's own length decides, which the last layer of the branch sets.
         """
@@ -161,15 +192,10 @@ class Connection(nn.Module):
         """Raise an error unless the state is one that this connection takes."""
         check_state_type(state, self.state_type)
 
-    def forward(self, h: State, branch: Callable[[Tensor], Tensor]) -> State:
-        """The next state after h, given the branch as a function."""
-        if isinstance(branch, Tensor):
-            raise TypeError(
-                "a Connection takes h and the branch, a function, but got a tensor: call connection.write(h, f) "
-                "with the branch's output f, or SpheretNorm, which takes h and f."
-            )
+    def forward(self, h: State, branch: Tensor | Callable[[Tensor], Tensor]) -> State:
+        """The next state after h, given the branch as a function, or its output f of what `read` returned."""
         self.check_state(h)
-        return self.join_branch(h, branch)
+        return self.write(h, branch) if isinstance(branch, Tensor) else self.join_branch(h, branch)
 
     def join_branch(self, h: State, branch: Callable[[Tensor], Tensor]) -> State:
         """`forward`, from checked arguments."""
@@ -217,7 +243,7 @@ class BranchShape:
     """What a scheme is told about a block's branches before it puts something inside them.
 
     dim: the width of the stream.
-    heads, kv_heads: the heads of the queries, and those of the keys and values.
+    heads, kv_heads: the heads of the queries, and of the keys and values.
     hidden: the width of the MLP's hidden layer after its activation.
     gated: whether the MLP has a gate, whose entries come first in its first projection, before the `hidden` others.
     """
@@ -259,12 +285,17 @@ class Scheme:
     """
 
     name: str = field(default="", kw_only=True)
-    # where the method comes from, in one line, for tables and reports
+    # where the method comes from, in one line, for tables and reports, as is `formula`
     source: ClassVar[str] = ""
-    # whether the state is the tensor h. Proofs, conversions and parametrizations are for such schemes alone
+    # whether the state is the tensor h. Proofs, conversions and parametrizations are only for such schemes
     one_stream: ClassVar[bool] = True
     # whether its branches or their starts have factors that depend on the depth by a rule of its own
     own_depth_rule: ClassVar[bool] = False
+
+    @property
+    def formula(self) -> str:
+        """The method: the first line of the class's docstring."""
+        return (inspect.getdoc(type(self)) or "").partition("\n")[0]
 
     def enter(self, dim: int) -> nn.Module:
         """The module between the embeddings and the first sublayer: it maps x (..., dim) to the first state."""

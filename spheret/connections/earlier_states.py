@@ -17,7 +17,7 @@ from spheret.connections.base import (
     check_parts,
     check_state_type,
 )
-from spheret.connections.euclidean import Residual
+from spheret.connections.euclidean import ResidualScheme
 from spheret.connections.norms import Device, empty_parameter
 from spheret.kernels import check_rows, compute_dtype
 from spheret.schedules import check_sublayer
@@ -89,7 +89,7 @@ def weighted_sum(weights: Iterable[Tensor], rows: Sequence[Tensor]) -> Tensor:
 class StartMix(nn.Module):
     """r h + m start, with learned scalars r = 1 and m = mix at the start, in float32 or better."""
 
-    def __init__(self, mix: float, device: Device = None, dtype: torch.dtype | None = None):
+    def __init__(self, mix: float, *, device: Device = None, dtype: torch.dtype | None = None):
         super().__init__()
         self.mix = mix
         self.r, self.m = empty_parameter(1, device, dtype), empty_parameter(1, device, dtype)
@@ -130,7 +130,7 @@ class StartConnection(PreparedConnection):
 
 
 @dataclass(frozen=True)
-class X0(Residual):
+class X0(ResidualScheme):
     """h' = x + F(LN x), with x = r h + m h_0 before a block and x = h within it; h_0 is what entered the stream.
 
     r and m are learned scalars, one each per block. r starts at 1 and m at `mix`. And a final norm.
@@ -154,7 +154,7 @@ class X0(Residual):
 class DepthWeights(nn.Module):
     """sum_i a_i x_i over `count` rows, with learned a_i that start at 0, and the last at 1, in float32 or better."""
 
-    def __init__(self, count: int, device: Device = None, dtype: torch.dtype | None = None):
+    def __init__(self, count: int, *, device: Device = None, dtype: torch.dtype | None = None):
         super().__init__()
         self.weights = empty_parameter(count, device, dtype)
         self.reset_parameters()
@@ -210,7 +210,7 @@ class DenseConnection(Connection):
 
 
 @dataclass(frozen=True)
-class DenseFormer(Residual):
+class DenseFormer(ResidualScheme):
     """Pre-LN whose h after block b is sum_i a_i x_i, over what entered and the outputs of blocks 1 to b.
 
     x_b = h + F(LN h) is the block's own output. The learned a_i start at 0, and that of the block itself at 1. And a
@@ -240,7 +240,7 @@ class Attend(nn.Module):
 
     eps: float = 1e-5
 
-    def __init__(self, dim: int, count: int, device: Device = None, dtype: torch.dtype | None = None):
+    def __init__(self, dim: int, count: int, *, device: Device = None, dtype: torch.dtype | None = None):
         super().__init__()
         self.query: nn.Parameter | None = empty_parameter(dim, device, dtype) if count > 1 else None
         self.reset_parameters()
@@ -316,7 +316,7 @@ class AttendedNorm(nn.Module):
 
 
 @dataclass(frozen=True)
-class AttnRes(Residual):
+class AttnRes(ResidualScheme):
     """F reads RMS(sum_i p_i v_i), p = softmax_i <q, RMS(v_i)>; v_i are what entered and sums of branches' outputs.
 
     A sublayer's q is 0 at the start, so that it reads their mean. The outputs of the branches are summed in `blocks`

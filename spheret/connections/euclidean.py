@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from spheret.connections.base import BranchShape, Connection, Initialisation, Scheme, add
+from spheret.connections.base import BranchShape, Connection, Initialisation, LayerNumbers, Scheme, add
 from spheret.connections.norms import (
     NORMS,
     DynamicErf,
@@ -30,7 +30,7 @@ from spheret.support.errors import unknown
 from spheret.support.ranges import check_above_zero
 
 
-class NormedConnection(Connection):
+class NormedConnection(LayerNumbers, Connection):
     """h' = outer_norm(scale h + branch_scale output_norm(F(inner_norm(h)))). Most methods differ in their norms.
 
     A norm that is None is left out. A learned gain or scalar may take the place of a norm.
@@ -51,7 +51,9 @@ class NormedConnection(Connection):
         self.inner_norm = inner_norm or nn.Identity()
         self.output_norm = output_norm or nn.Identity()
         self.outer_norm = outer_norm or nn.Identity()
-        self.scale, self.branch_scale = scale, branch_scale
+        self.scales = tuple(name for name, value in (("scale", scale), ("branch_scale", branch_scale)) if value != 1)
+        self.hold_number("scale", scale)
+        self.hold_number("branch_scale", branch_scale)
 
     def read(self, h: Tensor) -> Tensor:
         return self.inner_norm(h)
@@ -59,9 +61,9 @@ class NormedConnection(Connection):
     def join(self, h: Tensor, f: Tensor) -> Tensor:
         # the sum stays in the computing dtype up to the outer norm
         dtype = compute_dtype(h, f)
-        wide = h.to(dtype) if self.scale == 1 else self.scale * h.to(dtype)
+        wide = self.number("scale") * h.to(dtype) if "scale" in self.scales else h.to(dtype)
         added = self.output_norm(f.to(dtype))
-        added = added if self.branch_scale == 1 else self.branch_scale * added
+        added = self.number("branch_scale") * added if "branch_scale" in self.scales else added
         return self.outer_norm(wide + added).to(h.dtype)
 
     def branch_gains(self) -> list[nn.Parameter]:
@@ -70,7 +72,7 @@ class NormedConnection(Connection):
 
 
 @dataclass(frozen=True)
-class Residual(Scheme):
+class ResidualScheme(Scheme):
     """h' = h + F(h), the paper's Euclidean case, and a final norm. Schemes with a final norm derive from it."""
 
     norm: str = "layernorm"
@@ -89,7 +91,7 @@ class Residual(Scheme):
 
 
 @dataclass(frozen=True)
-class PreLN(Residual):
+class PreLN(ResidualScheme):
     """h' = h + F(LN h), and a final LN."""
 
     source: ClassVar[str] = "Xiong et al. 2020; nanoGPT"
@@ -99,7 +101,7 @@ class PreLN(Residual):
 
 
 @dataclass(frozen=True)
-class PostLN(Residual):
+class PostLN(ResidualScheme):
     """h' = LN(h + F(h)), no final norm."""
 
     source: ClassVar[str] = "Vaswani et al. 2017"
@@ -112,7 +114,7 @@ class PostLN(Residual):
 
 
 @dataclass(frozen=True)
-class PeriLN(Residual):
+class PeriLN(ResidualScheme):
     """h' = h + LN_out(F(LN_in h)), and a final norm."""
 
     source: ClassVar[str] = "arXiv 2502.02732"
@@ -124,7 +126,7 @@ class PeriLN(Residual):
 
 
 @dataclass(frozen=True)
-class MixLN(Residual):
+class MixLN(ResidualScheme):
     """Post-LN in the first quarter of the blocks (rounded down), Pre-LN in the others, and a final norm."""
 
     source: ClassVar[str] = "arXiv 2412.13795"
@@ -177,19 +179,21 @@ class Keel(PostLN):
         )
 
 
-class ScaledNorm(nn.Module):
+class ScaledNorm(LayerNumbers):
     """A norm times a fixed factor."""
 
     def __init__(self, norm: Norm, factor: float):
         super().__init__()
-        self.norm, self.factor = norm, factor
+        self.norm = norm
+        self.hold_number("factor", factor)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(x) * self.factor
+        y = self.norm(x)
+        return (y.to(compute_dtype(y)) * self.number("factor")).to(y.dtype)
 
 
 @dataclass(frozen=True)
-class LNScaling(Residual):
+class LNScaling(ResidualScheme):
     """h' = h + F(LN(h)/sqrt(block)). Weights that write to the stream start as large as all others."""
 
     source: ClassVar[str] = "arXiv 2502.05795"
@@ -322,7 +326,7 @@ class ReZero(Scheme):
 
 
 @dataclass(frozen=True)
-class LayerScale(Residual):
+class LayerScale(ResidualScheme):
     """h' = h + diag(g) F(LN h); g starts at 0.1 for up to 18 blocks, at 1e-5 for up to 24, else at 1e-6."""
 
     source: ClassVar[str] = "arXiv 2103.17239"
@@ -347,7 +351,7 @@ class OrthogonalConnection(NormedConnection):
 
 
 @dataclass(frozen=True)
-class Orthogonal(Residual):
+class Orthogonal(ResidualScheme):
     """h' = h + (I - hh'/|h|^2) F(LN h), and a final norm."""
 
     source: ClassVar[str] = "arXiv 2505.11881"
@@ -357,7 +361,7 @@ class Orthogonal(Residual):
 
 
 @dataclass(frozen=True)
-class Beam(Residual):
+class Beam(ResidualScheme):
     """h' = sqrt((k-1)/k) h + RMS(F(RMS h))/sqrt(k) with k = l + 1, and a final norm.
 
     For a branch output of h's length and orthogonal to h, this is the projection retraction with alpha = 1/sqrt(l).
@@ -382,7 +386,7 @@ class Beam(Residual):
 
 
 @dataclass(frozen=True)
-class ResPost(Residual):
+class ResPost(ResidualScheme):
     """h' = h + RMS(F(h)), and a final norm: only the branch's output is normed."""
 
     norm: str = "rmsnorm"
@@ -393,7 +397,7 @@ class ResPost(Residual):
 
 
 @dataclass(frozen=True)
-class HybridNorm(Residual):
+class HybridNorm(ResidualScheme):
     """Attention: h' = RMS(h + F(h)), F with norms of q, k and v per head. MLP: h' = h + F(h). And a final norm."""
 
     norm: str = "rmsnorm"

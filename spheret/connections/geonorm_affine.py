@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from spheret.connections.base import Connection
-from spheret.connections.euclidean import Residual
+from spheret.connections.base import Connection, LayerNumbers
+from spheret.connections.euclidean import ResidualScheme
 from spheret.connections.norms import Device, Norm, empty_parameter, make_branch_norm
 from spheret.kernels import compute_dtype, normalize
 from spheret.schedules import check_sublayer
@@ -29,7 +29,7 @@ class FixedScaleNorm(Norm):
         return normalize(x, self.radius_value())
 
 
-class AffineGeoNorm(nn.Module):
+class AffineGeoNorm(LayerNumbers):
     """h' = cos(t) h + |h| sin(t) z/|z|, t = min((s theta + b)/block, pi/4), theta = min(|z|/|h|, pi/4). ::
 
         z = f - (<h,f>/|h|^2) h
@@ -37,9 +37,9 @@ class AffineGeoNorm(nn.Module):
     s = 1 and b = 0 are learned and not bounded. Rows of zeros, and rows with z = 0, stay as they are.
     """
 
-    def __init__(self, block: int, device: Device = None, dtype: torch.dtype | None = None):
+    def __init__(self, block: int, *, device: Device = None, dtype: torch.dtype | None = None):
         super().__init__()
-        self.block = block
+        self.hold_number("block", block)
         self.s, self.b = empty_parameter(1, device, dtype), empty_parameter(1, device, dtype)
         self.reset_parameters()
 
@@ -48,7 +48,7 @@ class AffineGeoNorm(nn.Module):
         nn.init.zeros_(self.b)
 
     def forward(self, h: Tensor, f: Tensor) -> Tensor:
-        dtype = compute_dtype(h, f)
+        dtype, block = compute_dtype(h, f), self.number("block")
         wide, branch, s, b = h.to(dtype), f.to(dtype), self.s.to(dtype), self.b.to(dtype)
         unit = normalize(wide, 1.0)
         z = branch - (unit * branch).sum(-1, keepdim=True) * unit
@@ -56,8 +56,8 @@ class AffineGeoNorm(nn.Module):
         # where z or h is 0, the angle has no finite gradient
         turns = (hh > 0) & (zz > 0)
         theta = torch.where(turns, zz, 1.0).sqrt() / torch.where(turns, hh, 1.0).sqrt()
-        t = ((s * theta.clamp(max=CAP) + b) / self.block).clamp(max=CAP)
-        cos, gain = torch.where(turns, t.cos(), 1.0), torch.where(turns, t.sin() / theta, s / self.block)
+        t = ((s * theta.clamp(max=CAP) + b) / block).clamp(max=CAP)
+        cos, gain = torch.where(turns, t.cos(), 1.0), torch.where(turns, t.sin() / theta, s / block)
         return (cos * wide + torch.where(hh > 0, gain, 0.0) * z).to(h.dtype)
 
 
@@ -83,7 +83,7 @@ class AffineGeoNormConnection(Connection):
 
 
 @dataclass(frozen=True)
-class GeoNormAffine(Residual):
+class GeoNormAffine(ResidualScheme):
     """GeoNorm with the angle min((s min(|z|/|h|, pi/4) + b)/block, pi/4), s = 1 and b = 0 learned; a final RMSNorm.
 
     The entry puts the stream on the sphere of radius sqrt d. `branch_norm` is that of the other spherical schemes.

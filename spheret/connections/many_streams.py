@@ -24,7 +24,7 @@ from spheret.connections.base import (
     check_dim,
     check_state_type,
 )
-from spheret.connections.euclidean import Residual
+from spheret.connections.euclidean import ResidualScheme
 from spheret.connections.norms import NORMS, Device, ScaleNorm, empty_parameter, make_branch_norm, make_norm
 from spheret.connections.spherical import SpheretNorm
 from spheret.kernels import check_rows, compute_dtype, normalize
@@ -143,7 +143,7 @@ class HyperWeights(nn.Module):
     At the start pre reads one stream, mix is the identity, and post is 1.
     """
 
-    def __init__(self, streams: int, sublayer: int, device: Device = None, dtype: torch.dtype | None = None):
+    def __init__(self, streams: int, sublayer: int, *, device: Device = None, dtype: torch.dtype | None = None):
         super().__init__()
         self.streams, self.sublayer = streams, sublayer
         # pre, mix and post in one vector: what has two dimensions decays, and has the learning rate of embeddings
@@ -169,7 +169,7 @@ class TokenWeights(nn.Module):
     At the start w_1, W and w_2 are 0, and s_1 and s_2 are 0.01.
     """
 
-    def __init__(self, dim: int, streams: int, device: Device = None, dtype: torch.dtype | None = None):
+    def __init__(self, dim: int, streams: int, *, device: Device = None, dtype: torch.dtype | None = None):
         super().__init__()
         self.dim, self.streams = dim, streams
         # pre, mix and post side by side; a vector, as in HyperWeights
@@ -207,7 +207,7 @@ class DynamicHyperWeights(nn.Module):
 class StreamShares(nn.Module):
     """One learned weight per stream, each `start` at the start, (n)."""
 
-    def __init__(self, streams: int, start: float, device: Device = None, dtype: torch.dtype | None = None):
+    def __init__(self, streams: int, start: float, *, device: Device = None, dtype: torch.dtype | None = None):
         super().__init__()
         self.start, self.weights = start, empty_parameter(streams, device, dtype)
         self.reset_parameters()
@@ -237,7 +237,7 @@ class SumNorm(nn.Module):
 
 
 @dataclass(frozen=True)
-class CopiedStreams(Residual, ABC):
+class CopiedStreams(ResidualScheme, ABC):
     """`streams` copies of what enters, joined by `StreamConnection`."""
 
     streams: int = 4
@@ -268,7 +268,7 @@ class Hyper(CopiedStreams):
     |---|---|
     | `streams` | n |
     | `dynamic` | whether pre, mix and post depend on the token |
-    | `norm`, `bias` | those of the norms |
+    | `norm`, `bias` | options of the norms |
     """
 
     dynamic: bool = True
@@ -320,7 +320,7 @@ class ManifoldWeights(nn.Module):
     identity: float = 4.0
 
     def __init__(
-        self, dim: int, streams: int, sublayer: int, device: Device = None, dtype: torch.dtype | None = None
+        self, dim: int, streams: int, sublayer: int, *, device: Device = None, dtype: torch.dtype | None = None
     ):
         super().__init__()
         self.streams, self.sublayer = streams, sublayer
@@ -351,7 +351,7 @@ class ManifoldWeights(nn.Module):
 class Gates(nn.Module):
     """pre = sigmoid(a W RMS(vec X) + b) + eps, (..., n). At the start W = 0, a = 0.01 and b = 0."""
 
-    def __init__(self, dim: int, streams: int, device: Device = None, dtype: torch.dtype | None = None):
+    def __init__(self, dim: int, streams: int, *, device: Device = None, dtype: torch.dtype | None = None):
         super().__init__()
         self.projection = empty_parameter(streams * streams * dim, device, dtype)
         self.base, self.scale = empty_parameter(streams, device, dtype), empty_parameter(1, device, dtype)
@@ -415,11 +415,14 @@ class SphericalHyperWeights(nn.Module):
         sublayer: int,
         steady: bool = True,
         pace: float = 0.1,
+        *,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        self.streams, self.sublayer, self.steady, self.pace = streams, sublayer, steady, pace
+        # the stream that the sublayer prefers
+        self.own = (sublayer - 1) % streams
+        self.streams, self.steady, self.pace = streams, steady, pace
         self.pre_offset = empty_parameter(streams, device, dtype)
         self.post_offset = empty_parameter(streams, device, dtype)
         # a vector, as in HyperWeights
@@ -433,7 +436,7 @@ class SphericalHyperWeights(nn.Module):
     def read(self, x: Tensor) -> Tensor:
         """sum_i pre_i x_i, (..., dim), in float32 or better; if steady, at the length of all streams together."""
         n, offset = self.streams, self.pre_offset.to(compute_dtype(x))
-        start = torch.eye(n, dtype=offset.dtype, device=offset.device)[(self.sublayer - 1) % n]
+        start = torch.eye(n, dtype=offset.dtype, device=offset.device)[self.own]
         total = read_streams(math.sqrt(n) * start + self.pace * offset, x)
         if not self.steady:
             return total
@@ -514,7 +517,7 @@ class SphericalHyper(Scheme):
     | `pace` | how fast pre, post and O learn, relative to the other weights, above 0 and at most 1 |
     | `retraction` | a name of RETRACTIONS, or a number p |
     | `schedule` | a name of SCHEDULES |
-    | `norm`, `bias` | those of the final norm |
+    | `norm`, `bias` | options of the final norm |
     | `branch_norm` | an RMSNorm of each branch's output: none, or where its gain starts; true is 0.3 |
     """
 

@@ -30,7 +30,7 @@ class NGPTNorm(nn.Module):
 
     step: float = 0.05
 
-    def __init__(self, dim: int, device: Device = None, dtype: torch.dtype | None = None):
+    def __init__(self, dim: int, *, device: Device = None, dtype: torch.dtype | None = None):
         super().__init__()
         self.dim = check_dim(dim)
         self.a = empty_parameter(dim, device, dtype)
@@ -70,7 +70,7 @@ class QueryKeyNorm(nn.Module):
 
     after_rotation = True
 
-    def __init__(self, dim: int, heads: int, device: Device = None, dtype: torch.dtype | None = None):
+    def __init__(self, dim: int, heads: int, *, device: Device = None, dtype: torch.dtype | None = None):
         super().__init__()
         self.dim, self.heads = check_dim(dim), heads
         self.weight = empty_parameter(dim, device, dtype)

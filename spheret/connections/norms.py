@@ -66,6 +66,7 @@ class Gain(nn.Module):
         size: int,
         start: float,
         fixed: float = 1.0,
+        *,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ):
@@ -91,6 +92,7 @@ class LayerNorm(Norm):
         dim: int,
         bias: bool = True,
         eps: float = 1e-5,
+        *,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ):
@@ -152,10 +154,10 @@ class RMSNorm(Norm):
         dim: int,
         bias: bool = False,
         eps: float = 1e-5,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
         *,
         start: float = 1.0,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__(dim)
         self.eps, self.start = eps, start
@@ -175,7 +177,7 @@ BRANCH_GAIN = 0.3
 
 
 def make_branch_norm(
-    dim: int, branch_norm: bool | float | None, device: Device = None, dtype: torch.dtype | None = None
+    dim: int, branch_norm: bool | float | None, *, device: Device = None, dtype: torch.dtype | None = None
 ) -> RMSNorm | None:
     """The norm of a branch's output, whose gain starts at `branch_norm`, or None. True is `BRANCH_GAIN`."""
     if branch_norm is None or branch_norm is False:
@@ -228,6 +230,7 @@ class DynamicTanh(Norm):
         dim: int,
         slope: float = 1.0,
         bias: bool = True,
+        *,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ):
@@ -271,7 +274,7 @@ class DynamicISRU(Norm):
     The source assumes b > 0. |b| keeps the result finite if training pushes b through 0.
     """
 
-    def __init__(self, dim: int, device: Device = None, dtype: torch.dtype | None = None):
+    def __init__(self, dim: int, *, device: Device = None, dtype: torch.dtype | None = None):
         super().__init__(dim)
         self.b = empty_parameter(1, device, dtype)
         self.weight = empty_parameter(dim, device, dtype)
@@ -288,7 +291,7 @@ class DynamicISRU(Norm):
 class PlainScaleNorm(Norm):
     """g x/|x|, g = sqrt d at the start (arXiv 1910.05895)."""
 
-    def __init__(self, dim: int, device: Device = None, dtype: torch.dtype | None = None):
+    def __init__(self, dim: int, *, device: Device = None, dtype: torch.dtype | None = None):
         super().__init__(dim)
         self.g = empty_parameter(1, device, dtype)
         self.reset_parameters()
@@ -325,9 +328,9 @@ class ScaleNorm(Norm, Bounded):
         dim: the width of the stream, d.
         exact_clamp: use the paper's torch.clamp, whose gradient is 0 beyond the bound (see spheret.bounds).
         channel_dim: the dimension that holds the rows' `dim` entries. (N, C, H, W) has channel_dim=1.
+        radius: where R starts: "sqrt" for the paper's sqrt d, or a number from 1 to sqrt d.
         device: where the parameter is made.
         dtype: the dtype of the parameter.
-        radius: where R starts: "sqrt" for the paper's sqrt d, or a number from 1 to sqrt d.
     """
 
     # how many passes with a gradient are still looked at for rows of zeros
@@ -338,10 +341,10 @@ class ScaleNorm(Norm, Bounded):
         dim: int,
         exact_clamp: bool = False,
         channel_dim: int = -1,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
         *,
         radius: float | Literal["sqrt"] = "sqrt",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__(dim, channel_dim)
         check_radius(radius, dim)

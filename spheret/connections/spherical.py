@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from spheret.bounds import inverse_softplus
 from spheret.connections.base import (
     Connection,
     Initialisation,
+    LayerNumbers,
     RetractionStep,
     Scheme,
     channels_last,
@@ -30,7 +31,7 @@ from spheret.connections.norms import (
     make_norm,
 )
 from spheret.kernels import check_cap, check_rows, compute_dtype, retract_unchecked
-from spheret.kernels.closed import dots, normed
+from spheret.kernels.closed import dots, normed, ratio_of
 from spheret.retractions import P, Retraction, angular, as_retraction
 from spheret.schedules import check_sublayer, factor
 from spheret.support.errors import unknown
@@ -41,7 +42,7 @@ def automatic_cap(retraction: Retraction, learned: bool) -> float | None:
     return math.pi / 4 if learned else retraction.cap
 
 
-class SpheretNorm(Bounded):
+class SpheretNorm(LayerNumbers, Bounded):
     r"""One update of a spherical stream: h' = R_h(alpha P_h f), which has the norm of h. ::
 
         alpha = lambda_l clamp(softplus(a), max 1)
@@ -60,11 +61,11 @@ class SpheretNorm(Bounded):
         learnable_p: p becomes softplus of a 1-element parameter that starts at the retraction's own p.
         exact_clamp: use the paper's torch.clamp, whose gradient is 0 beyond the bound (see spheret.bounds).
         channel_dim: the dimension of h and f that holds the `dim` entries of a row. (N, C, H, W) has channel_dim=1.
-        device: where the parameters are made.
-        dtype: the dtype of the parameters. The update is computed in float32 or better in any case.
         learnable_alpha: False fixes the step size at its start. The module then has no parameter a.
         alpha: where softplus(a) starts, in (0, 1]. The step size starts at lambda_l times it.
         branch_norm: None, or where the learned gain per channel starts. True is 0.3.
+        device: where the parameters are made.
+        dtype: the dtype of the parameters. The update is computed in float32 or better in any case.
 
     A row of zeros stays zero. A row with NaN becomes NaN. Paper: Definition 4 (p-SpheretNorm) and
     Section 4.2.
@@ -81,12 +82,12 @@ class SpheretNorm(Bounded):
         learnable_p: bool = False,
         exact_clamp: bool = False,
         channel_dim: int = -1,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
         *,
         learnable_alpha: bool = True,
         alpha: float = 1.0,
         branch_norm: bool | float | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 < alpha <= 1:
@@ -108,7 +109,9 @@ class SpheretNorm(Bounded):
         check_cap(max_angle)
         self.max_angle = max_angle
         self.start_alpha = float(alpha)
-        self.branch_norm = make_branch_norm(self.dim, branch_norm, device, dtype)
+        # what the learned share of the step size is multiplied by, or the whole of a fixed one
+        self.hold_number("factor", self.factor if learnable_alpha else self.factor * self.start_alpha)
+        self.branch_norm = make_branch_norm(self.dim, branch_norm, device=device, dtype=dtype)
         self.a: nn.Parameter | None = empty_parameter(1, device, dtype) if learnable_alpha else None
         self.raw_p: nn.Parameter | None = None
         if learnable_p:
@@ -137,13 +140,13 @@ class SpheretNorm(Bounded):
     def alpha(self) -> Tensor:
         """The step size lambda_l clamp(softplus(a), max 1), a 1-element tensor. A fixed one is on the CPU."""
         alpha = self._alpha()
-        return alpha if isinstance(alpha, Tensor) else torch.tensor([alpha], dtype=torch.float64, device="cpu")
+        return torch.as_tensor(alpha, dtype=torch.float64, device="cpu").view(1) if self.a is None else alpha
 
-    def _alpha(self) -> P:
+    def _alpha(self) -> Any:
         """The step size as the kernels take it. A fixed one is a number, which fits every device and dtype."""
         if self.a is None:
-            return self.factor * self.start_alpha
-        return self.bounded_softplus(self.a, 0.0, 1.0, self.factor)
+            return self.number("factor")
+        return self.bounded_softplus(self.a, 0.0, 1.0, self.number("factor"))
 
     def bounded_scalars(self) -> list[BoundedScalar]:
         return [] if self.a is None else [BoundedScalar("a", self.a, 0.0, 1.0)]
@@ -155,18 +158,14 @@ class SpheretNorm(Bounded):
             return self.retraction.p
         return torch.nn.functional.softplus(self.raw_p.to(compute_dtype(self.raw_p)))
 
-    def forward(self, h: Tensor, f: Tensor) -> Tensor:
-        """The next state of the stream h, given the branch's output f of the same shape."""
-        if not isinstance(f, Tensor) and callable(f):
-            if isinstance(f, torch.fx.Proxy):
-                raise TypeError(
-                    "torch.fx cannot trace SpheretNorm, whose kernel depends on the tensor: make it a leaf of your "
-                    "Tracer (is_leaf_module), or take torch.export or torch.compile."
-                )
+    def forward(self, h: Tensor, f: Tensor | Callable[[Tensor], Tensor]) -> Tensor:
+        """The next state of the stream h, given the branch as a function, or its output f of h's shape."""
+        if isinstance(f, torch.fx.Proxy):
             raise TypeError(
-                f"SpheretNorm takes h and the branch's output f, a tensor, but f is a function, {type(f).__name__}: "
-                "pass branch(h), or use a Connection, which takes h and the branch."
+                "torch.fx cannot trace SpheretNorm, whose kernel depends on the tensor: make it a leaf of your "
+                "Tracer (is_leaf_module), or take torch.export or torch.compile."
             )
+        f = f if isinstance(f, Tensor) or not callable(f) else f(h)
         if self.channel_dim != -1:
             h, f = self._channels_last(h, f)
         check_rows(h, f, self.dim)
@@ -192,10 +191,10 @@ class SpheretNorm(Bounded):
             h, f = self._channels_last(h, f)
         check_rows(h, f, self.dim)
         dtype = compute_dtype(h, f)
-        hh, _, zz = dots(h.to(dtype), self.branch_output(f).to(dtype))
+        s, t, hh, _, zz = dots(h.to(dtype), self.branch_output(f).to(dtype))
         # the square root has no finite gradient at 0
         tiny = torch.finfo(dtype).tiny
-        eta = zz.clamp(min=tiny).sqrt() / hh.clamp(min=tiny).sqrt()
+        eta = zz.clamp(min=tiny).sqrt() / hh.clamp(min=tiny).sqrt() * ratio_of(s, t)
         beta = self._alpha() * torch.where(hh == 0, 0.0, eta)
         theta = self.retraction.theta(beta, self.p)
         return (theta if self.max_angle is None else theta.clamp(max=self.max_angle)).squeeze(-1)
@@ -316,6 +315,20 @@ class Spherical(Scheme):
         # building one sublayer here checks all other options before a model is built
         self._update(2, 1, 2)
 
+    @property
+    def formula(self) -> str:
+        retraction = as_retraction(self.p if self.retraction is None else self.retraction)  # type: ignore[arg-type]
+        theta = retraction.formula
+        if self.learnable_p:
+            theta = "p arctan(beta/p) with a learned p"
+        elif retraction.kind == "angular":
+            theta += f" with p = {retraction.p:g}"
+        f = "F(h)" if self.branch_norm in (None, False) else "g F(h)/rms(F(h))"
+        return (
+            f"h' = cos(t) h + |h| sin(t) z/|z|, t = {theta}, beta = alpha |z|/|h|, z = the part of "
+            f"f = {f} across h; ScaleNorm at the entry, a final norm"
+        )
+
     def _counted(self, sublayer: int, num_sublayers: int) -> tuple[int, int]:
         """The index and the number of updates, as the schedule counts them."""
         check_sublayer(sublayer, num_sublayers)
@@ -356,3 +369,21 @@ class Spherical(Scheme):
 
     def initialisation(self, num_sublayers: int) -> Initialisation:
         return super().initialisation(num_sublayers) if self.output_init == "scaled" else Initialisation(output=1.0)
+
+
+@dataclass(frozen=True)
+class GeoNorm(Spherical):
+    """`Spherical` with the exponential map, and the schedule of GeoNorm's own paper."""
+
+    # the SpheretNorm paper does not name GeoNorm's schedule
+    schedule: str = "harmonic"
+    default_p: InitVar[float] = math.inf
+    source: ClassVar[str] = "Zheng et al. 2026, in the form of arXiv 2608.02668"
+
+
+@dataclass(frozen=True)
+class NormedSpheret(Spherical):
+    """`Spherical` with a norm of each branch's output."""
+
+    branch_norm: bool | float | None = True
+    source: ClassVar[str] = "this library, after arXiv 2608.02668"

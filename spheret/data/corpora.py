@@ -23,12 +23,13 @@ from spheret.support.errors import need, unknown
 class Corpus:
     """Documents, their licence and revision, and the defaults for preparing them.
 
-    tokenizer: the default tokenizer. It is `bytes` for the small corpora that come as packages, otherwise `gpt2`.
+    tokenizer: the default tokenizer. It is `gpt2` for corpora of the hub, otherwise `bytes`.
     val_fraction: the default share of documents in the validation split.
     read: returns a reader that starts at a cursor, or at the first document if the cursor is None.
     size: the bytes of all files together, or None if that is unknown.
     signature: a hash that changes when the files change. It is empty if the revision determines the documents.
     root: the folder that is read, if it is one. Nothing may be written below it.
+    hidden: the entries of the folder that are left out, because their names begin with a dot.
     files: the user's own files, if these are the corpus. Their documents may be too few to set whole ones aside.
     check_unchanged: raises if the files are no longer what they were when the corpus was resolved.
     """
@@ -42,6 +43,7 @@ class Corpus:
     size: int | None = None
     signature: str = ""
     root: Path | None = None
+    hidden: tuple[Path, ...] = ()
     files: tuple[Path, ...] = ()
     check_unchanged: Callable[[], None] = lambda: None
 
@@ -101,6 +103,8 @@ class Hub:
 
     def __call__(self, files: str | None, column: str) -> Corpus:
         local = None if files is None else _matching(files)
+        for path in local or ():
+            file_size(path)
         return Corpus(
             name=self.name,
             licence=self.licence,
@@ -208,31 +212,53 @@ CORPORA: dict[str, Callable[[str | None, str], Corpus]] = {
 }
 
 
+def _below(folder: Path, above: tuple[Path, ...] = (), seen: set[Path] | None = None) -> Iterator[Path]:
+    """Yield what lies below a folder, apart from folders. A folder to which several links lead is read once.
+
+    A folder whose name begins with a dot is yielded itself. A link to a folder above it is an error.
+    """
+    real, seen = folder.resolve(), set() if seen is None else seen
+    if real in above:
+        raise ValueError(f"{folder} is a link to a folder above it, and would be read without end: remove it.")
+    if real in seen:
+        return
+    seen.add(real)
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.name.startswith("."):
+            yield from _below(path, (*above, real), seen)
+        else:
+            yield path
+
+
 def _matching(pattern: str) -> list[Path]:
-    paths = sorted(
-        path for path in map(Path, glob.glob(os.path.expanduser(pattern), recursive=True)) if path.is_file()
-    )
-    if not paths:
+    """Return what a glob matches. Folders are left out of a recursive one, which matches what is in them."""
+    pattern = os.path.expanduser(pattern)
+    above, recursive, _ = pattern.partition("**")
+    for folder in map(Path, glob.glob(above or ".") if recursive else ()):
+        # glob leaves out folders that it cannot read, and follows links without end: here they are errors
+        for _ in _below(folder):
+            pass
+    paths = {path.parent.resolve() / path.name: path for path in map(Path, glob.glob(pattern, recursive=True))}
+    files = sorted(path for path in paths.values() if not (recursive and path.is_dir()))
+    if not files:
         raise FileNotFoundError(f"no file matches {pattern!r}: quote the pattern, and check it with ls.")
-    return paths
+    return [Path(os.path.abspath(path)) for path in files]
 
 
 def _from_path(name: str, column: str) -> Corpus:
     """Return the corpus of a file, a folder or a glob."""
     path = Path(name).expanduser()
     root = path.resolve() if path.is_dir() else None
+    hidden: list[Path] = []
     if root is not None:
-        below = (file for file in root.rglob("*") if file.is_file())
-        files = [file for file in below if not any(part.startswith(".") for part in file.relative_to(root).parts)]
-        files.sort(key=lambda file: file.relative_to(root).as_posix())
-    elif path.exists():
-        file_size(path)
-        files = [path.resolve()]
+        entries = sorted(_below(root), key=lambda file: file.relative_to(root).as_posix())
+        hidden = [entry for entry in entries if entry.name.startswith(".")]
+        files = [entry for entry in entries if not entry.name.startswith(".")]
     else:
-        files = [file.resolve() for file in _matching(name)]
+        files = [path.resolve()] if path.exists() else _matching(name)
     if not files:
         raise ValueError(f"the folder {name} holds no file: give one with text, .jsonl or .parquet files.")
-    size = sum(file.stat().st_size for file in files)
+    size = sum(map(file_size, files))
     folder = root or Path(os.path.commonpath([file.parent for file in files]))
     known = signature(files, folder)
 
@@ -249,15 +275,16 @@ def _from_path(name: str, column: str) -> Corpus:
 
     return Corpus(
         name=path.resolve().name,
-        licence="unspecified: that of the files",
+        licence="unspecified: the licence of the files",
         # the manifest holds a digest of the documents, which tells two versions apart
         revision="local files",
-        tokenizer="gpt2",
+        tokenizer="bytes",
         val_fraction=SMALL_VAL_FRACTION if size < SMALL_BYTES else VAL_FRACTION,
         read=lambda cursor: FileReader(files, column, cursor),
         size=size,
         signature=known,
         root=root,
+        hidden=tuple(hidden),
         files=tuple(files),
         check_unchanged=check_unchanged,
     )

@@ -16,9 +16,6 @@ from spheret.data.corpora import CORPORA, Corpus, resolve
 from spheret.data.preparation import cache_path, place, prepare, prepare_into
 from spheret.data.store import Data, open_data
 
-# a text of one's own below this size is read as bytes: most of GPT-2's 50,257 ids would never occur in it
-BYTES_BELOW = 1 << 24
-
 
 def cached(corpus: str = "sotu", tokenizer: str | None = None, quiet: bool = True) -> Data:
     """Open a named corpus from the cache. The first call prepares it, and calls of other processes wait for it.
@@ -56,8 +53,8 @@ def check_named(name: str) -> None:
 def open_named(name: str, tokenizer: str | None, quiet: bool, out: Path | None = None) -> Data:
     """Open a data directory, a corpus by name, or a file, folder or glob of text. The cache holds what is prepared.
 
-    For a name, None takes the corpus's default tokenizer. For a directory, a tokenizer must be the one of the data.
-    For text, None takes `bytes`, or `gpt2` from 16 MiB on. Unless `quiet`, a line on stderr says how it is split.
+    tokenizer: None takes the default of the corpus. For a directory, it must be the one of the data.
+    quiet: leave out the line on stderr that says how the user's own text is split.
 
     out: where the command writes. It may not lie below the text, or it would be text the next time.
     """
@@ -86,13 +83,11 @@ def named_vocabulary(name: str, tokenizer: str | None) -> int:
     if name not in CORPORA and (path / shards.MANIFEST).exists():
         return open_named(name, tokenizer, quiet=True).vocab_size
     source = resolve(name)
-    spec = tokenizer or (source.tokenizer if name in CORPORA else _default_tokenizer(source))
-    trained = spec.removeprefix("bpe:")
-    return int(trained) if trained.isdigit() else tokenizers.load(spec).vocab_size
+    return tokenizers.vocabulary(tokenizer or source.tokenizer)
 
 
 def refuse_output_among_text(name: str, out: Path) -> None:
-    """Raise if `out`, a directory or a file, lies in the folder of a text, or below that of a recursive glob."""
+    """Raise if `out`, a directory or a file, lies in a text's folder, or below the folder of a recursive glob."""
     path = Path(name).expanduser()
     if name in CORPORA or (path / shards.MANIFEST).exists():
         return
@@ -105,15 +100,10 @@ def refuse_output_among_text(name: str, out: Path) -> None:
         )
 
 
-def _default_tokenizer(source: Corpus) -> str:
-    """The tokenizer of a text of one's own."""
-    return "bytes" if source.size is not None and source.size < BYTES_BELOW else source.tokenizer
-
-
 def _own_text(name: str, tokenizer: str | None, quiet: bool) -> Data:
-    """Prepare the user's own text into the cache, or open it there. Text that has changed is another one."""
+    """Prepare the user's own text into the cache, or open it there. Changed text is prepared anew."""
     source = resolve(name)
-    spec = tokenizer or _default_tokenizer(source)
+    spec = tokenizer or source.tokenizer
     # the content stands for the files: copied or touched ones are the same
     source = dataclasses.replace(source, signature=_content(source))
     directory = cache_path(source, spec, source.val_fraction)

@@ -34,6 +34,7 @@ from spheret.data.store import Data, open_data
 from spheret.data.workspace import Workspace
 from spheret.support import files
 from spheret.support.cache import cache_directory
+from spheret.support.errors import shortened
 from spheret.support.machine import cores
 from spheret.support.meter import Meter
 from spheret.support.ranges import check_count
@@ -104,7 +105,8 @@ def prepare(
 
     Args:
         corpus: a name in CORPORA, or a file, folder or glob.
-        tokenizer: `bytes`, `gpt2`, `bpe:N` or a path to a tokenizer.json; None takes the default of the corpus.
+        tokenizer: `bytes`, `gpt2`, `bpe:N` or a path to a tokenizer.json; None takes the default of the corpus,
+            which is `gpt2` for corpora of the hub and `bytes` for all other text.
         out: the directory to write. A named corpus may leave it out and goes to the cache.
         val_fraction: the share of documents in the validation split; None takes the default of the corpus.
         workers: the number of tokenizing threads; None takes one per core. The output does not depend on it.
@@ -130,7 +132,7 @@ def prepare(
 def place(
     source: Corpus, tokenizer: str | None, out: str | Path | None, val_fraction: float | None
 ) -> tuple[str, float, Path]:
-    """Return the tokenizer and the validation share, by default those of the corpus, and where its data lies."""
+    """Return the tokenizer and the validation share, by default the corpus's own, and where its data lies."""
     spec = source.tokenizer if tokenizer is None else tokenizer
     fraction = source.val_fraction if val_fraction is None else float(val_fraction)
     return spec, fraction, cache_path(source, spec, fraction) if out is None else Path(out).expanduser()
@@ -157,6 +159,9 @@ def prepare_into(
             if not quiet:
                 print(f"{directory} is finished already, with these settings: nothing to do.", file=sys.stderr)
         else:
+            if source.hidden and not quiet:
+                names = shortened(", ".join(path.name for path in source.hidden), 300)
+                print(f"left out, because their names begin with a dot: {names}", file=sys.stderr)
             try:
                 job.run(workspace)
             except OSError as error:

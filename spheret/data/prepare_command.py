@@ -26,8 +26,8 @@ def prepare_command(
 
     Args:
         corpus: sotu, stdlib, openwebtext, fineweb-edu, or a file, folder or glob of text, .jsonl and .parquet.
-        tokenizer: bytes, gpt2, bpe:N (trained on the corpus), or a path to a tokenizer.json. The default is bytes for
-            sotu and stdlib, otherwise gpt2.
+        tokenizer: bytes, gpt2, bpe:N (trained on the corpus), or a path to a tokenizer.json. The default is
+            gpt2 for openwebtext and fineweb-edu, otherwise bytes.
         out: the directory to write. The default for a named corpus is the cache.
         val_fraction: the share of documents in the validation split, or of each document if they are too few. The
             default is 0.005, and 0.05 below 256 MiB of text.

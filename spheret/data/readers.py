@@ -11,13 +11,15 @@ import re
 import stat
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 import msgspec
 
 from spheret.data.manifest import Cursor
-from spheret.support.errors import need
+from spheret.support.errors import need, refusing
+from spheret.support.files import naming
 
 # a document as it stands in its file: bytes that should be UTF-8, or text that may hold lone surrogates
 Document = bytes | str
@@ -73,7 +75,7 @@ def _opened(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
 
     A compressed file that ends early or is damaged is an error when its last byte is read, at the latest.
     """
-    with path.open("rb") as raw:
+    with naming(path), path.open("rb") as raw:
         if path.suffix == ".gz":
             errors: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
             with gzip.GzipFile(fileobj=raw) as stream, _whole(path, errors):
@@ -145,7 +147,11 @@ def _jsonl(path: Path, column: str, report: Callable[[float], None]) -> Iterator
     """Yield the text column of every line."""
     with _opened(path) as (stream, raw):
         # skips the other columns without building them
-        decoder = msgspec.json.Decoder(msgspec.defstruct("Row", [("text", str)], rename={"text": column}))
+        try:
+            decoder: Any = msgspec.json.Decoder(msgspec.defstruct("Row", [("text", str)], rename={"text": column}))
+        except ValueError:
+            # it takes no quotes in a name
+            decoder = None
         number = 0
         while line := stream.readline(LONGEST_BYTES):
             number += 1
@@ -155,8 +161,8 @@ def _jsonl(path: Path, column: str, report: Callable[[float], None]) -> Iterator
                 continue
             report(raw.tell())
             try:
-                text = decoder.decode(line).text  # type: ignore[attr-defined]
-            except (ValueError, RecursionError):
+                text = decoder.decode(line).text
+            except (ValueError, RecursionError, AttributeError):
                 text = _odd_line(line, f"{path}, line {number}", column)
             yield text
 
@@ -177,20 +183,22 @@ def _odd_line(line: bytes, where: str, column: str) -> Document:
 def _parquet(path: Path, column: str, report: Callable[[float], None]) -> Iterator[Document]:
     """Yield the text column of every row. 256 rows are in memory at a time."""
     parquet = need("pyarrow.parquet", "data")
-    # pyarrow's own errors, which do not name the file
-    errors = (OSError, ValueError)
-    with _whole(path, errors):
+
+    def reading() -> AbstractContextManager[None]:
+        return refusing(f"{path} is damaged, or holds what cannot be read", "copy it again, or leave it out")
+
+    with reading():
         table = parquet.ParquetFile(path)
     with table:
         names = table.schema_arrow.names
-        if column not in names:
+        if names.count(column) != 1:
             raise ValueError(missing_column(str(path), column, ", ".join(names)))
         size, done = path.stat().st_size, 0
         batches = table.iter_batches(batch_size=256, columns=[column])
         while True:
-            with _whole(path, errors):
+            with reading():
                 batch = next(batches, None)
-                values = [] if batch is None else batch.column(0).to_pylist()
+                values = [] if batch is None else batch.column(column).to_pylist()
             if batch is None:
                 return
             for value in values:
@@ -212,7 +220,9 @@ def text_of(value: Any, where: str, column: str) -> Document:
 
 def missing_column(where: str, column: str, columns: str) -> str:
     """Return the message for a row that lacks the text column."""
-    return f"{where} has no column {column!r}: it has {columns or 'none'}. Name the one with the text: --column NAME."
+    return (
+        f"{where} has not one column {column!r}, but {columns or 'none'}. Name the one with the text: --column NAME."
+    )
 
 
 # the ending of a file's name, without .gz and .zst: the function that reads its documents. Other files are text.
@@ -283,9 +293,12 @@ class FileReader:
 
 def file_size(path: Path) -> int:
     """Return the size of a file of a corpus. Raises for anything that is not a file, such as a device."""
-    status = path.stat()
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        raise ValueError(f"{path} is a link to nothing: remove it, or put the file there.") from None
     if not stat.S_ISREG(status.st_mode):
-        raise ValueError(f"{path} is not a file: give files of text, .jsonl or .parquet.")
+        raise ValueError(f"{path} is not a file: leave it out, or give files of text, .jsonl or .parquet.")
     return status.st_size
 
 

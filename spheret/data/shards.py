@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -40,6 +41,11 @@ MOST_OF_TOKENIZER = 1 << 28
 def dtype_for(vocab_size: int) -> np.dtype[Any]:
     """Return the smaller of little-endian uint16 and uint32 that holds every id."""
     return np.dtype(dtype_name(vocab_size)).newbyteorder("<")
+
+
+def is_shard(name: str, split: str = "|".join(SPLITS)) -> bool:
+    """Whether a file has the name of a shard, finished or not."""
+    return re.fullmatch(rf"({split})-\d{{5}}\.bin(\.part)?", name) is not None
 
 
 class SplitWriter:
@@ -85,21 +91,31 @@ class SplitWriter:
         if partial and self._final.exists():
             os.replace(self._final, self._part)
         known = {shard.name for shard in self.shards} | ({self._part.name} if partial else set())
-        for path in self._directory.glob(f"{self._split}-*.bin*"):
-            if path.name not in known:
+        for path in self._directory.iterdir():
+            if is_shard(path.name, self._split) and path.name not in known:
                 path.unlink()
         if state is None or not partial:
             return
         length = partial * self._dtype.itemsize
-        if not self._part.is_file() or self._part.stat().st_size < length:
+        self._file = self._open()
+        if os.fstat(self._file.fileno()).st_size < length:
             raise ValueError(f"{self._part} is shorter than recorded: delete {self._directory} and prepare it again.")
-        os.truncate(self._part, length)
-        self._file = self._part.open("ab", buffering=0)
+        self._file.truncate(length)
         for block in read_blocks(self._part, self._dtype):
             self._add(block)
         if self._hash.hexdigest() != state.partial_sha256:
             self.close()
             raise ValueError(f"{self._part} has changed since: delete {self._directory} and prepare it again.")
+
+    def _open(self) -> IO[bytes]:
+        """Open the unfinished shard for appending. It is made if it is missing, and no link is followed."""
+        try:
+            handle = files.open_regular(self._part, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        except files.NotRegular as error:
+            raise ValueError(
+                f"{error}, and would be written to: remove it, and run the same command again."
+            ) from None
+        return os.fdopen(handle, "ab", buffering=0)
 
     def _add(self, ids: np.ndarray) -> None:
         """Update the unfinished shard's hash, length and largest id."""
@@ -117,10 +133,11 @@ class SplitWriter:
                         f"the {self._split} split has more than {MOST_SHARDS:,} shards of {self._size:,} tokens: "
                         f"give a larger --shard-tokens."
                     )
-                self._file = self._part.open("wb", buffering=0)
+                self._file = self._open()
             head, ids = np.split(ids, [self._size - self._tokens])
             head = np.ascontiguousarray(head, dtype=self._dtype)
-            files.write_all(self._file, head.data)
+            with files.naming(self._part):
+                files.write_all(self._file, head.data)
             self._add(head)
             if self._tokens == self._size:
                 self._finish_shard()
@@ -165,7 +182,7 @@ class SplitWriter:
 
 def read_blocks(path: Path, dtype: np.dtype[Any], tokens: int = 1 << 22) -> Iterator[np.ndarray]:
     """Yield the ids of a shard, `tokens` at a time."""
-    with path.open("rb") as file:
+    with files.naming(path), path.open("rb") as file:
         while block := file.read(tokens * dtype.itemsize):
             yield np.frombuffer(block, dtype=dtype)
 

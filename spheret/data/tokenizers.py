@@ -196,10 +196,14 @@ SMALLEST_BPE, LARGEST_BPE = 257, 10_000_000
 TRAINING_BYTES = 1 << 27
 
 
+def _trained_size(size: str) -> int:
+    # at least the 256 bytes and the end of text
+    return whole_number("N of bpe:N", size, SMALLEST_BPE, LARGEST_BPE)
+
+
 def _trained(size: str, texts: Iterable[str]) -> Tokenizer:
     """Train a byte-level BPE vocabulary of `size` tokens on the first TRAINING_BYTES of some texts."""
-    # at least the 256 bytes and the end of text
-    count = whole_number("N of bpe:N", size, SMALLEST_BPE, LARGEST_BPE)
+    count = _trained_size(size)
     library = need("tokenizers", "data")
 
     def limited() -> Iterator[str]:
@@ -244,7 +248,7 @@ TOKENIZERS: dict[str, Callable[[str, Iterable[str]], Tokenizer]] = {
 
 
 def load(spec: str, texts: Iterable[str] = ()) -> Tokenizer:
-    """Return the tokenizer `bytes`, `gpt2`, `bpe:N` (trained on `texts`) or that of a path to a tokenizer.json."""
+    """Return the tokenizer `bytes`, `gpt2`, `bpe:N` (trained on `texts`), or the one of a tokenizer.json."""
     kind, _, option = spec.partition(":")
     if kind in TOKENIZERS:
         return TOKENIZERS[kind](option, texts)
@@ -254,6 +258,12 @@ def load(spec: str, texts: Iterable[str] = ()) -> Tokenizer:
             raise FileNotFoundError(f"no tokenizer at {spec}: give a tokenizer.json, or one of bytes, gpt2, bpe:N.")
         return JSONTokenizer(read_tokenizer(path), path.name)
     raise ValueError(f"{unknown('tokenizer', spec, ['bytes', 'gpt2', 'bpe:N'])} Or give a path to a tokenizer.json.")
+
+
+def vocabulary(spec: str) -> int:
+    """Return the vocabulary size of a tokenizer, which need not be trained yet."""
+    kind, _, size = spec.partition(":")
+    return _trained_size(size) if kind == "bpe" else load(spec).vocab_size
 
 
 def describe(tokenizer: Tokenizer) -> TokenizerRecord:

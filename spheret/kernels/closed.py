@@ -19,8 +19,10 @@ of f above. With dy for df above:
 because a step alpha times as long and a branch output alpha times as long are the same step.
 
 Vectors are float32; float64 stays float64. The few scalars of each row are float64 where the device has it. That
-costs nothing beside the row, keeps w from overflowing, and keeps the norm from drifting. The backward keeps h, f and
-three scalars per row, and r where there is a gain.
+costs nothing beside the row, keeps w from overflowing, and keeps the norm from drifting. Rows of extreme size are
+scaled by powers of two first, H = s h and F = t f, so that no dot product leaves the range of its dtype:
+z/|h| = (s/t) Z/|H|. All other rows have s = t = 1. The backward keeps h, f and five scalars per row, and r where
+there is a gain.
 """
 
 from __future__ import annotations
@@ -35,8 +37,10 @@ from spheret.retractions import P, Retraction, TensorPair
 from spheret.support.autograd import Function
 from spheret.support.precision import widest
 
-# |h|^2, <h,f> and |z|^2 of a row, each (..., 1)
-Kept = tuple[Tensor, Tensor, Tensor]
+# s, t, |H|^2, <H,F> and |Z|^2 of a row, each (..., 1)
+Kept = tuple[Tensor, ...]
+# how many tensors that is
+KEPT = 5
 
 # added to the mean square of a branch's output: float32's epsilon. The outputs of new branches have an rms near 1e-3,
 # so that the usual 1e-5 would switch the norm off
@@ -62,26 +66,58 @@ def capped(retraction: Retraction, w: Tensor, p: P, cap: float | None) -> tuple[
     return (torch.where(over, math.cos(cap), a), torch.where(over, math.sin(cap) / beta, b)), over
 
 
-class RowGeometry(NamedTuple):
-    """The parts of each row's update; all but z are (..., 1)."""
+# rows whose largest entries lie between its inverse and it are taken as they are
+ORDINARY = 2.0**32
 
-    hh: Tensor  # |h|^2, 1 for a row of zeros
+
+def power_of_two(x: Tensor) -> Tensor:
+    """What brings the largest entry of a row near 1 if it is extreme, else 1."""
+    largest = torch.linalg.vector_norm(x.detach(), math.inf, -1, keepdim=True)
+    extreme = (largest > ORDINARY) | ((largest > 0) & (largest < 1 / ORDINARY))
+    # far enough from the ends that gradients stay in range, too
+    top = math.log2(torch.finfo(x.dtype).max) - 16
+    return (-torch.where(extreme, largest, 1.0).log2().floor().clamp(-top, top)).exp2()
+
+
+def scales(h: Tensor, f: Tensor) -> TensorPair:
+    """s and t, constants in the dtype of the rows."""
+    s = power_of_two(h)
+    # where f is nothing beside h, a power that is not too far from that of h
+    return s, torch.minimum(power_of_two(f), s * _reach(s.dtype))
+
+
+def _reach(dtype: torch.dtype) -> float:
+    """The largest ratio of s and t: a step of so many radii is infinite, and its square is in range."""
+    return 2.0**254 if dtype == torch.float64 else 2.0**60
+
+
+def ratio_of(s: Tensor, t: Tensor) -> Tensor:
+    """s/t, up to `_reach` of its dtype."""
+    return (s / t).clamp(max=_reach(s.dtype))
+
+
+class RowGeometry(NamedTuple):
+    """The parts of each row's update; all but H and Z are (..., 1)."""
+
+    h: Tensor  # H
+    z: Tensor  # Z
+    norm: Tensor  # |H|, 1 for a row of zeros
+    s: Tensor
+    ratio: Tensor  # s/t, up to a limit
+    excess: Tensor  # that limit over s/t where s/t is larger, else 1
     c: Tensor
-    z: Tensor
+    rounding: Tensor  # what rounding took from c, so that Z has this part along h
     eta2: Tensor  # |z|^2 / |h|^2, 0 for a row of zeros
     w: Tensor
     live: Tensor  # whether the row is not zero
 
 
 def inverse_rms(f: Tensor) -> Tensor:
-    """r = 1/sqrt(mean f^2 + EPS) of each row, (..., 1), in f's dtype. Squares that overflow are scaled first."""
+    """r = 1/sqrt(mean f^2 + EPS) of each row, (..., 1), in f's dtype. Huge rows are scaled first."""
     scalar = widest(f.device)
-    scale = 2.0 ** -int(0.55 * math.log2(torch.finfo(f.dtype).max))
-    mean = (f * f).mean(-1, keepdim=True)
-    over = ~mean.isfinite()
-    scaled = (f * scale).square().mean(-1, keepdim=True).to(scalar)
-    near = (torch.where(over, 1.0, mean).to(scalar) + EPS).rsqrt()
-    return torch.where(over, scale * torch.where(over, scaled, 1.0).rsqrt(), near).to(f.dtype)
+    small = power_of_two(f).clamp(max=1.0)
+    mean, small = (small * f).square().mean(-1, keepdim=True).to(scalar), small.to(scalar)
+    return (small * (mean + EPS * small**2).rsqrt()).to(f.dtype)
 
 
 def normed(f: Tensor, gain: Tensor) -> Tensor:
@@ -100,22 +136,28 @@ def normed_backward(dy: Tensor, f: Tensor, gain: Tensor, r: Tensor) -> tuple[Ten
 
 
 def dots(h: Tensor, f: Tensor) -> Kept:
-    """|h|^2, <h,f> and |z|^2, the scalars that the backward keeps; |z|^2 is summed from z, so nothing cancels."""
+    """The scalars that the backward keeps; |Z|^2 is summed from Z, so nothing cancels."""
+    s, t = scales(h, f)
+    h, f = s * h, t * f
     hh = (h * h).sum(-1, keepdim=True)
     hf = (h * f).sum(-1, keepdim=True)
     z = f - (hf / torch.where(hh == 0, 1.0, hh)) * h
-    return hh, hf, (z * z).sum(-1, keepdim=True)
+    return s, t, hh, hf, (z * z).sum(-1, keepdim=True)
 
 
 def row_geometry(h: Tensor, f: Tensor, alpha: float | Tensor, kept: Kept) -> RowGeometry:
-    scalar = widest(h.device)
-    hh, hf, zz = (x.to(scalar) for x in kept)
+    h, f = kept[0] * h, kept[1] * f
+    s, t, hh, hf, zz = (x.to(widest(h.device)) for x in kept)
     # NaN is not 0, so such a row is live and comes out as NaN
-    live = hh != 0
+    live, ratio = hh != 0, ratio_of(s, t)
+    excess = (t / s * _reach(s.dtype)).clamp(max=1.0)
     hh = torch.where(live, hh, 1.0)
     c = hf / hh
-    eta2 = torch.where(live, zz / hh, 0.0)
-    return RowGeometry(hh, c, f - c.to(h.dtype) * h, eta2, _wide(alpha, h) ** 2 * eta2, live)
+    narrow = c.to(h.dtype)
+    eta2 = torch.where(live, ratio**2 * (zz / hh), 0.0)
+    w = _wide(alpha, h) ** 2 * eta2
+    z, rounding = f - narrow * h, ratio * (c - narrow)
+    return RowGeometry(h, z, hh.sqrt(), s, ratio, excess, ratio * c, rounding, eta2, w, live)
 
 
 def _wide(x: P, like: Tensor) -> P:
@@ -124,18 +166,19 @@ def _wide(x: P, like: Tensor) -> P:
 
 def forward(h: Tensor, f: Tensor, alpha: P, p: P, retraction: Retraction, cap: float | None, kept: Kept) -> Tensor:
     """out = a h + Q z, in plain torch ops that autograd can differentiate too."""
+    vector = h.dtype
     r = row_geometry(h, f, alpha, kept)
     (a, b), _ = capped(retraction, r.w, _wide(p, h), cap)
     q = torch.where(r.live, _wide(alpha, h) * b, 0.0)
-    # z was computed with a rounded c; the part along h that this left in z is taken out of the coefficient of h
-    a = a - q * (r.c - r.c.to(h.dtype))
-    return a.to(h.dtype) * h + q.to(h.dtype) * r.z
+    # the part along h that rounding c left in z is taken out of the coefficient of h
+    out = (a - q * r.rounding).to(vector) * r.h + (q * r.ratio).to(vector) * r.z
+    return out * r.s.reciprocal().to(vector)
 
 
 def backward(
     g: Tensor, h: Tensor, f: Tensor, alpha: P, p: P, retraction: Retraction, cap: float | None, kept: Kept
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The gradients of h and f, and those of alpha and p per row."""
+    """The gradients of h and f, and of alpha and p per row."""
     scalar, vector = widest(h.device), h.dtype
     r = row_geometry(h, f, alpha, kept)
     alpha, p = _wide(alpha, h), _wide(p, h)
@@ -147,20 +190,21 @@ def backward(
         db = torch.where(over, -0.5 * b / torch.where(over, r.w, 1.0), db)
     q = torch.where(r.live, alpha * b, 0.0)
 
-    # u = h/|h| and v = z/max(|z|, |h|) are vectors of norm 1 or less; coefficients with a factor 1/|h|^2 or
+    # u = h/|h| and v = Z/max(|Z|, |H|) are vectors of norm 1 or less; coefficients with a factor 1/|h|^2 or
     # |z|^2/|h|^2 would leave the range of float32 even for rows that are well inside it
-    norm = r.hh.sqrt()
-    stretch = r.eta2.clamp(min=1.0).sqrt()
-    u, v = h * norm.reciprocal().to(vector), r.z * (norm * stretch).reciprocal().to(vector)
+    stretch = (r.eta2 / r.ratio**2).clamp(min=1.0).sqrt()
+    u, v = r.h * r.norm.reciprocal().to(vector), r.z * (r.norm * stretch).reciprocal().to(vector)
+    stretch = stretch * r.ratio
     gu = (g * u).sum(-1, keepdim=True).to(scalar)
     gz = (g * v).sum(-1, keepdim=True).to(scalar) * stretch
     slope = 2 * (da * gu + alpha * db * gz)
     kh = q * gu
     kz = torch.where(r.live, alpha**2 * slope, 0.0)
 
-    df = q.to(vector) * g + (kz * stretch).to(vector) * v - kh.to(vector) * u
+    df = (r.excess * q).to(vector) * g + (r.excess * (kz * stretch)).to(vector) * v - (r.excess * kh).to(vector) * u
     dh = (a - r.c * q).to(vector) * g - ((kh + r.c * kz) * stretch).to(vector) * v
     dh = dh + (r.c * kh - kz * r.eta2).to(vector) * u
+    norm = r.norm / r.s
     dalpha = torch.where(r.live, norm * (alpha * slope * r.eta2 + b * gz), 0.0)
     if retraction.p_derivatives is None or not isinstance(p, Tensor):
         return dh, df, dalpha, None
@@ -175,17 +219,20 @@ def tangent(
 ) -> Tensor:  # fmt: skip
     """The directional derivative of out along (h, f, alpha, p)."""
     scalar, vector = widest(h.device), h.dtype
-    th, tf = (torch.zeros_like(h) if t is None else t.to(vector) for t in tangents[:2])
+    th, tf = (
+        torch.zeros_like(h) if t is None else t.to(vector) * s for t, s in zip(tangents[:2], kept[:2], strict=True)
+    )
     talpha, tp = (0.0 if t is None else t.to(scalar) for t in tangents[2:])
-    r = row_geometry(h, f, alpha, kept)
+    r, f = row_geometry(h, f, alpha, kept), kept[1] * f
     alpha, p = _wide(alpha, h), _wide(p, h)
     (a, b), over = capped(retraction, r.w, p, cap)
     da, db = retraction.derivatives(r.w, p)
-    hth = (h * th).sum(-1, keepdim=True).to(scalar) / r.hh
-    tc = ((th * f).sum(-1, keepdim=True) + (h * tf).sum(-1, keepdim=True)).to(scalar) / r.hh - 2 * r.c * hth
-    tz = tf - tc.to(vector) * h - r.c.to(vector) * th
-    ztz = (r.z * tz).sum(-1, keepdim=True).to(scalar) / r.hh
-    tw = 2 * alpha * talpha * r.eta2 + 2 * alpha**2 * ztz - 2 * r.w * hth
+    c, hh, eta2 = r.c / r.ratio, r.norm**2, r.eta2
+    hth = (r.h * th).sum(-1, keepdim=True).to(scalar) / hh
+    tc = ((th * f).sum(-1, keepdim=True) + (r.h * tf).sum(-1, keepdim=True)).to(scalar) / hh - 2 * c * hth
+    tz = tf - tc.to(vector) * r.h - c.to(vector) * th
+    ztz = r.ratio**2 * (r.z * tz).sum(-1, keepdim=True).to(scalar) / hh
+    tw = 2 * alpha * talpha * eta2 + 2 * alpha**2 * ztz - 2 * r.w * hth
     ta, tb = da * tw, db * tw
     if retraction.p_derivatives is not None and isinstance(tp, Tensor):
         ap, bp = retraction.p_derivatives(r.w, p)
@@ -193,9 +240,10 @@ def tangent(
     if over is not None:
         ta = torch.where(over, 0.0, ta)
         tb = torch.where(over, -0.5 * b * tw / torch.where(over, r.w, 1.0), tb)
-    q = torch.where(r.live, alpha * b, 0.0)
-    tq = torch.where(r.live, talpha * b + alpha * tb, 0.0)
-    return ta.to(vector) * h + a.to(vector) * th + tq.to(vector) * r.z + q.to(vector) * tz
+    q = torch.where(r.live, r.ratio * alpha * b, 0.0)
+    tq = torch.where(r.live, r.ratio * (talpha * b + alpha * tb), 0.0)
+    out = ta.to(vector) * r.h + a.to(vector) * th + tq.to(vector) * r.z + q.to(vector) * tz
+    return out * r.s.reciprocal().to(vector)
 
 
 def gradients(
@@ -207,13 +255,13 @@ def gradients(
     wide_h, wide_f, dgain = h.to(vector), f.to(vector), None
     if gain is None:
         kept = dots(wide_h, wide_f) if kept is None else kept
-        dh, df, dalpha, dp = backward(g.to(vector), wide_h, wide_f, alpha, p, retraction, cap, kept[:3])
+        dh, df, dalpha, dp = backward(g.to(vector), wide_h, wide_f, alpha, p, retraction, cap, kept)
     else:
         wide_gain = gain.to(vector)
-        r = inverse_rms(wide_f) if kept is None else kept[3]
+        r = inverse_rms(wide_f) if kept is None else kept[KEPT]
         y = wide_gain * (wide_f * r)
         kept = dots(wide_h, y) if kept is None else kept
-        dh, dy, dalpha, dp = backward(g.to(vector), wide_h, y, alpha, p, retraction, cap, kept[:3])
+        dh, dy, dalpha, dp = backward(g.to(vector), wide_h, y, alpha, p, retraction, cap, kept[:KEPT])
         df, dgain = normed_backward(dy, wide_f, wide_gain, r)
     return dh.to(h.dtype), df.to(f.dtype), dalpha, dp, dgain
 
@@ -317,9 +365,10 @@ def normalize(h: Tensor, radius: float | Tensor) -> Tensor:
     """radius h/|h|; a row of zeros stays zero, and its gradient is 0."""
     vector = compute_dtype(h)
     x = h.to(vector)
+    x = power_of_two(x) * x
     hh = (x * x).detach().sum(-1, keepdim=True).to(widest(h.device))
     live = hh != 0
-    # h/|h| does not depend on the length of h, so a first, constant scaling keeps tiny and huge rows in range
+    # h/|h| does not depend on the length of h, so a first, constant scaling leaves little to the second
     x = x * torch.where(live, hh, 1.0).rsqrt().to(vector)
     square = torch.where(live, (x * x).sum(-1, keepdim=True).to(widest(h.device)), 1.0)
     inverse = torch.where(live, square.rsqrt(), 0.0)
@@ -329,10 +378,10 @@ def normalize(h: Tensor, radius: float | Tensor) -> Tensor:
 def norm_gradients(g: Tensor, h: Tensor, radius: P) -> tuple[Tensor, Tensor]:
     """dh, and the gradient of radius per row, in torch ops that can be differentiated again."""
     vector = compute_dtype(h)
-    u = normalize(h.to(vector), 1.0)
-    wide = g.to(vector)
+    x, wide = h.to(vector), g.to(vector)
+    u, s = normalize(x, 1.0), power_of_two(x)
     along = (wide * u).sum(-1, keepdim=True)
-    hh = (h.to(vector) ** 2).sum(-1, keepdim=True).to(widest(h.device))
+    hh = ((s * x) ** 2).sum(-1, keepdim=True).to(widest(h.device))
     inverse = torch.where(hh == 0, 0.0, torch.where(hh == 0, 1.0, hh).rsqrt())
     scale = (_wide(radius, h) * inverse).to(vector)
-    return (scale * (wide - along * u)).to(h.dtype), along
+    return (s * (scale * (wide - along * u))).to(h.dtype), along

@@ -217,8 +217,8 @@ def retract(
         The next state, computed in float32 or better, in the dtype of h.
 
     A row of zeros in h has no direction. It stays zero, its gradient passes through unchanged, and the gradient of f
-    is 0 there. In float32 every row of norm below about 1e-22 counts as zero, because squares underflow. NaN in a row
-    of h or f comes out as NaN in that row, and only there.
+    is 0 there. All other rows keep their digits, from the smallest numbers of their dtype to the largest. NaN or
+    infinity in a row of h or f comes out as NaN in that row, and only there.
 
     Paper: Eq. 3 (GeoNorm), Eq. 6 (Proj-SpheretNorm), Eq. 9 (Cay-SpheretNorm) and Eq. 10 (p-SpheretNorm).
     """

@@ -29,6 +29,7 @@ class Kernel:
     | `device` | the type of device that it runs on; None for any |
     | `dtypes` | those of the rows that it takes |
     | `kinds` | the retractions that it has code for, by their `kind` |
+    | `kept` | how many float32 scalars per row its forward keeps; one more with a gain |
     | `missing()` | the reason why this machine does not have the kernel, or None if it does |
     | `forward(h, f, alpha, p, gain, kind, cap)` | returns out, kept |
     | `backward(g, h, f, alpha, p, gain, kind, cap, kept)` | returns dh, df, dalpha, dp, dgain |
@@ -45,14 +46,15 @@ class Kernel:
     device: str | None
     dtypes: Collection[torch.dtype]
     kinds: Collection[str]
+    kept: int
     missing: Callable[[], str | None]
     forward: Callable[..., tuple[Tensor, Tensor]]
-    backward: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]]
+    backward: Callable[..., Any]
     norm_forward: Callable[[Tensor, P], tuple[Tensor, Tensor]]
     norm_backward: Callable[[Tensor, Tensor, P, Tensor], tuple[Tensor, Tensor]]
 
     def __post_init__(self) -> None:
-        self.forward_op, self.backward_op = _operators(self.name, self.forward, self.backward)
+        self.forward_op, self.backward_op = _operators(self)
 
     def why_not(self, h: Tensor, f: Tensor, retraction: Retraction, p: P) -> str | None:
         """The reason why the kernel cannot take such a call, or None if it can."""
@@ -135,28 +137,28 @@ class _Normalize(torch.autograd.Function):
         return dh, closed.reduce_to(dradius, radius) if learned else None, None
 
 
-def _operators(name: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> tuple[Any, Any]:
+def _operators(kernel: Kernel) -> tuple[Any, Any]:
     """The ops of a kernel, for torch.compile."""
 
-    @torch.library.custom_op(f"spheret::{name}_forward", mutates_args=())
+    @torch.library.custom_op(f"spheret::{kernel.name}_forward", mutates_args=())
     def forward_op(
         h: Tensor, f: Tensor, alpha: Tensor, p: Tensor, gain: Tensor | None, kind: str, cap: float | None
     ) -> tuple[Tensor, Tensor]:
-        return forward(h.contiguous(), f.contiguous(), alpha, p, _vector(gain), kind, cap)
+        return kernel.forward(h.contiguous(), f.contiguous(), alpha, p, _vector(gain), kind, cap)
 
     @forward_op.register_fake
     def _(h: Tensor, f: Tensor, alpha: Tensor, p: Tensor, gain: Tensor | None, *_: Any) -> tuple[Tensor, Tensor]:
-        n = h.numel() // h.shape[-1]
-        return h.new_empty(h.shape), h.new_empty((n, 3 if gain is None else 4), dtype=torch.float32)
+        kept = (h.numel() // h.shape[-1], kernel.kept + (gain is not None))
+        return h.new_empty(h.shape), h.new_empty(kept, dtype=torch.float32)
 
     # an op returns only tensors, so the gradient of a gain that is None is a tensor without elements
-    @torch.library.custom_op(f"spheret::{name}_backward", mutates_args=())
+    @torch.library.custom_op(f"spheret::{kernel.name}_backward", mutates_args=())
     def backward_op(
         g: Tensor, h: Tensor, f: Tensor, alpha: Tensor, p: Tensor, gain: Tensor | None, kind: str,
         cap: float | None, kept: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         rows = (x.contiguous() for x in (g, h, f))
-        dh, df, dalpha, dp, dgain = backward(*rows, alpha, p, _vector(gain), kind, cap, kept)
+        dh, df, dalpha, dp, dgain = kernel.backward(*rows, alpha, p, _vector(gain), kind, cap, kept)
         dalpha, dp = closed.reduce_to(dalpha, alpha).clone(), closed.reduce_to(dp, p).clone()
         return dh, df, dalpha, dp, h.new_empty(0) if gain is None else dgain.to(gain.dtype, copy=True)
 

@@ -5,6 +5,8 @@
 //   c = <h,f>/<h,h>   z = f - c h   w = alpha^2 <z,z>/<h,h>   out = a(w) h + alpha b(w) z
 //
 // The normed functions take y = gain f/sqrt(mean f^2 + EPS) for f, in the same pass.
+// Rows of extreme size, whose squares leave the range of float, are counted and left to native.py, marked by a first
+// scalar of -1.
 // This file includes itself once per pair of types H and F, of stream and branch, and each time once more for the
 // normed functions. NAME(forward) of float and bfloat16 is forward_f32_bf16.
 #ifndef ROWS
@@ -147,6 +149,15 @@ static inline void put_bf16(bf16 *x, float v) { vec wide = {v}; *x = narrow(wide
 static inline int aligned(const void *x, int64_t row_bytes) {
     return ((uintptr_t)x % 64 == 0) && (row_bytes % (2 * LANES) == 0) && (row_bytes % 64 == 0);
 }
+// whether a sum of squares is so small or large that others of its row may be out of range; NaN is, too
+static inline int extreme(double squares) { return !(squares > 0x1p-90 && squares < 0x1p110); }
+#define DEFINE_ZERO(T) static int zero_##T(const T *x, int64_t d) { \
+    for (int64_t i = 0; i < d; i++) if (one_##T(x + i) != 0) return 0; \
+    return 1; \
+}
+DEFINE_ZERO(f32)
+DEFINE_ZERO(bf16)
+
 static inline void fence(int stream) {
 #ifdef __AVX__
     if (stream) _mm_sfence();
@@ -209,15 +220,16 @@ static inline void fence(int stream) {
 #define PUT_DF_ONE(i, value) JOIN(put_, F)(df + i, value)
 #endif
 
+// All four functions return the number of extreme rows.
 // kept: |h|^2, <h,f> and |z|^2 per row, and the scale if f is normed
-void NAME(forward)(const H *h_, const F *f_, const float *gain, H *out_, float *kept, int64_t n, int64_t d,
+int64_t NAME(forward)(const H *h_, const F *f_, const float *gain, H *out_, float *kept, int64_t n, int64_t d,
                    double alpha_, const float *alphas, int kind, double p, double cap, int threads, int stream) {
-    int64_t whole = d - d % LANES;
+    int64_t whole = d - d % LANES, far = 0;
     double cos_cap = cos(cap), sin_cap = sin(cap);
     stream = stream && aligned(out_, d * sizeof(H));
 #pragma omp parallel num_threads(threads)
     {
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) reduction(+:far)
         for (int64_t r = 0; r < n; r++) {
             const H *h = h_ + r * d;
             const F *f = f_ + r * d;
@@ -252,16 +264,15 @@ void NAME(forward)(const H *h_, const F *f_, const float *gain, H *out_, float *
             hh += total(hh_); hf += total(hf_); ff += total(ff_);
 #ifdef NORMED
             nn += total(nn_);
-            if (!isfinite(nn + ff + hf)) {  // the squares of huge entries overflow in float32, and not in double
-                nn = hf = ff = 0;
-                for (int64_t i = 0; i < d; i++) {
-                    double x = JOIN(one_, H)(h + i), v = JOIN(one_, F)(f + i), y = v * gain[i];
-                    nn += v * v; hf += x * y; ff += y * y;
-                }
-            }
             float scale = 1 / sqrt(nn / d + EPS);
             hf *= scale; ff *= (double)scale * scale;
 #endif
+            if ((extreme(hh) && !JOIN(zero_, H)(h, d)) ||
+                (extreme(ff) && !JOIN(zero_, F)(f, d) IF_NORMED(&& !zero_f32(gain, d)))) {
+                kept[KEPT * r] = -1;
+                far++;
+                continue;
+            }
             int live = (float)hh != 0;
             float c = live ? hf / hh : 0;
             double exact = live ? hf / hh : 0, zz = ff - exact * hf;
@@ -302,20 +313,21 @@ void NAME(forward)(const H *h_, const F *f_, const float *gain, H *out_, float *
         }
         fence(stream);
     }
+    return far;
 }
 
 // dalpha: one value, or one per row if every row has its own alpha; dp: one value.
 // partial: memory for two values per chunk, which are added in order; gains: the same for the gain, a row per chunk.
 // df is scale (gain dy - t n) with dy the gradient of y = gain n, n = scale f and t = <n, gain dy>/d = alpha dalpha/d
-void NAME(backward)(const H *g_, const H *h_, const F *f_, const float *gain, const float *kept, H *dh_,
+int64_t NAME(backward)(const H *g_, const H *h_, const F *f_, const float *gain, const float *kept, H *dh_,
                     F *df_, float *dalpha, float *dp, float *dgain, double *partial, float *gains, int64_t n, int64_t d,
                     double alpha_, const float *alphas, int kind, double p, double cap, int threads, int stream) {
-    int64_t whole = d - d % LANES;
+    int64_t whole = d - d % LANES, far = 0;
     double cos_cap = cos(cap), sin_cap = sin(cap);
     stream = stream && aligned(dh_, d * sizeof(H)) && aligned(df_, d * sizeof(F));
 #pragma omp parallel num_threads(threads)
     {
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) reduction(+:far)
         for (int64_t chunk = 0; chunk < (n + CHUNK - 1) / CHUNK; chunk++) {
             double sum_alpha = 0, sum_p = 0;
             IF_NORMED(float *sums = gains + chunk * d; memset(sums, 0, d * sizeof *sums);)
@@ -325,6 +337,7 @@ void NAME(backward)(const H *g_, const H *h_, const F *f_, const float *gain, co
                 H *dh = dh_ + r * d;
                 F *df = df_ + r * d;
                 const float *k_ = kept + KEPT * r;
+                if (k_[0] < 0) { far++; continue; }
                 int live = k_[0] != 0;
                 double hh = live ? k_[0] : 1, c = k_[1] / hh, eta2 = live ? k_[2] / hh : 0;
                 IF_NORMED(float scale = k_[3];)
@@ -410,17 +423,18 @@ void NAME(backward)(const H *g_, const H *h_, const F *f_, const float *gain, co
     }
     if (!alphas) *dalpha = sum_alpha;
     *dp = sum_p;
+    return far;
 }
 
 #if defined NORM && !defined NORMED
 // where a spherical stream starts: out = radius h/|h|; kept: |h|^2 per row
-void JOIN(norm_forward_, H)(const H *h_, H *out_, float *kept, int64_t n, int64_t d, double radius, int threads,
+int64_t JOIN(norm_forward_, H)(const H *h_, H *out_, float *kept, int64_t n, int64_t d, double radius, int threads,
                             int stream) {
-    int64_t whole = d - d % LANES;
+    int64_t whole = d - d % LANES, far = 0;
     stream = stream && aligned(out_, d * sizeof(H));
 #pragma omp parallel num_threads(threads)
     {
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) reduction(+:far)
         for (int64_t r = 0; r < n; r++) {
             const H *h = h_ + r * d;
             H *out = out_ + r * d;
@@ -436,6 +450,7 @@ void JOIN(norm_forward_, H)(const H *h_, H *out_, float *kept, int64_t n, int64_
             }
             for (int64_t i = whole; i < d; i++) { float x = JOIN(one_, H)(h + i); hh += (double)x * x; }
             hh += total(hh_);
+            if (extreme(hh) && !JOIN(zero_, H)(h, d)) { kept[r] = -1; far++; continue; }
             kept[r] = hh;
             float scale = (float)hh != 0 ? radius / sqrt(hh) : 0;
             for (int64_t i = 0; i < whole; i += LANES)
@@ -444,20 +459,22 @@ void JOIN(norm_forward_, H)(const H *h_, H *out_, float *kept, int64_t n, int64_
         }
         fence(stream);
     }
+    return far;
 }
 
-void JOIN(norm_backward_, H)(const H *g_, const H *h_, const float *kept, H *dh_, float *dradius, double *partial,
+int64_t JOIN(norm_backward_, H)(const H *g_, const H *h_, const float *kept, H *dh_, float *dradius, double *partial,
                              int64_t n, int64_t d, double radius, int threads, int stream) {
-    int64_t whole = d - d % LANES;
+    int64_t whole = d - d % LANES, far = 0;
     stream = stream && aligned(dh_, d * sizeof(H));
 #pragma omp parallel num_threads(threads)
     {
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) reduction(+:far)
         for (int64_t chunk = 0; chunk < (n + CHUNK - 1) / CHUNK; chunk++) {
             double sum = 0;
             for (int64_t r = chunk * CHUNK; r < n && r < (chunk + 1) * CHUNK; r++) {
                 const H *g = g_ + r * d, *h = h_ + r * d;
                 H *dh = dh_ + r * d;
+                if (kept[r] < 0) { far++; continue; }
                 double inverse = kept[r] != 0 ? 1 / sqrt(kept[r]) : 0, gu = 0;
                 float iu = inverse;
                 vec gu_ = {0};
@@ -487,6 +504,7 @@ void JOIN(norm_backward_, H)(const H *g_, const H *h_, const float *kept, H *dh_
     double sum = 0;
     for (int64_t chunk = 0; chunk < (n + CHUNK - 1) / CHUNK; chunk++) sum += partial[chunk];
     *dradius = sum;
+    return far;
 }
 #endif
 #undef NAME

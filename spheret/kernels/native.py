@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spheret.kernels import closed
 from spheret.kernels.fused import Kernel
-from spheret.retractions import P
+from spheret.retractions import RETRACTIONS, P, Retraction, angular
 from spheret.support.autograd import constant_when_traced
 from spheret.support.cache import cache_directory
 
@@ -38,6 +39,8 @@ if sys.platform == "darwin":
 KINDS = {"projection": 0, "cayley": 1, "angular": 2, "exponential": 3}
 # rows per partial sum of dalpha and dp, as in native.c
 CHUNK = 64
+# the scalars that the forward keeps per row, as in native.c: |h|^2, <h,f> and |z|^2
+KEPT = 3
 # larger results are written past the cache, because they would not stay there until they are read
 STREAM_BYTES = 8 << 20
 # below this size a second thread costs more time than it saves
@@ -149,7 +152,7 @@ def _load() -> ctypes.CDLL | str:
     }
     for name, types in signatures.items():
         function = getattr(library, name)
-        function.argtypes, function.restype = types, None
+        function.argtypes, function.restype = types, size
     return library
 
 
@@ -199,6 +202,26 @@ def _shared(h: Tensor, alpha: P, p: P, kind: str, cap: float | None) -> tuple[tu
     return (n, d, _number(alpha), _pointer(alphas), KINDS[kind], p, cap, _threads(n * d), _stream(h)), alphas
 
 
+def _extreme(kept: Tensor) -> Tensor:
+    """The indices of the rows that C leaves to the closed form."""
+    return (_flat(kept)[:, 0] < 0).nonzero().squeeze(1)
+
+
+def _flat(x: Tensor) -> Tensor:
+    return x.view(-1, x.shape[-1])
+
+
+def _rows(index: Tensor, tensors: tuple[Tensor, ...], alpha: P) -> tuple[Any, ...]:
+    """These rows of the tensors, with their alpha."""
+    if isinstance(alpha, Tensor) and alpha.numel() != 1:
+        alpha = alpha.detach().expand(*tensors[0].shape[:-1], 1).reshape(-1, 1)[index]
+    return *(_flat(x)[index] for x in tensors), alpha
+
+
+def _retraction(kind: str, p: P) -> Retraction:
+    return angular(p) if kind == "angular" else RETRACTIONS[kind]
+
+
 def forward(
     h: Tensor, f: Tensor, alpha: P, p: P, gain: Tensor | None, kind: str, cap: float | None
 ) -> tuple[Tensor, Tensor]:
@@ -207,9 +230,12 @@ def forward(
     They are |h|^2, <h,f> and |z|^2, and with a gain 1/sqrt(mean f^2 + EPS), as (n, 3) or (n, 4) float32.
     """
     rest, _alphas = _shared(h, alpha, p, kind, cap)
-    out, kept = torch.empty_like(h), _empty(rest[0], 3 if gain is None else 4)
+    out, kept = torch.empty_like(h), _empty(rest[0], KEPT if gain is None else KEPT + 1)
     name = "forward" if gain is None else "normed_forward"
-    _function(name, h.dtype, f.dtype)(*map(_pointer, (h, f, gain, out, kept)), *rest)
+    if _function(name, h.dtype, f.dtype)(*map(_pointer, (h, f, gain, out, kept)), *rest):
+        index = _extreme(kept)
+        far_h, far_f, alphas = _rows(index, (h, f), alpha)
+        _flat(out)[index] = closed.retract(far_h, far_f, alphas, _retraction(kind, p), p, cap, gain)
     return out, kept
 
 
@@ -227,7 +253,18 @@ def backward(
     if gain is not None:
         name, dgain, gains = "normed_backward", torch.empty_like(gain), _empty(chunks, h.shape[-1])
     tensors = (g, h, f, gain, kept, dh, df, dalpha, dp, dgain, partial, gains)
-    _function(name, h.dtype, f.dtype)(*map(_pointer, tensors), *rest)
+    if _function(name, h.dtype, f.dtype)(*map(_pointer, tensors), *rest):
+        index = _extreme(kept)
+        far_g, far_h, far_f, per_row = _rows(index, (g, h, f), alpha)
+        more = closed.gradients(far_g, far_h, far_f, per_row, p, gain, _retraction(kind, p), cap)
+        _flat(dh)[index], _flat(df)[index] = more[:2]
+        if alphas is None:
+            dalpha += more[2].sum()
+        else:
+            _flat(dalpha)[index] = more[2].float()
+        for total, part in ((dp, more[3]), (dgain, more[4])):
+            if total is not None and part is not None:
+                total += part.sum() if total is dp else part
     return dh, df, dalpha, dp, dgain
 
 
@@ -239,8 +276,10 @@ def _norm_shared(h: Tensor, radius: P) -> tuple[Any, ...]:
 def norm_forward(h: Tensor, radius: P) -> tuple[Tensor, Tensor]:
     """radius h/|h| of contiguous rows, and |h|^2 of each row."""
     rest = _norm_shared(h, radius)
-    out, kept = torch.empty_like(h), _empty(rest[0])
-    _function("norm_forward", h.dtype)(h.data_ptr(), out.data_ptr(), kept.data_ptr(), *rest)
+    out, kept = torch.empty_like(h), _empty(rest[0], 1)
+    if _function("norm_forward", h.dtype)(h.data_ptr(), out.data_ptr(), kept.data_ptr(), *rest):
+        index = _extreme(kept)
+        _flat(out)[index] = closed.normalize(_flat(h)[index], radius)
     return out, kept
 
 
@@ -249,8 +288,11 @@ def norm_backward(g: Tensor, h: Tensor, radius: P, kept: Tensor) -> tuple[Tensor
     rest = _norm_shared(h, radius)
     dh, dradius = torch.empty_like(h), _empty(*(radius.shape if isinstance(radius, Tensor) else (1,)))
     partial = _empty((rest[0] + CHUNK - 1) // CHUNK, dtype=torch.float64)
-    _function("norm_backward", h.dtype)(*(t.data_ptr() for t in (g, h, kept, dh, dradius, partial)), *rest)
+    if _function("norm_backward", h.dtype)(*(t.data_ptr() for t in (g, h, kept, dh, dradius, partial)), *rest):
+        index = _extreme(kept)
+        _flat(dh)[index], along = closed.norm_gradients(_flat(g)[index], _flat(h)[index], radius)
+        dradius += along.sum()
     return dh, dradius
 
 
-KERNEL = Kernel("native", "cpu", DTYPES, KINDS, missing, forward, backward, norm_forward, norm_backward)
+KERNEL = Kernel("native", "cpu", DTYPES, KINDS, KEPT, missing, forward, backward, norm_forward, norm_backward)

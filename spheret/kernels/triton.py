@@ -28,6 +28,8 @@ TILE = 2048
 NORMED_ROW = 4096
 # tiles of rows per program of the backward with a gain: their share of the gain's gradient is one row of memory
 STRIP = 16
+# the scalars that the forward keeps per row: the powers of two that scale h and f, |h|^2, <h,f> and |z|^2
+KEPT = 5
 
 
 @functools.cache
@@ -104,7 +106,7 @@ def forward(
     from spheret.kernels import triton_rows
 
     out = torch.empty_like(h)
-    kept = _empty(h, h.numel() // h.shape[-1], 3 if gain is None else 4)
+    kept = _empty(h, h.numel() // h.shape[-1], KEPT if gain is None else KEPT + 1)
     if h.numel():
         _launch(triton_rows.forward_rows, (h, f, gain, out, kept), h, alpha, p, gain, kind, cap)
     return out, kept
@@ -136,10 +138,10 @@ def _norm_launch(kernel: Any, tensors: tuple[Tensor, ...], radius: P) -> None:
 
 
 def norm_forward(h: Tensor, radius: P) -> tuple[Tensor, Tensor]:
-    """radius h/|h| of contiguous rows, and |h|^2 of each row."""
+    """radius h/|h| of contiguous rows, and of each row |h|^2 and the power of two that scales it."""
     from spheret.kernels import triton_rows
 
-    out, kept = torch.empty_like(h), _empty(h, h.numel() // h.shape[-1])
+    out, kept = torch.empty_like(h), _empty(h, h.numel() // h.shape[-1], 2)
     if h.numel():
         _norm_launch(triton_rows.norm_forward_rows, (h, out, kept), radius)
     return out, kept
@@ -155,4 +157,4 @@ def norm_backward(g: Tensor, h: Tensor, radius: P, kept: Tensor) -> tuple[Tensor
     return dh, sums
 
 
-KERNEL = Kernel("triton", DEVICE, DTYPES, KINDS, missing, forward, backward, norm_forward, norm_backward)
+KERNEL = Kernel("triton", DEVICE, DTYPES, KINDS, KEPT, missing, forward, backward, norm_forward, norm_backward)

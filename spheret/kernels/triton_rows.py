@@ -5,7 +5,8 @@
 
 Only `turn` depends on the retraction: it returns a, sin theta, b, the slope theta'(beta), 2 db/dw and
 (dtheta/dp)/beta. Everything is float32 in registers. Steps of any length that float32 can hold stay in range, because
-the backward uses z/max(|z|, |h|). Rows wider than a tile are read in a loop; the second read comes from the cache.
+the backward uses z/max(|z|, |h|), and rows of extreme size are scaled by powers of two, as in closed.py. Rows wider
+than a tile are read in a loop; the second read comes from the cache.
 
 With a gain, y = gain f/sqrt(mean f^2 + EPS) takes the place of f. A program of the backward then goes through STRIP
 tiles of rows and adds up the gradient of the gain, so that little of it goes through memory.
@@ -98,7 +99,7 @@ def turn(beta, p, cap, cos_cap, sin_cap, KIND: tl.constexpr, CAPPED: tl.constexp
             x = tl.minimum(beta / p, 1e8)
             u = x * x
             ratio = _atan_ratio(u)
-            slope = 1.0 / (1.0 + u)
+            slope = 1.0 / (1.0 + (beta / p) * (beta / p))
             rise = _atan_ratio_slope(u, ratio)
             bend = rise / (p * p)
             by_p = -2.0 * u * rise / p
@@ -166,6 +167,32 @@ def _branch(f, gain, rms):
 
 
 @triton.jit
+def _scaled_rows(h_ptr, f_ptr, gain_ptr, base, columns, ok, d, rms, s, t, GAIN: tl.constexpr):
+    """A tile of s h and of t f, where f is the branch's output as the update takes it."""
+    h = tl.load(h_ptr + base + columns, mask=ok, other=0.0).to(tl.float32)
+    f = tl.load(f_ptr + base + columns, mask=ok, other=0.0).to(tl.float32)
+    if GAIN:
+        f = _branch(f, tl.load(gain_ptr + columns, mask=columns < d, other=0.0), rms)
+    return h * s, f * t
+
+
+@triton.jit
+def _power_of_two(largest):
+    """What brings the largest entry of a row near 1 if it is extreme, else 1. The exponent of a float is its bits."""
+    exponent = tl.minimum(largest.to(tl.int32, bitcast=True) >> 23, 253)
+    power = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+    extreme = (largest > 4294967296.0) | ((largest > 0.0) & (largest < 2.3283064365386963e-10))
+    return tl.where(extreme, power, 1.0)
+
+
+@triton.jit
+def _scales(h_largest, f_largest):
+    """s and t for h and f: t is not too far above s."""
+    s = _power_of_two(h_largest)
+    return s, tl.minimum(_power_of_two(f_largest), s * 1152921504606846976.0)
+
+
+@triton.jit
 def forward_rows(
     h_ptr, f_ptr, gain_ptr, out_ptr, kept_ptr, n, d, alpha_ptr, alpha_value, p_ptr, p_value, cap, cos_cap, sin_cap,
     KIND: tl.constexpr, CAPPED: tl.constexpr, ALPHA: tl.constexpr, P: tl.constexpr,
@@ -177,6 +204,7 @@ def forward_rows(
     base = rows * d
     alpha = _scalar(alpha_ptr, alpha_value, rows, row_ok, ALPHA)
     p = _scalar(p_ptr, p_value, rows, row_ok, P)
+    rms = tl.full(rows.shape, 1.0, tl.float32)
 
     if LOOP:
         if GAIN:
@@ -189,15 +217,19 @@ def forward_rows(
                 scaled_sum += _scaled_square(f)
             squares = tl.sum(squares_sum, axis=1, keep_dims=True)
             rms = _inverse_rms(squares, tl.sum(scaled_sum, axis=1, keep_dims=True), d)
+        h_largest = tl.zeros((ROWS, BLOCK), tl.float32)
+        f_largest = tl.zeros((ROWS, BLOCK), tl.float32)
+        for start in range(0, d, BLOCK):
+            ok = row_ok & (start + columns < d)
+            h, f = _scaled_rows(h_ptr, f_ptr, gain_ptr, base, start + columns, ok, d, rms, 1.0, 1.0, GAIN)
+            h_largest = tl.maximum(h_largest, tl.abs(h))
+            f_largest = tl.maximum(f_largest, tl.abs(f))
+        s, t = _scales(tl.max(h_largest, axis=1, keep_dims=True), tl.max(f_largest, axis=1, keep_dims=True))
         hh_sum = tl.zeros((ROWS, BLOCK), tl.float32)
         hf_sum = tl.zeros((ROWS, BLOCK), tl.float32)
         for start in range(0, d, BLOCK):
             ok = row_ok & (start + columns < d)
-            h = tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
-            f = tl.load(f_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
-            if GAIN:
-                gain = tl.load(gain_ptr + start + columns, mask=start + columns < d, other=0.0)
-                f = _branch(f, gain, rms)
+            h, f = _scaled_rows(h_ptr, f_ptr, gain_ptr, base, start + columns, ok, d, rms, s, t, GAIN)
             hh_sum += h * h
             hf_sum += h * f
         hh = tl.sum(hh_sum, axis=1, keep_dims=True)
@@ -208,11 +240,7 @@ def forward_rows(
         hz_sum = tl.zeros((ROWS, BLOCK), tl.float32)
         for start in range(0, d, BLOCK):
             ok = row_ok & (start + columns < d)
-            h = tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
-            f = tl.load(f_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
-            if GAIN:
-                gain = tl.load(gain_ptr + start + columns, mask=start + columns < d, other=0.0)
-                f = _branch(f, gain, rms)
+            h, f = _scaled_rows(h_ptr, f_ptr, gain_ptr, base, start + columns, ok, d, rms, s, t, GAIN)
             z = f - c * h
             zz_sum += z * z
             hz_sum += h * z
@@ -226,6 +254,8 @@ def forward_rows(
             squares = tl.sum(f * f, axis=1, keep_dims=True)
             rms = _inverse_rms(squares, tl.sum(_scaled_square(f), axis=1, keep_dims=True), d)
             f = _branch(f, tl.load(gain_ptr + columns, mask=columns < d, other=0.0), rms)
+        s, t = _scales(tl.max(tl.abs(h), axis=1, keep_dims=True), tl.max(tl.abs(f), axis=1, keep_dims=True))
+        h, f = h * s, f * t
         hh = tl.sum(h * h, axis=1, keep_dims=True)
         hf = tl.sum(h * f, axis=1, keep_dims=True)
         live = hh != 0.0
@@ -235,30 +265,31 @@ def forward_rows(
         hz = tl.sum(h * z, axis=1, keep_dims=True)
 
     safe = tl.where(live, hh, 1.0)
-    eta = tl.where(live, _ratio(zz, safe), 0.0)
+    ratio = tl.minimum(tl.div_rn(s, t), 1152921504606846976.0)
+    eta = tl.where(live, _ratio(zz, safe), 0.0) * ratio
     a, _, b, _, _, _ = turn(tl.abs(alpha) * eta, p, cap, cos_cap, sin_cap, KIND, CAPPED)
-    q = tl.where(live, alpha * b, 0.0)
+    q = tl.where(live, alpha * b, 0.0) * ratio
     # the part along h that rounding left in z is taken out of the coefficient of h
     a = a - q * (hz / safe)
+    back = tl.div_rn(tl.full(s.shape, 1.0, tl.float32), s)
 
     if LOOP:
         for start in range(0, d, BLOCK):
             ok = row_ok & (start + columns < d)
-            h = tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
-            f = tl.load(f_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
-            if GAIN:
-                gain = tl.load(gain_ptr + start + columns, mask=start + columns < d, other=0.0)
-                f = _branch(f, gain, rms)
-            z = f - c * h
-            tl.store(out_ptr + base + start + columns, (a * h + q * z).to(out_ptr.dtype.element_ty), mask=ok)
+            h, f = _scaled_rows(h_ptr, f_ptr, gain_ptr, base, start + columns, ok, d, rms, s, t, GAIN)
+            out = back * (a * h + q * (f - c * h))
+            tl.store(out_ptr + base + start + columns, out.to(out_ptr.dtype.element_ty), mask=ok)
     else:
-        tl.store(out_ptr + base + columns, (a * h + q * z).to(out_ptr.dtype.element_ty), mask=row_ok & (columns < d))
-    kept = kept_ptr + (4 if GAIN else 3) * rows
-    tl.store(kept, hh, mask=row_ok)
-    tl.store(kept + 1, hf, mask=row_ok)
-    tl.store(kept + 2, zz, mask=row_ok)
+        out = back * (a * h + q * z)
+        tl.store(out_ptr + base + columns, out.to(out_ptr.dtype.element_ty), mask=row_ok & (columns < d))
+    kept = kept_ptr + (6 if GAIN else 5) * rows
+    tl.store(kept, s, mask=row_ok)
+    tl.store(kept + 1, t, mask=row_ok)
+    tl.store(kept + 2, hh, mask=row_ok)
+    tl.store(kept + 3, hf, mask=row_ok)
+    tl.store(kept + 4, zz, mask=row_ok)
     if GAIN:
-        tl.store(kept + 3, rms, mask=row_ok)
+        tl.store(kept + 5, rms, mask=row_ok)
 
 
 @triton.jit
@@ -279,20 +310,22 @@ def backward_rows(
         base = rows * d
         alpha = _scalar(alpha_ptr, alpha_value, rows, row_ok, ALPHA)
         p = _scalar(p_ptr, p_value, rows, row_ok, P)
-        kept = kept_ptr + (4 if GAIN else 3) * rows
-        hh = tl.load(kept, mask=row_ok, other=1.0)
-        hf = tl.load(kept + 1, mask=row_ok, other=0.0)
-        zz = tl.load(kept + 2, mask=row_ok, other=0.0)
-        if GAIN:
-            rms = tl.load(kept + 3, mask=row_ok, other=0.0)
+        kept = kept_ptr + (6 if GAIN else 5) * rows
+        s = tl.load(kept, mask=row_ok, other=1.0)
+        t = tl.load(kept + 1, mask=row_ok, other=1.0)
+        hh = tl.load(kept + 2, mask=row_ok, other=1.0)
+        hf = tl.load(kept + 3, mask=row_ok, other=0.0)
+        zz = tl.load(kept + 4, mask=row_ok, other=0.0)
+        rms = tl.load(kept + 5, mask=row_ok, other=0.0) if GAIN else alpha
         live = hh != 0.0
         safe = tl.where(live, hh, 1.0)
         c = tl.where(live, tl.div_rn(hf, safe), 0.0)
         norm = tl.sqrt_rn(safe)
-        eta = tl.where(live, _ratio(zz, safe), 0.0)
+        ratio = tl.minimum(tl.div_rn(s, t), 1152921504606846976.0)
+        eta = tl.where(live, _ratio(zz, safe), 0.0) * ratio
         stretch = tl.maximum(eta, 1.0)
         to_u = 1.0 / norm
-        to_v = to_u / stretch
+        to_v = to_u / stretch * ratio
 
         if LOOP:
             gu_sum = tl.zeros((ROWS, BLOCK), tl.float32)
@@ -305,6 +338,7 @@ def backward_rows(
                 if GAIN:
                     gain = tl.load(gain_ptr + start + columns, mask=start + columns < d, other=0.0)
                     f = _branch(f, gain, rms)
+                h, f = h * s, f * t
                 gu_sum += g * (h * to_u)
                 gv_sum += g * ((f - c * h) * to_v)
             gu = tl.sum(gu_sum, axis=1, keep_dims=True)
@@ -317,11 +351,16 @@ def backward_rows(
             if GAIN:
                 unit = f * rms
                 f = gain * unit
+            h, f = h * s, f * t
             u = h * to_u
             v = (f - c * h) * to_v
             gu = tl.sum(g * u, axis=1, keep_dims=True)
             gv = tl.sum(g * v, axis=1, keep_dims=True)
 
+        # of h and f themselves
+        scaled_c = c
+        c = c * ratio
+        norm = tl.div_rn(norm, s)
         beta = tl.abs(alpha) * eta
         a, sine, b, slope, db2, by_p = turn(beta, p, cap, cos_cap, sin_cap, KIND, CAPPED)
         sign = tl.where(alpha < 0.0, -1.0, 1.0)
@@ -335,7 +374,9 @@ def backward_rows(
         kv = tl.where(live, kv, 0.0)
         # kz |z|^2/|h|^2, with kz = kv/stretch
         radial = tl.where(live, -beta * sine * slope * gu + alpha * spread * stretch * gv, 0.0)
-        fg, fv, fu = q, kv, -kh
+        # df is smaller by what the limit of the ratio left out
+        excess = tl.minimum(tl.div_rn(t, s) * 1152921504606846976.0, 1.0)
+        fg, fv, fu = excess * q, excess * kv, -excess * kh
         hg, hv, hu = a - c * q, -(kh * stretch + c * kv), c * kh - radial
 
         # one value per row, summed afterwards in a fixed order: no atomics, so every run gives the same bits
@@ -357,8 +398,9 @@ def backward_rows(
                     gain = tl.load(gain_ptr + start + columns, mask=start + columns < d, other=0.0)
                     unit = f * rms
                     f = gain * unit
+                h, f = h * s, f * t
                 u = h * to_u
-                v = (f - c * h) * to_v
+                v = (f - scaled_c * h) * to_v
                 df = fg * g + fv * v + fu * u
                 dh = hg * g + hv * v + hu * u
                 if GAIN:
@@ -394,25 +436,34 @@ def norm_forward_rows(
     base = rows * d
     radius = _scalar(radius_ptr, radius_value, rows, row_ok, RADIUS)
     if LOOP:
-        total = tl.zeros((ROWS, BLOCK), tl.float32)
+        largest = tl.zeros((ROWS, BLOCK), tl.float32)
         for start in range(0, d, BLOCK):
             ok = row_ok & (start + columns < d)
             h = tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
+            largest = tl.maximum(largest, tl.abs(h))
+        s = _power_of_two(tl.max(largest, axis=1, keep_dims=True))
+        total = tl.zeros((ROWS, BLOCK), tl.float32)
+        for start in range(0, d, BLOCK):
+            ok = row_ok & (start + columns < d)
+            h = s * tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
             total += h * h
         hh = tl.sum(total, axis=1, keep_dims=True)
     else:
         h = tl.load(h_ptr + base + columns, mask=row_ok & (columns < d), other=0.0).to(tl.float32)
+        s = _power_of_two(tl.max(tl.abs(h), axis=1, keep_dims=True))
+        h = s * h
         hh = tl.sum(h * h, axis=1, keep_dims=True)
     live = hh != 0.0
     scale = tl.where(live, tl.div_rn(radius, tl.sqrt_rn(tl.where(live, hh, 1.0))), 0.0)
     if LOOP:
         for start in range(0, d, BLOCK):
             ok = row_ok & (start + columns < d)
-            h = tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
+            h = s * tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
             tl.store(out_ptr + base + start + columns, (scale * h).to(out_ptr.dtype.element_ty), mask=ok)
     else:
         tl.store(out_ptr + base + columns, (scale * h).to(out_ptr.dtype.element_ty), mask=row_ok & (columns < d))
-    tl.store(kept_ptr + rows, hh, mask=row_ok)
+    tl.store(kept_ptr + 2 * rows, hh, mask=row_ok)
+    tl.store(kept_ptr + 2 * rows + 1, s, mask=row_ok)
 
 
 @triton.jit
@@ -426,7 +477,8 @@ def norm_backward_rows(
     columns = tl.arange(0, BLOCK)[None, :]
     base = rows * d
     radius = _scalar(radius_ptr, radius_value, rows, row_ok, RADIUS)
-    hh = tl.load(kept_ptr + rows, mask=row_ok, other=1.0)
+    hh = tl.load(kept_ptr + 2 * rows, mask=row_ok, other=1.0)
+    s = tl.load(kept_ptr + 2 * rows + 1, mask=row_ok, other=1.0)
     live = hh != 0.0
     inverse = tl.where(live, tl.div_rn(1.0, tl.sqrt_rn(tl.where(live, hh, 1.0))), 0.0)
     if LOOP:
@@ -434,22 +486,24 @@ def norm_backward_rows(
         for start in range(0, d, BLOCK):
             ok = row_ok & (start + columns < d)
             g = tl.load(g_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
-            u = tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32) * inverse
+            u = s * tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32) * inverse
             total += g * u
         gu = tl.sum(total, axis=1, keep_dims=True)
     else:
         ok = row_ok & (columns < d)
         g = tl.load(g_ptr + base + columns, mask=ok, other=0.0).to(tl.float32)
-        u = tl.load(h_ptr + base + columns, mask=ok, other=0.0).to(tl.float32) * inverse
+        u = s * tl.load(h_ptr + base + columns, mask=ok, other=0.0).to(tl.float32) * inverse
         gu = tl.sum(g * u, axis=1, keep_dims=True)
     scale = radius * inverse
     if LOOP:
         for start in range(0, d, BLOCK):
             ok = row_ok & (start + columns < d)
             g = tl.load(g_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
-            u = tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32) * inverse
-            tl.store(dh_ptr + base + start + columns, (scale * (g - gu * u)).to(dh_ptr.dtype.element_ty), mask=ok)
+            u = s * tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32) * inverse
+            tl.store(
+                dh_ptr + base + start + columns, (s * (scale * (g - gu * u))).to(dh_ptr.dtype.element_ty), mask=ok
+            )
     else:
         ok = row_ok & (columns < d)
-        tl.store(dh_ptr + base + columns, (scale * (g - gu * u)).to(dh_ptr.dtype.element_ty), mask=ok)
+        tl.store(dh_ptr + base + columns, (s * (scale * (g - gu * u))).to(dh_ptr.dtype.element_ty), mask=ok)
     tl.store(sums_ptr + rows, gu, mask=row_ok)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -15,18 +18,25 @@ from spheret.flags import shown
 from spheret.lab.entries import runs_left
 from spheret.lab.executors import Executor
 from spheret.lab.executors.local import Local
-from spheret.lab.executors.slurm import Slurm
-from spheret.lab.laboratory import LOCK, LOGS, PLAN, REPORT, Laboratory, Place, claimed
+from spheret.lab.executors.slurm import SLURM, Slurm
+from spheret.lab.laboratory import CONFIGS, LOCK, LOGS, PLAN, REPORT, Laboratory, Place, claimed
+from spheret.lab.ngrams import read_ngrams
 from spheret.lab.outcome import print_outcome
+from spheret.lab.page.output import FIGURES
 from spheret.lab.plan import OURS, Plan, committed_results, read_plan
 from spheret.lab.progress import Board
 from spheret.lab.report import study_findings, write_report
-from spheret.lab.rows import RUNS, Key, Row, read_rows
+from spheret.lab.rows import RESULTS, RUNS, Key, Row, read_rows
 from spheret.lab.words import listed
+from spheret.runs.config import SECTIONS
 from spheret.support import files
 from spheret.support.errors import INTERRUPTED, unknown
+from spheret.support.files import output_path
+from spheret.support.settings import declared
 
 EXECUTORS = ("local", "slurm")
+# the folders that are written into
+FOLDERS = (RUNS, LOGS, CONFIGS, f"{REPORT}/{FIGURES}", SLURM)
 
 
 @dataclass(frozen=True)
@@ -70,7 +80,8 @@ def study(
     directory = Path(where.out).expanduser()
     files.check_output_directory("--out", directory)
     if where.results is not None:
-        found = study_findings(asked, _given_rows("--results", where.results))
+        rows = _given_rows("--results", where.results)
+        found = study_findings(asked, rows, read_ngrams(where.results))
         print_outcome(found.answers, write_report(found, directory), place.quiet)
         return 0
     return run_plan(asked, plan, where, place)
@@ -81,8 +92,9 @@ def run_plan(plan: Plan, path: Path, where: StudyOptions, place: Place, name: st
     directory = Path(where.out).expanduser()
     laboratory = Laboratory(plan, directory, place)
     # wrong settings are found before anything is written or prepared
-    laboratory.check(here=where.on == "local" and where.minutes != 0)
-    laboratory.prepare()
+    with _naming_keys() if name == "study" else nullcontext():
+        laboratory.check(here=where.on == "local" and where.minutes != 0)
+        laboratory.prepare()
     _join(laboratory, where, path)
     if where.minutes == 0:
         if not (directory / PLAN).is_file():
@@ -91,10 +103,24 @@ def run_plan(plan: Plan, path: Path, where: StudyOptions, place: Place, name: st
         code = _run(laboratory, where, path, name)
         if code:
             return code
-    found = study_findings(plan, laboratory.rows())
-    page = write_report(found, directory / REPORT)
+    found = study_findings(plan, laboratory.rows(), read_ngrams(directory / RESULTS))
+    page = write_report(found, output_path(directory, REPORT))
     print_outcome(found.answers, page, place.quiet)
     return 0
+
+
+@contextmanager
+def _naming_keys() -> Iterator[None]:
+    """A study has no flags of settings: what an error says of one, it says of the key in the plan."""
+    try:
+        yield
+    except ValueError as error:
+        words = str(error)
+        for section, kind in SECTIONS.items():
+            for name, each in declared(kind).items():
+                if (flag := each.flag_of(name)) is not None:
+                    words = re.sub(rf"--{flag}(?![a-z-])", f"{section}.{name}", words)
+        raise ValueError(words) from None
 
 
 def _join(laboratory: Laboratory, where: StudyOptions, plan: Path) -> None:
@@ -138,7 +164,10 @@ def _run(laboratory: Laboratory, where: StudyOptions, plan: Path, name: str) -> 
     directory = laboratory.directory
     try:
         with claimed(directory, name, lambda: _check_directory(directory)):
-            files.write_atomically(directory / PLAN, laboratory.plan.text)
+            laboratory.check_same_plan()
+            # a link in the place of any of them is found before anything is trained
+            paths = [output_path(directory, *Path(name).parts) for name in (PLAN, RESULTS, *FOLDERS)]
+            files.write_atomically(paths[0], laboratory.plan.text)
             for folder in (RUNS, LOGS):
                 (directory / folder).mkdir(exist_ok=True)
             if where.on == "local":
@@ -146,8 +175,6 @@ def _run(laboratory: Laboratory, where: StudyOptions, plan: Path, name: str) -> 
             _announce(laboratory, where, name)
             with Board(laboratory, name) as board:
                 done = _executor(laboratory, where, plan, board).run(board.jobs)
-            if done or where.on == "local":
-                _measure(laboratory, name)
             laboratory.write_results()
             if not done and where.on == "local":
                 _say(laboratory, name, "not done yet. Run the same command again to go on.")
@@ -155,17 +182,6 @@ def _run(laboratory: Laboratory, where: StudyOptions, plan: Path, name: str) -> 
         print("stopped; every training has saved. Run the same command again to go on.", file=sys.stderr)
         return INTERRUPTED
     return 0
-
-
-def _measure(laboratory: Laboratory, name: str) -> None:
-    try:
-        precise = laboratory.measure()
-    # such as too little memory: the runs have their results all the same
-    except (RuntimeError, MemoryError) as error:
-        print(f"{name}: the cost of a step could not be measured ({error}).", file=sys.stderr)
-        return
-    if not precise:
-        _say(laboratory, name, "the cost of a step is not known: the machine was too busy to measure it.")
 
 
 def _say(laboratory: Laboratory, name: str, text: str) -> None:

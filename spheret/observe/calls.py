@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from spheret.conversion.trace import unchanged
+from spheret.conversion.trace import undisturbed
 from spheret.observe.processes import Processes
 from spheret.support.errors import shortened
 from spheret.support.precision import wide
@@ -76,7 +76,7 @@ def quietly(model: nn.Module) -> Iterator[None]:
     """A context for passes of ours: no gradient, no dropout, no compiled code, and nothing of the model changes."""
     modes = [(module, module.training) for module in model.modules()]
     with ExitStack() as stack:
-        stack.enter_context(unchanged(model))
+        stack.enter_context(undisturbed(model))
         stack.enter_context(torch.no_grad())
         # importing the compiler takes a second, and without it nothing is compiled
         if "torch._dynamo" in sys.modules:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from spheret.conversion.plan import Chain, ConversionError, ResidualSum, layer_of, make_plan, residual_sums
 from spheret.conversion.trace import Argument, Join, Trace, trace_call
@@ -32,17 +32,27 @@ class Call:
 
 @dataclass(frozen=True)
 class BranchEnd:
-    """A call whose output, or an index of it, times `factor` is added to the stream."""
+    """A call whose output, or an index of it, times `factor` and `gains` is added to the stream.
+
+    Where the layer multiplies the stream by a number, `factor` is divided by it.
+    """
 
     call: Call
     index: int | None
     factor: float
+    gains: tuple[nn.Parameter, ...] = ()
     transposed: bool = False
 
     def of(self, output: Any) -> Any:
-        """What is added, without the factor."""
+        """The rows that the module returned."""
         part = output if self.index is None else output[self.index]
         return part.mT if self.transposed else part
+
+    def scaled(self, rows: Tensor) -> Tensor:
+        """The rows that are added, of those that were returned."""
+        for gain in self.gains:
+            rows = rows * gain.detach().flatten()
+        return rows if self.factor == 1 else rows * self.factor
 
 
 @dataclass
@@ -239,7 +249,11 @@ def _of_sum(trace: Trace, modules: dict[str, nn.Module], residual: ResidualSum, 
         ],
         ends=[
             BranchEnd(
-                Call(end.module, trace.calls[end.module].index(end.time)), end.index, end.factor, end.transposed
+                Call(end.module, trace.calls[end.module].index(end.time)),
+                end.index,
+                end.factor / residual.stream_factor,
+                tuple(modules[""].get_parameter(name) for name in end.gains),
+                end.transposed,
             )
             for end in residual.ends
         ],

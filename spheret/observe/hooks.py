@@ -122,7 +122,7 @@ class SeenSublayer:
         if not isinstance(x, Tensor) or self.h is None:
             return
         self.waiting -= 1
-        rows = wide(self.rows(x)) * end.factor
+        rows = end.scaled(wide(self.rows(x)))
         self.f = rows if self.f is None else self.f + rows
         if self.waiting == 0 and self.found.behind is None:
             self._measure(wide(self.h) + self.f)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # a warm-up of this many updates kept runs from collapsing that collapsed with a few dozen
 LONG_WARMUP = 100
-# above this rate no run of ours was of use, and above 0.3 most diverged: docs/training.md
+# above this rate no run of ours was of use, and above 0.3 most diverged: docs/settings.md
 HIGH_RATE, USUAL_RATE = 0.1, 1e-3
 
 

@@ -23,6 +23,8 @@ from spheret.support import files
 
 # as `save` spells them: no leading zeros, and no number without end
 _NAME = re.compile(r"step-(0|[1-9]\d{0,14})")
+_REMAINS = re.compile(rf"\.{_NAME.pattern}\.(new|old)")
+FILES = (MODEL, OPTIMIZER, STATE, MANIFEST)
 
 
 class Damaged(ValueError):
@@ -71,11 +73,20 @@ def save(directory: Path, parts: Mapping[str, Sequence[LazyTensor]], state: Stat
     return final
 
 
+def check_own(path: Path) -> None:
+    """Raise if there is something in the place of a checkpoint that `save` did not write, or in it."""
+    if not os.path.lexists(path):
+        return
+    if path.is_symlink() or not path.is_dir():
+        raise files.foreign(path)
+    for entry in path.rglob("*"):
+        if entry.parent != path or entry.name not in FILES:
+            raise files.foreign(entry)
+
+
 def discard(path: Path) -> None:
     """Remove a checkpoint. It is renamed first, so that no half of it is ever taken for a checkpoint."""
-    # no checkpoint of ours is a link or a file; what a link points at is not ours to remove
-    if path.is_symlink() or path.is_file():
-        path.unlink()
+    check_own(path)
     if path.exists():
         old = path.with_name(f".{path.name}.old")
         shutil.rmtree(old, ignore_errors=True)
@@ -85,8 +96,14 @@ def discard(path: Path) -> None:
 
 def tidy(directory: Path) -> None:
     """Remove the remains of saves and removals that a kill interrupted."""
-    for path in directory.glob(".step-*"):
-        shutil.rmtree(path, ignore_errors=True)
+    for path in directory.iterdir() if directory.is_dir() else ():
+        if _REMAINS.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def is_own_name(name: str) -> bool:
+    """Whether a checkpoint, or the remains of one, has this name."""
+    return bool(_NAME.fullmatch(name) or _REMAINS.fullmatch(name))
 
 
 def steps(directory: Path) -> list[int]:
@@ -98,8 +115,10 @@ def steps(directory: Path) -> list[int]:
 def prune(directory: Path, keep: int, best: int | None) -> None:
     """Remove all but the last `keep` and the best."""
     for step in steps(directory)[:-keep]:
-        if step != best:
-            discard(directory / f"step-{step}")
+        # one to which somebody has added a file stays
+        with contextlib.suppress(FileExistsError):
+            if step != best:
+                discard(directory / f"step-{step}")
 
 
 def verify(path: Path) -> Checkpoint:

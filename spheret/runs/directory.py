@@ -10,10 +10,22 @@ from pathlib import Path
 
 from spheret.data.shards import TOKENIZER
 from spheret.runs import checkpoint
-from spheret.runs.layout import CHECKPOINTS, CONFIG, LOCK, METRICS, RUN_FILES
+from spheret.runs.layout import (
+    CHECKPOINTS,
+    CONFIG,
+    EVAL,
+    INSPECT,
+    INSPECT_FIGURE,
+    LOCK,
+    METRICS,
+    RUN_FILES,
+    SAMPLE,
+    TENSORBOARD,
+)
+from spheret.runs.metrics import is_event_file
 from spheret.runs.records import RUNS
 from spheret.runs.run import Run, open_run
-from spheret.support.files import Lock, is_temporary, refuse_links, remove_empty
+from spheret.support.files import Lock, check_results, foreign, is_temporary, output_path, remove_empty
 from spheret.support.ranges import bytes_in_words
 
 
@@ -41,6 +53,25 @@ def _is_ours(config: Path) -> bool:
     return (config.parent / METRICS).exists() if format is None else format == RUNS.format
 
 
+def _check_own(path: Path, whole: bool) -> None:
+    """Raise if there is something that spheret did not write, or a link, in the place of a file of the run.
+
+    whole: look at all that a removal of the run would remove.
+    """
+    for name in RUN_FILES:
+        output_path(path, name)
+    check_results("--out", path, SAMPLE)
+    if whole:
+        check_results("--out", path, EVAL)
+        check_results("--out", path, INSPECT, INSPECT_FIGURE)
+    for step in checkpoint.steps(path / CHECKPOINTS):
+        checkpoint.check_own(path / CHECKPOINTS / f"step-{step}")
+    for folder, is_own in ((CHECKPOINTS, checkpoint.is_own_name), (TENSORBOARD, is_event_file)):
+        for entry in (path / folder).iterdir() if whole and (path / folder).exists() else ():
+            if not is_own(entry.name):
+                raise foreign(entry)
+
+
 @contextmanager
 def claimed(path: Path, force: bool, start: bool = False) -> Iterator[Lock]:
     """Within the block the directory exists and is locked. `force` first removes the run in it.
@@ -55,18 +86,18 @@ def claimed(path: Path, force: bool, start: bool = False) -> Iterator[Lock]:
         lock = Lock(path / LOCK)
         free = lock.acquire()
     except OSError as error:
+        if error.errno is None:
+            raise
         raise OSError(f"cannot write to --out {path} ({error.strerror}): give a directory that can be.") from error
     if not free:
         raise BlockingIOError(f"another process is training in {path}: wait for it, or give another --out.")
     try:
         if start and not force and (path / CONFIG).exists():
             raise FileExistsError(f"another process started a run in {path} just now: give another --out.")
-        if force:
-            for name in RUN_FILES:
-                target = path / name
-                linked = target.is_symlink() or not target.is_dir()
-                target.unlink(missing_ok=True) if linked else shutil.rmtree(target)
-        refuse_links(path, RUN_FILES)
+        _check_own(path, force)
+        for name in RUN_FILES if force else ():
+            target = path / name
+            shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
         for entry in path.iterdir():
             # a kill left them
             if is_temporary(entry):

@@ -11,7 +11,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,6 +35,17 @@ def sync_directory(directory: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Add the name of a file to what the system says while the file is read or written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 class NotRegular(ValueError):
@@ -76,7 +87,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, follow: bool = False) -> 
 
 def read_regular(path: Path, most: int, start: int = 0, follow: bool = False) -> bytes:
     """The bytes of a regular file from the byte `start` on, if it has at most `most` of them."""
-    with os.fdopen(open_regular(path, follow=follow), "rb") as file:
+    with naming(path), os.fdopen(open_regular(path, follow=follow), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
             raise NotRegular(f"{path} has {size:,} bytes, and may have {most:,}")
@@ -109,7 +120,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     temporary = _temporary(path)
     try:
         # "x" creates the file, and follows no link that has its name
-        with temporary.open("xb", buffering=0) as file:
+        with naming(path), temporary.open("xb", buffering=0) as file:
             write_all(file, data)
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -147,6 +158,7 @@ def replaced(path: Path) -> IO[bytes]:
 @contextlib.contextmanager
 def directory_written_whole(target: Path) -> Iterator[Path]:
     """A new directory, which takes the place of `target` (missing or empty) at the end of a block that succeeds."""
+    output_path(target.parent, target.name)
     temporary = _temporary(target)
     temporary.mkdir(parents=True)
     try:
@@ -159,13 +171,26 @@ def directory_written_whole(target: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def refuse_links(directory: Path, names: Iterable[str]) -> None:
-    """Raise if one of these names in a directory is a link: writing through it would change a file elsewhere."""
-    for name in names:
-        if (directory / name).is_symlink():
+def output_path(directory: Path, *names: str) -> Path:
+    """The path of a file or folder below an output directory. The folders that lead to it are made.
+
+    Raises if it, or a folder below the directory that leads to it, is a link: writing through a link changes files
+    elsewhere. The directory itself may be a link, because the user named it.
+    """
+    path = directory
+    for part in Path(*names).parts:
+        path.mkdir(parents=True, exist_ok=True)
+        path = path / part
+        if path.is_symlink():
             raise FileExistsError(
-                f"{directory / name} is a link, and spheret writes through none: put the file itself there."
+                f"{path} is a link, and nothing is written through links: put a file or folder there."
             )
+    return path
+
+
+def foreign(path: Path) -> FileExistsError:
+    """The error for what another program, or the user, has put where a file of spheret belongs."""
+    return FileExistsError(f"{path} was not written by spheret, and is not overwritten or removed: move it away.")
 
 
 def is_result(content: bytes) -> bool:
@@ -181,11 +206,13 @@ def is_result(content: bytes) -> bool:
 def check_results(flag: str, directory: Path, *names: str) -> None:
     """Raise if a command cannot write these files there, or if one of them is there and is not its own.
 
-    A figure of that name beside them is the command's own.
+    A figure is its own if a document of it is there too.
     """
     check_output_directory(flag, directory)
+    documents = [name for name in names if name.endswith(".json")]
+    has_own = any((directory / name).exists() for name in documents)
     for name in names:
-        check_output_file(flag, directory / name, is_result if name.endswith(".json") else bool)
+        check_output_file(flag, directory / name, is_result if name in documents else lambda content: has_own)
 
 
 def check_output_file(flag: str, path: Path | None, is_ours: Callable[[bytes], bool] = is_result) -> None:
@@ -207,9 +234,7 @@ def check_output_file(flag: str, path: Path | None, is_ours: Callable[[bytes], b
     except NotRegular as error:
         raise ValueError(f"{flag}: {error}. Give another file.") from None
     if content and not is_ours(content):
-        raise FileExistsError(
-            f"{flag} {path} was not written by spheret and is not overwritten: move it away, or write elsewhere."
-        )
+        raise foreign(path)
 
 
 def check_output_directory(flag: str, path: Path) -> None:
@@ -253,6 +278,10 @@ class Lock:
     def acquire(self) -> bool:
         """Take the lock. Returns False at once if it is held already, also if by this object."""
         while not self._lock.is_locked:
+            # a lock file of ours is empty
+            with contextlib.suppress(FileNotFoundError):
+                if not stat.S_ISREG(self.path.lstat().st_mode) or self.path.lstat().st_size:
+                    raise foreign(self.path)
             try:
                 self._lock.acquire(blocking=False)
             except Timeout:

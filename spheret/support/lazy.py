@@ -24,6 +24,6 @@ def lazy(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], 
         return value
 
     def __dir__() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *homes})
+        return sorted({*getattr(sys.modules[package], "__all__", ()), *homes})
 
     return __getattr__, __dir__

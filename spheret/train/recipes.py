@@ -28,12 +28,12 @@ UNKNOWN_RATE = 1e-3
 
 @cache
 def rates() -> dict[str, float]:
-    """The best learning rate of each contestant at the shape of SMALL, 300 updates. `make results` writes the file."""
+    """The best learning rate of each contestant at the shape of SMALL, 300 updates, as `make results` wrote it."""
     return tomllib.loads(Path(__file__).with_name("rates.toml").read_text())["rates"]
 
 
 def known_rate(scheme: str, width: int) -> float:
-    """The learning rate where none is given: that of the studies, and for a wider model less.
+    """The learning rate where none is given: the studies' own, and less for a wider model.
 
     The root of the widths is a rule of thumb. It meets the best rates of the study at width 256.
     """

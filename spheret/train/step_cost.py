@@ -61,8 +61,8 @@ def measure_step_costs(
 ) -> tuple[dict[str, float], int, float]:
     """The median seconds of an update under each config, how many updates of each were timed, and their spread.
 
-    The configs differ in their schemes and optimisers alone. All models share their matrices and their optimisers. On
-    a CPU the seconds are those of the processor, which other work on the machine changes least.
+    The configs differ only in their schemes and optimisers. All models share their matrices and their optimisers. On
+    a CPU the seconds are processor time, which other work on the machine changes least.
     """
     clocks = [time.process_time, time.perf_counter] if device.type == "cpu" else [time.perf_counter]
     keep_freed_memory()

@@ -10,6 +10,7 @@ import torch
 from oracle import rows
 from states import state_before
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 import spheret
 from spheret import SCHEMES, ScaleNorm, SpheretNorm, connections, scheme
@@ -90,6 +91,8 @@ class TestParameters:
                 assert p.dtype == dtype
                 torch.testing.assert_close(p.float(), start.to(dtype).float(), rtol=1e-6, atol=1e-7)
         assert all(p.is_meta for p in kind(**MODULES[kind], device="meta").parameters())
+        *_, device, dtype = inspect.signature(kind).parameters.values()
+        assert (device.name, dtype.name, device.kind) == ("device", "dtype", inspect.Parameter.KEYWORD_ONLY)
 
     @pytest.mark.parametrize("kind", MODULES, ids=lambda kind: kind.__name__)
     def test_reset(self, kind):
@@ -99,6 +102,19 @@ class TestParameters:
                 p.fill_(torch.nan)
         module.reset_parameters()
         assert all(torch.equal(a, b) for a, b in zip(module.parameters(), fresh.parameters(), strict=True))
+
+
+def test_a_branch_or_its_output():
+    """SpheretNorm and every connection take either."""
+    branch = nn.Linear(D, D).double()
+    norm, h = SpheretNorm(D, 2), rows(3, D)
+    assert torch.equal(norm(h, branch), norm(h, branch(h)))
+    for name in SCHEMES:
+        built = scheme(name)
+        connection, state = built.connect(D, 1, DEPTH).double(), built.enter(D).double()(h)
+        expected = connection(state, branch)
+        given = connection(state, branch(connection.read(state)))
+        assert all(map(torch.equal, tree_leaves(given), tree_leaves(expected)))
 
 
 class TestChannelDim:
@@ -195,7 +211,6 @@ def test_no_room_but_connections_names_a_method():
         "LayerNorm",
         "RMSNorm",
         "HeadNorm",
-        "Residual",
     }
     assert {"SpheretNorm", "Spherical", "PreLN", "NormedConnection"} <= methods
     for path in sorted(package.rglob("*.py")):

@@ -14,7 +14,8 @@ from states import assert_same
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_structure
 
-from spheret import SCHEMES, Connection, SpheretNorm, parameter_groups, scheme
+import spheret
+from spheret import RETRACTIONS, SCHEMES, Connection, SpheretNorm, parameter_groups, scheme
 from spheret.kernels import use
 
 D, DEPTH = 8, 4
@@ -208,6 +209,14 @@ def test_inductor(name):
     got, truth = (torch.autograd.grad(y.square().sum(), inputs) for y in (out, plain))
     for a, b in zip(got, truth, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * max(1.0, b.abs().max().item()))
+
+
+def test_every_scheme_has_a_formula_of_its_own():
+    assert len({scheme(name).formula for name in spheret.list_schemes()}) == len(SCHEMES)
+    assert scheme("geonorm").source.startswith("Zheng")
+    assert scheme("p-spheretnorm", retraction=RETRACTIONS["angular"]).formula == scheme("p-spheretnorm").formula
+    assert "learned p" in scheme("proj-spheretnorm", learnable_p=True).formula
+    assert dir(spheret) == sorted(spheret.__all__)
 
 
 @pytest.mark.parametrize("name", SCHEMES)

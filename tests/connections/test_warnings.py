@@ -104,7 +104,7 @@ class TestDecay:
         assert warned(lambda: train(model, optimizer), "decay") == 0
 
     def test_a_gpt(self):
-        model = spheret.GPT(spheret.GPTConfig(layers=1, heads=1, width=D, block=8, vocab=10))
+        model = spheret.GPT(spheret.GPTConfig(layers=1, heads=1, width=D, block=8, vocab=10, head_bias="zero"))
         optimizer = torch.optim.AdamW(model.parameters())
         model(torch.ones(1, 4).long(), torch.ones(1, 4).long()).backward()
         assert warned(optimizer.step, "decay") == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 SENTENCES = (
     "The quick brown fox doesn't jump.",
@@ -20,11 +19,6 @@ def documents(count: int = 120) -> list[str]:
         f"{number}: " + " ".join(SENTENCES[(number + n) % 3] for n in range(number % 7 + 1))
         for number in range(count)
     ]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Return the bytes of every file below a folder."""
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def spheret(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:

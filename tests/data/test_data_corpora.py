@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import itertools
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,8 +17,9 @@ import pytest
 import zstandard
 from data_helpers import documents
 
-from spheret.data import readers
+from spheret.data import prepare, readers
 from spheret.data.corpora import CORPORA, Hub, resolve
+from spheret.support.errors import explanation
 
 TEXTS = documents(30)
 
@@ -109,13 +111,80 @@ def test_a_reader_goes_on_from_any_cursor(ending: str, tmp_path: Path) -> None:
         assert 0 <= (reader.fraction() or 0) <= 1
 
 
-def test_folders_and_globs_are_in_order_and_leave_out_hidden_files(tmp_path: Path) -> None:
+def _folder(path: Path) -> Path:
     for name in ("b.txt", "a.txt", "sub/c.txt", ".hidden.txt", ".git/config"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(name)
-    assert read(tmp_path) == ["a.txt", "b.txt", "sub/c.txt"]
-    assert read(f"{tmp_path}/*.txt") == ["a.txt", "b.txt"]
-    assert read(f"{tmp_path}/**/*.txt") == ["a.txt", "b.txt", "sub/c.txt"]
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(name)
+    return path
+
+
+def test_folders_and_globs_are_in_order_and_name_what_they_leave_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = _folder(tmp_path / "texts")
+    everything = ["a.txt", "b.txt", "sub/c.txt"]
+    assert read(folder) == everything
+    assert read(f"{folder}/*.txt") == everything[:2]
+    for pattern in ("**/*.txt", "**", "**/*"):
+        assert read(f"{folder}/{pattern}") == everything
+    prepare(str(folder), None, tmp_path / "out", val_fraction=0, quiet=False)
+    assert ".git, .hidden.txt" in capsys.readouterr().err
+    # a link to a folder is followed, and no folder is read twice
+    (folder / "linked").symlink_to(folder / "sub")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "d.txt").write_text("d.txt")
+    (folder / "other").symlink_to(tmp_path / "elsewhere")
+    for name in (folder, f"{folder}/**"):
+        assert sorted(read(name)) == ["a.txt", "b.txt", "d.txt", "sub/c.txt"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "make"),
+    [
+        ("pipe", os.mkfifo),
+        ("device", lambda path: path.symlink_to("/dev/null")),
+        ("dangling", lambda path: path.symlink_to("missing")),
+        ("itself", lambda path: path.symlink_to(path)),
+        ("loop", lambda path: path.symlink_to(path.parent.parent)),
+        ("closed", Path.mkdir),
+    ],
+)
+def test_no_entry_of_a_folder_is_dropped(
+    entry: str, make: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = _folder(tmp_path / "texts")
+    make(folder / "sub" / entry)
+    entries = Path.iterdir
+
+    def iterdir(path: Path) -> Iterator[Path]:
+        # root may read every folder
+        if path.name == "closed":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return entries(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    for name in (folder, f"{folder}/**", f"{folder}/**/*"):
+        with pytest.raises((ValueError, OSError), match=f"sub/{entry}"):
+            read(name)
+    if entry not in ("loop", "closed"):
+        with pytest.raises((ValueError, OSError), match=f"sub/{entry}"):
+            read(f"{folder}/sub/*")
+
+
+def test_a_folder_that_a_plain_glob_matches_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="texts/sub"):
+        read(f"{_folder(tmp_path / 'texts')}/*")
+
+
+def test_an_error_while_reading_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("text")
+
+    def broken(*words: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(readers, "_cut", broken)
+    with pytest.raises(OSError, match=r"a\.txt"):
+        read(tmp_path)
 
 
 def test_a_long_text_is_cut_at_blank_lines(tmp_path: Path) -> None:
@@ -190,13 +259,44 @@ def test_bad_files(name: str, body: bytes, message: str, tmp_path: Path) -> None
         read(tmp_path / name)
 
 
+ODD_COLUMNS = {
+    "numbers": pa.array([1]),
+    "lists": pa.array([["a"]]),
+    "records": pa.array([{"a": "x"}]),
+    "moments": pa.array([2**62], pa.timestamp("us")),
+    "days": pa.array([2**30], pa.date32()),
+    "places": pa.array([1], pa.timestamp("us", tz="Nowhere/No")),
+    "bytes": pa.StringArray.from_buffers(1, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"a\xff")),
+}
+
+
 def test_parquet_columns(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"body": ["a", None, "c"], "n": [1, 2, 3]}), tmp_path / "a.parquet")
-    assert read(tmp_path / "a.parquet", column="body") == ["a", "", "c"]
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"body": ["a", None, "c"], "n": [1, 2, 3]}), path)
+    assert read(path, column="body") == ["a", "", "c"]
     with pytest.raises(ValueError, match="body, n"):
+        read(path)
+    # a column must be one
+    pq.write_table(pa.table([pa.array(["one"]), pa.array(["two"])], names=["text", "text"]), path)
+    with pytest.raises(ValueError, match="text, text"):
+        read(path)
+
+
+@pytest.mark.parametrize("kind", ODD_COLUMNS)
+def test_a_parquet_column_of_an_odd_type_is_refused(kind: str, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ODD_COLUMNS[kind]}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet") as caught:
         read(tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match="column"):
-        read(tmp_path / "a.parquet", column="n")
+    assert explanation(caught.value) is not None
+
+
+@pytest.mark.parametrize("column", ['a"b', "a\\b", "a\nb", "a.b", "", "ü"])
+def test_a_column_may_have_any_name(column: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"other": "x", column: "text"}) + "\n")
+    pq.write_table(
+        pa.table([pa.array([{"b": "nested"}]), pa.array(["text"])], names=["a", column]), tmp_path / "b.parquet"
+    )
+    assert read(tmp_path, column=column) == ["text", "text"]
 
 
 @pytest.mark.parametrize("line", [b"[" * 100_000, b'{"text": "a", "n": ' + b"9" * 5000 + b"x}", b'{"text": "a"'])

@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from data_helpers import contents, documents
+from damage import contents
+from data_helpers import documents
 
 from spheret.data import prepare
 
@@ -34,7 +35,18 @@ def _kill_again_and_again(kills_wanted: int, seed: int, tmp_path: Path) -> None:
     moments = random.Random(seed)
 
     def start() -> subprocess.Popen[bytes]:
-        words = ["prepare", str(corpus), "--out", str(out), "--val-fraction", "0.1", "--shard-tokens", "300000"]
+        words = [
+            "prepare",
+            str(corpus),
+            "--tokenizer",
+            "gpt2",
+            "--out",
+            str(out),
+            "--val-fraction",
+            "0.1",
+            "--shard-tokens",
+            "300000",
+        ]
         words += ["--workers", str(moments.choice([1, 2, 4]))]
         return subprocess.Popen([sys.executable, "-m", "spheret", *words])
 

@@ -22,7 +22,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from data_helpers import contents, documents, spheret
+from damage import contents
+from data_helpers import documents, spheret
 
 from spheret.data import (
     cached,
@@ -195,7 +196,7 @@ def test_finished_data_is_kept_and_other_data_refused(folder: Path, tmp_path: Pa
     first = contents(prepare(str(folder), "bytes", out, **OPTIONS).path)
     times = {path: path.stat().st_mtime_ns for path in out.iterdir()}
     # a kill right after the manifest leaves this file
-    (out / "progress.json").write_text("{}")
+    (out / "progress.json").write_text('{"format": "spheret-data"}')
     prepare(str(folder), "bytes", out, **OPTIONS)
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == times
     for options in ({"val_fraction": 0.3}, {"shard_tokens": 900}):
@@ -287,7 +288,7 @@ def test_cached(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_default_tokenizer_is_that_of_the_corpus(folder: Path, tmp_path: Path, cache: Path) -> None:
-    assert prepare(str(folder), out=tmp_path / "own", **OPTIONS).manifest.tokenizer.name == "gpt2"
+    assert prepare(str(folder), out=tmp_path / "own", **OPTIONS).manifest.tokenizer.name == "bytes"
     assert prepare("sotu", out=tmp_path / "sotu").manifest.tokenizer.name == "bytes"
     done = spheret("prepare")
     assert done.returncode == 0, done.stderr
@@ -312,3 +313,21 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
     assert "Traceback" not in errors
     assert not (tmp_path / "out" / "prepare.lock").exists()
     assert json.loads((tmp_path / "out" / "progress.json").read_text())["position"]["splits"]["train"]["shards"]
+
+
+@pytest.mark.parametrize("name", ["progress.json", "manifest.json", "prepare.lock", "train-00000.bin.part"])
+def test_what_is_not_ours_in_the_directory_stays(name: str, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare(str(folder), "bytes", out, **OPTIONS)
+    if name.endswith(".part"):
+        # a link, in a directory whose preparation was killed at its start
+        for path in out.iterdir():
+            path.unlink()
+        (tmp_path / "mine").write_text("mine")
+        (out / name).symlink_to(tmp_path / "mine")
+    else:
+        (out / name).write_text('{"format": "mine"}')
+    before = contents(tmp_path)
+    with pytest.raises((ValueError, OSError), match="other files" if name.endswith(".part") else name):
+        prepare(str(folder), "bytes", out, **OPTIONS)
+    assert contents(tmp_path) == before

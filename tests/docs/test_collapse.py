@@ -1,4 +1,4 @@
-"""docs/collapse.md: the identities of the mechanism, and the rule by which a run counts as collapsed."""
+"""docs/results/collapse.md: the identities of the mechanism, and the rule by which a run counts as collapsed."""
 
 import math
 import sys
@@ -92,7 +92,7 @@ def test_turning_towards_a_common_direction_costs_each_token_its_own_part():
 
 def test_the_logit_of_the_token_itself_is_the_formula():
     torch.manual_seed(0)
-    model = GPT(GPTConfig(layers=2, heads=4, width=64, block=16, vocab=320))
+    model = GPT(GPTConfig(layers=2, heads=4, width=64, block=16, vocab=320, head="tied", head_bias="none"))
     tokens = torch.randint(320, (4, 16))
     with torch.no_grad():
         h, embedding = model.stream(tokens), model.tokens(tokens)
@@ -141,7 +141,7 @@ def test_completep_keeps_the_own_logit_of_the_base_width():
 
     def own(width, **rules):
         torch.manual_seed(0)
-        model = GPT(GPTConfig(layers=2, heads=4, width=width, block=16, vocab=320))
+        model = GPT(GPTConfig(layers=2, heads=4, width=width, block=16, vocab=320, head="tied", head_bias="none"))
         parametrize(model, TrainConfig(4, 2, 32, 1e-2, 1e-3, warmup=0, checkpoint_every=1, **rules))
         with torch.no_grad():
             return own_logit(model(tokens), tokens)

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spheret.connections import PAPER_SCHEMES
 from spheret.lab.plan import PLANS
-from spheret.lab.race import RATES
 
 ROOT = Path(__file__).parents[2]
 FIGURES = ROOT / "docs" / "figures"
@@ -47,11 +45,9 @@ def held():
         **{name: clock(value) for name, value in seconds.items()},
         "rows": str(speed["rows"]),
         "width of the rows": str(speed["width"]),
-        "width of the study": str(study["model"]["width"]),
         "layers of the study": str(study["model"]["layers"]),
+        "width of the study": str(study["model"]["width"]),
         "updates of the study": str(study["train"]["steps"]),
-        "most layers of the study": str(max(each["layers"] for each in study["parts"][0]["ladder"])),
-        "runs of a race": str((len(PAPER_SCHEMES) + 1) * len(RATES)),
         # the captions of two pictures
         "bad batch": re.search(r"BAD = \d+, \d+, (\d+)", (FIGURES / "watch_picture.py").read_text())[1],
         "updates of the explorer": re.search(r'"sublayers": (\d+)', EXPLORER.read_text())[1],
@@ -66,3 +62,7 @@ def test_every_number_is_held_by_a_file():
 def test_a_number_that_changes_is_missed(name):
     """Each of them is on the page, so that a file that changes makes the page wrong."""
     assert held()[name] in numbers(README)
+
+
+def test_its_length():
+    assert len(README.splitlines()) <= 150

@@ -56,13 +56,13 @@ def test_every_page_fits_and_no_picture_glares(browser, site):
         outside = [url for url in requests if not url.startswith(("file:", "data:"))]
         faults[name, "loading", ""] = [*errors, *outside, *browser.failures()]
     assert {place: found for place, found in faults.items() if found} == {}
-    assert len(pages(site)) > 40
-    assert seen > 50
+    assert len(pages(site)) > 25
+    assert seen > 30
 
 
 def test_the_theme_that_a_reader_chooses_is_that_of_the_pictures(browser, site):
     """The button of the page, whatever the system says."""
-    for name in ("gallery", "tour", "report"):
+    for name in ("index", "tour", "report"):
         browser.open((site / "docs" / f"{name}.html").as_uri(), 1280)
         for theme, system in (("dark", "light"), ("light", "dark")):
             browser.resize(1280, system, 800)

@@ -54,6 +54,7 @@ def replaced(words, **options):
     return words
 
 
+@pytest.mark.slow
 def test_train_from_scratch(here, capsys):
     words = replaced(command("train-from-scratch.md", "train --scheme"), steps="60")
     assert main([*words, *TINY, "--eval-every", "30"]) == 0
@@ -68,5 +69,5 @@ def test_convert(here, capsys):
 
 
 def test_reproduce_the_paper(here, capsys):
-    assert main(command("reproduce-the-paper.md", "reproduce")) == 0
-    assert not_printed("reproduce-the-paper.md", capsys.readouterr().out) == []
+    assert main(command("scale.md", "reproduce")) == 0
+    assert not_printed("scale.md", capsys.readouterr().out) == []

@@ -110,6 +110,11 @@ def _flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """The bytes of every file below a folder."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 # what can happen to a file; a flipped bit may leave a valid document, so it is apart
 FILES: dict[str, Callable[[Path], object]] = {
     "missing": Path.unlink,

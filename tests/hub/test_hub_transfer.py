@@ -1,5 +1,8 @@
 """A run exported for transformers and imported again is the same run, bit for bit."""
 
+import resource
+from contextlib import contextmanager
+
 import pytest
 import torch
 from hub_helpers import randomize, tiny, tokens
@@ -50,6 +53,30 @@ def test_there_and_back(name, options, tmp_path):
     assert (loaded(tokens()).logits - model(tokens())).abs().max() <= 1e-6
     assert_same_run(run, import_(exported, tmp_path / "back"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "hub", "run"]
+
+
+@contextmanager
+def full_disk(limit):
+    """The kernel refuses files of more bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("limit", [50, 3000])
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(limit, tmp_path, capsys):
+    make_run(tmp_path / "run", tiny("pre-ln", vocab=320))
+    for command, source, out in (("export", "run", "hub"), ("import", "hub", "back")):
+        words = [command, str(tmp_path / source), "--out", str(tmp_path / out)]
+        before = sorted(tmp_path.iterdir())
+        with full_disk(limit):
+            assert main(words) == 2
+        assert "run the same command again" in capsys.readouterr().err
+        assert sorted(tmp_path.iterdir()) == before
+        assert main(words) == 0
 
 
 @pytest.mark.parametrize("spec", ["bytes", "gpt2", "bpe:300"])

@@ -212,47 +212,6 @@ class TestEdges:
         with use(backend):
             assert torch.equal(retract(shifted, f), retract(h, f))
 
-    def test_zero_and_nan_rows(self, backend):
-        h, f, g = inputs(24)
-        h[3], h[5, 2], f[7, 2] = 0, math.nan, math.nan
-        h.requires_grad_(), f.requires_grad_()
-        for name in known_to(backend):
-            with use(backend):
-                out = retract(h, f, 0.7, name, math.pi / 4)
-            dh, df = torch.autograd.grad(out, (h, f), g)
-            assert (out[3] == 0).all()
-            assert torch.equal(dh[3], g[3])
-            assert (df[3] == 0).all()
-            assert out[[5, 7]].isnan().all()
-            good = [i for i in range(16) if i not in (3, 5, 7)]
-            assert all(x[good].isfinite().all() for x in (out, dh, df))
-
-    def test_extreme_rows(self, backend):
-        for h_size, f_size in ((1e-18, 1e18), (1e18, 1e18), (1e-18, 1e-18), (1.0, 1e15), (1e18, 0.0)):
-            for name in (name for name, retraction in CASES.items() if BACKENDS[backend].knows(retraction)):
-                for cap in (None, math.pi / 4):
-                    h, f, g = (x.double() for x in inputs(24))
-                    h, f = (
-                        (torch.nn.functional.normalize(x, dim=-1) * s).float() for x, s in ((h, h_size), (f, f_size))
-                    )
-                    got = gradients(backend, h, f, g.float(), CASES[name], cap)
-                    assert all(x.isfinite().all() for x in got), (h_size, f_size, name, cap)
-                    torch.testing.assert_close(
-                        got[0].double().norm(dim=-1), h.double().norm(dim=-1), rtol=1e-5, atol=0
-                    )
-
-    def test_drift(self, backend):
-        n = 64 if backend == "native" else 4
-        h = rows(n, 96).float()
-        before = h.double().norm(dim=-1)
-        generator = torch.Generator().manual_seed(1)
-        updates = 1000 if backend == "native" else 60
-        with use(backend):
-            for _ in range(updates):
-                c = 6 * torch.rand(n, 1, generator=generator) - 3
-                h = retract(h, torch.randn(n, 96, generator=generator) + c * h, 1.0, 0.5)
-        assert (h.double().norm(dim=-1) / before - 1).abs().max() < 3e-5 * updates / 1000
-
     def test_double_backward(self, backend):
         h, f, _ = (x.requires_grad_() for x in inputs(6, n=2))
         results = []
@@ -287,6 +246,23 @@ class TestEdges:
         with pytest.raises(RuntimeError, match="one p "), use(backend):
             retract(h, f, 1.0, torch.ones(16, 1))
         assert retract(h, f, 1.0, torch.ones(16, 1)).isfinite().all()
+
+
+@pytest.mark.parametrize("backend", EVERY)
+def test_zero_and_nan_rows(backend):
+    h, f, g = inputs(24)
+    h[3], h[5, 2], f[7, 2] = 0, math.nan, math.nan
+    h.requires_grad_(), f.requires_grad_()
+    for name in known_to(backend):
+        with use(backend):
+            out = retract(h, f, 0.7, name, math.pi / 4)
+        dh, df = torch.autograd.grad(out, (h, f), g)
+        assert (out[3] == 0).all()
+        assert torch.equal(dh[3], g[3])
+        assert (df[3] == 0).all()
+        assert out[[5, 7]].isnan().all()
+        good = [i for i in range(16) if i not in (3, 5, 7)]
+        assert all(x[good].isfinite().all() for x in (out, dh, df))
 
 
 @pytest.mark.parametrize("backend", FUSED)
@@ -355,14 +331,7 @@ def test_normalize(backend, dtype, d):
 
 
 @pytest.mark.parametrize("backend", EVERY)
-def test_normalize_extremes_and_second_order(backend):
-    for size in (1e-18, 1e18):
-        x = (torch.nn.functional.normalize(rows(3, 24), dim=-1) * size).float().requires_grad_()
-        with use(backend):
-            out = normalize(x, 2.0)
-        (dx,) = torch.autograd.grad(out, x, rows(3, 24, seed=1).float())
-        assert dx.isfinite().all()
-        torch.testing.assert_close(out.norm(dim=-1), torch.full((3,), 2.0))
+def test_second_order_of_normalize(backend):
     with use(backend):
         entry = ScaleNorm(6)
         x = rows(2, 6).float().requires_grad_()
@@ -463,12 +432,3 @@ def test_use_can_be_entered_again():
     with choice:
         assert chosen(h, h) == "reference"
     assert chosen(h, h) == "native"
-
-
-def test_tiny_rows_count_as_zero_in_both_directions():
-    for d in (2, 24):
-        h, f = (torch.full((1, d), 1e-25) for _ in range(2))
-        f[0, 0] = 0
-        for backend in ("native", "closed"):
-            with use(backend):
-                assert torch.equal(retract(h, f), h)

@@ -101,15 +101,6 @@ def test_float64(backend, name):
     check(results(backend, h, f, g, gain, name, None), truth(h, f, g, gain, name, None), 1e-12)
 
 
-# the paper's arithmetic squares them
-@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])
-@pytest.mark.parametrize("size", [1e15, 1e20, 1e30, 1e37])
-def test_huge_rows(backend, size):
-    h, f, g, gain = inputs(5, 24)
-    f = size * (f / f.abs().amax(-1, keepdim=True))
-    check(results(backend, h, f, g, gain, "projection", None), truth(h, f, g, gain, "projection", None), 3e-6)
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 class TestEdges:
     def test_zero_rows(self, backend):
@@ -124,14 +115,6 @@ class TestEdges:
         # the gradient of an output of zeros is that of f/sqrt(eps)
         exact = truth(h[:3], f[:3], g[:3], gain, "projection", None)[:3]
         check([x[:3] for x in found[:3]], exact, 2e-6)
-
-    def test_nan_stays_in_its_row(self, backend):
-        h, f, _, gain = inputs(4, 24)
-        f[1, 3] = math.nan
-        with use(backend):
-            out = retract(h, f, 0.7, gain=gain)
-        assert out[1].isnan().all()
-        assert out[[0, 2, 3]].isfinite().all()
 
     def test_no_rows(self, backend):
         h, gain = torch.zeros(0, 24, requires_grad=True), torch.ones(24, requires_grad=True)

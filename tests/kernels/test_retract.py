@@ -174,21 +174,6 @@ class TestRows:
         torch.testing.assert_close(out, h, rtol=1e-15, atol=0)
         assert all(x.isfinite().all() for x in torch.autograd.grad(out.sum(), (h, f)))
 
-    @pytest.mark.parametrize("retraction", [*RETRACTIONS, CUSTOM], ids=str)
-    def test_of_zeros_stay_zero_and_nan_stays_in_its_row(self, backend, retraction):
-        h, f = (x.float() for x in pair())
-        h[3], h[5, 5], f[7, 5] = 0, math.nan, math.nan
-        h.requires_grad_(), f.requires_grad_()
-        with use(backend):
-            out = retract(h, f, 0.7, retraction, math.pi / 4)
-        good = [i for i in range(16) if i not in (5, 7)]
-        assert (out[3] == 0).all()
-        assert out[[5, 7]].isnan().all()
-        out[good].sum().backward()
-        assert all(x[good].isfinite().all() for x in (out, h.grad, f.grad))
-        assert (h.grad[3] == 1).all()
-        assert (f.grad[3] == 0).all()
-
 
 class TestAlpha:
     @pytest.mark.parametrize("shape", [(), (1,), (1, 1), (5, 1, 1), (1, 4, 1), (5, 4, 1)])

@@ -4,12 +4,10 @@ import re
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from report_helpers import read_group, write_costs, write_run
 
 from spheret.connections import PAPER_SCHEMES, SCHEMES
 from spheret.lab.page.page import inline_svg
 from spheret.lab.sections.charts import later_range
-from spheret.lab.sections.runs import SHARED_MACHINE, run_charts
 from spheret.support.charts import Chart, Line, Panel, draw, figure
 from spheret.support.figure_style import PALETTE, THEMES, finish, own_style
 from spheret.support.line_styles import scheme_styles
@@ -51,22 +49,6 @@ class TestColours:
             low, high = sorted((paper, luminance(pair[theme])))
             # WCAG 2.1, success criterion 1.4.11, asks for this of graphics
             assert (high + 0.05) / (low + 0.05) >= 3
-
-
-class TestCharts:
-    def test_time_is_what_was_measured_side_by_side(self, tmp_path):
-        for measured in (False, True):
-            root = tmp_path / str(measured) / "runs"
-            costs = {"pre-ln": 0.5, "keel": 3.0}
-            for name in costs:
-                write_run(root / name, name, steps=20, eval_every=5)
-            if measured:
-                write_costs(root, costs)
-            ((panel,),) = (each.panels for each in run_charts(read_group([root])) if each.name == "time")
-            # the runs' own clock says 0.064 seconds per step
-            seconds = {name: 20 * (cost if measured else 0.064) for name, cost in costs.items()}
-            assert {line.label: line.x[-1] for line in panel.lines} == pytest.approx(seconds)
-            assert (SHARED_MACHINE in panel.x) == (not measured)
 
 
 PANELS = {

@@ -52,7 +52,11 @@ def test_a_damaged_one_is_passed_over_aloud(tmp_path, name, what):
     save(tmp_path, 1)
     DAMAGE[what](save(tmp_path, 2) / name)
     assert_passed_over(tmp_path)
-    # and the next save of that step takes its place
+    # and the next save of that step takes its place, once nothing else lies in it
+    for other in (tmp_path / "step-2").glob("the-target-of-a-link"):
+        with pytest.raises(FileExistsError, match=other.name):
+            save(tmp_path, 2)
+        other.unlink()
     save(tmp_path, 2)
     assert checkpoint.newest(tmp_path, pytest.fail).step == 2
 
@@ -65,18 +69,27 @@ def assert_passed_over(directory):
     assert "\n" not in messages[0]
 
 
-@pytest.mark.parametrize("what", ["file", "link", "empty"])
-def test_something_else_in_the_place_of_a_checkpoint(tmp_path, what):
+@pytest.mark.parametrize("what", ["file", "link", "notes.txt", "notes/model.safetensors"])
+def test_something_else_in_the_place_of_a_checkpoint_stays(tmp_path, what):
     save(tmp_path, 1)
     saved = save(tmp_path, 2)
-    elsewhere = tmp_path / "elsewhere"
-    saved.rename(elsewhere)
-    {"file": saved.touch, "link": lambda: saved.symlink_to(elsewhere), "empty": saved.mkdir}[what]()
-    assert_passed_over(tmp_path)
-    save(tmp_path, 2)
-    assert checkpoint.newest(tmp_path, pytest.fail).step == 2
-    # what a link pointed at is not touched
-    assert len(list(elsewhere.iterdir())) == len(FILES)
+    if what in ("file", "link"):
+        saved.rename(tmp_path / "elsewhere")
+        saved.touch() if what == "file" else saved.symlink_to(tmp_path / "elsewhere")
+    else:
+        (saved / what).parent.mkdir(exist_ok=True)
+        (saved / what).write_text("mine")
+    before = damage.contents(tmp_path)
+    with pytest.raises(FileExistsError, match=what.split("/")[0] if "notes" in what else "step-2"):
+        save(tmp_path, 2)
+    for step in (3, 4):
+        save(tmp_path, step)
+    checkpoint.prune(tmp_path, 1, best=None)
+    assert checkpoint.steps(tmp_path) == [2, 4]
+    after = damage.contents(tmp_path)
+    assert {name: after.get(name) for name in before if "step-1" not in name} == {
+        name: data for name, data in before.items() if "step-1" not in name
+    }
 
 
 def test_a_checkpoint_under_another_name(tmp_path):

@@ -22,7 +22,7 @@ from spheret.runs.config import (
     read_config,
 )
 from spheret.train.recipes import SMALL as SMALL_RECIPE
-from spheret.train.recipes import complete
+from spheret.train.recipes import complete, known_rate
 
 SMALL = {"model": {"scheme": "pre-ln"}, "data": {"path": "sotu"}, "train": {"steps": 1000}}
 HOME = {field.name: section for section, kind in SECTIONS.items() for field in fields(kind)}
@@ -54,7 +54,8 @@ def test_a_size_brings_the_papers_recipe(size):
 def test_without_a_size_the_recipe_is_small():
     config = complete(SMALL, "cpu")
     assert (config.model.block, config.train.batch_size, config.train.tokens_per_update) == (128, 8, 1024)
-    assert (config.train.lr, config.train.warmup, config.train.precision) == (1e-3, 100, "float32")
+    assert config.train.lr == known_rate("pre-ln", 64)
+    assert (config.train.warmup, config.train.precision) == (100, "float32")
     assert (config.train.checkpoint_every, config.evaluation.eval_every) == (100, 100)
     assert complete(changed(steps=50_000), "cpu").train.warmup == 2000
 
@@ -95,7 +96,7 @@ def test_defaults_of_warm_up_stable_decay():
     train = complete(changed(steps=1000, lr_schedule="wsd"), "cpu").train
     assert (train.decay_steps, train.min_lr, train.warmup) == (200, 0.0, 100)
     assert complete(changed(steps=1000, lr_schedule="wsd", min_lr=1e-5), "cpu").train.lr_at(1000) > 1e-5
-    assert complete(changed(steps=1, lr_schedule="wsd"), "cpu").train.lr_at(1) == 1e-3
+    assert complete(changed(steps=1, lr_schedule="wsd"), "cpu").train.lr_at(1) == known_rate("pre-ln", 64)
 
 
 def test_a_config_holds_every_setting(tmp_path):
@@ -144,7 +145,7 @@ def test_a_difference_is_named_unless_it_may_change():
     other = complete(changed(lr=0.5, width=128, keep=7, eval_every=3, batch_size=4, tokens_per_update=1024), "cpu")
     named = differences(config, other)
     assert [text.split()[0] for text in named] == ["width", "lr", "min_lr"]
-    assert "lr (the run has 0.001, asked for 0.5)" in named
+    assert f"lr (the run has {config.train.lr}, asked for 0.5)" in named
 
 
 class TestFiles:
@@ -153,6 +154,7 @@ class TestFiles:
         [
             ("[train]\nwarm_up = 3", "'warmup'"), ("[training]\nsteps = 3", "'train'"), ("train = 3", "table"),
             ("[train]\nsteps = 1.5", "train.steps"), ("[train]\nsteps = true", "train.steps"), ("steps =", "TOML"),
+            ("[train]\nsteps = 0x" + "f" * 10_000, "bits"), ("[train]\nsteps = " + "9" * 10_000, "TOML"),
         ],
     )  # fmt: skip
     def test_bad_toml(self, tmp_path, text, noun):
@@ -199,7 +201,7 @@ class TestFlags:
 
 
 def test_the_config_file_of_the_docs(tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
     block = page[page.index("    # deep.toml") :].split("\n\n## ")[0]
     (tmp_path / "deep.toml").write_text(textwrap.dedent(block))
     config = complete(read_config(tmp_path / "deep.toml"), "cpu")

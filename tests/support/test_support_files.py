@@ -143,3 +143,20 @@ def test_a_directory_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     with files.directory_written_whole(tmp_path / "out") as partial:
         (partial / "whole").write_text("")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["out", "out.part", "own", "whole"]
+
+
+def test_no_folder_below_an_output_directory_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    # the user may name a link
+    (tmp_path / "out").symlink_to(tmp_path / "elsewhere")
+    out = tmp_path / "out"
+    assert files.output_path(out, "runs", "one") == out / "runs" / "one"
+    assert (out / "runs").is_dir()
+    assert not (out / "runs" / "one").exists()
+    (out / "figures").symlink_to(tmp_path)
+    (out / "runs" / "two").symlink_to(tmp_path / "missing")
+    for names in (("figures",), ("figures/loss.png",), ("runs", "two"), ("runs/two/config.json",)):
+        with pytest.raises(FileExistsError, match="link"):
+            files.output_path(out, *names)
+    with pytest.raises(FileExistsError, match="link"), files.directory_written_whole(out / "figures"):
+        pass

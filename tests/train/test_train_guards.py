@@ -98,7 +98,7 @@ def start_of(tmp_path, prepared, capsys, *words, scheme="proj-spheretnorm"):
 
 class TestStart:
     def test_a_tied_head_on_a_sphere_is_warned_of_once(self, tmp_path, prepared, capsys):
-        text, start = start_of(tmp_path, prepared, capsys)
+        text, start = start_of(tmp_path, prepared, capsys, "--head", "tied", "--head-bias", "none")
         assert text.count("WARNING") == 1
         assert f"own logit is {start['own_logit']:.1f} above the mean" in text
         assert start["own_logit"] > 2.5
@@ -118,7 +118,7 @@ class TestStart:
             *(("proj-spheretnorm", f"--head-bias unigram {words}") for words in ("--quiet", "--width 16")),
             # streams whose norm is free
             ("pre-ln", ""),
-            ("post-ln", ""),
+            ("post-ln", "--head tied"),
         ],
     )
     def test_others_are_not(self, scheme, words, tmp_path, prepared, capsys):
@@ -127,7 +127,7 @@ class TestStart:
         assert scheme == "proj-spheretnorm" or (start["own_logit"] > HIGH_OWN_LOGIT) == (scheme == "post-ln")
 
     def test_a_shift_alone_leaves_the_frequencies_to_the_stream(self, tmp_path, prepared, capsys):
-        text, _ = start_of(tmp_path, prepared, capsys, "--head", "shifted")
+        text, _ = start_of(tmp_path, prepared, capsys, "--head", "shifted", "--head-bias", "none")
         assert text.count("WARNING: the stream has to carry the token frequencies") == 1
         assert "--head-bias unigram" in text
         assert "--head shifted" not in text

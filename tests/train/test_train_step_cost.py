@@ -15,7 +15,7 @@ from spheret.train.recipes import complete
 from spheret.train.step_cost import FEWEST_ROUNDS, MOST_ROUNDS, measure_step_costs, share_parameters, training_step
 
 CPU = torch.device("cpu")
-TINY = {"layers": 2, "heads": 2, "width": 16, "block": 16, "vocab": 320}
+TINY = {"layers": 2, "heads": 2, "width": 16, "block": 16, "vocab": 320, "head_bias": "none"}
 
 
 @pytest.mark.parametrize("name", SCHEMES)

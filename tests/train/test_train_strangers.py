@@ -12,6 +12,7 @@ import time
 import drill
 import pytest
 import torch
+from damage import contents
 from train_helpers import TINY, metrics, train
 
 from spheret.cli import main
@@ -118,6 +119,19 @@ def test_a_run_from_elsewhere(run, prepared, tmp_path, capsys):
     assert train(tmp_path / "on", prepared, "--set", f"train.init_from={imported.path}", steps=2) == 0
 
 
+@pytest.mark.parametrize(("name", "value"), [("width", 2_500_000), ("layers", 10**9), ("width", 32)])
+def test_a_config_that_says_other_sizes_is_refused_before_anything_is_built(name, value, run, tmp_path, monkeypatch):
+    imported = create_run(tmp_path / "run", open_run(run).model(), open_run(run).config.data.tokenizer).path
+    config = json.loads((imported / "config.json").read_text())
+    config["model"][name] = value
+    (imported / "config.json").write_text(json.dumps(config))
+    built = []
+    monkeypatch.setattr(torch.nn.Linear, "reset_parameters", lambda self: built.append(self.weight.device.type))
+    with pytest.raises(ValueError, match=f"model of {imported}|every checkpoint in {imported}"):
+        open_run(imported).model()
+    assert set(built) <= {"meta"}
+
+
 def test_data_that_is_gone(run, tmp_path, capsys):
     out = tmp_path / "run"
     shutil.copytree(run, out)
@@ -188,20 +202,33 @@ def test_no_link_is_written_through(name, run, prepared, tmp_path, capsys):
     else:
         elsewhere.mkdir()
     (out / name).symlink_to(elsewhere)
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert main(["train", "--out", str(out), "--resume", "--quiet"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    before = contents(tmp_path)
+    for flag in ("--resume", "--force"):
+        assert train(out, prepared, flag, steps=4) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+        assert contents(tmp_path) == before
 
 
-def test_force_unlinks_a_link_and_keeps_what_it_leads_to(run, prepared, tmp_path):
-    out, elsewhere = tmp_path / "run", tmp_path / "big disk"
+# what somebody may put into a run: among what a training writes, and among what its removal removes
+WRITTEN = ["sample.json", "run.lock", "checkpoints/step-2/notes.txt", "checkpoints/step-9/a.txt"]
+REMOVED = [*WRITTEN, "eval.json", "inspect.json", "inspect.png", "tensorboard/a.txt", "checkpoints/notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "name"), [*(("--resume", name) for name in WRITTEN), *(("--force", name) for name in REMOVED)]
+)
+def test_what_carries_no_format_of_ours_stays(flag, name, run, prepared, tmp_path, capsys):
+    out = tmp_path / "run"
     shutil.copytree(run, out)
-    shutil.move(out / "checkpoints", elsewhere)
-    (out / "checkpoints").symlink_to(elsewhere)
-    assert train(out, prepared, "--force", steps=1) == 0
-    assert (elsewhere / "step-4").is_dir()
-    assert open_run(out).checkpoint().step == 1
+    (out / "sample.json").unlink()
+    (out / name).parent.mkdir(exist_ok=True, parents=True)
+    (out / name).write_text('{"format": "mine"}')
+    before = contents(out)
+    assert train(out, prepared, flag, steps=4) == 2
+    message = capsys.readouterr().err
+    assert name in message
+    assert message.count("\n") == 1
+    assert contents(out) == before
 
 
 def test_a_run_that_appeared_meanwhile_is_not_overwritten(run):
@@ -278,7 +305,7 @@ def test_a_signal_counts_once_every_process_knows_of_it(prepared, tmp_path):
     config = TrainConfig(
         steps=9, batch_size=2, tokens_per_update=32, lr=1e-3, min_lr=1e-4, warmup=0, checkpoint_every=9,
     )  # fmt: skip
-    model = GPT(GPTConfig(layers=1, heads=2, width=16, block=16, vocab=320))
+    model = GPT(GPTConfig(layers=1, heads=2, width=16, block=16, vocab=320, head_bias="none"))
 
     trainer = Trainer(
         tmp_path, model, config, EvaluationConfig(0, 1), open_data(prepared), World(torch.device("cpu")), quiet=True

@@ -32,6 +32,7 @@ from spheret.support import files
 from spheret.support.child import python_environment, spheret_command
 from spheret.support.documents import Count, Document, Positive, Record, Text
 from spheret.support.errors import FINISHED, SIGNALS, STOPPED_BY_GUARD
+from spheret.support.files import output_path
 
 SLURM, SETTINGS, LOGS = "slurm", "settings.sh", "logs"
 # a training that gets no further in so many stages in turn will not do so in the next one
@@ -179,7 +180,7 @@ class Slurm:
 
     def _submit(self, jobs: Sequence[Job], steps: list[SubmittedJob], number: int) -> StageRecord:
         """Write the scripts of a stage and submit them."""
-        (self._home / LOGS).mkdir(parents=True, exist_ok=True)
+        output_path(self.directory.absolute(), SLURM, LOGS).mkdir(exist_ok=True)
         settings = self._home / SETTINGS
         if not settings.exists():
             files.write_atomically(settings, _fill("settings.sh", threads=self.threads, gpus=self.gpus).encode())
