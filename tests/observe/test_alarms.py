@@ -81,5 +81,5 @@ class TestManySeeds:
 
     def test_fifty_normal_runs(self):
         for seed in range(25):
-            assert train(llama, seed)[0].events == []
-            assert train(gpt, seed)[0].events == []
+            assert train(llama, seed)[0].alarms == []
+            assert train(gpt, seed)[0].alarms == []
