@@ -19,7 +19,7 @@ from spheret.model.gpt import GPT, GPTConfig
 from spheret.optim import parameter_groups
 from spheret.runs.config import EvaluationConfig, TrainConfig
 from spheret.runs.layout import METRICS
-from spheret.runs.metrics import Log, Tracker
+from spheret.runs.metrics import Log
 from spheret.support.cache import cache_directory
 from spheret.support.timing import WARM_UP
 from spheret.train.distributed import World
@@ -73,7 +73,7 @@ def measure(
     A look inside is one forward pass with hooks at every sublayer.
     """
     trainer = Trainer(directory, _model(config), training, evaluation, data, World(device), quiet=True)
-    log, tracker = Log(directory / METRICS, 0), Tracker(directory / "tensorboard", True, 0)
+    log = Log(directory / METRICS, 0)
     # `fit` sets the log before its first update: a trainer without a log does not save
     trainer.log = log
     loader = data.loader(config.block, training.batch_size, training.seed)
@@ -83,7 +83,6 @@ def measure(
     def update() -> None:
         line = trainer.update(fresh)
         log.append(line)
-        tracker.log(line)
 
     x, y, _ = next(iter(data.validation(config.block, training.batch_size, evaluation.eval_windows)))
     try:
@@ -96,7 +95,6 @@ def measure(
         return {**steps, **medians("train, the rest", others, min(FEW, repeats), cpu_time)}
     finally:
         fresh.close()
-        tracker.close()
         log.close()
 
 

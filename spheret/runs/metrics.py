@@ -1,13 +1,12 @@
-"""`metrics.jsonl`, one line per step: its writer, its readers, and TensorBoard beside it."""
+"""`metrics.jsonl`, one line per step: its writer and its readers."""
 
 from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import msgspec
 
@@ -15,7 +14,6 @@ from spheret.observe.records import Event, EventKind, Start, SublayerObservation
 from spheret.runs.layout import METRICS
 from spheret.support import files
 from spheret.support.documents import Count, Lines, Number, Positive, Record
-from spheret.support.errors import silence_threads
 
 # fields that the clock decides; all others are bit-identical when a run is repeated
 TIMING = ("seconds", "tokens_per_second")
@@ -209,58 +207,3 @@ class Follower:
                 self.diverged = record.step
             if record.val_loss is not None:
                 self.val_loss, self.val_step = record.val_loss, record.step
-
-
-# of a sublayer, in TensorBoard
-_DRAWN = ("angle_mean", "alpha", "norm", "cosine", "common_output", "grad_norm")
-
-
-def is_event_file(name: str) -> bool:
-    """Whether a file of TensorBoard has this name."""
-    return name.startswith("events.out.tfevents.")
-
-
-class Tracker:
-    """TensorBoard, where it is installed. A failure is printed once; it ends the tracker and never the run."""
-
-    def __init__(self, path: Path, wanted: bool, last_step: int) -> None:
-        self._writer: Any = None
-        if wanted:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-
-                # its thread hands the error of a full disk to the next call too
-                silence_threads("tensorboard")
-                self._writer = SummaryWriter(str(path), purge_step=last_step + 1)
-            except ImportError:
-                pass
-            except Exception as error:
-                self._give_up(error)
-
-    def _give_up(self, error: Exception) -> None:
-        self._writer = None
-        print(f"TensorBoard is off, the run continues: {error}", file=sys.stderr)
-
-    def log(self, record: MetricsRecord) -> None:
-        if self._writer is None:
-            return
-        try:
-            for name in ("loss", "val_loss", "lr", "grad_norm", "tokens_per_second", "radius"):
-                self._draw(name, getattr(record, name), record.step)
-            for sublayer in record.sublayers or ():
-                for name in _DRAWN:
-                    self._draw(f"{name}/{sublayer.sublayer:03d}", getattr(sublayer, name), record.step)
-        except Exception as error:
-            self._give_up(error)
-
-    def _draw(self, name: str, value: float | None, step: int) -> None:
-        if value is not None and math.isfinite(value):
-            self._writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        if self._writer is not None:
-            try:
-                self._writer.flush()
-                self._writer.close()
-            except Exception as error:
-                self._give_up(error)

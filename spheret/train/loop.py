@@ -24,8 +24,8 @@ from spheret.optim import build_optimizer, clip_gradients, set_learning_rate
 from spheret.optim.parametrization import parametrize
 from spheret.runs import checkpoint
 from spheret.runs.config import EvaluationConfig, TrainConfig
-from spheret.runs.layout import CHECKPOINTS, METRICS, TENSORBOARD
-from spheret.runs.metrics import Log, MetricsRecord, Tracker
+from spheret.runs.layout import CHECKPOINTS, METRICS
+from spheret.runs.metrics import Log, MetricsRecord
 from spheret.runs.records import BestRecord
 from spheret.runs.run import manifest_sha256
 from spheret.support import mkl
@@ -63,7 +63,6 @@ class Trainer:
         data: Data,
         world: World,
         unigram_entropy: float | None = None,
-        tensorboard: bool = True,
         quiet: bool = False,
     ) -> None:
         self.path, self.config, self.evaluation, self.world = path, config, evaluation, world
@@ -77,7 +76,7 @@ class Trainer:
         self.data_sha256 = manifest_sha256(data)
         self.unigram_entropy = unigram_entropy
         self._advice = tuple(against_collapse(model.config, config))
-        self._tensorboard, self._quiet = tensorboard, quiet or not world.is_main
+        self._quiet = quiet or not world.is_main
         block = model.config.block
         self._accumulation = config.accumulation(block, world.size)
         self._loader = data.loader(block, config.batch_size, config.seed, world.rank, world.size, self._accumulation)
@@ -114,7 +113,6 @@ class Trainer:
         """
         self.check_directory = check_directory
         self.log = Log(self.path / METRICS, self.step) if self.world.is_main else None
-        tracker = Tracker(self.path / TENSORBOARD, self._tensorboard and self.world.is_main, self.step)
         batches = self._loader.batches(self.step, self.config.steps)
         try:
             with stop_signals(self.request_stop), Meter(f"train {self.model.config.scheme}", self._quiet) as meter:
@@ -128,7 +126,7 @@ class Trainer:
                             self._look_inside(line, evaluated)
                         if self._stops_diverged():
                             line.stopped = f"the run diverged at step {self._diverged}"
-                        self._write(line, tracker)
+                        self._write(line)
                         if evaluated and not math.isfinite(self.val_loss or 0.0):
                             raise self._validation_not_finite()
                         due = self._due(self.config.checkpoint_every) or self._stopping
@@ -136,7 +134,7 @@ class Trainer:
                             save(self, self.val_loss if evaluated else None)
                     except NonFinite as error:
                         line = MetricsRecord(step=self.step + 1, loss=None, stopped=str(error), events=[error.event])
-                        self._write(line, tracker)
+                        self._write(line)
                         meter.say(f"stopped before update {self.step + 1}: {error}; {self._kept()}.")
                         return STOPPED_BY_GUARD
                     self._announce(meter, line)
@@ -150,7 +148,6 @@ class Trainer:
             return FINISHED
         finally:
             batches.close()
-            tracker.close()
             if self.log is not None:
                 self.log.close()
 
@@ -287,10 +284,9 @@ class Trainer:
         last = max(checkpoint.steps(self.path / CHECKPOINTS), default=None)
         return "there was no checkpoint yet" if last is None else f"step-{last} is kept"
 
-    def _write(self, line: MetricsRecord, tracker: Tracker) -> None:
+    def _write(self, line: MetricsRecord) -> None:
         if self.log is not None:
             self.log.append(line)
-            tracker.log(line)
 
     def _show(self, meter: Meter, line: MetricsRecord) -> None:
         val = "" if self.val_loss is None else f", val {self.val_loss:.4f}"

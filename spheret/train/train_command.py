@@ -60,7 +60,6 @@ class TrainOptions:
         parallel: ddp or fsdp, for processes that torchrun starts.
         timeout: Seconds to wait for the other processes.
         ignore_memory: Start although the model and its batch need more memory than there is.
-        no_tensorboard: Do not write TensorBoard files. They are written where tensorboard is installed.
         quiet: Print no summary and no progress.
     """
 
@@ -74,7 +73,6 @@ class TrainOptions:
     parallel: Annotated[str | None, shown("STR", "ddp under torchrun")] = None
     timeout: int = 600
     ignore_memory: bool = False
-    no_tensorboard: bool = False
     quiet: bool = False
 
 
@@ -212,7 +210,6 @@ def _train(world: World, where: TrainOptions, settings: Given) -> int:
         data,
         world,
         described.unigram_entropy,
-        not where.no_tensorboard,
         where.quiet,
     )
     if config.train.init_from is not None and run is None:

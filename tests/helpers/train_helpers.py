@@ -14,7 +14,7 @@ from spheret.runs.run import open_run
 TINY = (
     "--layers", "2", "--heads", "2", "--width", "16", "--block", "32", "--batch-size", "4",
     "--set", "evaluation.eval_windows=4",
-    "--threads", "1", "--no-tensorboard", "--quiet",
+    "--threads", "1", "--quiet",
 )  # fmt: skip
 
 

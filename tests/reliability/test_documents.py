@@ -62,7 +62,7 @@ def run(prepared, tmp_path_factory):
     words = ["--scheme", "proj-spheretnorm", "--layers", "1", "--heads", "2", "--width", "16", "--block", "32"]
     words += ["--batch-size", "2", "--set", "evaluation.eval_windows=2", "--steps", "2", "--threads", "1"]
     words += ["--set", "train.clip=inf"]
-    words += ["--data", str(prepared), "--out", str(out), "--no-tensorboard", "--quiet"]
+    words += ["--data", str(prepared), "--out", str(out), "--quiet"]
     assert main(["train", *words]) == 0
     return out
 

@@ -22,14 +22,14 @@ SAMPLE = 8
 TINY = (
     "--layers", "1", "--heads", "2", "--width", "16", "--block", "64", "--batch-size", "2", "--threads", "1",
     "--set", "evaluation.eval_windows=2", "--set", "model.dropout=0.1", "--set", "train.keep=9", "--steps", "4",
-    "--eval-every", "2", "--set", "train.checkpoint_every=1", "--scheme", "proj-spheretnorm", "--no-tensorboard",
+    "--eval-every", "2", "--set", "train.checkpoint_every=1", "--scheme", "proj-spheretnorm",
     "--quiet",
 )  # fmt: skip
 PREPARE = ("prepare", "texts", "--out", "data", "--tokenizer", "bpe:300", "--val-fraction", "0.2")
 # the words of each command, and the files of the stage that it may write; `out/` may be written by all
 COMMANDS = {
     "train": (
-        ("train", "--out", "run", "--resume", "--threads", "1", "--no-tensorboard", "--quiet"),
+        ("train", "--out", "run", "--resume", "--threads", "1", "--quiet"),
         r"run/(metrics\.jsonl|sample\.json|checkpoints/step-[34].*)",
     ),
     "report": (("report", "run", "--out", "out"), "nothing"),

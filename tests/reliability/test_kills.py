@@ -43,7 +43,7 @@ def runs(prepared, tmp_path_factory):
     """Two runs for the report."""
     folder = tmp_path_factory.mktemp("runs")
     for scheme in ("pre-ln", "proj-spheretnorm"):
-        words = ["--scheme", scheme, "--steps", "6", "--no-tensorboard", "--quiet", "--threads", "1"]
+        words = ["--scheme", scheme, "--steps", "6", "--quiet", "--threads", "1"]
         run_to_the_end(["train", *TINY, *words, "--data", str(prepared), "--out", str(folder / scheme)])
     return folder
 

@@ -41,7 +41,7 @@ def run(finished, tmp_path):
 
 
 def resume(out):
-    return main(["train", "--resume", "--out", str(out), "--no-tensorboard", "--quiet"])
+    return main(["train", "--resume", "--out", str(out), "--quiet"])
 
 
 def error(capsys):
