@@ -11,7 +11,6 @@ from typing import IO
 import msgspec
 
 from spheret.observe.records import Event, EventKind, Start, SublayerObservation
-from spheret.runs.layout import METRICS
 from spheret.support import files
 from spheret.support.documents import Count, Lines, Number, Positive, Record
 
@@ -88,13 +87,13 @@ _EVALUATION = ("on_bound", "sublayers")
 LINES = Lines(MetricsRecord, "copy the file back, or start the run again with --force", appended=True)
 
 
-def read_metrics(path: Path, start: int = 0) -> Iterator[tuple[MetricsRecord, int]]:
-    """Every record after the byte `start`, with the byte at which its line ends; nothing if there is no file.
+def read_metrics(path: Path) -> Iterator[tuple[MetricsRecord, int]]:
+    """Every record, with the byte at which its line ends; nothing if there is no file.
 
     A last line that a kill cut short is left out. Any other line that is not a record is an error.
     """
     try:
-        yield from LINES.read(path, start)
+        yield from LINES.read(path)
     except FileNotFoundError:
         return
 
@@ -160,50 +159,3 @@ class Log:
 
     def close(self) -> None:
         self._file.close()
-
-
-# how often in turn a follower may find a file that it cannot read
-PATIENCE = 3
-
-
-class Follower:
-    """How far a run is that is being trained: its step, validation loss and divergence, read only from new lines."""
-
-    def __init__(self, name: str, path: Path, steps: int) -> None:
-        self.name, self.path, self.steps = name, path, steps
-        self._failures = 0
-        self._reset()
-
-    def _reset(self) -> None:
-        self._offset = 0
-        self.step, self.val_step = 0, 0
-        self.val_loss: float | None = None
-        self.diverged: int | None = None
-
-    def update(self) -> None:
-        """Read the new lines. A run that continues first removes those after its checkpoint, and writes others."""
-        metrics = self.path / METRICS
-        try:
-            if metrics.exists() and metrics.stat().st_size < self._offset:
-                self._reset()
-            self._read(metrics)
-            self._failures = 0
-        # what was read before may be no longer there: begin again, and say so only if that does not help
-        except ValueError:
-            self._reset()
-            self._failures += 1
-            if self._failures > PATIENCE:
-                raise ValueError(
-                    f"{metrics} has a damaged line: delete {self.path} to train that run again, or give another "
-                    "--out."
-                ) from None
-
-    def _read(self, metrics: Path) -> None:
-        for record, end in read_metrics(metrics, self._offset):
-            if record.step != self.step + 1:
-                raise ValueError(_gap(metrics, self.step, record.step))
-            self._offset, self.step = end, record.step
-            if self.diverged is None and (record.stopped or record.diverged):
-                self.diverged = record.step
-            if record.val_loss is not None:
-                self.val_loss, self.val_step = record.val_loss, record.step

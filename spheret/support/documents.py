@@ -187,16 +187,16 @@ class Lines(Generic[T]):
         self.record, self.remedy, self.appended = record, remedy, appended
         self._decoder, self._encoder = _Reader(record, whole=False), msgspec.json.Encoder()
 
-    def read(self, path: Path, start: int = 0) -> Iterator[tuple[T, int]]:
-        """Every record after the byte `start`, with the byte at which its line ends.
+    def read(self, path: Path) -> Iterator[tuple[T, int]]:
+        """Every record, with the byte at which its line ends.
 
         If lines are appended, a last one without its end is left out. Any other line must hold a record.
         """
-        end = start
-        *lines, rest = read_bytes(path, MOST_BYTES_OF_LINES, self.remedy, start).split(b"\n")
+        end = 0
+        *lines, rest = read_bytes(path, MOST_BYTES_OF_LINES, self.remedy).split(b"\n")
         for number, line in enumerate(lines, start=1):
             end += len(line) + 1
-            yield self.decode(line, f"line {number} of {path}" + (f" after byte {start:,}" if start else "")), end
+            yield self.decode(line, f"line {number} of {path}"), end
         if rest and not self.appended:
             raise DamagedDocument(f"line {len(lines) + 1} of {path} is damaged (it has no end): {self.remedy}.")
 
@@ -216,13 +216,13 @@ class Lines(Generic[T]):
         return self._encoder.encode(record) + b"\n"
 
 
-def read_bytes(path: Path, most: int, remedy: str, start: int = 0, follow: bool = False) -> bytes:
+def read_bytes(path: Path, most: int, remedy: str, follow: bool = False) -> bytes:
     """The bytes of a regular file. Anything else in its place is a sentence that ends with `remedy`.
 
     follow: whether the file may be reached by a link.
     """
     try:
-        return files.read_regular(path, most, start, follow)
+        return files.read_regular(path, most, follow)
     except FileNotFoundError:
         raise
     except files.NotRegular as error:
