@@ -216,11 +216,10 @@ def _train(world: World, where: TrainOptions, settings: Given) -> int:
         _initial_weights(config.train.init_from, trainer)
     if world.is_main:
         check_space(path, parameters, min(config.train.keep, config.train.steps // config.train.checkpoint_every + 1))
-    sections = config.as_dict()
     record = RunRecord(
-        model=sections["model"],
-        train=sections["train"],
-        evaluation=sections["evaluation"],
+        model=config.model,
+        train=config.train,
+        evaluation=config.evaluation,
         data=described,
         environment=_environment(world),
     )
