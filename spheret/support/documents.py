@@ -13,6 +13,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -55,11 +56,12 @@ class DamagedDocument(ValueError):
 _MOST_INTEGER = 1 << 53
 
 
-def _names(record: Any) -> dict[str, str]:
+@cache
+def _names(kind: Any) -> dict[str, str]:
     """The keys of a record in a file, with the names of its fields."""
-    if is_dataclass(record):
-        return {each.name: each.name for each in fields(record)}
-    return {each.encode_name: each.name for each in msgspec.structs.fields(record)}
+    if is_dataclass(kind):
+        return {each.name: each.name for each in fields(kind)}
+    return {each.encode_name: each.name for each in msgspec.structs.fields(kind)}
 
 
 def _check_strictly(plain: Any, decoded: Any, whole: bool, place: str = "$", bounded: bool = False) -> None:
@@ -71,7 +73,7 @@ def _check_strictly(plain: Any, decoded: Any, whole: bool, place: str = "$", bou
         for key, value in plain.items():
             _check_strictly(value, decoded[key], whole, f"{place}.{key}")
     elif isinstance(plain, dict):
-        names, is_plain = _names(decoded), is_dataclass(decoded)
+        names, is_plain = _names(decoded.__class__), is_dataclass(decoded)
         missing = [key for key in names if whole and is_plain and key not in plain]
         if missing:
             raise msgspec.ValidationError(f"Object missing required field `{missing[0]}` - at `{place}`")
@@ -90,11 +92,12 @@ class _Reader(Generic[T]):
     """Decodes one type strictly: nothing unknown in it at any depth and, if it is `whole`, nothing missing."""
 
     def __init__(self, kind: type[T], whole: bool) -> None:
-        self._decoder, self._whole = msgspec.json.Decoder(kind), whole
+        self._kind, self._whole = kind, whole
 
     def decode(self, data: bytes) -> T:
-        value = self._decoder.decode(data)
-        _check_strictly(msgspec.json.decode(data), value, self._whole)
+        plain = msgspec.json.decode(data)
+        value = msgspec.convert(plain, self._kind, str_keys=True)
+        _check_strictly(plain, value, self._whole)
         return value
 
 
