@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -124,11 +124,12 @@ class Trainer:
                         evaluated = self._due(self.evaluation.eval_every)
                         if self.observer.looks:
                             self._look_inside(line, evaluated)
-                        if self._stops_diverged():
-                            line.stopped = f"the run diverged at step {self._diverged}"
+                        diverged = self.observer.judge.state.diverged
+                        if self.evaluation.on_divergence == "stop" and diverged is not None:
+                            line.stopped = f"the run diverged at step {diverged}"
                         self._write(line)
                         if evaluated and not math.isfinite(self.val_loss or 0.0):
-                            raise self._validation_not_finite()
+                            raise self._find_not_finite(self.step, ((x, y) for x, y, _ in self._validation))
                         due = self._due(self.config.checkpoint_every) or self._stopping
                         if due and not line.stopped:
                             save(self, self.val_loss if evaluated else None)
@@ -171,8 +172,7 @@ class Trainer:
         if not math.isfinite(mean) or not math.isfinite(norm):
             if random is not None:
                 set_random_state(self.world.device, random)
-            with self.world.syncing(False):
-                raise self.observer.find_not_finite(step, seen)
+            raise self._find_not_finite(step, seen)
         self.observer.judge.loss(step, mean)
         self.step = step
         if step == 1 or self._due(self._look_every) or self.observer.judge.wants_a_look(step):
@@ -218,11 +218,11 @@ class Trainer:
         x, y = next(iter(self._validation))[:2] if self._validation else self._loader.batch(0)
         return x.to(self.world.device), y.to(self.world.device)
 
-    def _validation_not_finite(self) -> NonFinite:
-        """Where the first such value is, after an update with a finite loss."""
-        batches = ((x.to(self.world.device), y.to(self.world.device)) for x, y, _ in self._validation)
+    def _find_not_finite(self, step: int, batches: Iterable[tuple[Tensor, Tensor]]) -> NonFinite:
+        """Where the first value that is not finite appears."""
+        batches = ((x.to(self.world.device), y.to(self.world.device)) for x, y in batches)
         with self.world.syncing(False):
-            return self.observer.find_not_finite(self.step, batches)
+            return self.observer.find_not_finite(step, batches)
 
     @contextmanager
     def _naming_backend(self) -> Iterator[None]:
@@ -248,13 +248,6 @@ class Trainer:
 
     def _due(self, every: int) -> bool:
         return bool(every) and (self.step % every == 0 or self.step == self.config.steps)
-
-    @property
-    def _diverged(self) -> int | None:
-        return self.observer.judge.state.diverged
-
-    def _stops_diverged(self) -> bool:
-        return self.evaluation.on_divergence == "stop" and self._diverged is not None
 
     def request_stop(self, number: int) -> None:
         """Stop after the current update, as the signal of this number does."""
