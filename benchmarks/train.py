@@ -25,6 +25,7 @@ from spheret.support.timing import WARM_UP
 from spheret.train.distributed import World
 from spheret.train.loop import Trainer
 from spheret.train.state import save
+from spheret.train.validation import validate
 
 BARE, TRAINER = "bare step", "trainer"
 CPU = torch.device("cpu")
@@ -84,11 +85,12 @@ def measure(
         line = trainer.update(fresh)
         log.append(line)
 
-    x, y, _ = next(iter(data.validation(config.block, training.batch_size, evaluation.eval_windows)))
+    windows = data.validation(config.block, training.batch_size, evaluation.eval_windows)
+    x, y, _ = next(iter(windows))
     try:
         steps = medians("train, updates", {BARE: bare, TRAINER: update}, repeats, cpu_time)
         others: dict[str, Callable[[], object]] = {
-            "evaluation": trainer.evaluate,
+            "evaluation": lambda: validate(trainer.model, windows, trainer.world, trainer.precision),
             "look inside": lambda: trainer.observer.observe(1, x.to(device), y.to(device)),
             "checkpoint": lambda: save(trainer, None),
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Iterator
@@ -87,28 +88,19 @@ _EVALUATION = ("on_bound", "sublayers")
 LINES = Lines(MetricsRecord, "copy the file back, or start the run again with --force", appended=True)
 
 
-def read_metrics(path: Path) -> Iterator[tuple[MetricsRecord, int]]:
-    """Every record, with the byte at which its line ends; nothing if there is no file.
-
-    A last line that a kill cut short is left out. Any other line that is not a record is an error.
-    """
-    try:
-        yield from LINES.read(path)
-    except FileNotFoundError:
-        return
-
-
 def consecutive(path: Path, last_step: int) -> Iterator[tuple[MetricsRecord, int]]:
-    """What `read_metrics` yields, after a check that no step is missing: 1, 2, ... at least up to `last_step`.
+    """Every record of steps 1, 2, ..., with the byte at which its line ends; nothing if there is no file.
 
+    A last line that a kill cut short is left out. A gap, or any other line that is not a record, is an error.
     last_step: the step of a checkpoint. Every line up to it was on the disk before the checkpoint.
     """
     step = 0
-    for record, end in read_metrics(path):
-        if record.step != step + 1:
-            raise ValueError(_gap(path, step, record.step))
-        step = record.step
-        yield record, end
+    with contextlib.suppress(FileNotFoundError):
+        for record, end in LINES.read(path):
+            if record.step != step + 1:
+                raise ValueError(_gap(path, step, record.step))
+            step = record.step
+            yield record, end
     if step < last_step:
         raise ValueError(_gap(path, step, last_step + 1))
 
@@ -118,8 +110,8 @@ def _gap(path: Path, before: int, after: int) -> str:
     return f"{path} has a gap, from step {before} to step {after}: {LINES.remedy}."
 
 
-def whole_metrics(path: Path, last_step: int) -> list[MetricsRecord]:
-    """Every record of a file. A gap before the last line, or before `last_step`, is an error."""
+def whole_metrics(path: Path, last_step: int = 0) -> list[MetricsRecord]:
+    """The records that `consecutive` yields."""
     return [record for record, _ in consecutive(path, last_step)]
 
 

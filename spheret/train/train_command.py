@@ -25,7 +25,7 @@ from spheret.runs.config import Given, RunConfig, differences, merge, read_confi
 from spheret.runs.cost import check_run, optimizer_flops, shape, step_bytes, step_flops
 from spheret.runs.directory import check_space, claimed, existing, explained
 from spheret.runs.layout import CHECKPOINTS, METRICS, SAMPLE
-from spheret.runs.metrics import consecutive
+from spheret.runs.metrics import whole_metrics
 from spheret.runs.records import Environment, RunRecord
 from spheret.runs.run import Run, describe_data, manifest_sha256, open_run, write_config
 from spheret.support import machine
@@ -241,8 +241,7 @@ def _train(world: World, where: TrainOptions, settings: Given) -> int:
             _announce(path, config, data, parameters, trainer, found_rate)
         if trainer.step >= config.train.steps:
             if world.is_main:
-                for _ in consecutive(path / METRICS, trainer.step):
-                    pass
+                whole_metrics(path / METRICS, trainer.step)
                 if not (path / SAMPLE).exists():
                     _write_sample(path, trainer, data, world)
                 _print(f"{path} is finished: {config.train.steps} steps.")

@@ -304,17 +304,6 @@ def test_a_directory_is_one_process_s(prepared, tmp_path):
     assert not open_run(out).is_locked()
 
 
-def test_lines_beyond_the_checkpoint_are_dropped(unbroken, prepared, tmp_path):
-    out = tmp_path / "run"
-    shutil.copytree(unbroken, out)
-    shutil.rmtree(out / "checkpoints" / "step-12")
-    with (out / "metrics.jsonl").open("ab") as file:
-        file.write(b'{"step": 13, "loss": 1}\nnonsense\n{"step": 14, "lo')
-    # a run knows its own settings
-    assert main(["train", "--out", str(out), "--resume", "--quiet"]) == 0
-    assert drill.differences(unbroken, out) == []
-
-
 def test_toml_and_flags(prepared, tmp_path):
     (tmp_path / "run.toml").write_text(
         '[model]\nscheme = "p-spheretnorm"\nscheme_options = {p = 0.25}\n[train]\nsteps = 3\nlr = 0.5\n'

@@ -29,7 +29,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from spheret.lab.executors import Job
 from spheret.runs.layout import METRICS
-from spheret.runs.metrics import read_metrics
+from spheret.runs.metrics import whole_metrics
 from spheret.support import files
 from spheret.support.child import python_environment, spheret_command
 from spheret.support.documents import Count, Document, Positive, Record, Text
@@ -247,7 +247,7 @@ def _step(job: Job) -> int:
     """The last step in a run's metrics."""
     # a damaged file is named by the training itself
     with contextlib.suppress(ValueError):
-        return max((record.step for record, _ in read_metrics(job.directory / METRICS)), default=0)
+        return len(whole_metrics(job.directory / METRICS))
     return 0
 
 
