@@ -101,7 +101,7 @@ class Anatomy:
 
 
 def without_stream(model: nn.Module, note: str) -> Anatomy:
-    """A model that is watched by its weights alone."""
+    """A model of which only the weights are watched."""
     return Anatomy("parameters only", [], _places(model, set()), note)
 
 

@@ -23,7 +23,7 @@ from spheret.observe.remedies import REMEDIES
 LOSSES, SPIKE_LEAST, SPIKE_Z = 64, 20, 5.0
 ALARM_Z, SPIKE_NEAR, SPIKE_CLEAR = 6.0, 20, 2.0
 
-# a loss this close to the unigram entropy, as a share of it, is that of a model that knows only token frequencies
+# a loss this close to the unigram entropy, as a share of it, means that the model knows only token frequencies
 ENTROPY_MARGIN = 0.03
 # the median of so many losses is compared, because one batch may be easier or harder than all
 PLATEAU_WINDOW = 10
@@ -49,14 +49,14 @@ MOVED = 2.0
 # smaller angles and shares of the gradient are noise
 LEAST_ANGLE, LEAST_SHARE, TINY = 0.01, 1e-3, 1e-30
 
-# in a spike, a sublayer stands out if its gradient rose this many times more than that of most
+# in a spike, a sublayer stands out if its gradient rose this many times more than most gradients
 STANDS_OUT = 3.0
 # at a watched step, a gradient norm this many times larger than the largest of the last ones is a spike, too, if
 # there were enough of them
 JUMPS, JUMP_LEAST = 5.0, 5
 # a branch that moves no token by this share of its state does nothing, if that lasts this many updates
 STILL, STILL_UPDATES = 1e-6, 20
-# updates relative to the weights this many times larger than those of the nearest layers, now and at this many looks
+# updates relative to the weights this many times larger than in the nearest layers, now and at this many looks
 # before, explode: where a training comes to rest, the updates of single layers fall. Smaller ones do no harm
 EXPLODES, REMEMBERED, HARMLESS = 10.0, 8, 3e-3
 # an update is skipped if its loss or gradient norm is this many standard deviations above the mean of the last ones
@@ -185,8 +185,8 @@ class Change:
 def changes(before: Sequence[SublayerObservation], now: Sequence[SublayerObservation]) -> list[Change]:
     """One change for every sublayer and measure.
 
-    Each measure is the sublayer's own. The norm is divided by that of the sublayer before, because later sublayers
-    inherit it. The gradient norm is divided by that of all sublayers, and only a rise counts: where one share
+    Each measure is the sublayer's own. The norm is divided by the previous sublayer's, because later sublayers
+    inherit it. The gradient norm is divided by the norm over all sublayers, and only a rise counts: where one share
     rises, others fall.
     """
     found: list[Change] = []
@@ -220,7 +220,7 @@ def _log_ratio(first: float, last: float, least: float) -> float:
 
 
 def outgrown(updates: Sequence[Sequence[float | None]], indices: Sequence[int]) -> list[tuple[int, float, float]]:
-    """Which of the items of one kind have updates far beyond those of the two nearest: index, usual update, update.
+    """Which of the items of one kind have updates far beyond the two nearest: index, usual update, update.
 
     updates: of all items, at the last observations, the newest last.
     """
@@ -249,11 +249,11 @@ class Judge:
 
     Args:
         items: the sublayers first, in order, then the other places.
-        unigram_entropy: that of the token frequencies, in the unit of the loss, if it is known.
+        unigram_entropy: the entropy of the token frequencies, in the unit of the loss, if it is known.
         level: the reference, and what it is; by default the unigram entropy or, if that is not known, the first
             losses. Nothing diverges if it is not positive, because ratios mean nothing then.
         warmup: updates before which a slow rise of the loss is not judged.
-        steps: those of the whole run, if they are known: patience is a share of them.
+        steps: the steps of the whole run, if they are known: patience is a share of them.
         remedies: what helps, by kind.
     """
 
@@ -379,7 +379,7 @@ class Judge:
         most = max(rises, key=lambda index: rises[index])
         if rises[most] > math.log(STANDS_OUT) + max(middle, 0.0):
             item = self.items[most]
-            usual = f"that of most places {math.exp(middle):.3g} times"
+            usual = f"at most places {math.exp(middle):.3g} times"
             detail = f"; the gradient of {item.name} rose {math.exp(rises[most]):.3g} times, {usual}"
             return item.name, item.sublayer, detail
         alike = f"; the gradient rose everywhere alike, {math.exp(middle):.3g} times at most places"
@@ -391,7 +391,7 @@ class Judge:
         return {
             index: math.log(now / before)
             for index, (now, before) in enumerate(zip(grad_norms(observation), usual, strict=True))
-            # that of a few scalars is noise
+            # the gradient of a few scalars is noise
             if self.items[index].peers and now and before
         }
 
@@ -407,7 +407,7 @@ class Judge:
     def observed(self, observation: Observation, entropy: float | None = None, normal: bool = True) -> list[Event]:
         """What the stream and the gradients of a step say.
 
-        entropy: that of the tokens seen so far, if nobody has given one. normal: whether the loss of this step was.
+        entropy: the entropy of the tokens seen so far, if none was given. normal: whether the loss of this step was.
         """
         state = self.state
         if self.given_entropy is None:
@@ -452,7 +452,7 @@ class Judge:
         return events
 
     def _gradient(self, observation: Observation) -> list[Event]:
-        """A gradient norm far beyond those of the last looks."""
+        """A gradient norm far beyond the last looks."""
         now, last = observation.grad_norm, self.state.norms
         if now is None or not math.isfinite(now):
             return []
@@ -521,8 +521,8 @@ class Judge:
             for index, usual, now in outgrown(self.state.updates, indices):
                 item = self.items[index]
                 sentence = (
-                    f"the update of {item.name} is {now:.2g} of its weights, {now / usual:.3g} times that of the "
-                    "same place in the layers beside it"
+                    f"the update of {item.name} is {now:.2g} of its weights, {now / usual:.3g} times the update "
+                    "of the same place in the layers beside it"
                 )
                 more = {"sublayer": item.sublayer, "measured": "update", "before": usual, "now": now}
                 events += self._event("exploding", observation.step, item.name, sentence, **more)

@@ -125,7 +125,7 @@ _OF_THE_STREAM = (*StreamMeasures._fields, "sink", "drift", "alpha")
 
 
 def fill_stream(observation: Observation, hooks: StreamHooks, processes: Processes) -> None:
-    """What the hooks have seen of the stream: those of the main process, in its part of the batch."""
+    """What the hooks of the main process have seen of the stream, in its part of the batch."""
     rows: list[Tensor] = []
     places: list[tuple[int, str]] = []
     start = hooks.sublayers[0].lengths if hooks.sublayers else None
@@ -162,7 +162,7 @@ def fill_gradients(observation: Observation, items: Sequence[Item]) -> None:
 
 @torch.no_grad()
 def fill_updates(observation: Observation, items: Sequence[Item], before: Sequence[Tensor]) -> None:
-    """The norm of the change of every place over that of its weights before, which are given in the same order."""
+    """The norm of the change of every place over its weights' norm before, which are given in the same order."""
     weights = [p for item in items for p in item.parameters.values()]
     sizes = norms(before)
     changes = norms([p.detach() - old for p, old in zip(weights, before, strict=True)])

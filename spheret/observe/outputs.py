@@ -78,7 +78,7 @@ class LineFile:
         directory.mkdir(parents=True, exist_ok=True)
         self.path.touch()
         self._file = self.path.open("r+b", buffering=0)
-        # of a file that goes on; None if a kill cut its first line short
+        # of a file that is continued; None if a kill cut its first line short
         self.first: dict[str, Any] | None = None
         line = self._file.readline()
         if line.endswith(b"\n") or not line.startswith(_BEGINNING[: len(line)]):
@@ -96,7 +96,7 @@ class LineFile:
         return found
 
     def begin(self, header: Header) -> None:
-        """Write the header, or check that the file goes on with the same model."""
+        """Write the header, or check that the file continues with the same model."""
         values = asdict(header)
         if self.first is None:
             self._write({"format": values.pop("format"), **values})

@@ -48,7 +48,7 @@ class SublayerObservation:
         moved_max: the largest such share.
         inactive: whether the branch moves no token.
         cosine: the mean cosine between tokens behind it.
-        update_cosine: the mean cosine between its change of the stream and that of the sublayer before.
+        update_cosine: the mean cosine between its change of the stream and the previous sublayer's.
         effective_rank: exp of the entropy of the normalised singular values of the states behind it.
         common_stream: the share of the direction that all tokens have in common, in the stream behind it.
         common_output: the same in the branch's output.
@@ -164,7 +164,7 @@ class Observation:
 
     Args:
         step: the update.
-        losses: those of the steps since the last observation, this one last; None where a loss was not finite.
+        losses: the losses of the steps since the last observation, this one last; None where a loss was not finite.
         grad_norm: the norm of the whole gradient.
         sublayers: what was seen at each sublayer.
         places: what was seen at the weights outside of the sublayers.

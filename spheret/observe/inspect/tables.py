@@ -89,7 +89,7 @@ def sentences(inspection: Inspection) -> list[str]:
         if (before := inspection.start) is not None and before.loss is not None:
             start = (
                 f"; before training it was {before.own_logit:.2f}, and the loss {before.loss:.3f} was "
-                f"{before.loss - before.expected:.3f} above that of a model that knows nothing"
+                f"{before.loss - before.expected:.3f} above the loss of a model that knows nothing"
             )
         said.append(f"{text}{start}.")
     if inspection.note:
