@@ -51,6 +51,7 @@ def executed(path: Path = NOTEBOOK) -> nbformat.NotebookNode:
             startup_timeout=300,
             iopub_timeout=60,
             record_timing=False,
+            coalesce_streams=True,
             resources={"metadata": {"path": place}},
         )
         # one thread adds in the same order everywhere. tqdm, which transformers imports, misses its widgets

@@ -1,7 +1,7 @@
 r"""A learnable scalar that is kept in an interval: clamp(softplus(x), low, high) of a parameter x.
 
 torch.clamp has a trap here. Both scalars of the paper start exactly on their upper bound. One step beyond it, the
-gradient of torch.clamp is 0 and stays 0. So here every gradient passes, wherever x is: the backward is that of
+gradient of torch.clamp is 0 and stays 0. So here every gradient passes, wherever x is, as in
 scale softplus(x). It is linear in the incoming gradient, so the gradients of micro-batches and of processes add up to
 the gradient of the whole batch. What is stopped is the update: after each optimiser step x is put back on the bound
 that it crossed (see spheret.connections.bounded). `exact_clamp` gives the paper's torch.clamp.

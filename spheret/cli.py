@@ -74,7 +74,7 @@ def parse(function: Callable[..., Any], prog: str, words: Sequence[str]) -> Call
     except SystemExit as error:
         if not error.code:
             raise
-        raise ValueError(f"not understood, as said above: `{prog} --help` lists the flags.") from None
+        raise ValueError(f"invalid arguments (see above): `{prog} --help` lists the flags.") from None
 
 
 def _help() -> str:
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # it is None if it was closed before the start, and libraries ask it for its width
     if sys.stdout is None:
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
-    # a name that this terminal cannot show is no reason to end
+    # a name that this terminal cannot show is not an error
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     name = words[0] if words and words[0] in COMMANDS else ""

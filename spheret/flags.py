@@ -13,6 +13,7 @@ import tyro
 from spheret.connections.parse import parse_options
 from spheret.runs.config import SECTIONS, check_section, merge
 from spheret.support.errors import unknown
+from spheret.support.ranges import json_value
 from spheret.support.settings import declared
 
 SIZE_HELP = "The paper's model and recipe: S, M or L. It changes the defaults that name it; give no --layers with it."
@@ -97,11 +98,8 @@ def _setting(word: str) -> dict[str, Any]:
     if text == "none" and kind is not str:
         value = None
     elif kind is not str and str not in get_args(kind):
-        try:
-            value = json.loads(text)
-        except json.JSONDecodeError:
-            # the word inf, or one that is of the wrong type
-            value = text
+        # the word inf, and one that is of the wrong type, stay words
+        value = json_value(f"--set {place}", text)
     return {section: check_section(Path("--set"), section, {name: value})}
 
 

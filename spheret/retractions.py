@@ -131,7 +131,7 @@ class Retraction:
         largest_step: float = math.inf,
         cap: float | Literal["auto"] | None = "auto",
     ) -> Retraction:
-        """A retraction from `theta(beta)` alone, a differentiable odd function with slope 1 at 0.
+        """A retraction from only `theta(beta)`, a differentiable odd function with slope 1 at 0.
 
         Autograd supplies every derivative. The retraction runs on the `reference` and `closed` backends. The native
         and Triton kernels have no code for it, and choosing one of them is an error.
@@ -422,7 +422,7 @@ def angular(p: P) -> Retraction:
     )
 
 
-# "angular" alone is the paper's choice of p
+# "angular" by itself is the paper's choice of p
 RETRACTIONS: dict[str, Retraction] = {
     "projection": PROJECTION,
     "cayley": CAYLEY,

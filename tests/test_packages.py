@@ -130,6 +130,7 @@ for kind in (Own, Causal):
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_package(name, tmp_path):
     if name != "accelerate" and not APART.is_dir():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,14 +18,15 @@ import collapse_tables
 from claims import Studies, claims_table, number, where
 
 from spheret.lab.answers import GroupAnswer, group_answers
-from spheret.lab.endpoints import comparison, endpoint_answers, ladder_of
+from spheret.lab.endpoints import EndpointAnswer, PairedComparison, comparison, endpoint_answers, ladder_of
 from spheret.lab.entries import Entry
 from spheret.lab.page.section import to_markdown
 from spheret.lab.plan import OURS, PLANS, Plan, read_plan
-from spheret.lab.report import result_files, sections_of, study_findings
+from spheret.lab.report import sections_of, study_findings
 from spheret.lab.rows import Key, Row, read_rows, sound
-from spheret.lab.words import SHORT, answer_sentence, endpoint_sentence, limits, listed
+from spheret.lab.words import SHORT, answer_sentence, limits, listed, p_words
 from spheret.paper.numbers import CORPORA, LOSSES, ROWS, SIZES
+from spheret.support.charts import draw
 
 HERE = Path(__file__).parent
 # the plan of every study, by the name of its results
@@ -158,10 +160,66 @@ def _of_a_study(plan: Plan, answers: Sequence[GroupAnswer], rows: Mapping[Key, R
         parts["sentence", answer.group.name] = f"{answer_sentence(answer)}\n"
         parts["limits", answer.group.name] = _bullets(limits(answer))
     for section in sections_of(study_findings(plan, rows)):
+        if section.name == "not-run":
+            parts["sentence", "not-run"] = f"{section.paragraphs[0]}\n"
         for table in section.tables:
             # the heading is the page's own
             parts["table", table.name] = to_markdown([table]).split("\n\n", 1)[1]
     return parts
+
+
+def endpoint_sentence(answer: EndpointAnswer) -> str:
+    """The answer of an endpoint, as far as it is known."""
+    if answer.endpoint.kind == "stress":
+        return _stress_sentence(answer)
+    if answer.endpoint.kind == "equivalence":
+        counts = Counter(each.verdict for each in answer.comparisons)
+        verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        return (
+            f"{listed(answer.endpoint.contestants)}, within {answer.endpoint.margin:g} of each other: of "
+            f"{len(answer.comparisons)} pairs and sizes, {verdicts}."
+        )
+    first, second = answer.endpoint.contestants
+    words = [_gap_words(each) for each in answer.comparisons]
+    return f"{first} against {second}: {'; '.join(words)}{_slope_words(answer.slope)}."
+
+
+def _gap_words(each: PairedComparison) -> str:
+    if each.verdict in ("not run", "failed") or each.interval is None:
+        return f"{each.where}: {_without_verdict(each)}"
+    if each.verdict == "no significant difference":
+        return f"{each.where}: no significant difference ({each.interval.estimate:+.3f})"
+    side = "below" if each.verdict == "lower" else "above"
+    return f"{each.where}: {abs(each.interval.estimate):.3f} {side}"
+
+
+def _slope_words(slope: PairedComparison | None) -> str:
+    if slope is None:
+        return ""
+    if slope.verdict in ("not run", "failed") or slope.interval is None:
+        return f"; {slope.where}: {_without_verdict(slope)}"
+    change = f"{slope.interval.estimate:+.3f} {slope.where}"
+    if slope.verdict == "no significant difference":
+        return f"; no significant change with size ({change})"
+    return f"; the difference changes by {change} ({p_words(slope.p or 0.0)})"
+
+
+def _without_verdict(each: PairedComparison) -> str:
+    return f"no mean, {each.trouble}" if each.verdict == "failed" else f"not run ({each.trouble})"
+
+
+def _stress_sentence(answer: EndpointAnswer) -> str:
+    begun = [each for each in answer.stresses if each.runs]
+    opening = f"At {answer.factor:g} times the best rate"
+    if not begun:
+        return f"{opening}: not run."
+    by_rung: dict[str, list[str]] = {}
+    for each in begun:
+        some = "" if len(each.runs) == each.planned else f", {each.planned} planned"
+        words = f"{each.label} in {len(each.failed)} of {len(each.runs)} seeds{some}"
+        by_rung.setdefault(each.where, []).append(words)
+    rungs = [f"{where}: {listed(names)}" for where, names in by_rung.items()]
+    return f"{opening}, collapsed or diverged: {'; '.join(rungs)}."
 
 
 def _bullets(sentences: Sequence[str]) -> str:
@@ -186,7 +244,6 @@ def _optimisers(answers: Mapping[str, GroupAnswer]) -> str:
             means, entry = answer.means, answer.by_label[contestant.label]
             loss = f"{means[entry.label]:.3f}" if entry.label in means else entry.reason
             loss = f"**{loss}**" if means.get(entry.label, 0) == min(means.values(), default=-1) else loss
-            loss = f"{loss}, {entry.stalled}" if entry.stalled and not entry.failed else loss
             cells += [loss, "-" if entry.rate is None else f"{entry.rate:.2g}"]
         lines.append(f"| {contestant.label} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -299,7 +356,7 @@ def _loss(entry: Entry) -> str:
     if entry.failed or not entry.finals or entry.rate is None:
         return entry.failure or _so_far(entry)
     seeds = "" if len(entry.finals) == entry.planned else f", {len(entry.finals)} of {entry.planned} seeds"
-    return f"{entry.mean:.3f} at {entry.rate:.2g}{seeds}{', ' * bool(entry.stalled)}{entry.stalled}"
+    return f"{entry.mean:.3f} at {entry.rate:.2g}{seeds}"
 
 
 def _by_size(rungs: Sequence[GroupAnswer]) -> str:
@@ -347,6 +404,17 @@ def filled(text: str, parts: dict[tuple[str, str], str]) -> str:
         return f"{match['begin']}{parts[key]}{match['end']}"
 
     return MARKED.sub(part, text)
+
+
+def result_files(plan: Plan, rows: Mapping[Key, Row]) -> dict[str, bytes]:
+    """The figures and the tables of a study, by file name. Its results.jsonl has every run."""
+    sections = sections_of(study_findings(plan, rows))
+    tables = [table for section in sections for table in section.tables]
+    charts = [each for section in sections for each in section.charts if not each.name.endswith("-curves")]
+    return {
+        "tables.md": to_markdown(table for table in tables if table.name != "runs").encode(),
+        **{f"{chart.name}.svg": draw(chart).themed_svg.encode() for chart in charts},
+    }
 
 
 def files() -> dict[Path, bytes]:

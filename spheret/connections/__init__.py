@@ -94,7 +94,7 @@ SCHEMES: dict[str, Callable[..., Scheme]] = {
     "spherical-hyper": many.SphericalHyper,
 }
 PAPER_SCHEMES: tuple[str, ...] = tuple(SCHEMES)[:9]
-# what else the schemes are called, in small letters and digits alone. An error suggests the scheme that is meant
+# what else the schemes are called, in lowercase letters and digits only. An error suggests the scheme that is meant
 OTHER_NAMES: dict[str, str] = {
     **dict.fromkeys(("preln", "prenorm", "prelayernorm", "layernorm", "ln", "gpt", "gpt2"), "pre-ln"),
     **dict.fromkeys(("rmsnorm", "prermsnorm", "prerms", "llama"), "pre-ln"),

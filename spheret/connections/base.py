@@ -178,7 +178,7 @@ class Connection(nn.Module):
         return f
 
     def branch_gains(self) -> list[nn.Parameter]:
-        """The parameters that alone decide how far the branch moves the stream, where its output is normalised.
+        """The only parameters that decide how far the branch moves the stream, where its output is normalised.
 
         Empty if the output's own length decides, which the last layer of the branch sets.
         """
@@ -243,7 +243,7 @@ class BranchShape:
     """What a scheme is told about a block's branches before it puts something inside them.
 
     dim: the width of the stream.
-    heads, kv_heads: the heads of the queries, and those of the keys and values.
+    heads, kv_heads: the heads of the queries, and of the keys and values.
     hidden: the width of the MLP's hidden layer after its activation.
     gated: whether the MLP has a gate, whose entries come first in its first projection, before the `hidden` others.
     """
@@ -287,7 +287,7 @@ class Scheme:
     name: str = field(default="", kw_only=True)
     # where the method comes from, in one line, for tables and reports, as is `formula`
     source: ClassVar[str] = ""
-    # whether the state is the tensor h. Proofs, conversions and parametrizations are for such schemes alone
+    # whether the state is the tensor h. Proofs, conversions and parametrizations are only for such schemes
     one_stream: ClassVar[bool] = True
     # whether its branches or their starts have factors that depend on the depth by a rule of its own
     own_depth_rule: ClassVar[bool] = False

@@ -84,7 +84,7 @@ class Bounded(_Kept):
                 return h * self.bounded_softplus(self.x, 0.1, 2.0)
 
     Then torch's optimisers keep the parameter in its interval, and the training metrics list the scalars that are on
-    a bound. Gradients add up over micro-batches and processes as those of any parameter do.
+    a bound. Gradients add up over micro-batches and processes as for any parameter.
 
     Args:
         args: passed on to the next base class, as are `options`.
@@ -101,7 +101,7 @@ class Bounded(_Kept):
     _checked: bool = False
 
     def bounded_scalars(self) -> Iterable[BoundedScalar]:
-        """The scalars of this module, without those of `Bounded` submodules."""
+        """The scalars of this module, without its `Bounded` submodules."""
         raise NotImplementedError(f"{type(self).__name__} must define bounded_scalars.")
 
     def bounded_softplus(self, x: Tensor, low: float, high: float, scale: float | Tensor = 1.0) -> Tensor:
@@ -136,7 +136,7 @@ def float32_scalars(model: nn.Module) -> None:
     """Put the learnable scalars of every `Bounded` back into float32, after a model was made half-precise.
 
     In bfloat16 a scalar near 0.5 has neighbours 0.004 away, and the steps of an optimiser are rounded away. Call it
-    before the optimiser is made. The scalars alone change; what they multiply keeps its dtype.
+    before the optimiser is made. Only the scalars change; what they multiply keeps its dtype.
     """
     for module in model.modules():
         if isinstance(module, Bounded):

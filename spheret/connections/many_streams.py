@@ -268,7 +268,7 @@ class Hyper(CopiedStreams):
     |---|---|
     | `streams` | n |
     | `dynamic` | whether pre, mix and post depend on the token |
-    | `norm`, `bias` | those of the norms |
+    | `norm`, `bias` | options of the norms |
     """
 
     dynamic: bool = True
@@ -517,7 +517,7 @@ class SphericalHyper(Scheme):
     | `pace` | how fast pre, post and O learn, relative to the other weights, above 0 and at most 1 |
     | `retraction` | a name of RETRACTIONS, or a number p |
     | `schedule` | a name of SCHEDULES |
-    | `norm`, `bias` | those of the final norm |
+    | `norm`, `bias` | options of the final norm |
     | `branch_norm` | an RMSNorm of each branch's output: none, or where its gain starts; true is 0.3 |
     """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Collection, Iterable
@@ -11,7 +10,8 @@ from typing import Any
 
 from spheret.connections import OTHER_NAMES, PAPER_SCHEMES, SCHEMES, Scheme, scheme
 from spheret.retractions import Retraction, table_name
-from spheret.support.errors import unknown
+from spheret.support.errors import shortened, unknown
+from spheret.support.ranges import json_value
 
 _WORDS = {"none": None, "None": None, "True": True, "False": False, "inf": math.inf}
 
@@ -23,10 +23,7 @@ def parse_options(settings: Iterable[str]) -> dict[str, Any]:
         option, equals, text = setting.partition("=")
         if not (option and equals and text):
             raise ValueError(f"--set takes option=value, got {setting!r}.")
-        try:
-            options[option] = _WORDS[text] if text in _WORDS else json.loads(text)
-        except json.JSONDecodeError:
-            options[option] = text
+        options[option] = _WORDS[text] if text in _WORDS else json_value(f"--set {shortened(option)}", text)
         if isinstance(options[option], (list, dict)):
             raise ValueError(f"--set takes a number, a word, true, false or none for {option}, got {text}.")
     return options

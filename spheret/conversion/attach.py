@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from spheret.connections import Spherical
 from spheret.conversion.plan import Chain, ConversionPlan, ResidualSum, reads_direction
-from spheret.conversion.steps import NAME, AddedModules, Address, ReadPoint, Step, StepRecord, Stream
+from spheret.conversion.steps import NAME, AddedModules, Address, Gain, ReadPoint, Step, StepRecord, Stream
 from spheret.conversion.trace import Argument
 
 # the host of the stacks' ScaleNorms. transformers' Trainer does not decay what has _norm in its name
@@ -191,7 +191,9 @@ def attach(model: nn.Module, plan: ConversionPlan, scheme: Spherical) -> dict[st
                 )
             connection = scheme.connect(residual.dim, len(stack) + 1, sizes[residual.stack])
             reads_length, first = not reads_direction(modules, residual.readers), residual is chain.sums[0]
-            step = Step(stream, residual, connection, reads_length, like, first)
+            gains = [[_gain(modules, name) for name in end.gains] for end in residual.ends]
+            step = Step(stream, residual, connection, reads_length, like, first, gains)
+            step.enters = first or plan.skips
             stack.append(step)
             if residual.dropout is not None:
                 name, p = residual.dropout
@@ -253,6 +255,11 @@ def _like(modules: dict[str, nn.Module], residual: ResidualSum) -> torch.Tensor:
     near = [reader.module for reader in residual.readers] + [end.module for end in residual.ends]
     found = (p for name in (*near, residual.host, "") for p in modules[name].parameters() if p.is_floating_point())
     return next(found, torch.empty(0))
+
+
+def _gain(modules: dict[str, nn.Module], name: str) -> Gain:
+    host, _, own = name.rpartition(".")
+    return Gain(modules[host], own)
 
 
 def _add(host: nn.Module, module: nn.Module) -> Address:

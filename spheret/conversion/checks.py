@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from spheret.connections import SCHEMES, Spherical
 from spheret.connections import scheme as make_scheme
 from spheret.conversion.attach import NAME, steps
-from spheret.conversion.plan import ConversionError, ConversionPlan
-from spheret.conversion.trace import Argument, Key, Trace, is_rows, returned_tensors
+from spheret.conversion.plan import ConversionError, ConversionPlan, ResidualSum, residual_sums
+from spheret.conversion.trace import Argument, Key, Trace, call, is_rows, returned_tensors, trace_call
 from spheret.support.errors import unknown
 
 Start = Literal["exact", "calibrated", "plain"]
@@ -105,15 +105,60 @@ def _is_quantised(module: nn.Module) -> bool:
     return any(not p.is_floating_point() for p in module.parameters(recurse=False))
 
 
+def check_gains(model: nn.Module, plan: ConversionPlan) -> None:
+    """Refuse a branch that the layer multiplies by 0: behind a 0 no hook can return the next state."""
+    for residual in (one for chain in plan.chains for one in chain.sums):
+        for name in (name for end in residual.ends for name in end.gains):
+            if not model.get_parameter(name).all():
+                raise ConversionError(
+                    f"{residual.where} multiplies its branch by {name}, which has zeros, so that the layer adds "
+                    "nothing of what a hook returns there. Train it first, or start it at a small number."
+                )
+
+
+def skips_layers(model: nn.Module, inputs: Any, plan: ConversionPlan) -> bool:
+    """Whether the model leaves out layers at random in training mode.
+
+    Raises ConversionError if it adds a branch in another way then, as where its code drops branches at random.
+    """
+    model.train()
+    try:
+        trace, _ = trace_call(model, lambda: call(model, inputs), chances=True)
+    except Exception:
+        # it may want labels, or a larger batch
+        return False
+    finally:
+        model.eval()
+    sums = {_modules_of(residual) for residual in residual_sums(model, trace)}
+    skips = False
+    for residual in (one for chain in plan.chains for one in chain.sums):
+        ends, readers = _modules_of(residual)
+        if (ends, readers) in sums:
+            continue
+        if any(trace.calls[name] for name in ends):
+            raise ConversionError(
+                f"in training mode {residual.where} adds something else to the stream than in evaluation mode, e.g. "
+                "because it drops branches at random in a function. Use a module for it, or set its probability to 0."
+            )
+        skips = True
+    return skips
+
+
+def _modules_of(residual: ResidualSum) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return tuple(end.module for end in residual.ends), tuple(reader.module for reader in residual.readers)
+
+
 def copied_outputs(output: Any) -> list[Tensor]:
     """A copy of the floating-point tensors in what a model returns, without the stream itself and the caches."""
     return [x.detach().clone() for x in returned_tensors(output)]
 
 
 def _gap(x: Tensor, y: Tensor) -> float:
-    """The largest difference by the largest |x|."""
+    """The largest difference by the largest finite |x|. Masks hold -inf, which differs from itself by NaN."""
     x, y = x.detach().cpu().double(), y.detach().cpu().double()
-    return float((x - y).abs().max() / x.abs().max().clamp(min=_SMALL)) if x.numel() else 0.0
+    same = (x == y) | (x.isnan() & y.isnan())
+    largest = x[x.isfinite()].abs().max() if x.isfinite().any() else x.new_tensor(0.0)
+    return float(torch.where(same, 0.0, x - y).abs().max() / largest.clamp(min=_SMALL)) if x.numel() else 0.0
 
 
 # where a call of a module is to be given which tensor of the original, and when it was

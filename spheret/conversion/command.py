@@ -17,8 +17,7 @@ from torch import Tensor
 from spheret.connections.parse import json_options, parse_options
 from spheret.conversion import anneal, convert
 from spheret.conversion.checks import Start, spherical_scheme
-from spheret.data import Data, open_named
-from spheret.data.shards import MANIFEST, TOKENIZER
+from spheret.data.shards import TOKENIZER
 from spheret.data.tokenizers import Tokenizer, describe, load
 from spheret.flags import shown
 from spheret.runs.run import is_run, open_run
@@ -71,6 +70,8 @@ def convert_command(
         set: An option of the scheme, as option=value.
     """
     need("transformers", "hub")
+    from spheret.hub.open import open_text, written
+
     check_counts(batch_size=batch_size, block=block, eval_windows=eval_windows)
     if threads is not None:
         torch.set_num_threads(check_threads("--threads", threads))
@@ -82,7 +83,7 @@ def convert_command(
         raise FileExistsError(f"--out {path} is not empty: give a new directory.")
     with refusing(f"{model} cannot be converted", "give another model", whole=True):
         opened, own, spec, saved = _open(model, tokenizer)
-        text = _text(data, model, own, spec, path, quiet)
+        text = open_text(data, own, spec, quiet, path)
         opened, length = opened.to(place).eval(), _length(model, opened, block)
         loader = text.loader(length, batch_size)
         windows = [(x.to(place), y.to(place)) for x, y, _ in text.validation(length, batch_size, eval_windows)]
@@ -107,7 +108,7 @@ def convert_command(
             "report": asdict(report),
             "environment": machine.machine(),
         }
-        with files.directory_written_whole(path) as partial:
+        with written(path) as partial:
             _save(opened, own, saved, partial, length)
             (partial / RECORD).write_bytes(files.dump(record))
     if not quiet:
@@ -124,7 +125,7 @@ def _open(given: str, choice: str | None) -> tuple[Any, Tokenizer, str, Path | N
     Then how `spheret.data` names that tokenizer, and where transformers has saved it.
     """
     from spheret.hub import SpheretForCausalLM
-    from spheret.hub.open import SavedModel, config_of, load_causal
+    from spheret.hub.open import SavedModel, check_vocabulary, config_of, load_causal
 
     path = Path(given).expanduser()
     if is_run(path):
@@ -137,24 +138,8 @@ def _open(given: str, choice: str | None) -> tuple[Any, Tokenizer, str, Path | N
     saved = SavedModel(given)
     tokenizer, spec = (saved.tokenizer, saved.tokenizer_spec) if choice is None else (load(choice), choice)
     model = load_causal(saved, config_of(saved), dtype=torch.float32)
-    if tokenizer.vocab_size > (rows := len(model.get_input_embeddings().weight)):
-        raise ValueError(
-            f"the tokenizer {tokenizer.name} has {tokenizer.vocab_size} tokens and the embedding of {given} has "
-            f"{rows} rows: give the tokenizer that it was trained with by --tokenizer."
-        )
+    check_vocabulary(tokenizer, len(model.get_input_embeddings().weight), given)
     return model, tokenizer, spec, saved.path if choice is None else None
-
-
-def _text(name: str, model: str, tokenizer: Tokenizer, spec: str, out: Path, quiet: bool) -> Data:
-    """The data in the ids of the model's tokenizer. Prepared data must have been prepared with it."""
-    prepared = (Path(name).expanduser() / MANIFEST).exists()
-    data = open_named(name, None if prepared else spec, quiet, out)
-    if data.manifest.tokenizer.sha256 != tokenizer.sha256:
-        raise ValueError(
-            f"--data {name} was prepared with the tokenizer {data.manifest.tokenizer.name!r}, which is not that of "
-            f"{model}: give text, or prepare it with --tokenizer {spec}."
-        )
-    return data
 
 
 def _length(name: str, model: Any, block: int | None) -> int:
@@ -178,11 +163,9 @@ def _loss(model: Any, windows: Iterable[tuple[Tensor, Tensor]]) -> float:
 
 def _save(model: Any, tokenizer: Tokenizer, source: Path | None, out: Path, block: int) -> None:
     """Write the model and its tokenizer. source: where transformers has saved the tokenizer's files."""
-    from spheret.hub.open import quietly
     from spheret.hub.tokenizer_files import write_tokenizer
 
-    with quietly():
-        model.save_pretrained(out)
+    model.save_pretrained(out)
     if source is None:
         write_tokenizer(out, describe(tokenizer), tokenizer.file, block)
     else:

@@ -9,11 +9,19 @@ import torch
 from torch import nn
 
 from spheret.conversion import attach as attaching
-from spheret.conversion.checks import Comparison, Start, check_model, copied_outputs, spherical_scheme
+from spheret.conversion.checks import (
+    Comparison,
+    Start,
+    check_gains,
+    check_model,
+    copied_outputs,
+    skips_layers,
+    spherical_scheme,
+)
 from spheret.conversion.plan import ConversionError, ConversionPlan, make_plan
 from spheret.conversion.report import ConversionReport, Observations
 from spheret.conversion.steps import ReadPoint
-from spheret.conversion.trace import call, random_inputs, trace_call
+from spheret.conversion.trace import call, random_inputs, trace_call, undisturbed
 from spheret.retractions import Retraction
 from spheret.support.errors import need
 
@@ -78,7 +86,7 @@ def convert(
         for module, mode in training.items():
             module.training = mode
     attaching.follow_hosts(model)
-    examples = "the example alone" if batches is None else "the given batches"
+    examples = "only the example" if batches is None else "the given batches"
     examples = "random inputs: give batches" if batches is None and example_inputs is None else examples
     return model, ConversionReport(
         model=type(model).__name__,
@@ -140,6 +148,8 @@ def _planned(model: nn.Module, inputs: Any, made: bool) -> tuple[ConversionPlan,
             f"the trial forward pass of {type(model).__name__} failed with {whose}. {_failure(model, error)}"
         ) from error
     plan = make_plan(model, trace)
+    check_gains(model, plan)
+    plan.skips = skips_layers(model, inputs, plan)
     if not plan.chains:
         looked_at = "".join(f" {where}: {why}." for where, why in plan.left[:1])
         raise ConversionError(
@@ -166,7 +176,8 @@ def _verified(model: nn.Module, inputs: Any, comparison: Comparison, batches: It
     anneal(model, 0.0)
     observations = Observations()
     try:
-        with attaching.checking(model), attaching.watched(model, observations.add), comparison.watching():
+        watched = attaching.watched(model, observations.add)
+        with undisturbed(model), attaching.checking(model), watched, comparison.watching():
             output = call(model, inputs)
     except ConversionError:
         raise
@@ -181,7 +192,8 @@ def _verified(model: nn.Module, inputs: Any, comparison: Comparison, batches: It
         observations.sums.clear()
         with attaching.watched(model, observations.add):
             for batch in batches:
-                call(model, batch)
+                with undisturbed(model):
+                    call(model, batch)
         if not observations.sums:
             raise ConversionError("batches is empty: give at least one batch, or leave it out.")
     return observations
@@ -190,7 +202,7 @@ def _verified(model: nn.Module, inputs: Any, comparison: Comparison, batches: It
 class Annealing:
     """Moves t linearly from 0 to 1 over `steps` calls of `step`, after `wait` calls at 0.
 
-    A model that is on its way, e.g. one that was loaded, goes on from its own t, and one that is at 1 stays there.
+    A model that is on its way, e.g. one that was loaded, resumes from its own t, and one that is at 1 stays there.
     Call `step` after the optimiser's.
     """
 
@@ -239,7 +251,7 @@ def trainer_callback(steps: int, wait: int = 0) -> TrainerCallback:
         def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module, **_: Any) -> None:
             self.schedule = Annealing(model, steps, wait)
             if self.schedule.done == 0:
-                # the count alone knows how long t = 0 has lasted
+                # only the count knows how long t = 0 has lasted
                 self.schedule.done = min(state.global_step, wait)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import nn
 
 from spheret.conversion.trace import Addition, Key, Made, Read, Trace
@@ -18,7 +19,7 @@ class ConversionError(ValueError):
 
 @dataclass(frozen=True)
 class BranchEnd:
-    """A module that ends a branch: its output, or an index of it, times `factor` is added to the stream."""
+    """A module that ends a branch: its output, or an index of it, times `factor` and `gains` is what is added."""
 
     module: str
     index: int | None
@@ -28,11 +29,15 @@ class BranchEnd:
     makers: tuple[str, ...]  # every module that returned this tensor: the last one may be a dropout in eval mode
     # which of the module's calls in the branch it is, from 0, if there are several: one dropout may serve all places
     call_number: int | None = None
+    # whether its last two dimensions change places before it is added, which `convert` cannot replace
+    transposed: bool = False
+    # the names of the parameters that the layer's code multiplies it by
+    gains: tuple[str, ...] = ()
 
 
 @dataclass
 class ResidualSum:
-    """One addition h + f."""
+    """One addition a h + b f."""
 
     ends: list[BranchEnd]
     readers: list[Read]  # in the order of their calls
@@ -46,6 +51,8 @@ class ResidualSum:
     result: Key
     # the host's attribute for a dropout behind the branch, and its value
     dropout: tuple[str, float] | None = None
+    # a
+    stream_factor: float = 1.0
     kind: str = ""
 
     @property
@@ -76,6 +83,8 @@ class ConversionPlan:
 
     chains: list[Chain]
     left: list[tuple[str, str]]  # what was not converted: its place, and why
+    # whether the model leaves out layers at random in training mode
+    skips: bool = False
 
     def stacks(self) -> dict[str, list[ResidualSum]]:
         """The residual sums of each stack of layers, in order."""
@@ -87,7 +96,7 @@ class ConversionPlan:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module is a LayerNorm or an RMSNorm under any name: it reads the direction of its input alone."""
+    """Whether a module is a LayerNorm or an RMSNorm under any name: it reads only the direction of its input."""
     name = type(module).__name__.lower()
     other = any(word in name for word in ("batch", "group", "instance"))
     return "norm" in name and not other and not list(module.children())
@@ -115,15 +124,31 @@ def _outermost(reads: list[Read]) -> list[Read]:
     return [read for read in reads if not names.intersection(read.path)]
 
 
-def _branch_ends(trace: Trace, key: Key, path: tuple[str, ...], before: int) -> list[BranchEnd] | None:
-    """The modules whose outputs make up a branch's output; None if something else does."""
+def _branch_ends(
+    trace: Trace, key: Key, path: tuple[str, ...], before: int, transposes: bool = False
+) -> list[BranchEnd] | None:
+    """The modules whose outputs make up a branch's output; None if something else does.
+
+    transposes: whether an output may be transposed.
+    """
     made = [m for m in trace.made.get(key, []) if m.module not in path and m.time < before]
     if made:
         return [BranchEnd(made[-1].module, made[-1].index, 1.0, made[-1].time, key, tuple(m.module for m in made))]
     if key in trace.products:
         factor, source = trace.products[key]
         ends = _branch_ends(trace, source, path, before)
-        return ends and [replace(end, factor=end.factor * factor) for end in ends]
+        if ends and isinstance(factor, str):
+            return [replace(end, gains=(*end.gains, factor)) for end in ends]
+        return ends and [replace(end, factor=end.factor * float(factor)) for end in ends]
+    for dropout in trace.dropouts:
+        if dropout.result == key != dropout.source:
+            return _branch_ends(trace, dropout.source, path, before, transposes)
+    if transposes and len(trace.moved.get(key, ())) == 1:
+        (source,) = trace.moved[key]
+        x, y = trace.tensors[source], trace.tensors[key]
+        if x.dim() == y.dim() == 3 and torch.equal(x.mT, y):
+            ends = _branch_ends(trace, source, path, before)
+            return ends and [replace(end, transposed=True) for end in ends]
     for addition in trace.additions:
         if addition.result == key and addition.time < before and addition.path == path:
             parts = [_branch_ends(trace, side, path, addition.time) for side in (addition.first, addition.second)]
@@ -170,10 +195,14 @@ def make_plan(model: nn.Module, trace: Trace) -> ConversionPlan:
         raise ConversionError(next(iter(finder.unknown.values())))
     left = list(finder.left.values())
     left += [(where, "adds something that no module returns, outside of the layers") for where in finder.unknown]
+    layers = {layer_of(residual.host) for residual in sums}
+    why = "adds a h + b f, and a is not one positive number: a number per channel or token is no length of the stream"
+    left += [(where, why) for host, where in finder.scaled if layer_of(host) not in layers]
     left += _bare_layers(trace, sums, {place.partition(",")[0] for place, _ in left}, modules)
     sums = _of_one_layer(_in_stacks(sums, left), left)
     _split_widths(sums)
     _check_shared(sums)
+    _check_earlier_states(trace, sums)
     _number_calls(trace, sums)
     _check_dropouts(trace, sums)
     return ConversionPlan(_chains(trace, sums, modules), left)
@@ -181,7 +210,7 @@ def make_plan(model: nn.Module, trace: Trace) -> ConversionPlan:
 
 def residual_sums(model: nn.Module, trace: Trace) -> list[ResidualSum]:
     """The residual sums of the traced model as far as they are of a known kind. Others are left out."""
-    finder = _SumFinder(trace, dict(model.named_modules()), type(model).__name__)
+    finder = _SumFinder(trace, dict(model.named_modules()), type(model).__name__, transposes=True)
     for addition in trace.additions:
         with contextlib.suppress(ConversionError):
             finder.add(addition)
@@ -191,21 +220,30 @@ def residual_sums(model: nn.Module, trace: Trace) -> list[ResidualSum]:
 class _SumFinder:
     """Finds the residual sums among the additions of a trace, in order, and those that are left or unknown."""
 
-    def __init__(self, trace: Trace, modules: dict[str, nn.Module], model: str):
-        self.trace, self.modules, self.model = trace, modules, model
+    def __init__(self, trace: Trace, modules: dict[str, nn.Module], model: str, transposes: bool = False):
+        self.trace, self.modules, self.model, self.transposes = trace, modules, model, transposes
         self.sums: list[ResidualSum] = []
         self.by_result: dict[Key, ResidualSum] = {}
         # sums that are no residuals. One that turns out to be the sum of two branches is taken out again
         self.left: dict[Key, tuple[str, str]] = {}
         # unknown sums in code that belongs to no layer
         self.unknown: dict[str, str] = {}
+        # the hosts and places of sums a h + b f in which a is more than one number
+        self.scaled: list[tuple[str, str]] = []
 
     def add(self, addition: Addition) -> None:
-        for stream, branch in ((addition.first, addition.second), (addition.second, addition.first)):
-            ends = _branch_ends(self.trace, branch, addition.path, addition.time)
+        sides = addition.first, addition.second
+        for stream, branch in (sides, sides[::-1]):
+            ends = _branch_ends(self.trace, branch, addition.path, addition.time, self.transposes)
             if self._continues(addition, stream, ends) or self._is_residual(addition, stream, branch, ends):
                 return
         self._note_left(addition)
+        for x, y in (sides, sides[::-1]):
+            streams, branches = self.trace.made_from(x) - {x}, self.trace.made_from(y)
+            if any(_readers(self.trace, key, addition) for key in streams) and any(
+                _branch_ends(self.trace, key, addition.path, addition.time) for key in branches
+            ):
+                self.scaled.append((addition.host, self._where(addition)))
 
     def _continues(self, addition: Addition, stream: Key, ends: list[BranchEnd] | None) -> bool:
         """h + f + g: the second sum continues the first, because nobody reads the stream between them."""
@@ -222,7 +260,12 @@ class _SumFinder:
         return True
 
     def _is_residual(self, addition: Addition, stream: Key, branch: Key, ends: list[BranchEnd] | None) -> bool:
-        readers = _readers(self.trace, stream, addition)
+        factor, readers = 1.0, _readers(self.trace, stream, addition)
+        while not readers and stream in self.trace.products:
+            times, stream = self.trace.products[stream]
+            if isinstance(times, str) or times <= 0:
+                return False
+            factor, readers = factor * times, _readers(self.trace, stream, addition)
         if not readers:
             return False
         if ends is None:
@@ -253,6 +296,7 @@ class _SumFinder:
             stream=stream,
             result=addition.result,
             dropout=dropout,
+            stream_factor=factor,
         )
         self.sums.append(residual)
         self.by_result[addition.result] = residual
@@ -394,6 +438,22 @@ def _check_shared(residuals: list[ResidualSum]) -> None:
             )
         places.add(place)
         reading.update(reader.module for reader in residual.readers)
+
+
+def _check_earlier_states(trace: Trace, residuals: list[ResidualSum]) -> None:
+    """Refuse a stream that is read beside the states of earlier layers, as by block attention residuals."""
+    for residual in residuals:
+        calls = {(reader.module, reader.time) for reader in residual.readers}
+        shape = trace.tensors[residual.stream].shape
+        for key in trace.moved:
+            x = trace.tensors[key]
+            beside = any((read.module, read.time) in calls for read in trace.reads.get(key, ()))
+            if beside and x.shape[:-2] == shape[:-1] and x.shape[-1] == shape[-1]:
+                raise ConversionError(
+                    f"{residual.readers[0].module} reads the stream beside earlier states of each "
+                    f"token, so that {residual.where} adds to a part of a state and not to one stream. Nothing was "
+                    "changed."
+                )
 
 
 def _number_calls(trace: Trace, residuals: list[ResidualSum]) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from spheret.bounds import inverse_softplus
 from spheret.conversion import formulas
 from spheret.conversion.attach import read_points
-from spheret.conversion.plan import ConversionPlan
+from spheret.conversion.plan import ConversionError, ConversionPlan
 from spheret.conversion.steps import Step, StepRecord
 from spheret.support.precision import widest
 
@@ -41,11 +41,13 @@ class Observations:
         wide = widest(record.stream.device)
         radius = step.radius.detach().to(record.stream.device, wide)
         assert record.ratio is not None
-        u, ratio, f = (x.detach().to(wide) for x in (record.stream, record.ratio, record.branch))
+        assert record.next_ratio is not None
+        given = record.stream, record.ratio, record.branch, record.next_ratio
+        u, ratio, f, next_ratio = (x.detach().to(wide) for x in given)
         # u may have been rounded to the dtype of the stream
         u, _ = formulas.on_sphere(u, radius)
         live = (ratio > 0).squeeze(-1)
-        u, ratio, f = u[live], ratio[live], f[live]
+        u, ratio, f, next_ratio = u[live], ratio[live], f[live], next_ratio[live]
         scheme_step = step.connection.retraction_step()
         assert scheme_step is not None
         retraction, p = scheme_step.retraction, scheme_step.p
@@ -58,7 +60,7 @@ class Observations:
             "weights": weights,
             "weighted log alpha": weights * own.log_alpha,
             "log length": (ratio * radius).log(),
-            "log next length": (turned.ratio * radius).clamp(min=torch.finfo(wide).tiny).log(),
+            "log next length": (next_ratio * radius).clamp(min=torch.finfo(wide).tiny).log(),
             "angle": turned.angle,
             "beyond half turn": turned.along <= 0,
             "beyond reach": own.excess > 0,
@@ -80,6 +82,8 @@ class Observations:
             for step in members:
                 alpha = step.connection.alpha
                 assert alpha is not None
+                if float(alpha) == 0:
+                    raise ConversionError(f"alpha = 0 in {alpha.dtype}: give a larger one.")
                 step.unit.fill_(self._alpha(step, radius, observed) / float(alpha))
                 step.length.fill_(math.exp(self.mean(step, "log length")) / radius)
                 last[id(step.stream)] = step

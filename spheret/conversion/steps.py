@@ -2,11 +2,12 @@
 
 A `Step` stands at each residual sum. Hooks (attach.py) give it the stream x before the branch reads it, and the
 branch's output f behind the branch, in whose place it returns x' - x. So the layer's own addition x + (x' - x) gives
-the next state x'. The position t of the annealing decides what is computed (rho = |x|/R, u = x/rho):
+the next state x'. Where the layer adds a x + b f, the hook returns (x' - a x)/b, and f stands for b f/a below: the
+number a is a factor of the length. The position t of the annealing decides what is computed (rho = |x|/R, u = x/rho):
 
 | stage | t | the stream x | its readers are given | the next state |
 |---|---|---|---|---|
-| ORIGINAL | 0 | h | h | h + f: the layer itself adds |
+| ORIGINAL | 0 | h | h | a (h + f): the layer itself adds |
 | BETWEEN | | rho u | rho^(1-t) length^t u | `formulas.blend` |
 | SCHEME | 1 | u | length u | the scheme's own retraction |
 | CHECK | | `formulas.compress` of h | h | `formulas.exact` |
@@ -88,7 +89,7 @@ class Stream:
         return self.states.get(self._thread(), self) is None
 
     def state_of(self, step: ReadPoint) -> SublayerState | None:
-        """The state of the sublayer that runs, if it is that of this step."""
+        """The state of the sublayer that runs, if this step is that sublayer's."""
         state = self.states.get(self._thread())
         return state if state is not None and state.step is step else None
 
@@ -106,7 +107,9 @@ class StepRecord(NamedTuple):
 class ReadPoint(nn.Module):
     """A point of the stream where modules read it, with the position t of the annealing.
 
-    first: whether the stream begins here: at t = 1 it is put on the sphere.
+    first: whether the stream begins here.
+    enters: whether the stream is put on the sphere here at t = 1. Where the model leaves out layers at random, every
+        step does that, because any may be the first.
     like: a parameter near the point, whose device and dtype the buffers take.
     """
 
@@ -118,6 +121,7 @@ class ReadPoint(nn.Module):
     def __init__(self, stream: Stream, channel_dim: int, reads_length: bool, like: Tensor, first: bool = False):
         super().__init__()
         self.stream, self.channel_dim, self.reads_length, self.first = stream, channel_dim, reads_length, first
+        self.enters = first
         self.register_buffer("t", torch.ones(1, device=like.device, dtype=like.dtype))
         self.register_buffer("length", torch.ones(1, device=like.device, dtype=like.dtype))
         self._stage = SCHEME
@@ -194,7 +198,7 @@ class ReadPoint(nn.Module):
             rows, ratio = formulas.on_sphere(rows, self.radius.to(x.device))
             given = formulas.reader_input(rows, ratio, self.length if self.reads_length else None, self.t)
         elif stage == SCHEME:
-            rows = self.entry_norm(rows) if self.first else rows
+            rows = self.entry_norm(rows) if self.enters else rows
             given = formulas.scaled(rows, self.length) if self.reads_length else rows
         return SublayerState(self, stage, x, rows, ratio, x if given is x else self.from_rows(given))
 
@@ -207,8 +211,9 @@ def _read_loaded(point: ReadPoint, _: Any) -> None:
 class Step(ReadPoint):
     """One residual sum of a converted model.
 
-    residual: the sum in the model's code. The layer multiplies the output of each branch by a factor, and it may have
-        a dropout of the branch's output, which would be behind the hook.
+    residual: the sum in the model's code. The layer multiplies the stream and the output of each branch by factors,
+        and it may have a dropout of the branch's output, which would be behind the hook.
+    gains: for each branch, where the parameters are that the layer multiplies its output by.
     connection: the scheme's own connection, which has the learned step size.
     unit: a fixed factor of the step size. It is fitted, so that the learned step size starts in its interval.
     """
@@ -223,8 +228,10 @@ class Step(ReadPoint):
         reads_length: bool,
         like: Tensor,
         first: bool,
+        gains: list[list[Gain]],
     ):
         super().__init__(stream, residual.channel_dim, reads_length, like, first)
+        self.gains, self.stream_factor = gains, residual.stream_factor
         self.connection = connection.to(like.device, like.dtype)
         self.register_buffer("unit", torch.ones(1, device=like.device, dtype=like.dtype))
         self.factors = [end.factor for end in residual.ends]
@@ -238,18 +245,25 @@ class Step(ReadPoint):
         assert alpha is not None
         return alpha.to(self.unit.device) * self.unit.to(alpha.dtype)
 
+    def factor(self, number: int) -> float | Tensor | None:
+        """What the layer multiplies the output of a branch by, if it does."""
+        factor: Any = self.factors[number]
+        for gain in self.gains[number]:
+            factor = factor * gain.parameter
+        return None if isinstance(factor, float) and factor == 1 else factor
+
     def join(self, state: SublayerState, f: Tensor, number: int) -> Tensor:
         """What the layer adds instead of a branch's output: nothing before the last branch, then all of x' - x."""
         if self.dropout > 0:
             f = torch.nn.functional.dropout(f, self.dropout, self.training)
-        factor, is_last = self.factors[number], number == len(self.factors) - 1
-        part = f if factor == 1 else f * factor
+        factor, is_last = self.factor(number), number == len(self.factors) - 1
+        part = f if factor is None else f * factor
         state.branch = part if state.branch is None else state.branch.reshape(part.shape) + part
         if is_last:
             self.stream.end()
         if state.stage != ORIGINAL:
             delta = self._delta(state, state.branch) if is_last else torch.zeros_like(f)
-            return delta if factor == 1 else delta / factor
+            return delta if factor is None else delta / factor
         if is_last and self.watcher is not None:
             self._delta(state, state.branch)
         # the layer adds what it always did
@@ -262,6 +276,8 @@ class Step(ReadPoint):
         wide, kept = compute_dtype(x, f), torch.promote_types(x.dtype, f.dtype)
         # a layer may flatten its tokens
         rows, x, f = state.rows.reshape(f.shape).to(wide), x.reshape(f.shape).to(wide), f.to(wide)
+        a = self.stream_factor
+        f, x = (f, x) if a == 1 else (f / a, x * a)
         step = self.connection.retraction_step()
         assert step is not None
         u, ratio, next_ratio = rows, None, None
@@ -272,19 +288,20 @@ class Step(ReadPoint):
             ratio = state.ratio.reshape(*f.shape[:-1], 1).to(wide)
             radius, alpha, t = self.radius.to(x.device, wide), self.alpha.to(wide), self.t.to(wide)
             after, next_ratio = formulas.blend(u, f, ratio, radius, alpha, t, step.retraction, step.p, step.max_angle)
+            next_ratio = next_ratio * a
             x_next = after * next_ratio
         else:
             radius = self.radius.to(x.device, wide)
             u, ratio = formulas.on_sphere(rows, radius)
             after, next_ratio = formulas.exact(rows, f, radius)
-            x_next = formulas.compress(rows + f, radius)
+            next_ratio, x_next = next_ratio * a, formulas.compress((rows + f) * a, radius)
         if self.watcher is not None:
             self.watcher(self, StepRecord(u, f, after, ratio, next_ratio))
         return self.from_rows((x_next - x).to(kept))
 
 
 class AddedModules(nn.Module):
-    """The modules that a conversion puts into one host. A copy of it alone stays a part of the model.
+    """The modules that a conversion puts into one host. A copy of only the host stays a part of the model.
 
     PEFT's modules_to_save=["spheret"] takes no ModuleList. It puts a wrapper in its place, which finds `listed` in
     the active copy.
@@ -295,15 +312,31 @@ class AddedModules(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AddedModules:
         if not memo:
-            # nothing else is copied: the streams and their norms stay those of the model
+            # nothing else is copied: the streams and their norms stay the model's
             for point in self.children():
                 if isinstance(point, ReadPoint):
                     memo[id(point.stream)] = point.stream
-                    memo[id(point.norm_address.host)] = point.norm_address.host
+                    hosts = [point.norm_address.host]
+                    if isinstance(point, Step):
+                        hosts += [gain.host for gains in point.gains for gain in gains]
+                    memo |= {id(host): host for host in hosts}
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         twin.__setstate__(copy.deepcopy(self.__dict__, memo))
         return twin
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A parameter of the model, by its name in the module that has it. What is there may be replaced."""
+
+    host: nn.Module
+    name: str
+
+    @property
+    def parameter(self) -> Tensor:
+        parameter: Tensor = getattr(self.host, self.name)
+        return parameter
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,21 @@ read by a module before, and whose other side is what a module returned, is a re
 from __future__ import annotations
 
 import linecache
+import random
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
@@ -33,6 +38,8 @@ Argument = int | str
 _ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
 _PRODUCTS = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
 _QUOTIENTS = {torch.div, Tensor.div, Tensor.__truediv__}
+# other ways to scale or shift every entry
+_CHANGES = _ADDITIONS | _PRODUCTS | _QUOTIENTS | {torch.sub, Tensor.sub, Tensor.__sub__}
 _RESHAPES = {
     Tensor.view,
     Tensor.view_as,
@@ -52,7 +59,7 @@ _MOVES = _RESHAPES | {
         "unflatten", "unsqueeze", "__getitem__",
     )
     if hasattr(home, name)
-} | {torch.nn.functional.pad}  # fmt: skip
+} | {torch.nn.functional.pad, Tensor.T.__get__, Tensor.mT.__get__}  # type: ignore[attr-defined]  # fmt: skip
 # the random inputs of a trial
 _BATCH, _TOKENS, _SEED = 2, 16, 0
 # what a model returns of the stream itself, and its caches
@@ -97,8 +104,9 @@ class Addition:
 
 @dataclass(frozen=True)
 class Dropout:
-    """A call of the function dropout in the code of a module."""
+    """A call of the function dropout in the code of a module. In evaluation mode it returns what it is given."""
 
+    source: Key
     result: Key
     p: float
     host: str
@@ -132,8 +140,10 @@ class Trace:
     moved: dict[Key, list[Key]] = field(default_factory=dict)
     # what modules were called with, as it was then: a tensor may be changed in place later
     values: dict[Key, Tensor] = field(default_factory=dict)
-    # products with a number: the factor and the tensor that it multiplied
-    products: dict[Key, tuple[float, Key]] = field(default_factory=dict)
+    # products with a number, or with a parameter, which goes by its name: that factor and the other tensor
+    products: dict[Key, tuple[float | str, Key]] = field(default_factory=dict)
+    # what else was scaled or shifted by a tensor, and the rows that it was made of
+    changed: dict[Key, list[Key]] = field(default_factory=dict)
     dropouts: list[Dropout] = field(default_factory=list)
     # when each module returned
     calls: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -142,16 +152,24 @@ class Trace:
 
     def sources(self, key: Key) -> set[Key]:
         """The tensor itself, and those whose entries it holds in other places."""
-        found, waiting = {key}, [key]
-        while waiting:
-            new = set(self.moved.get(waiting.pop(), ())) - found
-            found |= new
-            waiting += new
-        return found
+        return _reached(key, lambda one: self.moved.get(one, ()))
+
+    def made_from(self, key: Key) -> set[Key]:
+        """The tensor itself, and those that it was before they were scaled or shifted."""
+        return _reached(key, lambda one: [*self.changed.get(one, ()), *self.products.get(one, ())[1:]])
 
     def rearranged(self, key: Key) -> list[Key]:
         """The tensors that hold entries of this one in other places."""
         return [other for other in self.moved if other != key and key in self.sources(other)]
+
+
+def _reached(key: Key, before: Callable[[Key], Iterable[Any]]) -> set[Key]:
+    found, waiting = {key}, [key]
+    while waiting:
+        new = set(before(waiting.pop())) - found
+        found |= new
+        waiting += new
+    return found
 
 
 def returned_tensors(output: Any, known: set[int] | None = None) -> Iterator[Tensor]:
@@ -193,10 +211,11 @@ def _same_rows(x: Any, y: Any) -> bool:
 
 
 class _Tracing(TorchFunctionMode):
-    def __init__(self, trace: Trace, keeps_values: bool):
+    def __init__(self, trace: Trace, model: nn.Module, keeps_values: bool, chances: Iterator[float] | None):
         super().__init__()
-        self.trace, self.time, self.keeps_values = trace, 0, keeps_values
+        self.trace, self.time, self.keeps_values, self.chances = trace, 0, keeps_values, chances
         self.path: list[str] = []
+        self.parameters = {id(parameter): name for name, parameter in model.named_parameters()}
 
     def note(self, x: Tensor) -> Key:
         # the trace keeps each tensor alive, so that no identity is used twice
@@ -213,13 +232,8 @@ class _Tracing(TorchFunctionMode):
         if function in _ADDITIONS and len(args) == 2 and is_rows(args[0]) and is_rows(args[1]):
             return self._addition(function, args, kwargs)
         out = function(*args, **kwargs)
-        if function in _PRODUCTS and len(args) == 2:
-            factor, x = args if is_rows(args[1]) else reversed(args)
-            if isinstance(factor, (int, float)) and is_rows(x):
-                self.trace.products[self.note(out)] = (float(factor), self.note(x))
-        elif function in _QUOTIENTS and len(args) == 2 and not kwargs and is_rows(args[0]):
-            if isinstance(args[1], (int, float)):
-                self.trace.products[self.note(out)] = (1 / args[1], self.note(args[0]))
+        if function in _CHANGES:
+            self._change(function, args, out)
         elif function in _RESHAPES and _same_rows(args[0], out):
             source = self.note(args[0])
             self.note(out)
@@ -229,8 +243,24 @@ class _Tracing(TorchFunctionMode):
         elif function is torch.nn.functional.dropout and is_rows(out):
             p = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
             host = self.path[-1] if self.path else ""
-            self.trace.dropouts.append(Dropout(self.note(out), float(p), host, self.tick()))
+            self.trace.dropouts.append(Dropout(self.note(args[0]), self.note(out), float(p), host, self.tick()))
+        elif function is torch.rand and self.chances is not None and out.numel() == 1:
+            out.fill_(next(self.chances))
         return out
+
+    def _change(self, function: Any, args: Any, out: Any) -> None:
+        """Note what scales or shifts rows: by a number, by a parameter, or by anything else."""
+        rows = [x for x in args if is_rows(x)]
+        if not rows or not is_rows(out):
+            return
+        by = next((x for x in args if not is_rows(x)), None)
+        factor = self.parameters.get(id(by)) if isinstance(by, Tensor) else by
+        if function in _PRODUCTS and isinstance(factor, (int, float, str)):
+            self.trace.products[self.note(out)] = factor, self.note(rows[0])
+        elif function in _QUOTIENTS and by is args[1] and isinstance(by, (int, float)) and by:
+            self.trace.products[self.note(out)] = 1 / by, self.note(rows[0])
+        else:
+            self.trace.changed[self.note(out)] = [self.note(x) for x in rows]
 
     def _addition(self, function: Any, args: Any, kwargs: Any) -> Any:
         first, second = (self.note(x) for x in args)
@@ -297,24 +327,73 @@ def _place() -> str:
     return "unknown code"
 
 
+# what torch keeps in every module
+_TORCHS_OWN = frozenset(vars(nn.Module()))
+_STATE = (type(None), bool, int, float, str, tuple, list, dict, Tensor)
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """A context for calls of ours, after which the model and the generators of random numbers are as before.
+
+    The state of a module is its buffers, and the tensors, numbers and lists among its attributes.
+    """
+    kept = []
+    for module in model.modules():
+        if isinstance(module, LazyModuleMixin):
+            # the first call gives it its sizes
+            continue
+        own = {name: x for name, x in vars(module).items() if name not in _TORCHS_OWN and isinstance(x, _STATE)}
+        tensors = [x for x in (*module._buffers.values(), *own.values()) if isinstance(x, Tensor)]
+        copies = [(x, x.detach().clone()) for x in tensors if not (x.is_meta or x.is_inference())]
+        lists = [(x, x.copy()) for x in own.values() if isinstance(x, (list, dict))]
+        kept.append((module, own, set(vars(module)), module._buffers.copy(), copies, lists))
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda})
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+        for module, own, names, buffers, copies, lists in kept:
+            for x, old in copies:
+                # batch norms do not raise the version of their buffers
+                if not torch.equal(x, old):
+                    with torch.no_grad():
+                        x.copy_(old)
+            for one, contents in lists:
+                one.clear()
+                one.update(contents) if isinstance(one, dict) else one.extend(contents)
+            for name in set(vars(module)) - names:
+                del vars(module)[name]
+            vars(module).update(own)
+            module._buffers.update(buffers)
+
+
 def trace_call(
     model: nn.Module,
     call: Callable[[], Any],
     keeps_values: bool = False,
     joining: Callable[[nn.Module, Joined], AbstractContextManager[object]] | None = None,
+    chances: bool = False,
 ) -> tuple[Trace, Any]:
-    """Run `call`, which calls the model, and return what was seen and what it returned.
+    """Run `call`, which calls the model, and return what was seen and what it returned. The model stays as it was.
 
     joining: a context in which the connections of the model call the given function with what they join.
+    chances: let every other single random number be 0, so that what the model skips at random is skipped.
     """
     trace = Trace()
-    mode = _Tracing(trace, keeps_values)
+    drawn = cycle((0.0, 0.999)) if chances else None
+    mode = _Tracing(trace, model, keeps_values, drawn)
     handles = []
     try:
         for name, module in model.named_modules():
             handles.append(module.register_forward_pre_hook(mode.before(name), with_kwargs=True))
             handles.append(module.register_forward_hook(mode.after(name)))
-        with torch.no_grad(), mode, joining(model, mode.join) if joining is not None else nullcontext():
+        joins = nullcontext() if joining is None else joining(model, mode.join)
+        own_chances = nullcontext() if drawn is None else patch("random.random", lambda: next(drawn))
+        with undisturbed(model), torch.no_grad(), mode, joins, own_chances:
             output = call()
         trace.returned = {mode.note(x) for x in returned_tensors(output)}
     finally:

@@ -275,7 +275,7 @@ def _from_path(name: str, column: str) -> Corpus:
 
     return Corpus(
         name=path.resolve().name,
-        licence="unspecified: that of the files",
+        licence="unspecified: the licence of the files",
         # the manifest holds a digest of the documents, which tells two versions apart
         revision="local files",
         tokenizer="bytes",

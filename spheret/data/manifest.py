@@ -164,7 +164,7 @@ Cursor = tuple[Count, Count] | HubCursor
 
 
 class ResumePoint(Record):
-    """Where a preparation goes on: everything before it is on the disk."""
+    """Where a preparation resumes: everything before it is on the disk."""
 
     tokenizer: TokenizerRecord
     counts: dict[Literal["train", "val", "empty", "repaired", "replaced_characters"], Count]

@@ -87,7 +87,7 @@ def named_vocabulary(name: str, tokenizer: str | None) -> int:
 
 
 def refuse_output_among_text(name: str, out: Path) -> None:
-    """Raise if `out`, a directory or a file, lies in the folder of a text, or below that of a recursive glob."""
+    """Raise if `out`, a directory or a file, lies in a text's folder, or below the folder of a recursive glob."""
     path = Path(name).expanduser()
     if name in CORPORA or (path / shards.MANIFEST).exists():
         return
@@ -101,7 +101,7 @@ def refuse_output_among_text(name: str, out: Path) -> None:
 
 
 def _own_text(name: str, tokenizer: str | None, quiet: bool) -> Data:
-    """Prepare the user's own text into the cache, or open it there. Text that has changed is another one."""
+    """Prepare the user's own text into the cache, or open it there. Changed text is prepared anew."""
     source = resolve(name)
     spec = tokenizer or source.tokenizer
     # the content stands for the files: copied or touched ones are the same

@@ -132,7 +132,7 @@ def prepare(
 def place(
     source: Corpus, tokenizer: str | None, out: str | Path | None, val_fraction: float | None
 ) -> tuple[str, float, Path]:
-    """Return the tokenizer and the validation share, by default those of the corpus, and where its data lies."""
+    """Return the tokenizer and the validation share, by default the corpus's own, and where its data lies."""
     spec = source.tokenizer if tokenizer is None else tokenizer
     fraction = source.val_fraction if val_fraction is None else float(val_fraction)
     return spec, fraction, cache_path(source, spec, fraction) if out is None else Path(out).expanduser()

@@ -97,8 +97,7 @@ class SplitWriter:
         if state is None or not partial:
             return
         length = partial * self._dtype.itemsize
-        self._open()
-        assert self._file is not None
+        self._file = self._open()
         if os.fstat(self._file.fileno()).st_size < length:
             raise ValueError(f"{self._part} is shorter than recorded: delete {self._directory} and prepare it again.")
         self._file.truncate(length)
@@ -108,7 +107,7 @@ class SplitWriter:
             self.close()
             raise ValueError(f"{self._part} has changed since: delete {self._directory} and prepare it again.")
 
-    def _open(self) -> None:
+    def _open(self) -> IO[bytes]:
         """Open the unfinished shard for appending. It is made if it is missing, and no link is followed."""
         try:
             handle = files.open_regular(self._part, os.O_RDWR | os.O_CREAT | os.O_APPEND)
@@ -116,7 +115,7 @@ class SplitWriter:
             raise ValueError(
                 f"{error}, and would be written to: remove it, and run the same command again."
             ) from None
-        self._file = os.fdopen(handle, "ab", buffering=0)
+        return os.fdopen(handle, "ab", buffering=0)
 
     def _add(self, ids: np.ndarray) -> None:
         """Update the unfinished shard's hash, length and largest id."""
@@ -134,7 +133,7 @@ class SplitWriter:
                         f"the {self._split} split has more than {MOST_SHARDS:,} shards of {self._size:,} tokens: "
                         f"give a larger --shard-tokens."
                     )
-                self._open()
+                self._file = self._open()
             head, ids = np.split(ids, [self._size - self._tokens])
             head = np.ascontiguousarray(head, dtype=self._dtype)
             with files.naming(self._part):

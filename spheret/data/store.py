@@ -73,7 +73,7 @@ class Data:
         return torch.from_numpy(shards.read_counts(self.path, self.manifest).astype(np.int64))
 
     def unigram_entropy(self) -> float:
-        """Return the entropy of the train split's token frequencies in nats: the loss of knowing these alone."""
+        """Return the unigram entropy of the train split in nats: the loss of knowing only token frequencies."""
         counts = self.counts().double()
         share = counts[counts > 0] / counts.sum()
         return float(-(share * share.log()).sum())

@@ -248,7 +248,7 @@ TOKENIZERS: dict[str, Callable[[str, Iterable[str]], Tokenizer]] = {
 
 
 def load(spec: str, texts: Iterable[str] = ()) -> Tokenizer:
-    """Return the tokenizer `bytes`, `gpt2`, `bpe:N` (trained on `texts`) or that of a path to a tokenizer.json."""
+    """Return the tokenizer `bytes`, `gpt2`, `bpe:N` (trained on `texts`), or the one of a tokenizer.json."""
     kind, _, option = spec.partition(":")
     if kind in TOKENIZERS:
         return TOKENIZERS[kind](option, texts)

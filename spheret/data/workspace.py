@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from spheret.data.manifest import MANIFESTS, PROGRESSES, Manifest, Progress, ResumePoint, SettingsRecord
-from spheret.data.shards import COUNTS, MANIFEST, PROGRESS, TOKENIZER, read_manifest
+from spheret.data.shards import COUNTS, MANIFEST, PROGRESS, TOKENIZER, is_shard, read_manifest
 from spheret.support.files import Lock, foreign, is_temporary, remove_empty
 
 LOCK = "prepare.lock"
 # settings that are hashes, which would tell a reader nothing: what to say when one differs
 _HASHES = {"files": "the files have changed", "tokenizer_sha256": "the tokenizer has changed"}
-# the files that a preparation writes
-_WRITTEN = re.compile(
-    rf"{re.escape(PROGRESS)}|{re.escape(TOKENIZER)}|{re.escape(COUNTS)}|{re.escape(MANIFEST)}"
-    r"|(train|val)-\d{5}\.bin(\.part)?"
-)
 
 
 class Workspace:
@@ -54,7 +48,8 @@ class Workspace:
         # bad input leaves nothing of this call behind; after a full disk, a lost network or Ctrl-C a later call can
         # go on. What an earlier call finished stays, whatever the error is
         if self.fresh and error is not None and (isinstance(error, ValueError) or not self.resumable):
-            self._remove(path for path in self.directory.iterdir() if _WRITTEN.fullmatch(path.name))
+            written = (PROGRESS, TOKENIZER, COUNTS, MANIFEST)
+            self._remove(path for path in self.directory.iterdir() if path.name in written or is_shard(path.name))
             self.tidy()
         self._lock.release()
         if error is not None:
@@ -65,7 +60,7 @@ class Workspace:
         return read_manifest(self.directory) if (self.directory / MANIFEST).exists() else None
 
     def begin(self, settings: SettingsRecord) -> ResumePoint | None:
-        """Return where an unfinished preparation goes on, or None at the start. Raises if its settings differ."""
+        """Return where an unfinished preparation resumes, or None at the start. Raises if its settings differ."""
         try:
             note = PROGRESSES.read(self.directory / PROGRESS)
         except FileNotFoundError:

@@ -188,7 +188,7 @@ def _write(path: Path, results: EvalRecord, lines: list[SampleRecord]) -> EvalRe
 
 
 def _earlier(path: Path, results: EvalRecord) -> tuple[dict[str, TaskRecord], list[SampleRecord]]:
-    """The tasks of an earlier command under the same settings, without those of this one, and their lines."""
+    """The tasks of an earlier command under the same settings, without this command's tasks, and their lines."""
     try:
         before = EVALS.read(path / EVAL)
         lines = [line for line, _ in SAMPLES.read(path / EVAL_SAMPLES)]

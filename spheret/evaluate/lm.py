@@ -9,7 +9,6 @@ from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from spheret.data.tokenizers import Tokenizer
 from spheret.evaluate.scoring import request, score
@@ -26,16 +25,6 @@ register_model = need("lm_eval.api.registry", "eval").register_model
 _lm_eval_utils = need("lm_eval.utils", "eval")
 
 PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "float64": torch.float64}
-# the generation options that a task may set, with their defaults
-GENERATION = {
-    "until": (),
-    "max_gen_toks": 256,
-    "do_sample": False,
-    "temperature": None,
-    "top_k": None,
-    "top_p": None,
-    "seed": None,
-}
 
 
 def parse_batch_size(value: int | str) -> int | None:
@@ -173,63 +162,8 @@ class SpheretLM(TemplateLM):
         return totals
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """Generate until a stop string, the end of text or `max_gen_toks`, in batches padded on the left."""
-        order = sorted(range(len(requests)), key=lambda i: (str(requests[i].args[1]), -len(requests[i].args[0])))
-        texts = [""] * len(requests)
-        size = self.batch_size or 16
-        with self._progress("generation", len(requests)) as tick:
-            while order:
-                options = requests[order[0]].args[1]
-                batch = [i for i in order[:size] if requests[i].args[1] == options]
-                order = order[len(batch) :]
-                for i, text in zip(batch, self._generate([requests[i] for i in batch], options), strict=True):
-                    texts[i] = text
-                    self.cache_hook.add_partial("generate_until", requests[i].args, text)
-                tick(len(batch))
-        return texts
-
-    def _generate(self, requests: list[Any], options: dict[str, Any]) -> list[str]:
-        for name in options:
-            if name not in GENERATION:
-                raise unknown("generation option", name, GENERATION)
-        settings = {**GENERATION, **options}
-        new = int(settings["max_gen_toks"])
-        room = self.max_length - new
-        if room < 1:
-            raise ValueError(f"max_gen_toks = {new} leaves no room for a prompt in a context of {self.max_length}.")
-        stops = [settings["until"]] if isinstance(settings["until"], str) else list(settings["until"])
-        prompts = [self.tok_encode(text) or [self.eot_token_id] for text, *_ in (r.args for r in requests)]
-        for task, prompt in zip(_tasks(requests), prompts, strict=True):
-            self._count(task, len(prompt) > room)
-        prompts = [prompt[-room:] for prompt in prompts]
-        width = max(map(len, prompts))
-        padding = torch.tensor([width - len(prompt) for prompt in prompts])
-        tokens = torch.tensor([[self.eot_token_id] * (width - len(prompt)) + prompt for prompt in prompts])
-
-        def finished(tokens: Tensor) -> bool:
-            return all(self._until_stop(row, stops)[1] for row in tokens[:, width:].tolist())
-
-        generated = self.gpt.generate(
-            tokens.to(self._device),
-            new,
-            temperature=(1.0 if settings["temperature"] is None else settings["temperature"])
-            if settings["do_sample"]
-            else 0,
-            top_k=settings["top_k"] or None,
-            top_p=settings["top_p"],
-            seed=settings["seed"],
-            padding=padding.to(self._device),
-            vocab=self.text.vocab_size,
-            until=finished,
-        )
-        return [self._until_stop(row, stops)[0] for row in generated[:, width:].tolist()]
-
-    def _until_stop(self, ids: list[int], stops: list[str]) -> tuple[str, bool]:
-        """The text of generated ids before the first stop string or end of text, and whether there is one."""
-        ended = self.eot_token_id in ids
-        text = self.text.decode(ids[: ids.index(self.eot_token_id)] if ended else ids)
-        places = [text.find(stop) for stop in stops if stop and stop in text]
-        return text[: min(places, default=len(text))], ended or bool(places)
+        names = ", ".join(sorted({str(task) for task in _tasks(requests)}))
+        raise ValueError(f"{names} asks for generated text, and spheret scores given answers only: take other tasks.")
 
     @contextmanager
     def _progress(self, title: str, total: int) -> Iterator[Callable[[int], object]]:

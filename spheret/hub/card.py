@@ -10,24 +10,49 @@ import msgspec
 from huggingface_hub import ModelCardData
 
 from spheret import __version__
-from spheret.hub.config import CODE
 from spheret.model.gpt import GPT
 from spheret.runs.checkpoint import Checkpoint
 from spheret.runs.run import Run
 from spheret.support.errors import shortened
-from spheret.support.templates import environment
 
 CARD = "README.md"
-TEMPLATE = "card.md.jinja"
 # settings that name places on the machine of the run
 _PLACES = {"data": ("path",), "train": ("init_from",)}
 _LONGEST = 300
+_TEXT = """---
+{metadata}
+---
+# {name}
+
+A language model with {parameters:,} parameters, exported by spheret {version}{stock}.
+Its layers are joined by {scheme}.
+
+```python
+{first}from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("DIR")
+tokenizer = AutoTokenizer.from_pretrained("DIR")
+```
+
+`DIR` is this directory, or the name of its repository on the hub.
+
+## Loss
+
+{loss}
+
+## Settings of the run
+
+```json
+{settings}
+```
+
+Add a licence of the weights to the first lines before you publish them.
+"""
 
 
 def code(text: str) -> str:
     """A text as a Markdown code span, in which nothing is markup."""
-    text = shortened(" ".join(text.replace("`", "'").split()), _LONGEST)
-    return f"`{text}`"
+    return f"`{shortened(' '.join(text.replace('`', chr(39)).split()), _LONGEST)}`"
 
 
 def write_card(directory: Path, run: Run, saved: Checkpoint, model: GPT, kind: str, parameters: int) -> None:
@@ -35,47 +60,44 @@ def write_card(directory: Path, run: Run, saved: Checkpoint, model: GPT, kind: s
 
     kind: "spheret", or "gpt2". parameters: those of the export, which may have an untied head where the run has none.
     """
-    config, scheme = run.config, model.scheme
-    # Markdown: the filter `code` takes the place of HTML's escapes
-    templates = environment(Path(__file__).parent, autoescape=False)
-    templates.filters["code"] = code
-    training = saved.state.training
-    text = templates.get_template(TEMPLATE).render(
-        metadata=_metadata(kind, model.config.scheme),
-        name=run.name,
-        stock=kind == "gpt2",
-        code_file=CODE.name,
-        spheret=__version__,
+    stock, scheme = kind == "gpt2", model.config.scheme
+    formula = model.scheme.formula.rstrip(".")
+    # the hub reads this as YAML. It holds nothing that a user wrote
+    tags = ["spheret", scheme, *([] if stock else ["custom_code"])]
+    data = ModelCardData(library_name="transformers", pipeline_tag="text-generation", tags=tags)
+    text = _TEXT.format(
+        metadata=data.to_yaml().strip(),
+        name=code(run.name),
         parameters=parameters,
-        model=model.config,
-        formula=scheme.formula.rstrip("."),
-        source=scheme.source,
-        trained=config.train is not None,
-        imported=_place(config.environment.imported),
-        train=config.train,
-        evaluation=config.evaluation,
-        step=saved.step,
-        val_loss=saved.state.val_loss,
-        best=None if training is None else training.best,
-        corpus=config.data.corpus,
-        tokens=config.data.tokens,
-        unigram_entropy=config.data.unigram_entropy,
-        tokenizer=config.data.tokenizer,
+        version=__version__,
+        stock=" as a stock GPT-2" if stock else "",
+        scheme=f"{code(scheme)}: {code(formula)} ({code(model.scheme.source)})",
+        first="" if stock else 'import spheret.hub  # pip install "spheret[hub]"\n',
+        loss=_loss(run, saved),
         settings=_settings(run),
     )
     (directory / CARD).write_bytes(text.encode())
 
 
-def _metadata(kind: str, scheme: str) -> str:
-    """The YAML that the hub reads. It holds nothing that a user wrote."""
-    own = [] if kind == "gpt2" else ["custom_code"]
-    data = ModelCardData(library_name="transformers", pipeline_tag="text-generation", tags=["spheret", scheme, *own])
-    return data.to_yaml().strip()
-
-
-def _place(imported: str | None) -> str | None:
-    """The source of an import: a name on the hub, or the last part of a path."""
-    return imported if imported is None or not Path(imported).is_absolute() else Path(imported).name
+def _loss(run: Run, saved: Checkpoint) -> str:
+    """What the validation loss is, and what it was measured on."""
+    train, data, loss = run.config.train, run.config.data, saved.state.val_loss
+    if train is None:
+        source = run.config.environment.imported
+        # the last part of a path, or a name on the hub
+        place = "" if source is None else f", but imported from {code(Path(source).name)}"
+        return f"These weights were not trained by spheret{place}. No loss was measured."
+    value = "The loss was not measured" if loss is None else f"The validation loss is {loss:.4f} nats per token"
+    unfinished = "" if saved.step == train.steps else " The training was not finished at this step."
+    corpus = "text that spheret does not know" if data.corpus is None else code(data.corpus.name)
+    licence = "" if data.corpus is None else f" (licence: {code(data.corpus.licence or 'not stated')})"
+    counts = "; ".join(f"{count:,} tokens in the split {code(split)}" for split, count in (data.tokens or {}).items())
+    return (
+        f"{value}, after step {saved.step} of {train.steps}: {saved.step * train.tokens_per_update:,} tokens of "
+        f"{corpus}{licence}: {counts}.{unfinished} It comes from one run with one seed. A model that ignores the "
+        f"context has about {data.unigram_entropy:.4f}. A loss per token compares only with models that have this "
+        f"tokenizer ({code(data.tokenizer.name)}) and this text."
+    )
 
 
 def _settings(run: Run) -> str:

@@ -105,7 +105,6 @@ class SpheretForCausalLM(PreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
-        output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         **options: Any,
     ) -> CausalLMOutputWithPast:
@@ -115,8 +114,7 @@ class SpheretForCausalLM(PreTrainedModel, GenerationMixin):
         inputs_embeds: (batch, time, width), instead of input_ids.
         labels: (batch, time), the input ids themselves; they are shifted here. Labels of -100 are left out.
         output_hidden_states: the stream before the first block, after each block but the last, and after the exit.
-        output_attentions: the attention weights of every layer.
-        options: `num_items_in_batch`, by which the summed loss is then divided.
+        options: `num_items_in_batch`, by which the summed loss is then divided. Attention weights are not returned.
         """
         tokens = input_ids if inputs_embeds is None else inputs_embeds
         if tokens is None or (input_ids is not None and inputs_embeds is not None):
@@ -138,9 +136,8 @@ class SpheretForCausalLM(PreTrainedModel, GenerationMixin):
             past_key_values=past_key_values,
             position_ids=position_ids,
         )
-        attentions = self.config.output_attentions if output_attentions is None else output_attentions
         hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        states: list[State] | None = [] if attentions or hidden else None
+        states: list[State] | None = [] if hidden else None
         h = self.model.stream(tokens, past_key_values, position_ids, mask, states)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.model.logits(h[:, kept])
@@ -148,31 +145,11 @@ class SpheretForCausalLM(PreTrainedModel, GenerationMixin):
         outputs: Any = CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=past_key_values if use_cache else None
         )
-        if states is not None and attentions:
-            outputs.attentions = self._attention_weights(states, past_key_values, mask, position_ids)
-        if states is not None and hidden:
+        if states is not None:
             pairs = zip(self.model.each_block(), states, strict=True)
             # the last is the stream after the exit, as in transformers' language models
             outputs.hidden_states = (*(block.attention_connection.stream(state) for block, state in pairs), h)
         return outputs
-
-    def _attention_weights(
-        self, states: list[State], cache: Any, mask: Tensor | None, positions: Tensor
-    ) -> tuple[Tensor, ...]:
-        """One tensor (batch, heads, time, keys) per layer, as transformers' eager attention returns them.
-
-        The model never holds them, so queries and keys are computed a second time. The weights are those before
-        dropout.
-
-        states: the scheme's state before each block.
-        cache: transformers' cache after the forward pass, or None. It holds the keys of earlier tokens too.
-        """
-        weights = []
-        for index, (block, state) in enumerate(zip(self.model.each_block(), states, strict=True)):
-            attention, x = block.attention, block.attention_connection.read(state)
-            keys = None if cache is None else cache.layers[index].keys
-            weights.append(attention.weights(x, attention.rotation(positions), keys, mask))
-        return tuple(weights)
 
 
 def _positions(tokens: Tensor, mask: Tensor | None, past: int | Tensor) -> Tensor:

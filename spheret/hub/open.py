@@ -7,6 +7,7 @@ follow to a pickle, to another directory or to another model is refused before.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -14,18 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from spheret.conversion import convert
 from spheret.conversion.attach import NAME
-from spheret.data.shards import TOKENIZER, read_tokenizer
+from spheret.data import Data, open_named
+from spheret.data.shards import MANIFEST, TOKENIZER, read_tokenizer
 from spheret.data.tokenizers import JSONTokenizer, Tokenizer
 from spheret.data.tokenizers import load as load_tokenizer
 from spheret.hub.tokenizer_files import built_name
 from spheret.support.cache import cache_directory
 from spheret.support.documents import MOST_BYTES, read_bytes
 from spheret.support.errors import need, refusing, shortened
+from spheret.support.files import directory_written_whole
 
 CONFIG, WEIGHTS, INDEX, ADAPTER = (
     "config.json", "model.safetensors", "model.safetensors.index.json", "adapter_config.json",
@@ -48,6 +51,22 @@ def quietly() -> Iterator[None]:
         log.set_verbosity(level)
         if shown:
             log.enable_progress_bar()
+
+
+@contextmanager
+def written(target: Path) -> Iterator[Path]:
+    """A new directory for what transformers writes, which takes the place of `target` at the end.
+
+    The target is complete afterwards, or as it was if something failed.
+    """
+    with directory_written_whole(target) as partial, quietly():
+        try:
+            yield partial
+        except SafetensorError as error:
+            # that of a full disk is no OSError
+            raise OSError(
+                f"{target} cannot be written ({error}): make room, and run the same command again."
+            ) from None
 
 
 def is_saved_model(path: str | Path) -> bool:
@@ -171,6 +190,27 @@ def _located(source: str | Path) -> Path:
         ) from None
 
 
+def check_vocabulary(tokenizer: Tokenizer, rows: int, source: str | Path) -> None:
+    """Raise if a tokenizer has more tokens than the embedding of a model has rows."""
+    if tokenizer.vocab_size > rows:
+        raise ValueError(
+            f"the tokenizer {tokenizer.name} has {tokenizer.vocab_size:,} tokens and the embedding of {source} has "
+            f"{rows:,} rows: give --tokenizer, or put the tokenizer there that the model was trained with."
+        )
+
+
+def open_text(name: str, tokenizer: Tokenizer, spec: str, quiet: bool, out: Path | None = None) -> Data:
+    """A corpus by name, a text, or a prepared directory, in the tokens of a model. spec: how the data names them."""
+    prepared = (Path(name).expanduser() / MANIFEST).exists()
+    data = open_named(name, None if prepared else spec, quiet, out)
+    if data.manifest.tokenizer.sha256 != tokenizer.sha256:
+        raise ValueError(
+            f"--data {name} was prepared with the tokenizer {data.manifest.tokenizer.name!r}, which is not the "
+            f"model's: give text, or prepare it with --tokenizer {spec}."
+        )
+    return data
+
+
 def open_decoder(path: str | Path) -> SavedModel:
     """A saved decoder to be analysed. What cannot be is refused by its config.json."""
     saved = SavedModel(path)
@@ -199,15 +239,27 @@ def _from_pretrained(saved: SavedModel, kind: Any, config: Any, options: dict[st
 
     options: what transformers' `from_pretrained` takes, e.g. dtype or device_map.
     """
-    # an index is judged before transformers follows it
-    saved.parts()
+    # an index is judged before transformers follows it, and a size before memory is taken for it
+    held, parts = 0, saved.parts()
+    with refusing(f"{saved.path} is damaged", _REMEDY):
+        for path in parts:
+            with safe_open(path, "pt") as file:
+                held += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    with quietly(), refusing(f"transformers cannot load {saved.given}", _REMEDY), torch.device("meta"):
+        wanted = sum(parameter.numel() for parameter in kind(config).parameters())
+    # a file that lacks some tensors gets the sentence that names one
+    if wanted > 2 * held:
+        raise ValueError(
+            f"the {CONFIG} of {saved.given} describes {wanted:,} parameters, and its files hold {held:,} numbers: "
+            f"{_REMEDY}."
+        )
     words = {**options, "config": config, "local_files_only": True}
     words |= {"use_safetensors": True, "trust_remote_code": False}
     with quietly(), refusing(f"transformers cannot load {saved.given}", _REMEDY):
         model, info = kind.from_pretrained(
             saved.path, ignore_mismatched_sizes=True, output_loading_info=True, **words
         )
-    # transformers only warns, and goes on with random numbers
+    # transformers only warns, and continues with random numbers
     if wrong := sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]])):
         raise ValueError(
             f"{saved.given} lacks {shortened(wrong[0])}, or has it in another shape ({len(wrong)} in all), so that "

@@ -33,22 +33,17 @@ def export(run: Run, out: str | Path, kind: str = "spheret", step: int | None = 
     from spheret.hub.card import write_card
     from spheret.hub.gpt2 import to_gpt2
     from spheret.hub.model import SpheretForCausalLM
-    from spheret.hub.open import quietly
+    from spheret.hub.open import written
 
     if kind not in KINDS:
         raise unknown("kind of export", kind, KINDS)
-    target = Path(out).expanduser()
-    if target.exists() and target.samefile("."):
-        raise ValueError("--out is the current directory, and an export makes a new one: give another.")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise FileExistsError(f"{target} exists and is not empty: give a new directory.")
+    target = _new(out)
     (model, saved), tokenizer = run.load(step), run.tokenizer()
     # the tokenizer pads with the end of text
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.end_of_text)
     exported = to_gpt2(model, **ids) if kind == "gpt2" else SpheretForCausalLM.of(model, **ids)
-    with directory_written_whole(target) as partial:
-        with quietly():
-            exported.save_pretrained(partial)
+    with written(target) as partial:
+        exported.save_pretrained(partial)
         write_tokenizer(partial, describe(tokenizer), tokenizer.file, model.config.block)
         write_card(partial, run, saved, model, kind, exported.num_parameters())
     return target
@@ -57,9 +52,9 @@ def export(run: Run, out: str | Path, kind: str = "spheret", step: int | None = 
 def import_(source: str | Path, out: str | Path, tokenizer: str | None = None) -> Run:
     """Make a run with one checkpoint, step-0. It holds the source's weights as float32."""
     from spheret.hub.gpt2 import from_gpt2
-    from spheret.hub.open import SavedModel, config_of, load_causal
+    from spheret.hub.open import SavedModel, check_vocabulary, config_of, load_causal
 
-    check_output_directory("--out", Path(out).expanduser())
+    target = _new(out)
     saved = SavedModel(source)
     if saved.kind not in KINDS:
         raise ValueError(
@@ -68,18 +63,27 @@ def import_(source: str | Path, out: str | Path, tokenizer: str | None = None) -
     loaded = load_causal(saved, config_of(saved), dtype=torch.float32)
     model: GPT = from_gpt2(loaded) if saved.kind == "gpt2" else loaded.model.eval()
     chosen = _tokenizer(saved, model) if tokenizer is None else load_tokenizer(tokenizer)
-    if chosen.vocab_size > model.config.vocab:
-        raise ValueError(
-            f"the tokenizer {chosen.name} has {chosen.vocab_size} tokens and the embedding of {source} has "
-            f"{model.config.vocab} rows: give the tokenizer that it was trained with by --tokenizer."
-        )
+    check_vocabulary(chosen, model.config.vocab, source)
     environment = {
         "spheret": __version__,
         "transformers": version("transformers"),
         "imported": str(source),
         "model_type": saved.kind,
     }
-    return create_run(out, model, describe(chosen), chosen.file, environment)
+    with directory_written_whole(target) as partial:
+        create_run(partial, model, describe(chosen), chosen.file, environment)
+    return open_run(target)
+
+
+def _new(out: str | Path) -> Path:
+    """The directory to write, which must be new or empty."""
+    target = Path(out).expanduser()
+    check_output_directory("--out", target)
+    if target.exists() and target.samefile("."):
+        raise ValueError("--out is the current directory, and this makes a new one: give another.")
+    if target.exists() and any(target.iterdir()):
+        raise FileExistsError(f"{target} exists and is not empty: give a new directory.")
+    return target
 
 
 def _tokenizer(saved: SavedModel, model: GPT) -> Tokenizer:

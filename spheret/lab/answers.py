@@ -1,21 +1,21 @@
 """What rows say: who is compared, who wins, who failed. Race, study and report all ask here.
 
-An answer is a pure function of a plan and the runs that have ended, or of runs alone. Nothing is left out in silence:
+An answer is a pure function of a plan and the runs that have ended, or only of runs. Nothing is left out in silence:
 a contestant that is not compared carries the reason.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from spheret.lab.entries import FEWEST_SEEDS, Entry, entry_of_plan, entry_of_runs
+from spheret.lab.ngrams import NgramRecord
 from spheret.lab.plan import Group, Plan
-from spheret.lab.rows import FINAL, FINISHED, STRESS, TUNE, Row
-from spheret.lab.seed_table import Pair, SeedTable, dominant, paired_p, pairs, seed_table, smallest_seen
+from spheret.lab.rows import FINISHED, Row
+from spheret.lab.seed_table import Pair, SeedTable, pairs, seed_table, smallest_seen
 from spheret.lab.stages import Rows
 
 # the contestant that the others are measured against, where it is one
@@ -40,7 +40,7 @@ class GroupAnswer:
     """What is known about one group. entries: the compared ones first, the best before the others.
 
     reference: what the others are measured against. seed_table, seen: None if nothing can be compared yet.
-    seen: the smallest difference that would have been seen.
+    seen: the smallest difference that would have been seen. ngrams: the losses of n-gram models, by name.
     """
 
     group: Group
@@ -49,7 +49,8 @@ class GroupAnswer:
     seed_table: SeedTable | None
     pairs: dict[tuple[str, str], Pair]
     seen: float | None
-    missing: dict[str, int]
+    missing: int
+    ngrams: Mapping[str, float]
 
     @cached_property
     def by_label(self) -> dict[str, Entry]:
@@ -69,7 +70,7 @@ class GroupAnswer:
         return [entry for entry in self.entries if entry.label not in self.means]
 
     def gap(self, first: str, second: str) -> Pair | None:
-        """The loss of the first minus that of the second; None if they are not compared."""
+        """The first loss minus the second; None if they are not compared."""
         if (first, second) in self.pairs:
             return self.pairs[first, second]
         return self.pairs[second, first].mirrored if (second, first) in self.pairs else None
@@ -94,16 +95,6 @@ class GroupAnswer:
                     rates += [] if row.rate in rates else [row.rate]
         return found
 
-    @cached_property
-    def dominant(self) -> tuple[str, float] | None:
-        """The contestant that has half of the pooled noise or more, and its share; None if none has."""
-        return None if self.seed_table is None else dominant(self.seed_table)
-
-    def paired_p(self, first: str, second: str) -> float:
-        """The p-value of a pair by paired tests, which pool no noise, corrected for all pairs."""
-        assert self.seed_table is not None
-        return paired_p(self.seed_table)[frozenset((first, second))]
-
     @property
     def rows(self) -> list[Row]:
         """Every run of the group that the plan asks for and that has ended."""
@@ -112,16 +103,20 @@ class GroupAnswer:
         return [*own, *stressed]
 
 
-def group_answers(plan: Plan, rows: Rows) -> list[GroupAnswer]:
+def group_answers(plan: Plan, rows: Rows, ngrams: Iterable[NgramRecord] = ()) -> list[GroupAnswer]:
     """What is known about every group, in the order of the plan."""
-    return [
-        _answer(group, [entry_of_plan(plan, group, each, rows) for each in group.contestants], plan.reference)
-        for group in plan.groups
-    ]
+    losses, answers = {record.group: record.losses for record in ngrams}, []
+    for group in plan.groups:
+        entries = [entry_of_plan(plan, group, each, rows) for each in group.contestants]
+        answers.append(_answer(group, entries, plan.reference, losses.get(group.name, {})))
+    return answers
 
 
 def answer_of_runs(
-    group: Group, rows: Mapping[str, Sequence[Row]], unfinished: Mapping[str, int], reference: str = REFERENCE
+    group: Group,
+    rows: Mapping[str, Sequence[Row]],
+    unfinished: Mapping[str, int],
+    ngrams: Mapping[str, float],
 ) -> GroupAnswer:
     """What runs say that no plan asked for.
 
@@ -132,18 +127,15 @@ def answer_of_runs(
         entry_of_runs(contestant, rows[contestant.label], unfinished[contestant.label], group)
         for contestant in group.contestants
     ]
-    return _answer(group, entries, reference)
+    return _answer(group, entries, REFERENCE, ngrams)
 
 
-def _answer(group: Group, entries: list[Entry], reference: str) -> GroupAnswer:
+def _answer(group: Group, entries: list[Entry], reference: str, ngrams: Mapping[str, float]) -> GroupAnswer:
     entries, table = _compared(entries)
     reference = reference if any(e.label == reference for e in entries) else entries[0].label
     means = {} if table is None else table.means
     # sorting keeps the order of the plan where nothing else decides
     entries.sort(key=lambda entry: (means.get(entry.label, math.inf), entry.mean))
-    missing: Counter[str] = Counter()
-    for entry in entries:
-        missing.update(entry.missing)
     return GroupAnswer(
         group=group,
         reference=reference,
@@ -151,7 +143,8 @@ def _answer(group: Group, entries: list[Entry], reference: str) -> GroupAnswer:
         seed_table=table,
         pairs={} if table is None else {(pair.first, pair.second): pair for pair in pairs(table)},
         seen=None if table is None else smallest_seen(table),
-        missing={stage: missing[stage] for stage in (TUNE, FINAL, STRESS)},
+        missing=sum(entry.missing for entry in entries),
+        ngrams=ngrams,
     )
 
 

@@ -8,10 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from spheret.lab.curves import Bowl, bowl
 from spheret.lab.plan import Contestant, Group, Plan
-from spheret.lab.rows import FINAL, STRESS, TUNE, Key, Row, mean_loss, sound
-from spheret.lab.stages import Rows, Tuning, final_rates, seeds_of, start_rates, stress_rate, tuning
+from spheret.lab.rows import FINAL, STRESS, Key, Row, mean_loss, sound
+from spheret.lab.stages import (
+    Rows,
+    Tuning,
+    distances,
+    final_rates,
+    is_near,
+    seeds_of,
+    start_rates,
+    stress_rate,
+    tuning,
+)
 
 # tuned: its best rate lies between two others. edge: it does not. hopeless: no rate gave a loss.
 # tuning: some rates have not ended. waiting: the rung below is not tuned.
@@ -26,15 +35,16 @@ START = 3
 class Entry:
     """One contestant of a group: its search for a learning rate, and the seeds that it is compared on.
 
-    These are fresh seeds at the best rate, or, if the part has no fresh ones, those of the search at that rate.
+    These are fresh seeds at the best rate, or, if the part has no fresh ones, the seeds of the search at that rate.
 
     rates: the rates of these seeds; a seed failed at all but the last, which counts.
-    tries: the runs of the search. finals: the runs with the seeds that have ended, at the rate that counts.
+    tries: the runs of the search. finals: the runs with the seeds that have ended, at the reported rate.
     abandoned: the runs with fresh seeds at the higher rates.
     stressed: the runs at the part's multiple of the best rate that have ended, by seed.
     reason: why it is not compared; empty if it is.
     planned: how many seeds it is to be compared on.
-    missing: runs that are still to come, by stage.
+    missing: how many runs are still to come, about.
+    behind: whether the search left it so far behind that it got no more seeds.
     """
 
     label: str
@@ -48,14 +58,8 @@ class Entry:
     stressed: dict[int, Row]
     reason: str
     planned: int
-    missing: dict[str, int]
-
-    @property
-    def bowl(self) -> Bowl | None:
-        """How its loss depends on the learning rate; None while there is no best one."""
-        if self.search.best is None:
-            return None
-        return bowl({rate: None if loss == math.inf else loss for rate, loss in self.search.losses.items()})
+    missing: int
+    behind: bool = False
 
     @property
     def rows(self) -> list[Row]:
@@ -70,7 +74,7 @@ class Entry:
 
     @property
     def rate(self) -> float | None:
-        """The rate that counts: that of the fresh seeds, or else the best one so far."""
+        """The reported learning rate: the fresh seeds' rate, or else the best one so far."""
         return self.rates[-1] if self.rates else self.search.best
 
     @property
@@ -81,14 +85,17 @@ class Entry:
 
     @property
     def failure(self) -> str:
-        """How many of the fresh seeds failed at the rate that counts; empty if none did."""
+        """How many of the fresh seeds failed at the reported rate; empty if none did."""
         return failures(list(self.finals.values()), self.planned, _where(self.rates))
 
     @property
-    def stalled(self) -> str:
-        """How many of the fresh seeds stalled at the rate that counts; empty if none did."""
-        count = sum(row.stalled for row in self.finals.values())
-        return f"stalled in {count} of {_seeds(len(self.finals), self.planned)}" if count else ""
+    def step_seconds(self) -> float | None:
+        """The seconds of an update in its fastest run, beside whatever else ran; None if no run has ended.
+
+        Older rows have seconds that were measured side by side.
+        """
+        every = [row.step_seconds or row.seconds / row.steps for row in self.finals.values()]
+        return min(every, default=None)
 
     @property
     def mean(self) -> float:
@@ -103,33 +110,35 @@ def entry_of_plan(plan: Plan, group: Group, contestant: Contestant, rows: Rows) 
     rates = sorted({*search.losses, *(key.rate for _, key in search.missing)})
     keys = [Key(group.name, label, rate, seed) for rate in rates for seed in part.tuned_with]
     tries = [rows[key] for key in keys if key in rows]
+    near = is_near(plan, group, contestant, rows)
+    above = 0.0 if near else distances(plan, group, rows).get(label, math.inf)
+    far = f"clearly behind: {above:.3f} above the lowest" if 0 < above < math.inf else ""
     if not part.fresh:
-        return _entry(group, contestant, search, state, tries, len(search.missing))
-    used = final_rates(group, contestant, search, rows)
+        entry = _entry(group, contestant, search, state, tries, len(search.missing))
+        return replace(entry, reason=far or entry.reason, behind=bool(far))
+    used = final_rates(plan, group, contestant, search, rows)
     fresh_rows = [rows_at(group, label, rate, FINAL, rows) for rate in used]
     finals = fresh_rows[-1] if fresh_rows else {}
     stress = stress_rate(group, search)
     stressed = {} if stress is None else rows_at(group, label, stress, STRESS, rows)
-    hopeful = state in ("tuned", "tuning", "waiting")
+    hopeful = not far and state in ("tuned", "tuning", "waiting")
+    fresh_missing = part.seeds - len(finals) + (part.seeds - len(stressed) if part.stress else 0) if hopeful else 0
     return replace(
         _entry(group, contestant, search, state, tries, len(search.missing)),
         rates=tuple(used),
         finals=finals,
         abandoned=tuple(row for found in fresh_rows[:-1] for row in found.values()),
         stressed=stressed,
-        reason=_reason(group, search, state, finals, used, tries),
-        missing={
-            TUNE: START * len(part.tuned_with) if state == "waiting" else len(search.missing),
-            FINAL: part.seeds - len(finals) if hopeful else 0,
-            STRESS: part.seeds - len(stressed) if hopeful and part.stress else 0,
-        },
+        reason=far or _reason(group, search, state, finals, used, tries),
+        behind=bool(far),
+        missing=(START * len(part.tuned_with) if state == "waiting" else len(search.missing)) + fresh_missing,
     )
 
 
 def runs_left(plan: Plan, rows: Rows) -> int:
     """About how many runs of a plan are still to come."""
     entries = [entry_of_plan(plan, group, each, rows) for group in plan.groups for each in group.contestants]
-    return sum(sum(entry.missing.values()) for entry in entries)
+    return sum(entry.missing for entry in entries)
 
 
 def entry_of_runs(contestant: Contestant, rows: Sequence[Row], unfinished: int, group: Group) -> Entry:
@@ -162,7 +171,7 @@ def _entry(
         stressed={},
         reason=_reason(group, search, state, finals, [], tries, unfinished),
         planned=group.part.compared_with,
-        missing={TUNE: missing, FINAL: 0, STRESS: 0},
+        missing=missing,
     )
 
 
@@ -238,7 +247,5 @@ def failures(rows: Sequence[Row], planned: int = 0, where: str = "") -> str:
     counts = Counter("gave no loss" if row.state == "finished" else row.state for row in rows if not sound(row))
     words = [f"{state} in {count}" for state, count in sorted(counts.items())]
     losses = [row.loss for row in rows if sound(row)]
-    stalled = sum(row.stalled for row in rows)
     others = f", loss {math.fsum(losses) / len(losses):.3f} in the others" if losses else ""
-    others += f", of which {stalled} stalled" if stalled else ""
     return f"{' and '.join(words)} of {_seeds(len(rows), planned)}{where}{others}" if words else ""

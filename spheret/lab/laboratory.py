@@ -3,7 +3,7 @@
 DIR/plan.toml         the plan as it was last run
 DIR/runs/NAME/        one run directory each, named after its settings: what two parts ask for is trained once
 DIR/configs/NAME.json the settings of each run that was started
-DIR/results.jsonl     one row per run that has ended
+DIR/results.jsonl     one row per run that has ended; results.ngrams.json has the n-gram losses beside them
 DIR/report/           the page, its tables and its figures
 """
 
@@ -18,25 +18,24 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
-
 from spheret.connections import scheme
 from spheret.data import Data, open_named
 from spheret.flags import shown
 from spheret.lab.executors import Job
-from spheret.lab.plan import RECIPE, Contestant, Group, Plan
+from spheret.lab.ngrams import NGRAMS, NgramRecord, NgramsRecord, ngrams_beside, ngrams_file, read_ngrams, settings_of
+from spheret.lab.plan import RECIPE, Contestant, Group, Plan, read_plan
 from spheret.lab.rows import RESULTS, RUNS, Key, Row, read_rows, row_of_run, write_rows
-from spheret.lab.stages import tuning, wanted
+from spheret.lab.stages import wanted
 from spheret.runs.config import Given, RunConfig, differences, merge
 from spheret.runs.cost import check_run
 from spheret.runs.layout import CONFIG
-from spheret.runs.run import open_run
+from spheret.runs.run import manifest_sha256, open_run
 from spheret.support import files, machine
 from spheret.support.errors import unknown
+from spheret.support.files import output_path
 from spheret.support.machine import check_threads
 from spheret.support.ranges import check_counts
 from spheret.train.recipes import complete
-from spheret.train.step_cost import measure_step_costs
 
 PLAN, REPORT, LOCK = "plan.toml", "report", "lab.lock"
 DEVICES = ("cpu", "cuda", "mps")
@@ -54,15 +53,13 @@ UNNAMED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 # a setting that is gone, with the value that it has in them
 GONE = {"evaluation": {"certify_every": 0}}
-# step costs whose rounds lie further apart say more about the machine than about the contestants
-MOST_SPREAD = 0.1
 
 
 @contextmanager
 def claimed(directory: Path, name: str, check: Callable[[], None]) -> Iterator[None]:
     """Hold the lock of a directory. A plain kill stops what runs meanwhile as Ctrl-C does.
 
-    name: race or study. check: called under the lock; it raises if the directory is another's.
+    name: race or study. check: called under the lock; it raises if the directory belongs to a different command.
     """
     directory.mkdir(parents=True, exist_ok=True)
     lock = files.Lock(directory / LOCK)
@@ -82,7 +79,7 @@ class Place:
     """What trainings run on.
 
     Args:
-        threads: CPU threads per training. Another number changes the last bits, and is another run.
+        threads: CPU threads per training. A different number changes the last bits, and is a different run.
         jobs: Trainings at a time.
         device: cpu, cuda or mps.
         ignore_memory: Start although a model and its batch need more memory than there is.
@@ -139,7 +136,7 @@ class Laboratory:
             raise unknown("--device", self.place.device, DEVICES)
         for group in self.plan.groups:
             for contestant in group.contestants:
-                for rate in group.part.rates:
+                for rate in group.rates(contestant.label):
                     config = complete(self._given(group, contestant, rate, 0), kind)
                 if here:
                     check_run(config, device, self.place.ignore_memory)
@@ -151,8 +148,8 @@ class Laboratory:
         """
         for group in self.plan.groups:
             data = self.data(group)
-            part, label = group.part, group.contestants[0].label
-            config = self.name(Key(group.name, label, part.rates[0], part.tuned_with[0]))[1]
+            label = group.contestants[0].label
+            config = self.name(Key(group.name, label, group.rates(label)[0], group.part.tuned_with[0]))[1]
             data.loader(config.model.block, config.train.batch_size, config.train.seed)
             data.validation(config.model.block, config.train.batch_size, config.evaluation.eval_windows)
 
@@ -203,8 +200,9 @@ class Laboratory:
         """The training of a run. Its settings are written once: what can start is asked for after every run."""
         name, config = self.name(key)
         if name not in self._jobs:
-            directory, settings = self.run_directory(key), self.directory / CONFIGS / f"{name}.json"
-            settings.parent.mkdir(exist_ok=True)
+            directory, settings = (
+                output_path(self.directory, *each) for each in ((RUNS, name), (CONFIGS, f"{name}.json"))
+            )
             files.write_atomically(settings, files.dump(config.reading(self.data(self._groups[key.group])).as_dict()))
             where = ["--out", str(directory), "--threads", str(self.place.threads), "--device", self.place.device]
             words = ["train", "--config", str(settings), *where, "--quiet", "--no-tensorboard"]
@@ -222,10 +220,25 @@ class Laboratory:
             # another processor, or another version of torch, may give other last bits
             if own.made_by == row.made_by and own.result != row.result:
                 raise ValueError(
-                    f"two results of {row.run} contradict each other ({own.outcome} with {own.val_loss}, "
-                    f"{row.outcome} with {row.val_loss}): leave the wrong one out of the file that is joined."
+                    f"two results of {row.run} contradict each other ({own.state} with {own.val_loss}, "
+                    f"{row.state} with {row.val_loss}): leave the wrong one out of the file that is joined."
                 )
         return len(same)
+
+    def check_same_plan(self) -> None:
+        """Raise if runs of this directory have other settings in its plan.toml than in this plan."""
+        path = self.directory / PLAN
+        if not path.is_file() or not any((self.directory / RUNS).glob("*")):
+            return
+        before = Laboratory(read_plan(path), self.directory, self.place)
+        for (name, label), contestant in before._contestants.items():
+            group = before._groups[name]
+            key = Key(name, label, group.rates(label)[0], group.part.tuned_with[0])
+            if self._asked(key) and self.name(key)[0] != before.name(key)[0]:
+                raise FileExistsError(
+                    f"{contestant.label} of {name} has other settings in {path} than in this plan, so that its runs "
+                    "would be lost: give another --out for a plan with other settings."
+                )
 
     def recall(self, only_report: bool = False) -> None:
         """Count the rows of an earlier results.jsonl of this directory as done, if they are of this plan.
@@ -276,32 +289,21 @@ class Laboratory:
     def wanted(self) -> list[Key]:
         return wanted(self.plan, self.rows())
 
-    def measure(self) -> bool:
-        """Measure the update of the contestants of each finished group, side by side; False if that was not precise.
-
-        A group whose rows have the cost already is not measured again.
-        """
-        rows, left, precise = self.rows(), {key.group for key in self.wanted()}, True
-        for group in self.plan.groups:
-            rates = {each.label: tuning(self.plan, group, each, rows).best for each in group.contestants}
-            tuned = {label: rate for label, rate in rates.items() if rate is not None}
-            own = {key: row for key, row in rows.items() if key.group == group.name}
-            known = {key.contestant for key, row in own.items() if row.step_seconds}
-            if group.name in left or not group.part.compared_with or tuned.keys() <= known:
-                continue
-            configs = {label: self.name(Key(group.name, label, rate, 0))[1] for label, rate in tuned.items()}
-            device = machine.resolve_device(self.place.device)
-            seconds, _, spread = measure_step_costs(configs, self.data(group), device, self.place.threads)
-            if spread > MOST_SPREAD:
-                precise = False
-                continue
-            for key, row in own.items():
-                cost = seconds.get(key.contestant, row.step_seconds)
-                self._rows[key] = msgspec.structs.replace(row, step_seconds=cost)
-        return precise
-
     def write_results(self) -> None:
-        """Write results.jsonl: what this plan asks for and has ended, and what the file held before."""
-        path = self.directory / RESULTS
+        """Write results.jsonl: what this plan asks for and has ended, and what the file held before; and n-grams."""
+        path = output_path(self.directory, RESULTS)
         before = read_rows(path) if path.is_file() else {}
         write_rows(path, {**before, **self.rows()}.values())
+        NGRAMS.write(output_path(self.directory, ngrams_file(path).name), NgramsRecord(self.ngrams()))
+
+    def ngrams(self) -> list[NgramRecord]:
+        """The n-gram losses of every group, those that are known from their file."""
+        known = {(each.group, each.settings): each for each in read_ngrams(self.directory / RESULTS)}
+        found = []
+        for group in self.plan.groups:
+            label, data = group.contestants[0].label, self.data(group)
+            config = self.name(Key(group.name, label, group.rates(label)[0], group.part.tuned_with[0]))[1]
+            sha256 = manifest_sha256(data)
+            record = known.get((group.name, settings_of(config, sha256)))
+            found.append(record or ngrams_beside(group.name, config, data, sha256))
+        return [record for record in found if record is not None]

@@ -20,7 +20,7 @@ MOST_TABLES = 3
 
 
 def print_outcome(answers: Sequence[GroupAnswer], page: Path, quiet: bool = False) -> None:
-    """Print the tables, the path of the page, and last the verdict. quiet: the path alone."""
+    """Print the tables, the path of the page, and last the verdict. quiet: only the path."""
     from rich.console import Console
 
     if quiet:
@@ -41,30 +41,24 @@ def _table(answer: GroupAnswer) -> Table:
     from rich.table import Table
 
     table = Table(title=answer.group.title, title_justify="left")
-    timed = any(row.step_seconds is not None for row in answer.rows)
-    for column in ("", "contestant", "lr", "val loss", f"minus {answer.reference}", "p", "state"):
+    for column in ("", "contestant", "lr", "val loss", f"minus {answer.reference}", "p", "state", "ms per step"):
         table.add_column(column, justify="left" if column in ("contestant", "state") else "right")
-    if timed:
-        table.add_column("ms per step", justify="right")
     for place, entry in enumerate(answer.entries, start=1):
-        table.add_row(*_cells(answer, entry, place), *([_milliseconds(entry)] if timed else []))
+        table.add_row(str(place), *_cells(answer, entry))
+    for name, loss in answer.ngrams.items():
+        table.add_row("", name, "-", f"{loss:.3f}", "-", "-", "counts the same tokens", "-")
     return table
 
 
-def _cells(answer: GroupAnswer, entry: Entry, place: int) -> list[str]:
+def _cells(answer: GroupAnswer, entry: Entry) -> list[str]:
     gap = answer.gap(entry.label, answer.reference)
     mean = answer.means.get(entry.label, entry.mean)
     return [
-        str(place),
         entry.label,
         "-" if entry.rate is None else f"{entry.rate:g}",
         f"{mean:.3f}" if mean < float("inf") else "-",
         "-" if gap is None else f"{gap.estimate:+.3f}",
         "-" if gap is None else p_words(gap.adjusted).removeprefix("p ").removeprefix("= "),
         "compared" if entry.label in answer.means else short_reason(answer, entry),
+        "-" if entry.step_seconds is None else f"{1000 * entry.step_seconds:.1f}",
     ]
-
-
-def _milliseconds(entry: Entry) -> str:
-    known = [row.step_seconds for row in entry.rows if row.step_seconds is not None]
-    return f"{1000 * known[0]:.1f}" if known else "-"

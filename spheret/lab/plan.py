@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -21,14 +20,14 @@ from spheret.connections import OTHER_NAMES, SCHEMES
 from spheret.connections.parse import parse_schemes
 from spheret.runs.config import SECTIONS, Given, check_section, merge
 from spheret.support import files
-from spheret.support.documents import MOST_BYTES, Count, Positive, Record, explain
+from spheret.support.documents import MOST_BYTES, Count, Positive, Record, explain, read_toml
 from spheret.support.errors import unknown
 
 # what a race or a study takes where nothing is given
 RECIPE: dict[str, dict[str, Any]] = {
     "model": {"layers": 12, "heads": 4, "width": 64, "block": 128, "head_bias": "unigram", "head": "shifted"},
     "data": {"path": "sotu"},
-    "train": {"steps": 200, "batch_size": 8, "keep": 1},
+    "train": {"steps": 300, "batch_size": 8, "keep": 1},
     "evaluation": {"eval_windows": 128},
 }
 # the plans that come with the library, by name
@@ -62,7 +61,9 @@ class PartRecord(Record):
     """A part of a plan.
 
     contestants: words as for `spheret race --schemes`, or tables. The first ones are trained first.
-    rates: the learning rates that every contestant gets, in equal ratios.
+    rates: the learning rates that every contestant gets, in equal ratios. rates_of: the rates of single contestants.
+    behind: contestants that lie further than this above the lowest loss of the search get no more seeds, and are not
+        compared; 0 to compare all. With fresh = false the search is then the first seed.
     extend: how often the grid may grow at an edge, in each direction.
     tuning_seeds: runs per learning rate, or their seeds. seeds: fresh runs at the best one; 0 for none.
     fresh: false to compare the contestants on the seeds that chose their rates, as a race does.
@@ -74,7 +75,9 @@ class PartRecord(Record):
 
     name: Name
     contestants: list[str | ContestantsRecord]
-    rates: list[Rate]
+    rates: list[Rate] = msgspec.field(default_factory=list)
+    rates_of: dict[str, list[Rate]] = msgspec.field(default_factory=dict)
+    behind: Annotated[float, Meta(ge=0, le=1000)] = 0.0
     title: str = ""
     extend: Few = 3
     tuning_seeds: Annotated[int, Meta(ge=1)] | list[Count] = 1
@@ -172,10 +175,15 @@ class Group:
                     return given.get(section, {}).get(name, each.default)
         raise KeyError(name)
 
+    def rates(self, label: str) -> list[float]:
+        """The learning rates with which a contestant starts."""
+        return self.part.rates_of.get(label, self.part.rates)
+
     @property
     def ratio(self) -> float:
         """The ratio of two neighbouring learning rates."""
-        return self.part.rates[1] / self.part.rates[0]
+        low, high, *_ = next(iter(self.part.rates_of.values()), self.part.rates)
+        return high / low
 
     def beside(self, rate: float, steps: int) -> float:
         """The learning rate that lies so many places above or below another one on the grid."""
@@ -214,20 +222,24 @@ def read_plan(path: Path) -> Plan:
         return parse_plan(path, files.read_regular(path, MOST_BYTES, follow=True))
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"no plan at {path}: give a TOML file as in docs/lab.md, or one of {', '.join(PLANS)}."
+            f"no plan at {path}: give a TOML file as in docs/compare.md, or one of {', '.join(PLANS)}."
         ) from None
-    except files.NotRegular as error:
-        raise ValueError(f"{path} is no plan ({error}): give a TOML file as in docs/lab.md.") from None
+    except (files.NotRegular, OSError) as error:
+        reason = error if isinstance(error, files.NotRegular) else error.strerror
+        raise ValueError(f"{path} is no plan ({reason}): give a TOML file as in docs/compare.md.") from None
 
 
 def parse_plan(path: Path, text: bytes) -> Plan:
     """A plan from its text. path: where it stands, for errors."""
     try:
-        record = msgspec.convert(tomllib.loads(text.decode()), PlanRecord)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is no plan ({error}): give a TOML file as in docs/lab.md.") from None
+        record = msgspec.convert(read_toml(text), PlanRecord)
     except msgspec.ValidationError as error:
-        raise ValueError(f"{path} is no plan of a study ({explain(error)}): docs/lab.md lists its keys.") from None
+        raise ValueError(
+            f"{path} is no plan of a study ({explain(error)}): docs/compare.md lists its keys."
+        ) from None
+    # TOML that is wrong, nested too deeply, or with numbers of thousands of digits
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no plan ({explain(error)}): give a TOML file as in docs/compare.md.") from None
     if not record.parts:
         raise ValueError(f"{path} has no [[parts]]: a study needs at least one.")
     rungs = [_groups(path, record, part) for part in record.parts]
@@ -253,23 +265,19 @@ def _check_endpoint(where: str, endpoint: EndpointRecord, parts: Mapping[str, Gr
             raise unknown(f"contestant in {where}:", name, labels)
         if names.count(name) > 1:
             raise ValueError(f"{where} names {name!r} twice: leave one of them out.")
-    if endpoint.kind == "stress":
-        if not part.stress or not part.seeds:
-            raise ValueError(f"{where} needs a part with stress and seeds: part {part.name!r} lacks one of them.")
-        return
-    if part.seeds < 2:
+    stress, equivalence = endpoint.kind == "stress", endpoint.kind == "equivalence"
+    if stress and not (part.stress and part.seeds):
+        raise ValueError(f"{where} needs a part with stress and seeds: part {part.name!r} lacks one of them.")
+    if not stress and part.seeds < 2:
         raise ValueError(f"{where} needs two or more seeds, and part {part.name!r} has {part.seeds}: give it more.")
-    if endpoint.kind == "gap" and len(names) != 2:
-        raise ValueError(f"{where} is a gap, which needs two contestants, got {len(names)}: name two.")
-    if endpoint.kind == "equivalence" and len(names) < 2:
-        raise ValueError(f"{where} is an equivalence, which needs two or more contestants, got {len(names)}.")
-    if endpoint.kind == "equivalence" and not endpoint.margin:
+    if not stress and (len(names) < 2 or (len(names) > 2 and not equivalence)):
+        raise ValueError(f"{where}, a {endpoint.kind}, needs two contestants, an equivalence two or more: name them.")
+    if equivalence and not endpoint.margin:
         raise ValueError(f"{where} is an equivalence without a margin: give one above 0, such as margin = 0.02.")
 
 
 def _groups(path: Path, plan: PlanRecord, part: PartRecord) -> list[Group]:
     where = f"part {part.name!r} of {path}"
-    _check_rates(where, part)
     shared = merge(*(_sections(path, record) for record in (plan, part)))
     contestants = tuple(_contestants(path, where, part))
     labels = [contestant.label for contestant in contestants]
@@ -278,6 +286,12 @@ def _groups(path: Path, plan: PlanRecord, part: PartRecord) -> list[Group]:
             raise ValueError(f"{where} has the contestant {label!r} twice: leave one of them out.")
     if not labels:
         raise ValueError(f"{where} has no contestants: name some, such as paper.")
+    _check_seeds(where, part)
+    for label in part.rates_of:
+        if label not in labels:
+            raise unknown(f"contestant in rates_of of {where}:", label, labels)
+    for rates in [*part.rates_of.values(), *([part.rates] if part.rates or set(labels) - {*part.rates_of} else [])]:
+        _check_rates(where, part, rates)
     groups = []
     for rung, setting in enumerate([{}, *part.ladder]):
         if rung and not setting:
@@ -288,8 +302,8 @@ def _groups(path: Path, plan: PlanRecord, part: PartRecord) -> list[Group]:
     return groups
 
 
-def _check_rates(where: str, part: PartRecord) -> None:
-    rates, seeds = part.rates, list(part.tuned_with)
+def _check_seeds(where: str, part: PartRecord) -> None:
+    seeds = list(part.tuned_with)
     if not seeds or len(set(seeds)) < len(seeds) or (part.fresh and max(seeds) > MOST_TUNING_SEEDS):
         raise ValueError(
             f"tuning_seeds of {where} must be a number from 1 to {MOST_TUNING_SEEDS}, or different seeds below it: "
@@ -297,6 +311,9 @@ def _check_rates(where: str, part: PartRecord) -> None:
         )
     if not part.fresh and (part.extend or part.stress):
         raise ValueError(f"{where} has fresh = false, so extend must be 0, and stress is not for it.")
+
+
+def _check_rates(where: str, part: PartRecord, rates: list[float]) -> None:
     # a rung of a ladder takes the neighbours of the best rate below it
     if not part.fresh and not part.ladder and rates and rates == sorted(set(rates)):
         return

@@ -1,7 +1,7 @@
-"""`spheret race`: every contestant on the same batches, at the same few learning rates; then one page and a verdict.
+"""`spheret race`: every connection at its own learning rate on the same batches; then one page and one answer.
 
-A race is a plan with fixed rates whose contestants are compared on the seeds of the search. The code of a study runs
-it. `spheret study` tunes every rate and has fresh seeds.
+A race is a plan that the code of a study runs. At the size of RECIPE the studies know the rate of each contestant,
+and its seeds decide. For other text and sizes three rates are tried around it, and fresh seeds decide.
 """
 
 from __future__ import annotations
@@ -19,16 +19,22 @@ import tyro
 
 from spheret.flags import given, section_flags, shown
 from spheret.lab.laboratory import PLAN, Place
-from spheret.lab.plan import OWN, RECIPE, Plan, parse_plan
+from spheret.lab.plan import OWN, RECIPE, Plan, named_contestants, parse_plan, rounded
 from spheret.lab.study import StudyOptions, run_plan
 from spheret.runs.config import SECTIONS, Given, merge, read_config
 from spheret.support import files
 from spheret.support.ranges import check_above_zero, check_count, counts, whole_number
+from spheret.train.recipes import known_rate, rates
 
 FIRST_SEED, MOST_SEEDS = 1337, 10_000
-RATES = (2.5e-3, 5e-3, 1e-2)
-# the nine with the head of the recipe, and the projection with the paper's own
-CONTESTANTS = "paper,proj-spheretnorm:head=tied"
+# the paper's nine, the one with normed branches, and the projection with the paper's head
+CONTESTANTS = "paper,normed-spheretnorm,proj-spheretnorm:head=tied"
+# nats above the lowest loss: seeds differ by a tenth of it
+BEHIND = 0.1
+# rates to try around the known one, and how often that grows at an edge
+FACTORS, EXTEND = (0.5, 1.0, 2.0), 2
+# evaluations of a training, which take a fifth of its time if there are ten
+EVALUATIONS = 4
 
 ModelFlags = section_flags("model", RECIPE, without=("scheme",))
 DataFlags = section_flags("data", RECIPE)
@@ -39,16 +45,15 @@ EvaluationFlags = section_flags("evaluation", RECIPE)
 def learning_rates(text: str) -> list[float]:
     """The rates of the flag --lr, a list with commas, ascending."""
     try:
-        rates = [float(word) for word in text.split(",")]
+        found = sorted(float(word) for word in text.split(","))
     except ValueError:
         raise ValueError(f"--lr must be numbers with commas, such as 2.5e-3,5e-3,1e-2, got {text[:60]!r}.") from None
-    for rate in rates:
+    for rate in found:
         check_above_zero("each rate of --lr", rate)
-    rates.sort()
-    for rate, following in pairwise(rates):
+    for rate, following in pairwise(found):
         if rate == following:
             raise ValueError(f"--lr has {rate} twice: give each rate once.")
-    return rates
+    return found
 
 
 def race_seeds(text: str) -> list[int]:
@@ -63,8 +68,8 @@ def race_seeds(text: str) -> list[int]:
     return numbers
 
 
-def race_plan(path: Path, schemes: str, seeds: Sequence[int], rates: Sequence[float], shared: Given) -> Plan:
-    """A race as a plan. path: where the plan will stand. rates: ascending."""
+def race_plan(path: Path, schemes: str, seeds: str, given_rates: Sequence[float] | None, shared: Given) -> Plan:
+    """A race as a plan. path: where the plan will stand. given_rates: ascending; None for own ones."""
     shared = merge(RECIPE, shared)
     lines = ['title = "Deep connections compared"', 'reference = "pre-ln"']
     for section in SECTIONS:
@@ -73,23 +78,42 @@ def race_plan(path: Path, schemes: str, seeds: Sequence[int], rates: Sequence[fl
             key: value for key, value in shared.get(section, {}).items() if key not in OWN and value is not None
         }
         lines += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in values.items())]
-    lines += [
-        "",
-        "[[parts]]",
-        'name = "race"',
-        f"title = {_toml(Path(shared['data']['path']).name)}",
-        f"contestants = {_toml([schemes])}",
-        f"rates = {_toml(rates)}",
-        f"tuning_seeds = {_toml(seeds)}",
-        "fresh = false",
-        "extend = 0",
-        "",
-    ]
+    part = {"name": "race", "title": Path(shared["data"]["path"]).name, "contestants": [schemes]}
+    part |= _rates_and_seeds(schemes, seeds, given_rates, shared)
+    lines += ["", "[[parts]]", *(f"{key} = {_toml(value)}" for key, value in part.items()), ""]
     return parse_plan(path, "\n".join(lines).encode())
+
+
+def _rates_and_seeds(schemes: str, seeds: str, given_rates: Sequence[float] | None, shared: Given) -> dict[str, Any]:
+    """The keys of the part that say which learning rates and seeds a contestant gets."""
+    with_these_seeds = {"fresh": False, "extend": 0, "tuning_seeds": race_seeds(seeds)}
+    if given_rates is not None:
+        return {"rates": given_rates, **with_these_seeds}
+    labels = {each.label: each.given["model"]["scheme"] for each in named_contestants(schemes)}
+    if labels.keys() <= rates().keys() and is_known_size(shared):
+        return {"rates_of": {label: [rates()[label]] for label in labels}, "behind": BEHIND, **with_these_seeds}
+    if "," in seeds:
+        raise ValueError(
+            f"--seeds {seeds[:60]} are for given rates; the seeds of a search are its own: give a number."
+        )
+    # a width that is none is refused with all other settings
+    width = min(max(1, shared["model"]["width"]), 1 << 20)
+    centres = {label: known_rate(label if label in rates() else scheme, width) for label, scheme in labels.items()}
+    rates_of = {label: [rounded(factor * rate) for factor in FACTORS] for label, rate in centres.items()}
+    return {"rates_of": rates_of, "extend": EXTEND, "seeds": len(race_seeds(seeds)), "behind": BEHIND}
+
+
+def is_known_size(shared: Given) -> bool:
+    """Whether data, model and training are those at which the studies found their rates."""
+    sections = {name: dict(shared[name]) for name in ("model", "data", "train")}
+    sections["train"].pop("checkpoint_every", None)
+    return all(sections[name] == RECIPE[name] for name in sections)
 
 
 def _toml(value: Any) -> str:
     """A setting as TOML spells it: as JSON does, but for infinity, as in clip = inf."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_toml(key)} = {_toml(each)}' for key, each in value.items())}}}"
     # TOML knows no pairs of surrogates
     return str(value) if value == math.inf else json.dumps(value, ensure_ascii=False)
 
@@ -102,14 +126,15 @@ class RaceOptions:
         schemes: "paper" for its nine, "all", or names with commas; scheme:option=value races a variant, and
             scheme:head=tied or scheme:head_bias=none one with another head.
         seeds: How many seeds; or, with a comma, the seeds: 3,4,9 (one seed: 7,). With one no pair can have a winner.
+            Who is 0.1 behind with the first one, or in the search for its rate, gets no more.
         lr: Highest learning rates with commas. Every scheme is trained at each and reported at its best.
         out: The directory of the race: its plan, its runs, results.jsonl and report/.
         config: A TOML or JSON file of settings, by section; flags win over it.
     """
 
     schemes: str = CONTESTANTS
-    seeds: Annotated[str, shown("INT|LIST", "1")] = "1"
-    lr: Annotated[str | None, shown("LIST", ",".join(map(str, RATES)))] = None
+    seeds: Annotated[str, shown("INT|LIST", "3")] = "3"
+    lr: Annotated[str | None, shown("LIST", "what the studies found; else three around it, and fresh seeds")] = None
     out: str = "runs/race"
     config: Annotated[Path | None, shown("PATH", "none")] = None
 
@@ -142,9 +167,9 @@ def race(
     every = shared["evaluation"].get("eval_every")
     if every is not None:
         check_count("--eval-every of a race", every)
-        # what is validated is saved
-        shared["train"].setdefault("checkpoint_every", every)
-    rates = list(RATES) if "lr" not in shared["train"] else [shared["train"]["lr"]]
-    rates = rates if where.lr is None else learning_rates(where.lr)
-    plan = race_plan(directory / PLAN, where.schemes, race_seeds(where.seeds), rates, shared)
+    every = every or max(1, shared["train"]["steps"] // EVALUATIONS)
+    shared = merge({"train": {"checkpoint_every": every}}, shared, {"evaluation": {"eval_every": every}})
+    one = [shared["train"]["lr"]] if "lr" in shared["train"] else None
+    given_rates = one if where.lr is None else learning_rates(where.lr)
+    plan = race_plan(directory / PLAN, where.schemes, where.seeds, given_rates, shared)
     return run_plan(plan, directory / PLAN, StudyOptions(out=where.out), place, "race")

@@ -6,12 +6,13 @@ Everything is a pure function of what was found: the same rows and runs give the
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from spheret.lab.answers import GroupAnswer, group_answers
 from spheret.lab.endpoints import EndpointAnswer, endpoint_answers, ladders
+from spheret.lab.ngrams import NgramRecord
 from spheret.lab.outcome import print_outcome
 from spheret.lab.page.output import FIGURES, PAGE, TABLES, refuse_other_files, write_files
 from spheret.lab.page.page import page
@@ -21,8 +22,7 @@ from spheret.lab.rows import Key, Row
 from spheret.lab.runs import RunGroup, read_groups
 from spheret.lab.sections.answers import answer_sections, receipts
 from spheret.lab.sections.charts import line_styles
-from spheret.lab.sections.paper import paper_section, zero_shot_section
-from spheret.lab.sections.runs import groups_section, stream_section, summary_section
+from spheret.lab.sections.runs import paper_section, summary_section
 from spheret.lab.sections.watched import headline, watched_sections
 from spheret.lab.watch_file import Watched, find_watched, read_all
 from spheret.support.charts import draw
@@ -30,12 +30,6 @@ from spheret.support.errors import one_line
 
 TITLE = "Deep connections compared"
 WATCHED_TITLE = "Watched training"
-# the sections of one group of runs, in the order of the page
-RUN_SECTIONS: tuple[Callable[[RunGroup], Section | None], ...] = (
-    summary_section,
-    stream_section,
-    zero_shot_section,
-)
 
 
 @dataclass(frozen=True)
@@ -53,9 +47,9 @@ class Findings:
     watched: Sequence[Watched] = ()
 
 
-def study_findings(plan: Plan, rows: Mapping[Key, Row]) -> Findings:
+def study_findings(plan: Plan, rows: Mapping[Key, Row], ngrams: Sequence[NgramRecord] = ()) -> Findings:
     """What the rows of a study say."""
-    answers = group_answers(plan, rows)
+    answers = group_answers(plan, rows, ngrams)
     return Findings(plan.title, answers, rows, endpoint_answers(plan.endpoints, answers))
 
 
@@ -73,15 +67,13 @@ def sections_of(found: Findings) -> list[Section]:
     watched = _watched_sections(found)
     if watched and not found.groups:
         return watched
-    results = {run.row.key: run for group in found.groups for run in group.every if run.row is not None}
     # groups of runs have other data or sizes: they are no rungs of one part
     rungs = () if found.groups else ladders(found.answers).values()
-    sections = answer_sections(found.answers, rungs, found.endpoints, results)
-    sections += [groups_section(found.groups)] if len(found.groups) > 1 else []
+    sections = answer_sections(found.answers, rungs, found.endpoints)
     for group in found.groups:
         suffix = "-" + re.sub(r"[^a-z0-9]+", "-", group.name.lower()).strip("-")
-        own = [section for section in (function(group) for function in RUN_SECTIONS) if section is not None]
-        sections += own if len(found.groups) == 1 else [section.renamed(suffix, group.name) for section in own]
+        summary = summary_section(group)
+        sections.append(summary if len(found.groups) == 1 else summary.renamed(suffix, group.name))
     paper = [paper_section(found.groups)] if found.groups else []
     return [*sections, *watched, *paper, *receipts(found.answers, found.rows)]
 
@@ -116,17 +108,6 @@ def write_report(found: Findings, directory: Path) -> Path:
     return write_files(directory, report_files(found))
 
 
-def result_files(plan: Plan, rows: Mapping[Key, Row]) -> dict[str, bytes]:
-    """The figures and the tables of a study for its documents, by file name. results.jsonl has every run."""
-    sections = sections_of(study_findings(plan, rows))
-    tables = [table for section in sections for table in section.tables]
-    charts = [each for section in sections for each in section.charts if not each.name.endswith("-curves")]
-    return {
-        "tables.md": to_markdown(table for table in tables if table.name != "runs").encode(),
-        **{f"{chart.name}.svg": draw(chart).themed_svg.encode() for chart in charts},
-    }
-
-
 def report(runs: Sequence[str | Path], out: str | Path) -> tuple[Findings, Path]:
     """Write the report of some runs. Returns what was found and the path of the page."""
     directory = Path(out).expanduser()
@@ -145,7 +126,7 @@ def report_command(runs: tuple[str, ...] = (), /, out: str = "report") -> int:
     are shown, and compared with nothing.
 
     Args:
-        runs: run directories, directories that contain run directories, such as that of a race, or a watch.jsonl of
+        runs: run directories, directories that contain run directories, such as a race's, or a watch.jsonl of
             spheret.watch or its directory.
         out: the directory for report.html, tables.md and figures/.
     """

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from spheret.observe.judge import ENTROPY_MARGIN
+from spheret.observe.plateau import ENTROPY_MARGIN
 from spheret.runs.cost import optimizer_flops, step_flops
 from spheret.runs.metrics import MetricsRecord
 from spheret.runs.run import Run
@@ -20,12 +20,10 @@ TUNE, FINAL, STRESS = "tune", "final", "stress"
 FINISHED = "finished"
 # the training loss is the mean over this share of the steps, the last ones, and over so many at most, as in the paper
 LAST_SHARE, MOST_LAST = 0.1, 200
-# a finished run that was so long at the loss of token frequencies is marked
-STALL_SHARE = 0.2
-
-
 # of one run; the paper's largest has 10^20
 MOST_FLOPS = 10**30
+# a loss beyond has no use, and its square may have no number
+MOST_LOSS = 1e30
 
 
 class Key(NamedTuple):
@@ -40,14 +38,14 @@ class Key(NamedTuple):
 class Row(Record):
     """One run that has ended.
 
-    state: finished; collapsed if all tokens had one direction and the loss is still that of token frequencies;
+    state: finished; collapsed if all tokens had one direction and the loss is still at the unigram entropy;
         diverged if a guard said so.
     val_loss: at the last step; null if there is none. train_loss: the mean over the last tenth of the steps, at most
         200 of them.
     flops: of all steps, counted from the shapes. seconds: training as it took, beside whatever else ran.
     step_seconds: one update, measured side by side with the other contestants of the group; null if not measured.
     curve: steps and validation losses, until it diverged.
-    unigram_entropy: the loss of token frequencies alone; null if the data is not known.
+    unigram_entropy: the loss of knowing only token frequencies; null if the data is not known.
     """
 
     group: str
@@ -75,6 +73,9 @@ class Row(Record):
         # msgspec has no bounds beyond 2^63
         if not 0 < self.flops < MOST_FLOPS:
             raise ValueError(f"flops must be above 0 and below {MOST_FLOPS:.0e}")
+        losses = (self.val_loss, self.train_loss, *(loss for _, loss in self.curve))
+        if not all(loss is None or abs(loss) < MOST_LOSS for loss in losses) or not 0 < self.rate < 1e100:
+            raise ValueError(f"losses must lie below {MOST_LOSS:.0e}, and the rate above 0 and below 1e100")
 
     @property
     def key(self) -> Key:
@@ -95,19 +96,6 @@ class Row(Record):
         """The validation loss; infinity for a run that has none."""
         return math.inf if self.val_loss is None else self.val_loss
 
-    @property
-    def stalled(self) -> bool:
-        """Whether a finished run was at the loss of token frequencies for a fifth of its updates, or at its end."""
-        if self.state != FINISHED or self.unigram_entropy is None or self.val_loss is None:
-            return False
-        ended = self.val_loss > (1 - ENTROPY_MARGIN) * self.unigram_entropy
-        return ended or plateau(self.curve, self.unigram_entropy) >= STALL_SHARE * self.steps
-
-    @property
-    def outcome(self) -> str:
-        """The state in words."""
-        return "finished (stalled)" if self.stalled else self.state
-
 
 def sound(row: Row) -> bool:
     """Whether a run gives a loss to compare."""
@@ -119,16 +107,6 @@ def mean_loss(rows: Collection[Row]) -> float:
     if not rows or not all(map(sound, rows)):
         return math.inf
     return math.fsum(row.loss for row in rows) / len(rows)
-
-
-def plateau(curve: Sequence[tuple[int, float | None]], entropy: float) -> int:
-    """The most updates between neighbouring evaluations that all gave the loss of token frequencies."""
-    longest, first = 0, None
-    for step, loss in curve:
-        level = loss is not None and abs(loss - entropy) < ENTROPY_MARGIN * entropy
-        first = (step if first is None else first) if level else None
-        longest = max(longest, 0 if first is None else step - first)
-    return longest
 
 
 STUDY_ROWS = Lines(Row, "copy the file back, or run the study again to write it")
@@ -178,14 +156,14 @@ def row_of_run(run: Run, key: Key, lines: list[MetricsRecord] | None = None) -> 
         seed=key.seed,
         state=state,
         reason=reason,
-        val_loss=None if stopped else last.val_loss,
-        train_loss=None if stopped or not tail else math.fsum(tail) / len(tail),
+        val_loss=None if stopped else _usable(last.val_loss),
+        train_loss=None if stopped or not tail else _usable(math.fsum(tail) / len(tail)),
         steps=steps,
         tokens=steps * tokens,
         flops=steps * (step_flops(model, tokens) + optimizer_flops(model, train.optimizer)),
         seconds=max((line.seconds for line in lines if line.seconds is not None), default=0.0),
         # what comes after a divergence is on no common scale
-        curve=[(line.step, line.val_loss) for line in lines if line.evaluated and line.step <= until],
+        curve=[(line.step, _usable(line.val_loss)) for line in lines if line.evaluated and line.step <= until],
         run=run.path.name,
         commit=environment.commit,
         torch=environment.torch,
@@ -194,6 +172,10 @@ def row_of_run(run: Run, key: Key, lines: list[MetricsRecord] | None = None) -> 
         step_seconds=None,
         unigram_entropy=run.config.data.unigram_entropy,
     )
+
+
+def _usable(loss: float | None) -> float | None:
+    return None if loss is None or abs(loss) >= MOST_LOSS else loss
 
 
 def _state(run: Run, lines: list[MetricsRecord]) -> tuple[Literal["finished", "collapsed", "diverged"], str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +14,13 @@ import msgspec
 
 from spheret.connections import SCHEMES
 from spheret.lab.answers import GroupAnswer, answer_of_runs
+from spheret.lab.ngrams import read_ngrams, settings_of
 from spheret.lab.plan import Contestant, Group, PartRecord
-from spheret.lab.rows import RESULTS, RUNS, Key, Row, read_rows, row_of_run, shortest_names
+from spheret.lab.rows import RESULTS, RUNS, Key, Row, row_of_run, shortest_names
 from spheret.model.gpt import PRESETS
 from spheret.paper.recipe import paper_size
 from spheret.runs.config import BOOKKEEPING
-from spheret.runs.layout import CONFIG
+from spheret.runs.layout import CHECKPOINTS, CONFIG, METRICS
 from spheret.runs.metrics import MetricsRecord
 from spheret.runs.records import corpus_name
 from spheret.runs.run import Run, RunDocument, open_run
@@ -57,11 +57,6 @@ class Result:
         return self.run.settings.train.lr
 
     @property
-    def step_seconds(self) -> float | None:
-        """Of one update, measured beside the other contestants; None if it was not measured."""
-        return None if self.row is None else self.row.step_seconds
-
-    @property
     def scheme(self) -> str:
         return self.run.config.model.scheme
 
@@ -70,28 +65,10 @@ class Result:
         """The step of the last line; 0 if there is no line."""
         return self.lines[-1].step if self.lines else 0
 
-    @cached_property
-    def diverged(self) -> tuple[int, str] | None:
-        """The step at which the run diverged, and what the guard said. The run may have gone on."""
-        for line in self.lines:
-            reason = line.diverged or line.stopped
-            if reason:
-                return line.step, reason
-        return None
-
-    @property
-    def healthy_steps(self) -> int:
-        """The steps until it diverged, or all of them."""
-        return self.step if self.diverged is None else self.diverged[0]
-
-    @cached_property
-    def evaluations(self) -> list[MetricsRecord]:
-        return [line for line in self.lines if line.val_loss is not None]
-
     @property
     def validation(self) -> MetricsRecord | None:
         """The line of the last evaluation."""
-        return self.evaluations[-1] if self.evaluations else None
+        return next((line for line in reversed(self.lines) if line.val_loss is not None), None)
 
     def number(self, key: str) -> SourcedNumber | None:
         """A loss of the row, with its source; None if the run has no such loss."""
@@ -104,34 +81,28 @@ class RunGroup:
     """Runs that can be compared, grouped by contestant. They have the same data.
 
     A contestant is a scheme with its options, and with every other setting that differs between the runs. Its name
-    leaves out a value that most of the runs have. If every contestant has several learning rates, or the runs differ
-    in nothing else, the rate is no part of a contestant: each is shown at its best rate.
+    leaves out a value that most of the runs have, and the learning rate: each is shown at its best rate.
 
     answer: what the runs that have ended say.
     by_rate: all runs of each contestant by learning rate, in the order of the answer.
     differing: names of the settings that are not the same in all runs.
     name: the corpus and the tokenizer, and what else distinguishes the groups of a report.
-    tuned: whether a contestant has several rates.
     """
 
     answer: GroupAnswer
     by_rate: dict[str, dict[float, list[Result]]]
     differing: list[str]
     name: str
-    tuned: bool
 
     @cached_property
     def contestants(self) -> dict[str, list[Result]]:
-        """The runs of each contestant at the rate that counts, the best contestant first.
+        """The runs of each contestant at the reported learning rate, the best contestant first.
 
-        Where no rate gave a loss, it is the lowest of those at which the runs came furthest.
+        Where no rate gave a loss, it is the lowest.
         """
-        found = {}
-        for entry in self.answer.entries:
-            runs = self.by_rate[entry.label]
-            furthest = max(runs, key=lambda rate: (min(run.healthy_steps for run in runs[rate]), -rate))
-            found[entry.label] = runs[furthest if entry.rate is None else entry.rate]
-        return found
+        rates = {entry.label: entry.rate for entry in self.answer.entries}
+        every = self.by_rate.items()
+        return {label: runs[min(runs) if (rate := rates[label]) is None else rate] for label, runs in every}
 
     @property
     def results(self) -> list[Result]:
@@ -149,15 +120,30 @@ class RunGroup:
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
-    """The run directories that these paths name. A directory of runs names every run in it."""
+    """The run directories that these paths name. A directory of runs names every run in it.
+
+    Raises if something in it is a run that cannot be read: the others would be compared without it.
+    """
     directories: list[Path] = []
     for path in map(Path, paths):
         # a study has its runs in a folder of their own
         inner = [path / RUNS, path] if (path / RUNS).is_dir() else [path]
-        children = [p.parent for each in inner for p in sorted(each.glob(f"*/{CONFIG}"))]
-        children = [] if (path / CONFIG).exists() else children
+        children = [] if (path / CONFIG).exists() else [run for each in inner for run in _runs_in(each)]
         directories += children or [path]
     return list(dict.fromkeys(directories))
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    found = []
+    for child in sorted(folder.iterdir()) if folder.is_dir() else ():
+        # a folder without rights raises here, where a glob leaves it out
+        names = {entry.name for entry in child.iterdir()} if child.is_dir() else set()
+        if names & {METRICS, CHECKPOINTS} and not (child / CONFIG).is_file():
+            raise FileNotFoundError(
+                f"{child} is a run without a {CONFIG} that can be read: put it back, or name only the other runs."
+            )
+        found += [child] if CONFIG in names else []
+    return found
 
 
 def read_groups(paths: Sequence[str | Path]) -> list[RunGroup]:
@@ -195,13 +181,12 @@ def _group_name(key: tuple[str, str | None], groups: Mapping[tuple[str, str | No
 
 
 def _group(runs: Sequence[Run], names: dict[Path, str], name: str) -> RunGroup:
-    measured = _step_seconds(runs)
     settings = [_settings(run) for run in runs]
     keys = list(dict.fromkeys(key for run_settings in settings for key in run_settings))
     differing = [key for key in keys if len({json.dumps(run_settings.get(key)) for run_settings in settings}) > 1]
-    named = [key for key in differing if key not in RATE_SETTINGS]
-    tuned = _are_tuned(runs, differing, [[run_settings.get(key) for key in named] for run_settings in settings])
-    named = named if tuned else differing
+    # a min_lr that follows from the rate is no setting of its own
+    follows = len({round(run.settings.train.min_lr / run.settings.train.lr, 9) for run in runs}) == 1
+    named = [key for key in differing if key != "lr" and not (key == "min_lr" and follows)]
     usual = {key: _usual([run_settings.get(key) for run_settings in settings]) for key in named}
     results = []
     for run, run_settings in zip(runs, settings, strict=True):
@@ -210,7 +195,7 @@ def _group(runs: Sequence[Run], names: dict[Path, str], name: str) -> RunGroup:
         lines, train = run.metrics(), run.settings.train
         row = row_of_run(run, Key(name, label, train.lr, train.seed), lines)
         if row is not None:
-            row = msgspec.structs.replace(row, run=names[run.path], step_seconds=measured.get(run.path.name))
+            row = msgspec.structs.replace(row, run=names[run.path])
         results.append(Result(run, names[run.path], label, lines, row))
     places = {scheme: index for index, scheme in enumerate(SCHEMES)}
     results.sort(key=lambda r: (places.get(r.scheme, len(places)), r.label, r.rate, r.seed, r.name))
@@ -228,9 +213,10 @@ def _group(runs: Sequence[Run], names: dict[Path, str], name: str) -> RunGroup:
         _plan_group(name, contestants),
         {label: [run.row for run in _runs(rates) if run.row is not None] for label, rates in contestants.items()},
         {label: sum(run.row is None for run in _runs(rates)) for label, rates in contestants.items()},
+        _ngrams(runs),
     )
     order = [entry.label for entry in answer.entries]
-    return RunGroup(answer, {label: contestants[label] for label in order}, differing, name, tuned)
+    return RunGroup(answer, {label: contestants[label] for label in order}, differing, name)
 
 
 def _runs(rates: Mapping[float, Sequence[Result]]) -> list[Result]:
@@ -255,23 +241,6 @@ def _plan_group(name: str, contestants: Mapping[str, Mapping[float, Sequence[Res
     return Group(part, name, 0, asked, {"model": every[0].run.config.settings("model")}, {})
 
 
-def _are_tuned(runs: Sequence[Run], differing: Sequence[str], others: Sequence[Sequence[Any]]) -> bool:
-    """Whether each contestant is reported at the best of its learning rates, so that no name has a rate.
-
-    That is so if the runs differ in the rate alone, or if every contestant has several. A min_lr must be the same
-    part of each lr. others: the settings of each run that differ besides the rate.
-    """
-    if "lr" not in differing:
-        return False
-    parts = [run.settings.train.min_lr / run.settings.train.lr for run in runs]
-    if "min_lr" in differing and not math.isclose(min(parts), max(parts), rel_tol=1e-9):
-        return False
-    rates: dict[str, set[float]] = {}
-    for run, values in zip(runs, others, strict=True):
-        rates.setdefault(json.dumps([_contestant(run), *values]), set()).add(run.settings.train.lr)
-    return not others[0] or all(len(each) > 1 for each in rates.values())
-
-
 def _usual(values: Sequence[Any]) -> str | None:
     """The value that most of the runs have, which their names leave out; None if it is not most of them."""
     (text, count), *_ = Counter(map(_format_value, values)).most_common()
@@ -282,21 +251,12 @@ def _format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _step_seconds(runs: Sequence[Run]) -> dict[str, float]:
-    """The seconds of one update of each run, by its name, if all were measured in one race or group of a study.
-
-    They stand in the results.jsonl of the lab that the runs are of.
-    """
+def _ngrams(runs: Sequence[Run]) -> dict[str, float]:
+    """The losses of n-gram models, if all runs are of one race or study and have the same ones."""
     folders = {run.path.resolve().parent for run in runs}
-    if len(folders) != 1:
-        return {}
-    (folder,) = folders
-    path = folder.parent / RESULTS
-    if folder.name != RUNS or not path.is_file():
-        return {}
-    rows = [row for row in read_rows(path).values() if row.run in {run.path.name for run in runs}]
-    one = len({row.group for row in rows}) == 1
-    return {row.run: row.step_seconds for row in rows if one and row.step_seconds is not None}
+    known = {each.settings: each.losses for folder in folders for each in read_ngrams(folder.parent / RESULTS)}
+    every = {settings_of(run.settings, run.config.data.manifest_sha256) for run in runs}
+    return known.get(next(iter(every)), {}) if len(every) == len(folders) == 1 else {}
 
 
 def _contestant(run: Run) -> str:

@@ -29,7 +29,7 @@ class Tuning:
 
     losses: the mean validation loss of each rate all of whose runs have ended; infinity if one of them collapsed or
         diverged.
-    missing: runs that the grid still needs, the most valuable first, each with its place among those of others.
+    missing: runs that the grid still needs, the most valuable first, each with its place among all contestants' runs.
     best: the rate of the lowest loss, once nothing is missing.
     bracketed: whether the best lies between two others, or is the only one that is to be tried.
     """
@@ -48,7 +48,7 @@ def start_rates(plan: Plan, group: Group, contestant: Contestant, rows: Rows) ->
     """The rates with which a contestant starts; None while the rung below is not tuned."""
     below = plan.rung(group, group.rung - 1)
     if below is None:
-        return list(group.part.rates)
+        return list(group.rates(contestant.label))
     best = tuning(plan, below, contestant, rows).best
     if best is None:
         return None
@@ -62,7 +62,7 @@ def tuning(plan: Plan, group: Group, contestant: Contestant, rows: Rows) -> Tuni
         return Tuning({}, (), None, False)
     grown = {-1: 0, 1: 0}
     while True:
-        losses, missing = _losses(group, contestant, rates, rows)
+        losses, missing = _losses(plan, group, contestant, rates, rows)
         if missing:
             return Tuning(losses, tuple(missing), None, False)
         best = min(rates, key=lambda rate: (losses[rate], rate))
@@ -75,29 +75,65 @@ def tuning(plan: Plan, group: Group, contestant: Contestant, rows: Rows) -> Tuni
         rates = sorted([*rates, group.beside(rates[0 if side < 0 else -1], side)])
 
 
+def lowest_losses(plan: Plan, group: Group, rows: Rows) -> dict[str, float]:
+    """The lowest loss of every contestant whose search has ended; without fresh seeds, of its first seed."""
+    if group.part.fresh:
+        found = {each.label: tuning(plan, group, each, rows) for each in group.contestants}
+        return {
+            label: min(each.losses.values(), default=math.inf) for label, each in found.items() if not each.missing
+        }
+    first = group.part.tuned_with[0]
+    keys = {each.label: [Key(group.name, each.label, rate, first) for rate in group.rates(each.label)]
+            for each in group.contestants}  # fmt: skip
+    ended = {label: [rows[key] for key in own] for label, own in keys.items() if all(key in rows for key in own)}
+    return {label: min(mean_loss([row]) for row in own) for label, own in ended.items()}
+
+
+def distances(plan: Plan, group: Group, rows: Rows) -> dict[str, float]:
+    """How far each contestant lies above the lowest loss of the search; empty while some of it is missing."""
+    losses = lowest_losses(plan, group, rows)
+    if len(losses) < len(group.contestants):
+        return {}
+    lowest = min(losses.values())
+    return {label: loss - lowest if lowest < math.inf else 0.0 for label, loss in losses.items()}
+
+
+def is_near(plan: Plan, group: Group, contestant: Contestant, rows: Rows) -> bool:
+    """Whether a contestant gets more seeds: the reference, the best two, and who is not clearly behind them."""
+    behind, label = group.part.behind, contestant.label
+    if not behind or label == plan.reference:
+        return True
+    above = distances(plan, group, rows)
+    return label in above and (above[label] <= behind or label in sorted(above, key=lambda each: above[each])[:2])
+
+
 def _losses(
-    group: Group, contestant: Contestant, rates: Sequence[float], rows: Rows
+    plan: Plan, group: Group, contestant: Contestant, rates: Sequence[float], rows: Rows
 ) -> tuple[dict[float, float], list[tuple[tuple[int, int], Key]]]:
-    losses, missing = {}, []
+    losses, missing, seeds = {}, [], list(group.part.tuned_with)
+    if not group.part.fresh and not is_near(plan, group, contestant, rows):
+        seeds = seeds[:1]
     # the middle first: a search that is cut short has tried the likeliest
     from_the_middle = sorted(rates, key=lambda rate: (abs(rates.index(rate) - len(rates) // 2), rate))
     for place, rate in enumerate(from_the_middle):
-        keys = [Key(group.name, contestant.label, rate, seed) for seed in group.part.tuned_with]
+        keys = [Key(group.name, contestant.label, rate, seed) for seed in seeds]
         absent = [key for key in keys if key not in rows]
         # without fresh seeds, a seed of all rates comes before the next: a race that is cut short compares all
         missing += [((0 if group.part.fresh else keys.index(key), place), key) for key in absent]
         if not absent:
-            # a collapsed run has a loss, that of token frequencies, which says nothing about a rate
+            # the loss of a collapsed run is the unigram entropy, which says nothing about a rate
             losses[rate] = mean_loss([rows[key] for key in keys])
     return dict(sorted(losses.items())), missing
 
 
-def final_rates(group: Group, contestant: Contestant, search: Tuning, rows: Rows) -> list[float]:
+def final_rates(plan: Plan, group: Group, contestant: Contestant, search: Tuning, rows: Rows) -> list[float]:
     """The rates of the fresh seeds: the best one, and lower ones after it if a seed did not finish there.
 
-    The last one counts. Empty for a contestant whose best rate is not known or not bracketed.
+    The last one counts. Empty for a contestant whose best rate is not known or not bracketed, or that is behind.
     """
     if search.best is None or not search.bracketed or not group.part.fresh:
+        return []
+    if not is_near(plan, group, contestant, rows):
         return []
     rates = [search.best]
     while len(rates) <= STEPS_DOWN and unfinished(group, contestant, rates[-1], rows):
@@ -116,13 +152,13 @@ def wanted(plan: Plan, rows: Rows) -> list[Key]:
 
     Groups come in the order of the plan. In a group, the first contestants are tuned and get their first seeds; then
     the others; then come more seeds. After all groups come the seeds under stress. What was
-    seen does not decide who gets more seeds: that would make the verdicts wrong.
+    seen does not decide who gets more seeds, which would make the verdicts wrong, but for those far `behind`.
     """
     verdicts, stressed = list[Key](), list[Key]()
     for group in plan.groups:
         part, contestants = group.part, group.contestants
         search = {each: tuning(plan, group, each, rows) for each in contestants}
-        rates = {each: final_rates(group, each, search[each], rows) for each in contestants}
+        rates = {each: final_rates(plan, group, each, search[each], rows) for each in contestants}
         for some in (contestants[: part.first], contestants[part.first :]):
             # one rate of every contestant before the next rate of any
             missing = [each for contestant in some for each in search[contestant].missing]

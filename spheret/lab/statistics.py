@@ -21,11 +21,6 @@ class Interval:
     degrees: float
     p: float
 
-    @property
-    def text(self) -> str:
-        """The ends, for a table."""
-        return "none" if math.isinf(self.high) else f"{self.low:+.4f} to {self.high:+.4f}"
-
 
 @lru_cache(maxsize=1024)
 def quantile(level: float, degrees: float) -> float:
@@ -85,3 +80,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, p_values[index] * (len(p_values) - rank)))
         adjusted[index] = largest
     return adjusted
+
+
+def ends(low: float, high: float) -> str:
+    """The ends of an interval of a difference, for a table."""
+    return f"{low:+.4f} to {high:+.4f}" if math.isfinite(high - low) else "none"

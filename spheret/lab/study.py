@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -15,18 +18,25 @@ from spheret.flags import shown
 from spheret.lab.entries import runs_left
 from spheret.lab.executors import Executor
 from spheret.lab.executors.local import Local
-from spheret.lab.executors.slurm import Slurm
-from spheret.lab.laboratory import LOCK, LOGS, PLAN, REPORT, Laboratory, Place, claimed
+from spheret.lab.executors.slurm import SLURM, Slurm
+from spheret.lab.laboratory import CONFIGS, LOCK, LOGS, PLAN, REPORT, Laboratory, Place, claimed
+from spheret.lab.ngrams import read_ngrams
 from spheret.lab.outcome import print_outcome
+from spheret.lab.page.output import FIGURES
 from spheret.lab.plan import OURS, Plan, committed_results, read_plan
 from spheret.lab.progress import Board
 from spheret.lab.report import study_findings, write_report
-from spheret.lab.rows import RUNS, Key, Row, read_rows
+from spheret.lab.rows import RESULTS, RUNS, Key, Row, read_rows
 from spheret.lab.words import listed
+from spheret.runs.config import SECTIONS
 from spheret.support import files
 from spheret.support.errors import INTERRUPTED, unknown
+from spheret.support.files import output_path
+from spheret.support.settings import declared
 
 EXECUTORS = ("local", "slurm")
+# the folders that are written into
+FOLDERS = (RUNS, LOGS, CONFIGS, f"{REPORT}/{FIGURES}", SLURM)
 
 
 @dataclass(frozen=True)
@@ -36,7 +46,7 @@ class StudyOptions:
     Args:
         out: The directory of the study: its runs, results.jsonl and report/.
         on: local for this machine, slurm to submit to the cluster whose login node this is.
-        minutes: Stop after so many minutes; the same command goes on later. 0 only writes the report.
+        minutes: Stop after so many minutes; the same command resumes later. 0 only writes the report.
         join: A results.jsonl of the same study: its runs count as done. In a checkout, the plans that come with
             spheret join what docs/results holds of them.
         results: Write the report of this results.jsonl and train nothing.
@@ -57,10 +67,10 @@ def study(
 ) -> int:
     """Give every contestant its own best learning rate, then fresh seeds there, and say who wins.
 
-    Run the same command again to go on: what is done is not done twice. A report can be written at any moment.
+    Run the same command again to resume: what is done is not done twice. A report can be written at any moment.
 
     Args:
-        plan: A TOML file: contestants, learning rates, seeds, sizes. docs/lab.md lists its keys. Or the name of a
+        plan: A TOML file: contestants, learning rates, seeds, sizes. docs/compare.md lists its keys. Or the name of a
             plan that comes with spheret: connections, depth, family, length, length-deep, modern or
             streams.
     """
@@ -70,19 +80,21 @@ def study(
     directory = Path(where.out).expanduser()
     files.check_output_directory("--out", directory)
     if where.results is not None:
-        found = study_findings(asked, _given_rows("--results", where.results))
+        rows = _given_rows("--results", where.results)
+        found = study_findings(asked, rows, read_ngrams(where.results))
         print_outcome(found.answers, write_report(found, directory), place.quiet)
         return 0
     return run_plan(asked, plan, where, place)
 
 
 def run_plan(plan: Plan, path: Path, where: StudyOptions, place: Place, name: str = "study") -> int:
-    """Do what comes next of a plan, then write the report. path: that of the plan. name: race or study."""
+    """Do what comes next of a plan, then write the report. path: the plan's. name: race or study."""
     directory = Path(where.out).expanduser()
     laboratory = Laboratory(plan, directory, place)
     # wrong settings are found before anything is written or prepared
-    laboratory.check(here=where.on == "local" and where.minutes != 0)
-    laboratory.prepare()
+    with _naming_keys() if name == "study" else nullcontext():
+        laboratory.check(here=where.on == "local" and where.minutes != 0)
+        laboratory.prepare()
     _join(laboratory, where, path)
     if where.minutes == 0:
         if not (directory / PLAN).is_file():
@@ -91,10 +103,24 @@ def run_plan(plan: Plan, path: Path, where: StudyOptions, place: Place, name: st
         code = _run(laboratory, where, path, name)
         if code:
             return code
-    found = study_findings(plan, laboratory.rows())
-    page = write_report(found, directory / REPORT)
+    found = study_findings(plan, laboratory.rows(), read_ngrams(directory / RESULTS))
+    page = write_report(found, output_path(directory, REPORT))
     print_outcome(found.answers, page, place.quiet)
     return 0
+
+
+@contextmanager
+def _naming_keys() -> Iterator[None]:
+    """A study has no flags of settings: what an error says of one, it says of the key in the plan."""
+    try:
+        yield
+    except ValueError as error:
+        words = str(error)
+        for section, kind in SECTIONS.items():
+            for name, each in declared(kind).items():
+                if (flag := each.flag_of(name)) is not None:
+                    words = re.sub(rf"--{flag}(?![a-z-])", f"{section}.{name}", words)
+        raise ValueError(words) from None
 
 
 def _join(laboratory: Laboratory, where: StudyOptions, plan: Path) -> None:
@@ -134,11 +160,14 @@ def _check_directory(directory: Path) -> None:
 
 
 def _run(laboratory: Laboratory, where: StudyOptions, plan: Path, name: str) -> int:
-    """Train what comes next, and write the rows. Returns an exit code: 0 to go on with the report."""
+    """Train what comes next, and write the rows. Returns an exit code: 0 to continue with the report."""
     directory = laboratory.directory
     try:
         with claimed(directory, name, lambda: _check_directory(directory)):
-            files.write_atomically(directory / PLAN, laboratory.plan.text)
+            laboratory.check_same_plan()
+            # a link in the place of any of them is found before anything is trained
+            paths = [output_path(directory, *Path(name).parts) for name in (PLAN, RESULTS, *FOLDERS)]
+            files.write_atomically(paths[0], laboratory.plan.text)
             for folder in (RUNS, LOGS):
                 (directory / folder).mkdir(exist_ok=True)
             if where.on == "local":
@@ -146,26 +175,13 @@ def _run(laboratory: Laboratory, where: StudyOptions, plan: Path, name: str) -> 
             _announce(laboratory, where, name)
             with Board(laboratory, name) as board:
                 done = _executor(laboratory, where, plan, board).run(board.jobs)
-            if done or where.on == "local":
-                _measure(laboratory, name)
             laboratory.write_results()
             if not done and where.on == "local":
-                _say(laboratory, name, "not done yet. Run the same command again to go on.")
+                _say(laboratory, name, "not done yet. Run the same command again to resume.")
     except KeyboardInterrupt:
-        print("stopped; every training has saved. Run the same command again to go on.", file=sys.stderr)
+        print("stopped; every training has saved. Run the same command again to resume.", file=sys.stderr)
         return INTERRUPTED
     return 0
-
-
-def _measure(laboratory: Laboratory, name: str) -> None:
-    try:
-        precise = laboratory.measure()
-    # such as too little memory: the runs have their results all the same
-    except (RuntimeError, MemoryError) as error:
-        print(f"{name}: the cost of a step could not be measured ({error}).", file=sys.stderr)
-        return
-    if not precise:
-        _say(laboratory, name, "the cost of a step is not known: the machine was too busy to measure it.")
 
 
 def _say(laboratory: Laboratory, name: str, text: str) -> None:
@@ -185,7 +201,7 @@ def _announce(laboratory: Laboratory, where: StudyOptions, name: str) -> None:
         return
     plan, rows = laboratory.plan, laboratory.rows()
     left = runs_left(plan, rows)
-    about = "about " * any(group.part.fresh for group in plan.groups)
+    about = "about " * any(group.part.fresh or group.part.behind for group in plan.groups)
     parts = listed(list(dict.fromkeys(group.part.title or group.part.name for group in plan.groups)))
     come = f"{about}{left} runs to come, {laboratory.place.at_a_time} at a time" if left else "nothing is left to run"
     bound = f"; it stops after {where.minutes:g} minutes" if where.minutes else ""

@@ -19,8 +19,8 @@ from spheret.support.documents import DamagedDocument, Document, Lines
 
 # nobody can see more columns on one map
 MOST_COLUMNS = 200
-# numbers beyond are as good as infinite
-MOST = 1e100
+# numbers beyond are as good as infinite, and below as good as zero
+MOST, LEAST = 1e100, 1e-100
 
 
 _REMEDY = "copy the file back, or delete it and watch the training again"
@@ -92,6 +92,7 @@ class Watched:
                 # None becomes NaN
                 row[places] = np.array([read(seen[place]) for place in places], dtype=float)
         table[np.abs(table) > MOST] = np.nan
+        table[np.abs(table) < LEAST] = 0.0
         return {key: table[:, :, index].T for index, key in enumerate(keys)}
 
     def _by_part(self, observation: Observation) -> list[SublayerObservation | PlaceObservation | None]:
@@ -109,7 +110,7 @@ class Watched:
 
 def _finite(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     known = np.abs(values) < MOST
-    return steps[known], values[known]
+    return steps[known], np.where(np.abs(values[known]) < LEAST, 0.0, values[known])
 
 
 def _stride(count: int) -> int:

@@ -48,7 +48,7 @@ Rotation = tuple[Tensor, Tensor]
 def rotation(positions: Tensor, head_dim: int, base: float) -> Rotation:
     """The rotation of tokens at positions (time) or (batch, time): the i-th pair turns by position base^(-2i/d).
 
-    It is computed in float32 in Llama's order, for models of any dtype, so that the values are those of transformers.
+    It is computed in float32 in Llama's order, for models of any dtype, so that the values equal transformers'.
     """
     pairs = torch.arange(0, head_dim, 2, device=positions.device).float()
     angles = positions[..., None].float() * (1.0 / base ** (pairs / head_dim))
@@ -117,7 +117,7 @@ class Attention(nn.Module):
     def queries_keys_values(self, x: Tensor, turn: Rotation | None = None) -> Sequence[Tensor]:
         """q (batch, heads, time, d), and k and v (batch, kv_heads, time, d).
 
-        turn: what `rotation` returns; by default that of the positions from 0 on.
+        turn: what `rotation` returns; by default the rotation of positions from 0 on.
         """
         if turn is None and self.rope_base is not None:
             turn = self.rotation(torch.arange(x.shape[1], device=x.device))
@@ -164,7 +164,7 @@ class Attention(nn.Module):
 
 
 class _SwiGLU(torch.autograd.Function):
-    """silu(gate) times the rest, from both side by side. It keeps them alone, and writes one gradient of both."""
+    """silu(gate) times the rest, from both side by side. It keeps only these, and writes one gradient of both."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor) -> Tensor:
@@ -188,7 +188,7 @@ class _SwiGLU(torch.autograd.Function):
 
 
 def activate(hidden: Tensor, kind: str, approximate: str = "none") -> Tensor:
-    """The hidden layer of an MLP after its activation. kind: a word of MLPS. approximate: that of torch's GELU."""
+    """The hidden layer of an MLP after its activation. kind: a word of MLPS. approximate: as in torch's GELU."""
     if kind == "swiglu":
         if plain_backward(hidden):
             return _SwiGLU.apply(hidden)

@@ -20,7 +20,7 @@ ACTIVATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
 HEAD_BIASES = ("none", "zero", "unigram")
 POSITIONS = ("learned", "rope")
 MLPS = ("gelu", "swiglu", "relu2")
-# the base of rotary positions: that of their source and of Llama 1 and 2
+# the base of rotary positions: as in their source and in Llama 1 and 2
 ROPE_BASE = 10_000.0
 # options of positions, MLP, norms and attention
 BACKBONE = ("positions", "rope_base", "mlp", "norm", "qk_norm", "kv_heads")
@@ -54,7 +54,7 @@ class GPTConfig:
         dropout: of branches, embedding and attention.
         scheme: a name of SCHEMES.
         scheme_options: options for `spheret.scheme`.
-        activation: of an MLP "gelu". "gelu" is nanoGPT's, "gelu_tanh" that of GPT-2 in transformers.
+        activation: of an MLP "gelu". "gelu" is nanoGPT's, "gelu_tanh" is transformers' GPT-2.
         head_bias: the bias of the logits. "unigram" starts at the log frequencies that `GPT(config, counts)` takes,
             "zero" starts at 0, and "none" is the paper's.
         recompute: keep only the input of each block for the backward pass, and compute the rest again.

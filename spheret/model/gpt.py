@@ -1,4 +1,4 @@
-"""nanoGPT's GPT-2, with options for its parts. The scheme alone decides how branches join the stream."""
+"""nanoGPT's GPT-2, with options for its parts. Only the scheme decides how branches join the stream."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class GPT(Constrained):
         """The stream after the last sublayer and the exit, (batch, time, width).
 
         Args:
-            tokens: (batch, time) ids, or (batch, time, width) embeddings that stand for those of tokens.
+            tokens: (batch, time) ids, or (batch, time, width) embeddings in place of the tokens' own.
             cache: keys and values of earlier tokens, to which those of these tokens are appended.
             positions: (batch or 1, time); by default the positions that follow the cache.
             mask: (batch or 1, 1, time, keys), either boolean (True where a token attends) or added to the scores; by

@@ -8,6 +8,7 @@ docs/collapse.md says what follows. A fixed orthogonal map before the head, or a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -78,11 +79,13 @@ class Head(nn.Module):
     It takes the place of the linear layer after the last norm, and shares the weight of the embedding. The bias
     starts at the log frequencies, so that the stream need not learn them. It stays in float32 if the model is made
     half-precise, and so do the logits. Initialise the model before or after: the bias is not that of an nn.Linear.
+    transformers' from_pretrained gives no values to what a checkpoint lacks: put the head in afterwards, or let the
+    model's `_init_weights` call `reset_parameters`.
 
     Args:
         embedding: the token embedding, (vocab, width).
         counts: how often each token occurs, such as `torch.bincount(tokens)`. None starts the bias at 0.
-        tied: False gives the head a weight of its own, drawn as that of an nn.Linear.
+        tied: False gives the head a weight of its own, drawn as in an nn.Linear.
     """
 
     def __init__(
@@ -91,7 +94,7 @@ class Head(nn.Module):
         super().__init__()
         vocab, width = embedding.weight.shape
         device, dtype = embedding.weight.device, embedding.weight.dtype
-        # in a tuple, which torch does not search: the weight belongs to the embedding alone, in a state dict too
+        # in a tuple, which torch does not search: the weight belongs only to the embedding, in a state dict too
         self._embedding = (embedding,)
         self.shift = Shift(width) if tied else None
         self.linear = None if tied else nn.Linear(width, vocab, bias=False, device=device, dtype=dtype)
@@ -103,6 +106,16 @@ class Head(nn.Module):
     def weight(self) -> Tensor:
         """The weight (vocab, width) of the head."""
         return self._embedding[0].weight if self.linear is None else self.linear.weight
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "weight":
+            super().__setattr__(name, value)
+        # transformers ties its heads by an assignment
+        elif value is not self.weight:
+            raise ValueError(
+                "the weight of a Head is that of its embedding, or its own if it is not tied: make a new Head for "
+                "another embedding; in transformers config.tie_word_embeddings must say the same as tied."
+            )
 
     def reset_parameters(self) -> None:
         """Set the bias to its start, and draw an untied weight anew."""

@@ -13,8 +13,9 @@ from spheret.model.head import Head
 
 # AdamW's epsilon
 EPSILON = 1e-8
-# modules whose weight maps the stream to logits
-_HEADS = ("head", "lm_head")
+# parts of the names of modules that map the stream to logits, and methods of transformers and timm that return them
+_HEADS = {"head", "lm_head", "classifier", "score"}
+_HEAD_METHODS = ("get_output_embeddings", "get_classifier")
 # the last parts of names of parameters that do not decay whatever their shape, as in timm
 _NO_DECAY = ("bias", "cls_token", "pos_embed")
 
@@ -35,7 +36,7 @@ def parameter_groups(
 
     Args:
         model: any module.
-        weight_decay: that of the matrices, at least 0.
+        weight_decay: for the matrices, at least 0.
         lr: the learning rate of every group. None leaves it to the optimiser.
         muon: split for Muon and AdamW.
     """
@@ -45,6 +46,8 @@ def parameter_groups(
         )
     _check_decay(weight_decay)
     hidden = hidden_matrices(model) if muon else {}
+    if muon and not hidden:
+        raise ValueError("muon=True is for the weights of hidden nn.Linear layers, and this model has none.")
     decaying, keeping = list[nn.Parameter](), list[nn.Parameter]()
     by_heights: dict[tuple[int, ...], list[nn.Parameter]] = {}
     for _, parameter, decays in _trainable(model):
@@ -88,15 +91,20 @@ def _check_decay(weight_decay: float) -> None:
 def hidden_matrices(model: nn.Module) -> dict[Tensor, tuple[int, ...]]:
     """The weights of the hidden linear layers, each with the heights of the matrices that are stacked in it.
 
-    Embeddings, a `Head`, modules that are called `head` or `lm_head`, and weights that they share are not among them.
-    A layer whose weight holds several matrices one above the other, as that of q, k and v does, says so in its
-    attribute `parts`.
+    Embeddings, heads, and weights that they share are not among them. A head is a `Head`, what is called `head`,
+    `lm_head`, `classifier` or `score` or lies in it, and what transformers and timm say is one. A layer whose weight
+    holds several matrices one above the other, as that of q, k and v does, says so in its attribute `parts`.
     """
     outer = {module.weight for module in model.modules() if isinstance(module, (nn.Embedding, Head))}
+    heads = set[Any]()
+    for module in model.modules():
+        for method in _HEAD_METHODS:
+            found: Any = getattr(module, method, tuple)()
+            heads.update(found if isinstance(found, tuple) else [found])
     hidden: dict[Tensor, tuple[int, ...]] = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            if name.rpartition(".")[2] in _HEADS:
+            if module in heads or not _HEADS.isdisjoint(name.split(".")):
                 outer.add(module.weight)
             else:
                 hidden[module.weight] = tuple(getattr(module, "parts", ())) or (module.out_features,)

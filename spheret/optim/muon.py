@@ -20,7 +20,7 @@ _STEPS, _QUINTIC, _LEAST_NORM = 5, (3.4445, -4.7750, 2.0315), 1e-7
 def orthogonalized(matrix: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """U V' of a matrix U S V', roughly: five Newton-Schulz steps put its singular values between 0.5 and 1.5.
 
-    The operations are those of torch.optim.Muon, in the dtype that suits the device: bfloat16 on a GPU that has it.
+    The operations are torch.optim.Muon's, in the dtype that suits the device: bfloat16 on a GPU that has it.
     A CPU without bfloat16 arithmetic takes 70 times as long for it as for float32.
     """
     dtype = dtype or _orthogonal_dtype(matrix)
@@ -49,7 +49,7 @@ def newton_schulz_flops(rows: int, columns: int) -> int:
 SCALES: dict[str, Callable[[int, int], float]] = {
     # Keller Jordan's: the same change of the outputs whatever the height
     "original": lambda rows, columns: math.sqrt(max(1, rows / columns)),
-    # arXiv 2502.16982: entries as large as those of an AdamW update, so that both share learning rate and decay
+    # arXiv 2502.16982: entries as large as in an AdamW update, so that both share learning rate and decay
     "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
 }
 

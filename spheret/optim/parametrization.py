@@ -21,31 +21,9 @@ from torch import Tensor
 from spheret.connections import HeadNorm
 from spheret.model.config import ROPE_BASE
 from spheret.model.gpt import GPT, initial_std
-from spheret.optim.base_sizes import BASE_SIZES, check_base_sizes, check_scheme, readout_gains
+from spheret.optim.base_sizes import check_scheme, readout_gains
 from spheret.optim.groups import Factors, hidden_matrices
 from spheret.support.precision import wide
-
-
-@dataclass(frozen=True)
-class OptimizerSettings:
-    """The settings of an optimiser and of its parametrization, by the names of their flags in `spheret train`.
-
-    A learning rate of None is `lr`. base_width, base_layers, base_heads: the shape for which the settings were tuned.
-    """
-
-    lr: float
-    weight_decay: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.95)
-    optimizer: str = "adamw"
-    matrix_lr: float | None = None
-    embedding_lr: float | None = None
-    parametrization: str = "standard"
-    base_width: int | None = None
-    base_layers: int | None = None
-    base_heads: int | None = None
-
-    def __post_init__(self) -> None:
-        check_base_sizes(self.parametrization, {name: getattr(self, name) for name in BASE_SIZES})
 
 
 @dataclass
@@ -70,7 +48,7 @@ class Rule:
 class Rules:
     """The rules of every parameter of a model, by the identity of the parameter."""
 
-    def __init__(self, model: GPT, settings: OptimizerSettings) -> None:
+    def __init__(self, model: GPT, settings: Any) -> None:
         check_scheme(settings.parametrization, model.config)
         self.model, self.settings = model, settings
         self.named = dict(model.named_parameters())
@@ -145,7 +123,7 @@ class Rules:
                     self.of[parameter].epsilon *= factor
 
 
-def _base(settings: OptimizerSettings) -> tuple[int, int]:
+def _base(settings: Any) -> tuple[int, int]:
     """The width and the heads of the base model, which every parametrization but the standard one has."""
     if settings.base_width is None or settings.base_heads is None:
         raise ValueError(f"parametrization {settings.parametrization} needs base_width and base_heads.")
@@ -156,7 +134,7 @@ def _size(vector: Tensor) -> float:
     return float(wide(vector.detach()).square().mean().sqrt())
 
 
-def _vectors_of(model: GPT, settings: OptimizerSettings) -> dict[str, float]:
+def _vectors_of(model: GPT, settings: Any) -> dict[str, float]:
     """How large the scalars, gains and biases of the same model start at the base width, by name."""
     width, heads = _base(settings)
     # these options change no start, and rotary positions and grouped heads may not fit the base's heads
@@ -177,8 +155,10 @@ def _vectors_of(model: GPT, settings: OptimizerSettings) -> dict[str, float]:
 
 
 @torch.no_grad()
-def parametrize(model: GPT, settings: OptimizerSettings) -> dict[str, Factors]:
+def parametrize(model: GPT, settings: Any) -> dict[str, Factors]:
     """Let a new model start as the parametrization of the settings says. Returns the optimiser's factors by name.
+
+    settings: a TrainConfig, of which the settings of the optimiser and of its parametrization are read.
 
     The rules come first; then `matrix_lr` and `embedding_lr`, which are those of the base model.
     """

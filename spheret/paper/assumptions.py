@@ -87,12 +87,12 @@ ASSUMPTIONS = (
     ),
     Assumption(
         "Which schedule does GeoNorm use in the paper's tables?",
-        'Harmonic, 1/l. `schedule="sqrt"` gives that of the SpheretNorms.',
+        'Harmonic, 1/l. `schedule="sqrt"` gives the schedule of the SpheretNorms.',
         "GeoNorm's own paper uses harmonic.",
         ("geonorm",),
         reading="sqrt-schedule",
         options={"schedule": "sqrt"},
-        other='That of the SpheretNorms, 1/sqrt(l) (`schedule="sqrt"`).',
+        other='The schedule of the SpheretNorms, 1/sqrt(l) (`schedule="sqrt"`).',
     ),
     Assumption(
         "Does GeoNorm's stream start with the ScaleNorm of the SpheretNorms?",
@@ -106,7 +106,7 @@ ASSUMPTIONS = (
     ),
     Assumption(
         "What is the largest angle of a GeoNorm update?",
-        "pi/4. `max_angle` sets another.",
+        "pi/4. `max_angle` sets a different one.",
         "The listing has a bound without a value. The paper reports that pi/4 is better than pi/2.",
         ("geonorm",),
     ),

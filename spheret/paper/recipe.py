@@ -39,7 +39,7 @@ def paper_model(size: str) -> dict[str, int]:
 
 
 def paper_size(config: Mapping[str, Any]) -> str | None:
-    """The paper's S, M or L if the model has that shape, else None. config: that of a run, as plain data."""
+    """The paper's S, M or L if the model has that shape, else None. config: a run's config, as plain data."""
     model = config["model"]
     shape = model["layers"], model["heads"], model["width"]
     return next((size for size, preset in PRESETS.items() if preset == shape), None)

@@ -39,7 +39,7 @@ def batch(run: PaperRun, processes: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Place:
-    """Where runs are trained: the directory of the runs, that of the data, processes, device and memory."""
+    """Where runs are trained: directories of the runs and the data, processes, device and memory."""
 
     out: Path
     data: Path | None

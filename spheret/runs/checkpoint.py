@@ -102,7 +102,7 @@ def tidy(directory: Path) -> None:
 
 
 def is_own_name(name: str) -> bool:
-    """Whether a name is that of a checkpoint, or of the remains of one."""
+    """Whether a checkpoint, or the remains of one, has this name."""
     return bool(_NAME.fullmatch(name) or _REMAINS.fullmatch(name))
 
 

@@ -8,9 +8,8 @@ of it.
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -24,9 +23,8 @@ from spheret.model.gpt import GPTConfig
 from spheret.optim import OPTIMIZERS
 from spheret.optim.base_sizes import BASE_SIZES, PARAMETRIZATIONS, check_base_sizes, check_scheme
 from spheret.optim.lr_schedules import Course, check_schedule, learning_rate
-from spheret.optim.parametrization import OptimizerSettings
 from spheret.support import files
-from spheret.support.documents import DECODE_ERRORS, MOST_BYTES, explain
+from spheret.support.documents import DECODE_ERRORS, MOST_BYTES, explain, read_toml
 from spheret.support.errors import shortened, unknown
 from spheret.support.ranges import check_count
 from spheret.support.settings import declared, setting
@@ -106,10 +104,10 @@ class TrainConfig:
         with_size="at most {}",
     )  # fmt: skip
     weight_decay: float = setting(
-        OptimizerSettings.weight_decay, help="Weight decay of matrices; scalars, gains and biases do not decay.",
+        0.1, help="Weight decay of matrices; scalars, gains and biases do not decay.",
         paper=0.1,
     )  # fmt: skip
-    betas: tuple[float, float] = setting(OptimizerSettings.betas, help="AdamW's betas.")
+    betas: tuple[float, float] = setting((0.9, 0.95), help="AdamW's betas.")
     clip: float = setting(1.0, help="Largest gradient norm; inf never clips.", paper=1.0)
     seed: int = setting(1337, help="Seed of weights, batches and dropout.", flag=True, paper=1337)
     precision: str = setting(
@@ -122,11 +120,9 @@ class TrainConfig:
         None, help="Start from the weights of this run, or of its checkpoints/step-N.", follows="none: from the seed"
     )
     optimizer: str = setting("adamw", help="adamw, or muon for the hidden matrices and AdamW for the rest.")
-    matrix_lr: float | None = setting(
-        None, help="Highest learning rate of the hidden matrices.", follows="that of lr"
-    )
+    matrix_lr: float | None = setting(None, help="Highest learning rate of the hidden matrices.", follows="as lr")
     embedding_lr: float | None = setting(
-        None, help="Highest learning rate of the embeddings and of the head.", follows="that of lr"
+        None, help="Highest learning rate of the embeddings and of the head.", follows="as lr"
     )
     lr_schedule: str = setting(
         "cosine", help="Shape after the warm-up: cosine, or wsd (stable, then a decay over decay_steps)."
@@ -191,10 +187,6 @@ class TrainConfig:
         """The learning rate of update `step`, counted from 1."""
         return learning_rate(self.lr_schedule, self._course(), step)
 
-    def optimizer_settings(self) -> OptimizerSettings:
-        """What `spheret.optim` needs to know of it."""
-        return OptimizerSettings(**{each.name: getattr(self, each.name) for each in fields(OptimizerSettings)})
-
     def _course(self) -> Course:
         return Course(self.lr, self.min_lr, self.warmup, self.steps, self.decay_steps)
 
@@ -209,7 +201,7 @@ class EvaluationConfig:
     )  # fmt: skip
     # the paper does not say how it validates
     eval_windows: int = setting(help="Validation windows.", small=64, paper=512, with_size="{}")
-    on_divergence: str = setting("alarm", help="When the loss diverges: alarm (the run goes on) or stop.")
+    on_divergence: str = setting("alarm", help="When the loss diverges: alarm (the run continues) or stop.")
 
     def __post_init__(self) -> None:
         _check_least(self, 1, ("eval_windows",))
@@ -280,7 +272,7 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         # the file is the user's own, and may be a link
         data = files.read_regular(path, MOST_BYTES, follow=True)
-        values = msgspec.json.decode(data) if kind == "JSON" else tomllib.loads(data.decode())
+        values = msgspec.json.decode(data) if kind == "JSON" else read_toml(data)
     except FileNotFoundError:
         raise FileNotFoundError(f"no config file at {path}: give a TOML file of settings, or flags.") from None
     except files.NotRegular as error:

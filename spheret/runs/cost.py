@@ -19,7 +19,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from spheret.connections import Scheme
 from spheret.kernels import use
 from spheret.model.gpt import GPT, GPTConfig
-from spheret.model.loss import training_rows
 from spheret.optim import hidden_matrices, newton_schulz_flops
 from spheret.runs.config import RunConfig
 from spheret.support.machine import check_bytes
@@ -157,30 +156,17 @@ def least_training_bytes(
 
     shards: the number of processes among which FSDP divides weights, gradients and moments.
     """
-    d, vocab, layers, branch, number = config.width, config.vocab, config.layers, config.shape, PRECISIONS[precision]
-    narrow = 0 if precision == "float32" else number
+    branch, layers = config.shape, config.layers
     # weights, gradients and AdamW's two moments, or Muon's one moment of a matrix
     held = 4 * FLOAT * config.least_parameters / shards
     if optimizer == "muon":
         held -= FLOAT * config.matrix_entries * layers / shards
     # the inputs of both branches, q, k, v and attention's result, and the MLP's hidden layer before and after the
-    # activation, which halves it if it is gated; one log-sum-exp per head
-    numbers = (
-        3 * d + (branch.heads + 2 * branch.kv_heads) * branch.head_dim + (3 if branch.gated else 2) * branch.hidden
-    )
-    block = tokens * (numbers * number + FLOAT * config.heads)
-    # autocast's copies of the branches' weights
-    copies = narrow * config.matrix_entries * layers
-    # token ids and targets, the final stream and its gradient, the gradient of the head, and rotary positions
-    ends = tokens * (16 + 2 * FLOAT * d) + FLOAT * vocab * d
-    ends += FLOAT * branch.head_dim * config.block if config.positions == "rope" else 0
-    # while the loss is computed: a few chunks of logits, and two products as large as the head
-    rows = min(tokens, training_rows(d))
-    workspace = rows * vocab * (2 * FLOAT + narrow) + vocab * d * (number + narrow)
-    if not config.recompute:
-        return held + layers * block + copies + ends + workspace
-    inputs = layers * tokens * FLOAT * d
-    return held + inputs + ends + max(workspace + copies, block + copies / layers)
+    # activation, which halves it if it is gated
+    numbers = 3 * config.width + (branch.heads + 2 * branch.kv_heads) * branch.head_dim
+    numbers += (3 if branch.gated else 2) * branch.hidden
+    kept = FLOAT * config.width if config.recompute else numbers * PRECISIONS[precision]
+    return held + layers * tokens * kept
 
 
 def check_run(config: RunConfig, device: torch.device, ignore: bool, shards: int = 1) -> None:
@@ -199,6 +185,11 @@ def check_run(config: RunConfig, device: torch.device, ignore: bool, shards: int
         f"training {model.layers:,} layers of width {model.width:,}, and {tokens:,} tokens at once,",
         "take a smaller model, batch or block, or give --ignore-memory to try all the same",
     )
+
+
+def check_model(config: GPTConfig, device: torch.device, what: str) -> None:
+    """Raise if a model's weights cannot fit into the memory of the device."""
+    check_bytes(FLOAT * config.least_parameters, device, what, "its config.json is damaged, or take a larger machine")
 
 
 def check_generating(config: GPTConfig, rows: int, tokens: int, device: torch.device) -> None:

@@ -169,7 +169,7 @@ PATIENCE = 3
 
 
 class Follower:
-    """How far a run is that is being trained: its step, validation loss and divergence, read from new lines alone."""
+    """How far a run is that is being trained: its step, validation loss and divergence, read only from new lines."""
 
     def __init__(self, name: str, path: Path, steps: int) -> None:
         self.name, self.path, self.steps = name, path, steps
@@ -216,7 +216,7 @@ _DRAWN = ("angle_mean", "alpha", "norm", "cosine", "common_output", "grad_norm")
 
 
 def is_event_file(name: str) -> bool:
-    """Whether a name is that of a file of TensorBoard."""
+    """Whether a file of TensorBoard has this name."""
     return name.startswith("events.out.tfevents.")
 
 

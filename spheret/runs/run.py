@@ -1,4 +1,4 @@
-"""A run directory, opened. Its `config.json` alone rebuilds the model."""
+"""A run directory, opened. Its `config.json` is enough to rebuild the model."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from spheret.runs.config import (
     changed_settings,
     section_as_dict,
 )
+from spheret.runs.cost import check_model
 from spheret.runs.layout import CHECKPOINTS, CONFIG, LOCK, METRICS, MODEL
 from spheret.runs.metrics import MetricsRecord, whole_metrics
 from spheret.runs.records import RUNS, DataRecord, Environment, RunRecord, StateRecord
@@ -126,7 +127,7 @@ class Run:
             raise ValueError(f"checkpoint step-{step} of {self.path} is damaged, {error}: take another.") from None
 
     def check_unedited(self, saved: Checkpoint | None = None) -> None:
-        """Raise unless the config is that of a checkpoint; without one, that of the newest whose state is whole."""
+        """Raise unless the config is the checkpoint's; without one, the newest checkpoint's whose state is whole."""
         sections = ("model", "train", "evaluation")
         saved = checkpoint.newest_state(self.path / CHECKPOINTS) if saved is None else saved
         if saved is not None:
@@ -136,23 +137,21 @@ class Run:
         """The model with a checkpoint's weights, for evaluation, and the checkpoint.
 
         Args:
-            step: that of the checkpoint; None takes the newest whose weights fit the model.
+            step: the checkpoint's; None takes the newest whose weights fit the model.
             device: where the model goes.
         """
-        model: GPT | None = None
+        # before anything is built from the config
+        check_model(self.model_config, torch.device(device), f"the model of {self.path}")
 
         def check(saved: Checkpoint) -> None:
-            nonlocal model
-            # before anything is built from it
             self.check_unedited(saved)
-            if model is None:
-                with torch.random.fork_rng(devices=[]):
-                    model = GPT(self.model_config)
-            wanted = {name: form(tensor) for name, tensor in model.state_dict().items()}
+            with torch.device("meta"):
+                wanted = {name: form(tensor) for name, tensor in GPT(self.model_config).state_dict().items()}
             checkpoint.check_tensors(saved, {MODEL: wanted})
 
         saved = self._find(step, check)
-        assert model is not None
+        with torch.random.fork_rng(devices=[]):
+            model = GPT(self.model_config)
         model.load_state_dict(dict(saved.model()))
         return model.to(device).eval(), saved
 
@@ -232,7 +231,7 @@ def check_config(saved: Checkpoint, path: Path, settings: dict[str, Any]) -> Non
 
 
 def describe_data(data: Data | None, tokenizer: TokenizerRecord) -> DataRecord:
-    """The data section of config.json. Without data it names the tokenizer alone."""
+    """The data section of config.json. Without data it names only the tokenizer."""
     if data is None:
         return DataRecord(
             path=None,

@@ -29,11 +29,3 @@ class RunSample(Record):
 
 
 RUN_SAMPLES = Document(RunSample, "train", "delete it, and run the same spheret train again to have a new one")
-
-
-def read_run_sample(run: Path) -> RunSample | None:
-    """The sample in a run directory, or None if there is none, as in a run that has not ended."""
-    try:
-        return RUN_SAMPLES.read(run / SAMPLE)
-    except FileNotFoundError:
-        return None

@@ -80,7 +80,7 @@ class Child:
             stderr=subprocess.STDOUT,
             # a user's own choice comes first
             env={mkl.VARIABLE: mkl.FAST, **python_environment()},
-            # Ctrl-C reaches the parent alone, which asks each child once: a second signal would not let it save
+            # Ctrl-C reaches only the parent, which asks each child once: a second signal would not let it save
             start_new_session=True,
             preexec_fn=_ends_with(os.getpid()) if _prctl is not None else None,
         )

@@ -8,9 +8,9 @@ file, the place inside it, what is expected there, and what to do.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -221,21 +221,28 @@ def read_bytes(path: Path, most: int, remedy: str, start: int = 0, follow: bool 
 
     follow: whether the file may be reached by a link.
     """
-    with _remedied(path, remedy):
-        return files.read_regular(path, most, start, follow)
-
-
-@contextlib.contextmanager
-def _remedied(path: Path, remedy: str) -> Iterator[None]:
-    """End what is said of a file that cannot be read with what to do about it."""
     try:
-        yield
+        return files.read_regular(path, most, start, follow)
     except FileNotFoundError:
         raise
     except files.NotRegular as error:
         raise DamagedDocument(f"{error}: {remedy}.") from None
     except OSError as error:
         raise DamagedDocument(f"{path} cannot be read ({error.strerror}): {remedy}.") from None
+
+
+def read_toml(data: bytes) -> dict[str, Any]:
+    """The tables of a TOML file of the user's. Whatever is wrong with it is a ValueError or one of DECODE_ERRORS."""
+    tables = tomllib.loads(data.decode())
+    values: list[Any] = [tables]
+    while values:
+        value = values.pop()
+        if isinstance(value, (dict, list)):
+            values += value.values() if isinstance(value, dict) else value
+        # Python reads hexadecimal digits without end, and then cannot print the number
+        elif isinstance(value, int) and value.bit_length() > 64:
+            raise ValueError(f"an integer has {value.bit_length():,} bits, and may have 64")
+    return tables
 
 
 # whatever bytes can do to msgspec

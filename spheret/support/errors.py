@@ -44,7 +44,7 @@ _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 def unknown(kind: str, given: object, allowed: Iterable[str], others: Mapping[str, str] | None = None) -> ValueError:
     """The error for an unknown name. It suggests the one that is meant, or the nearest, and lists all of them.
 
-    others: what else the known names are called, in small letters and digits alone, and the known name for each.
+    others: what else the known names are called, in lowercase letters and digits only, and the known name for each.
     """
     names = list(allowed)
     # a name from a file may be of any length
@@ -93,7 +93,7 @@ def explanation(error: Exception) -> str | None:
         return f"out of memory ({first_line or 'MemoryError'}): take a smaller model, batch, block or count."
     if isinstance(error, OSError) and error.errno is not None:
         place = f" of {error.filename}" if error.filename is not None else ""
-        return f"the system says{place}: {error.strerror}. Mend that, and run the same command again."
+        return f"the system says{place}: {error.strerror}. Fix this, and run the same command again."
     if isinstance(error, ImportError):
         return str(error)
     if isinstance(error, RuntimeError) and "home directory" in first_line:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from typing import Any
 
 from spheret.support.errors import shortened
 
@@ -40,6 +42,20 @@ def whole_number(name: str, text: str, least: int = 1, most: int = MOST) -> int:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {shortened(text, 60)!r}.")
     # more digits are too large in any case, and Python refuses to read very many
     return check_count(name, int(text.lstrip("0")[:20] or "0"), least, most)
+
+
+# no value of a setting comes near this, and Python reads neither thousands of digits nor thousands of brackets
+_LONGEST_VALUE = 500
+
+
+def json_value(name: str, text: str) -> Any:
+    """The value that a word of the command line says as JSON, or the word itself if it is not JSON."""
+    if len(text) > _LONGEST_VALUE:
+        raise ValueError(f"{name} may have {_LONGEST_VALUE} letters, got {len(text):,}: {shortened(text)}.")
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
 
 
 def counts(name: str, text: str, least: int = 1) -> list[int]:

@@ -15,11 +15,11 @@ class Setting:
 
     Args:
         help: one line, for `--help` and docs/settings.md.
-        flag: whether it is a flag of `spheret train` and `spheret race`; a word is another name for the flag. Every
+        flag: whether it is a flag of `spheret train` and `spheret race`; a word is the flag's own name. Every
             other setting is a key of a config file, or of `--set section.key=value`.
         follows: the default in words, if it follows from other settings.
-        small: the default of a run without `--size`, if it is not that of the field.
-        paper: the paper's value; three of them are those of S, M and L.
+        small: the default of a run without `--size`, if it differs from the field's.
+        paper: the paper's value; three of them are for S, M and L.
         with_size: how `--size` takes the paper's value, as a format of it; "" if it does not take it.
     """
 

@@ -1,4 +1,4 @@
-"""Pages from templates. The policy of an HTML page allows its own scripts alone, by their hashes."""
+"""Pages from templates. The policy of an HTML page allows only its own scripts, by their hashes."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class World:
 
 
 def _meet(store: dist.Store, rank: int, size: int, wait: timedelta) -> dist.Store:
-    """A part of the store that belongs to the processes of this start alone.
+    """A part of the store that belongs only to the processes of this start.
 
     torchrun keeps its store when it restarts the processes. In the store itself they would find the addresses of
     those that died, and wait for them. The number of restarts does not tell the starts apart: on several nodes only
@@ -97,7 +97,7 @@ def _meet(store: dist.Store, rank: int, size: int, wait: timedelta) -> dist.Stor
     room, absent, deadline = dist.PrefixStore(f"spheret/{name}", store), set(range(1, size)), time.monotonic()
     deadline += wait.total_seconds()
     while absent:
-        # a name may be that of a process that died: it is read again until the living one has come
+        # a name may belong to a process that died: it is read again until the living one has come
         for other in sorted(absent):
             if store.check([f"spheret/name/{other}"]):
                 store.set(f"spheret/room/{store.get(f'spheret/name/{other}').decode()}", name)

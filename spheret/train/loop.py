@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,7 +33,9 @@ from spheret.support.errors import FINISHED, SIGNALS, STOPPED_BY_GUARD
 from spheret.support.meter import Meter
 from spheret.support.sharding import whole
 from spheret.train.distributed import World, random_state, set_random_state
+from spheret.train.signals import stop_signals
 from spheret.train.state import save
+from spheret.train.validation import validate
 
 # without evaluations the sublayers are measured this seldom, or ten times per run, for the judge of divergence
 LEAST_LOOK_EVERY = 100
@@ -92,7 +92,7 @@ class Trainer:
         self.observer = Observer(
             self.model, self.precision, unigram_entropy, config.warmup, config.steps, self._advice
         )
-        factors = parametrize(self.model, config.optimizer_settings())
+        factors = parametrize(self.model, config)
         self._loss = world.wrap(self.model, config.precision == "bf16")
         if config.compile:
             self._loss = torch.compile(self._loss)
@@ -117,7 +117,7 @@ class Trainer:
         tracker = Tracker(self.path / TENSORBOARD, self._tensorboard and self.world.is_main, self.step)
         batches = self._loader.batches(self.step, self.config.steps)
         try:
-            with _signals(self.request_stop), Meter(f"train {self.model.config.scheme}", self._quiet) as meter:
+            with stop_signals(self.request_stop), Meter(f"train {self.model.config.scheme}", self._quiet) as meter:
                 start = self._start(meter) if self.step == 0 else None
                 while self.step < self.config.steps:
                     try:
@@ -203,37 +203,11 @@ class Trainer:
             return nullcontext()
         return torch.autocast(self.world.device.type, torch.bfloat16)
 
-    @torch.no_grad()
-    def evaluate(self) -> tuple[float, dict[int, tuple[int, float]]]:
-        """The validation loss, and per document its tokens and summed loss. Processes share the batches."""
-        mine: dict[int, list[tuple[int, int, float]]] = {}
-        self.model.eval()
-        for number, (x, y, documents) in enumerate(self._validation):
-            # a process without a batch in the last round computes it too: shards are gathered by all together
-            ours, left_over = number % self.world.size == self.world.rank, number == len(self._validation) - 1
-            idle = left_over and self.world.rank > number % self.world.size
-            if not (ours or idle):
-                continue
-            with self.precision():
-                losses = self.model.token_losses(x.to(self.world.device), y.to(self.world.device))
-            flat, owner = losses.cpu().double().flatten().numpy(), documents.flatten().numpy()
-            if ours:
-                counts, sums = np.bincount(owner), np.bincount(owner, flat)
-                mine[number] = [(int(d), int(counts[d]), float(sums[d])) for d in np.flatnonzero(counts)]
-        self.model.train()
-        totals: dict[int, tuple[int, float]] = {}
-        # added up in the order of the batches, on whichever process they were computed
-        for _, rows in sorted(pair for part in self.world.gather(mine) for pair in part.items()):
-            for document, tokens, loss in rows:
-                before = totals.get(document, (0, 0.0))
-                totals[document] = before[0] + tokens, before[1] + loss
-        return sum(loss for _, loss in totals.values()) / sum(tokens for tokens, _ in totals.values()), totals
-
     def _look_inside(self, line: MetricsRecord, evaluated: bool) -> None:
         """Observe the sublayers, and validate if it is time. Adds both to the line."""
         documents: dict[int, tuple[int, float]] = {}
-        if evaluated:
-            self.val_loss, documents = self.evaluate()
+        if evaluated and self._validation:
+            self.val_loss, documents = validate(self.model, self._validation, self.world, self.precision)
         seen = self.observer.observe(self.step, *self._fixed_tokens())
         line.events = seen.events or None
         if evaluated:
@@ -322,32 +296,3 @@ class Trainer:
         val = "" if self.val_loss is None else f", val {self.val_loss:.4f}"
         text = f"step {self.step}/{self.config.steps}, loss {line.loss:.4f}{val}"
         meter.show(f"{text}, {line.tokens_per_second:,.0f} tokens/s", self.step / self.config.steps, line.evaluated)
-
-
-@contextmanager
-def _signals(received: Callable[[int], None]) -> Iterator[None]:
-    """Within the block, the first of SIGNALS calls `received`. A second SIGINT acts as usual.
-
-    The others are ignored from then on until the process ends, which it is about to do.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-
-    def handle(number: int, frame: object) -> None:
-        received(number)
-        signal.signal(signal.SIGINT, before[signal.SIGINT])
-        # a scheduler sends SIGTERM to every process of a job, and the job's shell or torchrun sends it on: the second
-        # one must not interrupt the saving
-        for each in SIGNALS.keys() - {signal.SIGINT}:
-            signal.signal(each, signal.SIG_IGN)
-
-    for number in SIGNALS:
-        signal.signal(number, handle)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, handler)

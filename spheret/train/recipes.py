@@ -33,7 +33,7 @@ def rates() -> dict[str, float]:
 
 
 def known_rate(scheme: str, width: int) -> float:
-    """The learning rate where none is given: that of the studies, and for a wider model less.
+    """The learning rate where none is given: the studies' own, and less for a wider model.
 
     The root of the widths is a rule of thumb. It meets the best rates of the study at width 256.
     """

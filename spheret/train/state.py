@@ -86,7 +86,7 @@ def check(trainer: Trainer, saved: Checkpoint) -> None:
     """Raise unless this run can continue from a checkpoint: ValueError for other settings, or Damaged."""
     training = saved.state.training
     if training is None:
-        raise checkpoint.Damaged("it holds weights alone, and no training to continue")
+        raise checkpoint.Damaged("it holds only weights, and no training to resume")
     check_config(saved, trainer.path, settings(trainer))
     if training.manifest_sha256 != trainer.data_sha256:
         raise ValueError(

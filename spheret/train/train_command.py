@@ -281,7 +281,7 @@ def _same_threads(saved: Checkpoint) -> None:
 def _announce(path: Path, config: RunConfig, data: Data, parameters: int, trainer: Trainer, found_rate: bool) -> None:
     """Print what is trained, on what, and where. The whole config is in config.json.
 
-    found_rate: whether the learning rate is that of the studies.
+    found_rate: whether the learning rate comes from the studies.
     """
     model, steps, per_update = config.model, config.train.steps, config.train.tokens_per_update
     options = "".join(f":{name}={value}" for name, value in model.scheme_options.items())
@@ -325,5 +325,5 @@ def _judgement(trainer: Trainer) -> str:
     if end is None or frequencies is None:
         return ""
     if end >= frequencies:
-        return f" (nothing learned yet: token frequencies alone give {frequencies:.4f})"
+        return f" (nothing learned yet: the unigram entropy is {frequencies:.4f})"
     return " (its tokens collapsed: docs/collapse.md says why)" if state.collapsed else ""

@@ -111,7 +111,7 @@ def converted_already(llama, folder):
 # how the model is made, and a noun of the sentence that refuses it
 REFUSED = [
     (without_tokenizer, "tokenizer.json"),
-    (damaged, "transformers"),
+    (damaged, "damaged"),
     (of_another_kind, "BertForMaskedLM"),
     (converted_already, "converted"),
 ]

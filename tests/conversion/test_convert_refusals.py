@@ -25,6 +25,7 @@ class Block(nn.Module):
         super().__init__()
         self.norm, self.branch, self.kind = nn.LayerNorm(8), nn.Linear(8, 8), kind
         self.gate, self.drop = nn.Linear(8, 8), 0.1
+        self.gain = nn.Parameter(torch.arange(8.0))
 
     def forward(self, h):
         if self.kind == "no residual":
@@ -40,6 +41,14 @@ class Block(nn.Module):
         if self.kind == "two dropouts":
             f = self.branch(nn.functional.dropout(self.norm(h), self.drop, self.training))
             return h + nn.functional.dropout(f, self.drop, self.training)
+        if self.kind == "scaled per channel":
+            return self.gate.bias.exp() * h + 0.5 * f
+        if self.kind == "negative":
+            return -0.5 * h + f
+        if self.kind == "gain of zeros":
+            return h + self.gain * f
+        if self.kind == "random branch":
+            return h + (f * (torch.rand(len(h), 1, 1) < 0.5) if self.training else f)
         if self.kind == "multiplied":
             return (h + f) * self.gate.bias.cos()
         if self.kind == "fails":
@@ -96,6 +105,23 @@ class Own(nn.Module):
         return self.returns(self.head(self.norm(self.layers(h))))
 
 
+class BlockResiduals(nn.Module):
+    """A sum inside a block, whose input is mixed from the states before it, as in Inkling 2."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix, self.branch = Mix(), nn.Linear(8, 8)
+
+    def forward(self, h):
+        states = torch.stack([h, h.sin()], dim=-2)
+        return h + self.branch(self.mix(states, h))
+
+
+class Mix(nn.Module):
+    def forward(self, states, h):
+        return torch.cat([states, h.unsqueeze(-2)], dim=-2).mean(-2)
+
+
 def converted():
     return spheret.convert(network("plain"), example_inputs=X)[0]
 
@@ -132,6 +158,11 @@ MODELS = [
     (partial(network, "two dropouts"), "0.branch", "attribute drop "),
     (one_entry, "layers.0", "one entry", {"example_inputs": X[..., :1]}),
     (shared, "0.branch", "more than once"),
+    (partial(network, "scaled per channel"), "0 (Block), test_convert_refusals.py:", "per channel"),
+    (partial(network, "negative"), "0 (Block), test_convert_refusals.py:", "positive"),
+    (partial(network, "plain", "gain of zeros"), "1.gain", "zeros"),
+    (partial(network, "plain", "random branch"), "1 (the branch", "training mode"),
+    (lambda: nn.Sequential(BlockResiduals(), nn.LayerNorm(8)), "0.mix", "earlier states"),
     (partial(network, "multiplied"), "0.branch", "neither read nor returned"),
     (partial(network, "plain", "hidden reader"), "1.gate", "no hook sees it"),
     # it is found whatever the model returns
@@ -146,8 +177,8 @@ MODELS = [
         for made in (Slotted, torch.argmax, lambda h: 0 * h)
     ),
     (quantised, "0.branch", "quantised"),
-    (made_in_inference_mode, "0.norm.weight", "inference_mode"),
-    (lambda: network("plain").to("meta"), "0.norm.weight", "meta"),
+    (made_in_inference_mode, "0.gain", "inference_mode"),
+    (lambda: network("plain").to("meta"), "0.gain", "meta"),
     # these concern the whole model, or the arguments
     (nn.Identity, "Identity", "no parameters"),
     (converted, "this model", "converted already"),
@@ -158,6 +189,7 @@ MODELS = [
     (partial(network, "plain"), "spheret", "proj-spheretnorm", {"scheme": "spheret"}),
     (partial(network, "plain"), "exakt", "exact", {"start": "exakt"}),
     (partial(network, "plain"), "schedul", "option", {"schedul": "sqrt"}),
+    (partial(network, "plain"), "alpha", "float32", {"alpha": 1e-320}),
     (partial(network, "plain"), "inner_norm", "norms", {"inner_norm": True}),
     (partial(network, "plain"), "entry_norm", "radius", {"entry_norm": False}),
     (partial(network, "plain"), "branch_norm", "branches", {"branch_norm": True}),
@@ -180,7 +212,7 @@ def test_a_refusal_names_the_place_and_the_reason(row):
     assert hooks_of(model) == hooks
 
 
-ARGUMENTS = {"start", "schedul", "inner_norm", "entry_norm", "branch_norm"}
+ARGUMENTS = {"alpha", "start", "schedul", "inner_norm", "entry_norm", "branch_norm"}
 
 
 def hooks_of(model):

@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 import transformers as tf
-from foreign_models import build, example, output
+from foreign_models import LAYERS, WIDTH, build, encoder, example, output
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import init_device_mesh
@@ -370,6 +370,17 @@ def test_padded_batches_of_torch_s_encoder():
         assert torch.allclose(encoder(x, src_key_padding_mask=padding)[~padding], before[~padding], atol=1e-5)
         spheret.revert(encoder)
         assert torch.equal(encoder(x, src_key_padding_mask=padding), before)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_torch_s_causal_mask(norm_first):
+    """Its entries are 0 and -inf."""
+    model, x = encoder(norm_first=norm_first).eval(), torch.randn(2, 7, WIDTH)
+    inputs = {"src": x, "mask": nn.Transformer.generate_square_subsequent_mask(7), "is_causal": True}
+    before = model(**inputs)
+    _, report = spheret.convert(model, example_inputs=inputs)
+    assert (len(report.converted), report.left) == (2 * LAYERS, ())
+    assert torch.allclose(model(**inputs), before, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bart", "vit", "bert", "post-norm encoder"])

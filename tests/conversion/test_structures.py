@@ -1,14 +1,19 @@
 """Ways in which models write their residual sums: each is converted exactly, also with dropout in training mode."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import spheret
-from spheret.conversion import anneal, steps
+from spheret.conversion import anneal, steps, watched
+from spheret.observe.finding import find_sublayers
 
 WIDTH, LAYERS = 8, 3
 # ways in which the stream is used beside the norm that reads it where it leaves
+A, B = 0.8, 1.7
 BESIDE = ("the model returns the stream, too", "the last norm reads a rearrangement, too")
 X = torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(0))
 IMAGES = torch.randn(2, 6, 4, 3, generator=torch.Generator().manual_seed(0))
@@ -27,9 +32,18 @@ class Block(nn.Module):
         self.norm, self.first, self.second = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.dropout, self.kind = nn.Dropout(0.3), kind
         self.add = Add()
+        gain = torch.linspace(-1, 0.8, 1 if kind == "one gain" else WIDTH)
+        self.gain = nn.Parameter(gain, requires_grad="gain" in kind)
 
     def forward(self, h, bias=None):
         kind, shape = self.kind, h.shape
+        if kind == "scaled sum":
+            return A * h + self.dropout(self.first(self.norm(h))) * B
+        if kind == "scaled parallel branches":
+            x = self.norm(h)
+            return (self.dropout(self.first(x)) + self.second(x) / 2) * B + h * 2 * A
+        if kind in ("gains per channel", "one gain"):
+            return h + self.gain * self.dropout(self.first(self.norm(h)))
         if kind == "flattened stream":
             h = h.reshape(-1, WIDTH)
             return (h + self.dropout(self.first(self.norm(h)))).view(shape)
@@ -83,6 +97,7 @@ class SplitLists(nn.Module):
 
 
 KINDS = [
+    "scaled sum", "scaled parallel branches", "gains per channel", "one gain",
     "flattened stream", "flattened branch", "quotient", "one dropout inside and at the end",
     "one dropout behind both branches", "bias for every layer", "a module that adds what it is given", *BESIDE,
 ]  # fmt: skip
@@ -112,6 +127,93 @@ def test_exact_start_and_what_follows(kind):
         run(model, x).square().sum().backward()
         assert all(p.grad.isfinite().all() for step in steps(model) for p in step.parameters())
     assert torch.equal(run(spheret.revert(model), x), before)
+
+
+@pytest.mark.parametrize(("kind", "ratio"), [("scaled sum", B / A), ("gains per channel", None)])
+def test_a_scaled_sum_is_a_step_by_its_ratio(kind, ratio):
+    """At t = 1 a h + b f is a retraction along b f/a, and h + g f is one along g f."""
+    torch.manual_seed(0)
+    model, x = Network(kind).double().eval(), X.double()
+    spheret.convert(model, example_inputs=x)
+    anneal(model, 1.0)
+    h = steps(model)[0].entry_norm(model.embed(x))
+    for layer, step in zip(model.layers, steps(model), strict=True):
+        # with the hooks, the modules would return other things
+        f = nn.functional.linear(layer.norm(h), layer.first.weight, layer.first.bias)
+        h = spheret.retract(h, f * (layer.gain if ratio is None else ratio), step.alpha)
+    torch.testing.assert_close(model(x), model.norm(h), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("kind", "factor"), [("scaled sum", B / A), ("gains per channel", None)])
+def test_an_observer_sees_the_branch_that_is_added(kind, factor):
+    model = Network(kind).eval()
+    (end,) = find_sublayers(model, lambda: model(X)).sublayers[0].ends
+    torch.testing.assert_close(end.scaled(X), X * (model.layers[0].gain if factor is None else factor))
+
+
+class Skipping(Network):
+    """Leaves out its first layer in training mode, as layerdrop does at random."""
+
+    def forward(self, x):
+        h = self.embed(x)
+        for number, layer in enumerate(self.layers):
+            if not (self.training and torch.rand([]) < (number == 0)):
+                h = layer(h)
+        return self.norm(h)
+
+
+def test_a_stream_whose_first_layer_is_left_out_is_on_the_sphere():
+    torch.manual_seed(0)
+    model = Skipping("scaled sum").double().eval()
+    before = model(X.double())
+    spheret.convert(model, example_inputs=X.double())
+    torch.testing.assert_close(model(X.double()), before, rtol=0, atol=1e-10)
+    anneal(model.train(), 1.0)
+    records = []
+    with watched(model, lambda *both: records.append(both)):
+        model(X.double()).sum().backward()
+    assert [step for step, _ in records] == steps(model)[1:]
+    for step, record in records:
+        for rows in (record.stream, record.after):
+            torch.testing.assert_close(rows.norm(dim=-1), step.radius.detach().expand(2, 5))
+
+
+def draws():
+    return torch.rand(()).item(), random.random(), np.random.rand()  # noqa: NPY002
+
+
+def seed():
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)  # noqa: NPY002
+
+
+class Stateful(Network):
+    """Keeps counts in a buffer and an attribute, a state of the batch, and draws from every generator."""
+
+    def __init__(self):
+        super().__init__("quotient")
+        self.register_buffer("calls", torch.zeros(()))
+        self.count, self.log, self._state = 0, [], None
+
+    def forward(self, x):
+        self.calls += 1
+        self.count += 1
+        self.log.append(draws())
+        assert self._state is None or self._state.shape == x.shape
+        self._state, self.new = x + self.log[-1][0], 1
+        return super().forward(x)
+
+
+def test_the_trial_leaves_no_state_behind():
+    model = Stateful().eval()
+    seed()
+    expected = draws()
+    seed()
+    spheret.convert(model, example_inputs=X, batches=[X, X[:, :2]])
+    assert draws() == expected
+    assert (float(model.calls), model.count, model.log, model._state) == (0, 0, [], None)
+    assert not hasattr(model, "new")
 
 
 class Windows(nn.Module):

@@ -68,7 +68,11 @@ def run(example):
     return namespace
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+# those of the tutorial train for seconds each
+MARKS = {name: pytest.mark.slow if name.startswith("tutorial") else () for name in EXAMPLES}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS[name]) for name in EXAMPLES])
 def test_example_runs(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SPHERET_CACHE", str(tmp_path / "cache"))

@@ -54,6 +54,7 @@ def replaced(words, **options):
     return words
 
 
+@pytest.mark.slow
 def test_train_from_scratch(here, capsys):
     words = replaced(command("train-from-scratch.md", "train --scheme"), steps="60")
     assert main([*words, *TINY, "--eval-every", "30"]) == 0

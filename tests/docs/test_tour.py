@@ -55,6 +55,7 @@ def fresh():
     return script("docs/build_tour.py").executed()
 
 
+@pytest.mark.slow
 def test_the_notebook_holds_what_comes_out(held, fresh):
     for old, new in zip(code_cells(held), code_cells(fresh), strict=True):
         assert agree(printed(old), printed(new)), f"{old['id']}: run make tour\n{printed(old)}\n{printed(new)}"
@@ -63,6 +64,7 @@ def test_the_notebook_holds_what_comes_out(held, fresh):
         assert old["execution_count"] == new["execution_count"], f"{old['id']}: run make tour"
 
 
+@pytest.mark.slow
 def test_a_run_leaves_no_trace_of_its_machine(held, fresh):
     metadata = script("docs/build_tour.py").METADATA
     for notebook in (held, fresh):
@@ -74,6 +76,7 @@ def test_a_run_leaves_no_trace_of_its_machine(held, fresh):
             assert not re.search(r"(?:/[\w.-]+){2}", printed(cell)), printed(cell)
 
 
+@pytest.mark.slow
 def test_the_converted_llama_keeps_its_logits(fresh):
     text = {cell["id"]: printed(cell) for cell in code_cells(fresh)}
     assert "the same logits: True" in text["convert"]

@@ -21,7 +21,7 @@ def trained(prepared, tmp_path_factory):
     path = tmp_path_factory.mktemp("trained") / "run"
     words = ["--layers", "1", "--heads", "2", "--width", "16", "--block", "32", "--batch-size", "4", "--steps", "4"]
     words += ["--set", "evaluation.eval_windows=8", "--eval-every", "2", "--quiet"]
-    words += ["--set", "train.checkpoint_every=2"]
+    words += ["--set", "train.checkpoint_every=2", "--set", "model.head_bias=none"]
     assert main(["train", "--out", str(path), "--scheme", "pre-ln", "--data", str(prepared), *words]) == 0
     return open_run(path)
 

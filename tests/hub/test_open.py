@@ -10,10 +10,12 @@ import pytest
 from hub_helpers import tiny
 from safetensors.torch import load_file, save_file
 from saved_decoders import build, save
+from transformers import GPT2LMHeadModel, LlamaForCausalLM
 
 from spheret.cli import main
 from spheret.data.tokenizers import describe
 from spheret.data.tokenizers import load as load_tokenizer
+from spheret.hub import SpheretForCausalLM
 from spheret.hub.open import SavedModel, is_saved_model, load_decoder
 from spheret.hub.transfer import KINDS, export, import_
 from spheret.runs.run import create_run
@@ -194,6 +196,16 @@ def test_a_dtype_in_the_config_changes_no_weight(model, key):
 def test_a_config_that_does_not_fit(model, changes, capsys):
     change_config(model, **changes)
     assert str(model) in refused(model, capsys)
+
+
+def test_sizes_are_compared_before_memory_is_taken(model, llama, capsys, monkeypatch):
+    for kind in (GPT2LMHeadModel, SpheretForCausalLM, LlamaForCausalLM):
+        monkeypatch.setattr(kind, "from_pretrained", lambda *words, **named: pytest.fail("memory was taken"))
+    huge = 2_500_000
+    change_config(model, width=huge, n_embd=huge)
+    assert "numbers" in refused(model, capsys)
+    change_config(llama, intermediate_size=huge)
+    assert "numbers" in refused(llama, capsys, "inspect")
 
 
 # changes to a Llama's config.json, and a word of what `inspect` says

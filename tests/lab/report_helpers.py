@@ -15,12 +15,10 @@ from spheret.evaluate.tasks import PAPER_COLUMNS
 from spheret.lab.page.page import page
 from spheret.lab.page.section import to_markdown
 from spheret.lab.report import run_findings, sections_of
-from spheret.lab.rows import RESULTS, Key, row_of_run, write_rows
 from spheret.lab.runs import RunGroup, read_groups
 from spheret.model.gpt import GPTConfig
 from spheret.paper.runs import PaperRun
 from spheret.runs.layout import EVAL, EVAL_SAMPLES
-from spheret.runs.run import open_run
 
 DOCUMENTS = [700, 1200, 300, 2500, 900, 640]
 
@@ -127,18 +125,6 @@ def write_run(
         lines.append(line)
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
-
-
-def write_costs(folder: Path, seconds: dict[str, float]) -> None:
-    """Write results.jsonl beside a folder of runs, as a race does, with the seconds of a step of some schemes."""
-    rows = []
-    for config in sorted(folder.glob("*/config.json")):
-        settings = json.loads(config.read_text())
-        name, train = settings["model"]["scheme"], settings["train"]
-        row = row_of_run(open_run(config.parent), Key("race", name, train["lr"], train["seed"]))
-        assert row is not None
-        rows.append(msgspec.structs.replace(row, step_seconds=seconds.get(name)))
-    write_rows(folder.parent / RESULTS, rows)
 
 
 def read_group(paths: list[Path]) -> RunGroup:

@@ -100,8 +100,6 @@ class TestAnswer:
         stopped = "collapsed in 1 of 1 seed run, 3 planned"
         assert f"at 0.002 {stopped}; at 0.001 {stopped}" in text_of(page)
         assert "collapsed in 2 of 3 seeds at 0.0005" in text_of(page)
-        # by seed, of the tuning seed and three fresh ones
-        assert "2 of 4 seeds (101 and 103)" in text_of(page)
 
     def test_no_difference_comes_with_what_would_have_been_seen(self, tmp_path):
         plan = plan_of(tmp_path, TWO)
@@ -125,38 +123,6 @@ class TestAnswer:
         # its loss is lower, and the verdict says why it does not count
         assert f"post-ln ({answer.by_label['post-ln'].mean:.3f}" not in answer_sentence(answer).partition("wins")[0]
 
-    def test_a_run_that_stalled_is_marked_wherever_it_is_printed(self, tmp_path):
-        plan = plan_of(tmp_path, FOUR)
-
-        def stalling(key):
-            late = key.contestant == "keel" and key.seed in (1, 102) and key.rate == 2e-3
-            curve = [(3, 3.0), (5, 3.0), (10, loss_of(key))] if late else [(5, 2.5), (10, loss_of(key))]
-            return row(key, loss_of(key), curve=curve, unigram_entropy=3.0)
-
-        rows, _ = run_all(plan, stalling)
-        answer, text = answered(plan, rows)["four"], undrawn(plan, rows)
-        assert answer.by_label["keel"].stalled == "stalled in 1 of 3 seeds"
-        assert "keel stalled in 1 of 3 seeds" in answer_sentence(answer)
-        assert "compared; stalled in 1 of 3 seeds" in text
-        assert "bracketed; stalled at 0.002" in text
-        assert "2 stalled. Collapsed:" in text
-        assert text.count("finished (stalled)") == 2 * 2
-        # it counts as finished
-        assert "keel" in answer.seed_table.means
-
-    def test_who_has_most_of_the_noise_is_named(self, tmp_path):
-        plan = plan_of(tmp_path, FOUR)
-        wild = {101: 0.014, 102: -0.007, 103: -0.007}
-        rows, _ = run_all(plan, lambda k: loss_of(k) + (wild.get(k.seed, 0) if k.contestant == "keel" else 0))
-        answer = answered(plan, rows)["four"]
-        assert answer.seed_table.noisy == ()
-        label, share = answer.dominant
-        assert label == "keel"
-        assert share > 0.5
-        words = f"{share:.0%} of the pooled noise"
-        assert f"{words} is that of keel" in " ".join(limits(answer))
-        assert f"{words}, paired p = {answer.paired_p('keel', 'pre-ln'):.2g}" in undrawn(plan, rows)
-
 
 class TestOneEngine:
     """The same losses give the same statistics, whoever asked for the runs."""
@@ -173,7 +139,7 @@ class TestOneEngine:
         return read_group([root])
 
     def test_a_race_says_what_a_report_says(self, runs):
-        plan = race_plan(Path("plan.toml"), ",".join(self.LABELS), [1, 2, 3], [3e-3], {})
+        plan = race_plan(Path("plan.toml"), ",".join(self.LABELS), "1,2,3", [3e-3], {})
         keys = [Key("race", run.label, 3e-3, run.seed) for run in runs.every]
         rows = {key: row(key, run.row.val_loss) for key, run in zip(keys, runs.every, strict=True)}
         assert wanted(plan, rows) == []
@@ -206,7 +172,6 @@ class TestLadder:
             assert (slopes[label].where, slopes[label].trouble) == ("per doubling of layers", "")
 
     def test_it_is_on_the_page(self, climbed):
-        assert "change per doubling" in undrawn(*climbed)
         (section,) = (each for each in sections_of(study_findings(*climbed)) if each.name == "ladder-four")
         assert [chart.name for chart in section.charts] == ["four-ladder"]
 
@@ -221,7 +186,7 @@ class TestPage:
             answer, text = answered(plan, some)["four"], undrawn(plan, some)
             assert answer_sentence(answer) in text
             assert ("wins" in answer_sentence(answer)) == bool(answer.standing and answer.standing.winner)
-            assert "are still to come" in text
+            assert "still to come" in text
             known.append(answer.standing is not None)
         # twelve tries, then two seeds of two contestants at least; once there is an answer there is one until the end
         first = known.index(True)

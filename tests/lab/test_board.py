@@ -1,4 +1,4 @@
-"""Progress and step costs of a plan, on run directories that no training wrote."""
+"""Progress of a plan, on run directories that no training wrote."""
 
 import json
 
@@ -6,11 +6,9 @@ import msgspec
 import pytest
 from study_helpers import TWO, bowl, key, plan_of, row
 
-from spheret.lab import laboratory
-from spheret.lab.laboratory import MOST_SPREAD, Laboratory
+from spheret.lab.laboratory import Laboratory
 from spheret.lab.progress import Board
 from spheret.lab.race import race_plan
-from spheret.lab.rows import RESULTS, read_rows
 from spheret.runs.metrics import PATIENCE, Follower
 
 
@@ -35,7 +33,7 @@ def race(tmp_path, prepared):
         "data": {"path": str(prepared)},
         "train": {"steps": 10, "batch_size": 2},
     }
-    plan = race_plan(tmp_path / "plan.toml", "pre-ln,keel", [7, 8], [1e-3], shared)
+    plan = race_plan(tmp_path / "plan.toml", "pre-ln,keel", "7,8", [1e-3], shared)
     return Laboratory(plan, tmp_path / "race")
 
 
@@ -83,23 +81,7 @@ class TestBoard:
         assert digest not in head + line
 
 
-class TestStepCosts:
-    @pytest.mark.parametrize(("spread", "known"), [(0.0, True), (MOST_SPREAD, True), (1.5 * MOST_SPREAD, False)])
-    def test_a_busy_machine_gives_none(self, spread, known, race, monkeypatch):
-        def measured(configs, *_):
-            return dict.fromkeys(configs, 0.25), 3, spread
-
-        monkeypatch.setattr(laboratory, "measure_step_costs", measured)
-        race.join([row(each, 2.0, run=race.name(each)[0], step_seconds=None) for each in race.wanted()])
-        race.directory.mkdir()
-        assert race.measure() == known
-        race.write_results()
-        costs = {each.step_seconds for each in read_rows(race.directory / RESULTS).values()}
-        assert costs == {0.25 if known else None}
-        monkeypatch.delattr(laboratory, "measure_step_costs")
-        # what is known is not measured again
-        assert not known or race.measure()
-
+class TestJoining:
     def test_a_joined_row_keeps_its_own(self, study):
         each = key("pre-ln", 2e-3, 1)
         joined = row(each, 2.0, run=study.name(each)[0], step_seconds=0.5)

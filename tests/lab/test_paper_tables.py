@@ -41,13 +41,11 @@ class TestBothCorpora:
                 assert here["source"] == f"{corpus}-S-{scheme}.val_loss"
                 # no mark: the run follows the recipe
                 assert re.fullmatch(r"\d\.\d{3}", here["text"])
-                column = f"{CORPORA[corpus]} S, here"
-                assert cell(both / "report", "paper-perplexity", row, column)["source"] == f"exp({here['source']})"
         assert "settings that differ from the paper's" not in (both / "report" / "report.html").read_text()
 
     def test_the_page_says_that_there_are_two(self, both):
         page = html.unescape((both / "report" / "report.html").read_text())
-        assert "fineweb-edu, gpt2; openwebtext, gpt2" in page
+        assert "fineweb-edu, gpt2" in page
         # something was run beside the paper's tables, so they are open
         assert not re.search(r'<section id="paper">\s*<details>', page)
         identifiers = re.findall(r'\bid="([^"]*)"', page)
@@ -91,7 +89,7 @@ class TestCells:
         directory = self.tables(tmp_path)
         table = [c for c in cells(directory) if c["table"].startswith("paper-")]
         assert {c["text"] for c in table if c["column"].endswith("here")} == {"not run"}
-        assert len([c for c in table if c["column"].endswith("paper")]) == 8 * (12 + 6 + 2 * 13)
+        assert len([c for c in table if c["column"].endswith("paper")]) == 8 * (12 + 2 * 13)
         page = html.unescape((directory / "report.html").read_text())
         assert all(note in page for note in FOOTNOTES)
 
@@ -101,8 +99,7 @@ class TestCells:
         directory = self.tables(tmp_path)
         for table, column in (
             ("paper-loss-openwebtext", "L train, here"), ("paper-loss-openwebtext", "L val, here"),
-            ("paper-perplexity", "OpenWebText L, here"), ("paper-zero-shot-openwebtext", "BoolQ acc, here"),
-            ("paper-zero-shot-openwebtext", "average acc, here"),
+            ("paper-zero-shot-openwebtext", "BoolQ acc, here"), ("paper-zero-shot-openwebtext", "average acc, here"),
         ):  # fmt: skip
             assert cell(directory, table, "Keel", column)["text"].endswith(" *"), table
         words = (
@@ -111,7 +108,7 @@ class TestCells:
         )
         for file in ("tables.md", "report.html"):
             text = html.unescape((directory / file).read_text()).replace("\\_", "_")
-            assert text.count(words) == 3, file
+            assert text.count(words) == 2, file
 
     def test_of_two_runs_the_one_that_departs_least_is_shown(self, tmp_path):
         recipe = PaperRun("openwebtext", "S", "keel")
@@ -120,10 +117,6 @@ class TestCells:
         directory = self.tables(tmp_path)
         here = cell(directory, "paper-loss-openwebtext", "Keel", "S val, here")
         assert here["source"] == "b.val_loss"
-        assert (
-            "Keel, OpenWebText S, shows b, which departs least from the recipe, and not a."
-            in (directory / "tables.md").read_text()
-        )
 
     @pytest.mark.parametrize("other", ["inner-norm", "shifted-head"])
     def test_another_reading_has_a_row_of_its_own(self, other, tmp_path):
@@ -131,9 +124,7 @@ class TestCells:
             recipe = PaperRun("fineweb-edu", "L", "proj-spheretnorm", reading=reading)
             write_paper_run(tmp_path / "runs" / recipe.name, recipe)
         directory = self.tables(tmp_path)
-        for table, column in (
-            ("paper-loss-fineweb-edu", "L val, here"), ("paper-perplexity", "FineWeb-Edu L, here"),
-        ):  # fmt: skip
+        for table, column in (("paper-loss-fineweb-edu", "L val, here"),):
             sources = [
                 cell(directory, table, row, column)["source"] for row in ("1-SpheretNorm", f"1-SpheretNorm, {other}")
             ]
@@ -189,12 +180,3 @@ class TestZeroShot:
         ]  # fmt: skip
         assert len(here) == 13
         assert all(text.endswith(mark) for text in here)
-
-    def test_every_metric_of_a_run_has_its_error_and_its_source(self, evaluated):
-        here = cell(evaluated, "zero-shot", "proj-spheretnorm", "BoolQ acc")
-        assert here["text"].startswith("70.00 \u00b1 ")
-        assert here["source"] == "proj-spheretnorm/eval.json tasks.boolq.metrics.acc"
-        assert cell(evaluated, "zero-shot", "pre-ln", "average accuracy")["text"].startswith("70.00")
-        notes = (evaluated / "tables.md").read_text()
-        assert "keel was evaluated with limit 5, step 40000" in notes
-        assert "proj-spheretnorm was evaluated with" not in notes

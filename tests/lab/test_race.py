@@ -1,12 +1,15 @@
 """A race: real trainings in child processes, with the settings that people will give it."""
 
 import json
+import math
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from documented import not_printed, shown
 from planted import planted
 from report_helpers import read_group
+from study_helpers import noise, row, run_all
 
 from spheret.cli import main
 from spheret.connections import SCHEMES
@@ -16,6 +19,7 @@ from spheret.lab.plan import read_plan
 from spheret.lab.race import race_plan, race_seeds
 from spheret.lab.rows import read_rows
 from spheret.lab.stages import wanted
+from spheret.lab.words import answer_sentence
 from spheret.runs.run import open_run
 
 TINY = (
@@ -67,7 +71,7 @@ class TestFinished:
         assert (gap.estimate, gap.significant) == (0.0, False)
 
     def test_nothing_else_is_left(self, finished):
-        written = {"runs", "logs", "configs", "results.jsonl", "report", "plan.toml"}
+        written = {"runs", "logs", "configs", "results.jsonl", "results.ngrams.json", "report", "plan.toml"}
         assert {p.name for p in finished.iterdir()} == written
 
     def test_its_plan_is_a_study_of_the_same(self, finished, tmp_path):
@@ -87,11 +91,9 @@ def test_text_of_ones_own_in_one_command(tmp_path, capsys, monkeypatch):
     output = capsys.readouterr()
     assert output.err.startswith(f"{text} as bytes: train ")
     assert str(out / "report" / "report.html") in output.out.splitlines()
-    # what docs/find-out-which.md shows of any race: the columns of its table, and where its page is
-    assert "runs/look/report/report.html" not in not_printed(
-        "find-out-which.md", output.out.replace(str(out), "runs/look")
-    )
-    heads = [line for line in shown("find-out-which.md") if "contestant" in line and line.startswith("┃")]
+    # what docs/compare.md shows of any race: the columns of its table, and where its page is
+    assert "runs/look/report/report.html" not in not_printed("compare.md", output.out.replace(str(out), "runs/look"))
+    heads = [line for line in shown("compare.md") if "contestant" in line and line.startswith("┃")]
     assert len(heads) == 2
     # a busy machine measures no cost of a step
     columns = {word.strip() for head in heads for word in head.split("┃")} - {"", "ms per step"}
@@ -114,7 +116,7 @@ class TestSeveralRates:
         return out
 
     def race(self, out, rates):
-        return race(*TINY, "--steps", "4", "--schemes", "pre-ln", "--lr", rates, "--out", out)
+        return race(*TINY, "--steps", "4", "--schemes", "pre-ln", "--lr", rates, "--seeds", "1", "--out", out)
 
     def test_every_rate_has_a_run_and_its_own_min_lr(self, tuned):
         trained = [open_run(path).settings.train for path in (tuned / "runs").iterdir()]
@@ -161,7 +163,7 @@ class TestPlan:
         return [(key.contestant, key.rate, key.seed) for key in wanted(plan, {})]
 
     def test_the_middle_rates_of_everyone_come_first(self):
-        order = self.order([1, 2], [1e-3, 2e-3, 4e-3])
+        order = self.order("1,2", [1e-3, 2e-3, 4e-3])
         first = [(name, rate, 1) for rate in (2e-3, 1e-3, 4e-3) for name in ("pre-ln", "keel")]
         assert order == [*first, *((name, rate, 2) for name, rate, _ in first)]
 
@@ -173,9 +175,65 @@ class TestPlan:
     def test_names_of_runs_are_different(self, prepared, tmp_path):
         shared = {"data": {"path": str(prepared)}, "model": {"head": "tied", "head_bias": "none"}}
         words = "all,p-spheretnorm:p=0.3,p-spheretnorm:p=0.3:schedule=sqrt,pre-ln:head=shifted"
-        plan = race_plan(PLAN, words, [1, 2], [0.001, 0.0010000001], shared)
+        plan = race_plan(PLAN, words, "1,2", [0.001, 0.0010000001], shared)
         laboratory = Laboratory(plan, tmp_path)
         names = [laboratory.name(key)[0] for key in wanted(plan, {})]
         assert len(names) == 4 * (len(SCHEMES) + 3)
         # sqrt is the default
         assert len(set(names)) == 4 * (len(SCHEMES) + 2)
+
+
+LOSSES = {"pre-ln": 2.27, "post-ln": 2.3, "keel": 2.5, "proj-spheretnorm": 2.13, "cay-spheretnorm": 2.2}
+
+
+class TestWithoutRates:
+    """A race whose rates nobody gave: those of the studies at their size, else a search around them."""
+
+    @pytest.fixture(autouse=True)
+    def known(self, monkeypatch):
+        monkeypatch.setattr("spheret.lab.race.rates", lambda: dict.fromkeys(LOSSES, 0.007))
+        monkeypatch.setattr("spheret.train.recipes.rates", lambda: dict.fromkeys(LOSSES, 0.007))
+
+    def answer(self, given, fail=""):
+        plan = race_plan(PLAN, ",".join(LOSSES), "3", None, given)
+
+        def loss(key):
+            distance = 0.05 * math.log2(key.rate / 0.008) ** 2 + 0.01 * noise(key.seed)
+            loss = LOSSES[key.contestant] + distance + 0.001 * noise(key)
+            return row(key, 3.1, "collapsed") if key.contestant == fail else loss
+
+        rows, order = run_all(plan, loss)
+        (answer,) = group_answers(plan, rows)
+        return answer, Counter((key.contestant, key.rate) for key in order)
+
+    def test_at_the_size_of_the_studies_each_has_one_rate_and_who_is_behind_one_seed(self):
+        answer, runs = self.answer({})
+        assert {name: count for (name, _), count in runs.items()} == {
+            # the reference is compared wherever it stands
+            "proj-spheretnorm": 3, "cay-spheretnorm": 3, "pre-ln": 3, "post-ln": 1, "keel": 1,
+        }  # fmt: skip
+        assert {rate for _, rate in runs} == {0.007}
+        assert answer.standing.winner == "proj-spheretnorm"
+        assert {entry.label for entry in answer.others if entry.behind} == {"post-ln", "keel"}
+        assert "keel (2.49" in answer_sentence(answer)
+        assert answer.gap("proj-spheretnorm", "pre-ln").adjusted < 0.01
+
+    @pytest.mark.parametrize("given", [{"model": {"width": 65}}, {"train": {"steps": 301}}, {"data": {"path": "x"}}])
+    def test_elsewhere_three_rates_are_tried_and_fresh_seeds_decide(self, given):
+        answer, runs = self.answer(given)
+        assert len({rate for name, rate in runs if name == "keel"}) == 3
+        # no fresh seeds for who is behind
+        assert sum(count for (name, _), count in runs.items() if name == "keel") == 3
+        assert sum(count for (name, _), count in runs.items() if name == "proj-spheretnorm") == 6
+        assert answer.standing.winner == "proj-spheretnorm"
+        assert len(answer.compared) == 3
+
+    def test_who_collapses_is_named_and_gets_no_more_seeds(self):
+        answer, runs = self.answer({}, fail="proj-spheretnorm")
+        assert runs["proj-spheretnorm", 0.007] == 1
+        assert "Collapsed: proj-spheretnorm at 0.007" in answer_sentence(answer)
+        assert answer.standing.winner == "cay-spheretnorm"
+
+    def test_seeds_of_a_search_are_its_own(self):
+        with pytest.raises(ValueError, match="--seeds"):
+            race_plan(PLAN, "pre-ln", "3,4", None, {"train": {"steps": 301}})

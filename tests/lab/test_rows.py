@@ -1,11 +1,13 @@
-"""Rows are read while trainings run, and say where a run spent its time."""
+"""Rows are read while trainings run."""
+
+import json
 
 import pytest
 from report_helpers import write_run
 from study_helpers import TWO, plan_of, row
 
 from spheret.lab.laboratory import Laboratory
-from spheret.lab.rows import STUDY_ROWS, Key, plateau, read_rows, row_of_run
+from spheret.lab.rows import STUDY_ROWS, Key, read_rows, row_of_run
 from spheret.runs.layout import LOCK
 from spheret.runs.run import open_run
 
@@ -18,34 +20,6 @@ def test_a_run_that_is_still_starting_has_no_row(prepared, tmp_path):
     directory.mkdir(parents=True)
     (directory / LOCK).touch()
     assert laboratory.rows() == {}
-
-
-@pytest.mark.parametrize(
-    ("losses", "updates"),
-    [
-        ((2.5, 2.4, 2.3, 2.2, 2.1), 0),
-        ((3.01, 2.4, 2.3, 2.2, 2.1), 0),
-        ((3.01, 3.01, 2.3, 2.2, 2.1), 60),
-        ((3.01, 2.5, 3.01, 3.02, 2.96), 120),
-        ((4.0, None, 3.01, 3.02, 3.01), 120),
-    ],
-)
-def test_the_updates_at_the_loss_of_token_frequencies(losses, updates):
-    curve = list(zip(range(60, 301, 60), losses, strict=True))
-    assert plateau(curve, 3.04) == updates
-    run = row(KEY, losses[-1], curve=curve, steps=300, unigram_entropy=3.04)
-    assert run.stalled == (updates >= 60)
-    assert run.outcome == ("finished (stalled)" if updates else "finished")
-
-
-def test_who_is_not_marked():
-    there = [(60, 3.0), (120, 3.0)]
-    assert row(KEY, 3.0, curve=there, steps=120, unigram_entropy=3.04).stalled
-    # at its end alone
-    assert row(KEY, 3.0, curve=[(60, 2.9), (120, 3.0)], steps=120, unigram_entropy=3.04).stalled
-    assert not row(KEY, 3.0, "collapsed", curve=there, steps=120, unigram_entropy=3.04).stalled
-    assert not row(KEY, 3.0, curve=there, steps=120).stalled
-    assert not row(KEY, None, curve=there, steps=120, unigram_entropy=3.04).stalled
 
 
 def test_two_rows_of_one_run_must_agree(tmp_path):
@@ -80,3 +54,21 @@ def test_the_row_of_a_run(settings, state, val, tmp_path):
     assert (found.state, found.val_loss is not None) == (state, val)
     assert (found.reason != "") == (state != "finished")
     assert (found.key, found.run, found.steps, found.tokens) == (KEY, "run", 20, 20 * 512)
+
+
+@pytest.mark.parametrize("field", ["val_loss", "train_loss", "curve", "rate"])
+def test_a_loss_that_has_no_square_is_refused_where_it_stands(field, tmp_path):
+    path = tmp_path / "results.jsonl"
+    good = json.loads(STUDY_ROWS.encode(row(KEY, 2.0)))
+    path.write_text(json.dumps(good | {field: [[5, 1e308]] if field == "curve" else 1e308}) + "\n")
+    with pytest.raises(ValueError, match=r"line 1 of .*results\.jsonl"):
+        read_rows(path)
+
+
+def test_a_run_may_have_such_a_loss(tmp_path):
+    path = write_run(tmp_path / "run", steps=20) / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[-1]["val_loss"] = 1e308
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = row_of_run(open_run(tmp_path / "run"), KEY)
+    assert (found.val_loss, found.curve[-1]) == (None, (20, None))

@@ -10,11 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, special, stats
 
-from spheret.lab.curves import bowl
 from spheret.lab.seed_table import (
-    dominant,
     mean_interval,
-    paired_p,
     pairs,
     seed_table,
     smallest_seen,
@@ -283,55 +280,6 @@ class TestSmallestSeen:
         assert smallest == sorted(smallest, reverse=True)
 
 
-class TestBowl:
-    def test_by_hand(self):
-        result = bowl({1e-3: 2.35, 2e-3: 2.25, 4e-3: 2.2, 8e-3: 2.4, 16e-3: None})
-        assert (result.best, result.loss) == (4e-3, 2.2)
-        # the rate with exactly the tolerated loss is inside, and the loss rises by 0.2 per doubling on the other side
-        assert result.low == pytest.approx(2e-3)
-        assert result.high == pytest.approx(4e-3 * 2**0.25)
-        assert result.factor == result.at_least == pytest.approx(2**1.25)
-
-    def test_a_diverged_run_ends_the_bowl_at_the_rate_before_it(self):
-        result = bowl({1e-3: 2.5, 2e-3: 2.0, 4e-3: None})
-        assert result.high == 2e-3
-
-    def test_the_end_of_the_grid_leaves_the_bowl_open(self):
-        result = bowl({1e-3: 2.02, 2e-3: 2.0, 4e-3: 2.01})
-        assert (result.low, result.high, result.factor, result.at_least) == (None, None, None, 4.0)
-        result = bowl({1e-3: 2.5, 2e-3: 2.0})
-        assert (result.best, result.high) == (2e-3, None)
-        assert result.low == pytest.approx(2e-3 * 0.5**0.1)
-        assert result.factor is None
-        assert result.at_least == pytest.approx(2**0.1)
-        single = bowl({1e-3: 2.0})
-        assert (single.best, single.low, single.high, single.at_least) == (1e-3, None, None, 1.0)
-
-    def test_a_second_dip_does_not_widen_the_bowl(self):
-        result = bowl({1: 3.0, 2: 2.0, 4: 3.0, 8: 2.01, 16: 3.0})
-        assert result.high == pytest.approx(2 * 2**0.05)
-
-    def test_a_fine_grid_finds_the_width_of_a_parabola(self):
-        rates = np.geomspace(1e-4, 1e-1, 201)
-        result = bowl({float(rate): float(2 + 0.2 * np.log(rate / 4e-3) ** 2) for rate in rates})
-        assert result.factor == pytest.approx(math.exp(2 * math.sqrt(0.05 / 0.2)), rel=1e-2)
-
-    @given(
-        st.lists(st.one_of(st.none(), st.floats(1, 10)), min_size=2, max_size=9).filter(any),
-        st.floats(0, 1),
-        st.floats(1e-3, 1e3),
-    )
-    def test_the_unit_of_the_rate_does_not_matter_and_a_larger_tolerance_is_wider(self, losses, tolerance, unit):
-        grid = dict(zip(np.geomspace(1e-3, 1e-1, len(losses)).tolist(), losses, strict=True))
-        result, scaled = bowl(grid, tolerance), bowl({rate * unit: loss for rate, loss in grid.items()}, tolerance)
-        assert scaled.at_least == pytest.approx(result.at_least, rel=1e-6)
-        assert scaled.best == pytest.approx(result.best * unit)
-        assert (scaled.low is None, scaled.high is None) == (result.low is None, result.high is None)
-        assert bowl(grid, tolerance + 0.1).at_least >= result.at_least * (1 - 1e-12)
-        assert result.low is None or result.low <= result.best
-        assert result.high is None or result.best <= result.high
-
-
 class TestNoisy:
     """A contestant that is much noisier than the others is left out of the pool, and hides nothing."""
 
@@ -359,26 +307,6 @@ class TestNoisy:
         told = [[pair for pair in pairs(studied) if (pair.first, pair.second) == ("c1", "c8")] for studied in layouts]
         # 200 studies: four standard errors are 0.11
         assert np.mean([pair.verdict == "first" for (pair,) in told]) >= 0.8 - 0.11
-
-    def test_half_of_the_noise_in_one_hand_is_named(self):
-        # c2 has most of the squares, and not so much that chance would not give it
-        table = np.array([[0, 1, 0, -1, 0], [1, 0, -1, 0, 1], [3, -2, 2, -3, 1], [0, -1, 1, 0, 1.0]])
-        studied = seed_table(by_seed(table))
-        assert studied.noisy == ()
-        name, share = dominant(studied)
-        residuals = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
-        squares = (residuals**2).sum(1)
-        assert (name, share) == ("c2", pytest.approx(squares[2] / squares.sum()))
-        assert share > 0.5
-        raw = {
-            frozenset((f"c{a}", f"c{b}")): stats.ttest_rel(table[a], table[b]).pvalue
-            for a, b in combinations(range(4), 2)
-        }
-        expected = dict(zip(raw, holm(list(raw.values())), strict=True))
-        assert paired_p(studied) == {pair: pytest.approx(p) for pair, p in expected.items()}
-        # equal shares, and three contestants, of which one has half by chance
-        assert dominant(seed_table(by_seed(random_table(4, 50)))) is None
-        assert dominant(seed_table(by_seed(table[:3]))) is None
 
     def test_its_own_pairs_are_paired_t_tests(self):
         table = random_table(4, 5)

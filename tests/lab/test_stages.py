@@ -78,17 +78,17 @@ def test_a_seed_that_collapses_takes_all_to_the_next_lower_rate(tmp_path):
 
     rows, order = run_all(plan, loss)
     group, post = plan.groups[0], contestant(plan, "post-ln")
-    assert final_rates(group, post, search(plan, rows, "post-ln"), rows) == [2e-3, 1e-3]
+    assert final_rates(plan, group, post, search(plan, rows, "post-ln"), rows) == [2e-3, 1e-3]
     assert [each.reason for each in unfinished(group, post, 2e-3, rows)] == ["step 3: collapsed"]
     lower = [
         each.seed for each in order if each.contestant == "post-ln" and stage_of(each) == FINAL and each.rate == 1e-3
     ]
     assert lower == [101, 102, 103, 104]
-    assert final_rates(group, contestant(plan, "pre-ln"), search(plan, rows), rows) == [2e-3]
+    assert final_rates(plan, group, contestant(plan, "pre-ln"), search(plan, rows), rows) == [2e-3]
     # it does not go down for ever
     safe["post-ln"] = 0.0
     rows, _ = run_all(plan, loss)
-    assert final_rates(group, post, search(plan, rows, "post-ln"), rows) == [2e-3, 1e-3, 5e-4]
+    assert final_rates(plan, group, post, search(plan, rows, "post-ln"), rows) == [2e-3, 1e-3, 5e-4]
 
 
 def test_stress_comes_last_at_a_multiple_of_the_best_rate(tmp_path):
@@ -105,7 +105,7 @@ def test_stress_comes_last_at_a_multiple_of_the_best_rate(tmp_path):
     ]
     assert [stage_of(each) for each in order].count(STRESS) == 4
     # a failure there takes nobody to a lower rate
-    assert final_rates(plan.groups[0], contestant(plan, "pre-ln"), search(plan, rows), rows) == [2e-3]
+    assert final_rates(plan, plan.groups[0], contestant(plan, "pre-ln"), search(plan, rows), rows) == [2e-3]
     assert runs_left(plan_of(tmp_path, TWO + "seeds = 2\nstress = 4"), {}) == 2 * 3 + 2 * 2 + 2 * 2
 
 

@@ -111,6 +111,32 @@ def test_rows_that_a_plan_no_longer_asks_for_are_kept(finished, plan, tmp_path):
     assert (out / "results.jsonl").read_bytes() == (finished / "results.jsonl").read_bytes()
 
 
+def test_a_changed_plan_is_refused_before_anything_is_trained(finished, plan, tmp_path, capsys):
+    """Also if the study was stopped before it wrote its rows."""
+    out, changed = tmp_path / "out", tmp_path / "changed.toml"
+    shutil.copytree(finished, out)
+    (out / "results.jsonl").unlink()
+    changed.write_text(plan.read_text().replace("steps = 12", "steps = 13"))
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert study(changed, "--out", out, "--quiet") == 2
+    assert str(out / "plan.toml") in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("name", ["runs", "configs", "logs", "report", "report/figures", "results.jsonl", "slurm"])
+def test_nothing_is_written_through_a_link(name, finished, plan, tmp_path, capsys):
+    out, other = tmp_path / "out", tmp_path / "other"
+    shutil.copytree(finished, out)
+    if (out / name).is_dir():
+        shutil.rmtree(out / name)
+    (out / name).unlink(missing_ok=True)
+    other.mkdir()
+    (out / name).symlink_to(other)
+    assert study(plan, "--out", out, "--quiet") == 2
+    assert str(out / name) in capsys.readouterr().err
+    assert not any(other.iterdir())
+
+
 class TestOnlyAReport:
     """--minutes 0 writes a report, and never results.jsonl."""
 

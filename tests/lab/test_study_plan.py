@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from study_helpers import TWO, plan_of
 
+from spheret.cli import main
 from spheret.connections import PAPER_SCHEMES
 from spheret.lab.laboratory import Laboratory
 from spheret.lab.plan import PLANS, EndpointRecord, PartRecord, read_plan
@@ -84,7 +85,7 @@ def test_rates_lie_on_one_grid(tmp_path):
 
 
 def test_the_plans_of_the_docs(tmp_path):
-    page = (Path(__file__).parent.parent.parent / "docs" / "lab.md").read_text()
+    page = (Path(__file__).parent.parent.parent / "docs" / "compare.md").read_text()
     whole, contestants, endpoints = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     path = tmp_path / "plan.toml"
     path.write_text(whole + endpoints)
@@ -102,6 +103,11 @@ def test_the_plans_of_the_docs(tmp_path):
     [
         ("", "parts"),
         ("surprise = 1" + TWO, "surprise"),
+        # no number has so many digits, and nothing is nested so deeply
+        ("[model]\nlayers = " + "9" * 10_000 + TWO, "plan.toml"),
+        ("[model]\nlayers = " + "[" * 3000 + "]" * 3000 + TWO, "plan.toml"),
+        (TWO + 'rates_of = {"post-lm" = [1e-3, 2e-3]}', "'post-lm'"),
+        (TWO.replace("rates = [1e-3, 2e-3, 4e-3]", 'rates_of = {"pre-ln" = [1e-3, 2e-3]}'), "two or more"),
         (TWO + TWO, "'two'"),
         (TWO.replace("post-ln", "post-lm"), "post-ln"),
         (TWO.replace('"pre-ln", "post-ln"', '"pre-ln", {schemes = ["pre-ln"]}'), "'pre-ln' twice"),
@@ -143,3 +149,15 @@ def test_seeds_of_ones_own_and_any_rates_without_fresh_seeds(tmp_path):
     part = plan_of(tmp_path, text).groups[0].part
     assert (part.rates, part.tuned_with, part.compared_with) == ([1e-3, 5e-3, 6e-3], [1337, 7], 2)
     assert plan_of(tmp_path, TWO + "tuning_seeds = 2").groups[0].part.tuned_with == range(1, 3)
+
+
+def test_an_error_of_a_study_names_the_key_and_the_file(tmp_path, capsys):
+    plan = tmp_path / "plan.toml"
+    plan.write_text(f'title = "A trial"\n[train]\nsteps = 0\n{TWO}')
+    assert main(["study", str(plan), "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert "train.steps" in error
+    assert "--steps" not in error
+    # a file that can be opened, and not read
+    assert main(["study", "/proc/self/mem", "--out", str(tmp_path / "out")]) == 2
+    assert "/proc/self/mem" in capsys.readouterr().err

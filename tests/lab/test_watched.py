@@ -12,8 +12,15 @@ from watched_helpers import event, header, observations, write_watch
 
 from spheret.cli import main
 from spheret.lab.report import report
-from spheret.lab.sections.charts import MOST_POINTS
-from spheret.lab.sections.watched import MOST_LINES, STREAM, UPDATES, headline, loss_chart, watched_sections
+from spheret.lab.sections.watched import (
+    MOST_LINES,
+    MOST_POINTS,
+    STREAM,
+    UPDATES,
+    headline,
+    loss_chart,
+    watched_sections,
+)
 from spheret.lab.watch_file import MOST_COLUMNS, Watched, find_watched, in_order, read_watched
 from spheret.lab.watched import watched_page, write_page
 from spheret.observe.records import Observation, PlaceObservation, SublayerName
@@ -99,6 +106,11 @@ class TestFigures:
         last = Observation(300, [2.0] * 9 + [None] * 41, events=[event(260, kind="not finite", sublayer=None)])
         (panel,) = loss_chart(watched(seen=[*seen, last]))[0].panels
         assert panel.lines[0].x[-1] == panel.marks[0].x == 259
+
+    def test_numbers_next_to_zero_are_zero(self):
+        seen = [replace(each, losses=[5e-324] * 50, grad_norm=5e-324) for each in observations()]
+        for chart in charts(watched(seen=seen)):
+            draw(chart)
 
     def test_alarms_are_marked(self):
         events = {2: [event(90), event(90, sublayer=1)], 4: [event(200, level="warning", kind="dead")]}
@@ -212,6 +224,8 @@ class TestReport:
             each["id"] for tag, each in Elements(text).found if "id" in each and tag in ("section", "figure", "table")
         ]
         assert len(ids) == len(set(ids))
-        assert {"watched-watched-1", "watched-watched-2", "figure-loss-watched-2", "figure-training"} <= set(ids)
+        assert {"watched-watched-1", "watched-watched-2", "figure-loss-watched-2", "figure-sotu-bytes-curves"} <= set(
+            ids
+        )
         assert {row["table"] for row in cells(tmp_path / "report")} >= {"runs", "events-watched-1"}
         assert "figure-loss" not in ids

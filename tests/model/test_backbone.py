@@ -149,13 +149,6 @@ class TestProducts:
         assert all(p.grad.isfinite().all() and p.grad.abs().max() > 0 for p in model.parameters())
         assert not [key for key, _ in model.named_parameters() if "positions" in key or key.endswith("bias")]
 
-    def test_left_padding(self):
-        model = randomize(GPT(GPTConfig(**GROUPED, scheme="pre-ln", **LLAMA, qk_norm=True))).double()
-        prompt = tokens(1, 6)
-        padded = torch.cat([torch.zeros(1, 3).long(), prompt], dim=1)
-        alone = model.generate(prompt, 6, temperature=0)
-        assert torch.equal(model.generate(padded, 6, temperature=0, padding=torch.tensor([3]))[:, 3:], alone)
-
 
 def test_relu2():
     mlp = randomize(GPT(GPTConfig(**TINY, scheme="pre-ln", mlp="relu2")).double()).blocks[0].mlp

@@ -34,62 +34,6 @@ class TestSize:
         assert {PRE_LN[size] - counts[name] for name in SPHERICAL} == {fewer}
         assert counts["peri-ln"] - PRE_LN[size] == {"S": 36_864, "M": 98_304, "L": 184_320}[size]
 
-    def test_every_schemes_parameters(self):
-        with torch.device("meta"):
-            counts = {name: GPT(GPTConfig.preset("S", scheme=name)).parameter_count() for name in SCHEMES}
-        layers, width, pre = 12, 768, counts["pre-ln"]
-        sublayers = 2 * layers
-        norms = sublayers * 2 * width
-        expected = {
-            # the gains of the branches' outputs
-            "normed-spheretnorm": sublayers * width + counts["proj-spheretnorm"] - pre,
-            "residual": -norms,
-            "post-ln": -2 * width,
-            "keel": -norms - 2 * width + (2 * sublayers - 1) * width,
-            "pre-dyt": sublayers + 2,
-            "derf": 2 * (sublayers + 1) + 1,
-            "dyisru": (sublayers + 1) * (1 - width) + 1,
-            "lns": 0,
-            "mix-ln": 0,
-            "deepnorm": -2 * width,
-            # one step per block
-            "rezero": -norms - 2 * width + layers,
-            "layerscale": sublayers * width,
-            # steps, s_qk and s_u per block, and s_z
-            "ngpt": -norms - 2 * width + layers * (2 + 1 + 4) * width + 50_304,
-            "orthogonal": 0,
-            "scalenorm": (sublayers + 1) * (1 - 2 * width),
-            # RMSNorms have no bias
-            "beam": -width,
-            "vp-gate": -width,
-            "res-post": -(sublayers + 1) * width,
-            # three norms of heads of 64
-            "hybridnorm": layers * (width + 3 * 64) - (2 * sublayers + 1) * width,
-            "residual-multiplier": -(sublayers + 1) * width,
-            # s and b per sublayer, and the final RMSNorm alone
-            "geonorm-affine": 2 * sublayers - norms - width,
-            # r and m per block
-            "x0": 2 * layers,
-            # block b has b + 1 weights
-            "denseformer": layers * (layers + 3) // 2,
-            # RMSNorms, and a query per sublayer but the first, and at the exit
-            "attn-res": -(sublayers + 1) * width + sublayers * width,
-            # pre, mix, post, the norm, W and two scales
-            "hyper": sublayers * (4 + 16 + 4 + 2 * width + 6 * width + 2),
-            # RMSNorms, 24 rows of 4 streams, 24 biases and 3 scales; 4 rows, 4 biases and a scale at the exit
-            "mhc": -(sublayers + 1) * width + sublayers * (24 * 4 * width + 27) + 16 * width + 5,
-            # a step, pre, post and A per sublayer; the radius, and the weights at the exit
-            "spherical-hyper": sublayers * (1 + 4 + 4 + 16) - norms + 1 + 4,
-        }
-        assert {name: counts[name] - pre for name in expected} == expected
-        assert set(expected) | {"pre-ln", "peri-ln", *SPHERICAL} == set(SCHEMES)
-
-    def test_learned_p_adds_one_parameter_per_sublayer(self):
-        plain, learned = (
-            GPT(GPTConfig(**TINY, scheme="p-spheretnorm", scheme_options={"learnable_p": p})) for p in (False, True)
-        )
-        assert learned.parameter_count() - plain.parameter_count() == 4
-
 
 class TestInitialisation:
     def test_spread(self):
@@ -126,7 +70,7 @@ class TestInitialisation:
 class TestReset:
     @pytest.mark.parametrize("name", SCHEMES)
     def test_from_the_meta_device(self, name):
-        config = GPTConfig(**TINY, scheme=name, head_bias="zero")
+        config = GPTConfig(**{**TINY, "head_bias": "zero"}, scheme=name)
         fresh = GPT(config)
         with torch.device("meta"):
             model = GPT(config)
@@ -148,7 +92,7 @@ class TestReset:
         assert spread == pytest.approx(1 / 4 if name == "ngpt" else drawn, rel=0.1)
 
     def test_a_unigram_bias_starts_at_0_again(self):
-        model = GPT(GPTConfig(**TINY, head_bias="unigram"), torch.arange(1.0, 51))
+        model = GPT(GPTConfig(**{**TINY, "head_bias": "unigram"}), torch.arange(1.0, 51))
         model.reset_parameters()
         assert (model.head_bias == 0).all()
 
@@ -233,14 +177,6 @@ def test_every_scheme_overfits_a_batch(name, text):
 class TestGeneration:
     """test_generation.py compares the cache with none for every scheme."""
 
-    def test_the_cache_changes_no_sample(self):
-        model, prompt = randomize(GPT(GPTConfig(**TINY)).double()), tokens(3, 5)
-        options = {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "seed": 3}
-        sampled = model.generate(prompt, 15, **options)
-        assert sampled.shape == (3, 20)
-        assert torch.equal(sampled[:, :5], prompt)
-        assert torch.equal(sampled, model.generate(prompt, 15, **options, cached=False))
-
     def test_top_k_and_top_p(self):
         from spheret.model.sampling import choose
 
@@ -281,7 +217,7 @@ class TestCitizenship:
         ],
     )
     def test_compiles_into_one_graph(self, name, head):
-        model = randomize(GPT(GPTConfig(**{**TINY, "layers": 1}, scheme=name, head=head)))
+        model = randomize(GPT(GPTConfig(**{**TINY, "layers": 1, "head": head}, scheme=name)))
         x, y = tokens(), tokens(seed=1)
         torch.compiler.reset()
         compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
@@ -337,7 +273,7 @@ class TestProbes:
 
 
 def test_unigram_counts_start_the_bias():
-    bias = GPT(GPTConfig(**TINY, head_bias="unigram"), torch.tensor([3.0, 0.0, 1.0])).head_bias.detach()
+    bias = GPT(GPTConfig(**{**TINY, "head_bias": "unigram"}), torch.tensor([3.0, 0.0, 1.0])).head_bias.detach()
     assert bias.exp().sum().item() == pytest.approx(1)
     assert (bias[0] - bias[2]).item() == pytest.approx(math.log(3))
 

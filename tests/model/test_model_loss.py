@@ -57,7 +57,7 @@ class TestLoss:
     @pytest.mark.parametrize(("rows", "ignored"), [(7, -100), (256, -100), (7, -1)])
     def test_chunks_change_nothing(self, head_bias, rows, ignored):
         """-1 is nanoGPT's mark of a target that does not count, -100 is torch's."""
-        model = randomize(GPT(GPTConfig(**TINY, scheme="pre-ln", head_bias=head_bias)).double())
+        model = randomize(GPT(GPTConfig(**{**TINY, "head_bias": head_bias}, scheme="pre-ln")).double())
         x, y = tokens(), tokens(seed=1)
         y[0, :5] = y[2, 7] = ignored
         plain = F.cross_entropy(model(x).flatten(0, 1), y.flatten(), ignore_index=ignored)

@@ -57,7 +57,9 @@ def trace(model, x, path):
     return {kind.replace("::", ".") for kind in kinds if not kind.startswith("prim::")}
 
 
-@pytest.mark.parametrize("way", [export, trace], ids=lambda way: way.__name__)
+@pytest.mark.parametrize(
+    "way", [pytest.param(export, marks=pytest.mark.slow, id="export"), pytest.param(trace, id="trace")]
+)
 def test_a_file_computes_what_the_model_does(way, model, tmp_path):
     # the second has a different number of rows, and of tokens
     inputs = torch.randint(32, (2, 8)), torch.randint(32, (3, 1))

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+import transformers
 from safetensors.torch import load_model, save_model
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -131,6 +132,37 @@ class TestTheSharedWeight:
         loss(model).backward()
         # tokens that are not in the batch get one from the head
         assert model.tokens.weight.grad.abs().sum(1).all()
+
+
+@pytest.mark.parametrize("kind", ["Llama", "GPT2"])
+def test_transformers_may_tie_it_save_it_and_grow_it(kind, tmp_path):
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=VOCAB, hidden_size=WIDTH, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+        bos_token_id=None, eos_token_id=1, tie_word_embeddings=True,
+    )  # fmt: skip
+
+    class Model(getattr(transformers, "LlamaForCausalLM" if kind == "Llama" else "GPT2LMHeadModel")):
+        def __init__(self, config):
+            super().__init__(config)
+            self.lm_head = Head(self.get_input_embeddings(), COUNTS)
+            self.post_init()
+
+    model = Model(config).eval()
+    assert torch.equal(model.lm_head.bias, Head(model.get_input_embeddings(), COUNTS).bias)
+    model.save_pretrained(tmp_path)
+    loaded = Model.from_pretrained(tmp_path).eval()
+    assert torch.equal(loaded(x()).logits, model(x()).logits)
+    assert loaded.lm_head.weight is loaded.get_input_embeddings().weight
+    loaded.resize_token_embeddings(VOCAB + 2)
+    assert loaded(x()).logits.shape[-1] == VOCAB + 2
+
+
+@TIED
+def test_another_weight_is_refused(tied):
+    model = Decoder(tied)
+    model.lm_head.weight = model.lm_head.weight
+    with pytest.raises(ValueError, match="tied"):
+        model.lm_head.weight = nn.Parameter(torch.zeros(VOCAB, WIDTH))
 
 
 @TIED

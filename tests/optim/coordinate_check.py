@@ -14,7 +14,8 @@ from spheret.model.gpt import GPT, GPTConfig
 from spheret.model.probes import probe
 from spheret.optim.base_sizes import PARAMETRIZATIONS
 from spheret.optim.build import build_optimizer, set_learning_rate
-from spheret.optim.parametrization import OptimizerSettings, parametrize
+from spheret.optim.parametrization import parametrize
+from spheret.runs.config import TrainConfig
 
 # where along the depth a model is looked at, as shares of its sublayers
 PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -56,10 +57,10 @@ def measure(scheme, parametrization, optimizer, head, width, layers):
     """
     torch.manual_seed(0)
     shape = {"layers": layers, "heads": default_heads(width), "width": width, "block": BLOCK, "vocab": VOCAB}
-    model = GPT(GPTConfig(**shape, scheme=scheme, head=head))
+    model = GPT(GPTConfig(**shape, scheme=scheme, head=head, head_bias="none"))
     base = {"base_width": WIDTH, "base_layers": LAYERS, "base_heads": default_heads(WIDTH)}
     needed = {name: base[name] for name in PARAMETRIZATIONS.get(parametrization, ())}
-    settings = OptimizerSettings(lr=1e-3, optimizer=optimizer, parametrization=parametrization, **needed)
+    settings = TrainConfig(1, 1, 1, 1e-3, 0.0, 0, 1, optimizer=optimizer, parametrization=parametrization, **needed)
     factors = parametrize(model, settings)
     chosen = build_optimizer(
         model, optimizer, settings.lr, settings.weight_decay, settings.betas, torch.device("cpu"), factors

@@ -23,7 +23,7 @@ from spheret.optim import (
     shared_out,
 )
 
-TINY = {"layers": 2, "heads": 2, "width": 16, "block": 16, "vocab": 64}
+TINY = {"layers": 2, "heads": 2, "width": 16, "block": 16, "vocab": 64, "head": "tied", "head_bias": "none"}
 
 
 @pytest.fixture

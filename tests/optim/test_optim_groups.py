@@ -3,6 +3,7 @@
 import pytest
 import timm_process
 import torch
+import transformers
 from torch import nn
 
 from spheret import GPT, GPTConfig, Head, ScaleNorm, SpheretNorm, parameter_groups
@@ -66,6 +67,33 @@ def test_hidden_matrices_are_for_muon():
     assert by_heights == {(16, 16, 16): 1, (16,): 2, (64,): 1}
 
 
+class Classifier(nn.Module):
+    def __init__(self, name):
+        super().__init__()
+        self.mlp, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+        for part in name.split(".")[:0:-1]:
+            self.last = nn.ModuleDict({part: self.last})
+        if name != "last":
+            self.add_module(name.split(".")[0], self.last)
+            del self.last
+
+    def get_output_embeddings(self):
+        return getattr(self, "last", None)
+
+
+@pytest.mark.parametrize("name", ["lm_head", "score", "classifier", "head.fc", "last"])
+def test_a_head_is_for_adamw(name):
+    model = Classifier(name)
+    hidden, decay, _ = names(model, parameter_groups(model, 0.1, muon=True))
+    assert (hidden, decay) == ({"mlp.weight"}, {f"{name}.weight"})
+
+
+def test_a_model_without_hidden_matrices_is_not_for_muon():
+    config = transformers.GPT2Config(vocab_size=12, n_embd=8, n_layer=1, n_head=2)
+    with pytest.raises(ValueError, match="muon"):
+        parameter_groups(transformers.GPT2LMHeadModel(config), 0.1, muon=True)
+
+
 class Decoder(nn.Module):
     def __init__(self):
         super().__init__()
@@ -107,7 +135,7 @@ models = {
     "swin_tiny_patch4_window7_224": dict(small, depths=(1, 1), num_heads=(3, 6), window_size=4),
     "beit_base_patch16_224": dict(small, depth=1),
     "cait_xxs24_224": dict(small, depth=1),
-    "resnet18": {},
+    "deit_tiny_distilled_patch16_224": dict(small, depth=1),
 }
 results = {}
 for name, options in models.items():
@@ -118,10 +146,15 @@ for name, options in models.items():
     results[name] = [
         {str(group["weight_decay"]): sorted(known[p] for p in group["params"]) for group in groups} for groups in both
     ]
+    hidden = {p for group in spheret.parameter_groups(model, 0.05, muon=True)[:-2] for p in group["params"]}
+    heads = model.get_classifier()
+    assert hidden.isdisjoint(head.weight for head in (heads if isinstance(heads, tuple) else [heads])), name
+    assert {p.dim() for p in hidden} == {2}
 print(json.dumps(results))
 """
 
 
+@pytest.mark.slow
 def test_what_decays_is_what_timm_decays():
     results = timm_process.run(SCRIPT)
     for theirs, ours in results.values():

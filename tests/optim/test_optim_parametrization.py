@@ -10,10 +10,11 @@ from spheret import GPT, SCHEMES, GPTConfig
 from spheret.bounds import inverse_softplus
 from spheret.model.head import HEADS
 from spheret.optim import AdamW, Factors, Muon, build_optimizer, groups, hidden_matrices, set_learning_rate
-from spheret.optim.parametrization import OptimizerSettings, parametrize
+from spheret.optim.parametrization import parametrize
+from spheret.runs.config import TrainConfig
 
 # what the settings were tuned for, and the model that is trained: twice as wide, twice as deep, heads twice as wide
-BASE = {"layers": 2, "heads": 2, "width": 16, "block": 8, "vocab": 32}
+BASE = {"layers": 2, "heads": 2, "width": 16, "block": 8, "vocab": 32, "head": "tied", "head_bias": "none"}
 LARGE = {**BASE, "layers": 4, "width": 32}
 SIZES = {
     "mup": {"base_width": 16, "base_heads": 2},
@@ -31,7 +32,8 @@ REFUSED = {
 
 def config(parametrization="standard", **changes):
     sizes = SIZES.get(parametrization, {})
-    return OptimizerSettings(**{"lr": 1e-2, "parametrization": parametrization, **sizes, **changes})
+    given = {"lr": 1e-2, "min_lr": 0.0, "parametrization": parametrization, **sizes, **changes}
+    return TrainConfig(steps=1, batch_size=1, tokens_per_update=1, warmup=0, checkpoint_every=1, **given)
 
 
 def new(shape, scheme="pre-ln", **options):

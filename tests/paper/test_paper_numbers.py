@@ -272,18 +272,3 @@ class TestFootnotes:
         for corpus, averages in AVERAGE_ACCURACIES.items():
             for row in (*SPHERETNORMS, max(BASELINES, key=averages.__getitem__)):
                 assert format_average(averages[row]) in text, (corpus, row)
-
-    def test_they_name_what_a_reader_needs(self):
-        text = " ".join(FOOTNOTES)
-        for word in (
-            "exp(",
-            "one seed",
-            "2.822",
-            "GeoNorm",
-            "tie",
-            "lambada_openai",
-            "word perplexity",
-            "0.046",
-            "2081.50",
-        ):
-            assert word in text

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from spheret.support.child import python_environment
 
 # what Windows lacks and spheret might want; torch and the other packages have ways of their own
@@ -25,6 +27,7 @@ assert len(names) > 100
 """
 
 
+@pytest.mark.slow
 def test_every_module_is_imported_without_fcntl():
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=python_environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,8 @@
 """A command overwrites what it wrote itself, and nothing of somebody else's. Logs and leftovers alike."""
 
 import os
+import re
+from pathlib import Path
 
 import pytest
 from small_models import TINY, randomize
@@ -12,6 +14,7 @@ from spheret.runs.run import create_run
 from spheret.support import files
 from spheret.support.child import Child
 
+ROOT = Path(__file__).parents[2]
 LEFT = ".name.0123456789abcdef.tmp"
 INSPECT = ["inspect", "run", "--windows", "1", "--data", "sotu"]
 FOREIGN = b'{"inspected": ["my car"], "command": "wash"}'
@@ -56,3 +59,13 @@ def test_leftovers_of_a_kill_go_a_day_later(tmp_path):
     os.utime(folder, (0, 0))
     files.write_atomically(tmp_path / "name", b"whole")
     assert sorted(tmp_path.iterdir()) == sorted([alive, *others, tmp_path / "name"])
+
+
+def test_every_promise_names_its_tests():
+    page = (ROOT / "docs" / "reliability.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ")][1:]
+    for row in rows:
+        tests = re.findall(r"`(tests/[\w/]+\.py)`", row)
+        assert tests, row
+        assert all((ROOT / test).is_file() for test in tests), row
+    assert len(page.split()) <= 600

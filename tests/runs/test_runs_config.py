@@ -154,6 +154,7 @@ class TestFiles:
         [
             ("[train]\nwarm_up = 3", "'warmup'"), ("[training]\nsteps = 3", "'train'"), ("train = 3", "table"),
             ("[train]\nsteps = 1.5", "train.steps"), ("[train]\nsteps = true", "train.steps"), ("steps =", "TOML"),
+            ("[train]\nsteps = 0x" + "f" * 10_000, "bits"), ("[train]\nsteps = " + "9" * 10_000, "TOML"),
         ],
     )  # fmt: skip
     def test_bad_toml(self, tmp_path, text, noun):

@@ -66,9 +66,8 @@ def build(case):
     name, options = SCHEMES[case]
     torch.manual_seed(1337)
     backbone = BACKBONES.get(case, {})
-    return GPT(
-        GPTConfig(layers=2, heads=2, width=16, block=16, vocab=320, scheme=name, scheme_options=options, **backbone)
-    )
+    sizes = {"layers": 2, "heads": 2, "width": 16, "block": 16, "vocab": 320, "head_bias": "none"}
+    return GPT(GPTConfig(**sizes, scheme=name, scheme_options=options, **backbone))
 
 
 def make(path, data, case, world, **changes):

@@ -90,7 +90,8 @@ def test_two_processes_are_one_with_muon(parallel, case, together, prepared, tmp
 def test_every_parameter_has_a_gradient_in_every_step(name):
     # DDP waits for each of them: one that is unused would hang or end the run
     options = {"learnable_p": True} if name == "p-spheretnorm" else {}
-    model = GPT(GPTConfig(layers=2, heads=2, width=16, block=16, vocab=32, scheme=name, scheme_options=options))
+    sizes = {"layers": 2, "heads": 2, "width": 16, "block": 16, "vocab": 32}
+    model = GPT(GPTConfig(**sizes, scheme=name, scheme_options=options, head_bias="none"))
     x = torch.randint(32, (2, 16))
     for _ in range(2):
         model(x, x).backward()

@@ -64,7 +64,7 @@ def test_muon_and_its_schedule_continue_bit_for_bit(scheme, prepared, tmp_path):
     words = (
         "--set", "train.optimizer=muon", "--set", "train.lr_schedule=wsd", "--set", "train.matrix_lr=2e-3",
         "--set", "train.parametrization=completep",
-        "--set", "train.base_width=8", "--set", "train.base_layers=1",
+        "--set", "train.base_width=8", "--set", "train.base_layers=1", "--lr", "1e-3",
     )  # fmt: skip
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert train(whole, prepared, *WORDS, *words, scheme=scheme, steps=6) == 0
@@ -191,7 +191,7 @@ def test_tensors_that_do_not_fit_fall_back(name, change, run, finished, capsys):
 def test_every_parameter_has_a_state_in_the_optimiser():
     """`Trainer.forms` expects it of every scheme."""
     for name in SCHEMES:
-        model = GPT(GPTConfig(layers=2, heads=2, width=16, block=8, vocab=32, scheme=name))
+        model = GPT(GPTConfig(layers=2, heads=2, width=16, block=8, vocab=32, scheme=name, head_bias="none"))
         ids = torch.randint(32, (2, 9))
         model(ids[:, :-1], ids[:, 1:]).backward()
         assert [key for key, p in model.named_parameters() if p.grad is None] == [], name

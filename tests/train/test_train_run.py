@@ -22,7 +22,7 @@ from spheret.runs.config import EvaluationConfig, TrainConfig
 from spheret.runs.layout import SAMPLE
 from spheret.runs.metrics import TIMING, MetricsRecord, Tracker
 from spheret.runs.run import open_run
-from spheret.runs.run_sample import read_run_sample
+from spheret.runs.run_sample import RUN_SAMPLES
 from spheret.train.distributed import World
 from spheret.train.loop import Trainer
 from spheret.train.sample import write_ending_sample
@@ -39,14 +39,15 @@ def unbroken(prepared, tmp_path_factory):
 BROKEN_WORDS = ("--set", "train.checkpoint_every=2", "--eval-every", "3", "--set", "model.dropout=0.1")
 
 
-def test_it_starts_with_three_lines_and_ends_with_one(prepared, tmp_path, capsys):
+def test_it_starts_with_four_lines_and_ends_with_one(prepared, tmp_path, capsys):
     out = tmp_path / "my run"
     words = [word for word in TINY if word != "--quiet"]
     asked = ["train", "--scheme", "p-spheretnorm", "--set", "p=0.3", "--data", str(prepared), "--steps", "2", *words]
     assert main([*asked, "--out", str(out)]) == 0
-    model, data, run, end = capsys.readouterr().out.splitlines()
+    model, rate, data, run, end = capsys.readouterr().out.splitlines()
     parameters = GPT(open_run(out).settings.model).parameter_count()
     assert all(fact in model for fact in ("p-spheretnorm:p=0.3", "width 16", f"{parameters:,} parameters"))
+    assert f"{open_run(out).settings.train.lr:g}" in rate
     assert f"{open_data(prepared).manifest.tokens['train']:,} training" in data
     assert "2 steps of 128 tokens" in run
     last = open_run(out).metrics()[-1]
@@ -108,7 +109,7 @@ def test_the_first_loss_and_the_validation_loss_are_the_models(prepared, tmp_pat
     assert train(tmp_path / "run", prepared, "--seed", "7", steps=2) == 0
     run, data = open_run(tmp_path / "run"), open_data(prepared)
     torch.manual_seed(7)
-    model = GPT(run.model_config)
+    model = GPT(run.model_config, data.counts())
     assert losses(tmp_path / "run")[0] == pytest.approx(
         float(model(*data.loader(32, 4, 7).batch(0)).detach()), rel=1e-6
     )
@@ -160,7 +161,7 @@ def test_accumulation_is_a_larger_batch(scheme, prepared, tmp_path):
             checkpoint_every=1,
         )  # fmt: skip
         torch.manual_seed(0)
-        model = GPT(GPTConfig(layers=2, heads=2, width=16, block=32, vocab=320, scheme=scheme))
+        model = GPT(GPTConfig(layers=2, heads=2, width=16, block=32, vocab=320, scheme=scheme, head_bias="none"))
         trainer = Trainer(
             tmp_path,
             model,
@@ -377,7 +378,7 @@ def test_sampling(unbroken, capsys):
 
 
 def test_a_training_ends_with_a_sample(unbroken, capsys):
-    sample = read_run_sample(unbroken)
+    sample = RUN_SAMPLES.read(unbroken / "sample.json")
     block = json.loads((unbroken / "config.json").read_text())["model"]["block"]
     assert (sample.step, sample.prompt, sample.tokens) == (12, "", min(128, block))
     # spheret sample gives the same text from the checkpoint, so the model was that of the last step

@@ -119,6 +119,19 @@ def test_a_run_from_elsewhere(run, prepared, tmp_path, capsys):
     assert train(tmp_path / "on", prepared, "--set", f"train.init_from={imported.path}", steps=2) == 0
 
 
+@pytest.mark.parametrize(("name", "value"), [("width", 2_500_000), ("layers", 10**9), ("width", 32)])
+def test_a_config_that_says_other_sizes_is_refused_before_anything_is_built(name, value, run, tmp_path, monkeypatch):
+    imported = create_run(tmp_path / "run", open_run(run).model(), open_run(run).config.data.tokenizer).path
+    config = json.loads((imported / "config.json").read_text())
+    config["model"][name] = value
+    (imported / "config.json").write_text(json.dumps(config))
+    built = []
+    monkeypatch.setattr(torch.nn.Linear, "reset_parameters", lambda self: built.append(self.weight.device.type))
+    with pytest.raises(ValueError, match=f"model of {imported}|every checkpoint in {imported}"):
+        open_run(imported).model()
+    assert set(built) <= {"meta"}
+
+
 def test_data_that_is_gone(run, tmp_path, capsys):
     out = tmp_path / "run"
     shutil.copytree(run, out)

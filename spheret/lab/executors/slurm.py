@@ -32,6 +32,7 @@ from spheret.support import files
 from spheret.support.child import python_environment, spheret_command
 from spheret.support.documents import Count, Document, Positive, Record, Text
 from spheret.support.errors import FINISHED, SIGNALS, STOPPED_BY_GUARD
+from spheret.support.files import output_path
 
 SLURM, SETTINGS, LOGS = "slurm", "settings.sh", "logs"
 # a training that gets no further in so many stages in turn will not do so in the next one
@@ -170,7 +171,7 @@ class Slurm:
             STAGES.write(self._record(stages[-1]), msgspec.structs.replace(stages[-1], given_up=True))
             raise RuntimeError(
                 f"{job.name} was submitted {len(logs)} times and is still at step {job.step} "
-                f"({_last_lines(logs[0])}). What is done is kept: mend that and run the same command again. Its "
+                f"({_last_lines(logs[0])}). What is done is kept: fix this and run the same command again. Its "
                 f"output is in {logs[0]}."
             )
 
@@ -179,7 +180,7 @@ class Slurm:
 
     def _submit(self, jobs: Sequence[Job], steps: list[SubmittedJob], number: int) -> StageRecord:
         """Write the scripts of a stage and submit them."""
-        (self._home / LOGS).mkdir(parents=True, exist_ok=True)
+        output_path(self.directory.absolute(), SLURM, LOGS).mkdir(exist_ok=True)
         settings = self._home / SETTINGS
         if not settings.exists():
             files.write_atomically(settings, _fill("settings.sh", threads=self.threads, gpus=self.gpus).encode())
@@ -229,7 +230,7 @@ class Slurm:
             answer = _call("sbatch", ["--parsable", f"--job-name={name}", *words, file], self._home)
         except RuntimeError as error:
             raise RuntimeError(
-                f"sbatch refused {self._home / file} ({error}): mend that in {self._home / SETTINGS}, and run the "
+                f"sbatch refused {self._home / file} ({error}): fix it in {self._home / SETTINGS}, and run the "
                 f"same command again."
             ) from None
         # with several clusters it is ID;CLUSTER

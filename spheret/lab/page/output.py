@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from spheret.support.documents import MOST_BYTES
-from spheret.support.files import NotRegular, read_regular, write_atomically
+from spheret.support.files import NotRegular, output_path, read_regular, write_atomically
 
 PAGE, TABLES = "report.html", "tables.md"
 FIGURES = "figures"
@@ -44,9 +44,8 @@ def write_files(directory: Path, files: Mapping[str, bytes]) -> Path:
         # a name that a stranger put into the listing stays inside
         if (directory / name).resolve().is_relative_to(directory.resolve()):
             (directory / name).unlink(missing_ok=True)
-    (directory / FIGURES).mkdir(parents=True, exist_ok=True)
     # before the first file: a report that is killed half-way is known as one
-    write_atomically(directory / LISTING, "\n".join([HEAD, *sorted(files)]).encode() + b"\n")
-    for name, data in files.items():
-        write_atomically(directory / name, data)
+    listing = "\n".join([HEAD, *sorted(files)]).encode() + b"\n"
+    for name, data in {LISTING: listing, **files}.items():
+        write_atomically(output_path(directory, name), data)
     return directory / PAGE

@@ -16,7 +16,7 @@ from jinja2 import Environment
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup, escape
 
-from spheret.lab.page.section import BEST, SECOND, Section
+from spheret.lab.page.section import Section
 from spheret.support.charts import Chart
 from spheret.support.figure_style import PALETTE, THEMES, Drawing
 from spheret.support.templates import environment, script_hashes
@@ -119,7 +119,7 @@ def _rounded(values: Iterable[float]) -> list[float]:
 
 
 class Figure(NamedTuple):
-    """A chart on the page. svg: its drawing, empty if scripts alone show it. alive: whether scripts show it."""
+    """A chart on the page. svg: its drawing, empty if only scripts show it. alive: whether scripts show it."""
 
     name: str
     caption: str
@@ -163,7 +163,5 @@ def page(
         "script_hashes": script_hashes([_source(name) for name in scripts]),
         "generator": Markup(GENERATOR),
         "refresh": refresh,
-        "BEST": BEST,
-        "SECOND": SECOND,
     }
     return _templates().get_template(TEMPLATE).render(values)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import html
-import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spheret.support.charts import Chart
-
-# ranks of a number in its column; as in the paper, the best is bold and the second best underlined
-BEST, SECOND = 1, 2
 
 
 @dataclass(frozen=True)
@@ -22,7 +18,6 @@ class TableCell:
     text: str
     value: float | None = None
     source: str = ""
-    rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,32 +73,6 @@ class Section:
         return replace(self, name=self.name + suffix, title=f"{self.title}: {name}", tables=tables, charts=charts)
 
 
-def ranked(table: Table, columns: Iterable[str], excluded: Iterable[str] = ()) -> Table:
-    """The same table with the best and second-best number of these columns marked.
-
-    Numbers that are equal after rounding are tied. Rows named in `excluded` get no rank.
-    """
-    rows = [list(row) for row in table.rows]
-    excluded_names = set(excluded)
-    for index in (list(table.columns).index(column) for column in columns):
-        candidates = [row for row in rows if row[0].text not in excluded_names and row[index].value is not None]
-        rounded = {id(row): _leading_number(row[index].text) for row in candidates}
-        best_two = sorted({number for number in rounded.values() if not math.isnan(number)})[:2]
-        for row in candidates:
-            if rounded[id(row)] in best_two and len(candidates) > 1:
-                row[index] = replace(row[index], rank=BEST + best_two.index(rounded[id(row)]))
-    return replace(table, rows=rows)
-
-
-def _leading_number(text: str) -> float:
-    match = re.match(r"-?\d[\d,]*\.?\d*", text.replace("\u2212", "-"))
-    return float(match.group().replace(",", "")) if match else math.nan
-
-
-def _markdown_cell(cell: TableCell) -> str:
-    return {BEST: "**%s**", SECOND: "<u>%s</u>"}.get(cell.rank, "%s") % _escape_markdown(cell.text)
-
-
 def _escape_markdown(text: str) -> str:
     text = html.escape(" ".join(text.split()), quote=False)
     return re.sub(r"([\\`*_\[\]|])", r"\\\1", text)
@@ -114,7 +83,7 @@ def to_markdown(tables: Iterable[Table]) -> str:
     for table in tables:
         head = "| " + " | ".join(map(_escape_markdown, table.columns)) + " |"
         line = "|" + "|".join("---" if i == 0 else "---:" for i in range(len(table.columns))) + "|"
-        body = ["| " + " | ".join(map(_markdown_cell, row)) + " |" for row in table.rows]
+        body = ["| " + " | ".join(_escape_markdown(cell.text) for cell in row) + " |" for row in table.rows]
         notes = [f"- {_escape_markdown(note)}" for note in table.notes]
         title = f"## {_escape_markdown(table.caption)}"
         parts.append("\n".join([title, "", head, line, *body, *([""] if notes else []), *notes]))

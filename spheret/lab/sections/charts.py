@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from spheret.connections import SCHEMES
@@ -17,12 +18,12 @@ from spheret.lab.entries import Entry
 from spheret.lab.rows import sound
 from spheret.lab.seed_table import mean_interval
 from spheret.support.charts import Chart, Line, Panel, Style
-from spheret.support.figure_style import LOSS_SHARE, plain_tick, spanned
+from spheret.support.figure_style import DASHES, LOSS_SHARE, PALETTE, plain_tick, spanned
 from spheret.support.line_styles import scheme_styles
 
 LOSS = "loss (nats per token)"
-# nobody can see more points than this on one line, and no more contestants in one chart
-MOST_POINTS, MOST = 600, 20
+# nobody can tell more contestants apart in one chart
+MOST = 20
 # nats that an axis of differences spans at least: smaller ones are noise at any number of seeds
 LEAST_GAPS = 0.01
 FAILURES = {"collapsed": "v", "diverged": "x"}
@@ -46,17 +47,12 @@ def line_styles(answer: GroupAnswer) -> dict[str, Style]:
 
 def contestant_lines(label: str, style: Style, curves: Iterable[Points], failed: bool) -> list[Line]:
     """The mean over the seeds with their range, or one line per seed if the seeds have different places."""
-    pairs = [list(zip(*_thinned(curve), strict=True)) for curve in curves if curve]
+    pairs = [list(zip(*curve, strict=True)) for curve in curves if curve]
     if len({places for places, _ in pairs}) != 1 or len(pairs) < 2:
         return [Line(label, places, values, style, failed=failed) for places, values in pairs]
     columns = list(zip(*(values for _, values in pairs), strict=True))
     means = [math.fsum(column) / len(column) for column in columns]
     return [Line(label, pairs[0][0], means, style, list(map(min, columns)), list(map(max, columns)), failed=failed)]
-
-
-def _thinned(points: Points) -> Points:
-    # counted from the end, so that the last one stays
-    return points[:: -max(1, -(-len(points) // MOST_POINTS))][::-1]
 
 
 def validation_lines(answer: GroupAnswer) -> list[Line]:
@@ -92,10 +88,30 @@ def later_range(lines: Sequence[Line]) -> tuple[float, float] | None:
     return loss_range(later) if len(later) > 1 else None
 
 
+def on_scale(answer: GroupAnswer, panel: Panel) -> Panel:
+    """The panel with a dotted line for each n-gram model near its losses, from one end to the other.
+
+    The next one below is near if the panel becomes at most twice as high by it.
+    """
+    places = [*panel.ticks, *(place for line in panel.lines for place in line.x)]
+    if panel.limits is None or not places:
+        return panel
+    (low, high), losses = panel.limits, answer.ngrams.values()
+    below = max((loss for loss in losses if loss < low), default=-math.inf)
+    if below > low - (high - low):
+        low = below - 0.03 * (high - below)
+    shown = {name: loss for name, loss in answer.ngrams.items() if low < loss < high}
+    ends = [min(places), max(places)]
+    lines = [Line(name, ends, [loss, loss], (PALETTE[7][0], DASHES[3])) for name, loss in shown.items()]
+    # only other panels have a legend
+    words = f"\ndotted: {', '.join(shown)}" if shown and (panel.rows or panel.title) else ""
+    return replace(panel, lines=[*panel.lines, *lines], limits=(low, high), x=panel.x + words)
+
+
 def curves_chart(answer: GroupAnswer) -> Chart | None:
     lines = validation_lines(answer) if answer.group.part.compared_with else []
     caption = f"{answer.group.title}: validation loss by step, at the rate that counts"
-    panel = Panel(lines, "step", f"validation {LOSS}", limits=later_range(lines))
+    panel = on_scale(answer, Panel(lines, "step", f"validation {LOSS}", limits=later_range(lines)))
     return Chart(f"{slug(answer.group.name)}-curves", caption, [panel], window=1) if lines else None
 
 
@@ -133,7 +149,7 @@ def answer_chart(answer: GroupAnswer) -> Chart | None:
         rows=True,
         level=level,
     )
-    return Chart(f"{slug(answer.group.name)}-answer", capped(caption, answer.entries), [panel])
+    return Chart(f"{slug(answer.group.name)}-answer", capped(caption, answer.entries), [on_scale(answer, panel)])
 
 
 def bowls_chart(answer: GroupAnswer) -> Chart | None:
@@ -148,15 +164,18 @@ def bowls_chart(answer: GroupAnswer) -> Chart | None:
     # room above for the marks of what failed
     limits = limits and (limits[0], limits[1] + 0.2 * (limits[1] - limits[0]))
     panels = [
-        Panel(
-            _bowl_lines(entry, styles[entry.label]),
-            "learning rate",
-            f"validation {LOSS}",
-            title=entry.label,
-            log_x=True,
-            limits=limits,
-            ticks={rate: plain_tick(float(f"{rate:.2g}")) for rate in shown},
-            failures=_failures(entry),
+        on_scale(
+            answer,
+            Panel(
+                _bowl_lines(entry, styles[entry.label]),
+                "learning rate",
+                f"validation {LOSS}",
+                title=entry.label,
+                log_x=True,
+                limits=limits,
+                ticks={rate: plain_tick(float(f"{rate:.2g}")) for rate in shown},
+                failures=_failures(entry),
+            ),
         )
         for entry in entries
     ]

@@ -1,46 +1,263 @@
-"""The sections that need the run directories: what was run, the training, and the stream."""
+"""The sections that need the run directories: what was run, and the paper's tables with the runs beside them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
-from spheret.lab.page.section import Section
-from spheret.lab.runs import RATE_SETTINGS, Result, RunGroup
-from spheret.lab.sections.charts import LOSS, MOST_POINTS, Points, contestant_lines, later_range, line_styles
+from spheret.evaluate.results import average, read, table
+from spheret.evaluate.tasks import PAPER_COLUMNS
+from spheret.lab.page.section import Section, Table, TableCell
+from spheret.lab.runs import RATE_SETTINGS, Result, RunGroup, SourcedNumber
+from spheret.lab.statistics import mean_and_deviation
+from spheret.paper.assumptions import READINGS
+from spheret.paper.departures import departures, recipe_of
+from spheret.paper.numbers import (
+    AVERAGE_ACCURACIES,
+    CORPORA,
+    FOOTNOTES,
+    LOSSES,
+    ROWS,
+    SIZES,
+    SOURCE,
+    ZERO_SHOT,
+    format_average,
+)
+from spheret.paper.runs import PaperRun
+from spheret.runs.layout import EVAL
 from spheret.runs.records import corpus_name
-from spheret.support.charts import Chart, Line, Panel
 
-SHARED_MACHINE = "as each run took them: runs that shared a machine slowed each other"
-# name of the chart: key of a sublayer, caption, name of the axis, whether it is logarithmic
-STREAM = {
-    "angle": ("angle_mean", "Mean angle by which each sublayer turns the stream", "angle (radians)", False),
-    "alpha": ("alpha", "Step size of each sublayer", "alpha (no unit)", False),
-    "norm": ("norm", "Mean norm of the stream after each sublayer", "|h| (no unit, log scale)", True),
-    "cosine": (
-        "cosine",
-        "Mean cosine between the states of different tokens, at 1 all are alike",
-        "cosine (no unit)",
-        False,
-    ),
-}
+NOT_RUN = "not run"
+# the mark of a number whose run departs from the recipe
+DEPARTS = "*"
+MARKS = (
+    '"Limit N" means that only the first N documents of each task were evaluated, "step N" that the checkpoint of '
+    "step N was, which is not the last."
+)
 
 
-def groups_section(groups: Sequence[RunGroup]) -> Section:
-    """What a reader must know first if not all runs can be compared."""
-    text = (
-        f"The runs form {len(groups)} groups: {'; '.join(group.name for group in groups)}. Losses on different data "
-        "cannot be compared, and the paper compares schemes within one model size. So each group has its own "
-        "sections, and every comparison is between runs of one group. The comparison with the paper, at the end, "
-        "shows the runs of all groups."
+def format_loss(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def format_perplexity(value: float) -> str:
+    return f"{value:.2f}" if value < 1000 else f"{value:,.0f}"
+
+
+def number_cell(
+    numbers: Sequence[SourcedNumber | None], format_number: Callable[[float], str], missing: str = "-"
+) -> TableCell:
+    """A cell from one number per seed: the number itself, or the mean and standard deviation of several.
+
+    The cell shows `missing` if a number is missing.
+    """
+    present = [number for number in numbers if number is not None]
+    if not present or len(present) < len(numbers):
+        return TableCell(missing)
+    if len(present) == 1:
+        return TableCell(format_number(present[0].value), present[0].value, present[0].source)
+    mean, deviation = mean_and_deviation([number.value for number in present])
+    sources = ", ".join(number.source for number in present)
+    text = f"{format_number(mean)} \u00b1 {format_number(deviation)}"
+    return TableCell(text, mean, f"mean({sources}) \u00b1 sd({sources})")
+
+
+def zero_shot_number(result: Result, task: str, metric: str) -> SourcedNumber | None:
+    """One metric of a run's eval.json, accuracies in percent as in the paper; None if it was not measured."""
+    if not _is_evaluated(result):
+        return None
+    for cell in table([result.run.path])[0].cells:
+        if (cell.column.task, cell.column.metric) == (task, metric) and cell.value is not None:
+            return SourcedNumber(cell.value, f"{result.name}/{EVAL} tasks.{task}.metrics.{metric}")
+    return None
+
+
+def average_accuracy(result: Result) -> SourcedNumber | None:
+    """The mean of the ten accuracies of a run's eval.json in percent; None if one of them was not measured."""
+    mean = average(read(result.run.path)) if _is_evaluated(result) else None
+    if mean is None or mean.value is None:
+        return None
+    return SourcedNumber(mean.value, f"{result.name}/{EVAL} mean of the ten accuracies")
+
+
+def evaluation_marks(result: Result) -> list[str]:
+    """What makes an evaluation less than the paper's: a limit of documents, or a step that is not the last."""
+    if not _is_evaluated(result):
+        return []
+    evaluation = read(result.run.path)
+    marks = [] if evaluation.limit is None else [f"limit {evaluation.limit}"]
+    return [*marks, *([] if evaluation.step == result.run.steps else [f"step {evaluation.step}"])]
+
+
+def _is_evaluated(result: Result) -> bool:
+    return (result.run.path / EVAL).exists()
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The runs of one contestant that belong beside a cell of the paper's tables, with all their departures."""
+
+    runs: Sequence[Result]
+    departures: list[str]
+
+    @property
+    def names(self) -> str:
+        return ", ".join(run.name for run in self.runs)
+
+
+class RunsBesideThePaper:
+    """The finished runs that belong beside the paper's tables, by the run of the paper that they repeat.
+
+    If several contestants belong to one cell, the one that departs least from the recipe is shown.
+    """
+
+    def __init__(self, groups: Sequence[RunGroup]) -> None:
+        self.candidates: dict[PaperRun, list[Candidate]] = {}
+        for group in groups:
+            for runs in (runs for rates in group.by_rate.values() for runs in rates.values()):
+                recipe = recipe_of(runs[0].run.config.as_dict())
+                if recipe is not None and all(run.number("val_loss") for run in runs):
+                    found = [text for run in runs for text in departures(run.run.config.as_dict(), recipe)]
+                    candidate = Candidate(runs, list(dict.fromkeys(found)))
+                    self.candidates.setdefault(recipe, []).append(candidate)
+        for candidates in self.candidates.values():
+            # by name and rate among equals: by the order of the group the best loss would be picked
+            candidates.sort(key=lambda each: (len(each.departures), each.runs[0].label, each.runs[0].rate))
+
+    def rows(self, corpus: str, sizes: Sequence[str] = SIZES) -> list[tuple[str, str | None]]:
+        """The rows of a table: the paper's, and below each the other readings that were run."""
+        read = {(run.scheme, run.reading) for run in self.candidates if run.dataset == corpus and run.size in sizes}
+        return [
+            (row, reading)
+            for row, scheme in ROWS.items()
+            for reading in (None, *READINGS)
+            if reading is None or (scheme, reading) in read
+        ]
+
+    def _shown(self, row: str, reading: str | None, corpus: str, size: str) -> Candidate | None:
+        candidates = self.candidates.get(PaperRun(corpus, size, ROWS[row], reading=reading))
+        return candidates[0] if candidates else None
+
+    def cell(
+        self,
+        place: tuple[str, str | None, str, str],
+        number: Callable[[Result], SourcedNumber | None],
+        format_number: Callable[[float], str],
+        marks: Callable[[Result], list[str]] = lambda run: [],
+    ) -> TableCell:
+        """The number of the runs at (row, reading, corpus, size), followed by what sets it apart from the paper's."""
+        shown = self._shown(*place)
+        if shown is None:
+            return TableCell(NOT_RUN)
+        cell = number_cell([number(run) for run in shown.runs], format_number, NOT_RUN)
+        if cell.value is None:
+            return cell
+        words = list(dict.fromkeys(mark for run in shown.runs for mark in marks(run)))
+        text = cell.text + (f" ({', '.join(words)})" if words else "") + (f" {DEPARTS}" if shown.departures else "")
+        return replace(cell, text=text)
+
+    def notes(self, corpora: Sequence[str], sizes: Sequence[str]) -> list[str]:
+        """What a reader of a table must know about the runs in it."""
+        rows, notes = {scheme: row for row, scheme in ROWS.items()}, []
+        for recipe, (shown, *_) in self.candidates.items():
+            if recipe.dataset not in corpora or recipe.size not in sizes:
+                continue
+            place = f"{_row_name(rows[recipe.scheme], recipe.reading)}, {CORPORA[recipe.dataset]} {recipe.size}"
+            if shown.departures:
+                notes.append(
+                    f"{DEPARTS} The run of {place}, has settings that differ from the paper's: "
+                    f"{'; '.join(shown.departures)}."
+                )
+        return notes
+
+
+def _row_name(row: str, reading: str | None) -> str:
+    return row if reading is None else f"{row}, {reading}"
+
+
+def _paper_cell(text: str, table: str) -> TableCell:
+    return TableCell(text, float(text), f"{SOURCE}, {table}")
+
+
+def _loss_table(corpus: str, here: RunsBesideThePaper) -> Table:
+    columns, rows = ["scheme"], []
+    for size in SIZES:
+        columns += [f"{size} {kind}, {origin}" for kind in ("train", "val") for origin in ("paper", "here")]
+    for row, reading in here.rows(corpus):
+        cells = [TableCell(_row_name(row, reading))]
+        for size in SIZES:
+            paper, place = LOSSES[row, corpus, size], (row, reading, corpus, size)
+            cells += [
+                _paper_cell(paper.train, "table of losses"),
+                here.cell(place, partial(Result.number, key="train_loss"), format_loss),
+                _paper_cell(paper.val, "table of losses"),
+                here.cell(place, partial(Result.number, key="val_loss"), format_loss),
+            ]
+        rows.append(cells)
+    notes = here.notes([corpus], SIZES)
+    return Table(f"paper-loss-{corpus}", f"Loss on {CORPORA[corpus]}", columns, rows, notes)
+
+
+def _zero_shot_table(corpus: str, here: RunsBesideThePaper) -> Table:
+    columns, rows = ["scheme"], []
+    for heading in (*(column.heading for column in PAPER_COLUMNS), "average acc"):
+        columns += [f"{heading}, {origin}" for origin in ("paper", "here")]
+    for row, reading in here.rows(corpus, ["L"]):
+        cells, place = [TableCell(_row_name(row, reading))], (row, reading, corpus, "L")
+        for column, text in zip(PAPER_COLUMNS, ZERO_SHOT[corpus][row], strict=True):
+            number = partial(zero_shot_number, task=column.task, metric=column.metric)
+            cells += [
+                _paper_cell(text, "zero-shot table"),
+                here.cell(place, number, format_perplexity, evaluation_marks),
+            ]
+        average = AVERAGE_ACCURACIES[corpus][row]
+        source = f"mean of the ten accuracies of {SOURCE}, zero-shot table"
+        cells += [
+            TableCell(format_average(average), float(average), source),
+            here.cell(place, average_accuracy, format_perplexity, evaluation_marks),
+        ]
+        rows.append(cells)
+    marked = any("(" in cell.text for cells in rows for cell in cells[1:])
+    notes = [
+        "Average acc is the mean of the ten accuracies. The paper's own is computed from its table.",
+        *([MARKS] if marked else []),
+        *here.notes([corpus], ["L"]),
+    ]
+    return Table(f"paper-zero-shot-{corpus}", f"Zero-shot, L, trained on {CORPORA[corpus]}", columns, rows, notes)
+
+
+def paper_section(groups: Sequence[RunGroup]) -> Section:
+    """The paper's tables with the runs of all groups beside them."""
+    here = RunsBesideThePaper(groups)
+    tables = [
+        *(_loss_table(corpus, here) for corpus in CORPORA),
+        *(_zero_shot_table(corpus, here) for corpus in CORPORA),
+    ]
+    paragraphs = [
+        f'Columns "paper" are the numbers of {SOURCE}. Columns "here" are the runs of this report with the same '
+        f"scheme, size and corpus. S, M and L are the model sizes of the paper. A number with {DEPARTS} is from a "
+        f"run that departs from the paper's recipe. The notes below its table name every setting that differs."
+    ]
+    readings = [name for name in READINGS if any(run.reading == name for run in here.candidates)]
+    paragraphs += [
+        f"Rows that end in {name} follow another reading of the paper. {READINGS[name].question} "
+        f"{READINGS[name].other} The other rows: {READINGS[name].answer}"
+        for name in readings
+    ]
+    if not here.candidates:
+        paragraphs.append(
+            f'No run of this report has a scheme, size and corpus of the paper, so every cell "here" is "{NOT_RUN}".'
+        )
+    return Section(
+        "paper", "Comparison with the paper", [*paragraphs, *FOOTNOTES], tables, folded=not here.candidates
     )
-    return Section("groups", "The groups", [text])
 
 
 def summary_section(group: RunGroup) -> Section:
     """What was run: the shared settings, the seeds, the settings that differ, and each alarm."""
     count = len(group.contestants)
-    settings = [key for key in group.differing if not (group.tuned and key in RATE_SETTINGS)]
+    settings = [key for key in group.differing if key not in RATE_SETTINGS]
     seeds = sorted({run.seed for run in group.results})
     words = [
         f"{count} contestant{'s' * (count != 1)}, seed{'s' * (len(seeds) != 1)} {', '.join(map(str, seeds))}. All "
@@ -75,88 +292,3 @@ def _shared_settings(group: RunGroup) -> str:
     }
     shared = [text for key, text in texts.items() if key not in group.differing]
     return ", ".join([f"corpus {corpus_name(group.config.as_dict())}", f"tokenizer {data.tokenizer.name}", *shared])
-
-
-def stream_section(group: RunGroup) -> Section:
-    """The curves of the training, and the stream of the first seed of each contestant at its last evaluation."""
-    return Section("stream", "Training and the inside of the model", charts=run_charts(group))
-
-
-def run_charts(group: RunGroup) -> list[Chart]:
-    """Every chart that the runs have numbers for: curves by step and time, and the stream over depth."""
-    steps = max((run.step for run in group.results), default=0)
-    every = max(1, -(-steps // MOST_POINTS))
-    of_steps, window = f", each point the mean of {every} steps" if every > 1 else "", max(1, steps // 50 // every)
-    losses = _lines(group, lambda run: _averages(run, "loss", every))
-    norms = _lines(group, lambda run: _averages(run, "grad_norm", every))
-    by_time = _lines(group, _validation_by_seconds)
-    side_by_side = all(run.step_seconds is not None for run in group.results)
-    source = "steps x seconds per step, measured side by side" if side_by_side else SHARED_MACHINE
-    found = [
-        Chart(
-            "training",
-            "Training loss by step (loss)",
-            [Panel(losses, "step", f"training {LOSS}{of_steps}", limits=later_range(losses))],
-            window=window,
-        ),
-        Chart(
-            "time",
-            "Validation loss by training time (val_loss; the axis names the source of the time)",
-            [Panel(by_time, f"seconds of training, {source}", f"validation {LOSS}", limits=later_range(by_time))],
-            window=1,
-        ),
-        Chart(
-            "gradients",
-            "Gradient norm by step (grad_norm)",
-            [Panel(norms, "step", f"gradient norm{of_steps}", log=True)],
-            window=window,
-        ),
-        *(_over_depth(group, name) for name in STREAM),
-    ]
-    return [chart for chart in found if chart.panels[0].lines]
-
-
-def _lines(group: RunGroup, points: Callable[[Result], Points]) -> list[Line]:
-    """A curve of every run that is shown, the best contestant first. What comes after a divergence is left out."""
-    styles, lines = line_styles(group.answer), list[Line]()
-    for label, runs in group.contestants.items():
-        failed = any(run.diverged is not None for run in runs)
-        lines += contestant_lines(label, styles[label], map(points, runs), failed)
-    return lines
-
-
-def _averages(run: Result, key: str, every: int) -> Points:
-    """The means of a key over so many steps each, at the last step of each."""
-    values = [
-        (line.step, getattr(line, key))
-        for line in run.lines
-        if line.loss is not None and line.step <= run.healthy_steps
-    ]
-    known = [(step, float(value)) for step, value in values if value is not None]
-    parts = [known[start : start + every] for start in range(0, len(known), every)]
-    return [(part[-1][0], math.fsum(value for _, value in part) / len(part)) for part in parts]
-
-
-def _validation_by_seconds(run: Result) -> Points:
-    """The validation losses over the seconds of training: measured side by side, or as the run took them."""
-    found = []
-    for line in run.evaluations:
-        seconds = line.seconds if run.step_seconds is None else line.step * run.step_seconds
-        if seconds is not None and line.val_loss is not None and line.step <= run.healthy_steps:
-            found.append((seconds, line.val_loss))
-    return found
-
-
-def _over_depth(group: RunGroup, name: str) -> Chart:
-    """One line per contestant: a key of every sublayer at the last evaluation of its first seed."""
-    key, caption, unit, log = STREAM[name]
-    styles, lines = line_styles(group.answer), list[Line]()
-    for label, runs in group.contestants.items():
-        last = next((line.sublayers for line in reversed(runs[0].evaluations) if line.sublayers), [])
-        values = [(place, getattr(each, key)) for place, each in enumerate(last, 1)]
-        known = [(place, float(value)) for place, value in values if isinstance(value, (int, float))]
-        if known:
-            places, shown = zip(*known, strict=True)
-            lines.append(Line(label, places, shown, styles[label], mark="o"))
-    words = f"{caption} (sublayers.{key}, last evaluation, first seed)"
-    return Chart(name, words, [Panel(lines, "sublayer", unit, log=log)])

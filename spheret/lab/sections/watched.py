@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from spheret.lab.page.section import Section, Table, TableCell
-from spheret.lab.sections.charts import MOST_POINTS, later_range
+from spheret.lab.sections.charts import later_range
 from spheret.lab.watch_file import Watched
 from spheret.lab.words import listed
 from spheret.observe.records import Event
@@ -20,6 +20,8 @@ from spheret.support.figure_style import DASHES, PALETTE
 MOST_MARKS, MOST_LINES = 30, 6
 # so many alarms stand on the first screen, and so many events in the table
 FIRST, MOST_EVENTS = 3, 100
+# nobody can see more points on one line
+MOST_POINTS = 600
 # a table of more rows is closed at first
 MANY = 12
 # numbers of the palette

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from spheret.data import Data, open_named
-from spheret.data.shards import MANIFEST
 from spheret.observe.inspection import call
 from spheret.runs.run import Run, is_run, open_run
 from spheret.support.errors import need, refusing
@@ -67,15 +66,11 @@ def open_data(run: Run, name: str | None) -> Data:
 
 def open_model(saved: SavedModel, device: str) -> nn.Module:
     """A saved decoder in float32. One that does not predict the next token is an error."""
-    from spheret.hub.open import load_decoder
+    from spheret.hub.open import check_vocabulary, load_decoder
 
     model = load_decoder(saved, torch.float32, float64_device(device))
     rows = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
-    if saved.tokenizer.vocab_size > rows:
-        raise ValueError(
-            f"the tokenizer of {saved.path} has {saved.tokenizer.vocab_size:,} tokens and the model's embedding has "
-            f"{rows:,} rows: put the tokenizer there that the model was trained with."
-        )
+    check_vocabulary(saved.tokenizer, rows, saved.path)
     check_causal(model, rows)
     return model
 
@@ -104,15 +99,9 @@ def longest_window(model: nn.Module) -> int:
 
 def open_text(saved: SavedModel, name: str | None) -> Data:
     """A corpus by name, a text, or a prepared directory, in this model's tokens; by default the corpus sotu."""
-    if name is None or not (Path(name).expanduser() / MANIFEST).exists():
-        return open_named(name or "sotu", saved.tokenizer_spec, quiet=False)
-    data = open_named(name, None, quiet=False)
-    if data.manifest.tokenizer.sha256 != saved.tokenizer.sha256:
-        raise ValueError(
-            f"--data {name} was prepared with another tokenizer than that of {saved.path}: prepare it with "
-            f"--tokenizer {saved.tokenizer_spec}, or give the text itself."
-        )
-    return data
+    from spheret.hub import open as hub
+
+    return hub.open_text(name or "sotu", saved.tokenizer, saved.tokenizer_spec, quiet=False)
 
 
 def validation_windows(data: Data, block: int, windows: int) -> tuple[Tensor, Tensor]:

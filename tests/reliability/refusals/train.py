@@ -39,5 +39,12 @@ ROWS = [
     ("train --out {text} --scheme pre-ln --steps 6 --data {data}", 2, "file"),
     ("train --out {text}/run --scheme pre-ln --steps 6 --data {data}", 2, "--out"),
     ("sample {run} --tokens -1", 2, "--tokens"),
+    # foreign input without end
+    (TRAIN + "--set train.clip=" + "9" * 5000, 2, "train.clip"),
+    (TRAIN + "--set train.betas=" + "[" * 3000, 2, "train.betas"),
+    (TRAIN + "--set model.width=" + '{{"a":' * 3000, 2, "model.width"),
+    (TRAIN + "--scheme p-spheretnorm --set p=" + '{{"a":' * 3000, 2, "--set p"),
+    ("train --scheme pre-ln --steps 6 --data {text} --out {out} --tokenizer bpe:" + "9" * 5000, 2, "bpe:N"),
+    ("prepare {text} --out {out} --tokenizer bpe:" + "9" * 5000, 2, "bpe:N"),
     ("sample {run} --seed 100000000000000000000", 2, "--seed"),
 ]
