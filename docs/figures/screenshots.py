@@ -22,7 +22,7 @@ sys.path.insert(0, str(HERE.parents[1] / "tests" / "helpers"))
 import headless  # noqa: E402
 
 # name of the picture: width and height of the window
-REPORT = {"report-1280": (1280, 845), "report-420": (420, 1060)}
+REPORT = {"report-1280": (1280, 845)}
 EXPLORER = {"explorer": (1280, 990)}
 
 

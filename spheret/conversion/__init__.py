@@ -29,5 +29,5 @@ __all__ = [
     "trainer_callback",
     "watched",
 ]
-# what opens saved models needs transformers, and conversion needs torch alone
+# what opens saved models needs transformers, and conversion needs only torch
 __getattr__, __dir__ = lazy(__name__, {"load": "spheret.hub"})

@@ -113,7 +113,7 @@ def inverse_angle(retraction: Retraction, p: P, angle: Tensor) -> Tensor:
         if not isinstance(p, Tensor) and math.isinf(p):
             return angle
         return p * torch.tan(angle / p)
-    # a retraction that is known by its angle alone is inverted by bisection. It has no gradient here
+    # a retraction that is known only by its angle is inverted by bisection. It has no gradient here
     with torch.no_grad():
         low = torch.zeros_like(angle)
         high = torch.full_like(angle, min(retraction.largest_step, 1e6))

@@ -86,7 +86,7 @@ def convert(
         for module, mode in training.items():
             module.training = mode
     attaching.follow_hosts(model)
-    examples = "the example alone" if batches is None else "the given batches"
+    examples = "only the example" if batches is None else "the given batches"
     examples = "random inputs: give batches" if batches is None and example_inputs is None else examples
     return model, ConversionReport(
         model=type(model).__name__,
@@ -202,7 +202,7 @@ def _verified(model: nn.Module, inputs: Any, comparison: Comparison, batches: It
 class Annealing:
     """Moves t linearly from 0 to 1 over `steps` calls of `step`, after `wait` calls at 0.
 
-    A model that is on its way, e.g. one that was loaded, goes on from its own t, and one that is at 1 stays there.
+    A model that is on its way, e.g. one that was loaded, resumes from its own t, and one that is at 1 stays there.
     Call `step` after the optimiser's.
     """
 
@@ -251,7 +251,7 @@ def trainer_callback(steps: int, wait: int = 0) -> TrainerCallback:
         def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module, **_: Any) -> None:
             self.schedule = Annealing(model, steps, wait)
             if self.schedule.done == 0:
-                # the count alone knows how long t = 0 has lasted
+                # only the count knows how long t = 0 has lasted
                 self.schedule.done = min(state.global_step, wait)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -96,7 +96,7 @@ class ConversionPlan:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module is a LayerNorm or an RMSNorm under any name: it reads the direction of its input alone."""
+    """Whether a module is a LayerNorm or an RMSNorm under any name: it reads only the direction of its input."""
     name = type(module).__name__.lower()
     other = any(word in name for word in ("batch", "group", "instance"))
     return "norm" in name and not other and not list(module.children())

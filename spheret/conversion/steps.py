@@ -89,7 +89,7 @@ class Stream:
         return self.states.get(self._thread(), self) is None
 
     def state_of(self, step: ReadPoint) -> SublayerState | None:
-        """The state of the sublayer that runs, if it is that of this step."""
+        """The state of the sublayer that runs, if this step is that sublayer's."""
         state = self.states.get(self._thread())
         return state if state is not None and state.step is step else None
 
@@ -301,7 +301,7 @@ class Step(ReadPoint):
 
 
 class AddedModules(nn.Module):
-    """The modules that a conversion puts into one host. A copy of it alone stays a part of the model.
+    """The modules that a conversion puts into one host. A copy of only the host stays a part of the model.
 
     PEFT's modules_to_save=["spheret"] takes no ModuleList. It puts a wrapper in its place, which finds `listed` in
     the active copy.
@@ -312,7 +312,7 @@ class AddedModules(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AddedModules:
         if not memo:
-            # nothing else is copied: the streams and their norms stay those of the model
+            # nothing else is copied: the streams and their norms stay the model's
             for point in self.children():
                 if isinstance(point, ReadPoint):
                     memo[id(point.stream)] = point.stream

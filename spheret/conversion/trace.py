@@ -22,6 +22,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
@@ -339,6 +340,9 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     """
     kept = []
     for module in model.modules():
+        if isinstance(module, LazyModuleMixin):
+            # the first call gives it its sizes
+            continue
         own = {name: x for name, x in vars(module).items() if name not in _TORCHS_OWN and isinstance(x, _STATE)}
         tensors = [x for x in (*module._buffers.values(), *own.values()) if isinstance(x, Tensor)]
         copies = [(x, x.detach().clone()) for x in tensors if not (x.is_meta or x.is_inference())]

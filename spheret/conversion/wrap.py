@@ -38,7 +38,7 @@ class Residual(nn.Module):
         # a SpheretNorm may know its own
         own = getattr(connection, "channel_dim", -1)
         if channel_dim is not None and own not in (-1, channel_dim):
-            raise ValueError(f"channel_dim = {channel_dim} does not fit that of the connection, {own}.")
+            raise ValueError(f"channel_dim = {channel_dim} does not fit the connection's, {own}.")
         self.channel_dim = own if channel_dim is None else channel_dim
 
     def forward(self, h: State, *args: Any, **kwargs: Any) -> State:
@@ -98,7 +98,7 @@ def residual_stack(
     Args:
         branches: modules or functions that map the stream's shape to itself. Branch l is sublayer l.
         scheme: a name of SCHEMES, or a Scheme.
-        dim: the width of the stream; by default that of the first layer of the first branch that tells it.
+        dim: the width of the stream; by default the width of the first layer of the first branch that has one.
         channel_dim: the dimension that holds a row's entries. (N, C, H, W) has channel_dim=1.
         options: the options of the named scheme.
     """

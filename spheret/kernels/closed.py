@@ -127,7 +127,7 @@ def normed(f: Tensor, gain: Tensor) -> Tensor:
 
 
 def normed_backward(dy: Tensor, f: Tensor, gain: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of f and of the gain, from that of y = gain r f. All are in the computing dtype."""
+    """The gradients of f and of the gain, from the gradient of y = gain r f. All are in the computing dtype."""
     n = f * r
     dn = gain * dy
     df = r * (dn - n * (n * dn).mean(-1, keepdim=True))
@@ -351,7 +351,7 @@ def retract(
     h: Tensor, f: Tensor, alpha: P, retraction: Retraction, p: P, cap: float | None, gain: Tensor | None = None
 ) -> Tensor:
     if retraction.angle_function is not None:
-        # a retraction given by its angle alone is differentiated by autograd, in float64 throughout: autograd's
+        # a retraction given only by its angle is differentiated by autograd, in float64 throughout: autograd's
         # intermediate results have a wider range than those above
         vector = widest(h.device)
         wide_h, wide_f = h.to(vector), f.to(vector)

@@ -27,7 +27,7 @@ class Kernel:
     |---|---|
     | `name` | of the backend |
     | `device` | the type of device that it runs on; None for any |
-    | `dtypes` | those of the rows that it takes |
+    | `dtypes` | dtypes of the rows that it takes |
     | `kinds` | the retractions that it has code for, by their `kind` |
     | `kept` | how many float32 scalars per row its forward keeps; one more with a gain |
     | `missing()` | the reason why this machine does not have the kernel, or None if it does |

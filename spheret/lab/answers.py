@@ -1,6 +1,6 @@
 """What rows say: who is compared, who wins, who failed. Race, study and report all ask here.
 
-An answer is a pure function of a plan and the runs that have ended, or of runs alone. Nothing is left out in silence:
+An answer is a pure function of a plan and the runs that have ended, or only of runs. Nothing is left out in silence:
 a contestant that is not compared carries the reason.
 """
 
@@ -70,7 +70,7 @@ class GroupAnswer:
         return [entry for entry in self.entries if entry.label not in self.means]
 
     def gap(self, first: str, second: str) -> Pair | None:
-        """The loss of the first minus that of the second; None if they are not compared."""
+        """The first loss minus the second; None if they are not compared."""
         if (first, second) in self.pairs:
             return self.pairs[first, second]
         return self.pairs[second, first].mirrored if (second, first) in self.pairs else None

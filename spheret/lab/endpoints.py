@@ -32,7 +32,7 @@ EndpointVerdict = Literal[
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """The loss of one contestant minus that of another.
+    """The difference of two contestants' losses.
 
     where: the rung; or what the difference changes by per doubling of the size.
     interval: of 95 %, or of 90 % for an equivalence; None with fewer than two seeds.
@@ -129,7 +129,7 @@ def comparison(
 
 
 def differences(answer: GroupAnswer, first: str, second: str) -> dict[int, float]:
-    """The loss of the first minus that of the second by seed; empty if a seed of one of them failed."""
+    """The first loss minus the second by seed; empty if a seed of one of them failed."""
     one, other = answer.by_label[first], answer.by_label[second]
     if one.failed or other.failed:
         return {}
@@ -137,7 +137,7 @@ def differences(answer: GroupAnswer, first: str, second: str) -> dict[int, float
 
 
 def _trouble(answer: GroupAnswer, *labels: str) -> str:
-    """Which contestant has a failed seed at the rate that counts, or no such rate."""
+    """Which contestant has a failed seed at the reported learning rate, or no such rate."""
     entries = [answer.by_label[label] for label in labels]
     return "; ".join(f"{entry.label}: {entry.reason}" for entry in entries if entry.failed or _lost(entry))
 
@@ -240,7 +240,7 @@ def ladders(answers: Sequence[GroupAnswer]) -> dict[str, Ladder]:
 
 
 def ladder_of(rungs: Sequence[GroupAnswer]) -> Ladder:
-    """The ladder of the rungs of one part. They have a size if they differ in one of SIZES alone."""
+    """The ladder of the rungs of one part. They have a size if they differ only in one of SIZES."""
     changed = {name for answer in rungs for name in answer.group.setting if name in SIZES}
     if len(changed) == 1:
         (key,) = changed

@@ -35,10 +35,10 @@ START = 3
 class Entry:
     """One contestant of a group: its search for a learning rate, and the seeds that it is compared on.
 
-    These are fresh seeds at the best rate, or, if the part has no fresh ones, those of the search at that rate.
+    These are fresh seeds at the best rate, or, if the part has no fresh ones, the seeds of the search at that rate.
 
     rates: the rates of these seeds; a seed failed at all but the last, which counts.
-    tries: the runs of the search. finals: the runs with the seeds that have ended, at the rate that counts.
+    tries: the runs of the search. finals: the runs with the seeds that have ended, at the reported rate.
     abandoned: the runs with fresh seeds at the higher rates.
     stressed: the runs at the part's multiple of the best rate that have ended, by seed.
     reason: why it is not compared; empty if it is.
@@ -74,7 +74,7 @@ class Entry:
 
     @property
     def rate(self) -> float | None:
-        """The rate that counts: that of the fresh seeds, or else the best one so far."""
+        """The reported learning rate: the fresh seeds' rate, or else the best one so far."""
         return self.rates[-1] if self.rates else self.search.best
 
     @property
@@ -85,7 +85,7 @@ class Entry:
 
     @property
     def failure(self) -> str:
-        """How many of the fresh seeds failed at the rate that counts; empty if none did."""
+        """How many of the fresh seeds failed at the reported rate; empty if none did."""
         return failures(list(self.finals.values()), self.planned, _where(self.rates))
 
     @property

@@ -59,7 +59,7 @@ GONE = {"evaluation": {"certify_every": 0}}
 def claimed(directory: Path, name: str, check: Callable[[], None]) -> Iterator[None]:
     """Hold the lock of a directory. A plain kill stops what runs meanwhile as Ctrl-C does.
 
-    name: race or study. check: called under the lock; it raises if the directory is another's.
+    name: race or study. check: called under the lock; it raises if the directory belongs to a different command.
     """
     directory.mkdir(parents=True, exist_ok=True)
     lock = files.Lock(directory / LOCK)
@@ -79,7 +79,7 @@ class Place:
     """What trainings run on.
 
     Args:
-        threads: CPU threads per training. Another number changes the last bits, and is another run.
+        threads: CPU threads per training. A different number changes the last bits, and is a different run.
         jobs: Trainings at a time.
         device: cpu, cuda or mps.
         ignore_memory: Start although a model and its batch need more memory than there is.

@@ -20,7 +20,7 @@ MOST_TABLES = 3
 
 
 def print_outcome(answers: Sequence[GroupAnswer], page: Path, quiet: bool = False) -> None:
-    """Print the tables, the path of the page, and last the verdict. quiet: the path alone."""
+    """Print the tables, the path of the page, and last the verdict. quiet: only the path."""
     from rich.console import Console
 
     if quiet:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -21,7 +20,7 @@ from spheret.connections import OTHER_NAMES, SCHEMES
 from spheret.connections.parse import parse_schemes
 from spheret.runs.config import SECTIONS, Given, check_section, merge
 from spheret.support import files
-from spheret.support.documents import MOST_BYTES, Count, Positive, Record, explain
+from spheret.support.documents import MOST_BYTES, Count, Positive, Record, explain, read_toml
 from spheret.support.errors import unknown
 
 # what a race or a study takes where nothing is given
@@ -62,7 +61,7 @@ class PartRecord(Record):
     """A part of a plan.
 
     contestants: words as for `spheret race --schemes`, or tables. The first ones are trained first.
-    rates: the learning rates that every contestant gets, in equal ratios. rates_of: those of single contestants.
+    rates: the learning rates that every contestant gets, in equal ratios. rates_of: the rates of single contestants.
     behind: contestants that lie further than this above the lowest loss of the search get no more seeds, and are not
         compared; 0 to compare all. With fresh = false the search is then the first seed.
     extend: how often the grid may grow at an edge, in each direction.
@@ -223,22 +222,24 @@ def read_plan(path: Path) -> Plan:
         return parse_plan(path, files.read_regular(path, MOST_BYTES, follow=True))
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"no plan at {path}: give a TOML file as in docs/lab.md, or one of {', '.join(PLANS)}."
+            f"no plan at {path}: give a TOML file as in docs/compare.md, or one of {', '.join(PLANS)}."
         ) from None
     except (files.NotRegular, OSError) as error:
         reason = error if isinstance(error, files.NotRegular) else error.strerror
-        raise ValueError(f"{path} is no plan ({reason}): give a TOML file as in docs/lab.md.") from None
+        raise ValueError(f"{path} is no plan ({reason}): give a TOML file as in docs/compare.md.") from None
 
 
 def parse_plan(path: Path, text: bytes) -> Plan:
     """A plan from its text. path: where it stands, for errors."""
     try:
-        record = msgspec.convert(tomllib.loads(text.decode()), PlanRecord)
+        record = msgspec.convert(read_toml(text), PlanRecord)
     except msgspec.ValidationError as error:
-        raise ValueError(f"{path} is no plan of a study ({explain(error)}): docs/lab.md lists its keys.") from None
+        raise ValueError(
+            f"{path} is no plan of a study ({explain(error)}): docs/compare.md lists its keys."
+        ) from None
     # TOML that is wrong, nested too deeply, or with numbers of thousands of digits
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no plan ({explain(error)}): give a TOML file as in docs/lab.md.") from None
+        raise ValueError(f"{path} is no plan ({explain(error)}): give a TOML file as in docs/compare.md.") from None
     if not record.parts:
         raise ValueError(f"{path} has no [[parts]]: a study needs at least one.")
     rungs = [_groups(path, record, part) for part in record.parts]

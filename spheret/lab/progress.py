@@ -58,7 +58,7 @@ class Board:
     def lines(self) -> list[str]:
         active = {key: run for key, run in self._followed.items() if run.step}
         fraction = (self._ended + sum(run.step / run.steps for run in active.values())) / self._all
-        about = "about " if any(self._fresh.values()) else ""
+        about = "about " * any(group.part.fresh or group.part.behind for group in self._laboratory.plan.groups)
         head = f"{self._name}: {self._ended} of {about}{self._all} runs{self._time_left.text(min(1.0, fraction))}"
         return [head, *(self._line(key, run) for key, run in active.items())]
 

@@ -126,7 +126,7 @@ def report_command(runs: tuple[str, ...] = (), /, out: str = "report") -> int:
     are shown, and compared with nothing.
 
     Args:
-        runs: run directories, directories that contain run directories, such as that of a race, or a watch.jsonl of
+        runs: run directories, directories that contain run directories, such as a race's, or a watch.jsonl of
             spheret.watch or its directory.
         out: the directory for report.html, tables.md and figures/.
     """

@@ -20,7 +20,6 @@ TUNE, FINAL, STRESS = "tune", "final", "stress"
 FINISHED = "finished"
 # the training loss is the mean over this share of the steps, the last ones, and over so many at most, as in the paper
 LAST_SHARE, MOST_LAST = 0.1, 200
-
 # of one run; the paper's largest has 10^20
 MOST_FLOPS = 10**30
 # a loss beyond has no use, and its square may have no number
@@ -39,14 +38,14 @@ class Key(NamedTuple):
 class Row(Record):
     """One run that has ended.
 
-    state: finished; collapsed if all tokens had one direction and the loss is still that of token frequencies;
+    state: finished; collapsed if all tokens had one direction and the loss is still at the unigram entropy;
         diverged if a guard said so.
     val_loss: at the last step; null if there is none. train_loss: the mean over the last tenth of the steps, at most
         200 of them.
     flops: of all steps, counted from the shapes. seconds: training as it took, beside whatever else ran.
     step_seconds: one update, measured side by side with the other contestants of the group; null if not measured.
     curve: steps and validation losses, until it diverged.
-    unigram_entropy: the loss of token frequencies alone; null if the data is not known.
+    unigram_entropy: the loss of knowing only token frequencies; null if the data is not known.
     """
 
     group: str

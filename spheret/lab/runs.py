@@ -96,7 +96,7 @@ class RunGroup:
 
     @cached_property
     def contestants(self) -> dict[str, list[Result]]:
-        """The runs of each contestant at the rate that counts, the best contestant first.
+        """The runs of each contestant at the reported learning rate, the best contestant first.
 
         Where no rate gave a loss, it is the lowest.
         """
@@ -140,7 +140,7 @@ def _runs_in(folder: Path) -> list[Path]:
         names = {entry.name for entry in child.iterdir()} if child.is_dir() else set()
         if names & {METRICS, CHECKPOINTS} and not (child / CONFIG).is_file():
             raise FileNotFoundError(
-                f"{child} is a run without a {CONFIG} that can be read: put it back, or name the other runs alone."
+                f"{child} is a run without a {CONFIG} that can be read: put it back, or name only the other runs."
             )
         found += [child] if CONFIG in names else []
     return found

@@ -131,9 +131,9 @@ def _residual_squares(rows: Sequence[Sequence[float]]) -> list[float]:
 
 @dataclass(frozen=True)
 class Pair:
-    """The mean loss of the first contestant minus that of the second, over the seeds of a table.
+    """The first contestant's mean loss minus the second's, over the seeds of a table.
 
-    `low` and `high` bound the confidence interval of this pair alone. `adjusted` is the p-value after Holm's
+    `low` and `high` bound the confidence interval of only this pair. `adjusted` is the p-value after Holm's
     correction over all pairs of the table, and `verdict` names the better contestant by it: "first", "second" or
     "none". So an interval may exclude 0 where the verdict is "none".
     """
@@ -205,7 +205,7 @@ def pairs(table: SeedTable, level: float = LEVEL) -> list[Pair]:
 
 
 def _error(table: SeedTable, first: str, second: str) -> tuple[float, int]:
-    """The standard error of a difference and its degrees of freedom: pooled, or of a noisy pair alone."""
+    """The standard error of a difference and its degrees of freedom: pooled, or only of a noisy pair."""
     seeds = len(table.seeds)
     if first not in table.noisy and second not in table.noisy:
         return table.deviation * math.sqrt(2 / seeds), table.degrees

@@ -29,7 +29,7 @@ class Tuning:
 
     losses: the mean validation loss of each rate all of whose runs have ended; infinity if one of them collapsed or
         diverged.
-    missing: runs that the grid still needs, the most valuable first, each with its place among those of others.
+    missing: runs that the grid still needs, the most valuable first, each with its place among all contestants' runs.
     best: the rate of the lowest loss, once nothing is missing.
     bracketed: whether the best lies between two others, or is the only one that is to be tried.
     """
@@ -121,7 +121,7 @@ def _losses(
         # without fresh seeds, a seed of all rates comes before the next: a race that is cut short compares all
         missing += [((0 if group.part.fresh else keys.index(key), place), key) for key in absent]
         if not absent:
-            # a collapsed run has a loss, that of token frequencies, which says nothing about a rate
+            # the loss of a collapsed run is the unigram entropy, which says nothing about a rate
             losses[rate] = mean_loss([rows[key] for key in keys])
     return dict(sorted(losses.items())), missing
 

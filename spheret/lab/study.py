@@ -46,7 +46,7 @@ class StudyOptions:
     Args:
         out: The directory of the study: its runs, results.jsonl and report/.
         on: local for this machine, slurm to submit to the cluster whose login node this is.
-        minutes: Stop after so many minutes; the same command goes on later. 0 only writes the report.
+        minutes: Stop after so many minutes; the same command resumes later. 0 only writes the report.
         join: A results.jsonl of the same study: its runs count as done. In a checkout, the plans that come with
             spheret join what docs/results holds of them.
         results: Write the report of this results.jsonl and train nothing.
@@ -67,10 +67,10 @@ def study(
 ) -> int:
     """Give every contestant its own best learning rate, then fresh seeds there, and say who wins.
 
-    Run the same command again to go on: what is done is not done twice. A report can be written at any moment.
+    Run the same command again to resume: what is done is not done twice. A report can be written at any moment.
 
     Args:
-        plan: A TOML file: contestants, learning rates, seeds, sizes. docs/lab.md lists its keys. Or the name of a
+        plan: A TOML file: contestants, learning rates, seeds, sizes. docs/compare.md lists its keys. Or the name of a
             plan that comes with spheret: connections, depth, family, length, length-deep, modern or
             streams.
     """
@@ -88,7 +88,7 @@ def study(
 
 
 def run_plan(plan: Plan, path: Path, where: StudyOptions, place: Place, name: str = "study") -> int:
-    """Do what comes next of a plan, then write the report. path: that of the plan. name: race or study."""
+    """Do what comes next of a plan, then write the report. path: the plan's. name: race or study."""
     directory = Path(where.out).expanduser()
     laboratory = Laboratory(plan, directory, place)
     # wrong settings are found before anything is written or prepared
@@ -160,7 +160,7 @@ def _check_directory(directory: Path) -> None:
 
 
 def _run(laboratory: Laboratory, where: StudyOptions, plan: Path, name: str) -> int:
-    """Train what comes next, and write the rows. Returns an exit code: 0 to go on with the report."""
+    """Train what comes next, and write the rows. Returns an exit code: 0 to continue with the report."""
     directory = laboratory.directory
     try:
         with claimed(directory, name, lambda: _check_directory(directory)):
@@ -177,9 +177,9 @@ def _run(laboratory: Laboratory, where: StudyOptions, plan: Path, name: str) -> 
                 done = _executor(laboratory, where, plan, board).run(board.jobs)
             laboratory.write_results()
             if not done and where.on == "local":
-                _say(laboratory, name, "not done yet. Run the same command again to go on.")
+                _say(laboratory, name, "not done yet. Run the same command again to resume.")
     except KeyboardInterrupt:
-        print("stopped; every training has saved. Run the same command again to go on.", file=sys.stderr)
+        print("stopped; every training has saved. Run the same command again to resume.", file=sys.stderr)
         return INTERRUPTED
     return 0
 
@@ -201,7 +201,7 @@ def _announce(laboratory: Laboratory, where: StudyOptions, name: str) -> None:
         return
     plan, rows = laboratory.plan, laboratory.rows()
     left = runs_left(plan, rows)
-    about = "about " * any(group.part.fresh for group in plan.groups)
+    about = "about " * any(group.part.fresh or group.part.behind for group in plan.groups)
     parts = listed(list(dict.fromkeys(group.part.title or group.part.name for group in plan.groups)))
     come = f"{about}{left} runs to come, {laboratory.place.at_a_time} at a time" if left else "nothing is left to run"
     bound = f"; it stops after {where.minutes:g} minutes" if where.minutes else ""

@@ -1,4 +1,4 @@
-"""The page of a watched training, written while it goes on."""
+"""The page of a watched training, written while it runs."""
 
 from __future__ import annotations
 

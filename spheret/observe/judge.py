@@ -119,6 +119,11 @@ class JudgeState:
     loss_limits: list[float] = field(default_factory=list)
     norm_limits: list[float] = field(default_factory=list)
 
+    @property
+    def collapsed(self) -> bool:
+        """Whether the alarm of a collapse was raised."""
+        return any(key.startswith("collapsed") for key in self.raised)
+
 
 def is_outlier(values: Sequence[float], value: float, least: int, z: float, smallest: float = 0.0) -> bool:
     """Whether a value is `z` standard deviations above the mean of at least `least` values.
@@ -266,8 +271,7 @@ class Judge:
         """Whether the sublayers should be measured at this update, although it is not time."""
         state = self.state
         unknown = step == 2 and "no_gradient_at_all: the model" in state.since
-        collapsed = any(key.startswith("collapsed") for key in state.raised)
-        return state.unsaid or unknown or (step % plateau.LOOK == 0 and state.suspected and not collapsed)
+        return state.unsaid or unknown or (step % plateau.LOOK == 0 and state.suspected and not state.collapsed)
 
     def note_plateau(self, step: int, cosine: float) -> None:
         """Remember a look at the plateau, at steps that do not depend on when else there are looks."""

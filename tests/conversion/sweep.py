@@ -458,11 +458,7 @@ def in_fork(case: Case, trial: Trial | None = None) -> dict[str, Any]:
 
 def reason(row: dict[str, Any]) -> str:
     """A refusal or failure without the names in it, for counting."""
-    text = re.sub(r"unknown residual in .*?: the ", "unknown residual: the ", row.get("why", ""))
-    text = re.sub(r"^\S+ \(the branch that ends in \S+\)", "a block", text)
-    text = re.sub(r"the stream after .*? is neither", "the stream is neither", text)
-    text = re.sub(r"converted \w+ differs from the original by \S+", "converted model differs", text)
-    return re.sub(r"^\w+ has no residual", "no residual", text)[:110]
+    return re.sub(r"\S*[\d._/]\S+", "_", row.get("why", ""))[:110]
 
 
 def count(rows: list[dict[str, Any]]) -> str:

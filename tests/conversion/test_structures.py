@@ -9,6 +9,7 @@ from torch import nn
 
 import spheret
 from spheret.conversion import anneal, steps, watched
+from spheret.observe.finding import find_sublayers
 
 WIDTH, LAYERS = 8, 3
 # ways in which the stream is used beside the norm that reads it where it leaves
@@ -141,6 +142,13 @@ def test_a_scaled_sum_is_a_step_by_its_ratio(kind, ratio):
         f = nn.functional.linear(layer.norm(h), layer.first.weight, layer.first.bias)
         h = spheret.retract(h, f * (layer.gain if ratio is None else ratio), step.alpha)
     torch.testing.assert_close(model(x), model.norm(h), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("kind", "factor"), [("scaled sum", B / A), ("gains per channel", None)])
+def test_an_observer_sees_the_branch_that_is_added(kind, factor):
+    model = Network(kind).eval()
+    (end,) = find_sublayers(model, lambda: model(X)).sublayers[0].ends
+    torch.testing.assert_close(end.scaled(X), X * (model.layers[0].gain if factor is None else factor))
 
 
 class Skipping(Network):

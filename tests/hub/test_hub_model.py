@@ -128,6 +128,7 @@ class TestGeneration:
         torch.testing.assert_close(model(tokens(), logits_to_keep=2).logits, full.logits[:, -2:])
         torch.testing.assert_close(model(tokens(), logits_to_keep=torch.tensor([3])).logits, full.logits[:, 3:4])
         assert len(full.hidden_states) == 3
+        assert model(tokens()).hidden_states is None
         torch.testing.assert_close(full.hidden_states[-1], model.model.stream(tokens()))
 
 

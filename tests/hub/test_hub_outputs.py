@@ -61,13 +61,6 @@ class TestStates:
         for own, truth in zip(ours.hidden_states, gpt2.hidden_states, strict=True):
             torch.testing.assert_close(own[real], truth[real])
 
-    def test_only_what_is_asked_for(self):
-        gpt = tiny("proj-spheretnorm")
-        model, ids = SpheretForCausalLM.of(gpt).eval(), tokens(1, 6)
-        # the last is the stream that the head reads
-        torch.testing.assert_close(model(ids, output_hidden_states=True).hidden_states[-1], gpt.stream(ids))
-        assert model(ids).hidden_states is None
-
 
 def test_a_tuple_instead_of_a_record():
     model, ids = wrapped("proj-spheretnorm"), tokens(1, 6)

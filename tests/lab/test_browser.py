@@ -5,13 +5,10 @@ import numpy as np
 import pytest
 from headless import CASES, SIZES
 from report_helpers import cell, cells, write_run
-from scripts import script
 from watched_helpers import event, header, observations
 
 from spheret.connections import PAPER_SCHEMES
-from spheret.lab.plan import PLANS, read_plan
-from spheret.lab.report import report, study_findings, write_report
-from spheret.lab.rows import read_rows
+from spheret.lab.report import report
 from spheret.lab.watched import write_page
 
 pytestmark = pytest.mark.skipif(
@@ -204,73 +201,6 @@ class TestControls:
         visit.click("#theme")
         assert visit.evaluate(back) == light
 
-    def test_print(self, visit):
-        visit.click("#theme")
-        assert visit.pdf().startswith(b"%PDF")
-        # a sheet of A4
-        visit.call("Emulation.setDeviceMetricsOverride", width=794, height=1123, deviceScaleFactor=1, mobile=False)
-        visit.call("Emulation.setEmulatedMedia", media="print", features=[])
-        seen = visit.evaluate(
-            "({back: getComputedStyle(document.body).backgroundColor,"
-            "live: document.querySelector('.live').offsetHeight,"
-            f"picture: document.querySelector('{CURVES} .static svg').getBoundingClientRect().height,"
-            "folded: document.querySelector('details table').getBoundingClientRect().height,"
-            "width: document.documentElement.scrollWidth,"
-            "controls: ['nav', '#theme'].map(s => document.querySelector(s).offsetHeight)})"
-        )
-        visit.call("Emulation.setEmulatedMedia", media="", features=[])
-        visit.call("Emulation.setDeviceMetricsOverride", width=1280, height=800, deviceScaleFactor=1, mobile=False)
-        visit.click("#theme")
-        assert seen["back"] == "rgb(255, 255, 255)"
-        assert (seen["live"], seen["controls"]) == (0, [0, 0])
-        assert seen["picture"] > 100
-        assert seen["folded"] > 100
-        # a browser shrinks all of a page that is wider than the sheet
-        assert seen["width"] == 794
-
-
-def test_a_finger(browser, page):
-    """It scrolls the page on a curve, moves a frame sideways without the page, and a tap reads a number."""
-    with browser.fingers(page.as_uri()):
-        x, y = browser.centre(f"{CURVES} .u-over")
-        before = browser.evaluate("scrollY")
-        browser.swipe(x, y, 0, -150)
-        assert browser.evaluate("scrollY") > before + 60
-        browser.tap(*browser.centre(f"{CURVES} .u-over"))
-        assert browser.evaluate(f"document.querySelector('{CURVES} .tip').textContent").startswith("step 40")
-        nav = "(nav => [nav.scrollLeft > 60, nav.scrollLeft === 0, nav.classList.contains('more'), scrollX])"
-        x, y = browser.centre("nav")
-        assert browser.evaluate(f"{nav}(document.querySelector('nav'))") == [False, True, True, 0]
-        browser.swipe(x, y, -150, 0)
-        assert browser.evaluate(f"{nav}(document.querySelector('nav'))") == [True, False, True, 0]
-        # at its end nothing fades
-        browser.evaluate("document.querySelector('nav').scrollLeft = 9999")
-        browser.painted()
-        assert browser.evaluate(f"{nav}(document.querySelector('nav'))") == [True, False, False, 0]
-        browser.tap(*browser.centre(f"{LOSSES} td[data-source]"))
-        assert browser.evaluate("document.getElementById('source').hidden") is False
-        assert browser.misfits() == []
-        assert_alone(page, browser.since())
-
-
-@pytest.fixture(scope="module")
-def study_page(tmp_path_factory):
-    """The page of a study, with every figure that its rows decide."""
-    results = script("docs/results/build.py").HERE
-    found = study_findings(read_plan(PLANS["depth"]), read_rows(results / "depth.jsonl"))
-    return write_report(found, tmp_path_factory.mktemp("study"))
-
-
-# its figures take some seconds to draw
-@pytest.mark.slow
-@pytest.mark.parametrize(("width", "scheme"), CASES)
-def test_the_page_of_a_study(browser, study_page, width, scheme):
-    assert_alone(study_page, browser.open(study_page.as_uri(), width, scheme, SIZES[width]))
-    assert browser.evaluate("document.querySelectorAll('figure').length") > 1
-    assert browser.misfits() == browser.evaluate(WIDE) == []
-    browser.evaluate(UNFOLD)
-    assert browser.misfits() == []
-
 
 @pytest.mark.parametrize(("width", "scheme"), CASES)
 def test_a_watched_training(browser, tmp_path, width, scheme):
@@ -285,7 +215,3 @@ def test_a_watched_training(browser, tmp_path, width, scheme):
     write_page(page, header(8, model=NASTY), observations(8, 30))
     browser.open(page.as_uri(), width, scheme, SIZES[width])
     assert browser.evaluate("document.querySelector('#figure-loss canvas').toDataURL()") != marked
-
-
-# by what is found: a text of a page of 400 pixels, in its box
-# what is meant to be so

@@ -14,7 +14,6 @@ from spheret.lab.page.page import FOLDER, page, payload
 from spheret.lab.page.section import Section, Table, TableCell, to_markdown
 from spheret.lab.report import report, run_findings, sections_of
 from spheret.lab.runs import read_groups
-from spheret.lab.seed_table import pairs, seed_table
 
 
 class Page(HTMLParser):
@@ -137,26 +136,6 @@ class TestEveryNumberIsTraced:
             assert c["source"] or not c["value"], c
         assert traced >= 8
 
-    def test_pairs_are_those_of_the_losses(self, seeds):
-        losses = {}
-        for path in sorted((seeds / "runs").glob("*/metrics.jsonl")):
-            name, _, seed = path.parent.name.rpartition("-")
-            if name in SCHEMES:
-                losses.setdefault(name, {})[int(seed)] = json.loads(path.read_text().splitlines()[-1])["val_loss"]
-        for pair in pairs(seed_table(losses)):
-            first, second, sign = pair.first, pair.second, 1
-            # the better one comes first
-            if pair.estimate > 0:
-                first, second, sign = second, first, -1
-            found = {
-                c["column"]: c for c in cells(seeds / "report")
-                if (c["table"], c["row"]) == (f"pairs-{GROUP}", f"{first} - {second}")
-            }  # fmt: skip
-            assert float(found["difference"]["value"]) == pytest.approx(sign * pair.estimate)
-            assert float(found["p"]["value"]) == pytest.approx(pair.adjusted)
-            ends = sorted((sign * pair.low, sign * pair.high))
-            assert found["95% interval"]["text"] == "{:+.4f} to {:+.4f}".format(*ends)
-
 
 class TestResults:
     def test_a_divergence_that_did_not_stop_the_run_is_a_divergence(self, tmp_path):
@@ -189,13 +168,6 @@ class TestVerdicts:
         gap = answer.gap("proj-spheretnorm", "proj-spheretnorm (schedule=sqrt)")
         assert (gap.estimate, gap.low, gap.high, gap.p) == (0.0, 0.0, 0.0, 1.0)
         assert answer.standing.winner is None
-
-    def test_settings_that_differ_are_in_the_name(self, tmp_path):
-        write_run(tmp_path / "a", train={"clip": 1.0})
-        write_run(tmp_path / "b", train={"clip": 2.0})
-        group = read_group([tmp_path / "a", tmp_path / "b"])
-        assert list(group.contestants) == ["pre-ln, clip=1.0", "pre-ln, clip=2.0"]
-        assert group.differing == ["clip"]
 
 
 class TestBadInput:

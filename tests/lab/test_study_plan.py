@@ -85,7 +85,7 @@ def test_rates_lie_on_one_grid(tmp_path):
 
 
 def test_the_plans_of_the_docs(tmp_path):
-    page = (Path(__file__).parent.parent.parent / "docs" / "lab.md").read_text()
+    page = (Path(__file__).parent.parent.parent / "docs" / "compare.md").read_text()
     whole, contestants, endpoints = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     path = tmp_path / "plan.toml"
     path.write_text(whole + endpoints)

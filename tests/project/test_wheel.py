@@ -136,7 +136,6 @@ def examples():
 
 def test_the_examples_of_the_layer_are_in_readme():
     assert any("SpheretNorm(" in block for block in examples())
-    assert any("spheret.SCHEMES" in block for block in examples())
 
 
 def test_the_core_runs_them_and_trains(core):

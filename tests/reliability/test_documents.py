@@ -33,6 +33,7 @@ from spheret.evaluate.eval_json import (
     TaskRecord,
 )
 from spheret.lab.executors.slurm import STAGES, StageRecord, SubmittedJob
+from spheret.lab.ngrams import NGRAMS, NgramRecord, NgramsRecord
 from spheret.lab.rows import STUDY_ROWS, Row, write_rows
 from spheret.lab.watch_file import HEADERS, OBSERVATIONS
 from spheret.observe.inspect.command import INSPECTIONS, InspectRecord
@@ -128,6 +129,8 @@ def records():
     yield "inspect", INSPECTIONS, InspectRecord(runs=[inspected])
     yield "run sample", RUN_SAMPLES, RunSample("a text", "", 1337, 0.8, 128, 40)
     jobs = [SubmittedJob(name="keel-1337", step=40)]
+    ngrams = NgramRecord("race", HASH, 128, 8, 300, 128, {"bigram": 2.3})
+    yield "n-grams", NGRAMS, NgramsRecord(tables=[ngrams])
     yield "slurm stage", STAGES, StageRecord(stage=1, array="17", next="18", jobs=jobs, given_up=False)
 
 
@@ -176,7 +179,7 @@ def cases(run, prepared, tmp_path_factory):
 NAMES = (
     "config", "state", "checkpoint", "metrics", "data", "progress", "progress of a stream", "eval",
     "samples", "inspect", "run sample",
-    "slurm stage", "study rows", "watch", "watched step",
+    "n-grams", "slurm stage", "study rows", "watch", "watched step",
 )  # fmt: skip
 
 
@@ -184,7 +187,7 @@ def test_every_document_has_a_case(cases):
     assert tuple(sorted(cases)) == tuple(sorted(NAMES))
     sources = "".join(path.read_text() for path in Path(spheret.__file__).parent.rglob("*.py"))
     known = {"RUNS", "STATES", "MANIFESTS", "LINES", "PROGRESSES", "EVALS", "SAMPLES", "INSPECTIONS"}
-    known |= {"STAGES", "STUDY_ROWS", "RUN_SAMPLES"}
+    known |= {"STAGES", "STUDY_ROWS", "RUN_SAMPLES", "NGRAMS"}
     known |= {"HEADERS", "OBSERVATIONS"}
     assert set(re.findall(r"^(\w+) = (?:Document|Lines)\(", sources, re.MULTILINE)) == known
 

@@ -61,7 +61,7 @@ def _check(job: Job, child: Child) -> None:
     code = child.poll()
     if code not in (FINISHED, STOPPED_BY_GUARD):
         raise RuntimeError(
-            f"{job.name} ended with exit code {code} ({child.last_line()}). What is done is kept: mend that and run "
+            f"{job.name} ended with exit code {code} ({child.last_line()}). What is done is kept: fix this and run "
             f"the same command again. Its whole output is in {child.log}."
         )
     child.log.unlink()

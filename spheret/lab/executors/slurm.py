@@ -171,7 +171,7 @@ class Slurm:
             STAGES.write(self._record(stages[-1]), msgspec.structs.replace(stages[-1], given_up=True))
             raise RuntimeError(
                 f"{job.name} was submitted {len(logs)} times and is still at step {job.step} "
-                f"({_last_lines(logs[0])}). What is done is kept: mend that and run the same command again. Its "
+                f"({_last_lines(logs[0])}). What is done is kept: fix this and run the same command again. Its "
                 f"output is in {logs[0]}."
             )
 
@@ -230,7 +230,7 @@ class Slurm:
             answer = _call("sbatch", ["--parsable", f"--job-name={name}", *words, file], self._home)
         except RuntimeError as error:
             raise RuntimeError(
-                f"sbatch refused {self._home / file} ({error}): mend that in {self._home / SETTINGS}, and run the "
+                f"sbatch refused {self._home / file} ({error}): fix it in {self._home / SETTINGS}, and run the "
                 f"same command again."
             ) from None
         # with several clusters it is ID;CLUSTER

@@ -119,7 +119,7 @@ def _rounded(values: Iterable[float]) -> list[float]:
 
 
 class Figure(NamedTuple):
-    """A chart on the page. svg: its drawing, empty if scripts alone show it. alive: whether scripts show it."""
+    """A chart on the page. svg: its drawing, empty if only scripts show it. alive: whether scripts show it."""
 
     name: str
     caption: str
