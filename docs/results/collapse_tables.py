@@ -8,7 +8,7 @@ from itertools import product
 from collapse import CHANGES, CURVE, GAINS, GROWTH, LOOK, NORMED_SIZES, RATES, Row, Run, read_rows, runs
 
 from spheret.connections import SCHEMES
-from spheret.observe.judge import ENTROPY_MARGIN
+from spheret.observe.plateau import ENTROPY_MARGIN
 from spheret.support.charts import Chart, Line, Panel, draw
 from spheret.support.figure_style import PALETTE, Drawing
 from spheret.support.line_styles import scheme_styles

@@ -10,11 +10,14 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
+from torch.nn.functional import rms_norm
 
 from spheret.connections.base import BranchShape, Connection, Initialisation, LayerNumbers, Scheme, add
 from spheret.connections.norms import (
     NORMS,
+    Device,
     DynamicErf,
     DynamicISRU,
     DynamicTanh,
@@ -22,6 +25,7 @@ from spheret.connections.norms import (
     HeadNorm,
     Norm,
     PlainScaleNorm,
+    empty_parameter,
     make_norm,
 )
 from spheret.kernels import compute_dtype, normalize
@@ -383,6 +387,53 @@ class Beam(ResidualScheme):
             scale=math.sqrt((k - 1) / k),
             branch_scale=1 / math.sqrt(k),
         )
+
+
+class VarianceGate(nn.Module):
+    """sqrt(1 - b^2) h + b f, with b = sigmoid(w) per channel and a learned w that is 0 at the start."""
+
+    # of 1 - b^2, as in transformers
+    least: float = 1e-3
+
+    def __init__(self, dim: int, *, device: Device = None, dtype: torch.dtype | None = None):
+        super().__init__()
+        self.weight = empty_parameter(dim, device, dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+    def forward(self, h: Tensor, f: Tensor) -> Tensor:
+        w = self.weight.to(h.dtype)
+        b = w.sigmoid()
+        return ((-w).sigmoid() * (1 + b)).clamp(min=self.least).sqrt() * h + b * f
+
+
+class VarianceConnection(NormedConnection):
+    """h' = gate(h, RMS(F(norm h))); RMS has no gain."""
+
+    def __init__(self, dim: int, sublayer: int, num_sublayers: int, inner_norm: nn.Module, eps: float = 1e-5):
+        super().__init__(dim, sublayer, num_sublayers, inner_norm)
+        self.gate_norm, self.eps = VarianceGate(dim), eps
+
+    def join(self, h: Tensor, f: Tensor) -> Tensor:
+        dtype = compute_dtype(h, f)
+        return self.gate_norm(h.to(dtype), rms_norm(f.to(dtype), (self.dim,), eps=self.eps)).to(h.dtype)
+
+
+@dataclass(frozen=True)
+class VPGate(ResidualScheme):
+    """h' = sqrt(1 - b^2) h + b RMS(F(RMS h)) with a learned b per channel that starts at 1/2, and a final norm.
+
+    The norm of the branch's output has no gain.
+    """
+
+    norm: str = "rmsnorm"
+    source: ClassVar[str] = "Muse Spark, in transformers"
+    own_depth_rule: ClassVar[bool] = True
+
+    def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
+        return VarianceConnection(dim, sublayer, num_sublayers, self.build_norm(dim))
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import nn
 
 from spheret.conversion.trace import Addition, Key, Made, Read, Trace
@@ -28,6 +29,8 @@ class BranchEnd:
     makers: tuple[str, ...]  # every module that returned this tensor: the last one may be a dropout in eval mode
     # which of the module's calls in the branch it is, from 0, if there are several: one dropout may serve all places
     call_number: int | None = None
+    # whether its last two dimensions change places before it is added, which `convert` cannot replace
+    transposed: bool = False
     # the names of the parameters that the layer's code multiplies it by
     gains: tuple[str, ...] = ()
 
@@ -121,8 +124,13 @@ def _outermost(reads: list[Read]) -> list[Read]:
     return [read for read in reads if not names.intersection(read.path)]
 
 
-def _branch_ends(trace: Trace, key: Key, path: tuple[str, ...], before: int) -> list[BranchEnd] | None:
-    """The modules whose outputs make up a branch's output; None if something else does."""
+def _branch_ends(
+    trace: Trace, key: Key, path: tuple[str, ...], before: int, transposes: bool = False
+) -> list[BranchEnd] | None:
+    """The modules whose outputs make up a branch's output; None if something else does.
+
+    transposes: whether an output may be transposed.
+    """
     made = [m for m in trace.made.get(key, []) if m.module not in path and m.time < before]
     if made:
         return [BranchEnd(made[-1].module, made[-1].index, 1.0, made[-1].time, key, tuple(m.module for m in made))]
@@ -134,7 +142,13 @@ def _branch_ends(trace: Trace, key: Key, path: tuple[str, ...], before: int) -> 
         return ends and [replace(end, factor=end.factor * float(factor)) for end in ends]
     for dropout in trace.dropouts:
         if dropout.result == key != dropout.source:
-            return _branch_ends(trace, dropout.source, path, before)
+            return _branch_ends(trace, dropout.source, path, before, transposes)
+    if transposes and len(trace.moved.get(key, ())) == 1:
+        (source,) = trace.moved[key]
+        x, y = trace.tensors[source], trace.tensors[key]
+        if x.dim() == y.dim() == 3 and torch.equal(x.mT, y):
+            ends = _branch_ends(trace, source, path, before)
+            return ends and [replace(end, transposed=True) for end in ends]
     for addition in trace.additions:
         if addition.result == key and addition.time < before and addition.path == path:
             parts = [_branch_ends(trace, side, path, addition.time) for side in (addition.first, addition.second)]
@@ -196,7 +210,7 @@ def make_plan(model: nn.Module, trace: Trace) -> ConversionPlan:
 
 def residual_sums(model: nn.Module, trace: Trace) -> list[ResidualSum]:
     """The residual sums of the traced model as far as they are of a known kind. Others are left out."""
-    finder = _SumFinder(trace, dict(model.named_modules()), type(model).__name__)
+    finder = _SumFinder(trace, dict(model.named_modules()), type(model).__name__, transposes=True)
     for addition in trace.additions:
         with contextlib.suppress(ConversionError):
             finder.add(addition)
@@ -206,8 +220,8 @@ def residual_sums(model: nn.Module, trace: Trace) -> list[ResidualSum]:
 class _SumFinder:
     """Finds the residual sums among the additions of a trace, in order, and those that are left or unknown."""
 
-    def __init__(self, trace: Trace, modules: dict[str, nn.Module], model: str):
-        self.trace, self.modules, self.model = trace, modules, model
+    def __init__(self, trace: Trace, modules: dict[str, nn.Module], model: str, transposes: bool = False):
+        self.trace, self.modules, self.model, self.transposes = trace, modules, model, transposes
         self.sums: list[ResidualSum] = []
         self.by_result: dict[Key, ResidualSum] = {}
         # sums that are no residuals. One that turns out to be the sum of two branches is taken out again
@@ -220,7 +234,7 @@ class _SumFinder:
     def add(self, addition: Addition) -> None:
         sides = addition.first, addition.second
         for stream, branch in (sides, sides[::-1]):
-            ends = _branch_ends(self.trace, branch, addition.path, addition.time)
+            ends = _branch_ends(self.trace, branch, addition.path, addition.time, self.transposes)
             if self._continues(addition, stream, ends) or self._is_residual(addition, stream, branch, ends):
                 return
         self._note_left(addition)

@@ -59,7 +59,7 @@ _MOVES = _RESHAPES | {
         "unflatten", "unsqueeze", "__getitem__",
     )
     if hasattr(home, name)
-} | {torch.nn.functional.pad}  # fmt: skip
+} | {torch.nn.functional.pad, Tensor.T.__get__, Tensor.mT.__get__}  # type: ignore[attr-defined]  # fmt: skip
 # the random inputs of a trial
 _BATCH, _TOKENS, _SEED = 2, 16, 0
 # what a model returns of the stream itself, and its caches
@@ -378,7 +378,7 @@ def trace_call(
     joining: Callable[[nn.Module, Joined], AbstractContextManager[object]] | None = None,
     chances: bool = False,
 ) -> tuple[Trace, Any]:
-    """Run `call`, which calls the model, and return what was seen and what it returned.
+    """Run `call`, which calls the model, and return what was seen and what it returned. The model stays as it was.
 
     joining: a context in which the connections of the model call the given function with what they join.
     chances: let every other single random number be 0, so that what the model skips at random is skipped.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -21,7 +20,7 @@ from spheret.connections import OTHER_NAMES, SCHEMES
 from spheret.connections.parse import parse_schemes
 from spheret.runs.config import SECTIONS, Given, check_section, merge
 from spheret.support import files
-from spheret.support.documents import MOST_BYTES, Count, Positive, Record, explain
+from spheret.support.documents import MOST_BYTES, Count, Positive, Record, explain, read_toml
 from spheret.support.errors import unknown
 
 # what a race or a study takes where nothing is given
@@ -233,7 +232,7 @@ def read_plan(path: Path) -> Plan:
 def parse_plan(path: Path, text: bytes) -> Plan:
     """A plan from its text. path: where it stands, for errors."""
     try:
-        record = msgspec.convert(tomllib.loads(text.decode()), PlanRecord)
+        record = msgspec.convert(read_toml(text), PlanRecord)
     except msgspec.ValidationError as error:
         raise ValueError(
             f"{path} is not a plan of a study ({explain(error)}): docs/compare.md lists its keys."

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from spheret.observe.judge import ENTROPY_MARGIN
+from spheret.observe.plateau import ENTROPY_MARGIN
 from spheret.runs.cost import optimizer_flops, step_flops
 from spheret.runs.metrics import MetricsRecord
 from spheret.runs.run import Run

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from spheret.conversion.trace import undisturbed
 from spheret.observe.processes import Processes
+from spheret.support.errors import shortened
 from spheret.support.precision import wide
 from spheret.support.sharding import reshard
 
-# tokens per kind of token from which on their frequencies are known well enough
-TOKENS_PER_KIND = 20
+# the largest correction of the entropy, as a share of it, with which it is known well enough
+_CORRECTION = 0.02
 # the rows of a batch that the trial forward pass is given
 _TRIAL_ROWS = 2
 
@@ -71,11 +73,10 @@ def first_rows(given: Any) -> Any:
 
 @contextmanager
 def quietly(model: nn.Module) -> Iterator[None]:
-    """A context for passes of ours: no gradient, no dropout, no compiled code, no random number is used up."""
+    """A context for passes of ours: no gradient, no dropout, no compiled code, and nothing of the model changes."""
     modes = [(module, module.training) for module in model.modules()]
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices=devices))
+        stack.enter_context(undisturbed(model))
         stack.enter_context(torch.no_grad())
         # importing the compiler takes a second, and without it nothing is compiled
         if "torch._dynamo" in sys.modules:
@@ -111,10 +112,11 @@ class TokenCounts:
         counts = self.counts.cpu().numpy()
         seen = counts[counts > 0]
         total, kinds = int(seen.sum()), len(seen)
-        if kinds < 2 or total < TOKENS_PER_KIND * kinds:
+        if kinds < 2:
             return None
-        shares = seen / total
-        return float(-(shares * np.log(shares)).sum()) + (kinds - 1) / (2 * total)
+        shares, correction = seen / total, (kinds - 1) / (2 * total)
+        entropy = float(-(shares * np.log(shares)).sum()) + correction
+        return entropy if correction < _CORRECTION * entropy else None
 
 
 class WaitingLosses:
@@ -124,7 +126,17 @@ class WaitingLosses:
         self.waiting: list[tuple[int, Tensor | float]] = []
 
     def add(self, step: int, loss: Tensor | float) -> None:
-        self.waiting.append((step, loss.detach().clone() if isinstance(loss, Tensor) else float(loss)))
+        if isinstance(loss, Tensor):
+            if loss.numel() != 1:
+                raise ValueError(f"the loss must be one number, got a tensor of shape {tuple(loss.shape)}.")
+            loss = loss.detach().clone()
+        else:
+            try:
+                loss = float(loss)
+            except (OverflowError, TypeError, ValueError):
+                given = shortened(repr(loss) if not isinstance(loss, int) else "a whole number beyond any float")
+                raise ValueError(f"the loss must be a tensor or a float, got {given}.") from None
+        self.waiting.append((step, loss))
 
     def known(self, wait: bool, processes: Processes) -> list[tuple[int, float]]:
         """Those that are known; all of them with `wait`. Several processes take their mean, all at the same steps."""

@@ -41,6 +41,12 @@ class BranchEnd:
     index: int | None
     factor: float
     gains: tuple[nn.Parameter, ...] = ()
+    transposed: bool = False
+
+    def of(self, output: Any) -> Any:
+        """The rows that the module returned."""
+        part = output if self.index is None else output[self.index]
+        return part.mT if self.transposed else part
 
     def scaled(self, rows: Tensor) -> Tensor:
         """The rows that are added, of those that were returned."""
@@ -88,6 +94,8 @@ class Anatomy:
     """The sublayers of a model in order, and its other weights by the name of the place that holds them.
 
     entry: the places that are called before the first sublayer.
+    idle: the places of which the trial called no module.
+    failed: whether the trial raised an error.
     """
 
     found: Found
@@ -95,14 +103,17 @@ class Anatomy:
     places: dict[str, dict[str, nn.Parameter]]
     note: str = ""
     entry: set[str] = field(default_factory=set)
+    idle: set[str] = field(default_factory=set)
+    failed: bool = False
 
     def names(self) -> list[SublayerName]:
         return [SublayerName(number, each.name, each.branch) for number, each in enumerate(self.sublayers, start=1)]
 
 
-def without_stream(model: nn.Module, note: str) -> Anatomy:
+def without_stream(model: nn.Module, note: str, trace: Trace | None = None) -> Anatomy:
     """A model of which only the weights are watched."""
-    return Anatomy("parameters only", [], _places(model, set()), note)
+    places = _places(model, set())
+    return Anatomy("parameters only", [], places, note, idle=set() if trace is None else _idle(trace, places))
 
 
 def find_sublayers(model: nn.Module, call: Callable[[], Any]) -> Anatomy:
@@ -111,7 +122,9 @@ def find_sublayers(model: nn.Module, call: Callable[[], Any]) -> Anatomy:
         trace, _ = trace_call(model, call, joining=joining)
     # the code is not ours, so that any exception may come
     except Exception as error:
-        return without_stream(model, f"the trial forward pass failed: {shortened(str(error), 200)}")
+        anatomy = without_stream(model, f"the trial forward pass failed: {shortened(str(error), 200)}")
+        anatomy.failed = True
+        return anatomy
     modules = dict(model.named_modules())
     if trace.joins:
         sublayers = _of_joins(trace, modules)
@@ -120,7 +133,7 @@ def find_sublayers(model: nn.Module, call: Callable[[], Any]) -> Anatomy:
         sublayers = _of_sums(model, trace, modules)
         kind = "residual sums"
     if not sublayers:
-        return without_stream(model, "no sum h + f of a stream and a module's output was found in its code")
+        return without_stream(model, "no sum h + f of a stream and a module's output was found in its code", trace)
     seen: set[int] = set()
     for sublayer in sublayers:
         # a weight that several sublayers share belongs to the first
@@ -130,7 +143,14 @@ def find_sublayers(model: nn.Module, call: Callable[[], Any]) -> Anatomy:
     own = {name.rpartition(".")[0] for name in sublayers[0].parameters}
     first = min((time for name in own for time in trace.calls.get(name, ())), default=0)
     entry = {place for place in places if any(time < first for time in trace.calls.get(place, ()))}
-    return Anatomy(kind, sublayers, places, entry=entry)
+    return Anatomy(kind, sublayers, places, entry=entry, idle=_idle(trace, places))
+
+
+def _idle(trace: Trace, places: dict[str, dict[str, nn.Parameter]]) -> set[str]:
+    """The places that hold the weights of modules none of which was called."""
+    return {
+        place for place, names in places.items() if not any(name.rpartition(".")[0] in trace.calls for name in names)
+    }
 
 
 def _places(model: nn.Module, seen: set[int]) -> dict[str, dict[str, nn.Parameter]]:
@@ -198,6 +218,10 @@ def _of_sums(model: nn.Module, trace: Trace, modules: dict[str, nn.Module]) -> l
             if chain.sums[0].kind == "post-norm":
                 behind[id(chain.sums[0])] = chain
         sums = [residual for chain in plan.chains for residual in chain.sums]
+        known = {residual.result for residual in sums}
+        for residual in residual_sums(model, trace):
+            if residual.result not in known and any(end.transposed for end in residual.ends):
+                sums.append(residual)
     except ConversionError:
         # what a conversion cannot replace can still be seen
         sums = residual_sums(model, trace)
@@ -229,6 +253,7 @@ def _of_sum(trace: Trace, modules: dict[str, nn.Module], residual: ResidualSum, 
                 end.index,
                 end.factor / residual.stream_factor,
                 tuple(modules[""].get_parameter(name) for name in end.gains),
+                end.transposed,
             )
             for end in residual.ends
         ],

@@ -6,6 +6,7 @@ several micro-batches, is seen once.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from spheret.connections import Connection
 from spheret.conversion.trace import Argument
@@ -27,6 +29,10 @@ from spheret.support.sharding import local
 # (args, kwargs) -> those to call with, and (args, output) -> what to return; None changes nothing
 Before = Callable[[Any, Any], "tuple[Any, Any] | None"]
 After = Callable[[Any, Any], Any]
+# what attention is computed by in code
+_SOFTMAX = {torch.softmax, Tensor.softmax, nn.functional.softmax}
+# queries of one sequence that are looked at
+_QUERIES = 64
 # how far the sums of attention weights may be from 1
 _ROUNDING = 0.02
 
@@ -89,6 +95,7 @@ class SeenSublayer:
     ) -> None:
         self.found, self.write, self.alpha = found, write, alpha
         self.keeps = False
+        self.take_logit: Callable[[], Tensor | None] = lambda: None
         self.states: tuple[Tensor, Tensor, Tensor] | None = None
         self.sinks: Tensor | None = None
         # the next state without the branch, where that takes the whole state of many streams
@@ -97,6 +104,7 @@ class SeenSublayer:
         self.f: Tensor | None = None
         self.waiting = len(found.ends)
         self.sink: Tensor | None = None
+        self.logit: Tensor | None = None
         self.measured: StreamMeasures | None = None
         # the length of every row before and behind
         self.lengths: tuple[Tensor, Tensor] | None = None
@@ -110,7 +118,7 @@ class SeenSublayer:
 
     def part(self, end: BranchEnd, output: Any) -> None:
         """One part of the branch's output; the last one completes it."""
-        x = output[end.index] if end.index is not None else output
+        x = end.of(output)
         if not isinstance(x, Tensor) or self.h is None:
             return
         self.waiting -= 1
@@ -128,6 +136,7 @@ class SeenSublayer:
     def _measure(self, out: Tensor) -> None:
         h, f = self.h, self.f
         self.h = self.f = None
+        self.logit = self.take_logit()
         if h is None or f is None or len(h) != len(f):
             return
         try:
@@ -142,6 +151,37 @@ class SeenSublayer:
         self.lengths = wide(h).norm(dim=-1), wide(out).norm(dim=-1)
 
 
+class AttentionLogits(TorchFunctionMode):
+    """Within the block, the largest logit of the attentions that are computed, of one sequence each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._largest: list[Tensor] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        with torch.no_grad():
+            if function is nn.functional.scaled_dot_product_attention:
+                self._see_queries(*args[:2], **kwargs)
+            elif function in _SOFTMAX and args and isinstance(args[0], Tensor) and args[0].dim() == 4:
+                self._largest.append(wide(args[0][:1].detach()).max())
+        return function(*args, **kwargs)
+
+    def _see_queries(self, query: Tensor, key: Tensor, *_: Any, scale: float | None = None, **__: Any) -> None:
+        q, k = query.detach()[:1], key.detach()[:1]
+        if q.dim() != 4:
+            return
+        q = q[:, :, :: -(-q.shape[2] // _QUERIES)]
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+        factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+        self._largest.append(wide(q @ k.mT).max() * factor)
+
+    def take(self) -> Tensor | None:
+        """The largest since the last call."""
+        largest, self._largest = self._largest, []
+        return torch.stack(largest).max() if largest else None
+
+
 class StreamHooks:
     """The hooks of one watched step, from before its forward pass until after it."""
 
@@ -151,10 +191,12 @@ class StreamHooks:
         self._joins: dict[Call, SeenSublayer] = {}
         self._joined: Counter[str] = Counter()
         self._open = ExitStack()
+        # to be entered around the forward pass
+        self.logits = AttentionLogits()
         before: dict[Call, Before] = {}
         after: dict[Call, list[After]] = defaultdict(list)
         for found, seen in zip(anatomy.sublayers, self.sublayers, strict=True):
-            seen.keeps = keeps
+            seen.keeps, seen.take_logit = keeps, self.logits.take
             if found.join is not None:
                 self._joins[found.join] = seen
                 connection = modules[found.join.module]

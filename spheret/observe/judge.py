@@ -1,41 +1,28 @@
 """From losses and observations to events: what is wrong, where, and what helps.
 
-`Judge` calls pure functions over losses and records, and remembers a `JudgeState`, which is part of a checkpoint: a
-training that continues is judged as if it had not stopped.
+`Judge` looks at the losses itself and applies the table of rules to observations. All that it remembers is a
+`JudgeState`, which is part of a checkpoint: a training that continues is judged as if it had not stopped.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
-from spheret.observe.records import Event, EventKind, Measure, Observation, SublayerObservation
-from spheret.observe.remedies import REMEDIES
+from spheret.observe import plateau
+from spheret.observe.records import Event, EventKind, Observation, SublayerObservation
+from spheret.observe.rules import JUMPS, REMEDIES, RULES, SETTLED, Finding, Rule, sizes
 
-# so many losses are remembered. A loss SPIKE_Z standard deviations above their mean counts as a spike. It is worth
-# an alarm at ALARM_Z, if it is also SPIKE_CLEAR standard deviations above the highest of the last SPIKE_NEAR
+# so many losses are remembered. One that is SPIKE_Z standard deviations above their mean counts as a spike
 LOSSES, SPIKE_LEAST, SPIKE_Z = 64, 20, 5.0
-ALARM_Z, SPIKE_NEAR, SPIKE_CLEAR = 6.0, 20, 2.0
-
-# a loss this close to the unigram entropy, as a share of it, means that the model knows only token frequencies
-ENTROPY_MARGIN = 0.03
-# the median of so many losses is compared, because one batch may be easier or harder than all
-PLATEAU_WINDOW = 10
-# a healthy run passes the unigram entropy within these updates; a collapsed one stays there. While it does, the
-# sublayers are measured this often
-COLLAPSE_UPDATES, COLLAPSE_LOOK = 20, 10
-COLLAPSED_COSINE = 0.95
-# at the start Pre-LN has 1.0, a spherical stream 2.0 at width 32 and 3.1 at width 64
-HIGH_OWN_LOGIT = 1.5
-# a stream of constant norm: by how much a sublayer may change it
-CONSTANT = 0.02
-
+# of so many, a spike is worth an alarm if it is this far above all of them on a logarithmic scale, where 1 is the
+# distance of the highest from their upper quartile, and if it rises by this share of their median and of the first
+JUDGED, CLEAR, SPIKE_FLOOR = 30, 0.75, 0.1
 # divergence: the median of the last WINDOW losses is watched: the spike of a few batches does not change it
 WINDOW = 20
 # a median this share above the reference is a sign of divergence, because a collapsed model stays at the entropy
@@ -44,30 +31,10 @@ MARGIN = 0.1
 PATIENCE, PATIENCE_SHARE = 100, 0.02
 # a run that explodes does not wait: FEW losses in a row, each HUGE times the reference
 HUGE, FEW = 10.0, 5
-# a sublayer stands out if one of its measures changed by this factor
-MOVED = 2.0
-# smaller angles and shares of the gradient are noise
-LEAST_ANGLE, LEAST_SHARE, TINY = 0.01, 1e-3, 1e-30
-
-# in a spike, a sublayer stands out if its gradient rose this many times more than most gradients
+# in a spike, a place stands out if its gradient rose this many times more than most gradients
 STANDS_OUT = 3.0
-# at a watched step, a gradient norm this many times larger than the largest of the last ones is a spike, too, if
-# there were enough of them
-JUMPS, JUMP_LEAST = 5.0, 5
-# a branch that moves no token by this share of its state does nothing, if that lasts this many updates
-STILL, STILL_UPDATES = 1e-6, 20
-# updates relative to the weights this many times larger than in the nearest layers, now and at this many looks
-# before, explode: where a training comes to rest, the updates of single layers fall. Smaller ones do no harm
-EXPLODES, REMEMBERED, HARMLESS = 10.0, 8, 3e-3
 # an update is skipped if its loss or gradient norm is this many standard deviations above the mean of the last ones
 LIMIT_WINDOW, LIMIT_LEAST, LIMIT_Z = 128, 32, 6.0
-
-# what a sublayer did before and does now, by measure
-_MOVES = {
-    "angle": "it turned the stream by {:.2g} radians and now turns it by {:.2g}",
-    "gradient share": "it had {:.1%} of the gradient norm and now has {:.1%}",
-    "norm factor": "it multiplied the norm of the stream by {:.3g} and now by {:.3g}",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +44,8 @@ class Item:
     peers: the same for items of one kind in different layers; empty for one that has no others.
     modules: the names of the modules that it consists of, besides those that hold its weights.
     parameters: its weights, by name.
+    runs: whether its modules are called in a forward pass.
+    experts: how many experts it has.
     """
 
     name: str
@@ -84,6 +53,13 @@ class Item:
     sublayer: int | None = None
     modules: tuple[str, ...] = ()
     parameters: dict[str, nn.Parameter] = field(default_factory=dict)
+    runs: bool = True
+    experts: int = 0
+
+    @property
+    def learns(self) -> bool:
+        """Whether a gradient is expected in every step."""
+        return self.runs and any(p.requires_grad for p in self.parameters.values())
 
 
 @dataclass(slots=True)
@@ -93,21 +69,25 @@ class JudgeState:
     Args:
         losses: the last LOSSES losses.
         spikes: how many spikes there were.
-        first_losses: the first FEW losses, if they are the reference of divergence.
+        first_losses: the first FEW losses.
         lowest: the lowest median of FEW losses.
         above_since: the step since which the loss is too high.
         diverged: the step at which the run diverged, and the reason.
         unsaid: whether no observation has said yet where it began.
         healthy_step: the last step at which the loss was normal and the sublayers were measured.
         healthy: what they measured there.
-        collapsed: whether a collapse was reported.
         entropy: the unigram entropy, given or estimated.
+        suspected: whether the loss was on its plateau before the step at which that is looked at.
+        plateau: the step, the mean loss and the largest cosine of the looks at the unigram entropy.
         raised: the kinds and places of the alarms so far.
-        still_since: by the number of a sublayer as text, since which step its branch has moved no token.
+        since: by kind and place, the step since which the condition of a rule has held.
+        first_look: the step of the first observation.
+        first_logits: the largest attention logits of the sublayers at the first look.
         updates: the relative updates of the items at the last observations.
         finite: whether the last step was.
-        usual: the gradient norms of the items at the last step at which all was well.
-        norms: the whole gradient norms at the last observations.
+        usual, sizes: the gradient norms of the items and the sizes of the branches when all was well.
+        norms, highest_norm: the whole gradient norms at the last observations, and the highest so far.
+        rate, highest_rate: the last learning rate and the highest so far, where the optimiser is known.
         loss_limits, norm_limits: the losses and the gradient norms of the last steps, for a watch that skips updates.
     """
 
@@ -121,16 +101,28 @@ class JudgeState:
     unsaid: bool = False
     healthy_step: int | None = None
     healthy: list[SublayerObservation] = field(default_factory=list)
-    collapsed: bool = False
     entropy: float | None = None
+    suspected: bool = False
+    plateau: list[tuple[int, float, float]] = field(default_factory=list)
     raised: list[str] = field(default_factory=list)
-    still_since: dict[str, int] = field(default_factory=dict)
+    since: dict[str, int] = field(default_factory=dict)
+    first_look: int | None = None
+    first_logits: list[float | None] = field(default_factory=list)
     updates: list[list[float | None]] = field(default_factory=list)
     finite: bool = True
-    usual: list[float | None] | None = None
+    usual: list[float | None] = field(default_factory=list)
+    sizes: list[float | None] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
+    highest_norm: float = 0.0
+    rate: float | None = None
+    highest_rate: float = 0.0
     loss_limits: list[float] = field(default_factory=list)
     norm_limits: list[float] = field(default_factory=list)
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether the alarm of a collapse was raised."""
+        return any(key.startswith("collapsed") for key in self.raised)
 
 
 def is_outlier(values: Sequence[float], value: float, least: int, z: float, smallest: float = 0.0) -> bool:
@@ -143,106 +135,32 @@ def is_outlier(values: Sequence[float], value: float, least: int, z: float, smal
     return value > statistics.fmean(values) + z * max(statistics.pstdev(values), smallest)
 
 
-def is_spike(losses: Sequence[float], value: float) -> bool:
-    """Whether a loss is worth an alarm: far above the mean of the last ones and above all that were near."""
-    smallest = 1e-6 * abs(statistics.fmean(losses)) if losses else 0.0
-    if not is_outlier(losses, value, SPIKE_LEAST, ALARM_Z, smallest):
-        return False
-    return value > max(losses[-SPIKE_NEAR:]) + SPIKE_CLEAR * max(statistics.pstdev(losses), smallest)
+def is_spike(losses: Sequence[float], value: float, level: float = 0.0, clear: float = CLEAR) -> bool:
+    """Whether a loss is worth an alarm: far above all of the last ones on a logarithmic scale.
 
+    The scale is that of asinh around their median, in units of their usual distance from it: it is linear for usual
+    losses, and logarithmic in heavy tails, where one loss in many is ten times as high.
 
-def on_plateau(losses: Sequence[float], unigram_entropy: float) -> bool:
-    """Whether the median of the last PLATEAU_WINDOW losses, the newest last, lies at the unigram entropy."""
-    if len(losses) < PLATEAU_WINDOW:
-        return False
-    return abs(statistics.median(losses[-PLATEAU_WINDOW:]) - unigram_entropy) < ENTROPY_MARGIN * unigram_entropy
-
-
-def stays_on_plateau(losses: Sequence[float], unigram_entropy: float | None) -> bool:
-    """Whether the loss was at the unigram entropy at each of the last COLLAPSE_UPDATES updates."""
-    if unigram_entropy is None or len(losses) < COLLAPSE_UPDATES:
-        return False
-    return all(on_plateau(losses[: len(losses) - ago], unigram_entropy) for ago in range(COLLAPSE_UPDATES))
-
-
-def most_alike(sublayers: Sequence[SublayerObservation]) -> SublayerObservation | None:
-    """The sublayer behind which the tokens are most alike."""
-    known = [each for each in sublayers if each.cosine is not None]
-    return max(known, key=lambda each: each.cosine or 0.0, default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A measure of a sublayer before and now. size: the logarithm of the change."""
-
-    size: float
-    sublayer: int
-    measured: Measure
-    before: float
-    now: float
-
-
-def changes(before: Sequence[SublayerObservation], now: Sequence[SublayerObservation]) -> list[Change]:
-    """One change for every sublayer and measure.
-
-    Each measure is the sublayer's own. The norm is divided by the previous sublayer's, because later sublayers
-    inherit it. The gradient norm is divided by the norm over all sublayers, and only a rise counts: where one share
-    rises, others fall.
+    level: a loss of the start.
     """
-    found: list[Change] = []
-    all_gradients = [math.hypot(*(_number(record.grad_norm) for record in records)) for records in (before, now)]
-    for index, pair in enumerate(zip(before, now, strict=True)):
-        number = pair[0].sublayer
-        first, last = (_number(record.angle_mean) for record in pair)
-        found.append(Change(abs(_log_ratio(first, last, LEAST_ANGLE)), number, "angle", first, last))
-        first, last = (
-            _number(record.grad_norm) / max(total, TINY) for record, total in zip(pair, all_gradients, strict=True)
-        )
-        found.append(Change(_log_ratio(first, last, LEAST_SHARE), number, "gradient share", first, last))
-        if index:
-            first, last = (
-                _number(records[index].norm) / max(_number(records[index - 1].norm), TINY)
-                for records in (before, now)
-            )
-            found.append(Change(abs(_log_ratio(first, last, TINY)), number, "norm factor", first, last))
-    return found
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _log_ratio(first: float, last: float, least: float) -> float:
-    """log(last / first), with values below `least` raised to it; 0 if one is not finite."""
-    if not (math.isfinite(first) and math.isfinite(last)):
-        return 0.0
-    return math.log(max(last, least) / max(first, least))
-
-
-def outgrown(updates: Sequence[Sequence[float | None]], indices: Sequence[int]) -> list[tuple[int, float, float]]:
-    """Which of the items of one kind have updates far beyond the two nearest: index, usual update, update.
-
-    updates: of all items, at the last observations, the newest last.
-    """
-    found = []
-    for place, index in enumerate(indices):
-        near = sorted((i for i in range(len(indices)) if i != place), key=lambda i: abs(i - place))[:2]
-        now = updates[-1][index]
-        if len(near) < 2 or now is None:
-            continue
-        usual = max(past[indices[i]] or 0.0 for past in updates for i in near)
-        if now > max(EXPLODES * usual, HARMLESS) and usual > 0:
-            found.append((index, usual, now))
-    return found
-
-
-def grad_norms(observation: Observation) -> list[float | None]:
-    """The gradient norms of the items."""
-    return [each.grad_norm for each in observation.everywhere]
+    if len(losses) < JUDGED:
+        return False
+    middle = statistics.median(losses)
+    if value - middle < SPIKE_FLOOR * max(abs(middle), abs(level)):
+        return False
+    distances = [abs(each - middle) for each in losses]
+    spread = max(statistics.median(distances) or statistics.fmean(distances), 1e-6 * abs(middle))
+    if spread == 0:
+        return False
+    scaled = sorted(math.asinh((each - middle) / spread) for each in losses)
+    quartile, highest = scaled[3 * len(scaled) // 4], scaled[-1]
+    # the heavier the tail, the farther the next one may be
+    margin = max((highest - quartile) * max(1.0, highest / 2), 0.5)
+    return math.asinh((value - middle) / spread) > highest + clear * margin
 
 
 class Judge:
-    """Judges what was seen. Every kind of alarm is raised once per place, but what may pass is raised each time.
+    """Judges what was seen. A rule speaks once per place, but what may pass is said each time.
 
     A loss diverges if it stays far above the higher of two references: `level`, the loss of a model that knows
     nothing of the input; and the lowest median of FEW losses so far, so that a slow run is not called diverged.
@@ -254,7 +172,8 @@ class Judge:
             losses. Nothing diverges if it is not positive, because ratios mean nothing then.
         warmup: updates before which a slow rise of the loss is not judged.
         steps: the steps of the whole run, if they are known: patience is a share of them.
-        remedies: what helps, by kind.
+        remedies: what helps, by kind, if it is not what the rules say.
+        sensitivity: by what factor smaller deviations raise an alarm.
     """
 
     def __init__(
@@ -264,32 +183,38 @@ class Judge:
         level: tuple[float, str] | None = None,
         warmup: int = 0,
         steps: int = 0,
-        remedies: Mapping[EventKind, str] = REMEDIES,
+        remedies: Mapping[EventKind, str] | None = None,
+        sensitivity: float = 1.0,
     ) -> None:
         self.items = list(items)
         self.given_entropy, self.given_level = unigram_entropy, level
-        self.warmup, self.steps, self.remedies = warmup, steps, remedies
+        self.warmup, self.steps, self.sensitivity = warmup, steps, sensitivity
+        self.remedies = {**REMEDIES, **(remedies or {})}
         self.patience = max(PATIENCE, round(PATIENCE_SHARE * steps))
         self.state = JudgeState(entropy=unigram_entropy)
-        # whether the last loss was above what is normal
-        self._above = False
+        # whether the last loss was above what is normal, and whether the loss of this look is a usual one
+        self._above, self.normal = False, True
+        self.unmoved: Set[int] = set()
 
-    def name(self, sublayer: int) -> str:
-        return self.items[sublayer - 1].name
+    def scaled(self, factor: float) -> float:
+        """A factor that is worth an alarm, at this sensitivity."""
+        return factor ** (1 / self.sensitivity)
 
     # losses
 
     def loss(self, step: int, value: float) -> bool:
         """Take one finite loss. Returns whether it is a spike that is worth an alarm."""
-        state = self.state
-        spike = is_spike(state.losses, value)
+        state, level = self.state, self._level()
+        first = statistics.median(state.first_losses) if state.first_losses else 0.0
+        spike = is_spike(state.losses, value, first, CLEAR / self.sensitivity)
         state.spikes += is_outlier(state.losses, value, SPIKE_LEAST, SPIKE_Z, 1e-6)
         state.losses = [*state.losses[1 - LOSSES :], value]
-        level = self._level()
-        if level is None:
+        if len(state.first_losses) < FEW:
             state.first_losses.append(value)
-        elif level[0] > 0 and self._diverges(step, *level):
+        if level is not None and level[0] > 0 and self._diverges(step, *level):
             state.diverged, state.unsaid = step, True
+        if (step + 1) % plateau.LOOK == 0:
+            state.suspected = plateau.on_plateau(state.losses, state.entropy)
         return spike
 
     def _level(self) -> tuple[float, str] | None:
@@ -301,6 +226,11 @@ class Judge:
             return self.given_entropy, "unigram entropy"
         return statistics.median(self.state.first_losses), "loss at the start"
 
+    @property
+    def is_normal(self) -> bool:
+        """Whether the loss is not too high, as far as that is known."""
+        return self._level() is not None and not self._above and self.state.diverged is None
+
     def _diverges(self, step: int, level: float, name: str) -> bool:
         """Whether the run diverges at this step. It does so once."""
         state = self.state
@@ -309,7 +239,7 @@ class Judge:
             state.lowest = losses[-1]
         reference = max(level, state.lowest)
         median, newest = statistics.median(losses[-WINDOW:]), statistics.median(losses[-FEW:])
-        threshold = (1 + MARGIN) * reference
+        threshold = (1 + MARGIN / self.sensitivity) * reference
         # where the loss falls fast, the median of many is still high
         self._above = min(median, newest) > threshold
         # of few losses, because a run may learn for a short time before it diverges
@@ -338,9 +268,17 @@ class Judge:
         return True
 
     def wants_a_look(self, step: int) -> bool:
-        """Whether the sublayers should be measured after this update or at the next one, although it is not time."""
-        suspects = not self.state.collapsed and step % COLLAPSE_LOOK == 0
-        return self.state.unsaid or (suspects and stays_on_plateau(self.state.losses, self.state.entropy))
+        """Whether the sublayers should be measured at this update, although it is not time."""
+        state = self.state
+        unknown = step == 2 and "no_gradient_at_all: the model" in state.since
+        return state.unsaid or unknown or (step % plateau.LOOK == 0 and state.suspected and not state.collapsed)
+
+    def note_plateau(self, step: int, cosine: float) -> None:
+        """Remember a look at the plateau, at steps that do not depend on when else there are looks."""
+        state = self.state
+        if step % plateau.LOOK == 0:
+            loss = statistics.fmean(state.losses[-plateau.LOOK :])
+            state.plateau = plateau.remembered([*state.plateau, (step, loss, cosine)]) if state.suspected else []
 
     def beyond_limits(self, loss: float, grad_norm: float) -> bool:
         """Take the loss and the gradient norm of a step, and say whether an update should be skipped for one."""
@@ -350,6 +288,18 @@ class Judge:
             if math.isfinite(value):
                 values[:] = [*values[1 - LIMIT_WINDOW :], value]
         return beyond
+
+    def rates(self, step: int, rate: float | None) -> list[Event]:
+        """Take the largest learning rate of an update that is about to be made, if the optimiser is known."""
+        if rate is None:
+            return []
+        state = self.state
+        before, highest = state.rate, state.highest_rate
+        state.rate, state.highest_rate = rate, max(highest, rate)
+        if step <= SETTLED or before is None or rate <= self.scaled(JUMPS) * highest or highest == 0:
+            return []
+        text = f"the learning rate jumped from {before:.3g} to {rate:.3g}"
+        return self._event("rate", step, "the model", text, before=before, now=rate)
 
     # events
 
@@ -366,34 +316,40 @@ class Judge:
         """A spike of the loss, and where its gradient rose most. observation: of the same step, if there is one."""
         usual = statistics.median(self.state.losses)
         text = f"the loss jumped to {value:.4g}, where {usual:.4g} is usual"
-        where, sublayer, detail = self._where_it_rose(observation)
-        more = {"sublayer": sublayer, "measured": "loss", "before": usual, "now": value}
-        return self._event("spike", step, where, text + detail, **more)
+        found = Finding(words={"detail": ""}) if observation is None else self.where_it_rose(observation)
+        times, alike = value / usual if usual > 0 else 0.0, found.words.get("alike", 0.0)
+        if times > self.scaled(JUMPS) and 0.5 < alike / times < 2:
+            text = f"the loss and all gradients rose alike, {times:.3g} times: the loss scale, or the learning rate"
+            return self._event("rate", step, "the model", text, before=usual, now=value)
+        more: dict[str, Any] = {"measured": "loss", "before": usual, "now": value, **found.more}
+        where = more.pop("where", "the model" if found.item is None else found.item.name)
+        return self._event("spike", step, where, text + found.words["detail"], **more)
 
-    def _where_it_rose(self, observation: Observation | None) -> tuple[str, int | None, str]:
-        """The place whose gradient rose most, or the batch if all rose alike; its number; and this in words."""
-        rises = {} if observation is None else self._rises(observation)
-        if not rises:
-            return "the model", None, ""
-        middle = statistics.median(rises.values())
-        most = max(rises, key=lambda index: rises[index])
-        if rises[most] > math.log(STANDS_OUT) + max(middle, 0.0):
-            item = self.items[most]
-            usual = f"at most places {math.exp(middle):.3g} times"
-            detail = f"; the gradient of {item.name} rose {math.exp(rises[most]):.3g} times, {usual}"
-            return item.name, item.sublayer, detail
-        alike = f"; the gradient rose everywhere alike, {math.exp(middle):.3g} times at most places"
-        return "the batch", None, f"{alike}: look at the batch of this step"
-
-    def _rises(self, observation: Observation) -> dict[int, float]:
-        """By how much, in logarithms, the gradient norm of each item rose since all was well."""
-        usual = self.state.usual or [None] * len(self.items)
-        return {
-            index: math.log(now / before)
-            for index, (now, before) in enumerate(zip(grad_norms(observation), usual, strict=True))
-            # the gradient of a few scalars is noise
-            if self.items[index].peers and now and before
-        }
+    def where_it_rose(self, observation: Observation) -> Finding:
+        """The place that rose most since all was well, by the size of its branch or its gradient, or the batch."""
+        state = self.state
+        for what, now, usual in (
+            ("output", sizes(observation), state.sizes),
+            ("gradient", grad_norms(observation), state.usual),
+        ):
+            rises = {
+                index: math.log(new / old)
+                for index, (new, old) in enumerate(zip(now, usual, strict=False))
+                # the gradient of a few scalars is noise
+                if self.items[index].peers and new and old
+            }
+            if not rises:
+                continue
+            middle, most = statistics.median(rises.values()), max(rises, key=lambda index: rises[index])
+            alike, times = math.exp(middle), math.exp(rises[most])
+            if rises[most] > math.log(STANDS_OUT) + max(middle, 0.0):
+                item = self.items[most]
+                detail = f"; the {what} of {item.name} rose {times:.3g} times, that of most places {alike:.3g} times"
+                return Finding(item, {"detail": detail}, {"sublayer": item.sublayer})
+            if what == "gradient":
+                detail = f"; the gradient rose everywhere alike, {alike:.3g} times at most places: look at the batch"
+                return Finding(None, {"detail": f"{detail} of this step", "alike": alike}, {"where": "the batch"})
+        return Finding(words={"detail": ""})
 
     def finite(self) -> None:
         """The loss and the gradient of a step were finite."""
@@ -404,126 +360,49 @@ class Judge:
         was, self.state.finite = self.state.finite, False
         return [event] if was else []
 
-    def observed(self, observation: Observation, entropy: float | None = None, normal: bool = True) -> list[Event]:
-        """What the stream and the gradients of a step say.
-
-        entropy: the entropy of the tokens seen so far, if none was given. normal: whether the loss of this step was.
-        """
-        state = self.state
-        if self.given_entropy is None:
-            state.entropy = entropy
-        events = self._head(observation) + self._dead(observation)
-        # the spike of a loss is said already
-        events += self._gradient(observation) if normal else []
-        if any(each.cosine is not None for each in observation.sublayers):
-            events += self._collapse(observation)
-            events += self._divergence(observation)
-        elif state.unsaid:
-            state.unsaid = False
-            events += self._event("diverged", state.diverged or observation.step, "the model", state.reason)
-        if normal and not events:
+    def observed(self, observation: Observation, normal: bool = True) -> list[Event]:
+        """What the stream and the gradients of a step say. normal: whether the loss of this step was."""
+        state, self.normal = self.state, normal
+        if state.first_look is None:
+            state.first_look = observation.step
+        events = self._apply((rule for rule in RULES if rule.needs != "updates"), observation)
+        if normal and not any(event.level == "alarm" for event in events):
             state.usual = grad_norms(observation)
+            if any(size is not None for size in sizes(observation)):
+                state.sizes = sizes(observation)
         return events
 
-    def _head(self, observation: Observation) -> list[Event]:
-        own = observation.own_logit
-        growth = [each.growth for each in observation.sublayers]
-        constant = bool(growth) and all(each is not None and abs(each - 1) < CONSTANT for each in growth)
-        if own is None or own < HIGH_OWN_LOGIT or not constant:
-            return []
-        sentence = (
-            "the head is the transposed embedding, and the stream keeps its norm: the model starts by predicting the "
-            f"current token, whose logit is {own:.2f} above the mean. Training may collapse"
-        )
-        return self._event("head", observation.step, "the head", sentence, level="warning", now=own)
+    def updated(self, observation: Observation, unmoved: Set[int]) -> list[Event]:
+        """What the size of the updates says, after the optimiser's step. unmoved: the items that have not changed."""
+        self.unmoved = unmoved
+        return self._apply((rule for rule in RULES if rule.needs == "updates"), observation)
 
-    def _dead(self, observation: Observation) -> list[Event]:
-        events, still = [], self.state.still_since
-        for each in observation.sublayers:
-            if each.moved_max is None or each.moved_max >= STILL:
-                still.pop(str(each.sublayer), None)
+    def _apply(self, rules: Iterable[Rule], seen: Observation) -> list[Event]:
+        state, events = self.state, list[Event]()
+        streams = any(each.cosine is not None for each in seen.sublayers)
+        for rule in rules:
+            if (rule.needs == "stream" and not streams) or (rule.needs == "gradients" and seen.grad_norm is None):
                 continue
-            since = still.setdefault(str(each.sublayer), observation.step)
-            if observation.step - since >= STILL_UPDATES:
-                name = self.name(each.sublayer)
-                sentence = f"{name} does nothing: since step {since} its branch has moved no token of the stream"
-                more = {"sublayer": each.sublayer, "now": each.moved_max}
-                events += self._event("dead", observation.step, name, sentence, **more)
+            holds = set()
+            for found in rule.find(self, seen):
+                where = found.more.get("where") or ("the model" if found.item is None else found.item.name)
+                key = f"{rule.find.__name__}: {where}"
+                holds.add(key)
+                since = state.since.setdefault(key, seen.step)
+                if seen.step - since < rule.lasts or (rule.always and since != state.first_look):
+                    continue
+                name = "the model" if found.item is None else found.item.name
+                sentence = rule.sentence.format(**{"name": name, "since": since, **found.words})
+                more = {key: value for key, value in found.more.items() if key not in ("where", "step")}
+                number = None if found.item is None else found.item.sublayer
+                more = {"level": rule.level, "sublayer": number, **more}
+                events += self._event(rule.kind, found.more.get("step", seen.step), where, sentence, **more)
+            own = f"{rule.find.__name__}: "
+            for key in [key for key in state.since if key.startswith(own) and key not in holds]:
+                del state.since[key]
         return events
 
-    def _gradient(self, observation: Observation) -> list[Event]:
-        """A gradient norm far beyond the last looks."""
-        now, last = observation.grad_norm, self.state.norms
-        if now is None or not math.isfinite(now):
-            return []
-        self.state.norms = [*last[1 - REMEMBERED :], now]
-        if len(last) < JUMP_LEAST or now <= JUMPS * max(last):
-            return []
-        where, sublayer, detail = self._where_it_rose(observation)
-        text = f"the gradient norm jumped to {now:.3g}, where at most {max(last):.3g} was seen lately{detail}"
-        more = {"sublayer": sublayer, "measured": "gradient", "before": max(last), "now": now}
-        return self._event("spike", observation.step, where, text, **more)
 
-    def _collapse(self, observation: Observation) -> list[Event]:
-        """The alarm, once: all states share one direction and the loss stays at the unigram entropy."""
-        state, worst = self.state, most_alike(observation.sublayers)
-        stays = stays_on_plateau(state.losses, state.entropy)
-        if worst is None or worst.cosine is None or worst.cosine < COLLAPSED_COSINE or state.collapsed or not stays:
-            return []
-        state.collapsed = True
-        where, recent = self.name(worst.sublayer), statistics.fmean(state.losses[-COLLAPSE_UPDATES:])
-        sentence = (
-            f"token collapse: after {where} the states of different tokens have a mean cosine of "
-            f"{worst.cosine:.3f}, and the loss {recent:.3f} stays at the unigram entropy {state.entropy:.3f}"
-        )
-        more = {"sublayer": worst.sublayer, "measured": "cosine", "now": worst.cosine}
-        return self._event("collapsed", observation.step, where, sentence, **more)
-
-    def _divergence(self, observation: Observation) -> list[Event]:
-        """Where a divergence began. While there is none, the sublayers are remembered for comparison."""
-        state, sublayers = self.state, observation.sublayers
-        if not state.unsaid:
-            if self._level() is not None and not self._above and state.diverged is None:
-                state.healthy = [
-                    SublayerObservation(
-                        each.sublayer, norm=each.norm, angle_mean=each.angle_mean, grad_norm=each.grad_norm
-                    )
-                    for each in sublayers
-                ]
-                state.healthy_step = observation.step
-            return []
-        state.unsaid = False
-        where, more, since = "the model", dict[str, Any](), state.healthy_step
-        if since is None:
-            detail = "no earlier record of the sublayers to compare with"
-        else:
-            most = max(changes(state.healthy, sublayers), key=lambda change: change.size)
-            more = {"since": since}
-            detail = f"no sublayer moved by itself since step {since}: look at the embedding and the head"
-            if most.size >= math.log(MOVED):
-                where = self.name(most.sublayer)
-                more |= {key: getattr(most, key) for key in ("sublayer", "measured", "before", "now")}
-                change = _MOVES[most.measured].format(most.before, most.now)
-                detail = f"{where} moved most since step {since}: {change}"
-        step = state.diverged or observation.step
-        return self._event("diverged", step, where, f"{state.reason}; {detail}", **more)
-
-    def updated(self, observation: Observation) -> list[Event]:
-        """What the size of the updates says, after the optimiser's step."""
-        updates = [each.update for each in observation.everywhere]
-        events: list[Event] = []
-        self.state.updates = [*self.state.updates[1 - REMEMBERED :], updates]
-        kinds: dict[str, list[int]] = defaultdict(list)
-        for index, item in enumerate(self.items):
-            if item.peers and updates[index] is not None:
-                kinds[item.peers].append(index)
-        for indices in kinds.values():
-            for index, usual, now in outgrown(self.state.updates, indices):
-                item = self.items[index]
-                sentence = (
-                    f"the update of {item.name} is {now:.2g} of its weights, {now / usual:.3g} times the update "
-                    "of the same place in the layers beside it"
-                )
-                more = {"sublayer": item.sublayer, "measured": "update", "before": usual, "now": now}
-                events += self._event("exploding", observation.step, item.name, sentence, **more)
-        return events
+def grad_norms(observation: Observation) -> list[float | None]:
+    """The gradient norms of the items."""
+    return [each.grad_norm for each in observation.everywhere]

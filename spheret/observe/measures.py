@@ -6,7 +6,8 @@ Numbers stay on the device until a `fill_` function puts them into an observatio
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -22,6 +23,14 @@ if TYPE_CHECKING:
 from spheret.support.precision import wide
 from spheret.support.sharding import local, whole
 
+# a relative change below is lost in the rounding of float32
+_ROUNDED = 1e-8
+# an expert with a smaller share of the largest gradient of an expert has got no tokens
+_IDLE = 1e-3
+# a share of what all have in common that is as good as infinite
+_ALL = 1e9
+# states of fewer tokens do not show what they have in common
+FEWEST_TOKENS = 8
 # states of more tokens are not looked at. They are taken from the whole batch, at equal distances
 MOST_TOKENS = 512
 
@@ -80,8 +89,8 @@ def stream_measures(h: Tensor, f: Tensor, out: Tensor, still: Tensor) -> StreamM
         moved=moved.median(),
         moved_max=moved.max(),
         cosine=mean_cosine(out),
-        common_stream=common_share(out),
-        common_output=common_share(f),
+        common_stream=common_share(out).clamp(max=_ALL),
+        common_output=common_share(f).clamp(max=_ALL) if len(f) >= FEWEST_TOKENS else f.new_tensor(math.nan),
         massive=size.max() / size.median(),
     )
 
@@ -121,7 +130,7 @@ def on_bound(model: nn.Module) -> list[str]:
 
 
 # the numbers of the stream, which each process sees in its own part of the batch
-_OF_THE_STREAM = (*StreamMeasures._fields, "sink", "drift", "alpha")
+_OF_THE_STREAM = (*StreamMeasures._fields, "sink", "drift", "alpha", "attention_logit")
 
 
 def fill_stream(observation: Observation, hooks: StreamHooks, processes: Processes) -> None:
@@ -133,6 +142,8 @@ def fill_stream(observation: Observation, hooks: StreamHooks, processes: Process
         named = {} if seen.measured is None else dict(seen.measured._asdict())
         if seen.sink is not None:
             named["sink"] = seen.sink
+        if seen.logit is not None:
+            named["attention_logit"] = seen.logit
         if start is not None and seen.lengths is not None and len(seen.lengths[1]) == len(start[0]):
             named["drift"] = ((seen.lengths[1] - start[0]).abs() / start[0]).max()
         if seen.alpha is not None:
@@ -152,25 +163,52 @@ def fill_gradients(observation: Observation, items: Sequence[Item]) -> None:
     values = iter(norms([p.grad for item in items for p in item.parameters.values() if p.grad is not None]))
     total = 0.0
     for each, item in zip(observation.everywhere, items, strict=True):
-        own = [next(values) for p in item.parameters.values() if p.grad is not None]
+        own = {name: next(values) for name, p in item.parameters.items() if p.grad is not None}
         if own:
-            norm = math.hypot(*own)
+            norm = math.hypot(*own.values())
             total = math.hypot(total, norm)
             each.grad_norm = _finite(norm)
+        each.experts = _experts_with_gradient(item, own)
     observation.grad_norm = total
 
 
+def expert_of(name: str) -> str | None:
+    """The expert that a parameter belongs to, by its name; None if it belongs to none."""
+    found = re.match(r".*experts\.\d+", name)
+    return found[0] if found else None
+
+
+def _experts_with_gradient(item: Item, own: Mapping[str, float]) -> int | None:
+    """How many of its experts have more than a thousandth of the largest gradient of one; None if it has none."""
+    sizes = {expert: 0.0 for name in item.parameters if (expert := expert_of(name)) is not None}
+    for name, size in own.items():
+        if (expert := expert_of(name)) is not None:
+            sizes[expert] = math.hypot(sizes[expert], size)
+    return sum(size > _IDLE * max(sizes.values()) for size in sizes.values()) if sizes else None
+
+
 @torch.no_grad()
-def fill_updates(observation: Observation, items: Sequence[Item], before: Sequence[Tensor]) -> None:
-    """The norm of the change of every place over its weights' norm before, which are given in the same order."""
+def fill_updates(observation: Observation, items: Sequence[Item], before: Sequence[Tensor]) -> set[int]:
+    """The change of every place relative to its weights before, which are given in the same order.
+
+    Returns the indices of the items of which no matrix has changed beyond rounding.
+    """
     weights = [p for item in items for p in item.parameters.values()]
-    sizes = norms(before)
     changes = norms([p.detach() - old for p, old in zip(weights, before, strict=True)])
-    pairs = iter(zip(changes, sizes, strict=True))
-    for each, item in zip(observation.everywhere, items, strict=True):
-        own = [next(pairs) for _ in item.parameters]
-        size = math.hypot(*(size for _, size in own)) if own else 0.0
-        each.update = _finite(math.hypot(*(change for change, _ in own)) / size) if size > 0 else None
+    sizes = list(zip(weights, changes, norms(before), norms(weights), strict=True))
+    rest, still = iter(sizes), set()
+    for index, (each, item) in enumerate(zip(observation.everywhere, items, strict=True)):
+        own = [next(rest) for _ in item.parameters]
+        size = math.hypot(*(size for _, _, size, _ in own))
+        if size > 0:
+            each.update = _finite(math.hypot(*(change for _, change, _, _ in own)) / size)
+            each.shrunk = _finite(1 - math.hypot(*(after for *_, after in own)) / size)
+        # the gains and biases of a norm may be in another place than the matrices behind it
+        matrices = [part for part in own if part[0].dim() > 1]
+        changed = any(change > _ROUNDED * size for _, change, size, _ in matrices)
+        if not changed and (matrices or (each.update or 0.0) <= _ROUNDED):
+            still.add(index)
+    return still
 
 
 def _finite(value: float) -> float | None:

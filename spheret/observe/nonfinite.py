@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from spheret.observe.finding import Anatomy
 from spheret.observe.judge import Item
+from spheret.observe.measures import expert_of
 from spheret.observe.processes import Processes
 from spheret.observe.records import Event, NotFinite
-from spheret.observe.remedies import REMEDIES
+from spheret.observe.rules import REMEDIES
 from spheret.support.sharding import local
 
 # where no place has such a value
@@ -31,14 +32,23 @@ def items_of(anatomy: Anatomy, name: Callable[[int], str] | None = None) -> list
             number,
             (found.name,) if found.join is None else (found.name, found.join.module),
             found.parameters,
+            experts=_experts(found.parameters),
         )
         for number, found in enumerate(anatomy.sublayers, start=1)
     ]
     peers = "layer" if anatomy.found == "parameters only" else ""
     return items + [
-        Item(place, peers if any(c.isdigit() for c in place) else "", parameters=parameters)
+        Item(
+            place, peers if any(c.isdigit() for c in place) else "", parameters=parameters,
+            runs=place not in anatomy.idle and expert_of(place) is None, experts=_experts(parameters),
+        )
         for place, parameters in anatomy.places.items()
-    ]
+    ]  # fmt: skip
+
+
+def _experts(names: Iterable[str]) -> int:
+    """How many experts the parameters of these names belong to."""
+    return len({expert for name in names if (expert := expert_of(name)) is not None})
 
 
 def bad_value(step: int, item: Item, measured: NotFinite, sentence: str, parameter: str | None = None) -> Event:

@@ -26,7 +26,7 @@ from spheret.observe.measures import fill_gradients, fill_stream, on_bound
 from spheret.observe.nonfinite import bad_in_batches, bad_weights, items_of
 from spheret.observe.processes import Processes
 from spheret.observe.records import Event, Observation, SublayerObservation
-from spheret.observe.remedies import REMEDIES, Advice, flags_of
+from spheret.observe.remedies import Advice, flags_of
 
 
 class NonFinite(ArithmeticError):
@@ -66,9 +66,8 @@ class Observer:
         level = math.log(model.config.vocab), "loss of a uniform guess"
         if unigram_entropy is not None:
             level = unigram_entropy, "unigram entropy"
-        remedies = {**REMEDIES, "collapsed": flags_of(advice)}
         items = items_of(self.anatomy, sublayer_name)
-        self.judge = Judge(items, unigram_entropy, level, warmup, steps, remedies)
+        self.judge = Judge(items, unigram_entropy, level, warmup, steps, {"collapsed": flags_of(advice)})
         self._gradients: Observation | None = None
 
     def _items(self) -> list[Item]:
@@ -106,7 +105,7 @@ class Observer:
             hooks.remove()
         fill_stream(observation, hooks, self._processes)
         observation.on_bound = on_bound(self.model)
-        observation.events = self.judge.observed(observation, self.judge.given_entropy)
+        observation.events = [event for event in self.judge.observed(observation) if event.level == "alarm"]
         return observation
 
     def find_not_finite(self, step: int, batches: Iterable[tuple[Tensor, Tensor]]) -> NonFinite:

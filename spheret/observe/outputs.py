@@ -12,6 +12,11 @@ from typing import Any
 
 from spheret.observe.records import Event, Header, Observation
 
+try:
+    import fcntl
+except ImportError:  # on Windows nothing is locked
+    fcntl = None  # type: ignore[assignment]
+
 WATCH = "watch.jsonl"
 _BEGINNING = b'{"format":"spheret-watch"'
 # takes values by name, and the step
@@ -78,6 +83,11 @@ class LineFile:
         directory.mkdir(parents=True, exist_ok=True)
         self.path.touch()
         self._file = self.path.open("r+b", buffering=0)
+        try:
+            self._lock()
+        except BlockingIOError:
+            self._file.close()
+            raise BlockingIOError(f"another watch writes {self.path}: close it, or give another `out`.") from None
         # of a file that is continued; None if a kill cut its first line short
         self.first: dict[str, Any] | None = None
         line = self._file.readline()
@@ -85,6 +95,18 @@ class LineFile:
             self.first = self._header(line)
         self._file.seek(0)
         self._file.truncate(self._file.read().rfind(b"\n") + 1)
+
+    def _lock(self, released: bool = False) -> None:
+        """Lock the file until it is closed or the process ends. A forked process may hold it open longer."""
+        if fcntl is None:
+            return
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_UN if released else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        # some network drives have no locks
+        except OSError:
+            pass
 
     def _header(self, line: bytes) -> dict[str, Any]:
         try:
@@ -111,4 +133,5 @@ class LineFile:
         self._file.write(json.dumps(_finite(values), separators=(",", ":")).encode() + b"\n")
 
     def close(self) -> None:
+        self._lock(released=True)
         self._file.close()

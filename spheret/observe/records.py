@@ -12,13 +12,16 @@ from typing import Literal
 
 # what the sublayers were found by: modules of spheret, sums in the code of the model, or neither
 Found = Literal["connections", "residual sums", "parameters only"]
-EventKind = Literal["not finite", "spike", "diverged", "collapsed", "dead", "exploding", "head"]
+EventKind = Literal[
+    "not finite", "spike", "diverged", "collapsed", "dead", "constant", "growth", "attention", "expert",
+    "exploding", "rate", "decay", "no gradient", "no update", "not zeroed", "plateau", "head",
+]  # fmt: skip
 Level = Literal["alarm", "warning"]
 # what changed in the sublayer that moved most before a divergence
 Moved = Literal["angle", "gradient share", "norm factor"]
 # the first value that was not finite
 NotFinite = Literal["weights", "branch", "output", "loss", "gradient", "gradient norm"]
-Measure = Moved | NotFinite | Literal["cosine", "update"]
+Measure = Moved | NotFinite | Literal["cosine", "update", "attention logit", "size"]
 
 
 @dataclass(slots=True)
@@ -55,10 +58,13 @@ class SublayerObservation:
         massive: the largest activation over the median one.
         sink: the mean attention to the first token, where weights are to be had.
         sink_heads: the same for each head.
+        attention_logit: the largest logit of its attention in one sequence.
         alpha: the step size, if the connection has one.
         grad_norm: the norm of the gradient of all its weights.
+        experts: how many of its experts have a gradient, if it has experts.
         stream_grad_norm: the norm of the gradient with respect to the state before it.
         update: the norm of the last change of its weights over their own norm.
+        shrunk: by what share the last update shortened its weights.
         removal: by how much the loss rises without it.
     """
 
@@ -81,10 +87,13 @@ class SublayerObservation:
     massive: float | None = None
     sink: float | None = None
     sink_heads: list[float | None] | None = None
+    attention_logit: float | None = None
     alpha: float | None = None
     grad_norm: float | None = None
+    experts: int | None = None
     stream_grad_norm: float | None = None
     update: float | None = None
+    shrunk: float | None = None
     removal: float | None = None
 
 
@@ -95,6 +104,8 @@ class PlaceObservation:
     name: str
     grad_norm: float | None = None
     update: float | None = None
+    shrunk: float | None = None
+    experts: int | None = None
 
 
 @dataclass(slots=True)
@@ -172,6 +183,8 @@ class Observation:
         events: what was said since the last observation.
         skipped: how many updates were skipped so far.
         own_logit: at the first step, the logit of the current token above the mean logit, if the head is tied.
+        zeroed: whether the gradients of the step before were set to zero.
+        rate: the largest learning rate of the optimisers that have been seen to update the model.
         seconds: since the watch began.
     """
 
@@ -184,6 +197,8 @@ class Observation:
     events: list[Event] = field(default_factory=list)
     skipped: int = 0
     own_logit: float | None = None
+    zeroed: bool = True
+    rate: float | None = None
     seconds: float | None = None
 
     @property

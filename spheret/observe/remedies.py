@@ -1,4 +1,4 @@
-"""What helps: in words for any training, by the kind of an event, and as flags for a run of `spheret train`."""
+"""What helps, as flags for a run of `spheret train`."""
 
 from __future__ import annotations
 
@@ -7,24 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spheret.model.config import GPTConfig
-from spheret.observe.records import EventKind
 
 if TYPE_CHECKING:
     from spheret.runs.config import TrainConfig
-
-REMEDIES: dict[EventKind, str] = {
-    "not finite": "go back to the last checkpoint, look at the batch and at this place, and train on with a lower "
-    'learning rate, or with policy="skip"',
-    "spike": "if it does not recover: go back to a checkpoint before it, skip these batches "
-    '(policy="skip"), clip the gradient, or lower beta2 of Adam',
-    "diverged": "go back to a checkpoint before it, and train on with a third of the learning rate or a longer "
-    "warm-up",
-    "collapsed": "spheret.Shift before a tied head, or a head of its own; a head bias that starts at the logarithms "
-    "of the token frequencies; a longer warm-up; a lower learning rate",
-    "dead": "look whether its output is multiplied by zero, its gate is closed or its weights are frozen at zero",
-    "exploding": "lower the learning rate of these weights, and look at their parameter group",
-    "head": "put spheret.Shift between the last norm and the head, or give the head a weight of its own",
-}  # fmt: skip
 
 # a warm-up of this many updates kept runs from collapsing that collapsed with a few dozen
 LONG_WARMUP = 100
@@ -67,10 +52,10 @@ def against_collapse(model: GPTConfig, train: TrainConfig) -> Iterator[Advice]:
     # at such a rate every connection collapses
     if train.lr > HIGH_RATE:
         yield lower_rate(train)
-    if model.head == "tied":
-        yield Advice("--head shifted", "the head then does not read a token's own embedding.")
     if model.head_bias != "unigram":
         yield Advice("--head-bias unigram", "the head stores the token frequencies, so that the stream need not.")
+    if model.head == "tied":
+        yield Advice("--head shifted", "the head then does not read a token's own embedding.")
     yield from longer_warmup(train)
     if train.lr <= HIGH_RATE:
         yield lower_rate(train)

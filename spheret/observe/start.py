@@ -12,9 +12,9 @@ from spheret.model.gpt import GPT
 from spheret.model.head import own_logit
 from spheret.model.linear import linear
 from spheret.observe.calls import quietly
-from spheret.observe.judge import HIGH_OWN_LOGIT
 from spheret.observe.records import Start
 from spheret.observe.remedies import Advice, flags_of
+from spheret.observe.rules import HIGH_OWN_LOGIT
 from spheret.support.precision import wide
 
 # nats; of bytes of English they are worth 2.5

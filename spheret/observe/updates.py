@@ -163,8 +163,7 @@ def _branch_of_sum(
 
         def end(one: BranchEnd) -> After:
             def take(args: Any, output: Any) -> None:
-                part = output if one.index is None else output[one.index]
-                parts.append(one.scaled(part))
+                parts.append(one.scaled(one.of(output)))
                 if len(parts) == len(found.ends):
                     raise _Done
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 import sys
 import time
+import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from spheret.model.head import own_logit
 from spheret.observe.calls import (
@@ -32,10 +36,12 @@ from spheret.observe.judge import Judge, JudgeState
 from spheret.observe.measures import fill_gradients, fill_stream, fill_updates, norms, on_bound
 from spheret.observe.nonfinite import bad_gradient, bad_nowhere, bad_outputs, bad_weights, items_of
 from spheret.observe.outputs import LineFile, Log, logger, say, scalars
+from spheret.observe.plateau import LOOK
 from spheret.observe.processes import Processes
-from spheret.observe.records import Event, Header, Observation, PlaceObservation, SublayerObservation
+from spheret.observe.records import Event, EventKind, Header, Observation, PlaceObservation, SublayerObservation
+from spheret.observe.rules import collapse_remedy
 from spheret.support.errors import need, shortened, unknown
-from spheret.support.ranges import check_count
+from spheret.support.ranges import check_above_zero, check_count
 
 Policy = Literal["alarm", "skip", "stop"]
 _POLICIES = ("alarm", "skip", "stop")
@@ -92,6 +98,7 @@ class Watch:
         on_alarm: called with every `Event`.
         optimizer: if given, its step calls `watch.step`, and the loss is what the model returns.
         unigram_entropy: of the token frequencies, in nats; by default it is estimated from the tokens seen.
+        sensitivity: above 1, smaller deviations raise an alarm; below 1, larger ones.
         quiet: print nothing.
 
     Attributes:
@@ -112,6 +119,7 @@ class Watch:
         on_alarm: Callable[[Event], object] | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         unigram_entropy: float | None = None,
+        sensitivity: float = 1.0,
         quiet: bool = False,
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -120,6 +128,9 @@ class Watch:
             raise unknown("policy", policy, _POLICIES)
         if unigram_entropy is not None and not unigram_entropy > 0:
             raise ValueError(f"unigram_entropy must be positive, in nats, got {unigram_entropy!r}.")
+        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}.")
+        self._sensitivity = check_above_zero("sensitivity", sensitivity)
         self.every = check_count("every", every)
         self.model, self.policy = unwrapped(model), policy
         self._on_alarm, self._quiet = on_alarm, quiet
@@ -143,6 +154,9 @@ class Watch:
         self._inputs: tuple[tuple[Any, ...], dict[str, Any], list[tuple[str, torch.dtype]]] | None = None
         self._returned: list[Tensor] = []
         self._summed = False
+        # forward passes that may raise an error before the stream is given up, and what was seen in the last one
+        self._trials = 3
+        self._failed: Anatomy | None = None
         self._own_logit: float | None = None
         vocab = max((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), default=0)
         self._tokens = TokenCounts(vocab) if vocab and unigram_entropy is None else None
@@ -156,10 +170,17 @@ class Watch:
         self._page_written = 0.0
         self._inside = False
         self._devices: set[str] = set()
+        # the optimisers that have updated a weight of the model, and those that have not
+        self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = weakref.WeakKeyDictionary()
+        # whether the gradients of a few weights were zero before each backward pass of a watched step
+        self._zeroed: dict[int, list[bool]] = {}
+        self._gradient_hooks: list[Any] = []
+        self._seeing: StreamHooks | None = None
         self._handles: list[Any] = [
             # before the hooks of FSDP2, which gather the weights of the pass that follows
             model.register_forward_pre_hook(self._before_forward, with_kwargs=True, prepend=True),
-            model.register_forward_hook(self._after_forward, with_kwargs=True),
+            model.register_forward_hook(self._after_forward, with_kwargs=True, always_call=True),
+            register_optimizer_step_pre_hook(partial(_meet, weakref.ref(self))),
         ]
         if optimizer is not None:
             self._handles.append(optimizer.register_step_pre_hook(self._before_update))
@@ -177,6 +198,24 @@ class Watch:
     def _before_update(self, *_: Any) -> None:
         self.step()
 
+    def meet(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimiser makes a step: is it one of this model?"""
+        if optimizer not in self._optimizers:
+            own = {id(p) for p in self.model.parameters()}
+            weights = (p for group in optimizer.param_groups for p in group["params"])
+            self._optimizers[optimizer] = any(id(p) in own for p in weights)
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of the optimisers that are known to update the model."""
+        return [group for optimizer, own in self._optimizers.items() if own for group in optimizer.param_groups]
+
+    def _rate(self) -> float | None:
+        """The largest learning rate of the optimisers that are known."""
+        rates = [group["lr"] for group in self._groups() if "lr" in group]
+        # one on a GPU would be waited for
+        known = [float(x) for x in rates if not isinstance(x, Tensor) or x.device.type == "cpu"]
+        return max(known, default=None)
+
     # what follows is called by the model
 
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -191,12 +230,39 @@ class Watch:
         if self.anatomy is None:
             self._begin(args, kwargs)
         if self._looks and self._hooks is None and self.anatomy is not None and not self._own_pass:
-            self._hooks = StreamHooks(self.anatomy, self._modules)
-        if self._looks and self._tokens is not None and (ids := token_ids(args, kwargs)) is not None:
+            self._hooks = self._seeing = StreamHooks(self.anatomy, self._modules)
+            self._seeing.logits.__enter__()
+            self._hook_gradients()
+        if self._tokens is not None and (ids := token_ids(args, kwargs)) is not None:
             self._tokens.see(ids)
 
+    def _hook_gradients(self) -> None:
+        """At the smallest weights, see whether the gradient is zero before a backward pass adds to it."""
+
+        def before(parameter: nn.Parameter, _: Tensor) -> None:
+            grad = parameter.grad
+            self._zeroed.setdefault(id(parameter), []).append(grad is None or not bool(grad.any()))
+
+        # what nobody updates may be left as it is
+        updated = {id(p) for group in self._groups() for p in group["params"]}
+        weights = [
+            p for p in self.model.parameters() if p.requires_grad and (id(p) in updated or not self._optimizers)
+        ]
+        self._gradient_hooks = [p.register_hook(partial(before, p)) for p in sorted(weights, key=Tensor.numel)[:3]]
+
+    def _were_zeroed(self) -> bool:
+        """Whether gradients did not add up over updates: of several backward passes, one began with zeros."""
+        for handle in self._gradient_hooks:
+            handle.remove()
+        seen, self._zeroed, self._gradient_hooks = self._zeroed, {}, []
+        return self.steps == 1 or all(any(passes) for passes in seen.values())
+
     def _after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or self._inside or not torch.is_grad_enabled():
+        seeing, self._seeing = self._seeing, None
+        if seeing is not None:
+            seeing.logits.__exit__(None, None, None)
+        # without an output, the model has raised an error
+        if torch.compiler.is_compiling() or self._inside or not torch.is_grad_enabled() or output is None:
             return
         loss = loss_of(output)
         if loss is not None:
@@ -232,22 +298,26 @@ class Watch:
         self._returned = []
         if self.anatomy is None:
             note = "no forward pass was seen before the first step; of a compiled model, watch the compiled one"
-            self._start(without_stream(self.model, note))
+            self._start(self._failed or without_stream(self.model, note))
         assert self.judge is not None
         judge = self.judge
         judged = self.policy != "alarm"
         spikes: dict[int, float] = {}
-        events: list[Event] = []
+        rate = self._rate()
+        events = judge.rates(step, rate)
         bad_loss = False
         value = math.nan
-        for number, value in self._losses.known(due or judged, self._processes):
+        # the plateau is judged at certain steps, whatever `every` is, and suspected one before
+        wanted = due or judged or self._looks or (step + 1) % LOOK == 0
+        for number, value in self._losses.known(wanted, self._processes):
             self._since.append(value if math.isfinite(value) else None)
             if not math.isfinite(value):
                 bad_loss = True
             elif judge.loss(number, value):
                 spikes[number] = value
         looks = due or self._looks or bool(spikes) or bad_loss
-        observation = self._observe(step) if looks else None
+        # of a spike, which branch rose
+        observation = self._observe(step, bool(spikes) and self._hooks is None) if looks else None
         total = observation.grad_norm if observation is not None else self._grad_norm() if judged else None
         bad_gradient = total is not None and not math.isfinite(total)
         if bad_loss or bad_gradient:
@@ -257,14 +327,17 @@ class Watch:
         for number, each in spikes.items():
             # where several processes or a GPU are not waited for, a spike is known later than its gradient
             events += judge.spike(number, each, observation if number == step else None)
-        if observation is not None:
+        if step % LOOK == 0:
             (entropy,) = self._processes.of_main([None if self._tokens is None else self._tokens.entropy()])
-            events += judge.observed(observation, entropy, not (spikes or bad_loss or bad_gradient))
+            self._state.entropy = self._given_entropy or entropy
+        if observation is not None:
+            observation.rate = rate
+            events += judge.observed(observation, not (spikes or bad_loss or bad_gradient))
             observation.events += events
             self._pending = observation
             self._before = [p.detach().clone() for p in self._weights()]
         self._raise(events)
-        self._looks = self.due(step + 1) or judge.wants_a_look(step)
+        self._looks = self.due(step + 1) or judge.wants_a_look(step + 1)
         makes = True
         if judged:
             beyond = judge.beyond_limits(value, math.nan if total is None else total)
@@ -312,18 +385,26 @@ class Watch:
         note = "the stream is looked for where the model is called with tensors, numbers and nothing else"
         anatomy = without_stream(self.model, note)
         if few is not None:
-            with self._quietly():
-                anatomy = find_sublayers(self.model, lambda: self.model(*few[0], **few[1]))
-                if not anatomy.sublayers:
-                    # some models cannot take a part of their batch
-                    whole = find_sublayers(self.model, lambda: self.model(*args, **kwargs))
-                    anatomy = whole if whole.sublayers else anatomy
+            # some models cannot take a part of their batch
+            for given, named in (few, (args, kwargs)):
+                # what the model warns of, it warns of in the pass that follows
+                with self._quietly(), warnings.catch_warnings(action="ignore"):
+                    anatomy = find_sublayers(self.model, partial(self.model, *given, **named))
+                if anatomy.sublayers:
+                    break
+            if anatomy.failed and self._trials > 0:
+                # the next batch may be a better one
+                self._trials -= 1
+                self._failed = anatomy
+                return
         self._start(anatomy)
 
     def _start(self, anatomy: Anatomy) -> None:
         self.anatomy = anatomy
         self._modules = dict(self.model.named_modules())
-        self.judge = Judge(items_of(anatomy), self._given_entropy)
+        vocab = 0 if self._tokens is None else self._tokens.vocab
+        remedies: dict[EventKind, str] = {"collapsed": collapse_remedy(has_tied_head(self.model, vocab))}
+        self.judge = Judge(items_of(anatomy), self._given_entropy, remedies=remedies, sensitivity=self._sensitivity)
         self.judge.state = self._state
         count = sum(p.numel() for p in self.model.parameters())
         self.header = Header(
@@ -354,13 +435,14 @@ class Watch:
         assert self.judge is not None
         return [p for item in self.judge.items for p in item.parameters.values()]
 
-    def _observe(self, step: int) -> Observation:
+    def _observe(self, step: int, again: bool = False) -> Observation:
+        """again: whether the stream is to be seen in one more forward pass."""
         assert self.anatomy is not None
         assert self.judge is not None
-        if self._own_pass and self.anatomy.sublayers and self._inputs is not None:
+        if (self._own_pass or again) and self.anatomy.sublayers and self._inputs is not None:
             self._pass_of_its_own()
         hooks, self._hooks = self._hooks, None
-        observation = Observation(step, losses=self._since, skipped=self.skipped)
+        observation = Observation(step, losses=self._since, skipped=self.skipped, zeroed=self._were_zeroed())
         self._since = []
         observation.seconds = time.perf_counter() - self._begun
         observation.on_bound = on_bound(self.model)
@@ -398,7 +480,7 @@ class Watch:
         """One forward pass without gradients, for a model whose own pass shows nothing."""
         assert self.anatomy is not None
         self._hooks = StreamHooks(self.anatomy, self._modules)
-        with self._again() as call:
+        with self._again() as call, self._hooks.logits:
             call()
         self._hooks.remove()
 
@@ -411,8 +493,8 @@ class Watch:
         if observation is None or self.judge is None:
             return
         self._pending, self._before = None, []
-        fill_updates(observation, self.judge.items, before)
-        events = self.judge.updated(observation)
+        unmoved = fill_updates(observation, self.judge.items, before)
+        events = self.judge.updated(observation, unmoved)
         observation.events += events
         self._raise(events)
         if observation.grad_norm is not None and not math.isfinite(observation.grad_norm):
@@ -504,7 +586,7 @@ class Watch:
             self._hooks.remove()
             self._hooks = None
         self._finish()
-        for handle in self._handles:
+        for handle in (*self._handles, *self._gradient_hooks):
             handle.remove()
         self._handles, self._inputs, self._returned = [], None, []
         if self._page is not None and self._is_main:
@@ -518,6 +600,13 @@ class Watch:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _meet(watch: weakref.ref[Watch], optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Any optimiser makes a step. The hook is torch's own, and must not keep the model alive."""
+    seen = None if torch.compiler.is_compiling() else watch()
+    if seen is not None:
+        seen.meet(optimizer)
 
 
 # a call reads as what it does: spheret.watch(model)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -51,14 +50,6 @@ def interleaved_times(
                 times[name].append(clock() - start)
             tick()
     return times
-
-
-def spread(values: Sequence[float]) -> float:
-    """How far some times lie apart: the range of their middle half, relative to the median."""
-    if len(values) < 2:
-        return math.inf
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return (high - low) / middle
 
 
 def _synchronize() -> None:

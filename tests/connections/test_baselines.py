@@ -243,6 +243,9 @@ FORMULAS = {
         math.sqrt(c.sublayer / (c.sublayer + 1)) * h
         + rms(F_(rms(h, c.inner_norm)), c.output_norm) / math.sqrt(c.sublayer + 1)
     ),
+    "vp-gate": lambda c, h, F_: (
+        lambda b: (1 - b**2).sqrt() * h + b * torch.nn.functional.rms_norm(F_(rms(h, c.inner_norm)), (D,), eps=1e-5)
+    )(c.gate_norm.weight.sigmoid()),
     "res-post": lambda c, h, F_: h + rms(F_(h), c.output_norm),
     # Y = X + MHA(X), then FFN(RMS Y) + RMS Y
     "hybridnorm": lambda c, h, F_: rms(h + F_(h), c.outer_norm) if c.sublayer % 2 else h + F_(h),

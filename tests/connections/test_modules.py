@@ -38,6 +38,7 @@ MODULES = {
     norms.PlainScaleNorm: {"dim": D},
     norms.ScaleNorm: {"dim": D},
     norms.Gain: {"size": D, "start": 0.1, "fixed": 3.0},
+    euclidean.VarianceGate: {"dim": D},
     ngpt.NGPTNorm: {"dim": D},
     ngpt.QueryKeyNorm: {"dim": D, "heads": 2},
     spherical.SpheretNorm: {"dim": D, "sublayer": 2, "retraction": 0.5, "learnable_p": True},

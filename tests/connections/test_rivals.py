@@ -1,6 +1,7 @@
-"""beam, res-post and residual-multiplier against transformers' own layers."""
+"""beam, res-post, residual-multiplier and the gate of vp-gate against transformers' own layers."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from small_models import randomize
 from transformers import BeamConfig, GraniteConfig, Olmo2Config
 from transformers.models.beam.modeling_beam import BeamDecoderLayer
 from transformers.models.granite.modeling_granite import GraniteDecoderLayer
+from transformers.models.muse_spark.modeling_muse_spark import MuseSparkResidualGate, MuseSparkRMSNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2DecoderLayer
 
 from spheret import retract, scheme
@@ -75,3 +77,19 @@ def test_beam_is_the_projection_retraction_for_orthogonal_branches_of_the_stream
         torch.testing.assert_close(
             connection.write(h, f), retract(h, f, 1 / math.sqrt(sublayer), "projection"), rtol=2e-5, atol=2e-5
         )
+
+
+def test_the_gate_is_transformers():
+    theirs = MuseSparkResidualGate(SimpleNamespace(hidden_size=D, residual_gate_temperature=0.3))
+    own = scheme("vp-gate").connect(D, 1, 2)
+    with torch.no_grad():
+        theirs.gate.copy_(torch.linspace(-3, 3, D))
+        own.gate_norm.weight.copy_(theirs.gate / 0.3)
+    h, f = (torch.randn(5, D, requires_grad=True) for _ in range(2))
+    out, truth = own.write(h, f), theirs(h, MuseSparkRMSNorm(D, eps=1e-5, with_scale=False)(f))
+    torch.testing.assert_close(out, truth, rtol=1e-5, atol=1e-5)
+    weights = torch.linspace(-1, 1, out.numel()).view_as(out)
+    mine = torch.autograd.grad((out * weights).sum(), (h, f, own.gate_norm.weight))
+    its = torch.autograd.grad((truth * weights).sum(), (h, f, theirs.gate))
+    for x, y in zip(mine, (*its[:2], 0.3 * its[2]), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)

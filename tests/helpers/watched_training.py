@@ -43,7 +43,7 @@ def llama(seed=0, layers=LAYERS, **options):
 
 def gpt(seed=0, layers=LAYERS, head="untied", **options):
     torch.manual_seed(seed)
-    options = {"scheme": "proj-spheretnorm", **options}
+    options = {"scheme": "proj-spheretnorm", "head_bias": "zero", **options}
     sizes = {"layers": layers, "heads": 4, "width": 32, "vocab": VOCAB, "block": TIME}
     return spheret.GPT(spheret.GPTConfig(head=head, **sizes, **options))
 

@@ -75,8 +75,8 @@ def test_advice_follows_what_the_guard_saw(tmp_path):
     assert sphere in advice(tmp_path / "d", longer)
     assert sphere not in advice(tmp_path / "e", longer, scheme="proj-spheretnorm")
     assert advice(tmp_path / "f", collapsed, model={"head_bias": "none", "head": "tied"}) == [
-        head,
         bias,
+        head,
         "--lr 0.001",
     ]
     assert advice(tmp_path / "g", collapsed, model={"head": "tied"}, train={"warmup": 2, "clip": 5}) == [

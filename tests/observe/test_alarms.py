@@ -26,7 +26,7 @@ def check_fault(make, fault, seed):
 def check_collapse(seed):
     watch, _ = train(gpt, seed, "collapse", **COLLAPSING)
     # before training it is said that it may happen
-    assert [event.kind for event in watch.events] == ["head", "collapsed"]
+    assert [event.kind for event in watch.events if event.kind != "plateau"] == ["head", "collapsed"]
     event = watch.alarms[0]
     last = next(each for each in reversed(watch.observations) if each.sublayers[0].cosine is not None)
     worst = max(last.sublayers, key=lambda each: each.cosine)
@@ -81,5 +81,5 @@ class TestManySeeds:
 
     def test_fifty_normal_runs(self):
         for seed in range(25):
-            assert train(llama, seed)[0].events == []
-            assert train(gpt, seed)[0].events == []
+            assert train(llama, seed)[0].alarms == []
+            assert train(gpt, seed)[0].alarms == []

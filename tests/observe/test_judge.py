@@ -6,17 +6,8 @@ import msgspec
 import pytest
 import torch
 
-from spheret.observe.judge import (
-    COLLAPSE_LOOK,
-    COLLAPSE_UPDATES,
-    FEW,
-    PATIENCE,
-    PLATEAU_WINDOW,
-    Item,
-    Judge,
-    JudgeState,
-    on_plateau,
-)
+from spheret.observe.judge import FEW, PATIENCE, Item, Judge, JudgeState, is_spike
+from spheret.observe.plateau import PLATEAU_WINDOW, on_plateau
 from spheret.observe.records import Observation, SublayerObservation
 
 ENTROPY, VOCAB, WARMUP = 3.04, 320, 30
@@ -73,36 +64,57 @@ def test_the_plateau_is_a_median_near_the_entropy():
     assert found == [True, False, True, False]
 
 
-class TestCollapse:
-    ALIKE = staticmethod(lambda step: seen(step, cosine=lambda n: 0.999 if n == 2 else 0.5))
+# the distance between tokens, 1 - cosine, and the loss at a step; what is said first
+PLATEAUS = {
+    "one direction": (lambda step: 1e-9 * (1 + step * step % 7), lambda step: 3.02, ("collapsed", 50)),
+    "leaving exponentially": (lambda step: 1e-8 * math.exp(step / 20), lambda step: 3.02, ("plateau", 50)),
+    "apart": (lambda step: 0.04 * math.exp(-step / 200), lambda step: 3.02, ("plateau", 50)),
+    "still falling": (lambda step: 1e-9, lambda step: 3.08 - step / 400, ("plateau", 50)),
+    "far apart": (lambda step: 0.5, lambda step: 3.02, None),
+    "no plateau": (lambda step: 1e-9, lambda step: 2.5, None),
+}
 
-    def test_the_alarm_needs_both_signs_and_time_and_speaks_once(self):
-        judge, alarms = judge_of(3.0, losses=(5.0, 4.0)), []
-        for step in range(3, 100):
-            judge.loss(step, 3.02)
-            alarms += judge.observed(self.ALIKE(step))
-            judge = reloaded(judge, 3.0, 1000)
-        # the first median of the plateau has ten losses, of which six are on it
-        (event,) = alarms
-        assert (event.kind, event.step) == ("collapsed", 2 + 8 + COLLAPSE_UPDATES - 1)
-        assert (event.sublayer, event.where, event.measured, event.now) == (2, "layer 2", "cosine", 0.999)
 
-    @pytest.mark.parametrize("losses", [[2.5] * 200, noisy((20, 5.8, 3.1), (14, 3.1, 3.0), (20, 2.9, 2.4))])
-    def test_a_loss_off_the_plateau_and_tokens_apart_are_no_collapse(self, losses):
-        # Pre-LN passes the plateau
-        assert judge_of(3.0, losses=losses).observed(self.ALIKE(len(losses))) == []
-        assert judge_of(3.0, losses=[3.0] * 200).observed(seen(200, cosine=0.5)) == []
+@pytest.mark.parametrize("every", [1, 7, 10, 1000])
+@pytest.mark.parametrize("name", PLATEAUS)
+def test_a_collapse_is_told_from_a_plateau_whatever_the_looks(name, every):
+    apart, loss, first = PLATEAUS[name]
+    judge, events = judge_of(3.0), []
+    for step in range(1, 101):
+        judge.loss(step, loss(step))
+        if step % every == 0 or judge.wants_a_look(step):
+            events += judge.observed(seen(step, cosine=lambda n, step=step: 1 - apart(step) if n == 2 else 0.5))
+        judge = reloaded(judge, 3.0, 1000)
+    assert [(event.kind, event.step) for event in events][:1] == ([] if first is None else [first])
+    if first == ("collapsed", 50):
+        (event,) = events
+        assert (event.sublayer, event.where, event.measured) == (2, "layer 2", "cosine")
 
-    def test_the_sublayers_are_measured_while_the_loss_stays(self):
-        judge, looks = judge_of(3.0), []
-        for step in range(1, 71):
-            judge.loss(step, 3.0 if step < 60 else 2.0)
-            looks += [step] if judge.wants_a_look(step) else []
-        assert looks == list(range(30, 61, COLLAPSE_LOOK))
-        judge.state.collapsed = True
-        assert not any(judge.wants_a_look(step) for step in range(100))
-        # without an entropy nothing is suspected
-        assert not any(judge_of(None, losses=[3.0] * 60).wants_a_look(step) for step in range(100))
+
+SKEWED = {
+    "a bad batch": ([2.0 + 0.1 * math.sin(7 * k) for k in range(64)], 3.2, True),
+    "near zero": ([2.0] * 5 + [1e-4 * (1 + 50 * (k % 9 == 0)) for k in range(59)], 0.05, False),
+    "heavy tails": ([math.tan(1.5 * math.sin(k)) ** 2 for k in range(1, 65)], 900.0, False),
+    "below zero": ([-2.0 + 0.1 * math.sin(7 * k) for k in range(64)], -0.5, True),
+    "all equal": ([0.0] * 64, 0.05, False),
+    "too few": ([2.0 + 0.1 * math.sin(7 * k) for k in range(20)], 9.0, False),
+}
+
+
+@pytest.mark.parametrize("name", SKEWED)
+def test_a_spike_is_judged_by_the_tail_of_the_losses(name):
+    losses, value, spike = SKEWED[name]
+    assert is_spike(losses, value, losses[0]) == spike
+
+
+@pytest.mark.parametrize(("rate", "said"), [(None, [("rate", 40)]), (1e-3, [])])
+def test_updates_that_rise_alike_are_a_rate_where_no_optimiser_is_known(rate, said):
+    judge, events = judge_of(), []
+    for step, update in ((10, 1e-3), (20, 2e-3), (30, 1e-3), (40, 0.03), (50, 0.03)):
+        observation = seen(step, update=update)
+        observation.rate = rate
+        events += judge.updated(observation, set())
+    assert [(event.kind, event.step) for event in events] == said
 
 
 def steps_of_divergence(values, entropy=ENTROPY, steps=1000, reload=False):

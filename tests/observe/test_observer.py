@@ -19,7 +19,7 @@ SIZES = {"layers": 3, "heads": 2, "width": 16, "block": 12, "vocab": 40}
 
 def build(scheme="proj-spheretnorm", **options):
     torch.manual_seed(0)
-    model = GPT(GPTConfig(scheme=scheme, **{**SIZES, **options}))
+    model = GPT(GPTConfig(scheme=scheme, **{**SIZES, "head_bias": "zero", **options}))
     ids = torch.randint(40, (3, 13))
     return model, ids[:, :-1], ids[:, 1:]
 

@@ -63,6 +63,12 @@ def test_another_model_is_refused(tmp_path):
     assert (tmp_path / "watch.jsonl").read_bytes() == whole
 
 
+def test_two_watches_do_not_mix_their_lines(tmp_path):
+    with spheret.watch(llama(layers=1), out=tmp_path), pytest.raises(BlockingIOError, match="another watch"):
+        spheret.watch(llama(layers=1), out=tmp_path)
+    spheret.watch(llama(layers=1), out=tmp_path).close()
+
+
 @pytest.mark.parametrize("content", [b"mine\n", b'{"format":"other"}\n', b"\xff\xfe"])
 def test_a_strangers_file_is_left(tmp_path, content):
     (tmp_path / "watch.jsonl").write_bytes(content)

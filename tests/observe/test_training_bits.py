@@ -120,9 +120,6 @@ def test_nothing_is_done_between_the_watched_steps():
 
 def test_an_inner_error_leaves_no_trace():
     model = llama(layers=2)
-    with spheret.watch(model, 1, quiet=True) as watch:
-        with pytest.raises(IndexError):
-            model(input_ids=X + 10_000)
-        # the trial failed, too: the weights are watched
-        assert watch.header.found == "parameters only"
+    with spheret.watch(model, 1, quiet=True), pytest.raises(IndexError):
+        model(input_ids=X + 10_000)
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())

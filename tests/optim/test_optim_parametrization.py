@@ -25,7 +25,7 @@ REFUSED = {
     "mup": {"rezero": "norm before the head"},
     "completep": {
         "rezero": "norm before the head",
-        **dict.fromkeys(("deepnorm", "keel", "lns", "layerscale", "beam"), "a rule of its own"),
+        **dict.fromkeys(("deepnorm", "keel", "lns", "layerscale", "beam", "vp-gate"), "a rule of its own"),
     },
 }
 
