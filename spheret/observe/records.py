@@ -153,6 +153,13 @@ class Start:
     loss: float | None
     expected: float
 
+    @property
+    def distance(self) -> str:
+        """How far the loss is from the expected one, in words."""
+        assert self.loss is not None
+        side = "above" if self.loss >= self.expected else "below"
+        return f"{abs(self.loss - self.expected):.2f} {side} the loss of a model that knows nothing"
+
 
 @dataclass(slots=True)
 class Header:
