@@ -202,15 +202,7 @@ def check_config(saved: Checkpoint, path: Path, settings: dict[str, Any]) -> Non
 def describe_data(data: Data | None, tokenizer: TokenizerRecord) -> DataRecord:
     """The data section of config.json. Without data it names only the tokenizer."""
     if data is None:
-        return DataRecord(
-            path=None,
-            manifest_sha256=None,
-            corpus=None,
-            tokenizer=tokenizer,
-            tokens=None,
-            val_fraction=None,
-            unigram_entropy=None,
-        )
+        return DataRecord(None, None, None, tokenizer, None, None, None)
     return DataRecord(
         path=str(data.path.resolve()),
         manifest_sha256=manifest_sha256(data),

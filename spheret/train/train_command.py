@@ -203,14 +203,7 @@ def _train(world: World, where: TrainOptions, settings: Given) -> int:
     parameters = model.parameter_count()
     # before the directory is claimed: --force removes a run only if all that the new one needs was found
     trainer = Trainer(
-        path,
-        model,
-        config.train,
-        config.evaluation,
-        data,
-        world,
-        described.unigram_entropy,
-        where.quiet,
+        path, model, config.train, config.evaluation, data, world, described.unigram_entropy, where.quiet
     )
     if config.train.init_from is not None and run is None:
         _initial_weights(config.train.init_from, trainer)
