@@ -128,23 +128,12 @@ class Attention(nn.Module):
         group = self.shape.heads // self.shape.kv_heads
         return x if group == 1 else x.unsqueeze(2).expand(-1, -1, group, -1, -1).flatten(1, 2)
 
-    def weights(
-        self, x: Tensor, turn: Rotation | None = None, keys: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensor:
-        """The attention weights (batch, heads, time, keys), before dropout. `forward` has them in its kernel only.
-
-        keys: those of all tokens, where a cache holds them; by default those of x.
-        mask: boolean, or added to the scores; by default causal.
-        """
-        q, k, _ = self.queries_keys_values(x, turn)
-        scores = q @ self.for_every_head(k if keys is None else keys).mT / math.sqrt(q.shape[-1])
-        if mask is None and q.shape[2] > 1:
-            mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).tril()
-        if mask is not None and mask.dtype == torch.bool:
-            # a row of padding attends to nothing: the lowest number gives it equal weights, where -inf gives NaN
-            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-        elif mask is not None:
-            scores = scores + mask
+    def weights(self, x: Tensor) -> Tensor:
+        """The causal attention weights (batch, heads, time, time), before dropout."""
+        q, k, _ = self.queries_keys_values(x)
+        scores = q @ self.for_every_head(k).mT / math.sqrt(q.shape[-1])
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
+        scores = scores.masked_fill(future, torch.finfo(scores.dtype).min)
         return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
 
     def forward(
