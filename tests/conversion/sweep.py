@@ -1,15 +1,12 @@
 """Which architectures of transformers `spheret.convert` converts exactly: each is built small, at random, and tried.
 
-`python tests/conversion/sweep.py --out FILE` tries all of them, each in a fork with little memory and little time. It
-writes a line of JSON per class, and goes on where an earlier run has stopped. `--count` only counts what FILE holds.
-
+Each runs in a fork with little memory and little time.
 A class that is converted exactly is also trained for a step at t = 0, 0.3 and 1, with and without gradient
 checkpointing, saved, and loaded.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import inspect
 import json
@@ -18,10 +15,8 @@ import random
 import re
 import resource
 import signal
-import sys
 import tempfile
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,9 +96,6 @@ class Case(NamedTuple):
     table: str
     model_type: str
     name: str
-
-
-Trial = Callable[[Case], dict[str, Any]]
 
 
 def cases() -> list[Case]:
@@ -422,7 +414,7 @@ def attempt(case: Case) -> dict[str, Any]:
     return {"end": "exact", "gap": max(gap, report.difference), "converted": sums[0], "left": sums[1], **used}
 
 
-def in_fork(case: Case, trial: Trial | None = None) -> dict[str, Any]:
+def in_fork(case: Case, trial: Callable[[Case], dict[str, Any]] | None = None) -> dict[str, Any]:
     """The outcome of one case, in a fork with limits. What ends the fork is an outcome, too.
 
     trial: what is tried there; by default a conversion.
@@ -456,55 +448,9 @@ def in_fork(case: Case, trial: Trial | None = None) -> dict[str, Any]:
     return {**case._asdict(), **outcome}
 
 
-def reason(row: dict[str, Any]) -> str:
-    """A refusal or failure without the names in it, for counting."""
-    return re.sub(r"\S*[\d._/]\S+", "_", row.get("why", ""))[:110]
-
-
-def count(rows: list[dict[str, Any]]) -> str:
-    """The outcomes by table and end, then the reasons."""
-    lines = []
-    for table in ("causal", "bare"):
-        ends = Counter(row["end"] for row in rows if row["table"] == table)
-        listed = ", ".join(f"{number} {end}" for end, number in ends.most_common())
-        lines.append(f"{table}: {ends.total()} tried: {listed}")
-        exact = [row for row in rows if row["table"] == table and row["end"] == "exact"]
-        done = (
-            f"{sum(row.get(name) is True for row in exact)} {name}" for name in ("trained", "checkpointed", "loaded")
-        )
-        lines.append(f"  of the exact ones: {', '.join(done)}")
-    whys = Counter((row["table"], row["end"], reason(row)) for row in rows if row["end"] != "exact")
-    lines += [f"{number:4d} {table} {end}: {why}" for (table, end, why), number in whys.most_common()]
-    return "\n".join(lines)
-
-
 def prepare() -> None:
     """What every fork needs, imported once."""
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     for name in ("modeling_utils", "models.llama.modeling_llama", "models.mixtral.modeling_mixtral"):
         importlib.import_module(f"transformers.{name}")
-
-
-def run(arguments: list[str], trial: Any = None, counted: Any = count, description: str | None = __doc__) -> int:
-    """The command. Its exit code is 1 if a class has crashed or is wrong. trial: what to try, as in `in_fork`."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--out", type=Path, required=True, help="the file of outcomes, one line of JSON per class")
-    parser.add_argument("--only", nargs="*", default=[], help="try these classes anew, and no others")
-    parser.add_argument("--count", action="store_true", help="try nothing")
-    options = parser.parse_args(arguments)
-    lines = options.out.read_text().splitlines() if options.out.exists() else []
-    done = {row["name"]: row for row in map(json.loads, lines)}
-    prepare()
-    todo = [c for c in cases() if c.name in options.only or (not options.only and c.name not in done)]
-    for case in [] if options.count else todo:
-        row = done[case.name] = in_fork(case, trial)
-        with options.out.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        print(f"{len(done)} {case.name}: {row['end']} {row.get('why', '')[:160]}", flush=True)
-    print(counted(list(done.values())))
-    return int(any(row["end"] in ("crashed", "wrong") for row in done.values()))
-
-
-if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))

@@ -24,8 +24,6 @@ def test_two_architectures(tmp_path):
     assert all(ends["LlamaForCausalLM"][use] for use in ("trained", "checkpointed", "loaded"))
     assert ends["AlbertModel"]["end"] == "refused"
     assert "more than once in one forward pass" in ends["AlbertModel"]["why"]
-    lines = sweep.count(list(ends.values())).splitlines()
-    assert (lines[0], lines[2]) == ("causal: 1 tried: 1 exact", "bare: 1 tried: 1 refused")
 
 
 def test_what_ends_a_fork_is_an_outcome(tmp_path, monkeypatch):
