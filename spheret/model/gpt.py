@@ -17,7 +17,6 @@ from spheret.connections.bounded import Constrained
 from spheret.model.branches import MLP, Attention, Block, Cache, rotation
 from spheret.model.config import PRESETS, GPTConfig
 from spheret.model.head import Shift, UntiedHead, log_frequencies
-from spheret.model.linear import linear
 from spheret.model.loss import cross_entropy, token_losses
 from spheret.model.sampling import check_prompt, choose
 from spheret.support.autograd import plain_backward, recorded
@@ -191,7 +190,7 @@ class GPT(Constrained):
 
     def logits(self, h: Tensor) -> Tensor:
         """Logits from the output of `stream`."""
-        y = linear(self.read_out(h), self._outer_weight())
+        y = F.linear(self.read_out(h), self._outer_weight())
         y = y if self.logit_norm is None else self.logit_norm(y)
         return y if self.head_bias is None else y + self.head_bias.to(y.dtype)
 
