@@ -28,8 +28,9 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import spheret
-from spheret.conversion import ConversionError, anneal, load
+from spheret.conversion import ConversionError, anneal
 from spheret.conversion.trace import returned_tensors
+from spheret.hub import load
 
 MEMORY, COMPUTING, WAITING = 2 << 30, 60, 400
 SEED, VOCAB, WIDTH = 0, 97, 32
