@@ -1,8 +1,7 @@
 """Which architectures of transformers `spheret.convert` converts exactly: each is built small, at random, and tried.
 
 Each runs in a fork with little memory and little time.
-A class that is converted exactly is also trained for a step at t = 0, 0.3 and 1, with and without gradient
-checkpointing, saved, and loaded.
+A class that is converted exactly is also trained for a step at t = 0, 0.3 and 1, saved, and loaded.
 """
 
 from __future__ import annotations
@@ -282,23 +281,6 @@ def _apart(first: Gradients, second: Gradients) -> float:
     return max(gaps, default=0.0) / max(scale, 1e-30)
 
 
-def checkpointed(model: torch.nn.Module, given: dict[str, Any]) -> float:
-    """How far the gradients with gradient checkpointing are from those without, in training mode."""
-    model.train()
-    # batch norms count
-    buffers = {x: x.clone() for x in model.buffers()}
-    try:
-        plain = gradients(model, given)
-        model.gradient_checkpointing_enable()
-        return _apart(plain, gradients(model, given))
-    finally:
-        model.eval()
-        for x, kept in buffers.items():
-            x.copy_(kept)
-        # of a model that knows no checkpointing, this raises an error
-        model.gradient_checkpointing_disable()
-
-
 def reloaded(model: torch.nn.Module, opened: Any) -> torch.nn.Module:
     """The model after it was saved and opened again."""
     with tempfile.TemporaryDirectory() as directory:
@@ -318,7 +300,6 @@ class Uses(NamedTuple):
     """What the original can do, to which the converted model is held."""
 
     gradients: Gradients | None
-    checkpointing: bool
     saving: bool
 
 
@@ -331,7 +312,6 @@ def uses(model: torch.nn.Module, given: dict[str, Any], before: list[torch.Tenso
         truth = None
     return Uses(
         truth,
-        truth is not None and _works(lambda: checkpointed(model, given) <= TOLERANCE),
         # memory that is laid out otherwise may round otherwise
         _works(lambda: _gap(before, _run(reloaded(model, type(model).from_pretrained), given)) <= RELOADED),
     )
@@ -350,9 +330,6 @@ def use(model: torch.nn.Module, given: dict[str, Any], able: Uses) -> dict[str, 
             own = {name: x for name, x in found.items() if ".spheret." not in f".{name}"}
             if t == 0 and not (gap := _apart(able.gradients, own)) <= GRADIENT_TOLERANCE:
                 return {"why": f"gradients at t = 0 differ by {gap:.1e}"}
-            if able.checkpointing and not (gap := checkpointed(model, given)) <= TOLERANCE:
-                return {"why": f"gradients with checkpointing at t = {t} differ by {gap:.1e}"}
-        outcome["checkpointed"] = able.checkpointing
     if able.saving:
         anneal(model, 0.3)
         try:

@@ -12,19 +12,13 @@ def small_model(scheme="proj-spheretnorm", **changes):
     return randomize(GPT(GPTConfig(**{**TINY, **changes}, scheme=scheme))).double().eval()
 
 
-def test_several_tokens_after_a_cache():
+def test_embeddings_and_several_tokens_after_a_cache():
     model, x = small_model(), tokens(2, 12)
     cache = Cache(model.config, 2, x.device, torch.float64)
-    parts = [model.stream(x[:, a:b], cache) for a, b in ((0, 5), (5, 6), (6, 12))]
+    parts = [model.stream(model.tokens(x[:, :5]), cache)]
+    parts += [model.stream(x[:, a:b], cache) for a, b in ((5, 6), (6, 12))]
     torch.testing.assert_close(torch.cat(parts, 1), model.stream(x))
     assert cache.length == 12
-
-
-def test_embeddings_stand_for_tokens():
-    model, x = small_model(), tokens(2, 12)
-    cache = Cache(model.config, 2, x.device, torch.float64)
-    parts = [model.stream(model.tokens(x[:, :5]), cache), model.stream(x[:, 5:], cache)]
-    torch.testing.assert_close(torch.cat(parts, 1), model.stream(x))
     with pytest.raises(ValueError, match=r"or embeddings \(batch, time, \d+\), got \(2, 12, 3\)"):
         model.stream(model.tokens(x)[..., :3])
 
