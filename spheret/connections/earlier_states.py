@@ -87,16 +87,16 @@ def weighted_sum(weights: Iterable[Tensor], rows: Sequence[Tensor]) -> Tensor:
 
 
 class StartMix(nn.Module):
-    """r h + m start, with learned scalars r = 1 and m = mix at the start, in float32 or better."""
+    """r h + m start, with learned scalars r = keep and m = mix at the start, in float32 or better."""
 
-    def __init__(self, mix: float, *, device: Device = None, dtype: torch.dtype | None = None):
+    def __init__(self, mix: float, keep: float = 1.0, *, device: Device = None, dtype: torch.dtype | None = None):
         super().__init__()
-        self.mix = mix
+        self.mix, self.keep = mix, keep
         self.r, self.m = empty_parameter(1, device, dtype), empty_parameter(1, device, dtype)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.ones_(self.r)
+        nn.init.constant_(self.r, self.keep)
         nn.init.constant_(self.m, self.mix)
 
     def forward(self, h: Tensor, start: Tensor) -> Tensor:
@@ -133,10 +133,12 @@ class StartConnection(PreparedConnection):
 class X0(ResidualScheme):
     """h' = x + F(LN x), with x = r h + m h_0 before a block and x = h within it; h_0 is what entered the stream.
 
-    r and m are learned scalars, one each per block. r starts at 1 and m at `mix`. And a final norm.
+    r and m are learned scalars, one each per block. r starts at 1 and m at `mix`. And a final norm. With `falling`
+    they start at nanochat's values, which fall over the blocks: r from 1.15 to 1.05, m from 0.2 to 0.05.
     """
 
     mix: float = 0.1
+    falling: bool = False
     source: ClassVar[str] = "nanochat; modded-nanogpt"
     one_stream: ClassVar[bool] = False
 
@@ -144,7 +146,9 @@ class X0(ResidualScheme):
         return FirstState(Started)
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
-        mix = StartMix(self.mix) if sublayer % 2 else None
+        depth = (sublayer - 1) / max(1, num_sublayers - 2)
+        starts = (0.2 - 0.15 * depth, 1.15 - 0.1 * depth) if self.falling else (self.mix,)
+        mix = StartMix(*starts) if sublayer % 2 else None
         return StartConnection(dim, sublayer, num_sublayers, self.build_norm(dim), mix)
 
     def exit(self, dim: int) -> nn.Module:

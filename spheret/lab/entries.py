@@ -94,8 +94,7 @@ class Entry:
 
         Older rows have seconds that were measured side by side.
         """
-        every = [row.step_seconds or row.seconds / row.steps for row in self.finals.values()]
-        return min(every, default=None)
+        return min((row.step_seconds or row.seconds / row.steps for row in self.finals.values()), default=None)
 
     @property
     def mean(self) -> float:

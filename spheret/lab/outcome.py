@@ -51,8 +51,7 @@ def _table(answer: GroupAnswer) -> Table:
 
 
 def _cells(answer: GroupAnswer, entry: Entry) -> list[str]:
-    gap = answer.gap(entry.label, answer.reference)
-    mean = answer.means.get(entry.label, entry.mean)
+    gap, mean = answer.gap(entry.label, answer.reference), answer.means.get(entry.label, entry.mean)
     return [
         entry.label,
         "-" if entry.rate is None else f"{entry.rate:g}",

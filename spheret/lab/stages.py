@@ -77,16 +77,17 @@ def tuning(plan: Plan, group: Group, contestant: Contestant, rows: Rows) -> Tuni
 
 def lowest_losses(plan: Plan, group: Group, rows: Rows) -> dict[str, float]:
     """The lowest loss of every contestant whose search has ended; without fresh seeds, of its first seed."""
-    if group.part.fresh:
-        found = {each.label: tuning(plan, group, each, rows) for each in group.contestants}
-        return {
-            label: min(each.losses.values(), default=math.inf) for label, each in found.items() if not each.missing
-        }
-    first = group.part.tuned_with[0]
-    keys = {each.label: [Key(group.name, each.label, rate, first) for rate in group.rates(each.label)]
-            for each in group.contestants}  # fmt: skip
-    ended = {label: [rows[key] for key in own] for label, own in keys.items() if all(key in rows for key in own)}
-    return {label: min(mean_loss([row]) for row in own) for label, own in ended.items()}
+    found = dict[str, float]()
+    for each in group.contestants:
+        if group.part.fresh:
+            search = tuning(plan, group, each, rows)
+            losses = None if search.missing else [*search.losses.values(), math.inf]
+        else:
+            keys = [Key(group.name, each.label, rate, group.part.tuned_with[0]) for rate in group.rates(each.label)]
+            losses = [mean_loss([rows[key]]) for key in keys] if all(key in rows for key in keys) else None
+        if losses is not None:
+            found[each.label] = min(losses)
+    return found
 
 
 def distances(plan: Plan, group: Group, rows: Rows) -> dict[str, float]:

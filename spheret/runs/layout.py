@@ -24,7 +24,7 @@ EVAL_SAMPLES = "eval_samples.jsonl"
 INSPECT = "inspect.json"
 INSPECT_FIGURE = "inspect.png"
 
-# everything a run may hold; `--force` removes these and nothing else, the config last: without it this is no run
+# everything a run may hold; `--force` removes these and nothing else, the config last: without it this is not a run
 RUN_FILES = (
     METRICS, CHECKPOINTS, TOKENIZER, TENSORBOARD, EVAL, EVAL_SAMPLES, INSPECT, INSPECT_FIGURE, SAMPLE, CONFIG,
 )  # fmt: skip

@@ -160,6 +160,12 @@ class TestStart:
         # the final norm's eps counts for less beside a sum of streams
         torch.testing.assert_close(models[0](tokens()), models[1](tokens()), rtol=0, atol=1e-3)
 
+    def test_the_starts_of_x0_fall(self):
+        built = scheme("x0", falling=True)
+        mixes = [built.connect_block(D, block, 4)[0].mix_norm for block in range(1, 5)]
+        assert [mix.r.item() for mix in mixes] == pytest.approx([1.15, 1.15 - 0.1 / 3, 1.05 + 0.1 / 3, 1.05])
+        assert [mix.m.item() for mix in mixes] == pytest.approx([0.2, 0.15, 0.1, 0.05])
+
     def test_mhc_reads_and_writes_every_stream_alike(self):
         x = rows(5, D).float()
         built, branch = scheme("mhc", norm="layernorm"), nn.Linear(D, D)

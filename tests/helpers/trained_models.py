@@ -12,7 +12,14 @@ VOCAB = 320
 
 def config(scheme, layers=2, width=32, block=64, **options):
     return GPTConfig(
-        layers=layers, heads=4, width=width, block=block, vocab=VOCAB, scheme=scheme, scheme_options=options
+        layers=layers,
+        heads=4,
+        width=width,
+        block=block,
+        vocab=VOCAB,
+        head_bias="zero",
+        scheme=scheme,
+        scheme_options=options,
     )
 
 

@@ -107,6 +107,16 @@ def test_a_spike_is_judged_by_the_tail_of_the_losses(name):
     assert is_spike(losses, value, losses[0]) == spike
 
 
+@pytest.mark.parametrize(("rate", "said"), [(None, [("rate", 40)]), (1e-3, [])])
+def test_updates_that_rise_alike_are_a_rate_where_no_optimiser_is_known(rate, said):
+    judge, events = judge_of(), []
+    for step, update in ((10, 1e-3), (20, 2e-3), (30, 1e-3), (40, 0.03), (50, 0.03)):
+        observation = seen(step, update=update)
+        observation.rate = rate
+        events += judge.updated(observation, set())
+    assert [(event.kind, event.step) for event in events] == said
+
+
 def steps_of_divergence(values, entropy=ENTROPY, steps=1000, reload=False):
     """The steps at which the judge finds a divergence."""
     judge, found = judge_of(entropy, steps), []

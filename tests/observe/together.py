@@ -26,7 +26,14 @@ def gpt():
     torch.manual_seed(0)
     return spheret.GPT(
         spheret.GPTConfig(
-            layers=2, heads=2, width=16, block=16, vocab=VOCAB, scheme="proj-spheretnorm", head="untied"
+            layers=2,
+            heads=2,
+            width=16,
+            block=16,
+            vocab=VOCAB,
+            scheme="proj-spheretnorm",
+            head="untied",
+            head_bias="none",
         )
     )
 
