@@ -24,10 +24,6 @@ def _stderr(values: Sequence[float]) -> float | None:
     return math.sqrt(math.fsum((x - mean) ** 2 for x in values) / (len(values) - 1) / len(values))
 
 
-def _mean_with_error(values: Sequence[Any]) -> tuple[float, float | None]:
-    return _mean(values), _stderr(values)
-
-
 def _perplexity(values: Sequence[Any]) -> tuple[float, float | None]:
     """exp(-mean log-likelihood), with its error by the delta method: the slope of exp is the value itself."""
     value, error = math.exp(-_mean(values)), _stderr(values)
@@ -63,7 +59,9 @@ METRICS: dict[str, Callable[[Sequence[Any]], tuple[float, float | None]]] = {
 
 def summary(metric: str, values: Sequence[Any]) -> MetricRecord:
     """The value of a metric and its standard error, from its values per document."""
-    return MetricRecord(*METRICS.get(metric, _mean_with_error)(values))
+    return (
+        MetricRecord(*METRICS[metric](values)) if metric in METRICS else MetricRecord(_mean(values), _stderr(values))
+    )
 
 
 def read(run: str | Path) -> EvalRecord:
