@@ -157,7 +157,7 @@ class TestPickle:
         "own", [Retraction.from_angle(lambda beta: beta.tanh()), replace(RETRACTIONS["projection"], name="mine")]
     )
     def test_what_cannot_be_pickled(self, own):
-        with pytest.raises(pickle.PicklingError):
+        with pytest.raises((pickle.PicklingError, AttributeError)):
             pickle.dumps(own)
 
 
