@@ -233,9 +233,9 @@ class TestEdges:
 
 
 @pytest.mark.parametrize("backend", EVERY)
-def test_zero_and_nan_rows(backend):
+def test_zero_nan_and_infinite_rows(backend):
     h, f, g = inputs(24)
-    h[3], h[5, 2], f[7, 2] = 0, math.nan, math.nan
+    h[3], h[5, 2], f[7, 2], h[9, 2], f[11, 2] = 0, math.nan, math.nan, math.inf, -math.inf
     h.requires_grad_(), f.requires_grad_()
     for name in known_to(backend):
         with use(backend):
@@ -244,8 +244,8 @@ def test_zero_and_nan_rows(backend):
         assert (out[3] == 0).all()
         assert torch.equal(dh[3], g[3])
         assert (df[3] == 0).all()
-        assert out[[5, 7]].isnan().all()
-        good = [i for i in range(16) if i not in (3, 5, 7)]
+        assert out[[5, 7, 9, 11]].isnan().all()
+        good = [i for i in range(16) if i not in (3, 5, 7, 9, 11)]
         assert all(x[good].isfinite().all() for x in (out, dh, df))
 
 
