@@ -15,7 +15,6 @@ from spheret.runs.layout import (
     CONFIG,
     EVAL,
     INSPECT,
-    INSPECT_FIGURE,
     LOCK,
     METRICS,
     RUN_FILES,
@@ -63,7 +62,7 @@ def _check_own(path: Path, whole: bool) -> None:
     check_results("--out", path, SAMPLE)
     if whole:
         check_results("--out", path, EVAL)
-        check_results("--out", path, INSPECT, INSPECT_FIGURE)
+        check_results("--out", path, INSPECT)
     for step in checkpoint.steps(path / CHECKPOINTS):
         checkpoint.check_own(path / CHECKPOINTS / f"step-{step}")
     for folder, is_own in ((CHECKPOINTS, checkpoint.is_own_name), (TENSORBOARD, is_event_file)):
