@@ -184,7 +184,7 @@ def _group(runs: Sequence[Run], names: dict[Path, str], name: str) -> RunGroup:
     settings = [_settings(run) for run in runs]
     keys = list(dict.fromkeys(key for run_settings in settings for key in run_settings))
     differing = [key for key in keys if len({json.dumps(run_settings.get(key)) for run_settings in settings}) > 1]
-    # a min_lr that follows from the rate is no setting of its own
+    # a min_lr that follows from the rate is not its own setting
     follows = len({round(run.settings.train.min_lr / run.settings.train.lr, 9) for run in runs}) == 1
     named = [key for key in differing if key != "lr" and not (key == "min_lr" and follows)]
     usual = {key: _usual([run_settings.get(key) for run_settings in settings]) for key in named}

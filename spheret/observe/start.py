@@ -64,7 +64,7 @@ def radius_of(model: GPT) -> float | None:
 def start_warning(model: GPT, start: Start, entropy: float | None, advice: Iterable[Advice]) -> str | None:
     """What to know before the first update about a stream of constant norm.
 
-    entropy: that of the token frequencies, if it is known.
+    entropy: the entropy of the token frequencies, if it is known.
     """
     own, loss, reasons = start.own_logit, start.loss, []
     if radius_of(model) is None or own is None or loss is None:
@@ -72,8 +72,7 @@ def start_warning(model: GPT, start: Start, entropy: float | None, advice: Itera
     if model.config.head == "tied" and own >= HIGH_OWN_LOGIT:
         reasons.append(
             f"the model starts by predicting the current token, because its head is the transposed embedding: the "
-            f"token's own logit is {own:.1f} above the mean, and the loss {loss:.2f} is {loss - start.expected:.2f} "
-            f"above that of a model that knows nothing"
+            f"token's own logit is {own:.1f} above the mean, and the loss {loss:.2f} is {start.distance}"
         )
     if entropy is not None and start.expected - entropy >= HIGH_FREQUENCIES:
         reasons.append(

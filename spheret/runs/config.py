@@ -178,7 +178,7 @@ class TrainConfig:
             works = f"{below:,} or {below + unit:,}" if below else f"{unit:,} or {2 * unit:,}"
             processes = f" x {world_size} processes" if world_size > 1 else ""
             raise ValueError(
-                f"train.tokens_per_update {self.tokens_per_update:,} is no multiple of batch {self.batch_size} x "
+                f"train.tokens_per_update {self.tokens_per_update:,} is not a multiple of batch {self.batch_size} x "
                 f"block {block}{processes} = {unit:,}: {works} would work."
             )
         return self.tokens_per_update // unit

@@ -23,7 +23,7 @@ EVAL = "eval.json"
 EVAL_SAMPLES = "eval_samples.jsonl"
 INSPECT = "inspect.json"
 
-# everything a run may hold; `--force` removes these and nothing else, the config last: without it this is no run
+# everything a run may hold; `--force` removes these and nothing else, the config last: without it this is not a run
 RUN_FILES = (
     METRICS, CHECKPOINTS, TOKENIZER, TENSORBOARD, EVAL, EVAL_SAMPLES, INSPECT, SAMPLE, CONFIG,
 )  # fmt: skip
