@@ -15,7 +15,6 @@ from spheret.runs.layout import (
     CONFIG,
     EVAL,
     INSPECT,
-    INSPECT_FIGURE,
     LOCK,
     METRICS,
     RUN_FILES,
@@ -61,7 +60,7 @@ def _check_own(path: Path, whole: bool) -> None:
     check_results("--out", path, SAMPLE)
     if whole:
         check_results("--out", path, EVAL)
-        check_results("--out", path, INSPECT, INSPECT_FIGURE)
+        check_results("--out", path, INSPECT)
     for step in checkpoint.steps(path / CHECKPOINTS):
         checkpoint.check_own(path / CHECKPOINTS / f"step-{step}")
     for entry in (path / CHECKPOINTS).iterdir() if whole and (path / CHECKPOINTS).exists() else ():

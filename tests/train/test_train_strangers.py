@@ -187,7 +187,7 @@ def test_no_link_is_written_through(name, run, prepared, tmp_path, capsys):
 
 # what somebody may put into a run: among what a training writes, and among what its removal removes
 WRITTEN = ["sample.json", "run.lock", "checkpoints/step-2/notes.txt", "checkpoints/step-9/a.txt"]
-REMOVED = [*WRITTEN, "eval.json", "inspect.json", "inspect.png", "checkpoints/notes.txt"]
+REMOVED = [*WRITTEN, "eval.json", "inspect.json", "checkpoints/notes.txt"]
 
 
 @pytest.mark.parametrize(
