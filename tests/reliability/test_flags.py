@@ -127,7 +127,7 @@ def test_numbers_are_written_over_numbers_alone(what, tmp_path):
     else:
         others = {"device": Path("/dev/full"), "directory": tmp_path, "below a file": notes / "it.json"}
         path = others.get(what, notes)
-    with pytest.raises((OSError, ValueError), match="--json|notes"):
+    with pytest.raises((OSError, ValueError), match=r"--json|notes"):
         check_output_file("--json", path)
 
 
