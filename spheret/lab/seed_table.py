@@ -11,15 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
-from typing import Any, Literal
+from typing import Literal
 
-from spheret.lab.statistics import (
-    LEVEL,
-    holm,
-    mean_and_deviation,
-    quantile,
-    student_interval,
-)
+from spheret.lab.statistics import LEVEL, Interval, holm, mean_and_deviation, quantile, student_interval
 
 
 @dataclass(frozen=True)
@@ -130,49 +124,41 @@ def _residual_squares(rows: Sequence[Sequence[float]]) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Pair:
+class Pair(Interval):
     """The first contestant's mean loss minus the second's, over the seeds of a table.
 
     `low` and `high` bound the confidence interval of only this pair. `adjusted` is the p-value after Holm's
-    correction over all pairs of the table, and `verdict` names the better contestant by it: "first", "second" or
-    "none". So an interval may exclude 0 where the verdict is "none".
+    correction over all pairs of the table, and `verdict` names the better contestant by it. So an interval may
+    exclude 0 where the verdict is "none". `error` is the standard error of the estimate.
     """
 
     first: str
     second: str
-    estimate: float
-    low: float
-    high: float
-    p: float
     adjusted: float
-    verdict: Literal["first", "second", "none"]
-    # standard error of the estimate
     error: float
 
     @property
     def significant(self) -> bool:
-        return self.verdict != "none"
+        return self.adjusted < 1 - LEVEL
+
+    @property
+    def verdict(self) -> Literal["first", "second", "none"]:
+        if not self.significant:
+            return "none"
+        return "first" if self.estimate < 0 else "second"
 
     @property
     def mirrored(self) -> Pair:
         """The same pair in the other order."""
-        verdict: dict[str, Any] = {"first": "second", "second": "first", "none": "none"}
-        return replace(
-            self,
-            first=self.second,
-            second=self.first,
-            estimate=-self.estimate,
-            low=-self.high,
-            high=-self.low,
-            verdict=verdict[self.verdict],
-        )
+        numbers = {"estimate": -self.estimate, "low": -self.high, "high": -self.low}
+        return replace(self, first=self.second, second=self.first, **numbers)
 
 
-def pairs(table: SeedTable, level: float = LEVEL) -> list[Pair]:
+def pairs(table: SeedTable) -> list[Pair]:
     """All pairs of the table's contestants, in their order.
 
     If the noise is the same for all contestants, the intervals have their stated coverage, and the probability of one
-    or more false verdicts is at most 1 - level. With two contestants this is the paired t-test. This holds
+    or more false verdicts is at most 0.05. With two contestants this is the paired t-test. This holds
     for any seed effect.
 
     If some contestants are noisier than others, comparisons of the noisy ones are too bold and comparisons of the
@@ -183,24 +169,14 @@ def pairs(table: SeedTable, level: float = LEVEL) -> list[Pair]:
     nothing, and need more seeds.
     """
     errors = {(a, b): _error(table, a, b) for a, b in combinations(table.contestants, 2)}
-    intervals = {
-        (first, second): student_interval(table.means[first] - table.means[second], error, degrees, level)
+    intervals = [
+        student_interval(table.means[first] - table.means[second], error, degrees)
         for (first, second), (error, degrees) in errors.items()
-    }
-    adjusted = holm([interval.p for interval in intervals.values()])
+    ]
+    adjusted = holm([interval.p for interval in intervals])
     return [
-        Pair(
-            first=first,
-            second=second,
-            estimate=interval.estimate,
-            low=interval.low,
-            high=interval.high,
-            p=interval.p,
-            adjusted=p,
-            verdict=("first" if interval.estimate < 0 else "second") if p < 1 - level else "none",
-            error=errors[first, second][0],
-        )
-        for ((first, second), interval), p in zip(intervals.items(), adjusted, strict=True)
+        Pair(**vars(interval), first=first, second=second, adjusted=p, error=error)
+        for ((first, second), (error, _)), interval, p in zip(errors.items(), intervals, adjusted, strict=True)
     ]
 
 
@@ -213,7 +189,7 @@ def _error(table: SeedTable, first: str, second: str) -> tuple[float, int]:
     return mean_and_deviation(differences)[1] / math.sqrt(seeds), seeds - 1
 
 
-def mean_interval(table: SeedTable, contestant: str, level: float = LEVEL) -> tuple[float, float]:
+def mean_interval(table: SeedTable, contestant: str) -> tuple[float, float]:
     """The contestant's mean loss -/+ t * deviation/sqrt(seeds): an interval to compare contestants by eye.
 
     It holds the paired noise only. It is the interval of the mean for these very seeds, so it does not include that
@@ -224,7 +200,7 @@ def mean_interval(table: SeedTable, contestant: str, level: float = LEVEL) -> tu
     deviation, degrees = table.deviation, table.degrees
     if contestant in table.noisy:
         deviation, degrees = table.deviations[contestant], len(table.seeds) - 1
-    half_width = quantile(level, degrees) * deviation / math.sqrt(len(table.seeds))
+    half_width = quantile(LEVEL, degrees) * deviation / math.sqrt(len(table.seeds))
     return table.means[contestant] - half_width, table.means[contestant] + half_width
 
 

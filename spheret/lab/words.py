@@ -131,12 +131,9 @@ def failed_sentence(answer: GroupAnswer) -> str:
     texts = []
     for state, by_label in answer.failures.items():
         names = [f"{label} at {listed([f'{rate:g}' for rate in rates])}" for label, rates in by_label.items()]
-        texts.append(f"{state.capitalize()}: {'; '.join(names[:MOST_NAMES])}" + _and_others(len(names)))
+        others = f" and {_others(len(names) - MOST_NAMES)}" if len(names) > MOST_NAMES else ""
+        texts.append(f"{state.capitalize()}: {'; '.join(names[:MOST_NAMES])}{others}")
     return ". ".join(texts) + "." if texts else ""
-
-
-def _and_others(count: int) -> str:
-    return f" and {_others(count - MOST_NAMES)}" if count > MOST_NAMES else ""
 
 
 def _others(count: int) -> str:

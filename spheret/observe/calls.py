@@ -140,15 +140,11 @@ class WaitingLosses:
 
     def known(self, wait: bool, processes: Processes) -> list[tuple[int, float]]:
         """Those that are known; all of them with `wait`. Several processes take their mean, all at the same steps."""
-        at_hand = processes.size == 1 and all(_at_hand(loss) for _, loss in self.waiting)
-        if not self.waiting or not (wait or at_hand):
+        here = all(not isinstance(loss, Tensor) or loss.device.type == "cpu" for _, loss in self.waiting)
+        if not self.waiting or not (wait or (here and processes.size == 1)):
             return []
         steps = [step for step, _ in self.waiting]
         values = torch.stack([wide(torch.as_tensor(loss)).reshape(()) for _, loss in self.waiting])
         values = processes.sum(values) / processes.size
         self.waiting = []
         return list(zip(steps, values.tolist(), strict=True))
-
-
-def _at_hand(loss: Tensor | float) -> bool:
-    return not isinstance(loss, Tensor) or loss.device.type == "cpu"

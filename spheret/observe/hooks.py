@@ -22,7 +22,7 @@ from spheret.conversion.trace import Argument
 from spheret.model.branches import Attention
 from spheret.observe.finding import Anatomy, BranchEnd, Call, FoundSublayer
 from spheret.observe.joins import joining, write_of
-from spheret.observe.measures import MOST_TOKENS, StreamMeasures, sample, stream_measures
+from spheret.observe.measures import MOST_TOKENS, sample, stream_measures
 from spheret.support.precision import wide
 from spheret.support.sharding import local
 
@@ -87,7 +87,7 @@ class SeenSublayer:
     Attributes:
         keeps: whether every row is looked at and kept, and not a sample.
         states: the rows (tokens, width) of the state, the branch's output and the next state, if they are kept.
-        sinks: the mean attention of each head to the first token.
+        measured: scalars by the fields of `SublayerObservation`.
     """
 
     def __init__(
@@ -97,15 +97,12 @@ class SeenSublayer:
         self.keeps = False
         self.take_logit: Callable[[], Tensor | None] = lambda: None
         self.states: tuple[Tensor, Tensor, Tensor] | None = None
-        self.sinks: Tensor | None = None
         # the next state without the branch, where that takes the whole state of many streams
         self.still: Tensor | None = None
         self.h: Tensor | None = None
         self.f: Tensor | None = None
         self.waiting = len(found.ends)
-        self.sink: Tensor | None = None
-        self.logit: Tensor | None = None
-        self.measured: StreamMeasures | None = None
+        self.measured: dict[str, Tensor] = {}
         # the length of every row before and behind
         self.lengths: tuple[Tensor, Tensor] | None = None
 
@@ -116,7 +113,7 @@ class SeenSublayer:
     def stream(self, h: Tensor) -> None:
         self.h = self.rows(h)
 
-    def part(self, end: BranchEnd, output: Any) -> None:
+    def part(self, end: BranchEnd, args: Any, output: Any) -> None:
         """One part of the branch's output; the last one completes it."""
         x = end.of(output)
         if not isinstance(x, Tensor) or self.h is None:
@@ -127,16 +124,17 @@ class SeenSublayer:
         if self.waiting == 0 and self.found.behind is None:
             self._measure(wide(self.h) + self.f)
 
-    def state(self, out: Any) -> None:
+    def state(self, args: Any, output: Any) -> None:
         """The next state, where a module returns it."""
-        if isinstance(out, Tensor):
-            self._measure(self.rows(out))
+        if isinstance(output, Tensor):
+            self._measure(self.rows(output))
 
     @torch.no_grad()
     def _measure(self, out: Tensor) -> None:
         h, f = self.h, self.f
         self.h = self.f = None
-        self.logit = self.take_logit()
+        if (logit := self.take_logit()) is not None:
+            self.measured["attention_logit"] = logit
         if h is None or f is None or len(h) != len(f):
             return
         try:
@@ -146,7 +144,7 @@ class SeenSublayer:
         # the norm's code is not ours, and monitoring must never crash training
         except Exception:
             return
-        self.measured = stream_measures(h, f, out, still)
+        self.measured |= stream_measures(h, f, out, still)
         self.states = (h, f, out) if self.keeps else None
         self.lengths = wide(h).norm(dim=-1), wide(out).norm(dim=-1)
 
@@ -207,9 +205,9 @@ class StreamHooks:
                 reader, where = found.entry
                 before[reader] = partial(_read, seen, where)
                 for end in found.ends:
-                    after[end.call].append(partial(_part, seen, end))
+                    after[end.call].append(partial(seen.part, end))
                 if found.behind is not None:
-                    after[found.behind].append(partial(_state, seen))
+                    after[found.behind].append(seen.state)
             for name in _attentions(found, modules):
                 after[Call(name, 0)].append(partial(_attention, seen, modules[name]))
         self._open.enter_context(
@@ -225,7 +223,7 @@ class StreamHooks:
         if seen is not None:
             seen.stream(h)
             seen.f = seen.rows(f)
-            seen.state(out)
+            seen.state(None, out)
 
     def remove(self) -> None:
         self._open.close()
@@ -249,14 +247,6 @@ def _without_branch(seen: SeenSublayer, connection: Connection, args: Any) -> No
     # the class's own forward: the module's is hooked
     still = type(connection).write(connection, state, torch.zeros_like(connection.stream(state)))
     seen.still = seen.rows(connection.stream(still))
-
-
-def _state(seen: SeenSublayer, args: Any, output: Any) -> None:
-    seen.state(output)
-
-
-def _part(seen: SeenSublayer, end: BranchEnd, args: Any, output: Any) -> None:
-    seen.part(end, output)
 
 
 def _seen(found: FoundSublayer, modules: dict[str, nn.Module]) -> SeenSublayer:
@@ -301,5 +291,4 @@ def _attention(seen: SeenSublayer, module: nn.Module, args: Any, output: Any) ->
         whole = [x for x in shaped if bool(((x[:1].sum(-1) - 1).abs() < _ROUNDING).all())]
         weights = whole[0][: None if seen.keeps else 1].detach() if whole else None
     if weights is not None and weights.shape[-1] > 1:
-        seen.sinks = wide(weights[:, :, 1:, 0]).mean((0, 2))
-        seen.sink = seen.sinks.mean()
+        seen.measured["sink"] = wide(weights[:, :, 1:, 0]).mean((0, 2)).mean()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from spheret.connections import Connection, State, angle_between
+from spheret.connections import Connection, State
 from spheret.model.gpt import GPT
 from spheret.observe.calls import logits_of, quietly
 from spheret.observe.finding import Anatomy, Call, FoundSublayer, find_sublayers
@@ -41,8 +41,6 @@ class Inspection:
         entry_norm: the mean length of the stream before the first sublayer.
         sublayers: what was seen at each sublayer.
         inactive: the numbers of those that move the stream by less than float32 resolves.
-        angular_distance: entry (i, j) is the mean angle between a token's states after i and after j sublayers,
-            divided by pi.
         note: what could not be measured, and why.
         windows: how many windows of text there were.
         name: of the run, or of the directory.
@@ -57,7 +55,6 @@ class Inspection:
     entry_norm: float
     sublayers: list[SublayerObservation]
     inactive: list[int]
-    angular_distance: list[list[float | None]]
     note: str = ""
     windows: int = 1
     name: str = ""
@@ -71,11 +68,6 @@ def effective_rank(states: Tensor) -> float:
     """exp of the entropy of the normalised singular values of the states, (tokens, width): from 1 to width."""
     values = torch.linalg.svdvals(wide(states))
     return float(torch.special.entr(values / values.sum()).sum().exp())
-
-
-def angular_distances(states: list[Tensor]) -> list[list[float | None]]:
-    """The mean angle between a token's states in every two of these, divided by pi."""
-    return [[float(angle_between(a, b).mean()) / math.pi for b in states] for a in states]
 
 
 def update_cosines(states: list[Tensor]) -> list[float | None]:
@@ -269,10 +261,9 @@ def inspect(model: nn.Module, x: Tensor, y: Tensor, tick: Tick = lambda done, to
     weights, streams = gradients(model, anatomy, x, y)
     rises, note = removals(model, anatomy, x, y, tick)
     cosines = update_cosines(path)
-    for index, (each, hooked) in enumerate(zip(seen.sublayers, hooks.sublayers, strict=True)):
+    for index, each in enumerate(seen.sublayers):
         each.inactive = each.moved is not None and each.moved < INACTIVE
         each.update_cosine, each.effective_rank = cosines[index], effective_rank(path[index + 1])
-        each.sink_heads = None if hooked.sinks is None else hooked.sinks.tolist()
         each.grad_norm, each.stream_grad_norm, each.removal = weights[index], streams[index], rises[index]
     return Inspection(
         model=type(model).__name__,
@@ -280,7 +271,6 @@ def inspect(model: nn.Module, x: Tensor, y: Tensor, tick: Tick = lambda done, to
         entry_norm=float(wide(path[0]).norm(dim=-1).mean()),
         sublayers=seen.sublayers,
         inactive=[each.sublayer for each in seen.sublayers if each.inactive],
-        angular_distance=angular_distances(path),
         note=note,
         windows=len(x),
         scheme=", ".join(dict.fromkeys(found.norms for found in anatomy.sublayers if found.norms)),

@@ -179,16 +179,6 @@ def bounds(t: Turn, norm: Tensor) -> Bounds:
     return Bounds(Delta, delta, q, (q - Delta).clamp(min=0))
 
 
-def counterexample(alpha: float, sensitivity: float, mu: float = 0.0) -> tuple[Tensor, Tensor]:
-    """The state h = e1 and the matrix A = diag(mu, mu + K) of F(x) = A x; K is `sensitivity`.
-
-    The angle is 0, and J = diag(1, 1 + alpha K). It is the paper's proof that a small angle is not enough:
-    K = (R-1)/alpha gives J the norm R for any R, and K = -1/alpha makes J singular.
-    """
-    h = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    return h, torch.diag(torch.tensor([mu, mu + sensitivity], dtype=torch.float64))
-
-
 class Measured(NamedTuple):
     """What holds for any update; every field is (sublayers, tokens).
 

@@ -41,21 +41,20 @@ def joining(model: nn.Module, note: Joined) -> Iterator[None]:
     """
     found = connections(model)
     handles: list[Any] = []
-    converted = {id(module) for module in steps(model)}
     try:
         for name, module in found.items():
             if isinstance(module, Connection):
                 module.write = _noting(name, module, note)  # type: ignore[method-assign]
             elif isinstance(module, SpheretNorm):
                 handles.append(module.register_forward_hook(_norm_hook(name, module.channel_dim, note)))
-            elif id(module) in converted:
+            else:
                 module.watcher = partial(_record, name, note)  # type: ignore[assignment]
         yield
     finally:
         for module in found.values():
             if isinstance(module, Connection):
                 vars(module).pop("write", None)
-            elif id(module) in converted:
+            elif not isinstance(module, SpheretNorm):
                 module.watcher = None  # type: ignore[assignment]
         for handle in handles:
             handle.remove()

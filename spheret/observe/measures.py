@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -58,41 +58,29 @@ def common_share(rows: Tensor) -> Tensor:
     return mean.norm() / (rows - mean).square().sum(-1).mean().sqrt()
 
 
-class StreamMeasures(NamedTuple):
-    """One sublayer, each a scalar tensor, in float64 where the device has it: see `SublayerObservation`."""
-
-    norm: Tensor
-    growth: Tensor
-    angle_mean: Tensor
-    angle_max: Tensor
-    moved: Tensor
-    moved_max: Tensor
-    cosine: Tensor
-    common_stream: Tensor
-    common_output: Tensor
-    massive: Tensor
-
-
 @torch.no_grad()
-def stream_measures(h: Tensor, f: Tensor, out: Tensor, still: Tensor) -> StreamMeasures:
-    """From rows (tokens, width): the state, the branch's output, the next state, and that without the branch."""
+def stream_measures(h: Tensor, f: Tensor, out: Tensor, still: Tensor) -> dict[str, Tensor]:
+    """Scalars of one sublayer by the fields of `SublayerObservation`, in float64 where the device has it.
+
+    From rows (tokens, width): the state, the branch's output, the next state, and that without the branch.
+    """
     h, f, out, still = map(wide, (h, f, out, still))
     angle, norm = angle_between(h, out), out.norm(dim=-1)
     length = still.norm(dim=-1)
     moved = (out - still).norm(dim=-1) / torch.where(length > 0, length, 1.0)
     size = out.abs().flatten()
-    return StreamMeasures(
-        norm=norm.mean(),
-        growth=norm.mean() / h.norm(dim=-1).mean(),
-        angle_mean=angle.mean(),
-        angle_max=angle.max(),
-        moved=moved.median(),
-        moved_max=moved.max(),
-        cosine=mean_cosine(out),
-        common_stream=common_share(out).clamp(max=_ALL),
-        common_output=common_share(f).clamp(max=_ALL) if len(f) >= FEWEST_TOKENS else f.new_tensor(math.nan),
-        massive=size.max() / size.median(),
-    )
+    return {
+        "norm": norm.mean(),
+        "growth": norm.mean() / h.norm(dim=-1).mean(),
+        "angle_mean": angle.mean(),
+        "angle_max": angle.max(),
+        "moved": moved.median(),
+        "moved_max": moved.max(),
+        "cosine": mean_cosine(out),
+        "common_stream": common_share(out).clamp(max=_ALL),
+        "common_output": common_share(f).clamp(max=_ALL) if len(f) >= FEWEST_TOKENS else f.new_tensor(math.nan),
+        "massive": size.max() / size.median(),
+    }
 
 
 def norms(tensors: Sequence[Tensor]) -> list[float]:
@@ -130,7 +118,10 @@ def on_bound(model: nn.Module) -> list[str]:
 
 
 # the numbers of the stream, which each process sees in its own part of the batch
-_OF_THE_STREAM = (*StreamMeasures._fields, "sink", "drift", "alpha", "attention_logit")
+_OF_THE_STREAM = (
+    "norm", "growth", "angle_mean", "angle_max", "moved", "moved_max", "cosine", "common_stream", "common_output",
+    "massive", "sink", "drift", "alpha", "attention_logit",
+)  # fmt: skip
 
 
 def fill_stream(observation: Observation, hooks: StreamHooks, processes: Processes) -> None:
@@ -139,11 +130,7 @@ def fill_stream(observation: Observation, hooks: StreamHooks, processes: Process
     places: list[tuple[int, str]] = []
     start = hooks.sublayers[0].lengths if hooks.sublayers else None
     for index, seen in enumerate(hooks.sublayers):
-        named = {} if seen.measured is None else dict(seen.measured._asdict())
-        if seen.sink is not None:
-            named["sink"] = seen.sink
-        if seen.logit is not None:
-            named["attention_logit"] = seen.logit
+        named = dict(seen.measured)
         if start is not None and seen.lengths is not None and len(seen.lengths[1]) == len(start[0]):
             named["drift"] = ((seen.lengths[1] - start[0]).abs() / start[0]).max()
         if seen.alpha is not None:

@@ -66,16 +66,15 @@ class Mark:
 class Panel:
     """Lines with their axes. x, y: the names of the axes.
 
-    note: a sentence below. limits: of the vertical axis. ticks: the names of places on the horizontal axis. rows:
-    whether these places stand below each other, and the values run from left to right. level: a value that a thin
-    line shows, and its name. failures: places with their markers, at the upper edge.
+    limits: of the vertical axis. ticks: the names of places on the horizontal axis. rows: whether these places stand
+    below each other, and the values run from left to right. level: a value that a thin line shows, and its name.
+    failures: places with their markers, at the upper edge.
     """
 
     lines: Sequence[Line]
     x: str
     y: str
     title: str = ""
-    note: str = ""
     log: bool = False
     log_x: bool = False
     limits: tuple[float, float] | None = None
@@ -128,8 +127,7 @@ def figure(chart: Chart) -> Figure:
             axes.tick_params(labelsize=SMALL)
         else:
             axes.set_title(_wrapped(panel.title, WIDE_LETTERS), loc="left", weight="bold")
-            note = f"\n{_wrapped(panel.note, WIDE_LETTERS)}" if panel.note else ""
-            axes.set_xlabel(panel.x + note, fontsize=NAMES if note else TEXT)
+            axes.set_xlabel(panel.x)
             axes.set_ylabel(panel.y)
     if chart.shared:
         # the last panel of a column has the labels of its axis
@@ -153,8 +151,7 @@ def _size(chart: Chart, rows: int, columns: int) -> tuple[float, float]:
     if chart.shared:
         title = max(_wrapped(panel.title, LETTERS).count("\n") for panel in chart.panels)
         return max(3.2, WIDTH * columns / 3), 0.7 + (1.75 + 0.12 * title) * rows
-    # panels with notes are as wide as their notes
-    return (max(WIDTH, 4.7 * columns), 3.7 * rows) if first.note else (WIDTH, 4.8 if columns == 1 else 3.5 * rows)
+    return WIDTH, 4.8 if columns == 1 else 3.5 * rows
 
 
 def _wrapped(text: str, width: int) -> str:

@@ -9,7 +9,6 @@ from report_helpers import read_group, write_run
 from study_helpers import TWO, bowl, plan_of, row, run_all
 
 from spheret.lab.answers import group_answers
-from spheret.lab.endpoints import ladders
 from spheret.lab.page.page import page as page_of
 from spheret.lab.race import race_plan
 from spheret.lab.report import sections_of, study_findings, write_report
@@ -162,14 +161,6 @@ class TestLadder:
             return row(key, loss_of(key) - 0.2 * size + slope * size, flops=10**6 * 2**size)
 
         return plan, run_all(plan, result)[0]
-
-    def test_the_gap_changes_per_doubling(self, climbed):
-        (ladder,) = ladders(group_answers(*climbed)).values()
-        assert (ladder.key, ladder.sizes, ladder.reference) == ("layers", (12.0, 24.0, 48.0), "pre-ln")
-        slopes = {label: ladder.slope(label, "pre-ln") for label in ladder.schemes}
-        for label, slope in (("post-ln", -0.1), ("peri-ln", 0.05), ("keel", 0.0)):
-            assert slopes[label].interval.estimate == pytest.approx(slope, abs=0.02)
-            assert (slopes[label].where, slopes[label].trouble) == ("per doubling of layers", "")
 
     def test_it_is_on_the_page(self, climbed):
         (section,) = (each for each in sections_of(study_findings(*climbed)) if each.name == "ladder-four")

@@ -48,7 +48,6 @@ PANELS = {
         window=3,
     ),
     "shared": Chart("a", "a", [Panel([Line(n, PLACES, FLAT, STYLE)], "x", "y", n) for n in "abcde"], shared=True),
-    "notes": Chart("a", "a", [Panel([Line("a", PLACES, FLAT, STYLE)], "sublayer", "y", "a", "Look.")] * 4, "title"),
 }
 
 

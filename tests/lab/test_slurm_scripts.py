@@ -277,7 +277,16 @@ class TestScript:
         ' yes \'{}\' | head -n "$STEPS" >> "$RUN/metrics.jsonl"; exit 143'
     )
 
-    def signalled(self, place, monkeypatch, number, steps):
+    # near the time limit it goes back into the queue, if it did a step. SLURM itself puts a preempted one back
+    @pytest.mark.parametrize(
+        ("number", "steps", "code", "called", "said"),
+        [
+            (signal.SIGUSR1, 3, 0, "requeue 40_1\n", "goes back into the queue"),
+            (signal.SIGUSR1, 0, 143, "", "set a longer --time"),
+            (signal.SIGTERM, 3, 143, "", ""),
+        ],
+    )
+    def test_signals(self, place, monkeypatch, number, steps, code, called, said):
         monkeypatch.setenv("STEPS", str(steps))
         monkeypatch.setenv("RUN", str(place.study / "run"))
         monkeypatch.chdir(place.path)
@@ -289,22 +298,8 @@ class TestScript:
         process.send_signal(number)
         output, _ = process.communicate(timeout=60)
         path = place.path / "scontrol"
-        return process.returncode, output, path.read_text() if path.exists() else ""
-
-    def test_near_the_time_limit_it_goes_back_into_the_queue(self, place, monkeypatch):
-        code, output, called = self.signalled(place, monkeypatch, signal.SIGUSR1, 3)
-        assert (code, called) == (0, "requeue 40_1\n")
-        assert "goes back into the queue" in output
-
-    def test_not_if_it_did_no_step(self, place, monkeypatch):
-        code, output, called = self.signalled(place, monkeypatch, signal.SIGUSR1, 0)
-        assert (code, called) == (143, "")
-        assert "set a longer --time" in output
-
-    def test_not_if_it_was_cancelled_or_preempted(self, place, monkeypatch):
-        # SLURM puts a preempted one back by itself
-        code, _, called = self.signalled(place, monkeypatch, signal.SIGTERM, 3)
-        assert (code, called) == (143, "")
+        assert (process.returncode, path.read_text() if path.exists() else "") == (code, called)
+        assert said in output
 
     @pytest.mark.parametrize("odd", [ODD, "two\nlines", "größe", " ", "-n"])
     def test_every_word_arrives_as_it_is(self, place, monkeypatch, odd):

@@ -19,11 +19,8 @@ from spheret.data import cached, prepare
 from spheret.hub.open import SavedModel
 from spheret.hub.transfer import export
 from spheret.observe.inspect.command import INSPECTIONS
-from spheret.observe.inspect.figure import QUANTITIES, inspect_chart
 from spheret.observe.inspect.opening import first_tokens, with_first_tokens
-from spheret.observe.inspect.tables import COLUMNS, STACK_COLUMNS
-from spheret.observe.inspection import Inspection
-from spheret.observe.records import SublayerObservation
+from spheret.observe.inspect.tables import COLUMNS, QUANTITIES, STACK_COLUMNS
 from spheret.runs.run import create_run, open_run
 
 SIZE = ["--layers", "2", "--heads", "4", "--width", "32", "--block", "64", "--batch-size", "4"]
@@ -81,10 +78,9 @@ def test_inspect_one(runs):
     (found,) = record(runs / "flat")
     assert (found.name, found.scheme, found.checkpoint, found.windows) == ("flat", "pre-ln", 10, 2)
     assert found.start == open_run(runs / "flat").metrics()[0].start is not None
-    assert (runs / "flat" / "inspect.png").read_bytes().startswith(b"\x89PNG")
 
 
-SUBLAYERS = [quantity.column for quantity in QUANTITIES.values()]
+SUBLAYERS = list(QUANTITIES.values())
 COMMANDS = {
     "one": ([], SUBLAYERS),
     "two": ([], SUBLAYERS),
@@ -109,7 +105,7 @@ def test_a_terminal_of_80_columns_shows_every_cell(name, runs, capsys, tmp_path,
     assert headings == {*columns, "sublayer", "branch"}
     assert [each.name for each in record(out)] == names
     # nothing but its files is written
-    assert sorted(path.name for path in out.iterdir()) == ["inspect.json", "inspect.png"]
+    assert sorted(path.name for path in out.iterdir()) == ["inspect.json"]
     assert {path: path.stat().st_mtime_ns for path in runs.rglob("*")} == before
 
 
@@ -187,7 +183,7 @@ def test_our_gpt_and_its_export_as_gpt2_have_the_same_numbers(models, tmp_path, 
     # the head is ours alone
     ours = {path: value for path, value in ours.items() if path not in (".checkpoint", ".own_logit")}
     assert ours.keys() == theirs.keys()
-    assert len(ours) > 80
+    assert len(ours) > 50
     for path, value in ours.items():
         assert theirs[path] == pytest.approx(value, rel=1e-5, abs=1e-5), path
     assert capsys.readouterr().out.count("sigma_max") >= 2
@@ -200,7 +196,7 @@ def test_a_converted_model(models, tmp_path, capsys):
     converted, plain = record(out)
     assert converted.scheme.startswith("proj-spheretnorm")
     assert plain.scheme == "pre-norm"
-    assert all(0 < row.sink < 1 and len(row.sink_heads) == 4 for row in plain.sublayers[::2])
+    assert all(0 < row.sink < 1 for row in plain.sublayers[::2])
     # its steps cannot be differentiated, and it says so
     assert "half: --jacobians: " in capsys.readouterr().out
 
@@ -222,12 +218,3 @@ def test_the_tokens_in_front_of_a_text(models, tmp_path):
     assert inputs.tolist() == [[256, 0, 1, 2], [256, 4, 5, 6]]
     assert targets.tolist() == x.tolist()
     assert saved.tokenizer.name == "bytes"
-
-
-def test_panels_say_what_to_look_for():
-    rows = [SublayerObservation(n, **dict.fromkeys(QUANTITIES, float(n))) for n in (1, 2, 3, 4)]
-    rows[2].norm = None
-    chart = inspect_chart({"one": Inspection("GPT", 1.0, 1.0, rows, [], [[0.0, 0.5]], scheme="pre-ln")})
-    assert len(chart.panels) == len(QUANTITIES) + 1
-    assert all("Look for: " in str(panel) for panel in chart.panels)
-    assert list(chart.panels[0].lines[0].x) == [1, 2, 4]

@@ -20,8 +20,6 @@ from spheret.data.manifest import (
     Progress,
     ResumePoint,
     SettingsRecord,
-    ShardRecord,
-    SplitRecord,
 )
 from spheret.data.tokenizers import describe, load
 from spheret.evaluate.eval_json import (
@@ -62,7 +60,7 @@ def run(prepared, tmp_path_factory):
     words = ["--scheme", "proj-spheretnorm", "--layers", "1", "--heads", "2", "--width", "16", "--block", "32"]
     words += ["--batch-size", "2", "--set", "evaluation.eval_windows=2", "--steps", "2", "--threads", "1"]
     words += ["--set", "train.clip=inf"]
-    words += ["--data", str(prepared), "--out", str(out), "--no-tensorboard", "--quiet"]
+    words += ["--data", str(prepared), "--out", str(out), "--quiet"]
     assert main(["train", *words]) == 0
     return out
 
@@ -99,7 +97,6 @@ def read_line(lines):
 def records():
     """The documents that no command of a quick test writes."""
     tokenizer = describe(load("bytes"))
-    shards = [ShardRecord(name="train-00000.bin", tokens=100, sha256=HASH, largest_id=99)]
     cursors = {"progress": (1, 7), "progress of a stream": HubCursor(documents=7, state={"row": 3})}
     settings = SettingsRecord(
         corpus="texts", revision="local files", tokenizer="bytes", val_fraction=0.1, shard_tokens=100, files="",
@@ -108,10 +105,7 @@ def records():
     for name, cursor in cursors.items():
         position = ResumePoint(
             tokenizer=tokenizer, counts={"train": 3, "val": 2}, digest=HASH, cursor=cursor,
-            splits={
-                "train": SplitRecord(shards=shards, partial=5, partial_sha256=HASH),
-                "val": SplitRecord(shards=[], partial=5, partial_sha256=HASH),
-            },
+            tokens={"train": 105, "val": 5},
         )  # fmt: skip
         yield name, PROGRESSES, Progress(settings=settings, position=position)
     task = TaskRecord(
@@ -122,9 +116,9 @@ def records():
         run="run", step=2, limit=2, precision="float32", device="cpu", batch_size=4, seconds=1.5,
         versions={"torch": "2"}, tasks={"piqa": task},
     )  # fmt: skip
-    sublayer = SublayerObservation(1, branch="mlp", norm=1.0, sink_heads=[0.5])
+    sublayer = SublayerObservation(1, branch="mlp", norm=1.0)
     inspected = Inspection(
-        "GPT", 3.0, 1.0, [sublayer], [], [[0.0]], name="run", scheme="pre-ln", checkpoint=2,
+        "GPT", 3.0, 1.0, [sublayer], [], name="run", scheme="pre-ln", checkpoint=2,
     )  # fmt: skip
     yield "inspect", INSPECTIONS, InspectRecord(runs=[inspected])
     yield "run sample", RUN_SAMPLES, RunSample("a text", "", 1337, 0.8, 128, 40)
@@ -259,7 +253,7 @@ class Outer(Record):
 def test_a_dataclass_is_a_record_too(tmp_path):
     """What is decoded is encoded to the same bytes, and unknown keys are refused at every depth."""
     document, path = Document(Outer, "watch", "delete it"), tmp_path / "outer.json"
-    seen = Observation(3, [1.5, None], sublayers=[SublayerObservation(1, norm=2.0, sink_heads=[0.5, None])])
+    seen = Observation(3, [1.5, None], sublayers=[SublayerObservation(1, norm=2.0)])
     whole = document.write(path, Outer(inner=[seen]))
     assert document.read(path) == Outer(inner=[seen])
     assert document.encode(document.read(path)) == whole

@@ -47,13 +47,13 @@ def answer_sections(
     return [section for section in parts if section is not None]
 
 
-def mean_cell(rows: Sequence[Row], digits: int = 4) -> TableCell:
+def mean_cell(rows: Sequence[Row]) -> TableCell:
     """The mean loss of some runs."""
     if not rows or any(row.val_loss is None for row in rows):
         return NONE
     value = math.fsum(row.loss for row in rows) / len(rows)
     names = ", ".join(f"{row.run}.val_loss" for row in rows)
-    return TableCell(f"{value:.{digits}f}", value, f"mean({names})" if len(rows) > 1 else names)
+    return TableCell(f"{value:.4f}", value, f"mean({names})" if len(rows) > 1 else names)
 
 
 def _gap_cell(gap: Pair | None, source: str) -> TableCell:

@@ -13,7 +13,6 @@ from spheret.conversion import position, steps
 from spheret.data import Data, refuse_output_among_text
 from spheret.model.gpt import GPT
 from spheret.observe.inspect.failure import failure_of
-from spheret.observe.inspect.figure import inspect_chart
 from spheret.observe.inspect.opening import (
     boundary,
     float64_device,
@@ -30,11 +29,10 @@ from spheret.observe.inspection import Inspection, Tick, inspect
 from spheret.observe.jacobians import measure_jacobians
 from spheret.observe.start import own_logit_and_loss
 from spheret.observe.updates import float64_twin
-from spheret.runs.layout import INSPECT, INSPECT_FIGURE
+from spheret.runs.layout import INSPECT
 from spheret.runs.run import Run
-from spheret.support import charts, files
+from spheret.support import files
 from spheret.support.documents import Document, Record
-from spheret.support.figure_style import own_style, png
 from spheret.support.machine import few_threads
 from spheret.support.meter import Meter
 from spheret.support.ranges import check_counts
@@ -154,10 +152,10 @@ def inspect_command(
     out: str | None = None,
     jacobians: bool = False,
 ) -> int:
-    """Print and plot the dynamics of a model's stream, or of two models side by side.
+    """Print the dynamics of a model's stream, or of two models side by side.
 
     Args:
-        run: a run directory, into which inspect.json and inspect.png are written, or a saved transformers decoder.
+        run: a run directory, into which inspect.json is written, or a saved transformers decoder.
         other: a second run or saved model to compare with the first.
         step: the step of a run's checkpoint; by default the newest.
         windows: how many windows of the validation split are examined.
@@ -179,18 +177,15 @@ def inspect_command(
         check_one_stream(own.model_config.build_scheme())
     directory = opened[0].path if isinstance(opened[0], Run) else Path("runs") / f"inspect-{opened[0].name}"
     directory = Path(out).expanduser() if out else directory
-    files.check_results("--out" if out else "the output", directory, INSPECT, INSPECT_FIGURE)
+    files.check_results("--out" if out else "the output", directory, INSPECT)
     if data is not None:
         refuse_output_among_text(data, directory)
     with boundary(*opened):
         subjects = [Subject(one, step, windows, data, device) for one in opened]
         found = [subject.inspect(quiet=False) for subject in subjects]
         models = dict(zip(labels([each.name for each in found]), found, strict=True))
-        with own_style():
-            drawing = png(charts.figure(inspect_chart(models)))
     directory.mkdir(parents=True, exist_ok=True)
     INSPECTIONS.write(directory / INSPECT, InspectRecord(runs=found))
-    files.write_atomically(directory / INSPECT_FIGURE, drawing)
     print_sublayers(models)
     for label, inspection in models.items():
         for sentence in sentences(inspection):
@@ -201,7 +196,7 @@ def inspect_command(
             print(f"{label}: {failure.sentence}\n{failure.what_to_try}")
     for label, subject in zip(models, subjects, strict=True) if jacobians else ():
         subject.print_jacobians(label)
-    print(f"Wrote {directory / INSPECT} and {INSPECT_FIGURE}.")
+    print(f"Wrote {directory / INSPECT}.")
     return 0
 
 

@@ -7,12 +7,23 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from spheret.observe.inspect.figure import QUANTITIES
 from spheret.observe.inspection import Inspection
 from spheret.observe.jacobians import Bounds, Measured, Paper, Sums
 from spheret.observe.records import SublayerObservation
 from spheret.support.tables import print_in_parts, terminal
 
+# the columns, by their key in a sublayer's record
+QUANTITIES = {
+    "norm": "|h|",
+    "massive": "max/median",
+    "sink": "sink",
+    "angle_mean": "angle",
+    "update_cosine": "cos updates",
+    "cosine": "cos tokens",
+    "effective_rank": "rank",
+    "removal": "loss rise",
+    "grad_norm": "|gradient|",
+}
 MEANINGS = """\
 max/median: largest activation over the median activation.
 sink: attention to the first token.
@@ -54,7 +65,7 @@ def print_sublayers(models: Mapping[str, Inspection]) -> None:
         cells = [_cell([_number(row, key) for row in rows]) for key in QUANTITIES]
         branches = _cell([str(row.branch) for row in rows if row is not None])
         table.append([str(index + 1), branches, *cells])
-    columns = ["sublayer", "branch", *(quantity.column for quantity in QUANTITIES.values())]
+    columns = ["sublayer", "branch", *QUANTITIES.values()]
     print_in_parts(terminal(), " | ".join(titles), columns, table, first=2, left=("branch",))
     print(MEANINGS)
 
