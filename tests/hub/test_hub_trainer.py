@@ -18,7 +18,7 @@ VARIANTS = [
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
 def test_no_scalar_gain_or_bias_decays(name, options, tmp_path):
-    config = GPTConfig(**TINY, scheme=name, scheme_options=options, head_bias="zero")
+    config = GPTConfig(**{**TINY, "head_bias": "zero"}, scheme=name, scheme_options=options)
     model = SpheretForCausalLM.of(GPT(config))
     arguments = TrainingArguments(output_dir=str(tmp_path), weight_decay=0.1, report_to=[], use_cpu=True)
     trainer = Trainer(model, arguments)

@@ -19,6 +19,8 @@ VOCAB = 256
 OWN = {"pre-ln": 1.0, "post-ln": 3.1} | {name: 3.1 for name in SCHEMES if isinstance(scheme(name), Spherical)}
 # its branches turn the stream from the start on
 OWN["normed-spheretnorm"] = 2.6
+# its gates let little of the embedding through twelve layers
+OWN["vp-gate"] = 0.0
 
 
 def start(head, name, **changes):
