@@ -199,7 +199,7 @@ def _held_beyond_largest_step(retraction: Retraction) -> dict[str, Callable[[Ten
 
 
 def _taylor(theta: Callable[[Tensor], Tensor], label: str) -> tuple[float, float]:
-    """The slope of theta at 0 and its cubic coefficient, by autograd; an error if theta is no retraction's angle."""
+    """The slope of theta at 0 and its cubic coefficient, by autograd; an error if no retraction has this theta."""
     zero = torch.zeros((), dtype=torch.float64, requires_grad=True)
     terms: list[Tensor] = [theta(zero)]
     for _ in range(3):

@@ -152,7 +152,7 @@ def scheme(name: str, /, **options: Any) -> Scheme:
     for option, value in options.items():
         if option == "channel_dim":
             raise ValueError(
-                "channel_dim is no option of a scheme: give it to residual_stack, Residual, SpheretNorm or ScaleNorm."
+                "channel_dim is not a scheme's option: give it to residual_stack, Residual, SpheretNorm or ScaleNorm."
             )
         if option not in kinds:
             raise unknown(f"option of {name}", option, kinds)

@@ -196,7 +196,7 @@ def make_plan(model: nn.Module, trace: Trace) -> ConversionPlan:
     left = list(finder.left.values())
     left += [(where, "adds something that no module returns, outside of the layers") for where in finder.unknown]
     layers = {layer_of(residual.host) for residual in sums}
-    why = "adds a h + b f, and a is not one positive number: a number per channel or token is no length of the stream"
+    why = "adds a h + b f, and a is not one positive number: a number per channel or token is not a length"
     left += [(where, why) for host, where in finder.scaled if layer_of(host) not in layers]
     left += _bare_layers(trace, sums, {place.partition(",")[0] for place, _ in left}, modules)
     sums = _of_one_layer(_in_stacks(sums, left), left)
@@ -309,7 +309,7 @@ class _SumFinder:
         """Raise if a layer adds something to its stream that no hook reaches. Outside of layers it is noted."""
         layer, where = layer_of(addition.host), self._where(addition)
         if all(layer_of(read.module) != layer for read in readers):
-            # e.g. a position bias that every layer is given: it is no stream of this layer
+            # e.g. a position bias that every layer is given: it is not a stream of this layer
             return
         refusal = (
             f"unknown residual in {where}: the stream is added to something that no module returns, so no hook can "
@@ -389,7 +389,7 @@ def _check_dropouts(trace: Trace, residuals: list[ResidualSum]) -> None:
 def _bare_layers(
     trace: Trace, residuals: list[ResidualSum], known: set[str], modules: dict[str, nn.Module]
 ) -> list[tuple[str, str]]:
-    """Layers that ran beside layers with residuals and have none. A lone norm or dropout is no layer."""
+    """Layers that ran beside layers with residuals and have none. A lone norm or dropout is not a layer."""
     with_residuals = {layer_of(residual.name) for residual in residuals}
     stacks = {stack_of(layer) for layer in with_residuals if layer}
     names = [name for name in trace.calls if name and layer_of(name) == name and stack_of(name) in stacks]

@@ -70,7 +70,7 @@ def compiler() -> list[str]:
     try:
         command = shlex.split(given)
     except ValueError as error:
-        raise OSError(f"CC={given} is no command ({error}).") from None
+        raise OSError(f"CC={given} is not a command ({error}).") from None
     if command:
         if shutil.which(command[0]) is None:
             raise OSError(f"there is no C compiler {command[0]!r}, which CC names.")

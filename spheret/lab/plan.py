@@ -226,7 +226,7 @@ def read_plan(path: Path) -> Plan:
         ) from None
     except (files.NotRegular, OSError) as error:
         reason = error if isinstance(error, files.NotRegular) else error.strerror
-        raise ValueError(f"{path} is no plan ({reason}): give a TOML file as in docs/compare.md.") from None
+        raise ValueError(f"{path} is not a plan ({reason}): give a TOML file as in docs/compare.md.") from None
 
 
 def parse_plan(path: Path, text: bytes) -> Plan:
@@ -235,11 +235,13 @@ def parse_plan(path: Path, text: bytes) -> Plan:
         record = msgspec.convert(read_toml(text), PlanRecord)
     except msgspec.ValidationError as error:
         raise ValueError(
-            f"{path} is no plan of a study ({explain(error)}): docs/compare.md lists its keys."
+            f"{path} is not a plan of a study ({explain(error)}): docs/compare.md lists its keys."
         ) from None
     # TOML that is wrong, nested too deeply, or with numbers of thousands of digits
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no plan ({explain(error)}): give a TOML file as in docs/compare.md.") from None
+        raise ValueError(
+            f"{path} is not a plan ({explain(error)}): give a TOML file as in docs/compare.md."
+        ) from None
     if not record.parts:
         raise ValueError(f"{path} has no [[parts]]: a study needs at least one.")
     rungs = [_groups(path, record, part) for part in record.parts]

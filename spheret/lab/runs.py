@@ -22,8 +22,8 @@ from spheret.paper.recipe import paper_size
 from spheret.runs.config import BOOKKEEPING
 from spheret.runs.layout import CHECKPOINTS, CONFIG, METRICS
 from spheret.runs.metrics import MetricsRecord
-from spheret.runs.records import corpus_name
-from spheret.runs.run import Run, RunDocument, open_run
+from spheret.runs.records import RunRecord, corpus_name
+from spheret.runs.run import Run, open_run
 
 # the learning rate, and what follows from it
 RATE_SETTINGS = ("lr", "min_lr")
@@ -114,7 +114,7 @@ class RunGroup:
         return [result for runs in self.by_rate.values() for results in runs.values() for result in results]
 
     @property
-    def config(self) -> RunDocument:
+    def config(self) -> RunRecord:
         """The config of the first run, for the settings that all runs share."""
         return self.results[0].run.config
 
@@ -184,7 +184,7 @@ def _group(runs: Sequence[Run], names: dict[Path, str], name: str) -> RunGroup:
     settings = [_settings(run) for run in runs]
     keys = list(dict.fromkeys(key for run_settings in settings for key in run_settings))
     differing = [key for key in keys if len({json.dumps(run_settings.get(key)) for run_settings in settings}) > 1]
-    # a min_lr that follows from the rate is no setting of its own
+    # a min_lr that follows from the rate is not its own setting
     follows = len({round(run.settings.train.min_lr / run.settings.train.lr, 9) for run in runs}) == 1
     named = [key for key in differing if key != "lr" and not (key == "min_lr" and follows)]
     usual = {key: _usual([run_settings.get(key) for run_settings in settings]) for key in named}

@@ -15,7 +15,7 @@ from spheret.model.gpt import GPT, Attention
 # a "parallel" branch of someone else's model holds an attention and an MLP, "other" mixes tokens without attention
 BranchKind = Literal["attention", "mlp", "parallel", "other"]
 
-# how the names of classes end that are an MLP or a part of one. Qwen3MoeAttention is no mixture of experts
+# how the names of classes end that are an MLP or a part of one. Qwen3MoeAttention is not a mixture of experts
 _MLP_WORDS = ("mlp", "moe", "moeblock", "experts", "feedforward", "ffn")
 # what an MLP has, and an attention may have too
 _LINEAR_WORDS = ("linear", "conv1d", "dense", "intermediate")

@@ -20,7 +20,7 @@ def trainer_callback(every: int = 50, **options: Any) -> TrainerCallback:
 
     Args:
         every: the first step and every `every`-th one are watched.
-        options: those of `watch`.
+        options: the options of `watch`.
     """
     transformers = need("transformers", "hub")
 

@@ -111,7 +111,7 @@ class Anatomy:
 
 
 def without_stream(model: nn.Module, note: str, trace: Trace | None = None) -> Anatomy:
-    """A model that is watched by its weights alone."""
+    """A model of which only the weights are watched."""
     places = _places(model, set())
     return Anatomy("parameters only", [], places, note, idle=set() if trace is None else _idle(trace, places))
 

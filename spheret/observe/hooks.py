@@ -143,7 +143,7 @@ class SeenSublayer:
             still = self.still
             if still is None:
                 still = h if self.write is None else self.write(h, torch.zeros_like(h))
-        # the norm's code is not ours, and the loop must not end by a look
+        # the norm's code is not ours, and monitoring must never crash training
         except Exception:
             return
         self.measured = stream_measures(h, f, out, still)
@@ -246,7 +246,7 @@ def _each(hooks: list[After], args: Any, output: Any) -> None:
 def _without_branch(seen: SeenSublayer, connection: Connection, args: Any) -> None:
     """Before a connection of many streams is called: its next stream if the branch returned zeros."""
     state = args[0]
-    # that of the class: the module's own is hooked
+    # the class's own forward: the module's is hooked
     still = type(connection).write(connection, state, torch.zeros_like(connection.stream(state)))
     seen.still = seen.rows(connection.stream(still))
 
@@ -269,7 +269,7 @@ def _seen(found: FoundSublayer, modules: dict[str, nn.Module]) -> SeenSublayer:
 
 
 def _behind(norm: Callable[[Tensor], Tensor], channel_dim: int) -> Callable[[Tensor, Tensor], Tensor]:
-    """Rows h and f to those of norm(h + f), whose norm may want its channels in another place."""
+    """Rows h and f to the rows of norm(h + f), whose norm may want its channels in a different place."""
 
     def write(h: Tensor, f: Tensor) -> Tensor:
         if channel_dim == -1:
@@ -290,7 +290,7 @@ def _attentions(found: FoundSublayer, modules: dict[str, nn.Module]) -> list[str
 def _attention(seen: SeenSublayer, module: nn.Module, args: Any, output: Any) -> None:
     """The share of attention that goes to the first token, where the weights are to be had."""
     if any(local(p) is not p for p in module.parameters()) and isinstance(module, Attention):
-        # FSDP2 has let go of the whole weights already
+        # FSDP2 has already freed the whole weights
         return
     weights = None
     if isinstance(module, Attention):

@@ -46,7 +46,7 @@ class Inspection:
         note: what could not be measured, and why.
         windows: how many windows of text there were.
         name: of the run, or of the directory.
-        scheme: that of a run or of a conversion; of another model, where its sums have their norms.
+        scheme: the scheme of a run or of a conversion; of any other model, where its sums have their norms.
         checkpoint: the step of a run's checkpoint.
         own_logit: the logit of the current token above the mean logit, for models of spheret.
         start: what a run's model predicted before training.
@@ -106,7 +106,7 @@ def token_losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return model.token_losses(x, y)
     logits = logits_of(call(model, x))
     if logits is None:
-        raise ValueError(f"{type(model).__name__} returns no logits (batch, time, vocabulary) for tokens alone.")
+        raise ValueError(f"{type(model).__name__} returns no logits (batch, time, vocabulary) from only tokens.")
     return nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view_as(y)
 
 

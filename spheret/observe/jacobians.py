@@ -14,9 +14,9 @@ the update h' = cos(theta) h + r sin(theta) v has the Jacobian J = Q + E (paper,
     sigma_max(J) <= 1 + Delta        sigma_min(J) >= m = max(0, q - Delta),    q = |cos(theta)|
 
 At s = 0 these are Q = I and E = alpha P B, the paper's zero-tangent case. At the angle cap theta' = 0. The paper
-writes theta' = p^2/(p^2 + beta^2) for its angular family; here theta' is that of the retraction's own angle.
+writes theta' = p^2/(p^2 + beta^2) for its angular family; here theta' belongs to the retraction's own angle.
 
-`measure_jacobians` measures the singular values beside the bounds. J is that of a token on its own path: the
+`measure_jacobians` measures the singular values beside the bounds. J belongs to a token on its own path: the
 derivative of its next state with respect to its own state. G is the product of the first 1, 2, ... of them. Then
 
     m <= sigma_min(J)    sigma_max(J) <= 1 + Delta    S = sum Delta    A = sum theta^2

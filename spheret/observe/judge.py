@@ -31,7 +31,7 @@ MARGIN = 0.1
 PATIENCE, PATIENCE_SHARE = 100, 0.02
 # a run that explodes does not wait: FEW losses in a row, each HUGE times the reference
 HUGE, FEW = 10.0, 5
-# in a spike, a place stands out if its gradient rose this many times more than that of most
+# in a spike, a place stands out if its gradient rose this many times more than most gradients
 STANDS_OUT = 3.0
 # an update is skipped if its loss or gradient norm is this many standard deviations above the mean of the last ones
 LIMIT_WINDOW, LIMIT_LEAST, LIMIT_Z = 128, 32, 6.0
@@ -167,11 +167,11 @@ class Judge:
 
     Args:
         items: the sublayers first, in order, then the other places.
-        unigram_entropy: that of the token frequencies, in the unit of the loss, if it is known.
+        unigram_entropy: the entropy of the token frequencies, in the unit of the loss, if it is known.
         level: the reference, and what it is; by default the unigram entropy or, if that is not known, the first
             losses. Nothing diverges if it is not positive, because ratios mean nothing then.
         warmup: updates before which a slow rise of the loss is not judged.
-        steps: those of the whole run, if they are known: patience is a share of them.
+        steps: the steps of the whole run, if they are known: patience is a share of them.
         remedies: what helps, by kind, if it is not what the rules say.
         sensitivity: by what factor smaller deviations raise an alarm.
     """

@@ -134,7 +134,7 @@ _OF_THE_STREAM = (*StreamMeasures._fields, "sink", "drift", "alpha", "attention_
 
 
 def fill_stream(observation: Observation, hooks: StreamHooks, processes: Processes) -> None:
-    """What the hooks have seen of the stream: those of the main process, in its part of the batch."""
+    """What the hooks of the main process have seen of the stream, in its part of the batch."""
     rows: list[Tensor] = []
     places: list[tuple[int, str]] = []
     start = hooks.sublayers[0].lengths if hooks.sublayers else None

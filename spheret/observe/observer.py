@@ -43,8 +43,8 @@ class Observer:
     Args:
         model: a GPT.
         precision: the context of a forward pass.
-        unigram_entropy: that of the token frequencies of its data, if it is known.
-        warmup, steps: those of the run.
+        unigram_entropy: the entropy of the token frequencies of its data, if it is known.
+        warmup, steps: the run's.
         advice: what helps against a collapse.
     """
 

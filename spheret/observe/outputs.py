@@ -88,7 +88,7 @@ class LineFile:
         except BlockingIOError:
             self._file.close()
             raise BlockingIOError(f"another watch writes {self.path}: close it, or give another `out`.") from None
-        # of a file that goes on; None if a kill cut its first line short
+        # of a file that is continued; None if a kill cut its first line short
         self.first: dict[str, Any] | None = None
         line = self._file.readline()
         if line.endswith(b"\n") or not line.startswith(_BEGINNING[: len(line)]):
@@ -118,7 +118,7 @@ class LineFile:
         return found
 
     def begin(self, header: Header) -> None:
-        """Write the header, or check that the file goes on with the same model."""
+        """Write the header, or check that the file continues with the same model."""
         values = asdict(header)
         if self.first is None:
             self._write({"format": values.pop("format"), **values})

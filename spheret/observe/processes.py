@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Processes:
-    """All processes of torch.distributed, or this one alone. If there are several, each must call every method.
+    """All processes of torch.distributed, or only this one. If there are several, each must call every method.
 
     Args:
         device: where the tensors are that are sent, e.g. for NCCL.

@@ -51,7 +51,7 @@ class SublayerObservation:
         moved_max: the largest such share.
         inactive: whether the branch moves no token.
         cosine: the mean cosine between tokens behind it.
-        update_cosine: the mean cosine between its change of the stream and that of the sublayer before.
+        update_cosine: the mean cosine between its change of the stream and the previous sublayer's.
         effective_rank: exp of the entropy of the normalised singular values of the states behind it.
         common_stream: the share of the direction that all tokens have in common, in the stream behind it.
         common_output: the same in the branch's output.
@@ -153,6 +153,13 @@ class Start:
     loss: float | None
     expected: float
 
+    @property
+    def distance(self) -> str:
+        """How far the loss is from the expected one, in words."""
+        assert self.loss is not None
+        side = "above" if self.loss >= self.expected else "below"
+        return f"{abs(self.loss - self.expected):.2f} {side} the loss of a model that knows nothing"
+
 
 @dataclass(slots=True)
 class Header:
@@ -175,7 +182,7 @@ class Observation:
 
     Args:
         step: the update.
-        losses: those of the steps since the last observation, this one last; None where a loss was not finite.
+        losses: the losses of the steps since the last observation, this one last; None where a loss was not finite.
         grad_norm: the norm of the whole gradient.
         sublayers: what was seen at each sublayer.
         places: what was seen at the weights outside of the sublayers.

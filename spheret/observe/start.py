@@ -6,11 +6,11 @@ import math
 import statistics
 from collections.abc import Callable, Iterable
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spheret.model.gpt import GPT
 from spheret.model.head import own_logit
-from spheret.model.linear import linear
 from spheret.observe.calls import quietly
 from spheret.observe.records import Start
 from spheret.observe.remedies import Advice, flags_of
@@ -29,7 +29,7 @@ def own_logit_and_loss(model: GPT, tokens: Tensor, targets: Tensor) -> tuple[flo
         weight = model.head_weight()
         # one window at a time, because logits are large
         own.extend(
-            own_logit(linear(model.read_out(states), weight), ids)
+            own_logit(F.linear(model.read_out(states), weight), ids)
             for states, ids in zip(h.split(1), tokens.split(1), strict=True)
         )
 
@@ -64,7 +64,7 @@ def radius_of(model: GPT) -> float | None:
 def start_warning(model: GPT, start: Start, entropy: float | None, advice: Iterable[Advice]) -> str | None:
     """What to know before the first update about a stream of constant norm.
 
-    entropy: that of the token frequencies, if it is known.
+    entropy: the entropy of the token frequencies, if it is known.
     """
     own, loss, reasons = start.own_logit, start.loss, []
     if radius_of(model) is None or own is None or loss is None:
@@ -72,8 +72,7 @@ def start_warning(model: GPT, start: Start, entropy: float | None, advice: Itera
     if model.config.head == "tied" and own >= HIGH_OWN_LOGIT:
         reasons.append(
             f"the model starts by predicting the current token, because its head is the transposed embedding: the "
-            f"token's own logit is {own:.1f} above the mean, and the loss {loss:.2f} is {loss - start.expected:.2f} "
-            f"above that of a model that knows nothing"
+            f"token's own logit is {own:.1f} above the mean, and the loss {loss:.2f} is {start.distance}"
         )
     if entropy is not None and start.expected - entropy >= HIGH_FREQUENCIES:
         reasons.append(

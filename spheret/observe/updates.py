@@ -43,8 +43,8 @@ class Update:
         out: the stream behind it.
         branch: a function of all states of the window; of any number of states, if `alone`.
         join: (h, f) -> the next states.
-        connection: that of spheret that joins, if there is one.
-        attention: that of spheret, if it is the branch.
+        connection: spheret's connection that joins, if there is one.
+        attention: spheret's attention, if it is the branch.
         alone: whether the branch may be given some tokens of the window.
     """
 
@@ -205,7 +205,7 @@ def own_path(update: Update, positions: Tensor) -> Both:
 
 
 def _each_in_its_window(update: Update, positions: Tensor, x: Tensor) -> Tensor:
-    """The branch's output at each position, from a window in which that token alone has its state from x."""
+    """The branch's output at each position, from a window in which only that token has its state from x."""
     outputs = [
         update.branch(update.h.index_copy(1, position, x[:, i : i + 1]))[:, position]
         for i, position in enumerate(positions.split(1))

@@ -86,7 +86,7 @@ class Watch:
             optimizer.zero_grad()
 
     The first forward pass is preceded by a trial pass on two rows of its batch, which finds the residual stream.
-    Training is the same to the bit.
+    Training is bitwise identical.
 
     Args:
         model: any torch module, also in DDP, with FSDP2, or compiled: then give the compiled one.
@@ -97,7 +97,7 @@ class Watch:
         log: the loop's own logger: a function of (values, step), a SummaryWriter, or what has log(values, step=...).
         on_alarm: called with every `Event`.
         optimizer: if given, its step calls `watch.step`, and the loss is what the model returns.
-        unigram_entropy: that of the token frequencies, in nats; by default it is estimated from the tokens seen.
+        unigram_entropy: of the token frequencies, in nats; by default it is estimated from the tokens seen.
         sensitivity: above 1, smaller deviations raise an alarm; below 1, larger ones.
         quiet: print nothing.
 
@@ -177,7 +177,7 @@ class Watch:
         self._gradient_hooks: list[Any] = []
         self._seeing: StreamHooks | None = None
         self._handles: list[Any] = [
-            # before those of FSDP2, which gather the weights of the pass that follows
+            # before the hooks of FSDP2, which gather the weights of the pass that follows
             model.register_forward_pre_hook(self._before_forward, with_kwargs=True, prepend=True),
             model.register_forward_hook(self._after_forward, with_kwargs=True, always_call=True),
             register_optimizer_step_pre_hook(partial(_meet, weakref.ref(self))),
@@ -285,7 +285,7 @@ class Watch:
         """Call it after the backward passes of an update and before the optimiser's step, best before clipping.
 
         Args:
-            loss: that of the update; by default what the model has returned as its loss.
+            loss: the loss of the update; by default what the model has returned as its loss.
 
         Returns:
             Whether the update is to be made. With policy="skip" a bad one is not, and its gradients are set to None,
@@ -414,14 +414,14 @@ class Watch:
             self._file.begin(self.header)
         if anatomy.found == "parameters only" and self._is_main and not self._quiet:
             print(
-                f"spheret.watch: the stream of {self.header.model} was not found, so that its weights alone are "
+                f"spheret.watch: the stream of {self.header.model} was not found, so only its weights are "
                 f"watched: {anatomy.note}.",
                 file=sys.stderr,
             )
 
     @contextmanager
     def _quietly(self) -> Iterator[None]:
-        """A context for passes of ours, which the hooks on the model leave alone."""
+        """A context for passes of ours, which the hooks on the model ignore."""
         self._inside = True
         try:
             with quietly(self.model):
@@ -465,7 +465,7 @@ class Watch:
         args, kwargs, cast = self._inputs
 
         def call() -> None:
-            # the loop must not end by a look
+            # monitoring must never crash training
             try:
                 self.model(*args, **kwargs)
             except Exception as error:
@@ -517,7 +517,7 @@ class Watch:
         assert self.judge is not None
         assert self.anatomy is not None
         items = self.judge.items
-        # of sharded weights each process sees its own part, and all must go on to the next look together
+        # of sharded weights each process sees its own part, and all must continue to the next look together
         event = self._processes.first(bad_weights(step, items))
         if event is None and bad_loss and self._inputs is not None:
             with bad_outputs(step, self.model, items) as found, self._again() as call:
@@ -539,7 +539,7 @@ class Watch:
     # what it shows
 
     def page(self, path: str | Path) -> Path:
-        """Write the report's page of what was seen so far, one offline file, and again while training goes on."""
+        """Write the report's page of what was seen so far, one offline file, and again while training runs."""
         self._page = Path(path)
         if self._is_main:
             self._write_page(live=True)

@@ -7,7 +7,6 @@ from spheret.data.shards import TOKENIZER
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
-TENSORBOARD = "tensorboard"
 LOCK = "run.lock"
 # written when the training has ended
 SAMPLE = "sample.json"
@@ -24,7 +23,7 @@ EVAL_SAMPLES = "eval_samples.jsonl"
 INSPECT = "inspect.json"
 INSPECT_FIGURE = "inspect.png"
 
-# everything a run may hold; `--force` removes these and nothing else, the config last: without it this is no run
+# everything a run may hold; `--force` removes these and nothing else, the config last: without it this is not a run
 RUN_FILES = (
-    METRICS, CHECKPOINTS, TOKENIZER, TENSORBOARD, EVAL, EVAL_SAMPLES, INSPECT, INSPECT_FIGURE, SAMPLE, CONFIG,
+    METRICS, CHECKPOINTS, TOKENIZER, EVAL, EVAL_SAMPLES, INSPECT, INSPECT_FIGURE, SAMPLE, CONFIG,
 )  # fmt: skip

@@ -66,3 +66,8 @@ def test_a_number_that_changes_is_missed(name):
 
 def test_its_length():
     assert len(README.splitlines()) <= 150
+
+
+def test_the_length_of_the_docs():
+    """As many words as one reads in an afternoon. docs/results grows with what was run."""
+    assert sum(len(page.read_text().split()) for page in (ROOT / "docs").glob("*.md")) <= 35_000

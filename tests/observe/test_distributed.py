@@ -47,7 +47,9 @@ def test_numbers_are_those_of_one_process(parallel, name, out, alone):
         for one, other in zip(a["sublayers"], b["sublayers"], strict=True):
             assert set(GRADIENTS) <= {key for key, value in one.items() if value is not None}
             assert one == {
-                key: value if value is None else pytest.approx(value, rel=1e-3) for key, value in other.items()
+                # the difference of two lengths has few digits
+                key: value if value is None else pytest.approx(value, rel=1e-3, abs=1e-6 if key == "shrunk" else None)
+                for key, value in other.items()
             }
         for one, other in zip(a["places"], b["places"], strict=True):
             assert one["name"] == other["name"]

@@ -12,6 +12,7 @@ from spheret.model.gpt import GPT, GPTConfig
 from spheret.model.head import HEADS, own_logit
 from spheret.observe.measures import common_share, mean_cosine
 from spheret.observe.observer import NonFinite, Observer
+from spheret.observe.records import Start
 from spheret.observe.start import expected_start, own_logit_and_loss, radius_of
 
 SIZES = {"layers": 3, "heads": 2, "width": 16, "block": 12, "vocab": 40}
@@ -120,3 +121,8 @@ def test_only_spherical_streams_have_a_radius():
     assert [name for name in PAPER_SCHEMES if radius_of(build(name)[0]) is not None] == [
         "geonorm", "proj-spheretnorm", "cay-spheretnorm", "p-spheretnorm",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("loss", "words"), [(3.5, "0.50 above"), (2.38, "0.62 below")])
+def test_a_loss_below_the_expected_one_is_below_it(loss, words):
+    assert Start(None, loss, 3.0).distance.startswith(words)

@@ -33,7 +33,7 @@ def gpt():
             vocab=VOCAB,
             scheme="proj-spheretnorm",
             head="untied",
-            head_bias="zero",
+            head_bias="none",
         )
     )
 

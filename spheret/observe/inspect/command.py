@@ -211,7 +211,7 @@ def labels(names: list[str]) -> list[str]:
 
 
 def check_one_stream(scheme: Scheme) -> None:
-    """Raise an error unless the Jacobian of a sublayer is that of one stream."""
+    """Raise an error unless the scheme has one stream, which a Jacobian needs."""
     if not scheme.one_stream:
         raise ValueError(
             f"--jacobians is for schemes with one stream, and {scheme.name} carries more than one: leave it out. "

@@ -84,7 +84,7 @@ def check_causal(model: nn.Module, vocab: int) -> None:
     first, second = (call(model, x).logits[:, :-1] for x in (ids, other))
     if not float((first - second).abs().max()) <= 1e-5 * float(first.abs().max()):
         raise ValueError(
-            f"in {type(model).__name__} a token sees later tokens, so it is no decoder: this takes models that "
+            f"in {type(model).__name__} a token sees later tokens, so it is not a decoder: this takes models that "
             "predict the next token."
         )
 

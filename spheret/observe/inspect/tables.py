@@ -87,10 +87,7 @@ def sentences(inspection: Inspection) -> list[str]:
     if inspection.own_logit is not None:
         text, start = f"the logit of the current token is {inspection.own_logit:.2f} above the mean logit", ""
         if (before := inspection.start) is not None and before.loss is not None:
-            start = (
-                f"; before training it was {before.own_logit:.2f}, and the loss {before.loss:.3f} was "
-                f"{before.loss - before.expected:.3f} above that of a model that knows nothing"
-            )
+            start = f"; before training it was {before.own_logit:.2f}, the loss {before.loss:.3f}, {before.distance}"
         said.append(f"{text}{start}.")
     if inspection.note:
         said.append(f"{inspection.note}.")
