@@ -102,14 +102,6 @@ class Retraction:
         """theta(beta), the angle of a step."""
         return self.theta(beta, self.p)
 
-    def a(self, w: Tensor) -> Tensor:
-        """cos theta(sqrt w)."""
-        return self.coefficients(w, self.p)[0]
-
-    def b(self, w: Tensor) -> Tensor:
-        """sin theta(sqrt w) / sqrt w."""
-        return self.coefficients(w, self.p)[1]
-
     @classmethod
     def from_angle(
         cls,

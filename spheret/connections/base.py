@@ -6,16 +6,18 @@ import inspect
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, SupportsIndex
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
 
 import torch
 from torch import Tensor, nn
 
 from spheret.kernels import check_rows, compute_dtype, normalize
-from spheret.retractions import P, Retraction
 from spheret.schedules import check_sublayer
 from spheret.support.autograd import recorded
 from spheret.support.precision import wide, widest
+
+if TYPE_CHECKING:
+    from spheret.connections.spherical import SpheretNorm
 
 
 def check_dim(dim: SupportsIndex) -> int:
@@ -98,18 +100,6 @@ def angle_between(first: Tensor, second: Tensor) -> Tensor:
     return 2 * torch.atan2((u - v).norm(dim=-1), (u + v).norm(dim=-1))
 
 
-class RetractionStep(NamedTuple):
-    """One update of a spherical stream: h' = R_h(alpha P_h f), with its angle capped at `max_angle`."""
-
-    alpha: Tensor
-    retraction: Retraction
-    p: P
-    max_angle: float | None
-    # lambda_l, and the schedule that gave it
-    factor: float
-    schedule: str
-
-
 class Connection(nn.Module):
     """How one residual branch joins the stream: `read` gives the branch its input, `write` joins its output. ::
 
@@ -184,8 +174,8 @@ class Connection(nn.Module):
         """
         return []
 
-    def retraction_step(self) -> RetractionStep | None:
-        """The parameters of the update if it is a retraction of the sphere, else None."""
+    def retraction_step(self) -> SpheretNorm | None:
+        """The update if it is a retraction of the sphere, else None."""
         return None
 
     def check_state(self, state: State) -> None:

@@ -15,7 +15,6 @@ from spheret.connections.base import (
     Connection,
     Initialisation,
     LayerNumbers,
-    RetractionStep,
     Scheme,
     channels_last,
     check_dim,
@@ -237,9 +236,8 @@ class SphericalConnection(Connection):
     def branch_gains(self) -> list[nn.Parameter]:
         return [] if self.norm.branch_norm is None else [self.norm.branch_norm.weight]
 
-    def retraction_step(self) -> RetractionStep:
-        norm = self.norm
-        return RetractionStep(self.alpha, norm.retraction, norm.p, norm.max_angle, norm.factor, norm.schedule)
+    def retraction_step(self) -> SpheretNorm:
+        return self.norm
 
 
 @dataclass(frozen=True)

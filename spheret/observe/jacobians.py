@@ -36,8 +36,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from spheret.connections import angle_between
-from spheret.connections.base import RetractionStep
+from spheret.connections import SpheretNorm, angle_between
 from spheret.kernels import check_cap, check_rows
 from spheret.kernels.closed import capped
 from spheret.observe.inspection import Tick
@@ -211,7 +210,7 @@ class Paper(NamedTuple):
     eta_bounds: max|gain| sqrt(width)/|h|, which eta cannot exceed where the branch's output is normed; else empty.
     """
 
-    steps: list[RetractionStep]
+    steps: list[SpheretNorm]
     bounds: Bounds
     sums: Sums
     eta_bounds: list[float]
@@ -225,7 +224,7 @@ def measure_jacobians(
     The first part is the kind of each branch; the last one is None if the updates are not retractions. A model whose
     sublayers cannot be differentiated is an error that says why.
     """
-    rows, bounded, steps = list[Measured](), list[Bounds](), list[RetractionStep]()
+    rows, bounded, steps = list[Measured](), list[Bounds](), list[SpheretNorm]()
     eta_bounds: list[float] = []
     with differentiable():
         passed = updates(model, tokens)
