@@ -1,6 +1,6 @@
 # every target makes its own environment in .venv from nothing but python3
 PYTHON ?= python3
-EXTRAS := dev,triton,hub,corpus,gpt2,data,eval,track,docs
+EXTRAS := dev,triton,hub,corpus,gpt2,data,eval,docs
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import time
@@ -17,8 +18,8 @@ from spheret.optim import parameter_groups
 from spheret.support.allocator import keep_freed_memory
 from spheret.support.cache import keep_libraries_inside
 from spheret.support.errors import explanation, need, one_line
-from spheret.support.files import check_output_file
-from spheret.support.machine import resolve_device, write_measurement
+from spheret.support.files import check_output_file, write_atomically
+from spheret.support.machine import machine, resolve_device
 from spheret.support.meter import Meter
 from spheret.support.ranges import check_counts
 from spheret.support.timing import WARM_UP, interleaved
@@ -91,9 +92,12 @@ def next_token_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return nn.functional.cross_entropy(model(x).logits.flatten(0, 1), y.flatten())
 
 
-def write(json: Path | None, result: dict[str, Any]) -> None:
+def write(path: Path | None, result: dict[str, Any]) -> None:
     """Write the numbers of a benchmark as JSON, with its command and the machine; nothing happens without a path."""
-    write_measurement(json, result, _program(sys.argv[0]))
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        document = {"command": " ".join([_program(sys.argv[0]), *sys.argv[1:]]), **machine(), **result}
+        write_atomically(path, json.dumps(document, indent=1).encode() + b"\n")
 
 
 def medians(

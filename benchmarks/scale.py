@@ -65,7 +65,7 @@ def _trained(directory: Path, processes: int, threads: int, steps: int, layers: 
         "--scheme", "proj-spheretnorm", "--layers", layers, "--width", width, "--heads", width // HEAD,
         "--block", 128, "--batch-size", 4, "--set", "train.tokens_per_update=1024", "--steps", steps,
         "--set", f"train.checkpoint_every={steps}", "--eval-every", 0, "--data", "sotu", "--threads", threads,
-        "--no-tensorboard", "--quiet", "--out", out,
+        "--quiet", "--out", out,
     ]  # fmt: skip
     command = spheret_command(["train", *map(str, words)], processes)
     done = subprocess.run(command, capture_output=True, text=True, env=python_environment())

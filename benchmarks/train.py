@@ -19,12 +19,13 @@ from spheret.model.gpt import GPT, GPTConfig
 from spheret.optim import parameter_groups
 from spheret.runs.config import EvaluationConfig, TrainConfig
 from spheret.runs.layout import METRICS
-from spheret.runs.metrics import Log, Tracker
+from spheret.runs.metrics import Log
 from spheret.support.cache import cache_directory
 from spheret.support.timing import WARM_UP
 from spheret.train.distributed import World
 from spheret.train.loop import Trainer
 from spheret.train.state import save
+from spheret.train.validation import validate
 
 BARE, TRAINER = "bare step", "trainer"
 CPU = torch.device("cpu")
@@ -73,7 +74,7 @@ def measure(
     A look inside is one forward pass with hooks at every sublayer.
     """
     trainer = Trainer(directory, _model(config), training, evaluation, data, World(device), quiet=True)
-    log, tracker = Log(directory / METRICS, 0), Tracker(directory / "tensorboard", True, 0)
+    log = Log(directory / METRICS, 0)
     # `fit` sets the log before its first update: a trainer without a log does not save
     trainer.log = log
     loader = data.loader(config.block, training.batch_size, training.seed)
@@ -83,20 +84,19 @@ def measure(
     def update() -> None:
         line = trainer.update(fresh)
         log.append(line)
-        tracker.log(line)
 
-    x, y, _ = next(iter(data.validation(config.block, training.batch_size, evaluation.eval_windows)))
+    windows = data.validation(config.block, training.batch_size, evaluation.eval_windows)
+    x, y, _ = next(iter(windows))
     try:
         steps = medians("train, updates", {BARE: bare, TRAINER: update}, repeats, cpu_time)
         others: dict[str, Callable[[], object]] = {
-            "evaluation": trainer.evaluate,
+            "evaluation": lambda: validate(trainer.model, windows, trainer.world, trainer.precision),
             "look inside": lambda: trainer.observer.observe(1, x.to(device), y.to(device)),
             "checkpoint": lambda: save(trainer, None),
         }
         return {**steps, **medians("train, the rest", others, min(FEW, repeats), cpu_time)}
     finally:
         fresh.close()
-        tracker.close()
         log.close()
 
 

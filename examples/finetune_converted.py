@@ -42,7 +42,7 @@ def finetune(name, text, out, steps=300, block=128, batch_size=8):
         before = trainer.evaluate()["eval_loss"]
         trainer.train()
         losses[arm] = before, trainer.evaluate()["eval_loss"]
-        # spheret.conversion.load opens the converted one
+        # spheret.hub.load opens the converted one
         trainer.save_model()
     return losses
 

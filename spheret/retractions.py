@@ -15,7 +15,6 @@ to add a row.
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
@@ -87,25 +86,14 @@ class Retraction:
     def __deepcopy__(self, memo: dict[int, object]) -> Retraction:
         return self
 
-    # its functions cannot be pickled; what makes it can
-    def __reduce__(self) -> tuple[Callable[..., Retraction], tuple[Any, ...]]:
-        name = table_name(self)
-        if name is not None:
+    # a lambda cannot be pickled; what makes the retraction can
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if (name := table_name(self)) is not None:
             return as_retraction, (name,)
         if self.kind == "angular":
             return angular, (self.p,)
         if self.angle_function is None:
-            raise pickle.PicklingError(
-                f"the retraction {self.name!r} cannot be pickled: it is not in the table. "
-                f"Add it: spheret.RETRACTIONS[{self.name!r}] = retraction."
-            )
-        try:
-            pickle.dumps(self.angle_function)
-        except Exception as error:
-            raise pickle.PicklingError(
-                f"the retraction {self.name!r} cannot be pickled, because its angle cannot ({error}): "
-                "define the angle with def at the top of a module, not as a lambda or inside a function."
-            ) from error
+            return super().__reduce_ex__(protocol)
         return Retraction.from_angle, (
             self.angle_function, self.name, self.largest_angle, self.largest_step, self.cap
         )  # fmt: skip

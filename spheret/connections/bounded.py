@@ -1,10 +1,7 @@
 """`Bounded` and `Constrained`: base classes of modules whose parameters stay in a set, whatever the training loop.
 
-A `Bounded` has learnable scalars that are kept in an interval.
-
-The value of a scalar is clamped, and every gradient passes (see spheret.bounds). After each step of any torch
-optimiser, the parameters that it holds are put back on the bounds that they crossed. So they never wind up beyond a
-bound, and the first step inward moves the value. A `Constrained` restores its own constraint in the same way.
+After each step of any torch optimiser, the parameters that it holds are put back on the bounds that they crossed. So
+they never wind up beyond a bound, and the first step inward moves the value.
 """
 
 from __future__ import annotations
@@ -85,10 +82,6 @@ class Bounded(_Kept):
 
     Then torch's optimisers keep the parameter in its interval, and the training metrics list the scalars that are on
     a bound. Gradients add up over micro-batches and processes as for any parameter.
-
-    Args:
-        args: passed on to the next base class, as are `options`.
-        options: see `args`.
 
     Attributes:
         exact_clamp: use torch.clamp, whose gradient is 0 beyond the bound (see spheret.bounds). The parameters are

@@ -341,7 +341,6 @@ class AttnRes(ResidualScheme):
         return FirstState(Sums)
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
-        check_sublayer(sublayer, num_sublayers)
         group = -(-num_sublayers // self.blocks)
         return GroupedConnection(dim, sublayer, num_sublayers, group, self.build_norm(dim))
 

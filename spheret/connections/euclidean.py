@@ -7,6 +7,7 @@ Unless a class states otherwise, the entry does nothing and the exit is nanoGPT'
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -136,7 +137,6 @@ class MixLN(ResidualScheme):
     source: ClassVar[str] = "arXiv 2412.13795"
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
-        check_sublayer(sublayer, num_sublayers)
         early = (sublayer + 1) // 2 <= (num_sublayers + 1) // 2 // 4
         norm = self.build_norm(dim)
         return NormedConnection(
@@ -213,7 +213,23 @@ class LNScaling(ResidualScheme):
 
 
 @dataclass(frozen=True)
-class ScaledEmbeddings(Scheme):
+class PreNormed(Scheme, ABC):
+    """h' = h + F(norm h), and a final norm, with a norm of the scheme's own."""
+
+    @abstractmethod
+    def build_norm(self, dim: int, attention: bool = False) -> Norm:
+        """The norm before a branch, which may be attention, and at the exit."""
+
+    def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
+        norm = self.build_norm(dim, attention=sublayer % 2 == 1)
+        return NormedConnection(dim, sublayer, num_sublayers, inner_norm=norm)
+
+    def exit(self, dim: int) -> nn.Module:
+        return self.build_norm(dim)
+
+
+@dataclass(frozen=True)
+class ScaledEmbeddings(PreNormed):
     """The embeddings times a learned scalar that starts at sqrt d."""
 
     def enter(self, dim: int) -> nn.Module:
@@ -242,16 +258,10 @@ class PreDyT(ScaledEmbeddings):
     bias: bool = True
     source: ClassVar[str] = "arXiv 2503.10622"
 
-    def _norm(self, dim: int, attention: bool) -> Norm:
+    def build_norm(self, dim: int, attention: bool = False) -> Norm:
         _, first, other = next(row for row in _DYT_SLOPES if dim <= row[0])
         slope = self.slope if self.slope is not None else first if attention else other
         return DynamicTanh(dim, slope, self.bias)
-
-    def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
-        return NormedConnection(dim, sublayer, num_sublayers, inner_norm=self._norm(dim, attention=sublayer % 2 == 1))
-
-    def exit(self, dim: int) -> nn.Module:
-        return self._norm(dim, attention=False)
 
 
 @dataclass(frozen=True)
@@ -265,10 +275,7 @@ class PreDerf(ScaledEmbeddings):
     bias: bool = True
     source: ClassVar[str] = "arXiv 2512.10938"
 
-    def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
-        return NormedConnection(dim, sublayer, num_sublayers, inner_norm=DynamicErf(dim, self.slope, self.bias))
-
-    def exit(self, dim: int) -> nn.Module:
+    def build_norm(self, dim: int, attention: bool = False) -> Norm:
         return DynamicErf(dim, self.slope, self.bias)
 
 
@@ -281,23 +288,17 @@ class PreDyISRU(ScaledEmbeddings):
 
     source: ClassVar[str] = "arXiv 2503.21708"
 
-    def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
-        return NormedConnection(dim, sublayer, num_sublayers, inner_norm=DynamicISRU(dim))
-
-    def exit(self, dim: int) -> nn.Module:
+    def build_norm(self, dim: int, attention: bool = False) -> Norm:
         return DynamicISRU(dim)
 
 
 @dataclass(frozen=True)
-class PreScaleNorm(Scheme):
+class PreScaleNorm(PreNormed):
     """Pre-LN with g x/|x| for every norm."""
 
     source: ClassVar[str] = "arXiv 1910.05895"
 
-    def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
-        return NormedConnection(dim, sublayer, num_sublayers, inner_norm=PlainScaleNorm(dim))
-
-    def exit(self, dim: int) -> nn.Module:
+    def build_norm(self, dim: int, attention: bool = False) -> Norm:
         return PlainScaleNorm(dim)
 
 
@@ -455,7 +456,6 @@ class HybridNorm(ResidualScheme):
     source: ClassVar[str] = "arXiv 2503.04598"
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
-        check_sublayer(sublayer, num_sublayers)
         # the source writes it at the MLP: FFN(RMS h) + RMS h
         return NormedConnection(
             dim, sublayer, num_sublayers, outer_norm=self.build_norm(dim) if sublayer % 2 else None

@@ -20,16 +20,14 @@ from torch import Tensor, nn
 from spheret.connections.base import (
     Connection,
     PreparedConnection,
-    Scheme,
     check_dim,
     check_state_type,
 )
 from spheret.connections.euclidean import ResidualScheme
-from spheret.connections.norms import NORMS, Device, ScaleNorm, empty_parameter, make_branch_norm, make_norm
+from spheret.connections.norms import Device, ScaleNorm, empty_parameter, make_branch_norm
 from spheret.connections.spherical import SpheretNorm
 from spheret.kernels import check_rows, compute_dtype, normalize
-from spheret.schedules import check_sublayer, factor
-from spheret.support.errors import unknown
+from spheret.schedules import factor
 from spheret.support.ranges import check_above_zero, check_count
 
 
@@ -238,7 +236,7 @@ class SumNorm(nn.Module):
 
 @dataclass(frozen=True)
 class CopiedStreams(ResidualScheme, ABC):
-    """`streams` copies of what enters, joined by `StreamConnection`."""
+    """`streams` copies of what enters, joined by `StreamConnection` unless `connect` says otherwise."""
 
     streams: int = 4
     one_stream: ClassVar[bool] = False
@@ -251,7 +249,6 @@ class CopiedStreams(ResidualScheme, ABC):
         return Copies(self.streams)
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
-        check_sublayer(sublayer, num_sublayers)
         weights = self.weights(check_dim(dim), sublayer)
         return StreamConnection(dim, sublayer, num_sublayers, self.streams, self.build_norm(dim), weights)
 
@@ -505,7 +502,7 @@ class SphericalHyperConnection(Connection):
 
 
 @dataclass(frozen=True)
-class SphericalHyper(Scheme):
+class SphericalHyper(CopiedStreams):
     """n streams as one point of a sphere: F reads sum_i pre_i X_i, and X' = R_(O X)(alpha P (post (x) F)).
 
     O is orthogonal and learned, so that |X| is the same after every sublayer. ScaleNorm at the entry, a final norm.
@@ -521,22 +518,16 @@ class SphericalHyper(Scheme):
     | `branch_norm` | an RMSNorm of each branch's output: none, or where its gain starts; true is 0.3 |
     """
 
-    streams: int = 4
     steady: bool = True
     pace: float = 0.1
     retraction: str | float = "projection"
     schedule: str = "sqrt"
-    norm: str = "layernorm"
-    bias: bool = True
     branch_norm: bool | float | None = None
     source: ClassVar[str] = "this library"
-    one_stream: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_count("streams", self.streams, 2)
+        super().__post_init__()
         check_above_zero("pace", self.pace, 1.0)
-        if self.norm not in NORMS:
-            raise unknown("norm", self.norm, NORMS)
         # building one sublayer here checks all other options before a model is built
         self._update(2, 1, 2)
         make_branch_norm(2, self.branch_norm)
@@ -550,17 +541,16 @@ class SphericalHyper(Scheme):
         return Copies(self.streams, 1 / math.sqrt(self.streams), ScaleNorm(dim))
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
-        check_sublayer(sublayer, num_sublayers)
-        weights, update = (
-            SphericalHyperWeights(self.streams, sublayer, self.steady, self.pace),
-            self._update(check_dim(dim), sublayer, num_sublayers),
-        )
+        update, weights = self._update(check_dim(dim), sublayer, num_sublayers), self.weights(dim, sublayer)
         branch_norm = make_branch_norm(dim, self.branch_norm)
         return SphericalHyperConnection(dim, sublayer, num_sublayers, weights, update, branch_norm)
 
+    def weights(self, dim: int, sublayer: int) -> SphericalHyperWeights:
+        return SphericalHyperWeights(self.streams, sublayer, self.steady, self.pace)
+
     def exit(self, dim: int) -> nn.Module:
         shares = StreamShares(self.streams, 1 / math.sqrt(self.streams))
-        return SumNorm(self.streams, dim, make_norm(self.norm, dim, self.bias), shares)
+        return SumNorm(self.streams, dim, self.build_norm(dim), shares)
 
     def step_sum(self, num_sublayers: int) -> float | None:
         """The sum of lambda_l, as for one spherical stream."""

@@ -39,16 +39,13 @@ def json_options(options: dict[str, Any]) -> dict[str, Any]:
     for option, value in options.items():
         name = table_name(value) if isinstance(value, Retraction) else INFINITY if value == math.inf else None
         values[option] = value if name is None else name
-        if not isinstance(values[option], (str, int, float, type(None))) or _undefined(values[option]):
+        undefined = isinstance(values[option], float) and not math.isfinite(values[option])
+        if undefined or not isinstance(values[option], (str, int, float, type(None))):
             raise ValueError(
                 f"the option {option} = {value!r} cannot be written to a config, which holds numbers and names: add "
                 "your retraction to spheret.RETRACTIONS, and give its name."
             )
     return values
-
-
-def _undefined(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
 
 
 def options_from_json(options: dict[str, Any]) -> dict[str, Any]:

@@ -296,10 +296,6 @@ class Spherical(Scheme):
             )
         if self.p is None and self.retraction is None:
             object.__setattr__(self, "p", default_p)
-        if self.p is not None and not isinstance(self.p, (int, float)):
-            raise ValueError(
-                f"p must be a number greater than 0, got {self.p!r}: a name goes into the option retraction."
-            )
         if self.index not in ("sublayer", "block"):
             raise unknown("index", self.index, ("sublayer", "block"))
         if self.output_init not in ("scaled", "full"):

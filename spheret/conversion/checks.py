@@ -75,7 +75,7 @@ def check_model(model: nn.Module) -> None:
     if getattr(getattr(model, "config", None), NAME, None) is not None:
         raise ConversionError(
             "this model was saved after a conversion, and transformers has left out its step sizes: load it with "
-            "spheret.conversion.load(directory)."
+            "spheret.hub.load(directory)."
         )
     parameters = dict(model.named_parameters())
     if not any(p.is_floating_point() for p in parameters.values()):

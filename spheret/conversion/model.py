@@ -24,6 +24,7 @@ from spheret.conversion.steps import ReadPoint
 from spheret.conversion.trace import call, random_inputs, trace_call, undisturbed
 from spheret.retractions import Retraction
 from spheret.support.errors import need
+from spheret.support.ranges import check_count
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
@@ -200,23 +201,19 @@ def _verified(model: nn.Module, inputs: Any, comparison: Comparison, batches: It
 
 
 class Annealing:
-    """Moves t linearly from 0 to 1 over `steps` calls of `step`, after `wait` calls at 0.
+    """Moves t linearly from 0 to 1 over `steps` calls of `step`.
 
     A model that is on its way, e.g. one that was loaded, resumes from its own t, and one that is at 1 stays there.
     Call `step` after the optimiser's.
     """
 
-    def __init__(self, model: nn.Module, steps: int, wait: int = 0):
-        for name, value, least in (("steps", steps, 1), ("wait", wait, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
-        self.model, self.steps, self.wait = model, steps, wait
-        t = position(model)
-        self.done = wait + round(t * steps) if t > 0 else 0
+    def __init__(self, model: nn.Module, steps: int):
+        self.model, self.steps = model, check_count("steps", steps)
+        self.done = round(position(model) * steps)
 
     @property
     def t(self) -> float:
-        return min(max((self.done - self.wait) / self.steps, 0.0), 1.0)
+        return min(max(self.done / self.steps, 0.0), 1.0)
 
     def set(self, done: int) -> None:
         """Go to where `done` steps lead, e.g. when training resumes."""
@@ -236,11 +233,8 @@ class Annealing:
         self.set(state["done"])
 
 
-def trainer_callback(steps: int, wait: int = 0) -> TrainerCallback:
-    """A transformers TrainerCallback that anneals the Trainer's model over `steps` optimiser steps, as `Annealing`.
-
-    A training that resumes at t = 0 goes by the Trainer's own count of steps.
-    """
+def trainer_callback(steps: int) -> TrainerCallback:
+    """A TrainerCallback of transformers that anneals the model over `steps` optimiser steps, as `Annealing`."""
     transformers = need("transformers", "hub")
 
     class AnnealingCallback(transformers.TrainerCallback):  # type: ignore[name-defined]
@@ -249,10 +243,7 @@ def trainer_callback(steps: int, wait: int = 0) -> TrainerCallback:
         schedule: Annealing
 
         def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module, **_: Any) -> None:
-            self.schedule = Annealing(model, steps, wait)
-            if self.schedule.done == 0:
-                # only the count knows how long t = 0 has lasted
-                self.schedule.done = min(state.global_step, wait)
+            self.schedule = Annealing(model, steps)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             self.schedule.step()

@@ -42,7 +42,7 @@ class Stream:
         self._vocab_size = vocab_size
         self._paths = paths
         # per shard its hashes, one after the other, and which of them were checked
-        self._hashes = [record.sha256_per_mib or "" for record in records]
+        self._hashes = [record.sha256_per_mib for record in records]
         self._checked = [bytearray(len(hashes) // 64) for hashes in self._hashes]
         self._maps: list[mmap.mmap] = []
         self._arrays: list[np.ndarray] = []

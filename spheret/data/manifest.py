@@ -52,15 +52,14 @@ class CorpusRecord(Record):
 class ShardRecord(Record):
     """One file of ids.
 
-    sha256_per_mib: the SHA-256 of each MiB of the file and of what remains, one after the other. It is unset until
-        the manifest is written.
+    sha256_per_mib: the SHA-256 of each MiB of the file and of what remains, one after the other.
     """
 
     name: ShardName
     tokens: Positive
     sha256: Sha256
     largest_id: TokenId
-    sha256_per_mib: Annotated[str, Meta(pattern="^([0-9a-f]{64})+$")] | UnsetType = UNSET
+    sha256_per_mib: Annotated[str, Meta(pattern="^([0-9a-f]{64})+$")]
 
 
 def _check_splits(**values: dict[str, Any]) -> None:
@@ -111,7 +110,7 @@ class Manifest(Record):
             for shard in records:
                 check_ids(shard.name, shard.largest_id, vocab_size)
                 hashes = -(-shard.tokens * (2 if self.dtype == "uint16" else 4) // MIB)
-                if not shard.sha256_per_mib or len(shard.sha256_per_mib) != 64 * hashes:
+                if len(shard.sha256_per_mib) != 64 * hashes:
                     raise ValueError(f"sha256_per_mib of {shard.name} must hold {hashes} hashes")
 
     def summary(self) -> str:
@@ -144,14 +143,6 @@ class SettingsRecord(Record):
     split: ByPosition = UNSET
 
 
-class SplitRecord(Record):
-    """How far one split is written: its whole shards, and the ids in the unfinished one."""
-
-    shards: list[ShardRecord]
-    partial: Count
-    partial_sha256: Sha256
-
-
 class HubCursor(Record):
     """A place in a streamed dataset; `state` is what `datasets` returned."""
 
@@ -164,16 +155,17 @@ Cursor = tuple[Count, Count] | HubCursor
 
 
 class ResumePoint(Record):
-    """Where a preparation resumes: everything before it is on the disk."""
+    """Where a preparation resumes, after the last whole shard: everything before it is on the disk."""
 
     tokenizer: TokenizerRecord
     counts: dict[Literal["train", "val", "empty", "repaired", "replaced_characters"], Count]
     digest: Hexadecimal
     cursor: Cursor
-    splits: dict[str, SplitRecord]
+    # the ids that each split has so far
+    tokens: dict[str, Count]
 
     def __post_init__(self) -> None:
-        _check_splits(splits=self.splits)
+        _check_splits(tokens=self.tokens)
 
 
 class Progress(Record):

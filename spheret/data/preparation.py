@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import re
 import sys
 from collections import Counter
@@ -40,8 +41,6 @@ from spheret.support.meter import Meter
 from spheret.support.ranges import check_count
 
 SHARD_TOKENS = 1 << 26
-# progress is noted at least this often, so a kill loses no more than this
-CHECKPOINT_TOKENS = 1 << 24
 
 
 def _documents(corpus: Corpus) -> Iterator[bytes]:
@@ -241,9 +240,10 @@ class _Job:
         reader = self.corpus.read(None if position is None else position.cursor)
         tokenizer = self._tokenizer(position)
         dtype = shards.dtype_for(tokenizer.vocab_size)
-        states = {} if position is None else position.splits
         writers = {
-            split: shards.SplitWriter(self.directory, split, dtype, self.shard_tokens, states.get(split))
+            split: shards.SplitWriter(
+                self.directory, split, dtype, self.shard_tokens, 0 if position is None else position.tokens[split]
+            )
             for split in shards.SPLITS
         }
         try:
@@ -285,7 +285,6 @@ class _Job:
             digest = int(position.digest, 16)
         description = tokenizers.describe(tokenizer)
         done = sum(writer.tokens for writer in writers.values())
-        due = CHECKPOINT_TOKENS
         with Meter(f"prepare {self.corpus.name}", self.quiet) as meter:
             before = done
 
@@ -298,16 +297,16 @@ class _Job:
                 counts.update(chunk.counts)
                 counts.update(encoded.documents)
                 digest += encoded.digest
-                gained = sum(map(len, encoded.ids.values()))
-                done, due = done + gained, due - gained
-                if any(shard_finished) or due <= 0:
-                    due = CHECKPOINT_TOKENS
+                done += sum(map(len, encoded.ids.values()))
+                if any(shard_finished):
+                    for writer in writers.values():
+                        writer.sync()
                     position = ResumePoint(
                         tokenizer=description,
                         counts=cast(Any, dict(counts)),
                         digest=_hex(digest),
                         cursor=chunk.cursor,
-                        splits={split: writer.sync() for split, writer in writers.items()},
+                        tokens={split: writer.tokens for split, writer in writers.items()},
                     )
                     workspace.record(settings, position)
                 show(chunk.fraction)
@@ -335,14 +334,14 @@ class _Job:
     def _manifest(
         self, tokenizer: TokenizerRecord, counts: Counter[str], digest: int, writers: dict[str, shards.SplitWriter]
     ) -> Manifest:
-        """Read the shards back, which checks what is on the disk, and return the manifest that describes them."""
+        """Read the shards back, and return the manifest that describes what is on the disk."""
         dtype, vocab_size = shards.dtype_for(tokenizer.vocab_size), tokenizer.vocab_size
         unigrams = np.zeros(vocab_size, dtype="<u8")
         records: dict[str, list[ShardRecord]] = {split: [] for split in writers}
         for split, writer in writers.items():
-            for shard in writer.shards:
-                shard_counts, hashes = shards.scan(self.directory / shard.name, dtype, vocab_size, shard)
-                records[split].append(msgspec.structs.replace(shard, sha256_per_mib=hashes))
+            for name in writer.names:
+                shard_counts, record = shards.scan(self.directory / name, dtype, vocab_size)
+                records[split].append(record)
                 if split == "train":
                     unigrams += shard_counts
         files.write_atomically(self.directory / shards.COUNTS, unigrams.tobytes())
@@ -362,7 +361,7 @@ class _Job:
             empty_documents=counts["empty"],
             repaired_documents=counts["repaired"],
             replaced_characters=counts["replaced_characters"],
-            largest_id=max(shard.largest_id for writer in writers.values() for shard in writer.shards),
+            largest_id=max(shard.largest_id for shard in itertools.chain(*records.values())),
             counts_sha256=hashlib.sha256(unigrams.tobytes()).hexdigest(),
             shards=records,
             split="position" if self.split.by_position else msgspec.UNSET,

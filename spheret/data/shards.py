@@ -17,7 +17,6 @@ from spheret.data.manifest import (
     MIB,
     Manifest,
     ShardRecord,
-    SplitRecord,
     check_ids,
     dtype_name,
     shard_name,
@@ -52,60 +51,47 @@ class SplitWriter:
     """Writes the shards of one split.
 
     Ids are appended to a .part file, which is renamed once it holds `shard_tokens` ids.
-    state: what `sync` returned, to go on from there.
+    tokens: how many ids the split has so far. What is there beyond them is removed.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        split: str,
-        dtype: np.dtype[Any],
-        shard_tokens: int,
-        state: SplitRecord | None = None,
-    ) -> None:
+    def __init__(self, directory: Path, split: str, dtype: np.dtype[Any], shard_tokens: int, tokens: int = 0) -> None:
         self._directory, self._split, self._dtype, self._size = directory, split, dtype, shard_tokens
-        self.shards: list[ShardRecord] = [] if state is None else list(state.shards)
-        self._tokens, self._largest, self._hash = 0, 0, hashlib.sha256()
+        self.tokens = tokens
         self._file: IO[bytes] | None = None
-        self._restore(state)
+        self._restore()
 
     @property
-    def tokens(self) -> int:
-        """The number of ids in the split so far."""
-        return sum(shard.tokens for shard in self.shards) + self._tokens
+    def names(self) -> list[str]:
+        """The names of all shards, with the unfinished one."""
+        return [shard_name(self._split, number) for number in range(-(-self.tokens // self._size))]
 
     @property
     def _final(self) -> Path:
-        return self._directory / shard_name(self._split, len(self.shards))
+        return self._directory / shard_name(self._split, self.tokens // self._size)
 
     @property
     def _part(self) -> Path:
         return self._final.with_name(self._final.name + ".part")
 
-    def _restore(self, state: SplitRecord | None) -> None:
-        """Return to a recorded state: `partial` ids in the unfinished shard, and nothing after them."""
-        partial = 0 if state is None else state.partial
-        for shard in self.shards:
-            check_size(self._directory / shard.name, shard.tokens, self._dtype)
+    def _restore(self) -> None:
+        whole, partial = divmod(self.tokens, self._size)
+        for name in self.names[:whole]:
+            check_size(self._directory / name, self._size, self._dtype)
         # a kill came after the rename and before the note of it: the finished shard counts as unfinished
         if partial and self._final.exists():
             os.replace(self._final, self._part)
-        known = {shard.name for shard in self.shards} | ({self._part.name} if partial else set())
+        known = {*self.names[:whole], self._part.name} if partial else set(self.names)
         for path in self._directory.iterdir():
             if is_shard(path.name, self._split) and path.name not in known:
                 path.unlink()
-        if state is None or not partial:
-            return
-        length = partial * self._dtype.itemsize
-        self._file = self._open()
-        if os.fstat(self._file.fileno()).st_size < length:
-            raise ValueError(f"{self._part} is shorter than recorded: delete {self._directory} and prepare it again.")
-        self._file.truncate(length)
-        for block in read_blocks(self._part, self._dtype):
-            self._add(block)
-        if self._hash.hexdigest() != state.partial_sha256:
-            self.close()
-            raise ValueError(f"{self._part} has changed since: delete {self._directory} and prepare it again.")
+        if partial:
+            length = partial * self._dtype.itemsize
+            self._file = self._open()
+            if os.fstat(self._file.fileno()).st_size < length:
+                raise ValueError(
+                    f"{self._part} is shorter than recorded: delete {self._directory} and prepare it again."
+                )
+            self._file.truncate(length)
 
     def _open(self) -> IO[bytes]:
         """Open the unfinished shard for appending. It is made if it is missing, and no link is followed."""
@@ -117,60 +103,42 @@ class SplitWriter:
             ) from None
         return os.fdopen(handle, "ab", buffering=0)
 
-    def _add(self, ids: np.ndarray) -> None:
-        """Update the unfinished shard's hash, length and largest id."""
-        self._hash.update(ids.data)
-        self._tokens += len(ids)
-        self._largest = max(self._largest, int(ids.max(initial=0)))
-
     def append(self, ids: np.ndarray) -> bool:
         """Append ids. Returns whether that finished a shard."""
         finished = False
         while len(ids):
             if self._file is None:
-                if len(self.shards) == MOST_SHARDS:
+                if self.tokens == MOST_SHARDS * self._size:
                     raise ValueError(
                         f"the {self._split} split has more than {MOST_SHARDS:,} shards of {self._size:,} tokens: "
                         f"give a larger --shard-tokens."
                     )
                 self._file = self._open()
-            head, ids = np.split(ids, [self._size - self._tokens])
-            head = np.ascontiguousarray(head, dtype=self._dtype)
-            with files.naming(self._part):
-                files.write_all(self._file, head.data)
-            self._add(head)
-            if self._tokens == self._size:
-                self._finish_shard()
+            head, ids = np.split(ids, [self._size - self.tokens % self._size])
+            final, part = self._final, self._part
+            with files.naming(part):
+                files.write_all(self._file, np.ascontiguousarray(head, dtype=self._dtype).data)
+            self.tokens += len(head)
+            if self.tokens % self._size == 0:
+                self._finish_shard(part, final)
                 finished = True
         return finished
 
-    def _finish_shard(self) -> None:
-        assert self._file is not None
-        os.fsync(self._file.fileno())
-        self._file.close()
-        self._file = None
-        os.replace(self._part, self._final)
+    def _finish_shard(self, part: Path, final: Path) -> None:
+        self.sync()
+        self.close()
+        os.replace(part, final)
         files.sync_directory(self._directory)
-        self.shards.append(
-            ShardRecord(
-                name=self._final.name,
-                tokens=self._tokens,
-                sha256=self._hash.hexdigest(),
-                largest_id=self._largest,
-            )
-        )
-        self._tokens, self._largest, self._hash = 0, 0, hashlib.sha256()
 
-    def sync(self) -> SplitRecord:
-        """Flush everything to disk. Returns the state from which a new writer can go on."""
+    def sync(self) -> None:
+        """Put everything on the disk."""
         if self._file is not None:
             os.fsync(self._file.fileno())
-        return SplitRecord(shards=list(self.shards), partial=self._tokens, partial_sha256=self._hash.hexdigest())
 
     def finish(self) -> None:
         """Finish the last shard, which may be shorter than the others."""
         if self._file is not None:
-            self._finish_shard()
+            self._finish_shard(self._part, self._final)
 
     def close(self) -> None:
         """Close the open file. Everything on disk stays for a later run."""
@@ -243,27 +211,18 @@ def read_counts(directory: Path, manifest: Manifest) -> np.ndarray:
     return np.frombuffer(data, dtype="<u8")
 
 
-def scan(path: Path, dtype: np.dtype[Any], vocab_size: int, shard: ShardRecord) -> tuple[np.ndarray, str]:
-    """Return how often each id occurs in a shard, and its `sha256_per_mib`.
-
-    Raises if a SHA-256 differs from the record's or an id is too large.
-    """
+def scan(path: Path, dtype: np.dtype[Any], vocab_size: int) -> tuple[np.ndarray, ShardRecord]:
+    """Return how often each id occurs in a shard, and its record."""
     digest, counts = hashlib.sha256(), np.zeros(vocab_size, dtype="<u8")
-    largest, per_mib = 0, []
+    tokens, largest, per_mib = 0, 0, []
     for block in read_blocks(path, dtype):
         digest.update(block.data)
         # a block is a multiple of a MiB, except the last one
         content = block.data.cast("B")
         per_mib += [hashlib.sha256(content[at : at + MIB]).hexdigest() for at in range(0, len(content), MIB)]
-        block_counts = np.bincount(block, minlength=vocab_size)
-        largest = max(largest, len(block_counts) - 1 if len(block_counts) > vocab_size else 0)
-        counts += block_counts[:vocab_size].astype("<u8")
-    check_hash(path, digest.hexdigest(), shard.sha256)
-    hashes = "".join(per_mib)
-    if shard.sha256_per_mib and shard.sha256_per_mib != hashes:
-        raise ValueError(f"sha256_per_mib of {path} is damaged in the manifest: prepare the directory again.")
-    check_ids(path, largest, vocab_size)
-    return counts, hashes
+        tokens, largest = tokens + len(block), max(largest, int(block.max()))
+        counts += np.bincount(block, minlength=vocab_size)[:vocab_size].astype("<u8")
+    return counts, ShardRecord(path.name, tokens, digest.hexdigest(), largest, "".join(per_mib))
 
 
 def verify(directory: Path) -> Manifest:
@@ -278,7 +237,12 @@ def verify(directory: Path) -> Manifest:
     counts = np.zeros(vocab_size, dtype="<u8")
     for split in SPLITS:
         for shard in manifest.shards[split]:
-            shard_counts, _ = scan(directory / shard.name, dtype, vocab_size, shard)
+            path = directory / shard.name
+            shard_counts, found = scan(path, dtype, vocab_size)
+            check_hash(path, found.sha256, shard.sha256)
+            check_ids(path, found.largest_id, vocab_size)
+            if found != shard:
+                raise ValueError(f"the entry of {path} in the manifest is damaged: prepare the directory again.")
             if split == "train":
                 counts += shard_counts
     if manifest.tokenizer.file is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spheret.evaluate.results import average, read, table
+from spheret.evaluate.results import average, number, read
 from spheret.evaluate.tasks import PAPER_COLUMNS, TASKS, Column
 
-__all__ = ["PAPER_COLUMNS", "TASKS", "Column", "average", "read", "table"]
+__all__ = ["PAPER_COLUMNS", "TASKS", "Column", "average", "number", "read"]

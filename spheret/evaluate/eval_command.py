@@ -17,8 +17,8 @@ import msgspec
 
 from spheret import __version__
 from spheret.evaluate.eval_json import EVALS, SAMPLES, EvalRecord, SampleRecord, TaskRecord
-from spheret.evaluate.results import average, is_accuracy, summary
-from spheret.evaluate.tasks import check_data, load_tasks, parse_tasks
+from spheret.evaluate.results import average, summary
+from spheret.evaluate.tasks import ACCURACIES, check_data, load_tasks, parse_tasks
 from spheret.evaluate.tasks import prefetch as fetch
 from spheret.runs.layout import EVAL, EVAL_SAMPLES
 from spheret.support.cache import cache_directory
@@ -58,57 +58,25 @@ def eval_command(
         device: cpu, cuda, ...; by default cuda if there is a GPU, else cpu.
         precision: float32, bf16 or float64, of weights and arithmetic.
     """
-    try:
-        if prefetch is not None:
-            return _prefetch(prefetch, tasks)
-        if not run:
-            raise ValueError(
-                "no run is given: name a run directory, or fetch the data of the tasks with --prefetch DIR."
-            )
-        results = evaluate(run, tasks, limit, batch_size, data, step, device, precision)
-    except KeyboardInterrupt:
-        print("stopped: nothing was written.", file=sys.stderr)
-        return 130
-    _show(results)
-    return 0
-
-
-def _prefetch(directory: Path, tasks: str) -> int:
-    for name in parse_tasks(tasks):
-        for task, rows in fetch(directory, [name]).items():
-            print(f"{task}: {rows:,} rows")
-    print(f"evaluate with: spheret eval RUN --data {directory}")
-    return 0
-
-
-def evaluate(
-    run: str | Path,
-    tasks: str = "paper",
-    limit: int | None = None,
-    batch_size: int | str = "auto",
-    data: Path | None = None,
-    step: int | None = None,
-    device: str | None = None,
-    precision: str = "float32",
-) -> EvalRecord:
-    """Do what `spheret eval` does. Returns what it wrote into eval.json."""
+    names = parse_tasks(tasks)
+    if prefetch is not None:
+        for name in names:
+            print(f"{name}: {fetch(prefetch, [name])[name]:,} rows")
+        print(f"evaluate with: spheret eval RUN --data {prefetch}")
+        return 0
+    if not run:
+        raise ValueError("no run is given: name a run directory, or fetch the data of the tasks with --prefetch DIR.")
     check_counts(limit=limit)
     check_counts(0, step=step)
     need("lm_eval", "eval")
-    names = parse_tasks(tasks)
     hashes = {} if data is None else check_data(data, names)
     from spheret.evaluate.lm import SpheretLM
     from spheret.runs.run import open_run
 
     opened = open_run(run)
     model, checkpoint = opened.load(step)
-    lm = SpheretLM(
-        model=model,
-        tokenizer=opened.tokenizer(),
-        batch_size=batch_size,
-        device=device,
-        precision=precision,
-    )
+    tokenizer = opened.tokenizer()
+    lm = SpheretLM(model=model, tokenizer=tokenizer, batch_size=batch_size, device=device, precision=precision)
     start = time.perf_counter()
     answers = answer(lm, names, limit, data)
     entries, lines = {}, []
@@ -128,7 +96,8 @@ def evaluate(
         versions={"spheret": __version__, **{name: version(name) for name in ("lm_eval", "datasets", "torch")}},
         tasks=entries,
     )
-    return _write(opened.path, results, lines)
+    _show(_write(opened.path, results, lines))
+    return 0
 
 
 def answer(lm: Any, names: list[str], limit: int | None, data: Path | None) -> dict[str, Any]:
@@ -216,7 +185,7 @@ def _show(results: EvalRecord) -> None:
         table.add_column(column, justify="left" if column in ("task", "metric") else "right")
     for name, task in results.tasks.items():
         for metric, cell in task.metrics.items():
-            factor = 100 if is_accuracy(metric) else 1
+            factor = 100 if metric in ACCURACIES else 1
             error = "" if cell.stderr is None else _number(factor * cell.stderr)
             value = "not finite" if cell.value is None else _number(factor * cell.value)
             table.add_row(name, metric, value, error, f"{task.documents:,}")

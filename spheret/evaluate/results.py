@@ -1,15 +1,14 @@
-"""The results in eval.json: metrics with their errors, and the paper's table."""
+"""The results in eval.json: metrics with their errors, as the paper prints them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from spheret.evaluate.eval_json import EVALS, EvalRecord, MetricRecord
-from spheret.evaluate.tasks import ACCURACIES, PAPER_COLUMNS, Column
+from spheret.evaluate.tasks import PAPER_COLUMNS, Column
 from spheret.runs.layout import EVAL
 
 
@@ -23,10 +22,6 @@ def _stderr(values: Sequence[float]) -> float | None:
         return None
     mean = _mean(values)
     return math.sqrt(math.fsum((x - mean) ** 2 for x in values) / (len(values) - 1) / len(values))
-
-
-def _mean_with_error(values: Sequence[Any]) -> tuple[float, float | None]:
-    return _mean(values), _stderr(values)
 
 
 def _perplexity(values: Sequence[Any]) -> tuple[float, float | None]:
@@ -64,7 +59,9 @@ METRICS: dict[str, Callable[[Sequence[Any]], tuple[float, float | None]]] = {
 
 def summary(metric: str, values: Sequence[Any]) -> MetricRecord:
     """The value of a metric and its standard error, from its values per document."""
-    return MetricRecord(*METRICS.get(metric, _mean_with_error)(values))
+    return (
+        MetricRecord(*METRICS[metric](values)) if metric in METRICS else MetricRecord(_mean(values), _stderr(values))
+    )
 
 
 def read(run: str | Path) -> EvalRecord:
@@ -75,54 +72,22 @@ def read(run: str | Path) -> EvalRecord:
         raise FileNotFoundError(f"{run} has not been evaluated: run spheret eval {run}.") from None
 
 
-@dataclass(frozen=True)
-class EvalCell:
-    """A number of the paper's tables: an accuracy in percent, or a perplexity. value: None if it was not measured."""
-
-    column: Column
-    value: float | None
-    stderr: float | None
-
-
-@dataclass(frozen=True)
-class EvalRow:
-    """A run in the paper's layout: one cell per column of PAPER_COLUMNS, and the average accuracy."""
-
-    run: str
-    cells: tuple[EvalCell, ...]
-    average: MetricRecord | None
+def number(results: EvalRecord, column: Column) -> MetricRecord:
+    """A number of the paper's tables, an accuracy in percent or a perplexity. None if it was not measured."""
+    task = results.tasks.get(column.task)
+    found = None if task is None else task.metrics.get(column.metric)
+    if found is None:
+        return MetricRecord(None, None)
+    factor = 100.0 if column.higher_is_better else 1.0
+    return MetricRecord(*(None if x is None else factor * x for x in (found.value, found.stderr)))
 
 
 def average(results: EvalRecord) -> MetricRecord | None:
     """The mean of the paper's ten accuracies in percent with its standard error, or None if one is missing."""
-    cells = [_cell(results, column) for column in PAPER_COLUMNS if column.higher_is_better]
-    values = [cell.value for cell in cells if cell.value is not None]
-    errors = [cell.stderr for cell in cells if cell.stderr is not None]
-    if len(values) < len(cells):
+    numbers = [number(results, column) for column in PAPER_COLUMNS if column.higher_is_better]
+    values = [each.value for each in numbers if each.value is not None]
+    errors = [each.stderr for each in numbers if each.stderr is not None]
+    if len(values) < len(numbers):
         return None
-    together = math.sqrt(math.fsum(e * e for e in errors)) / len(cells) if len(errors) == len(cells) else None
+    together = math.sqrt(math.fsum(e * e for e in errors)) / len(numbers) if len(errors) == len(numbers) else None
     return MetricRecord(_mean(values), together)
-
-
-def is_accuracy(metric: str) -> bool:
-    return metric in ACCURACIES
-
-
-def _cell(results: EvalRecord, column: Column) -> EvalCell:
-    task = results.tasks.get(column.task)
-    found = None if task is None else task.metrics.get(column.metric)
-    if found is None:
-        return EvalCell(column, None, None)
-    factor = 100.0 if column.higher_is_better else 1.0
-    value, error = (None if x is None else factor * x for x in (found.value, found.stderr))
-    return EvalCell(column, value, error)
-
-
-def table(runs: Iterable[str | Path]) -> list[EvalRow]:
-    """The paper's layout: one row per run."""
-    rows = []
-    for run in runs:
-        results = read(run)
-        cells = tuple(_cell(results, column) for column in PAPER_COLUMNS)
-        rows.append(EvalRow(Path(run).resolve().name, cells, average(results)))
-    return rows

@@ -30,7 +30,6 @@ KINDS = ("spheret", "gpt2")
 
 def export(run: Run, out: str | Path, kind: str = "spheret", step: int | None = None) -> Path:
     """Write a run for transformers. The directory `out` is complete afterwards, or absent if something failed."""
-    from spheret.hub.card import write_card
     from spheret.hub.gpt2 import to_gpt2
     from spheret.hub.model import SpheretForCausalLM
     from spheret.hub.open import written
@@ -38,14 +37,13 @@ def export(run: Run, out: str | Path, kind: str = "spheret", step: int | None = 
     if kind not in KINDS:
         raise unknown("kind of export", kind, KINDS)
     target = _new(out)
-    (model, saved), tokenizer = run.load(step), run.tokenizer()
+    model, tokenizer = run.model(step=step), run.tokenizer()
     # the tokenizer pads with the end of text
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.end_of_text)
     exported = to_gpt2(model, **ids) if kind == "gpt2" else SpheretForCausalLM.of(model, **ids)
     with written(target) as partial:
         exported.save_pretrained(partial)
         write_tokenizer(partial, describe(tokenizer), tokenizer.file, model.config.block)
-        write_card(partial, run, saved, model, kind, exported.num_parameters())
     return target
 
 
@@ -105,7 +103,7 @@ def export_command(
     kind: Annotated[str, tyro.conf.arg(name="as")] = "spheret",
     step: int | None = None,
 ) -> int:
-    """Write a run's model and tokenizer as safetensors and JSON that transformers loads, with a model card.
+    """Write a run's model and tokenizer as safetensors and JSON that transformers loads.
 
     Args:
         run: the run directory.
@@ -117,7 +115,7 @@ def export_command(
     need("transformers", "hub")
     directory = export(open_run(run), out, kind, step)
     first = "import spheret.hub, then " if kind == "spheret" else ""
-    print(f"{directory}: {first}load it with AutoModelForCausalLM.from_pretrained; README.md says more")
+    print(f"{directory}: {first}load it with AutoModelForCausalLM.from_pretrained")
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from spheret.kernels.dispatch import (
     BACKENDS,
-    Backend,
     check_cap,
     check_environment,
     check_rows,
@@ -17,7 +16,6 @@ from spheret.kernels.dispatch import (
 
 __all__ = [
     "BACKENDS",
-    "Backend",
     "check_cap",
     "check_environment",
     "check_rows",

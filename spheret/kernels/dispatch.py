@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -18,39 +18,28 @@ from torch import Tensor
 
 from spheret.kernels import closed, native, reference, triton
 from spheret.kernels.closed import compute_dtype
+from spheret.kernels.fused import Kernel
 from spheret.retractions import PROJECTION, P, Retraction, as_retraction
 from spheret.support.autograd import recorded
 from spheret.support.errors import unknown
 
-__all__ = ["BACKENDS", "Backend", "check_rows", "chosen", "compute_dtype", "normalize", "retract", "serving", "use"]
+__all__ = ["BACKENDS", "check_rows", "chosen", "compute_dtype", "normalize", "retract", "serving", "use"]
 
 
-class Backend(NamedTuple):
-    """One implementation of `retract`.
-
-    | field | meaning |
-    |---|---|
-    | `retract(h, f, alpha, retraction, p, cap, gain)` | the update |
-    | `normalize(h, radius)` | radius h/|h| for each row |
-    | `why_not(h, f, retraction, p)` | the reason why it cannot serve such a call, or None if it can |
-    | `kinds` | the retractions that it has code for, by their `kind`; None for all |
-    """
+class TorchOps(NamedTuple):
+    """A backend in torch ops, which serves every call and knows every retraction. Its methods are a Kernel's."""
 
     retract: Callable[[Tensor, Tensor, P, Retraction, P, float | None, Tensor | None], Tensor]
-    normalize: Callable[[Tensor, P], Tensor]
+    normalize: Callable[[Tensor, P], Tensor] = closed.normalize
     why_not: Callable[[Tensor, Tensor, Retraction, P], str | None] = lambda *_: None
-    kinds: Collection[str] | None = None
-
-    def knows(self, retraction: Retraction) -> bool:
-        """Whether the backend has code for this retraction."""
-        return self.kinds is None or retraction.kind in self.kinds
+    knows: Callable[[Retraction], bool] = lambda _: True
 
 
-BACKENDS: dict[str, Backend] = {
-    "triton": Backend(triton.KERNEL.retract, triton.KERNEL.normalize, triton.KERNEL.why_not, triton.KINDS),
-    "native": Backend(native.KERNEL.retract, native.KERNEL.normalize, native.KERNEL.why_not, native.KINDS),
-    "closed": Backend(closed.retract, closed.normalize),
-    "reference": Backend(reference.retract, closed.normalize),
+BACKENDS: dict[str, Kernel | TorchOps] = {
+    "triton": triton.KERNEL,
+    "native": native.KERNEL,
+    "closed": TorchOps(closed.retract),
+    "reference": TorchOps(reference.retract),
 }
 
 

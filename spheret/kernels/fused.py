@@ -56,6 +56,10 @@ class Kernel:
     def __post_init__(self) -> None:
         self.forward_op, self.backward_op = _operators(self)
 
+    def knows(self, retraction: Retraction) -> bool:
+        """Whether the kernel has code for this retraction."""
+        return retraction.kind in self.kinds
+
     def why_not(self, h: Tensor, f: Tensor, retraction: Retraction, p: P) -> str | None:
         """The reason why the kernel cannot take such a call, or None if it can."""
         if h.device != f.device or self.device not in (None, h.device.type):
@@ -73,7 +77,7 @@ class Kernel:
         if h.dtype not in self.dtypes or f.dtype not in self.dtypes:
             names = ", ".join(str(dtype).removeprefix("torch.") for dtype in self.dtypes)
             return f"it takes rows of {names}, got {h.dtype} and {f.dtype}."
-        if retraction.kind not in self.kinds:
+        if not self.knows(retraction):
             return f"it has no code for {retraction.name!r}: this retraction runs on the closed backend."
         if isinstance(p, Tensor) and p.numel() != 1:
             return f"it takes one p for all rows, got a tensor of shape {tuple(p.shape)}."

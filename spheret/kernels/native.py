@@ -81,12 +81,14 @@ def compiler() -> list[str]:
     return [path]
 
 
+def _run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    pipes: Any = {"capture_output": True, "encoding": "utf-8", "errors": "replace"}
+    return subprocess.run(command, env={**os.environ, **variables}, check=False, **pipes)
+
+
 def version(command: list[str]) -> str:
     """What a compiler says of itself."""
-    said = subprocess.run(
-        [*command, "--version"], capture_output=True, encoding="utf-8", errors="replace", check=False
-    )
-    return said.stdout
+    return _run([*command, "--version"]).stdout
 
 
 def _build(command: list[str]) -> Path:
@@ -105,15 +107,8 @@ def _build(command: list[str]) -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         built = Path(scratch) / "native.so"
         for flags in FLAGS:
-            run = subprocess.run(
-                [*command, *flags, "-shared", "-fPIC", str(SOURCE), "-o", str(built), "-lm"],
-                # the compiler's own files stay in the cache
-                env={**os.environ, "TMPDIR": scratch},
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
-                check=False,
-            )
+            # the compiler's own files stay in the cache
+            run = _run([*command, *flags, "-shared", "-fPIC", str(SOURCE), "-o", str(built), "-lm"], TMPDIR=scratch)
             if run.returncode == 0:
                 os.replace(built, library)
                 return library

@@ -134,7 +134,8 @@ def _norm_launch(kernel: Any, tensors: tuple[Tensor, ...], radius: P) -> None:
     n, d = h.numel() // h.shape[-1], h.shape[-1]
     pointer, value, mode = _number(radius)
     tile = shape(d)
-    kernel[((n + tile["ROWS"] - 1) // tile["ROWS"],)](*tensors, n, d, pointer, value, RADIUS=mode, **tile)
+    del tile["LOOP"]
+    kernel[(programs(n, d),)](*tensors, n, d, pointer, value, RADIUS=mode, **tile)
 
 
 def norm_forward(h: Tensor, radius: P) -> tuple[Tensor, Tensor]:

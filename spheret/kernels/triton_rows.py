@@ -427,41 +427,30 @@ def backward_rows(
 @triton.jit
 def norm_forward_rows(
     h_ptr, out_ptr, kept_ptr, n, d, radius_ptr, radius_value,
-    RADIUS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, LOOP: tl.constexpr,
+    RADIUS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """out = radius h/|h|."""
+    """out = radius h/|h|. What is read again comes from the cache."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     row_ok = rows < n
     columns = tl.arange(0, BLOCK)[None, :]
     base = rows * d
     radius = _scalar(radius_ptr, radius_value, rows, row_ok, RADIUS)
-    if LOOP:
-        largest = tl.zeros((ROWS, BLOCK), tl.float32)
-        for start in range(0, d, BLOCK):
-            ok = row_ok & (start + columns < d)
-            h = tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
-            largest = tl.maximum(largest, tl.abs(h))
-        s = _power_of_two(tl.max(largest, axis=1, keep_dims=True))
-        total = tl.zeros((ROWS, BLOCK), tl.float32)
-        for start in range(0, d, BLOCK):
-            ok = row_ok & (start + columns < d)
-            h = s * tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
-            total += h * h
-        hh = tl.sum(total, axis=1, keep_dims=True)
-    else:
-        h = tl.load(h_ptr + base + columns, mask=row_ok & (columns < d), other=0.0).to(tl.float32)
-        s = _power_of_two(tl.max(tl.abs(h), axis=1, keep_dims=True))
-        h = s * h
-        hh = tl.sum(h * h, axis=1, keep_dims=True)
+    largest = tl.zeros((ROWS, BLOCK), tl.float32)
+    for start in range(0, d, BLOCK):
+        h = tl.load(h_ptr + base + start + columns, mask=row_ok & (start + columns < d), other=0.0).to(tl.float32)
+        largest = tl.maximum(largest, tl.abs(h))
+    s = _power_of_two(tl.max(largest, axis=1, keep_dims=True))
+    total = tl.zeros((ROWS, BLOCK), tl.float32)
+    for start in range(0, d, BLOCK):
+        h = s * tl.load(h_ptr + base + start + columns, mask=row_ok & (start + columns < d), other=0.0).to(tl.float32)
+        total += h * h
+    hh = tl.sum(total, axis=1, keep_dims=True)
     live = hh != 0.0
     scale = tl.where(live, tl.div_rn(radius, tl.sqrt_rn(tl.where(live, hh, 1.0))), 0.0)
-    if LOOP:
-        for start in range(0, d, BLOCK):
-            ok = row_ok & (start + columns < d)
-            h = s * tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
-            tl.store(out_ptr + base + start + columns, (scale * h).to(out_ptr.dtype.element_ty), mask=ok)
-    else:
-        tl.store(out_ptr + base + columns, (scale * h).to(out_ptr.dtype.element_ty), mask=row_ok & (columns < d))
+    for start in range(0, d, BLOCK):
+        ok = row_ok & (start + columns < d)
+        h = s * tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
+        tl.store(out_ptr + base + start + columns, (scale * h).to(out_ptr.dtype.element_ty), mask=ok)
     tl.store(kept_ptr + 2 * rows, hh, mask=row_ok)
     tl.store(kept_ptr + 2 * rows + 1, s, mask=row_ok)
 
@@ -469,7 +458,7 @@ def norm_forward_rows(
 @triton.jit
 def norm_backward_rows(
     g_ptr, h_ptr, kept_ptr, dh_ptr, sums_ptr, n, d, radius_ptr, radius_value,
-    RADIUS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, LOOP: tl.constexpr,
+    RADIUS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """dh = radius/|h| (g - <g,u> u) with u = h/|h|, and <g,u> of each row."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -481,29 +470,17 @@ def norm_backward_rows(
     s = tl.load(kept_ptr + 2 * rows + 1, mask=row_ok, other=1.0)
     live = hh != 0.0
     inverse = tl.where(live, tl.div_rn(1.0, tl.sqrt_rn(tl.where(live, hh, 1.0))), 0.0)
-    if LOOP:
-        total = tl.zeros((ROWS, BLOCK), tl.float32)
-        for start in range(0, d, BLOCK):
-            ok = row_ok & (start + columns < d)
-            g = tl.load(g_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
-            u = s * tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32) * inverse
-            total += g * u
-        gu = tl.sum(total, axis=1, keep_dims=True)
-    else:
-        ok = row_ok & (columns < d)
-        g = tl.load(g_ptr + base + columns, mask=ok, other=0.0).to(tl.float32)
-        u = s * tl.load(h_ptr + base + columns, mask=ok, other=0.0).to(tl.float32) * inverse
-        gu = tl.sum(g * u, axis=1, keep_dims=True)
-    scale = radius * inverse
-    if LOOP:
-        for start in range(0, d, BLOCK):
-            ok = row_ok & (start + columns < d)
-            g = tl.load(g_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
-            u = s * tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32) * inverse
-            tl.store(
-                dh_ptr + base + start + columns, (s * (scale * (g - gu * u))).to(dh_ptr.dtype.element_ty), mask=ok
-            )
-    else:
-        ok = row_ok & (columns < d)
-        tl.store(dh_ptr + base + columns, (s * (scale * (g - gu * u))).to(dh_ptr.dtype.element_ty), mask=ok)
+    total = tl.zeros((ROWS, BLOCK), tl.float32)
+    for start in range(0, d, BLOCK):
+        ok = row_ok & (start + columns < d)
+        g = tl.load(g_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
+        u = s * tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32) * inverse
+        total += g * u
+    gu = tl.sum(total, axis=1, keep_dims=True)
+    for start in range(0, d, BLOCK):
+        ok = row_ok & (start + columns < d)
+        g = tl.load(g_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32)
+        u = s * tl.load(h_ptr + base + start + columns, mask=ok, other=0.0).to(tl.float32) * inverse
+        dh = s * (radius * inverse * (g - gu * u))
+        tl.store(dh_ptr + base + start + columns, dh.to(dh_ptr.dtype.element_ty), mask=ok)
     tl.store(sums_ptr + rows, gu, mask=row_ok)

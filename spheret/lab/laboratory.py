@@ -205,7 +205,7 @@ class Laboratory:
             )
             files.write_atomically(settings, files.dump(config.reading(self.data(self._groups[key.group])).as_dict()))
             where = ["--out", str(directory), "--threads", str(self.place.threads), "--device", self.place.device]
-            words = ["train", "--config", str(settings), *where, "--quiet", "--no-tensorboard"]
+            words = ["train", "--config", str(settings), *where, "--quiet"]
             self._jobs[name] = Job(name, directory, (*words, *["--ignore-memory"] * self.place.ignore_memory))
         return self._jobs[name]
 

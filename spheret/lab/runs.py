@@ -22,8 +22,8 @@ from spheret.paper.recipe import paper_size
 from spheret.runs.config import BOOKKEEPING
 from spheret.runs.layout import CHECKPOINTS, CONFIG, METRICS
 from spheret.runs.metrics import MetricsRecord
-from spheret.runs.records import corpus_name
-from spheret.runs.run import Run, RunDocument, open_run
+from spheret.runs.records import RunRecord, corpus_name
+from spheret.runs.run import Run, open_run
 
 # the learning rate, and what follows from it
 RATE_SETTINGS = ("lr", "min_lr")
@@ -114,7 +114,7 @@ class RunGroup:
         return [result for runs in self.by_rate.values() for results in runs.values() for result in results]
 
     @property
-    def config(self) -> RunDocument:
+    def config(self) -> RunRecord:
         """The config of the first run, for the settings that all runs share."""
         return self.results[0].run.config
 

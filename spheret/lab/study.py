@@ -16,7 +16,7 @@ import tyro
 
 from spheret.flags import shown
 from spheret.lab.entries import runs_left
-from spheret.lab.executors import Executor
+from spheret.lab.executors import Executor, Job
 from spheret.lab.executors.local import Local
 from spheret.lab.executors.slurm import SLURM, Slurm
 from spheret.lab.laboratory import CONFIGS, LOCK, LOGS, PLAN, REPORT, Laboratory, Place, claimed
@@ -24,7 +24,6 @@ from spheret.lab.ngrams import read_ngrams
 from spheret.lab.outcome import print_outcome
 from spheret.lab.page.output import FIGURES
 from spheret.lab.plan import OURS, Plan, committed_results, read_plan
-from spheret.lab.progress import Board
 from spheret.lab.report import study_findings, write_report
 from spheret.lab.rows import RESULTS, RUNS, Key, Row, read_rows
 from spheret.lab.words import listed
@@ -32,6 +31,7 @@ from spheret.runs.config import SECTIONS
 from spheret.support import files
 from spheret.support.errors import INTERRUPTED, unknown
 from spheret.support.files import output_path
+from spheret.support.meter import Meter
 from spheret.support.settings import declared
 
 EXECUTORS = ("local", "slurm")
@@ -173,8 +173,8 @@ def _run(laboratory: Laboratory, where: StudyOptions, plan: Path, name: str) -> 
             if where.on == "local":
                 _remove_old_logs(laboratory)
             _announce(laboratory, where, name)
-            with Board(laboratory, name) as board:
-                done = _executor(laboratory, where, plan, board).run(board.jobs)
+            with Meter(name, laboratory.place.quiet) as meter:
+                done = _executor(laboratory, where, plan).run(lambda: jobs(laboratory, meter))
             laboratory.write_results()
             if not done and where.on == "local":
                 _say(laboratory, name, "not done yet. Run the same command again to resume.")
@@ -195,26 +195,43 @@ def _remove_old_logs(laboratory: Laboratory) -> None:
         (laboratory.directory / LOGS / f"{laboratory.run_directory(key).name}.log").unlink(missing_ok=True)
 
 
+def jobs(laboratory: Laboratory, meter: Meter) -> list[Job]:
+    """What can start now, the most valuable first. Shows how many runs have ended."""
+    wanted, rows = laboratory.wanted(), laboratory.rows()
+    every = len(rows) + runs_left(laboratory.plan, rows)
+    meter.show(f"{len(rows)} of {_about(laboratory.plan)}{every} runs", len(rows) / max(every, 1), now=True)
+    # two parts may ask for one run
+    return list(dict.fromkeys(map(laboratory.job, wanted)))
+
+
+def _about(plan: Plan) -> str:
+    """The number of runs is known only if none of them depends on results."""
+    return "about " * any(group.part.fresh or group.part.behind for group in plan.groups)
+
+
 def _announce(laboratory: Laboratory, where: StudyOptions, name: str) -> None:
     """Say what comes."""
     if where.on != "local":
         return
     plan, rows = laboratory.plan, laboratory.rows()
     left = runs_left(plan, rows)
-    about = "about " * any(group.part.fresh or group.part.behind for group in plan.groups)
     parts = listed(list(dict.fromkeys(group.part.title or group.part.name for group in plan.groups)))
-    come = f"{about}{left} runs to come, {laboratory.place.at_a_time} at a time" if left else "nothing is left to run"
+    come = (
+        f"{_about(plan)}{left} runs to come, {laboratory.place.at_a_time} at a time"
+        if left
+        else "nothing is left to run"
+    )
     bound = f"; it stops after {where.minutes:g} minutes" if where.minutes else ""
     _say(laboratory, name, f"{plan.title}: {parts}. {len(rows)} runs are done, {come}{bound}.")
 
 
-def _executor(laboratory: Laboratory, where: StudyOptions, plan: Path, board: Board) -> Executor:
+def _executor(laboratory: Laboratory, where: StudyOptions, plan: Path) -> Executor:
     place = laboratory.place
     if where.on == "slurm":
         gpus = place.device.startswith("cuda")
         return Slurm(laboratory.directory, _words(where, place, plan), place.threads, gpus, place.jobs)
     deadline = None if where.minutes is None else time.monotonic() + 60 * where.minutes
-    return Local(place.at_a_time, laboratory.directory / LOGS, board.watch, deadline)
+    return Local(place.at_a_time, laboratory.directory / LOGS, deadline)
 
 
 def _words(where: StudyOptions, place: Place, plan: Path) -> list[str]:

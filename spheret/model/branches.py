@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from spheret.connections import BranchShape, Scheme, State
 from spheret.model.config import ACTIVATIONS, GPTConfig
-from spheret.model.linear import Linear
 from spheret.support.autograd import needs_torch_ops, plain_backward
 
 
@@ -93,6 +92,13 @@ def _mapped(inside: nn.Module, parts: Sequence[Tensor]) -> Sequence[Tensor]:
     return [part.transpose(1, 2) for part in inside(*(part.transpose(1, 2) for part in parts))]
 
 
+def _stacked(width: int, heights: tuple[int, ...], bias: bool) -> nn.Linear:
+    """A linear layer whose weight holds matrices of these heights one above the other: an optimiser reads `parts`."""
+    layer = nn.Linear(width, sum(heights), bias=bias)
+    layer.parts = heights  # type: ignore[assignment]
+    return layer
+
+
 class Attention(nn.Module):
     """Causal self-attention, from (batch, time, width) to the same shape.
 
@@ -105,10 +111,9 @@ class Attention(nn.Module):
         self.shape, self.heads, self.dropout = shape, config.heads, config.dropout
         self.rope_base = config.rope_base if config.positions == "rope" else None
         heights = tuple(heads * shape.head_dim for heads in (shape.heads, shape.kv_heads, shape.kv_heads))
-        self.qkv = Linear(shape.dim, sum(heights), bias=config.bias)
-        self.qkv.parts = heights
+        self.qkv = _stacked(shape.dim, heights, config.bias)
         self.qkv_norm = qkv_norm
-        self.output = Linear(config.width, config.width, bias=config.bias)
+        self.output = nn.Linear(config.width, config.width, bias=config.bias)
 
     def rotation(self, positions: Tensor) -> Rotation | None:
         """How rotary positions turn tokens at these positions, (time) or (batch, time); None without them."""
@@ -128,23 +133,12 @@ class Attention(nn.Module):
         group = self.shape.heads // self.shape.kv_heads
         return x if group == 1 else x.unsqueeze(2).expand(-1, -1, group, -1, -1).flatten(1, 2)
 
-    def weights(
-        self, x: Tensor, turn: Rotation | None = None, keys: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensor:
-        """The attention weights (batch, heads, time, keys), before dropout. `forward` has them in its kernel only.
-
-        keys: those of all tokens, where a cache holds them; by default those of x.
-        mask: boolean, or added to the scores; by default causal.
-        """
-        q, k, _ = self.queries_keys_values(x, turn)
-        scores = q @ self.for_every_head(k if keys is None else keys).mT / math.sqrt(q.shape[-1])
-        if mask is None and q.shape[2] > 1:
-            mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).tril()
-        if mask is not None and mask.dtype == torch.bool:
-            # a row of padding attends to nothing: the lowest number gives it equal weights, where -inf gives NaN
-            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-        elif mask is not None:
-            scores = scores + mask
+    def weights(self, x: Tensor) -> Tensor:
+        """The causal attention weights (batch, heads, time, time), before dropout."""
+        q, k, _ = self.queries_keys_values(x)
+        scores = q @ self.for_every_head(k).mT / math.sqrt(q.shape[-1])
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
+        scores = scores.masked_fill(future, torch.finfo(scores.dtype).min)
         return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
 
     def forward(
@@ -210,10 +204,9 @@ class MLP(nn.Module):
         shape = config.shape
         self.kind, self.approximate, self.dropout = config.mlp, ACTIVATIONS[config.activation], config.dropout
         heights = (shape.hidden,) * (2 if shape.gated else 1)
-        self.hidden = Linear(config.width, sum(heights), bias=config.bias)
-        self.hidden.parts = heights
+        self.hidden = _stacked(config.width, heights, config.bias)
         self.hidden_norm = hidden_norm
-        self.output = Linear(shape.hidden, config.width, bias=config.bias)
+        self.output = nn.Linear(shape.hidden, config.width, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.hidden(x)

@@ -44,29 +44,8 @@ def default_heads(width: int) -> int:
 class GPTConfig:
     """All options of the model. `as_dict` and `from_dict` convert them to and from JSON.
 
-    Args:
-        layers: the number of blocks. Each has two sublayers, attention and an MLP.
-        heads: the attention heads of a block; they divide the width.
-        width: the width of the stream.
-        block: the longest sequence in tokens.
-        vocab: the rows of the embedding.
-        bias: whether the linear layers have a bias, and the scheme's norms too unless `scheme_options` sets theirs.
-        dropout: of branches, embedding and attention.
-        scheme: a name of SCHEMES.
-        scheme_options: options for `spheret.scheme`.
-        activation: of an MLP "gelu". "gelu" is nanoGPT's, "gelu_tanh" is transformers' GPT-2.
-        head_bias: the bias of the logits. "unigram" starts at the log frequencies that `GPT(config, counts)` takes,
-            "zero" starts at 0, and "none" is the paper's.
-        recompute: keep only the input of each block for the backward pass, and compute the rest again.
-        positions: "learned" embeddings, or "rope", which turns pairs of entries of queries and keys as Llama does.
-        rope_base: the base of the angles of "rope".
-        mlp: "gelu"; "swiglu", silu(gate) times the rest as in Llama; or "relu2", the square of a ReLU.
-        norm: what the scheme's norms are, "layernorm" or "rmsnorm", if its definition leaves it open and
-            `scheme_options` does not set it. None takes the scheme's own.
-        qk_norm: an RMSNorm of queries and one of keys, per head, as in Qwen3.
-        kv_heads: the heads of keys and values; each serves heads/kv_heads heads of queries. None is as many as heads.
-        head: how logits read the stream. "tied" is nanoGPT's and the paper's, the transposed token embedding;
-            "shifted" is the same after a `Shift` of the channels by half of the width; "untied" has its own weight.
+    Each field says what it is in its `help`, and docs/settings.md lists them. An MLP of "gelu" has the `activation`
+    "gelu" (nanoGPT's) or "gelu_tanh" (transformers' GPT-2). `counts` of the GPT start a "unigram" bias.
 
     The defaults of `head` and `head_bias` are those that train with every scheme; docs/collapse.md says what the
     paper's do. `preset` has the paper's.

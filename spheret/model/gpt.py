@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container, Iterator
 from functools import partial
 
 import torch
@@ -17,9 +17,8 @@ from spheret.connections.bounded import Constrained
 from spheret.model.branches import MLP, Attention, Block, Cache, rotation
 from spheret.model.config import PRESETS, GPTConfig
 from spheret.model.head import Shift, UntiedHead, log_frequencies
-from spheret.model.linear import linear
 from spheret.model.loss import cross_entropy, token_losses
-from spheret.model.sampling import check_prompt, choose, left_padded
+from spheret.model.sampling import check_prompt, choose
 from spheret.support.autograd import plain_backward, recorded
 
 __all__ = ["GPT", "MLP", "PRESETS", "Attention", "Block", "Cache", "GPTConfig", "initial_std"]
@@ -191,7 +190,7 @@ class GPT(Constrained):
 
     def logits(self, h: Tensor) -> Tensor:
         """Logits from the output of `stream`."""
-        y = linear(self.read_out(h), self._outer_weight())
+        y = F.linear(self.read_out(h), self._outer_weight())
         y = y if self.logit_norm is None else self.logit_norm(y)
         return y if self.head_bias is None else y + self.head_bias.to(y.dtype)
 
@@ -244,9 +243,7 @@ class GPT(Constrained):
         top_p: float | None = None,
         seed: int | None = None,
         cached: bool = True,
-        padding: Tensor | None = None,
         vocab: int | None = None,
-        until: Callable[[Tensor], bool] | None = None,
     ) -> Tensor:
         """The given tokens (batch, time) followed by `new` generated ones.
 
@@ -258,14 +255,12 @@ class GPT(Constrained):
             top_p: sample among the fewest tokens that hold probability p.
             seed: of the choices; None takes torch's own generator.
             cached: keep keys and values. The result is the same without, and slower.
-            padding: (batch,), the number of entries at the left of each row that are padding.
             vocab: choose only ids below it, for embeddings with more rows than the tokenizer has tokens.
-            until: a function of all tokens so far; generation stops when it returns True.
 
         Beyond `block` tokens the model sees the last `block` of them, as in nanoGPT. Their positions count from 0, so
         the cache is of no use after such a shift, and each step computes the whole window again.
         """
-        check_prompt(tokens, new, temperature, top_k, top_p, padding)
+        check_prompt(tokens, new, temperature, top_k, top_p)
         if vocab is not None and not 0 < vocab <= self.config.vocab:
             raise ValueError(f"vocab must lie between 1 and {self.config.vocab}, got {vocab}.")
         modes = [(module, module.training) for module in self.modules()]
@@ -284,16 +279,10 @@ class GPT(Constrained):
                     seen, used = tokens[:, -self.config.block :], None
                 else:
                     seen, used = tokens[:, cache.length :], cache
-                if padding is None:
-                    h = self.stream(seen, used)
-                else:
-                    keys = seen.shape[1] if used is None else tokens.shape[1]
-                    h = self.stream(seen, used, *left_padded(seen.shape[1], keys, padding - (tokens.shape[1] - keys)))
+                h = self.stream(seen, used)
                 logits = self.logits(h[:, -1]).float() if weight.dtype != torch.float64 else self.logits(h[:, -1])
                 chosen = choose(logits[:, :vocab], temperature, top_k, top_p, generator)
                 tokens = torch.cat([tokens, chosen], dim=1)
-                if until is not None and until(tokens):
-                    break
         finally:
             for module, training in modes:
                 module.training = training

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spheret.model.linear import Linear
 from spheret.support.precision import wide
 from spheret.support.ranges import check_count
 from spheret.support.sharding import like
@@ -149,7 +148,7 @@ class Head(nn.Module):
         return f"{width}, {vocab}, {'tied' if self.linear is None else 'untied'}"
 
 
-class UntiedHead(Linear):
+class UntiedHead(nn.Linear):
     """The head of a GPT with a weight of its own, (vocab, width). The GPT draws it after all other weights."""
 
     def __init__(self, width: int, vocab: int):

@@ -1,4 +1,4 @@
-"""Sampling of the next token, and padding of rows of different length."""
+"""Sampling of the next token."""
 
 from __future__ import annotations
 
@@ -11,14 +11,7 @@ from torch import Tensor
 LEAST_TEMPERATURE = 1e-6
 
 
-def check_prompt(
-    tokens: Tensor,
-    new: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    padding: Tensor | None,
-) -> None:
+def check_prompt(tokens: Tensor, new: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
     """Raise an error for invalid arguments of `GPT.generate`."""
     if tokens.dim() != 2 or tokens.shape[1] == 0:
         raise ValueError(f"a prompt is (batch, time) with at least one token, got {tuple(tokens.shape)}.")
@@ -33,17 +26,6 @@ def check_prompt(
         raise ValueError(f"top_p must lie in (0, 1], got {top_p}.")
     if new < 0:
         raise ValueError(f"new must be at least 0, got {new}.")
-    if padding is not None and (padding.shape != tokens.shape[:1] or int(padding.max()) >= tokens.shape[1]):
-        raise ValueError(f"padding must be one number below {tokens.shape[1]} per row, got {padding.tolist()}.")
-
-
-def left_padded(time: int, keys: int, padding: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions (batch, time) and mask (batch, 1, time, keys) of the last `time` of `keys` left-padded tokens."""
-    key = torch.arange(keys, device=padding.device)
-    query = key[-time:, None]
-    # padding attends to itself, because a softmax over nothing is NaN
-    mask = ((key <= query) & (key >= padding[:, None, None])) | (key == query)
-    return (key[-time:] - padding.clamp(min=0)[:, None]).clamp(min=0), mask[:, None]
 
 
 def choose(

@@ -6,11 +6,11 @@ import math
 import statistics
 from collections.abc import Callable, Iterable
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spheret.model.gpt import GPT
 from spheret.model.head import own_logit
-from spheret.model.linear import linear
 from spheret.observe.calls import quietly
 from spheret.observe.records import Start
 from spheret.observe.remedies import Advice, flags_of
@@ -29,7 +29,7 @@ def own_logit_and_loss(model: GPT, tokens: Tensor, targets: Tensor) -> tuple[flo
         weight = model.head_weight()
         # one window at a time, because logits are large
         own.extend(
-            own_logit(linear(model.read_out(states), weight), ids)
+            own_logit(F.linear(model.read_out(states), weight), ids)
             for states, ids in zip(h.split(1), tokens.split(1), strict=True)
         )
 

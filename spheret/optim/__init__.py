@@ -6,12 +6,11 @@
 from spheret.optim.adamw import AdamW
 from spheret.optim.build import OPTIMIZERS, build_optimizer, clip_gradients, set_learning_rate
 from spheret.optim.groups import EPSILON, Factors, hidden_matrices, optimizer_groups, parameter_groups
-from spheret.optim.muon import SCALES, Muon, newton_schulz_flops, orthogonalized, shared_out
+from spheret.optim.muon import Muon, newton_schulz_flops, orthogonalized, shared_out, update_scale
 
 __all__ = [
     "EPSILON",
     "OPTIMIZERS",
-    "SCALES",
     "AdamW",
     "Factors",
     "Muon",
@@ -24,4 +23,5 @@ __all__ = [
     "parameter_groups",
     "set_learning_rate",
     "shared_out",
+    "update_scale",
 ]

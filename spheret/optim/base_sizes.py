@@ -32,19 +32,17 @@ def check_base_sizes(parametrization: str, sizes: Mapping[str, int | None]) -> N
         raise unknown("parametrization", parametrization, PARAMETRIZATIONS)
     needed = PARAMETRIZATIONS[parametrization]
     for name, value in sizes.items():
-        if value is None and name in needed:
+        if value is not None:
+            check_count(name, value, LEAST[name], MOST)
+            if name not in needed:
+                raise ValueError(
+                    f"{name} {value} has no meaning with parametrization {parametrization}: leave it out."
+                )
+        elif name in needed:
             raise ValueError(
                 f"parametrization {parametrization} needs {name}: the {name.removeprefix('base_')} of the model "
                 f"for which --lr was tuned."
             )
-        if value is not None and name not in needed:
-            # a number of any length is named
-            check_count(name, value)
-            raise ValueError(f"{name} {value} has no meaning with parametrization {parametrization}: leave it out.")
-        if value is not None:
-            check_count(name, value)
-            if not LEAST[name] <= value <= MOST:
-                raise ValueError(f"{name} must lie between {LEAST[name]} and {MOST:,}, got {value}.")
     width, heads = sizes["base_width"], sizes["base_heads"]
     if width is not None and heads is not None and width % heads:
         raise ValueError(

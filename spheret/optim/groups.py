@@ -20,9 +20,7 @@ _HEAD_METHODS = ("get_output_embeddings", "get_classifier")
 _NO_DECAY = ("bias", "cls_token", "pos_embed")
 
 
-def parameter_groups(
-    model: nn.Module, weight_decay: float, lr: float | None = None, muon: bool = False
-) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, weight_decay: float, muon: bool = False) -> list[dict[str, Any]]:
     """Groups of parameters for an optimiser: matrices decay, all other parameters do not.
 
     Decay would pull the step sizes a_l, the radius gamma, a learned p, gains and biases towards 0, which is not a
@@ -37,7 +35,6 @@ def parameter_groups(
     Args:
         model: any module.
         weight_decay: for the matrices, at least 0.
-        lr: the learning rate of every group. None leaves it to the optimiser.
         muon: split for Muon and AdamW.
     """
     if not isinstance(model, nn.Module):
@@ -57,15 +54,14 @@ def parameter_groups(
             by_heights.setdefault(hidden[parameter], []).append(parameter)
         else:
             decaying.append(parameter)
-    shared = {} if lr is None else {"lr": lr}
     plain = {"use_muon": False, "heights": None} if muon else {}
     return [
         *(
-            {"params": matrices, "weight_decay": float(weight_decay), "use_muon": True, "heights": heights, **shared}
+            {"params": matrices, "weight_decay": float(weight_decay), "use_muon": True, "heights": heights}
             for heights, matrices in by_heights.items()
         ),
-        {"params": decaying, "weight_decay": float(weight_decay), **plain, **shared},
-        {"params": keeping, "weight_decay": 0.0, **plain, **shared},
+        {"params": decaying, "weight_decay": float(weight_decay), **plain},
+        {"params": keeping, "weight_decay": 0.0, **plain},
     ]
 
 

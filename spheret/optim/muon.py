@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from spheret.optim.adamw import AdamW, adamw_step
-from spheret.support.errors import unknown
 from spheret.support.sharding import like, local, whole
 
 # the quintic of Keller Jordan's Muon, which torch.optim.Muon has too: steps, coefficients, and the least norm
@@ -45,13 +44,10 @@ def newton_schulz_flops(rows: int, columns: int) -> int:
     return _STEPS * 2 * short * short * (2 * long + short)
 
 
-# how the orthogonal update is scaled for a matrix of this height and width: the names are torch.optim.Muon's
-SCALES: dict[str, Callable[[int, int], float]] = {
-    # Keller Jordan's: the same change of the outputs whatever the height
-    "original": lambda rows, columns: math.sqrt(max(1, rows / columns)),
-    # arXiv 2502.16982: entries as large as in an AdamW update, so that both share learning rate and decay
-    "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
-}
+def update_scale(rows: int, columns: int) -> float:
+    """torch's match_rms_adamw: entries as large as in an AdamW update, so that both share learning rate and decay."""
+    # arXiv 2502.16982
+    return 0.2 * math.sqrt(max(rows, columns))
 
 
 class Muon(AdamW):
@@ -64,23 +60,14 @@ class Muon(AdamW):
     A weight that holds several matrices is cut into them first. Several processes, with the same or with sharded
     gradients, share the work: each weight is orthogonalized, whole, by one of them, which sends it to the others.
 
-    groups: as `optimizer_groups` returns them. scale: a name of SCALES.
+    groups: as `optimizer_groups` returns them.
     rank, size: of this process among those that share the work, which are all of torch's default group.
     """
 
     momentum: float = 0.95
 
-    def __init__(
-        self,
-        groups: Iterable[dict[str, Any]],
-        scale: str = "match_rms_adamw",
-        rank: int = 0,
-        size: int = 1,
-        **options: Any,
-    ) -> None:
-        if scale not in SCALES:
-            raise unknown("scale", scale, SCALES)
-        self.scale, self.rank, self.size = SCALES[scale], rank, size
+    def __init__(self, groups: Iterable[dict[str, Any]], rank: int = 0, size: int = 1, **options: Any) -> None:
+        self.rank, self.size = rank, size
         super().__init__(groups, **options)
 
     def state_names(self, group: Mapping[str, Any]) -> tuple[str, ...]:
@@ -138,7 +125,7 @@ class Muon(AdamW):
     def _orthogonal(self, direction: Tensor, heights: tuple[int, ...]) -> Tensor:
         """Every matrix of a weight orthogonalized, and scaled in relation to the first one."""
         matrices = direction.split(heights)
-        scales = [self.scale(*matrix.shape) for matrix in matrices]
+        scales = [update_scale(*matrix.shape) for matrix in matrices]
         pieces = [
             orthogonalized(matrix) if scale == scales[0] else orthogonalized(matrix) * (scale / scales[0])
             for matrix, scale in zip(matrices, scales, strict=True)
@@ -148,7 +135,7 @@ class Muon(AdamW):
     def _apply(self, weight: Tensor, group: Mapping[str, Any], update: Tensor) -> None:
         own = local(weight)
         own.mul_(1 - group["lr"] * group["weight_decay"])
-        scale = self.scale(group["heights"][0], weight.shape[1])
+        scale = update_scale(group["heights"][0], weight.shape[1])
         own.add_(local(like(update, weight)), alpha=-group["lr"] * scale)
 
 

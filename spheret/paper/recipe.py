@@ -26,8 +26,7 @@ PAPER: dict[str, dict[str, Any]] = {
 }
 
 
-def paper_model(size: str) -> dict[str, int]:
-    """Layers, heads and width of the paper's S, M or L."""
+def _check_size(size: str) -> None:
     if size in MODERN_KV_HEADS:
         raise ValueError(
             f"--size {size} is a preset of spheret.GPTConfig and has no recipe: give --size "
@@ -35,7 +34,6 @@ def paper_model(size: str) -> dict[str, int]:
         )
     if size not in PRESETS:
         raise unknown("size", size, PRESETS)
-    return dict(zip(("layers", "heads", "width"), PRESETS[size], strict=True))
 
 
 def paper_size(config: Mapping[str, Any]) -> str | None:
@@ -51,7 +49,7 @@ def paper_recipe(size: str) -> Recipe:
     Steps, vocabulary and precision are left to `spheret.runs.config.complete_by`, which knows the data, the device
     and how many steps were asked for. The warm-up belongs to 50,000 steps; a short trial has a shorter one.
     """
-    paper_model(size)
+    _check_size(size)
     sections = {
         section: {name: each.paper_value(size) for name, each in declared(kind).items() if each.with_size == "{}"}
         for section, kind in SECTIONS.items()

@@ -109,7 +109,7 @@ def describe(run: PaperRun, place: Place) -> str:
         f"sequences: {sequences} per update = {place.processes} x {size} x accumulation {accumulation}",
         f"data: {run.data(place.data)}{missing}",
         "",
-        "assumptions, where the paper does not say:",
+        "assumptions, where the paper does not say (docs/methods.md has the reasons):",
         *(f"- {line}" for line in run.assumptions),
     ]
     here = _command_here(run, place)

@@ -26,7 +26,7 @@ from spheret.optim.lr_schedules import Course, check_schedule, learning_rate
 from spheret.support import files
 from spheret.support.documents import DECODE_ERRORS, MOST_BYTES, explain, read_toml
 from spheret.support.errors import shortened, unknown
-from spheret.support.ranges import check_count
+from spheret.support.ranges import check_above_zero, check_count
 from spheret.support.settings import declared, setting
 
 if TYPE_CHECKING:
@@ -149,8 +149,8 @@ class TrainConfig:
         _check_least(self, 0, ("warmup", "decay_steps"))
         for name in ("lr", "matrix_lr", "embedding_lr"):
             value = getattr(self, name)
-            if value is not None and not (0 < value < math.inf):
-                raise ValueError(f"{_called(self, name)} must be above 0, got {value}.")
+            if value is not None:
+                check_above_zero(_called(self, name), value)
         if not 0 <= self.min_lr <= self.lr:
             raise ValueError(f"train.min_lr must lie between 0 and --lr {self.lr}, got {self.min_lr}.")
         if self.warmup > self.steps:

@@ -19,9 +19,7 @@ from spheret.runs.layout import (
     METRICS,
     RUN_FILES,
     SAMPLE,
-    TENSORBOARD,
 )
-from spheret.runs.metrics import is_event_file
 from spheret.runs.records import RUNS
 from spheret.runs.run import Run, open_run
 from spheret.support.files import Lock, check_results, foreign, is_temporary, output_path, remove_empty
@@ -65,10 +63,9 @@ def _check_own(path: Path, whole: bool) -> None:
         check_results("--out", path, INSPECT)
     for step in checkpoint.steps(path / CHECKPOINTS):
         checkpoint.check_own(path / CHECKPOINTS / f"step-{step}")
-    for folder, is_own in ((CHECKPOINTS, checkpoint.is_own_name), (TENSORBOARD, is_event_file)):
-        for entry in (path / folder).iterdir() if whole and (path / folder).exists() else ():
-            if not is_own(entry.name):
-                raise foreign(entry)
+    for entry in (path / CHECKPOINTS).iterdir() if whole and (path / CHECKPOINTS).exists() else ():
+        if not checkpoint.is_own_name(entry.name):
+            raise foreign(entry)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ from spheret.data.shards import TOKENIZER
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
-TENSORBOARD = "tensorboard"
 LOCK = "run.lock"
 # written when the training has ended
 SAMPLE = "sample.json"
@@ -25,5 +24,5 @@ INSPECT = "inspect.json"
 
 # everything a run may hold; `--force` removes these and nothing else, the config last: without it this is not a run
 RUN_FILES = (
-    METRICS, CHECKPOINTS, TOKENIZER, TENSORBOARD, EVAL, EVAL_SAMPLES, INSPECT, SAMPLE, CONFIG,
+    METRICS, CHECKPOINTS, TOKENIZER, EVAL, EVAL_SAMPLES, INSPECT, SAMPLE, CONFIG,
 )  # fmt: skip

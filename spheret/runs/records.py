@@ -10,6 +10,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from spheret.data.manifest import CorpusRecord, TokenizerRecord
 from spheret.observe.judge import JudgeState
+from spheret.runs.config import section_as_dict
 from spheret.runs.layout import MODEL, OPTIMIZER, STATE
 from spheret.support.documents import Count, Document, Fraction, NonNegative, Positive, Record, Sha256, Text
 
@@ -54,12 +55,14 @@ class Environment(Record, omit_defaults=True):
 
 
 class RunRecord(Record):
-    """config.json. `spheret.runs.config` checks the sections of settings, which it also reads from config files."""
+    """config.json. In memory the sections of settings are configs; in the file each is a table, which `build_section`
+    checks as it does those of config files.
+    """
 
-    model: dict[str, Any]
-    # null in a run that was not trained here
-    train: dict[str, Any] | None
-    evaluation: dict[str, Any] | None
+    # GPTConfig, TrainConfig and EvaluationConfig; the last two are null in a run that was not trained here
+    model: Any
+    train: Any
+    evaluation: Any
     data: DataRecord
     environment: Environment
     format: str = "spheret-run"
@@ -68,6 +71,21 @@ class RunRecord(Record):
     def __post_init__(self) -> None:
         if len({part is None for part in (self.train, self.evaluation, self.data.path)}) > 1:
             raise ValueError("train, evaluation and data.path belong together: all or none is null")
+
+    def sections(self) -> dict[str, Any]:
+        """The sections of settings that there are."""
+        names = ("model",) if self.train is None else ("model", "train", "evaluation")
+        return {name: getattr(self, name) for name in names}
+
+    def settings(self, section: str) -> dict[str, Any]:
+        """The settings of a section as plain data; empty for a section that the run does not have."""
+        values = getattr(self, section)
+        return {} if values is None else section_as_dict(values)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every section but the environment, as plain data."""
+        sections = {name: self.settings(name) for name in ("model", "train", "evaluation")}
+        return {**sections, "data": msgspec.to_builtins(self.data)}
 
 
 class BestRecord(Record):

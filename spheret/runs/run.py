@@ -20,9 +20,7 @@ from spheret.runs import checkpoint
 from spheret.runs.checkpoint import Checkpoint
 from spheret.runs.config import (
     DataConfig,
-    EvaluationConfig,
     RunConfig,
-    TrainConfig,
     build_section,
     changed_settings,
     section_as_dict,
@@ -39,27 +37,6 @@ MOST_CHANGES = 5
 
 
 @dataclass(frozen=True)
-class RunDocument:
-    """What config.json says, every setting checked. A run that was not trained here has no `train`."""
-
-    model: GPTConfig
-    train: TrainConfig | None
-    evaluation: EvaluationConfig | None
-    data: DataRecord
-    environment: Environment
-
-    def settings(self, section: str) -> dict[str, Any]:
-        """The settings of a section as plain data; empty for a section that the run does not have."""
-        values = getattr(self, section)
-        return {} if values is None else section_as_dict(values)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Every section but the environment, as plain data."""
-        sections = {name: self.settings(name) for name in ("model", "train", "evaluation")}
-        return {**sections, "data": msgspec.to_builtins(self.data)}
-
-
-@dataclass(frozen=True)
 class Run:
     """A run directory that `spheret train` wrote. It is only read here. `open_run` makes one.
 
@@ -69,7 +46,7 @@ class Run:
     """
 
     path: Path
-    config: RunDocument
+    config: RunRecord
 
     @property
     def name(self) -> str:
@@ -202,16 +179,8 @@ def open_run(path: str | Path) -> Run:
         record = RUNS.read(path)
     except FileNotFoundError:
         raise FileNotFoundError(f"{directory} holds no {CONFIG} and is not a run: {hint}.") from None
-    return Run(directory, _document(path, record))
-
-
-def _document(path: Path, record: RunRecord) -> RunDocument:
-    """The document with its sections built, which checks every setting."""
-    sections: dict[str, Any] = {
-        name: None if values is None else build_section(path, name, values)
-        for name, values in (("model", record.model), ("train", record.train), ("evaluation", record.evaluation))
-    }
-    return RunDocument(**sections, data=record.data, environment=record.environment)
+    sections = {name: build_section(path, name, values) for name, values in record.sections().items()}
+    return Run(directory, msgspec.structs.replace(record, **sections))
 
 
 def check_config(saved: Checkpoint, path: Path, settings: dict[str, Any]) -> None:
@@ -233,15 +202,7 @@ def check_config(saved: Checkpoint, path: Path, settings: dict[str, Any]) -> Non
 def describe_data(data: Data | None, tokenizer: TokenizerRecord) -> DataRecord:
     """The data section of config.json. Without data it names only the tokenizer."""
     if data is None:
-        return DataRecord(
-            path=None,
-            manifest_sha256=None,
-            corpus=None,
-            tokenizer=tokenizer,
-            tokens=None,
-            val_fraction=None,
-            unigram_entropy=None,
-        )
+        return DataRecord(None, None, None, tokenizer, None, None, None)
     return DataRecord(
         path=str(data.path.resolve()),
         manifest_sha256=manifest_sha256(data),
@@ -255,11 +216,11 @@ def describe_data(data: Data | None, tokenizer: TokenizerRecord) -> DataRecord:
 
 def write_config(path: Path, config: RunRecord, tokenizer_file: bytes | None) -> None:
     """Write config.json, and before it the tokenizer's file if there is one."""
-    _document(path / CONFIG, config)
     if tokenizer_file is not None:
         files.write_atomically(path / TOKENIZER, tokenizer_file)
     try:
-        RUNS.write(path / CONFIG, config)
+        plain = {name: section_as_dict(section) for name, section in config.sections().items()}
+        RUNS.write(path / CONFIG, msgspec.structs.replace(config, **plain))
     except OSError:
         # without a config the directory would not be recognised as a run
         if tokenizer_file is not None:
@@ -282,7 +243,7 @@ def create_run(
     parts = {MODEL: [lazy_tensor(name, tensor) for name, tensor in model.state_dict().items()]}
     checkpoint.save(directory / CHECKPOINTS, parts, StateRecord(step=0, val_loss=None, training=None))
     config = RunRecord(
-        model=section_as_dict(model.config),
+        model=model.config,
         train=None,
         evaluation=None,
         data=describe_data(None, tokenizer),

@@ -13,6 +13,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -55,11 +56,12 @@ class DamagedDocument(ValueError):
 _MOST_INTEGER = 1 << 53
 
 
-def _names(record: Any) -> dict[str, str]:
+@cache
+def _names(kind: Any) -> dict[str, str]:
     """The keys of a record in a file, with the names of its fields."""
-    if is_dataclass(record):
-        return {each.name: each.name for each in fields(record)}
-    return {each.encode_name: each.name for each in msgspec.structs.fields(record)}
+    if is_dataclass(kind):
+        return {each.name: each.name for each in fields(kind)}
+    return {each.encode_name: each.name for each in msgspec.structs.fields(kind)}
 
 
 def _check_strictly(plain: Any, decoded: Any, whole: bool, place: str = "$", bounded: bool = False) -> None:
@@ -71,7 +73,7 @@ def _check_strictly(plain: Any, decoded: Any, whole: bool, place: str = "$", bou
         for key, value in plain.items():
             _check_strictly(value, decoded[key], whole, f"{place}.{key}")
     elif isinstance(plain, dict):
-        names, is_plain = _names(decoded), is_dataclass(decoded)
+        names, is_plain = _names(decoded.__class__), is_dataclass(decoded)
         missing = [key for key in names if whole and is_plain and key not in plain]
         if missing:
             raise msgspec.ValidationError(f"Object missing required field `{missing[0]}` - at `{place}`")
@@ -90,11 +92,12 @@ class _Reader(Generic[T]):
     """Decodes one type strictly: nothing unknown in it at any depth and, if it is `whole`, nothing missing."""
 
     def __init__(self, kind: type[T], whole: bool) -> None:
-        self._decoder, self._whole = msgspec.json.Decoder(kind), whole
+        self._kind, self._whole = kind, whole
 
     def decode(self, data: bytes) -> T:
-        value = self._decoder.decode(data)
-        _check_strictly(msgspec.json.decode(data), value, self._whole)
+        plain = msgspec.json.decode(data)
+        value = msgspec.convert(plain, self._kind, str_keys=True)
+        _check_strictly(plain, value, self._whole)
         return value
 
 
@@ -187,16 +190,16 @@ class Lines(Generic[T]):
         self.record, self.remedy, self.appended = record, remedy, appended
         self._decoder, self._encoder = _Reader(record, whole=False), msgspec.json.Encoder()
 
-    def read(self, path: Path, start: int = 0) -> Iterator[tuple[T, int]]:
-        """Every record after the byte `start`, with the byte at which its line ends.
+    def read(self, path: Path) -> Iterator[tuple[T, int]]:
+        """Every record, with the byte at which its line ends.
 
         If lines are appended, a last one without its end is left out. Any other line must hold a record.
         """
-        end = start
-        *lines, rest = read_bytes(path, MOST_BYTES_OF_LINES, self.remedy, start).split(b"\n")
+        end = 0
+        *lines, rest = read_bytes(path, MOST_BYTES_OF_LINES, self.remedy).split(b"\n")
         for number, line in enumerate(lines, start=1):
             end += len(line) + 1
-            yield self.decode(line, f"line {number} of {path}" + (f" after byte {start:,}" if start else "")), end
+            yield self.decode(line, f"line {number} of {path}"), end
         if rest and not self.appended:
             raise DamagedDocument(f"line {len(lines) + 1} of {path} is damaged (it has no end): {self.remedy}.")
 
@@ -216,13 +219,13 @@ class Lines(Generic[T]):
         return self._encoder.encode(record) + b"\n"
 
 
-def read_bytes(path: Path, most: int, remedy: str, start: int = 0, follow: bool = False) -> bytes:
+def read_bytes(path: Path, most: int, remedy: str, follow: bool = False) -> bytes:
     """The bytes of a regular file. Anything else in its place is a sentence that ends with `remedy`.
 
     follow: whether the file may be reached by a link.
     """
     try:
-        return files.read_regular(path, most, start, follow)
+        return files.read_regular(path, most, follow)
     except FileNotFoundError:
         raise
     except files.NotRegular as error:

@@ -9,7 +9,6 @@ import os
 import re
 import secrets
 import signal
-import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,8 +35,6 @@ BROKEN_PIPE = 128 + 13
 LAB = ("safetensors", "rich", "tyro", "matplotlib", "scipy", "filelock", "jinja2", "msgspec")
 
 _LONGEST_WORD = 500
-# packages whose threads fail in silence
-_SILENT: set[str] = set()
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
@@ -164,16 +161,3 @@ def _keep_trace(error: BaseException) -> Path | None:
     except (OSError, RuntimeError):
         return None
     return folder / name
-
-
-def silence_threads(package: str) -> None:
-    """Print no trace when a thread of this package fails. It is for packages that also tell the caller."""
-    if not _SILENT:
-        before = threading.excepthook
-
-        def hook(failure: threading.ExceptHookArgs) -> None:
-            if type(failure.thread).__module__.split(".")[0] not in _SILENT:
-                before(failure)
-
-        threading.excepthook = hook
-    _SILENT.add(package)

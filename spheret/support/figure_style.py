@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # inches of a figure of full width: a page shows it at its own size, so that letters are as large in every figure
@@ -180,18 +179,6 @@ def legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) 
     """The legend below all panels, where it covers no point."""
     columns = legend_columns(labels, figure.get_figwidth())
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
-
-
-def legend_above(axes: Axes, width: float) -> None:
-    """The legend of one panel of so many inches, above its plot and below its title, where it covers no point."""
-    labels = axes.get_legend_handles_labels()[1]
-    columns = legend_columns(labels, width, SMALL)
-    axes.legend(
-        loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.1, fontsize=SMALL, borderpad=0.1
-    )
-    # a row of small letters takes 0.17 inches
-    rows = -(-len(labels) // columns)
-    axes.set_title(axes.get_title(loc="left"), loc="left", weight="bold", pad=6 + 72 * 0.17 * rows)
 
 
 # a function with a name: figures are drawn by other processes, and a lambda cannot be sent there

@@ -85,13 +85,12 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, follow: bool = False) -> 
     return handle
 
 
-def read_regular(path: Path, most: int, start: int = 0, follow: bool = False) -> bytes:
-    """The bytes of a regular file from the byte `start` on, if it has at most `most` of them."""
+def read_regular(path: Path, most: int, follow: bool = False) -> bytes:
+    """The bytes of a regular file, if it has at most `most` of them."""
     with naming(path), os.fdopen(open_regular(path, follow=follow), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
             raise NotRegular(f"{path} has {size:,} bytes, and may have {most:,}")
-        file.seek(start)
         return file.read(most)
 
 

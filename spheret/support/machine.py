@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spheret import __version__
-from spheret.support.files import write_atomically
 from spheret.support.ranges import bytes_in_words
 
 # imported by the functions that need it, so that counting cores does not
@@ -135,11 +132,3 @@ def check_bytes(needed: float, device: torch.device, what: str, remedy: str) -> 
         raise ValueError(
             f"{what} needs at least {bytes_in_words(needed)}, and {place} has {bytes_in_words(have)}: {remedy}."
         )
-
-
-def write_measurement(path: Path | None, result: dict[str, Any], program: str = "spheret") -> None:
-    """Write a command's numbers as JSON, with the command and the machine; nothing happens without a path."""
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        document = {"command": " ".join([program, *sys.argv[1:]]), **machine(), **result}
-        write_atomically(path, json.dumps(document, indent=1).encode() + b"\n")

@@ -19,19 +19,7 @@ def interleaved(
     clock: Callable[[], float] = time.perf_counter,
     warm_up: int = WARM_UP,
 ) -> dict[str, float]:
-    """The median seconds of each contestant, after the warm-up rounds."""
-    times = interleaved_times(contestants, repeats, tick, clock, warm_up)
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
-def interleaved_times(
-    contestants: Mapping[str, Callable[[], object]],
-    repeats: int,
-    tick: Callable[[], object] = lambda: None,
-    clock: Callable[[], float] = time.perf_counter,
-    warm_up: int = WARM_UP,
-) -> dict[str, list[float]]:
-    """The seconds of each contestant in every round after the warm-up.
+    """The median seconds of each contestant over the rounds after the warm-up.
 
     Every round runs all contestants once. Each round starts with the next one, so that none is always first.
 
@@ -49,7 +37,7 @@ def interleaved_times(
             if turn >= 0:
                 times[name].append(clock() - start)
             tick()
-    return times
+    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def _synchronize() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ from spheret.optim import build_optimizer, clip_gradients, set_learning_rate
 from spheret.optim.parametrization import parametrize
 from spheret.runs import checkpoint
 from spheret.runs.config import EvaluationConfig, TrainConfig
-from spheret.runs.layout import CHECKPOINTS, METRICS, TENSORBOARD
-from spheret.runs.metrics import Log, MetricsRecord, Tracker
+from spheret.runs.layout import CHECKPOINTS, METRICS
+from spheret.runs.metrics import Log, MetricsRecord
 from spheret.runs.records import BestRecord
 from spheret.runs.run import manifest_sha256
 from spheret.support import mkl
@@ -63,7 +63,6 @@ class Trainer:
         data: Data,
         world: World,
         unigram_entropy: float | None = None,
-        tensorboard: bool = True,
         quiet: bool = False,
     ) -> None:
         self.path, self.config, self.evaluation, self.world = path, config, evaluation, world
@@ -77,7 +76,7 @@ class Trainer:
         self.data_sha256 = manifest_sha256(data)
         self.unigram_entropy = unigram_entropy
         self._advice = tuple(against_collapse(model.config, config))
-        self._tensorboard, self._quiet = tensorboard, quiet or not world.is_main
+        self._quiet = quiet or not world.is_main
         block = model.config.block
         self._accumulation = config.accumulation(block, world.size)
         self._loader = data.loader(block, config.batch_size, config.seed, world.rank, world.size, self._accumulation)
@@ -114,7 +113,6 @@ class Trainer:
         """
         self.check_directory = check_directory
         self.log = Log(self.path / METRICS, self.step) if self.world.is_main else None
-        tracker = Tracker(self.path / TENSORBOARD, self._tensorboard and self.world.is_main, self.step)
         batches = self._loader.batches(self.step, self.config.steps)
         try:
             with stop_signals(self.request_stop), Meter(f"train {self.model.config.scheme}", self._quiet) as meter:
@@ -126,17 +124,18 @@ class Trainer:
                         evaluated = self._due(self.evaluation.eval_every)
                         if self.observer.looks:
                             self._look_inside(line, evaluated)
-                        if self._stops_diverged():
-                            line.stopped = f"the run diverged at step {self._diverged}"
-                        self._write(line, tracker)
+                        diverged = self.observer.judge.state.diverged
+                        if self.evaluation.on_divergence == "stop" and diverged is not None:
+                            line.stopped = f"the run diverged at step {diverged}"
+                        self._write(line)
                         if evaluated and not math.isfinite(self.val_loss or 0.0):
-                            raise self._validation_not_finite()
+                            raise self._find_not_finite(self.step, ((x, y) for x, y, _ in self._validation))
                         due = self._due(self.config.checkpoint_every) or self._stopping
                         if due and not line.stopped:
                             save(self, self.val_loss if evaluated else None)
                     except NonFinite as error:
                         line = MetricsRecord(step=self.step + 1, loss=None, stopped=str(error), events=[error.event])
-                        self._write(line, tracker)
+                        self._write(line)
                         meter.say(f"stopped before update {self.step + 1}: {error}; {self._kept()}.")
                         return STOPPED_BY_GUARD
                     self._announce(meter, line)
@@ -150,7 +149,6 @@ class Trainer:
             return FINISHED
         finally:
             batches.close()
-            tracker.close()
             if self.log is not None:
                 self.log.close()
 
@@ -174,8 +172,7 @@ class Trainer:
         if not math.isfinite(mean) or not math.isfinite(norm):
             if random is not None:
                 set_random_state(self.world.device, random)
-            with self.world.syncing(False):
-                raise self.observer.find_not_finite(step, seen)
+            raise self._find_not_finite(step, seen)
         self.observer.judge.loss(step, mean)
         self.step = step
         if step == 1 or self._due(self._look_every) or self.observer.judge.wants_a_look(step):
@@ -221,11 +218,11 @@ class Trainer:
         x, y = next(iter(self._validation))[:2] if self._validation else self._loader.batch(0)
         return x.to(self.world.device), y.to(self.world.device)
 
-    def _validation_not_finite(self) -> NonFinite:
-        """Where the first such value is, after an update with a finite loss."""
-        batches = ((x.to(self.world.device), y.to(self.world.device)) for x, y, _ in self._validation)
+    def _find_not_finite(self, step: int, batches: Iterable[tuple[Tensor, Tensor]]) -> NonFinite:
+        """Where the first value that is not finite appears."""
+        batches = ((x.to(self.world.device), y.to(self.world.device)) for x, y in batches)
         with self.world.syncing(False):
-            return self.observer.find_not_finite(self.step, batches)
+            return self.observer.find_not_finite(step, batches)
 
     @contextmanager
     def _naming_backend(self) -> Iterator[None]:
@@ -251,13 +248,6 @@ class Trainer:
 
     def _due(self, every: int) -> bool:
         return bool(every) and (self.step % every == 0 or self.step == self.config.steps)
-
-    @property
-    def _diverged(self) -> int | None:
-        return self.observer.judge.state.diverged
-
-    def _stops_diverged(self) -> bool:
-        return self.evaluation.on_divergence == "stop" and self._diverged is not None
 
     def request_stop(self, number: int) -> None:
         """Stop after the current update, as the signal of this number does."""
@@ -287,10 +277,9 @@ class Trainer:
         last = max(checkpoint.steps(self.path / CHECKPOINTS), default=None)
         return "there was no checkpoint yet" if last is None else f"step-{last} is kept"
 
-    def _write(self, line: MetricsRecord, tracker: Tracker) -> None:
+    def _write(self, line: MetricsRecord) -> None:
         if self.log is not None:
             self.log.append(line)
-            tracker.log(line)
 
     def _show(self, meter: Meter, line: MetricsRecord) -> None:
         val = "" if self.val_loss is None else f", val {self.val_loss:.4f}"

@@ -25,7 +25,7 @@ from spheret.runs.config import Given, RunConfig, differences, merge, read_confi
 from spheret.runs.cost import check_run, optimizer_flops, shape, step_bytes, step_flops
 from spheret.runs.directory import check_space, claimed, existing, explained
 from spheret.runs.layout import CHECKPOINTS, METRICS, SAMPLE
-from spheret.runs.metrics import consecutive
+from spheret.runs.metrics import whole_metrics
 from spheret.runs.records import Environment, RunRecord
 from spheret.runs.run import Run, describe_data, manifest_sha256, open_run, write_config
 from spheret.support import machine
@@ -60,7 +60,6 @@ class TrainOptions:
         parallel: ddp or fsdp, for processes that torchrun starts.
         timeout: Seconds to wait for the other processes.
         ignore_memory: Start although the model and its batch need more memory than there is.
-        no_tensorboard: Do not write TensorBoard files. They are written where tensorboard is installed.
         quiet: Print no summary and no progress.
     """
 
@@ -74,7 +73,6 @@ class TrainOptions:
     parallel: Annotated[str | None, shown("STR", "ddp under torchrun")] = None
     timeout: int = 600
     ignore_memory: bool = False
-    no_tensorboard: bool = False
     quiet: bool = False
 
 
@@ -205,25 +203,16 @@ def _train(world: World, where: TrainOptions, settings: Given) -> int:
     parameters = model.parameter_count()
     # before the directory is claimed: --force removes a run only if all that the new one needs was found
     trainer = Trainer(
-        path,
-        model,
-        config.train,
-        config.evaluation,
-        data,
-        world,
-        described.unigram_entropy,
-        not where.no_tensorboard,
-        where.quiet,
+        path, model, config.train, config.evaluation, data, world, described.unigram_entropy, where.quiet
     )
     if config.train.init_from is not None and run is None:
         _initial_weights(config.train.init_from, trainer)
     if world.is_main:
         check_space(path, parameters, min(config.train.keep, config.train.steps // config.train.checkpoint_every + 1))
-    sections = config.as_dict()
     record = RunRecord(
-        model=sections["model"],
-        train=sections["train"],
-        evaluation=sections["evaluation"],
+        model=config.model,
+        train=config.train,
+        evaluation=config.evaluation,
         data=described,
         environment=_environment(world),
     )
@@ -245,8 +234,7 @@ def _train(world: World, where: TrainOptions, settings: Given) -> int:
             _announce(path, config, data, parameters, trainer, found_rate)
         if trainer.step >= config.train.steps:
             if world.is_main:
-                for _ in consecutive(path / METRICS, trainer.step):
-                    pass
+                whole_metrics(path / METRICS, trainer.step)
                 if not (path / SAMPLE).exists():
                     _write_sample(path, trainer, data, world)
                 _print(f"{path} is finished: {config.train.steps} steps.")

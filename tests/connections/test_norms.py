@@ -18,21 +18,6 @@ NORMS.remove(norms.Norm)
 
 @pytest.mark.parametrize("kind", NORMS, ids=lambda kind: kind.__name__)
 class TestEveryNorm:
-    def test_a_bias_is_there_by_default_and_starts_at_0(self, kind):
-        options = inspect.signature(kind).parameters
-        if "bias" not in options or kind is norms.RMSNorm:
-            assert getattr(kind(D), "bias", None) is None
-            return
-        assert kind(D).bias.tolist() == [0] * D
-        assert kind(D, bias=True).bias.tolist() == [0] * D
-        assert kind(D, bias=False).bias is None
-        with torch.no_grad():
-            norm = kind(D).double()
-            norm.bias.copy_(torch.arange(D))
-            plain = kind(D, bias=False).double()
-        x = rows(3, D)
-        torch.testing.assert_close(norm(x), plain(x) + torch.arange(D))
-
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
     def test_half_rows_are_widened_and_rounded_once(self, kind, dtype):
         x = (3 * rows(40, D)).to(dtype)
@@ -45,11 +30,6 @@ class TestEveryNorm:
         wide = norm.double().apply_wide(x)
         assert wide.dtype == torch.float32
         assert torch.equal(wide, norm.float().apply_wide(x))
-
-    def test_a_slope_is_1_by_default(self, kind):
-        if "slope" in inspect.signature(kind).parameters:
-            assert kind(D).a.item() == 1
-            assert kind(D, slope=0.25).a.item() == 0.25
 
 
 class TestSigns:
@@ -135,14 +115,10 @@ def test_a_learned_p_is_computed_in_float32_or_better(dtype):
     update = SpheretNorm(D, 1, retraction=0.3, learnable_p=True, dtype=dtype)
     assert update.p.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert update.p.item() == pytest.approx(math.log1p(math.exp(update.raw_p.item())), rel=1e-6)
+    assert update.p.item() == pytest.approx(0.3, rel=1e-2)
 
 
 class TestConnectionAlone:
-    def test_it_adds(self):
-        h, f = rows(3, D), rows(3, D, seed=1)
-        torch.testing.assert_close(Connection(D)(h, lambda x: 2 * x), 3 * h)
-        torch.testing.assert_close(Connection(D).write(h, f), h + f)
-
     def test_a_sum_is_rounded_once(self):
         h = torch.ones(1, 2, dtype=torch.bfloat16)
         # a little above half the spacing of bfloat16 at 1; f rounded by itself would be the half, and go down to even

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_structure
 
 import spheret
-from spheret import RETRACTIONS, SCHEMES, Connection, SpheretNorm, parameter_groups, scheme
+from spheret import RETRACTIONS, SCHEMES, Connection, parameter_groups, scheme
 from spheret.kernels import use
 
 D, DEPTH = 8, 4
@@ -274,17 +274,6 @@ class TestTable:
         out.sum().backward()
         assert out.isfinite().all()
         assert x.grad.isfinite().all()
-
-
-class TestSpherical:
-    def test_learned_p_starts_where_it_was_told(self):
-        update = SpheretNorm(D, 1, retraction=0.5, learnable_p=True, max_angle=None)
-        assert update.p.item() == pytest.approx(0.5)
-        h, f = rows(5, D), rows(5, D, seed=1)
-        fixed = SpheretNorm(D, 1, retraction=0.5, max_angle=None)
-        torch.testing.assert_close(update(h, f), fixed(h, f), rtol=1e-6, atol=1e-6)
-        update(h, f).sum().backward()
-        assert update.raw_p.grad.abs() > 0
 
 
 def test_parameter_groups_keep_every_scalar_gain_and_bias_from_decaying():

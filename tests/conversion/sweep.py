@@ -1,15 +1,11 @@
 """Which architectures of transformers `spheret.convert` converts exactly: each is built small, at random, and tried.
 
-`python tests/conversion/sweep.py --out FILE` tries all of them, each in a fork with little memory and little time. It
-writes a line of JSON per class, and goes on where an earlier run has stopped. `--count` only counts what FILE holds.
-
-A class that is converted exactly is also trained for a step at t = 0, 0.3 and 1, with and without gradient
-checkpointing, saved, and loaded.
+Each runs in a fork with little memory and little time.
+A class that is converted exactly is also trained for a step at t = 0, 0.3 and 1, saved, and loaded.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import inspect
 import json
@@ -18,10 +14,8 @@ import random
 import re
 import resource
 import signal
-import sys
 import tempfile
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,8 +27,9 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import spheret
-from spheret.conversion import ConversionError, anneal, load
+from spheret.conversion import ConversionError, anneal
 from spheret.conversion.trace import returned_tensors
+from spheret.hub import load
 
 MEMORY, COMPUTING, WAITING = 2 << 30, 60, 400
 SEED, VOCAB, WIDTH = 0, 97, 32
@@ -101,9 +96,6 @@ class Case(NamedTuple):
     table: str
     model_type: str
     name: str
-
-
-Trial = Callable[[Case], dict[str, Any]]
 
 
 def cases() -> list[Case]:
@@ -289,23 +281,6 @@ def _apart(first: Gradients, second: Gradients) -> float:
     return max(gaps, default=0.0) / max(scale, 1e-30)
 
 
-def checkpointed(model: torch.nn.Module, given: dict[str, Any]) -> float:
-    """How far the gradients with gradient checkpointing are from those without, in training mode."""
-    model.train()
-    # batch norms count
-    buffers = {x: x.clone() for x in model.buffers()}
-    try:
-        plain = gradients(model, given)
-        model.gradient_checkpointing_enable()
-        return _apart(plain, gradients(model, given))
-    finally:
-        model.eval()
-        for x, kept in buffers.items():
-            x.copy_(kept)
-        # of a model that knows no checkpointing, this raises an error
-        model.gradient_checkpointing_disable()
-
-
 def reloaded(model: torch.nn.Module, opened: Any) -> torch.nn.Module:
     """The model after it was saved and opened again."""
     with tempfile.TemporaryDirectory() as directory:
@@ -325,7 +300,6 @@ class Uses(NamedTuple):
     """What the original can do, to which the converted model is held."""
 
     gradients: Gradients | None
-    checkpointing: bool
     saving: bool
 
 
@@ -338,7 +312,6 @@ def uses(model: torch.nn.Module, given: dict[str, Any], before: list[torch.Tenso
         truth = None
     return Uses(
         truth,
-        truth is not None and _works(lambda: checkpointed(model, given) <= TOLERANCE),
         # memory that is laid out otherwise may round otherwise
         _works(lambda: _gap(before, _run(reloaded(model, type(model).from_pretrained), given)) <= RELOADED),
     )
@@ -357,9 +330,6 @@ def use(model: torch.nn.Module, given: dict[str, Any], able: Uses) -> dict[str, 
             own = {name: x for name, x in found.items() if ".spheret." not in f".{name}"}
             if t == 0 and not (gap := _apart(able.gradients, own)) <= GRADIENT_TOLERANCE:
                 return {"why": f"gradients at t = 0 differ by {gap:.1e}"}
-            if able.checkpointing and not (gap := checkpointed(model, given)) <= TOLERANCE:
-                return {"why": f"gradients with checkpointing at t = {t} differ by {gap:.1e}"}
-        outcome["checkpointed"] = able.checkpointing
     if able.saving:
         anneal(model, 0.3)
         try:
@@ -422,7 +392,7 @@ def attempt(case: Case) -> dict[str, Any]:
     return {"end": "exact", "gap": max(gap, report.difference), "converted": sums[0], "left": sums[1], **used}
 
 
-def in_fork(case: Case, trial: Trial | None = None) -> dict[str, Any]:
+def in_fork(case: Case, trial: Callable[[Case], dict[str, Any]] | None = None) -> dict[str, Any]:
     """The outcome of one case, in a fork with limits. What ends the fork is an outcome, too.
 
     trial: what is tried there; by default a conversion.
@@ -456,55 +426,9 @@ def in_fork(case: Case, trial: Trial | None = None) -> dict[str, Any]:
     return {**case._asdict(), **outcome}
 
 
-def reason(row: dict[str, Any]) -> str:
-    """A refusal or failure without the names in it, for counting."""
-    return re.sub(r"\S*[\d._/]\S+", "_", row.get("why", ""))[:110]
-
-
-def count(rows: list[dict[str, Any]]) -> str:
-    """The outcomes by table and end, then the reasons."""
-    lines = []
-    for table in ("causal", "bare"):
-        ends = Counter(row["end"] for row in rows if row["table"] == table)
-        listed = ", ".join(f"{number} {end}" for end, number in ends.most_common())
-        lines.append(f"{table}: {ends.total()} tried: {listed}")
-        exact = [row for row in rows if row["table"] == table and row["end"] == "exact"]
-        done = (
-            f"{sum(row.get(name) is True for row in exact)} {name}" for name in ("trained", "checkpointed", "loaded")
-        )
-        lines.append(f"  of the exact ones: {', '.join(done)}")
-    whys = Counter((row["table"], row["end"], reason(row)) for row in rows if row["end"] != "exact")
-    lines += [f"{number:4d} {table} {end}: {why}" for (table, end, why), number in whys.most_common()]
-    return "\n".join(lines)
-
-
 def prepare() -> None:
     """What every fork needs, imported once."""
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     for name in ("modeling_utils", "models.llama.modeling_llama", "models.mixtral.modeling_mixtral"):
         importlib.import_module(f"transformers.{name}")
-
-
-def run(arguments: list[str], trial: Any = None, counted: Any = count, description: str | None = __doc__) -> int:
-    """The command. Its exit code is 1 if a class has crashed or is wrong. trial: what to try, as in `in_fork`."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--out", type=Path, required=True, help="the file of outcomes, one line of JSON per class")
-    parser.add_argument("--only", nargs="*", default=[], help="try these classes anew, and no others")
-    parser.add_argument("--count", action="store_true", help="try nothing")
-    options = parser.parse_args(arguments)
-    lines = options.out.read_text().splitlines() if options.out.exists() else []
-    done = {row["name"]: row for row in map(json.loads, lines)}
-    prepare()
-    todo = [c for c in cases() if c.name in options.only or (not options.only and c.name not in done)]
-    for case in [] if options.count else todo:
-        row = done[case.name] = in_fork(case, trial)
-        with options.out.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        print(f"{len(done)} {case.name}: {row['end']} {row.get('why', '')[:160]}", flush=True)
-    print(counted(list(done.values())))
-    return int(any(row["end"] in ("crashed", "wrong") for row in done.values()))
-
-
-if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))

@@ -81,7 +81,7 @@ def test_the_calibrated_start_of_another_scheme(convert, tmp_path, capsys):
 
 def test_a_run(convert, prepared, tmp_path):
     words = ["--layers", "1", "--heads", "2", "--width", "16", "--block", "32", "--batch-size", "2", "--steps", "2"]
-    words += ["--set", "evaluation.eval_windows=2", "--threads", "1", "--no-tensorboard", "--quiet"]
+    words += ["--set", "evaluation.eval_windows=2", "--threads", "1", "--quiet"]
     assert main(["train", *words, "--scheme", "pre-ln", "--data", str(prepared), "--out", str(tmp_path / "run")]) == 0
     assert convert(tmp_path / "out", "--quiet", model=tmp_path / "run") == 0
     losses = losses_of(tmp_path / "out")

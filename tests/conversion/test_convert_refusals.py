@@ -182,7 +182,7 @@ MODELS = [
     # these concern the whole model, or the arguments
     (nn.Identity, "Identity", "no parameters"),
     (converted, "this model", "converted already"),
-    (saved, "this model", "conversion.load"),
+    (saved, "this model", "hub.load"),
     (partial(network, "plain"), "Sequential", "example_inputs", {"example_inputs": None}),
     (partial(network, "plain"), "batches", "empty", {"batches": []}),
     (partial(network, "plain"), "pre-ln", "proj-spheretnorm", {"scheme": "pre-ln"}),

@@ -21,11 +21,9 @@ def test_two_architectures(tmp_path):
     ends = outcomes(tmp_path, [case for case in CASES if case.name in ("LlamaForCausalLM", "AlbertModel")])
     assert ends["LlamaForCausalLM"]["end"] == "exact"
     assert ends["LlamaForCausalLM"]["converted"] == 4
-    assert all(ends["LlamaForCausalLM"][use] for use in ("trained", "checkpointed", "loaded"))
+    assert all(ends["LlamaForCausalLM"][use] for use in ("trained", "loaded"))
     assert ends["AlbertModel"]["end"] == "refused"
     assert "more than once in one forward pass" in ends["AlbertModel"]["why"]
-    lines = sweep.count(list(ends.values())).splitlines()
-    assert (lines[0], lines[2]) == ("causal: 1 tried: 1 exact", "bare: 1 tried: 1 refused")
 
 
 def test_what_ends_a_fork_is_an_outcome(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import spheret
 from spheret import GPT, GPTConfig
 from spheret.model.head import own_logit
 from spheret.observe.measures import mean_cosine
-from spheret.optim import SCALES, AdamW, orthogonalized
+from spheret.optim import AdamW, orthogonalized, update_scale
 from spheret.optim.parametrization import parametrize
 from spheret.runs.config import TrainConfig
 
@@ -59,7 +59,7 @@ def test_muon_moves_a_common_direction_forty_times_less_at_width_64():
     # of a matrix of rank one, at the same learning rate: the largest singular value of the update
     common = torch.outer(rows(1, 64)[0], rows(1, 256, seed=1)[0]).float()
     adam = torch.linalg.matrix_norm(common.sign(), 2).item()
-    muon = torch.linalg.matrix_norm(orthogonalized(common), 2).item() * SCALES["match_rms_adamw"](64, 256)
+    muon = torch.linalg.matrix_norm(orthogonalized(common), 2).item() * update_scale(64, 256)
     assert adam == pytest.approx(math.sqrt(64 * 256))
     # Newton-Schulz leaves a singular value between 0.5 and 1.5
     assert 40 / 1.5 < adam / muon < 40 / 0.5

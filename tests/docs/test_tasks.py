@@ -14,7 +14,7 @@ TASKS = re.findall(r"^\| [^|]+ \| `[^|]+ \| \[[^\]]+\]\(([^)]+)\) \|$", INDEX, r
 TINY = (
     "--layers", "2", "--heads", "2", "--width", "32", "--block", "32", "--batch-size", "4",
     "--set", "evaluation.eval_windows=8",
-    "--threads", "2", "--no-tensorboard",
+    "--threads", "2",
 )  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def test_train_from_scratch(here, capsys):
 
 
 def test_convert(here, capsys):
-    assert main([*replaced(command("convert.md", "train"), steps="20"), "--no-tensorboard", "--quiet"]) == 0
+    assert main([*replaced(command("convert.md", "train"), steps="20"), "--quiet"]) == 0
     assert main(command("convert.md", "convert runs/small")) == 0
     assert not_printed("convert.md", capsys.readouterr().out) == []
 

@@ -11,7 +11,7 @@ from spheret import GPT, GPTConfig
 from spheret.cli import main
 from spheret.data.tokenizers import describe
 from spheret.data.tokenizers import load as load_tokenizer
-from spheret.evaluate import PAPER_COLUMNS, TASKS, read, table
+from spheret.evaluate import PAPER_COLUMNS, TASKS, average, number, read
 from spheret.evaluate.tasks import check_data, prefetch
 from spheret.runs.run import create_run
 
@@ -47,15 +47,13 @@ def test_the_papers_tasks(tmp_path, capsys):
         assert len(task.hash) == len(task.data_sha256) == 64
         assert all(cell.value is not None and cell.stderr is not None for cell in task.metrics.values())
     printed = capsys.readouterr()
-    assert f"{table([run.path])[0].average.value:.2f}" in printed.out
+    assert f"{average(read(run.path)).value:.2f}" in printed.out
     assert "93 of 93" in printed.err
     # nothing but the results and the cache
     assert {p.name for p in tmp_path.iterdir()} == {"run", "cache"}
     assert {p.name for p in run.path.iterdir()} == {"config.json", "checkpoints", "eval.json", "eval_samples.jsonl"}
-    (row,) = table([run.path])
-    assert [cell.column for cell in row.cells] == list(PAPER_COLUMNS)
-    accuracies = [cell.value for cell in row.cells[:10]]
-    assert row.average.value == pytest.approx(sum(accuracies) / 10)
+    accuracies = [number(results, column).value for column in PAPER_COLUMNS[:10]]
+    assert average(results).value == pytest.approx(sum(accuracies) / 10)
 
 
 def test_tasks_one_after_another(tmp_path):
@@ -70,9 +68,8 @@ def test_tasks_one_after_another(tmp_path):
     assert set(evaluated(run, "--tasks", "piqa", "--limit", "2").tasks) == {"piqa"}
     assert read(run.path).tasks["piqa"].documents == 2
     assert again.tasks["piqa"].documents == 3
-    (row,) = table([run.path])
-    assert row.average is None
-    assert [cell.column.task for cell in row.cells if cell.value is not None] == ["piqa"]
+    assert average(read(run.path)) is None
+    assert [c.task for c in PAPER_COLUMNS if number(read(run.path), c).value is not None] == ["piqa"]
 
 
 def test_torn_lines_cost_the_earlier_tasks(tmp_path, capsys):

@@ -21,7 +21,7 @@ RECIPE = (
     "--scheme", "proj-spheretnorm", "--layers", "2", "--heads", "2", "--width", "32", "--block", "64",
     "--batch-size", "4", "--steps", "60", "--eval-every", "10", "--set", "evaluation.eval_windows=8",
     "--set", "train.checkpoint_every=2",
-    "--set", "model.dropout=0.1", "--data", "sotu", "--threads", "1", "--no-tensorboard", "--quiet",
+    "--set", "model.dropout=0.1", "--data", "sotu", "--threads", "1", "--quiet",
 )  # fmt: skip
 
 

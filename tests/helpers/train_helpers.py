@@ -8,13 +8,13 @@ from typing import Any
 from drill import timeless
 
 from spheret.cli import main
-from spheret.runs.metrics import read_metrics
+from spheret.runs.metrics import whole_metrics
 from spheret.runs.run import open_run
 
 TINY = (
     "--layers", "2", "--heads", "2", "--width", "16", "--block", "32", "--batch-size", "4",
     "--set", "evaluation.eval_windows=4",
-    "--threads", "1", "--no-tensorboard", "--quiet",
+    "--threads", "1", "--quiet",
 )  # fmt: skip
 
 
@@ -26,7 +26,7 @@ def train(out: Path, data: Path | str, *words: str, scheme: str = "proj-spheretn
 
 def metrics(out: Path) -> list[dict[str, Any]]:
     """Lines without what the clock decides."""
-    return timeless([record for record, _ in read_metrics(out / "metrics.jsonl")])
+    return timeless(whole_metrics(out / "metrics.jsonl"))
 
 
 def losses(out: Path) -> list[float]:

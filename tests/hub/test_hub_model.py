@@ -96,17 +96,6 @@ class TestEveryScheme:
                 alone = model.generate(row, attention_mask=torch.ones_like(row), **options)
                 assert torch.equal(alone[0, -8:], generated[-8:])
 
-    def test_logits_do_not_see_padding(self, name):
-        model = wrapped(name).double()
-        x = tokens(1, 7)
-        truth = model(x).logits
-        for left in (True, False):
-            pad = torch.full((1, 4), 3)
-            padded = torch.cat([pad, x] if left else [x, pad], 1)
-            mask = torch.cat([pad * 0, x * 0 + 1] if left else [x * 0 + 1, pad * 0], 1)
-            logits = model(padded, attention_mask=mask).logits
-            torch.testing.assert_close(logits[:, 4:] if left else logits[:, :7], truth)
-
 
 class TestGeneration:
     def test_a_cache_grows_by_several_tokens(self):

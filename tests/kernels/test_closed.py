@@ -6,8 +6,8 @@ import pytest
 import torch
 from oracle import definition, normwise, rows
 
-from spheret import RETRACTIONS, angular, retract
-from spheret.kernels import closed, use
+from spheret import angular, retract
+from spheret.kernels import use
 
 
 def along_and_across(n, d, h_size, f_size, c=0.0):
@@ -16,46 +16,6 @@ def along_and_across(n, d, h_size, f_size, c=0.0):
     z = rows(n, d, seed=1)
     z = torch.nn.functional.normalize(z - (h * z).sum(-1, keepdim=True) * h, dim=-1)
     return h * h_size, f_size * z + c * h_size * h
-
-
-@pytest.mark.parametrize("retraction", RETRACTIONS)
-def test_the_error_of_the_norm_in_float32_is_a_rounding_of_c(retraction):
-    for c in (0.0, 1.0, -30.0, 1000.0):
-        h, f = (x.float() for x in along_and_across(64, 96, 3.0, 1.0, c))
-        with use("closed"):
-            out = retract(h, f, 1.0, retraction)
-        error = (out.double().norm(dim=-1) / h.double().norm(dim=-1) - 1).abs()
-        assert error.max() < (1 + abs(c)) * torch.finfo(torch.float32).eps
-
-
-@pytest.mark.parametrize("size", [1e-4, 0.5, 2.0, 30.0])
-@pytest.mark.parametrize("cap", [None, 0.3])
-@pytest.mark.parametrize("retraction", [*RETRACTIONS, "learned p"])
-def test_the_directional_derivative_is_that_of_the_definition(retraction, cap, size):
-    """Forward mode and the backward against finite differences of the definition, in all arguments at once."""
-    h, f = along_and_across(3, 5, 2.0, size, -0.8)
-    inputs = [h, f, torch.tensor([0.6], dtype=torch.float64), torch.tensor([0.7], dtype=torch.float64)]
-    learned = retraction == "learned p"
-    directions = [rows(3, 5, seed=5), rows(3, 5, seed=6), *torch.tensor([[0.9], [1.1 if learned else 0.0]]).double()]
-
-    def update(h, f, alpha, p):
-        with use("closed"):
-            return retract(h, f, alpha, p if learned else retraction, cap)
-
-    def truth(t):
-        h, f, alpha, p = (x + t * v for x, v in zip(inputs, directions, strict=True))
-        own = angular(float(p)) if learned else RETRACTIONS[retraction]
-        return definition(h, f, alpha, own.angle, cap)[0]
-
-    step = 1e-5
-    expected = (truth(step) - truth(-step)) / (2 * step)
-    out, pushed = torch.func.jvp(update, tuple(inputs), tuple(directions))
-    torch.testing.assert_close(out, truth(0.0), rtol=1e-11, atol=1e-11)
-    torch.testing.assert_close(pushed, expected, rtol=1e-6, atol=1e-7)
-    g = rows(3, 5, seed=7)
-    gradients = torch.func.vjp(update, *inputs)[1](g)
-    pulled = sum((x * v).sum() for x, v in zip(gradients, directions, strict=True))
-    torch.testing.assert_close(pulled, (g * expected).sum(), rtol=1e-6, atol=1e-7)
 
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -120,43 +80,6 @@ class TestOneArgumentAtATime:
             (pulled * self.directions[index]).sum(), (g * expected).sum(), rtol=1e-6, atol=1e-7
         )
 
-    @pytest.mark.parametrize("shape", [(5,), (2, 2, 5), (1, 4, 1, 5)], ids=str)
-    def test_rows_of_any_shape(self, shape):
-        count = math.prod(shape[:-1])
-        h, f, *scalars = self.inputs
-
-        def update(h, f):
-            with use("closed"):
-                return retract(h, f, *scalars)
-
-        flat = tuple(x[:count] for x in (h, f)), tuple(v[:count] for v in self.directions[:2])
-        shaped = (tuple(x.reshape(shape) for x in group) for group in flat)
-        for got, truth in zip(torch.func.jvp(update, *shaped), torch.func.jvp(update, *flat), strict=True):
-            torch.testing.assert_close(got, truth.view(shape), rtol=1e-13, atol=1e-13)
-
-    @pytest.mark.parametrize("cap", [None, 0.3])
-    def test_a_number_is_a_constant(self, cap):
-        h, f, alpha, p = self.inputs
-
-        def pushed(alpha, p):
-            def update(h, f):
-                with use("closed"):
-                    return retract(h, f, alpha, p, cap)
-
-            return torch.func.jvp(update, (h, f), self.directions[:2])[1]
-
-        torch.testing.assert_close(pushed(float(alpha), float(p)), pushed(alpha, p), rtol=1e-13, atol=1e-13)
-
-    def test_gradients_have_gradients(self):
-        inputs = [x[2:].clone().requires_grad_() for x in (self.h, self.f)]
-        inputs += [x.clone().requires_grad_() for x in self.inputs[2:]]
-
-        def update(*inputs):
-            with use("closed"):
-                return retract(*inputs)
-
-        assert torch.autograd.gradgradcheck(update, inputs, fast_mode=True)
-
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
     def test_narrow_scalars_are_widened_before_they_are_squared(self, dtype):
         h, f, *scalars = self.inputs
@@ -174,21 +97,3 @@ class TestOneArgumentAtATime:
             assert x.grad.shape == (4, 1)
             assert (x.grad[[0, 2, 3]] != 0).all()
             assert x.grad[1] == 0
-
-
-class TestNormalize:
-    x, g, direction = rows(4, 6), rows(4, 6, seed=1), rows(4, 6, seed=2)
-
-    @pytest.mark.parametrize("size", [1e-150, 1.0, 1e150])
-    def test_its_gradients_are_written_out_too(self, size):
-        """`norm_gradients` against the projection (g - <g,u> u) R/|x| and <g,u>, and autograd of `normalize`."""
-        x, radius = size * self.x, torch.tensor([2.5], dtype=torch.float64)
-        u = self.x / self.x.norm(dim=-1, keepdim=True)
-        along = (self.g * u).sum(-1, keepdim=True)
-        expected = 2.5 * (self.g - along * u) / x.norm(dim=-1, keepdim=True)
-        torch.testing.assert_close(closed.normalize(x, radius), 2.5 * u, rtol=1e-13, atol=0)
-        for got, truth in zip(closed.norm_gradients(self.g, x, radius), (expected, along), strict=True):
-            torch.testing.assert_close(got, truth, rtol=1e-11, atol=0)
-        gradients = torch.func.vjp(closed.normalize, x, radius)[1](self.g)
-        for got, truth in zip(gradients, (expected, along.sum(0)), strict=True):
-            torch.testing.assert_close(got, truth, rtol=1e-11, atol=0)

@@ -10,7 +10,7 @@ from oracle import CAPS, PS, definition, normwise, rows
 from torch.autograd import gradcheck, gradgradcheck
 
 from spheret import RETRACTIONS, Retraction, angular, retract
-from spheret.kernels import BACKENDS, chosen, use
+from spheret.kernels import use
 from spheret.retractions import as_retraction
 
 CUSTOM = Retraction.from_angle(torch.tanh, "tanh")
@@ -166,14 +166,6 @@ class TestRows:
             flat = retract(h, f, 0.7, "cayley", 0.9)
             torch.testing.assert_close(retract(h.view(shape), f.view(shape), 0.7, "cayley", 0.9), flat.view(shape))
 
-    def test_a_branch_of_zeros_leaves_the_stream(self, backend):
-        h = pair()[0].requires_grad_()
-        f = torch.zeros_like(h, requires_grad=True)
-        with use(backend):
-            out = retract(h, f, 0.7, "projection")
-        torch.testing.assert_close(out, h, rtol=1e-15, atol=0)
-        assert all(x.isfinite().all() for x in torch.autograd.grad(out.sum(), (h, f)))
-
 
 class TestAlpha:
     @pytest.mark.parametrize("shape", [(), (1,), (1, 1), (5, 1, 1), (1, 4, 1), (5, 4, 1)])
@@ -185,23 +177,3 @@ class TestAlpha:
         out.sum().backward()
         assert alpha.grad.shape == shape
         assert gradcheck(lambda a: retract(h, f, a), (alpha,))
-
-    def test_zero(self):
-        h, f = torch.randn(2, 4, 8).unbind()
-        assert torch.equal(retract(h, f, 0.0), h)
-
-
-class TestChooser:
-    def test_use_is_undone(self):
-        h = torch.ones(2, 4)
-        automatic = chosen(h, h)
-        with use("reference"):
-            assert chosen(h, h) == "reference"
-            with use(None):
-                assert chosen(h, h) == automatic
-        assert chosen(h, h) == automatic
-
-    def test_a_retraction_without_a_kernel_runs_on_the_closed_form(self):
-        h = torch.ones(2, 4)
-        assert chosen(h, h, CUSTOM) == "closed"
-        assert set(TORCH_BACKENDS) <= set(BACKENDS)

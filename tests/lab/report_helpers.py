@@ -10,8 +10,8 @@ import numpy as np
 from paper_configs import paper_config
 
 from spheret.connections import Spherical, scheme
-from spheret.evaluate.results import is_accuracy, summary
-from spheret.evaluate.tasks import PAPER_COLUMNS
+from spheret.evaluate.results import summary
+from spheret.evaluate.tasks import ACCURACIES, PAPER_COLUMNS
 from spheret.lab.page.page import page
 from spheret.lab.page.section import to_markdown
 from spheret.lab.report import run_findings, sections_of
@@ -163,7 +163,7 @@ def write_evaluation(run: Path, right: int, step: int = 60, limit: int | None = 
     """Write the files of spheret eval: `right` of ten documents have the right answer in every task."""
     lines, tasks = [], {}
     for _, task, metric in PAPER_COLUMNS:
-        values = [float(i < right) if is_accuracy(metric) else -2.0 - 0.01 * i for i in range(10)]
+        values = [float(i < right) if metric in ACCURACIES else -2.0 - 0.01 * i for i in range(10)]
         if metric == "word_perplexity":
             values = [[10 * value, 10] for value in values]
         counts = {"requests": 20, "truncated": 0, "documents": 10}

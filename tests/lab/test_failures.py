@@ -20,7 +20,7 @@ def runs(prepared, tmp_path_factory):
     for name, rate, code in (("finite", "6", 0), ("infinite", "1e30", 3)):
         words = ["--scheme", "pre-ln", "--data", str(prepared), "--steps", "16", "--lr", rate]
         words += ["--set", f"train.min_lr={rate}"]
-        quiet = ["--eval-every", "0", "--no-tensorboard", "--quiet", "--out", str(root / name)]
+        quiet = ["--eval-every", "0", "--quiet", "--out", str(root / name)]
         assert main(["train", *words, *TINY, *quiet]) == code
     return root
 

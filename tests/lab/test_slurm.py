@@ -170,7 +170,7 @@ def test_a_time_limit_shorter_than_the_training(slurm, prepared, tmp_path):
     # a trial tells how many steps take longer than SLURM waits before it looks at the limit: 20 to 50 seconds here
     words = ["--scheme", "pre-ln", "--layers", "2", "--heads", "2", "--width", "32", "--block", "64"]
     words += ["--batch-size", "4", "--steps", "100", "--set", "evaluation.eval_windows=8", "--data", str(prepared)]
-    words += ["--threads", "1", "--no-tensorboard", "--quiet", "--out", str(tmp_path / "trial")]
+    words += ["--threads", "1", "--quiet", "--out", str(tmp_path / "trial")]
     assert main(["train", *words]) == 0
     seconds = open_run(tmp_path / "trial").metrics()[-1].seconds / 100
     steps = math.ceil(80 / seconds)

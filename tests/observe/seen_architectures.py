@@ -1,7 +1,6 @@
 """Which architectures of transformers `spheret.watch` sees inside of: each is trained for three steps, twice.
 
-`python tests/observe/seen_architectures.py --out FILE` tries those of tests/conversion/sweep.py, each in a fork with
-little memory and little time. It writes a line of JSON per class, and goes on where an earlier run has stopped.
+They are those of tests/conversion/sweep.py, each in a fork with little memory and little time.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import copy
 import random
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -117,16 +115,3 @@ def attempt(case: sweep.Case) -> dict[str, Any]:
         if takes:
             return compare(model, given)
     return {"end": "not run", "why": why}
-
-
-def count(rows: list[dict[str, Any]]) -> str:
-    ends = Counter(row["end"] for row in rows)
-    parts = [f"{sum(ends.values())} tried: " + ", ".join(f"{number} {end}" for end, number in ends.most_common())]
-    partly = sum(row["end"] == "found" and row["seen"] < row["sublayers"] for row in rows)
-    parts.append(f"of those found, {partly} have sublayers that were not seen")
-    whys = Counter((row["end"], row["why"][:110]) for row in rows if row["end"] != "found")
-    return "\n".join([*parts, *(f"{number:4d} {end}: {why}" for (end, why), number in whys.most_common())])
-
-
-if __name__ == "__main__":
-    sys.exit(sweep.run(sys.argv[1:], attempt, count, __doc__))

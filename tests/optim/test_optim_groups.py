@@ -49,12 +49,6 @@ def test_what_decays(prefix):
     assert names(model, parameter_groups(model, 0.1)) == [set(), set()]
 
 
-def test_a_learning_rate_is_that_of_every_group():
-    for muon in (False, True):
-        groups = parameter_groups(Vision(), 0.1, lr=0.3, muon=muon)
-        assert [group["lr"] for group in groups] == [0.3] * len(groups)
-
-
 def test_hidden_matrices_are_for_muon():
     model = Vision()
     hidden, decay, keep = parameter_groups(model, 0.1, muon=True)
@@ -110,7 +104,7 @@ def test_they_train(ours):
     torch.manual_seed(0)
     model, x = Decoder(), torch.randint(20, (4, 9))
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    groups = parameter_groups(model, 0.1, lr=0.01, muon=True)
+    groups = parameter_groups(model, 0.1, muon=True)
     optimizers = [Muon(groups)]
     if not ours:
         optimizers = [

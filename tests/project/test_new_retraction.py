@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 HELPERS = ROOT / "tests" / "helpers"
 SIZE = ("--layers", "2", "--heads", "2", "--width", "16", "--block", "32", "--batch-size", "4",
     "--set", "evaluation.eval_windows=4",
-        "--threads", "1", "--no-tensorboard", "--quiet")  # fmt: skip
+        "--threads", "1", "--quiet")  # fmt: skip
 
 
 def run(*words, code=0, **options):

@@ -20,8 +20,6 @@ from spheret.data.manifest import (
     Progress,
     ResumePoint,
     SettingsRecord,
-    ShardRecord,
-    SplitRecord,
 )
 from spheret.data.tokenizers import describe, load
 from spheret.evaluate.eval_json import (
@@ -62,7 +60,7 @@ def run(prepared, tmp_path_factory):
     words = ["--scheme", "proj-spheretnorm", "--layers", "1", "--heads", "2", "--width", "16", "--block", "32"]
     words += ["--batch-size", "2", "--set", "evaluation.eval_windows=2", "--steps", "2", "--threads", "1"]
     words += ["--set", "train.clip=inf"]
-    words += ["--data", str(prepared), "--out", str(out), "--no-tensorboard", "--quiet"]
+    words += ["--data", str(prepared), "--out", str(out), "--quiet"]
     assert main(["train", *words]) == 0
     return out
 
@@ -99,7 +97,6 @@ def read_line(lines):
 def records():
     """The documents that no command of a quick test writes."""
     tokenizer = describe(load("bytes"))
-    shards = [ShardRecord(name="train-00000.bin", tokens=100, sha256=HASH, largest_id=99)]
     cursors = {"progress": (1, 7), "progress of a stream": HubCursor(documents=7, state={"row": 3})}
     settings = SettingsRecord(
         corpus="texts", revision="local files", tokenizer="bytes", val_fraction=0.1, shard_tokens=100, files="",
@@ -108,10 +105,7 @@ def records():
     for name, cursor in cursors.items():
         position = ResumePoint(
             tokenizer=tokenizer, counts={"train": 3, "val": 2}, digest=HASH, cursor=cursor,
-            splits={
-                "train": SplitRecord(shards=shards, partial=5, partial_sha256=HASH),
-                "val": SplitRecord(shards=[], partial=5, partial_sha256=HASH),
-            },
+            tokens={"train": 105, "val": 5},
         )  # fmt: skip
         yield name, PROGRESSES, Progress(settings=settings, position=position)
     task = TaskRecord(

@@ -138,7 +138,7 @@ def test_memory_is_compared_and_can_be_ignored(prepared, tmp_path, monkeypatch, 
     words = ["train", "--scheme", "pre-ln", "--data", prepared, "--out", tmp_path / "run", *tiny, "--quiet"]
     monkeypatch.setattr(machine, "memory_bytes", lambda device: 50_000)
     assert "50 kB" in refused(*words)
-    assert main([*map(str, words), "--ignore-memory", "--no-tensorboard"]) == 0
+    assert main([*map(str, words), "--ignore-memory"]) == 0
 
 
 def test_an_unknown_backend_in_the_environment(monkeypatch, capsys):

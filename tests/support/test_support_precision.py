@@ -25,7 +25,7 @@ PACKAGE = str(Path(spheret.__file__).parent)
 TINY = (
     "--layers", "2", "--heads", "2", "--width", "16", "--block", "32", "--batch-size", "4", "--eval-every", "2",
     "--set", "evaluation.eval_windows=4", "--set", "train.checkpoint_every=1", "--set", "train.keep=1",
-    "--steps", "8", "--threads", "1", "--no-tensorboard", "--device", "cpu", "--quiet",
+    "--steps", "8", "--threads", "1", "--device", "cpu", "--quiet",
 )  # fmt: skip
 
 

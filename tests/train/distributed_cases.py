@@ -72,9 +72,7 @@ def build(case):
 
 def make(path, data, case, world, **changes):
     path.mkdir(parents=True, exist_ok=True)
-    return Trainer(
-        path, build(case), config(**changes), EvaluationConfig(3, 5), data, world, 3.0, tensorboard=False, quiet=True
-    )
+    return Trainer(path, build(case), config(**changes), EvaluationConfig(3, 5), data, world, 3.0, quiet=True)
 
 
 def loader(data, world):

@@ -41,7 +41,7 @@ def run(finished, tmp_path):
 
 
 def resume(out):
-    return main(["train", "--resume", "--out", str(out), "--no-tensorboard", "--quiet"])
+    return main(["train", "--resume", "--out", str(out), "--quiet"])
 
 
 def error(capsys):
@@ -87,12 +87,11 @@ def test_muon_and_its_schedule_continue_bit_for_bit(scheme, prepared, tmp_path):
     assert {line.lr for line in open_run(whole).metrics()} == {1e-3}
 
 
-@pytest.mark.parametrize("left", [slice(0, 3), slice(0, 0), slice(1, None)], ids=["end", "all", "start"])
-def test_a_gap_in_the_metrics_is_refused(left, run, finished, tmp_path, capsys):
+def test_a_gap_in_the_metrics_is_refused(run, finished, tmp_path, capsys):
     shutil.copytree(finished, tmp_path / "whole")
     for out in (run, tmp_path / "whole"):
         lines = (out / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-        (out / "metrics.jsonl").write_bytes(b"".join(lines[left]))
+        (out / "metrics.jsonl").write_bytes(b"".join(lines[:3]))
         kept = weights(out)
         assert resume(out) == 2
         assert "metrics.jsonl has a gap" in error(capsys)

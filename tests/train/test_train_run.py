@@ -1,7 +1,5 @@
 """Runs through the command line: what they leave, that they repeat, and that they go on to the bit."""
 
-import contextlib
-import gc
 import json
 import shutil
 import signal
@@ -20,7 +18,7 @@ from spheret.data import open_data
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.runs.config import EvaluationConfig, TrainConfig
 from spheret.runs.layout import SAMPLE
-from spheret.runs.metrics import TIMING, MetricsRecord, Tracker
+from spheret.runs.metrics import TIMING
 from spheret.runs.run import open_run
 from spheret.runs.run_sample import RUN_SAMPLES
 from spheret.train.distributed import World
@@ -304,55 +302,6 @@ def test_a_directory_is_one_process_s(prepared, tmp_path):
         process.communicate()
     # kill -9 leaves no lock
     assert not open_run(out).is_locked()
-
-
-def test_lines_beyond_the_checkpoint_are_dropped(unbroken, prepared, tmp_path):
-    out = tmp_path / "run"
-    shutil.copytree(unbroken, out)
-    shutil.rmtree(out / "checkpoints" / "step-12")
-    with (out / "metrics.jsonl").open("ab") as file:
-        file.write(b'{"step": 13, "loss": 1}\nnonsense\n{"step": 14, "lo')
-    # a run knows its own settings
-    assert main(["train", "--out", str(out), "--resume", "--quiet", "--no-tensorboard"]) == 0
-    assert drill.differences(unbroken, out) == []
-
-
-def test_tensorboard_is_written_and_cannot_stop_a_run(prepared, tmp_path, monkeypatch, capsys):
-    words = [word for word in TINY if word != "--no-tensorboard"]
-    command = ["train", "--scheme", "pre-ln", "--data", str(prepared), "--steps", "2", *words]
-    assert main([*command, "--out", str(tmp_path / "a")]) == 0
-    assert list((tmp_path / "a" / "tensorboard").iterdir())
-
-    from torch.utils.tensorboard import SummaryWriter
-
-    def broken(*arguments):
-        raise OSError("disk on fire")
-
-    monkeypatch.setattr(SummaryWriter, "add_scalar", broken)
-    assert main([*command, "--out", str(tmp_path / "b")]) == 0
-    assert capsys.readouterr().err.count("TensorBoard is off, the run continues: disk on fire") == 1
-    assert len(metrics(tmp_path / "b")) == 2
-
-
-def test_a_full_disk_ends_tensorboard_with_one_line(tmp_path, capsys):
-    tracker = Tracker(tmp_path / "events", True, 0)
-    # TensorBoard's own thread has written the head of the file, and waits
-    tracker._writer.flush()
-    (events,) = (tmp_path / "events").iterdir()
-    # in one step, because the thread makes a missing file again: its next write fails
-    (tmp_path / "full").symlink_to("/dev/full")
-    (tmp_path / "full").replace(events)
-    for step in range(1, 4):
-        tracker.log(MetricsRecord(step=step, loss=1.0, stopped="a full disk"))
-        # as the thread does by itself every two minutes
-        with contextlib.suppress(OSError):
-            tracker._writer and tracker._writer.flush()
-    tracker.close()
-    gc.collect()
-    printed = capsys.readouterr().err
-    assert printed.count("\n") == 1, printed
-    assert "TensorBoard is off, the run continues: " in printed
-    assert "No space left on device" in printed
 
 
 def test_toml_and_flags(prepared, tmp_path):

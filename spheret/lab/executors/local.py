@@ -18,13 +18,11 @@ from spheret.support.errors import FINISHED, STOPPED_BY_GUARD
 class Local:
     """Runs `jobs` trainings at a time. Their output goes to `logs`, one file each while it runs.
 
-    watch: called ten times per second; its argument is True for the last time.
     deadline: on the clock of time.monotonic(). When it has passed, every training saves and ends.
     """
 
     jobs: int
     logs: Path
-    watch: Callable[[bool], None]
     deadline: float | None = None
 
     def run(self, wanted: Callable[[], Sequence[Job]]) -> bool:
@@ -43,7 +41,6 @@ class Local:
                     job = waiting.pop(0)
                     started.add(job)
                     running[job] = Child(job.words, self.logs / f"{job.name}.log")
-                self.watch(False)
                 ended = [job for job, child in running.items() if child.poll() is not None]
                 for job in ended:
                     _check(job, running.pop(job))
@@ -52,7 +49,6 @@ class Local:
                 time.sleep(0.1)
         finally:
             stop(list(running.values()))
-            self.watch(True)
         return True
 
 

@@ -12,6 +12,7 @@ logs/                the output of every job
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -27,7 +28,8 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from spheret.lab.executors import Job
-from spheret.runs.metrics import Follower
+from spheret.runs.layout import METRICS
+from spheret.runs.metrics import whole_metrics
 from spheret.support import files
 from spheret.support.child import python_environment, spheret_command
 from spheret.support.documents import Count, Document, Positive, Record, Text
@@ -243,9 +245,10 @@ def _say(text: str) -> None:
 
 def _step(job: Job) -> int:
     """The last step in a run's metrics."""
-    follower = Follower(job.name, job.directory, 0)
-    follower.update()
-    return follower.step
+    # a damaged file is named by the training itself
+    with contextlib.suppress(ValueError):
+        return len(whole_metrics(job.directory / METRICS))
+    return 0
 
 
 def _last_lines(log: Path) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from spheret.evaluate.results import average, read, table
-from spheret.evaluate.tasks import PAPER_COLUMNS
+from spheret.evaluate.results import average, read
+from spheret.evaluate.results import number as paper_number
+from spheret.evaluate.tasks import PAPER_COLUMNS, Column
 from spheret.lab.page.section import Section, Table, TableCell
 from spheret.lab.runs import RATE_SETTINGS, Result, RunGroup, SourcedNumber
 from spheret.lab.statistics import mean_and_deviation
@@ -58,14 +59,12 @@ def number_cell(numbers: Sequence[SourcedNumber | None], format_number: Callable
     return TableCell(text, mean, f"mean({sources}) \u00b1 sd({sources})")
 
 
-def zero_shot_number(result: Result, task: str, metric: str) -> SourcedNumber | None:
+def zero_shot_number(result: Result, column: Column) -> SourcedNumber | None:
     """One metric of a run's eval.json, accuracies in percent as in the paper; None if it was not measured."""
-    if not _is_evaluated(result):
+    value = paper_number(read(result.run.path), column).value if _is_evaluated(result) else None
+    if value is None:
         return None
-    for cell in table([result.run.path])[0].cells:
-        if (cell.column.task, cell.column.metric) == (task, metric) and cell.value is not None:
-            return SourcedNumber(cell.value, f"{result.name}/{EVAL} tasks.{task}.metrics.{metric}")
-    return None
+    return SourcedNumber(value, f"{result.name}/{EVAL} tasks.{column.task}.metrics.{column.metric}")
 
 
 def average_accuracy(result: Result) -> SourcedNumber | None:
@@ -201,10 +200,10 @@ def _zero_shot_table(corpus: str, here: RunsBesideThePaper) -> Table:
     for row, reading in here.rows(corpus, ["L"]):
         cells, place = [TableCell(_row_name(row, reading))], (row, reading, corpus, "L")
         for column, text in zip(PAPER_COLUMNS, ZERO_SHOT[corpus][row], strict=True):
-            number = partial(zero_shot_number, task=column.task, metric=column.metric)
+            ours = partial(zero_shot_number, column=column)
             cells += [
                 _paper_cell(text, "zero-shot table"),
-                here.cell(place, number, format_perplexity, evaluation_marks),
+                here.cell(place, ours, format_perplexity, evaluation_marks),
             ]
         average = AVERAGE_ACCURACIES[corpus][row]
         source = f"mean of the ten accuracies of {SOURCE}, zero-shot table"

@@ -20,7 +20,7 @@ from spheret import (
 )
 from spheret.connections import norms
 from spheret.connections.norms import Norm
-from spheret.optim import Muon, build_optimizer
+from spheret.optim import build_optimizer
 from spheret.retractions import as_retraction
 from spheret.schedules import factor
 
@@ -123,9 +123,6 @@ CALLS = [
     (norm(1, alpha="1"), ValueError, "alpha"),
     (norm(1, retraction=torch.ones(1)), TypeError, "learnable_p"),
     *((norm(1, branch_norm=wrong), ValueError, "branch_norm") for wrong in (0.0, -1.0, math.inf, math.nan, "no")),
-    (lambda: SpheretNorm(D, 1)(X, nn.Linear(D, D)), TypeError, "branch(h)"),
-    (lambda: SpheretNorm(D, 1, channel_dim=1)(X, nn.Linear(D, D)), TypeError, "branch(h)"),
-    (lambda: scheme("pre-ln").connect(D, 1, 2)(X, X), TypeError, "write"),
     (lambda: SpheretNorm(D, 1)(X, None), TypeError, "tensor"),
     (lambda: SpheretNorm(D, 1).angle(torch.ones(3, 9), torch.ones(3, 9)), ValueError, "width"),
     (lambda: SpheretNorm(6, 1)(IMAGES, IMAGES), ValueError, "channel_dim=1"),
@@ -223,13 +220,10 @@ CALLS = [
     (generate(top_k=0), ValueError, "top_k"),
     (generate(top_p=0.0), ValueError, "top_p"),
     (generate(new=-1), ValueError, "new"),
-    (generate(padding=torch.tensor([3, 0])), ValueError, "padding"),
-    (generate(padding=torch.tensor([1])), ValueError, "padding"),
     (generate(vocab=0), ValueError, "vocab"),
     # optimisers
     (lambda: spheret.parameter_groups(nn.Linear(2, 2).parameters(), 0.1), TypeError, ".parameters()"),
     (lambda: spheret.parameter_groups(nn.Linear(2, 2), -1), ValueError, "weight_decay"),
-    (lambda: Muon([], scale="rms"), ValueError, "scale"),
     (lambda: build_optimizer(gpt(), "adam", 0.1, 0.1, (0.9, 0.9), torch.device("cpu")), ValueError, "optimizer"),
     (lambda: convert(nn.Linear(2, 2), scheme="x0"), ValueError, "stream"),
 ]
