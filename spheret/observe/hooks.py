@@ -88,6 +88,7 @@ class SeenSublayer:
         keeps: whether every row is looked at and kept, and not a sample.
         states: the rows (tokens, width) of the state, the branch's output and the next state, if they are kept.
         measured: scalars by the fields of `SublayerObservation`.
+        sinks: the mean attention of each head to the first token.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class SeenSublayer:
         self.f: Tensor | None = None
         self.waiting = len(found.ends)
         self.measured: dict[str, Tensor] = {}
+        self.sinks: Tensor | None = None
         # the length of every row before and behind
         self.lengths: tuple[Tensor, Tensor] | None = None
 
@@ -291,4 +293,5 @@ def _attention(seen: SeenSublayer, module: nn.Module, args: Any, output: Any) ->
         whole = [x for x in shaped if bool(((x[:1].sum(-1) - 1).abs() < _ROUNDING).all())]
         weights = whole[0][: None if seen.keeps else 1].detach() if whole else None
     if weights is not None and weights.shape[-1] > 1:
-        seen.measured["sink"] = wide(weights[:, :, 1:, 0]).mean((0, 2)).mean()
+        seen.sinks = wide(weights[:, :, 1:, 0]).mean((0, 2))
+        seen.measured["sink"] = seen.sinks.mean()

@@ -261,9 +261,10 @@ def inspect(model: nn.Module, x: Tensor, y: Tensor, tick: Tick = lambda done, to
     weights, streams = gradients(model, anatomy, x, y)
     rises, note = removals(model, anatomy, x, y, tick)
     cosines = update_cosines(path)
-    for index, each in enumerate(seen.sublayers):
+    for index, (each, hooked) in enumerate(zip(seen.sublayers, hooks.sublayers, strict=True)):
         each.inactive = each.moved is not None and each.moved < INACTIVE
         each.update_cosine, each.effective_rank = cosines[index], effective_rank(path[index + 1])
+        each.sink_heads = None if hooked.sinks is None else hooked.sinks.tolist()
         each.grad_norm, each.stream_grad_norm, each.removal = weights[index], streams[index], rises[index]
     return Inspection(
         model=type(model).__name__,

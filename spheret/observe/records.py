@@ -57,6 +57,7 @@ class SublayerObservation:
         common_output: the same in the branch's output.
         massive: the largest activation over the median one.
         sink: the mean attention to the first token, where weights are to be had.
+        sink_heads: the same for each head.
         attention_logit: the largest logit of its attention in one sequence.
         alpha: the step size, if the connection has one.
         grad_norm: the norm of the gradient of all its weights.
@@ -85,6 +86,7 @@ class SublayerObservation:
     common_output: float | None = None
     massive: float | None = None
     sink: float | None = None
+    sink_heads: list[float | None] | None = None
     attention_logit: float | None = None
     alpha: float | None = None
     grad_norm: float | None = None

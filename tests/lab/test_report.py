@@ -13,7 +13,6 @@ from spheret.connections import PAPER_SCHEMES
 from spheret.lab.page.page import FOLDER, page, payload
 from spheret.lab.page.section import Section, Table, TableCell, to_markdown
 from spheret.lab.report import report, run_findings, sections_of
-from spheret.lab.runs import read_groups
 
 # the corpus and the tokenizer of all runs, as file names have them
 GROUP = "sotu-bytes"
@@ -252,16 +251,6 @@ def test_files_that_are_not_ours_are_not_overwritten(name, tmp_path):
         report([run], tmp_path / "out")
     assert own.read_text() == "a user's"
     assert [path for path in (tmp_path / "out").rglob("*") if path.is_file()] == [own]
-
-
-def test_groups_with_other_data_are_no_ladder(tmp_path):
-    for data, other in (("a", "keel"), ("b", "geonorm")):
-        for name in ("pre-ln", other):
-            for seed in (1, 2):
-                write_run(tmp_path / f"{data}-{name}-{seed}", name, seed, steps=20, data=data * 64, corpus=data)
-    names = [section.name for section in sections_of(run_findings(read_groups([tmp_path])))]
-    assert {"summary-a-bytes", "summary-b-bytes"} <= set(names)
-    assert not [name for name in names if name.startswith("ladder")]
 
 
 @pytest.mark.parametrize("damage", ["no config", "a dangling link", "a folder"])

@@ -214,10 +214,3 @@ def test_killed_in_the_middle_it_goes_on(number, finished, plan, tmp_path):
     assert study(plan, "--out", out, "--quiet") == 0
     assert lines(out) == lines(finished)
     assert not list((out / "logs").iterdir())
-
-
-def test_a_report_of_rows_alone(finished, plan, tmp_path, capsys):
-    out = tmp_path / "out"
-    assert study(plan, "--results", finished / "results.jsonl", "--out", out) == 0
-    for path in (p for p in (finished / "report").rglob("*") if p.is_file()):
-        assert path.read_bytes() == (out / path.relative_to(finished / "report")).read_bytes(), path

@@ -196,7 +196,7 @@ def test_a_converted_model(models, tmp_path, capsys):
     converted, plain = record(out)
     assert converted.scheme.startswith("proj-spheretnorm")
     assert plain.scheme == "pre-norm"
-    assert all(0 < row.sink < 1 for row in plain.sublayers[::2])
+    assert all(0 < row.sink < 1 and len(row.sink_heads) == 4 for row in plain.sublayers[::2])
     # its steps cannot be differentiated, and it says so
     assert "half: --jacobians: " in capsys.readouterr().out
 

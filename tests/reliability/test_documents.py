@@ -116,7 +116,7 @@ def records():
         run="run", step=2, limit=2, precision="float32", device="cpu", batch_size=4, seconds=1.5,
         versions={"torch": "2"}, tasks={"piqa": task},
     )  # fmt: skip
-    sublayer = SublayerObservation(1, branch="mlp", norm=1.0)
+    sublayer = SublayerObservation(1, branch="mlp", norm=1.0, sink_heads=[0.5])
     inspected = Inspection(
         "GPT", 3.0, 1.0, [sublayer], [], name="run", scheme="pre-ln", checkpoint=2,
     )  # fmt: skip
@@ -253,7 +253,7 @@ class Outer(Record):
 def test_a_dataclass_is_a_record_too(tmp_path):
     """What is decoded is encoded to the same bytes, and unknown keys are refused at every depth."""
     document, path = Document(Outer, "watch", "delete it"), tmp_path / "outer.json"
-    seen = Observation(3, [1.5, None], sublayers=[SublayerObservation(1, norm=2.0)])
+    seen = Observation(3, [1.5, None], sublayers=[SublayerObservation(1, norm=2.0, sink_heads=[0.5, None])])
     whole = document.write(path, Outer(inner=[seen]))
     assert document.read(path) == Outer(inner=[seen])
     assert document.encode(document.read(path)) == whole

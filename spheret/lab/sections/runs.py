@@ -46,16 +46,11 @@ def format_perplexity(value: float) -> str:
     return f"{value:.2f}" if value < 1000 else f"{value:,.0f}"
 
 
-def number_cell(
-    numbers: Sequence[SourcedNumber | None], format_number: Callable[[float], str], missing: str = "-"
-) -> TableCell:
-    """A cell from one number per seed: the number itself, or the mean and standard deviation of several.
-
-    The cell shows `missing` if a number is missing.
-    """
+def number_cell(numbers: Sequence[SourcedNumber | None], format_number: Callable[[float], str]) -> TableCell:
+    """A cell from one number per seed: the number itself, or the mean and standard deviation of several."""
     present = [number for number in numbers if number is not None]
     if not present or len(present) < len(numbers):
-        return TableCell(missing)
+        return TableCell(NOT_RUN)
     if len(present) == 1:
         return TableCell(format_number(present[0].value), present[0].value, present[0].source)
     mean, deviation = mean_and_deviation([number.value for number in present])
@@ -149,7 +144,7 @@ class RunsBesideThePaper:
         shown = self._shown(*place)
         if shown is None:
             return TableCell(NOT_RUN)
-        cell = number_cell([number(run) for run in shown.runs], format_number, NOT_RUN)
+        cell = number_cell([number(run) for run in shown.runs], format_number)
         if cell.value is None:
             return cell
         words = list(dict.fromkeys(mark for run in shown.runs for mark in marks(run)))
