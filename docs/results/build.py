@@ -20,6 +20,7 @@ from claims import Studies, claims_table, number, where
 from spheret.lab.answers import GroupAnswer, group_answers
 from spheret.lab.endpoints import EndpointAnswer, PairedComparison, comparison, endpoint_answers, ladder_of
 from spheret.lab.entries import Entry
+from spheret.lab.ngrams import NgramRecord, read_ngrams
 from spheret.lab.page.section import to_markdown
 from spheret.lab.plan import OURS, PLANS, Plan, read_plan
 from spheret.lab.report import sections_of, study_findings
@@ -105,11 +106,14 @@ def marked_parts(drawn: Mapping[str, Mapping[str, bytes]]) -> dict[tuple[str, st
     studies: dict[str, dict[str, GroupAnswer]] = {}
     for study, path in STUDIES.items():
         rows, plan = rows_of(study), read_plan(path)
-        answers = group_answers(plan, rows)
+        ngrams = read_ngrams(HERE / f"{study}.jsonl")
+        answers = group_answers(plan, rows, ngrams)
         studies[study] = {answer.group.name: answer for answer in answers}
         # the first study's names are plain
         prefix = "" if study == "results" else f"{study}."
-        parts |= {(kind, prefix + name): text for (kind, name), text in _of_a_study(plan, answers, rows).items()}
+        parts |= {
+            (kind, prefix + name): text for (kind, name), text in _of_a_study(plan, answers, rows, ngrams).items()
+        }
         parts |= {("figure", prefix + name): text for name, text in _figures(answers, drawn.get(study, {})).items()}
         parts["receipt", study] = _receipt(rows)
         if study == "results":
@@ -152,14 +156,16 @@ def _figures(answers: Sequence[GroupAnswer], drawn: Mapping[str, bytes]) -> dict
     }
 
 
-def _of_a_study(plan: Plan, answers: Sequence[GroupAnswer], rows: Mapping[Key, Row]) -> dict[tuple[str, str], str]:
+def _of_a_study(
+    plan: Plan, answers: Sequence[GroupAnswer], rows: Mapping[Key, Row], ngrams: Sequence[NgramRecord]
+) -> dict[tuple[str, str], str]:
     parts = {}
     endpoints = endpoint_answers(plan.endpoints, answers)
     parts["endpoints", "all"] = _bullets([endpoint_sentence(answer) for answer in endpoints])
     for answer in answers:
         parts["sentence", answer.group.name] = f"{answer_sentence(answer)}\n"
         parts["limits", answer.group.name] = _bullets(limits(answer))
-    for section in sections_of(study_findings(plan, rows)):
+    for section in sections_of(study_findings(plan, rows, ngrams)):
         if section.name == "not-run":
             parts["sentence", "not-run"] = f"{section.paragraphs[0]}\n"
         for table in section.tables:
@@ -406,9 +412,9 @@ def filled(text: str, parts: dict[tuple[str, str], str]) -> str:
     return MARKED.sub(part, text)
 
 
-def result_files(plan: Plan, rows: Mapping[Key, Row]) -> dict[str, bytes]:
+def result_files(plan: Plan, rows: Mapping[Key, Row], ngrams: Sequence[NgramRecord]) -> dict[str, bytes]:
     """The figures and the tables of a study, by file name. Its results.jsonl has every run."""
-    sections = sections_of(study_findings(plan, rows))
+    sections = sections_of(study_findings(plan, rows, ngrams))
     tables = [table for section in sections for table in section.tables]
     charts = [each for section in sections for each in section.charts if not each.name.endswith("-curves")]
     return {
@@ -419,7 +425,11 @@ def result_files(plan: Plan, rows: Mapping[Key, Row]) -> dict[str, bytes]:
 
 def files() -> dict[Path, bytes]:
     """The content of every file that follows from the results."""
-    made = {study: result_files(read_plan(plan), rows_of(study)) for study, plan in STUDIES.items() if rows_of(study)}
+    made = {
+        study: result_files(read_plan(plan), rows_of(study), read_ngrams(HERE / f"{study}.jsonl"))
+        for study, plan in STUDIES.items()
+        if rows_of(study)
+    }
     parts = marked_parts(made)
     pages = {page: filled(page.read_text(), parts) for page in PAGES}
     # a study has more figures than pages need

@@ -144,7 +144,8 @@ def _answer(group: Group, entries: list[Entry], reference: str, ngrams: Mapping[
         pairs={} if table is None else {(pair.first, pair.second): pair for pair in pairs(table)},
         seen=None if table is None else smallest_seen(table),
         missing=sum(entry.missing for entry in entries),
-        ngrams=ngrams,
+        # a bigram first
+        ngrams=dict(sorted(ngrams.items(), key=lambda each: -each[1])),
     )
 
 
