@@ -83,8 +83,9 @@ class Workspace:
 
     def record(self, settings: SettingsRecord, position: ResumePoint | None) -> None:
         """Note the progress, so that a later kill loses nothing of it."""
-        PROGRESSES.write(self.directory / PROGRESS, Progress(settings=settings, position=position))
+        # first, so that Ctrl-C within the write removes nothing
         self.resumable = position is not None
+        PROGRESSES.write(self.directory / PROGRESS, Progress(settings=settings, position=position))
 
     def finish(self, manifest: Manifest) -> None:
         """Write the manifest, which completes the directory, then remove the progress.
