@@ -275,7 +275,8 @@ class FileReader:
 
     def _documents(self, path: Path) -> Iterator[Document]:
         if self._whole:
-            yield path.read_bytes()
+            with _opened(path) as (stream, _):
+                yield stream.read()
         else:
             yield from _format(path)(path, self._column, self._move)
 
